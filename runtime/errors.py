@@ -1,0 +1,59 @@
+"""Every error headrace raises on purpose, as one tree.
+
+    HeadraceError                     exit code 1
+    ├── UsageError                    exit code 2: the caller asked for something malformed
+    ├── ModelNotFoundError            no such catalog name, path or hub id
+    ├── CheckpointError               the files are broken, truncated, hostile or inconsistent
+    │   └── UnsupportedModelError     the files are fine, but we cannot run what they describe
+    ├── FetchError                    a download failed
+    ├── NotEnoughMemoryError          weights + KV cache do not fit this machine
+    ├── ContextLimitError             the prompt alone is longer than the context
+    └── EngineError                   the engine was used wrongly or died
+
+Each carries one line for the user (`str(error)`) and, where there is something to do, a one-line `hint`.
+A traceback is shown only under HEADRACE_DEBUG=1. This module imports nothing.
+"""
+
+
+class HeadraceError(Exception):
+    """Base of all expected errors: a one-line message, an optional one-line hint, an exit code."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(HeadraceError):
+    """The caller asked for something malformed (an option value, an unreadable file argument)."""
+
+    exit_code = 2
+
+
+class ModelNotFoundError(HeadraceError):
+    """The name is no catalog entry, no local path and no reachable hub id."""
+
+
+class CheckpointError(HeadraceError):
+    """A checkpoint's files are broken, truncated, hostile or contradict each other."""
+
+
+class UnsupportedModelError(CheckpointError):
+    """A sound checkpoint of an architecture, tensor type or tokenizer that headrace cannot run."""
+
+
+class FetchError(HeadraceError):
+    """A download failed or brought something other than what was pinned."""
+
+
+class NotEnoughMemoryError(HeadraceError):
+    """Weights plus KV cache for the asked context do not fit this machine's memory."""
+
+
+class ContextLimitError(HeadraceError):
+    """The prompt does not fit into the context limit."""
+
+
+class EngineError(HeadraceError):
+    """The engine was asked for something in a state that cannot give it, or its process died."""

@@ -1,0 +1,42 @@
+"""Where headrace keeps its files: model store, caches, settings.
+
+Platform directories by default; HEADRACE_HOME=DIR puts everything under one folder (tests, portable setups).
+Nothing is created here: whoever writes creates its folder.
+"""
+
+import os
+from pathlib import Path
+
+ASSETS = Path(__file__).resolve().parent.parent / "assets"
+
+
+def _under_home(kind: str) -> Path | None:
+    home = os.environ.get("HEADRACE_HOME")
+    return Path(home).expanduser() / kind if home else None
+
+
+def data_dir() -> Path:
+    """Models and sessions: large or irreplaceable."""
+    if (path := _under_home("data")) is not None:
+        return path
+    import platformdirs  # only when needed: keeps a HEADRACE_HOME start lean
+
+    return Path(platformdirs.user_data_dir("headrace", appauthor=False))
+
+
+def cache_dir() -> Path:
+    """What can be made again: calibrations, partial downloads."""
+    if (path := _under_home("cache")) is not None:
+        return path
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("headrace", appauthor=False))
+
+
+def config_dir() -> Path:
+    """The user's settings file."""
+    if (path := _under_home("config")) is not None:
+        return path
+    import platformdirs
+
+    return Path(platformdirs.user_config_dir("headrace", appauthor=False))
