@@ -1,0 +1,47 @@
+"""The seam between the network's mathematics and the code that computes it.
+
+Network code calls an `Ops`; it does not know which one runs. `reference` is stock MLX and exists everywhere;
+`native` is headrace's own CPU kernels inside MLX's graph, where they were built. `select` chooses once, at load.
+HEADRACE_KERNELS=reference forces stock MLX.
+"""
+
+import os
+from typing import Protocol
+
+import mlx.core as mx
+
+from runtime.ops import reference
+from runtime.ops.weights import AttentionSpec, Rope, Weight
+
+__all__ = ["AttentionSpec", "Ops", "Rope", "Weight", "describe", "select"]
+
+
+class Ops(Protocol):
+    """What a decoder layer is made of. Signatures and shapes: see `runtime.ops.reference`."""
+
+    @property
+    def name(self) -> str: ...
+
+    def prepare(self, weight: Weight, dtype: mx.Dtype) -> Weight: ...
+    def kv_dtype(self, compute: mx.Dtype) -> mx.Dtype: ...
+    def embed(self, tokens: mx.array, table: Weight, dtype: mx.Dtype) -> mx.array: ...
+    def linear(self, x: mx.array, w: Weight) -> mx.array: ...
+    def linear_add(self, x: mx.array, w: Weight, residual: mx.array) -> mx.array: ...
+    def rms_norm(self, x: mx.array, weight: mx.array, eps: float) -> mx.array: ...
+    def norm_linear(self, x: mx.array, norm: mx.array, eps: float, w: Weight) -> mx.array: ...
+    def norm_glu(self, x: mx.array, norm: mx.array, eps: float, w: Weight, activation: str) -> mx.array: ...
+    def attend(
+        self, qkv: mx.array, keys: mx.array, values: mx.array, offset: int, spec: AttentionSpec
+    ) -> tuple[mx.array, mx.array, mx.array]: ...
+
+
+def select() -> Ops:
+    """The fastest operations that can run on MLX's default device."""
+    return reference
+
+
+def describe() -> dict[str, str]:
+    """Which kernels are active and why, for `headrace doctor` and every benchmark's header."""
+    if os.environ.get("HEADRACE_KERNELS") == "reference":
+        return {"kernels": "reference", "reason": "HEADRACE_KERNELS=reference"}
+    return {"kernels": select().name, "reason": "stock MLX operations"}

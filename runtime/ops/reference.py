@@ -1,0 +1,165 @@
+"""The operations of a decoder layer in stock MLX: the path Metal and CUDA run, and the reference for every other.
+
+Contract: activations keep their dtype from end to end (no float32 constant may promote them); B = batch,
+T = new tokens, E = model width, F = feed-forward width, H / Hkv = query / key-value heads, D = head dimension.
+"""
+
+import mlx.core as mx
+
+from runtime.ops.weights import AttentionSpec, Weight
+
+name = "reference"
+
+
+def prepare(weight: Weight, dtype: mx.Dtype) -> Weight:
+    """The weight as these operations want it: scales, biases and plain data in the compute dtype.
+
+    MLX would otherwise cast them to the activations' dtype again on every step.
+    """
+
+    def cast(array: mx.array | None) -> mx.array | None:
+        return None if array is None else array.astype(dtype)
+
+    return Weight(
+        data=weight.data if weight.quantized else weight.data.astype(dtype),
+        scales=cast(weight.scales),
+        biases=cast(weight.biases),
+        bits=weight.bits,
+        group_size=weight.group_size,
+        bias=cast(weight.bias),
+    )
+
+
+def kv_dtype(compute: mx.Dtype) -> mx.Dtype:
+    """K/V are stored as they are computed: converting a whole cache per step costs more than reading it."""
+    return compute
+
+
+def embed(tokens: mx.array, table: Weight, dtype: mx.Dtype) -> mx.array:
+    """Rows of the embedding table. tokens (B, T) -> (B, T, E)."""
+    if table.scales is None or table.biases is None:
+        return table.data[tokens].astype(dtype)
+    return mx.dequantize(
+        table.data[tokens],
+        scales=table.scales[tokens],
+        biases=table.biases[tokens],
+        group_size=table.group_size,
+        bits=table.bits,
+    ).astype(dtype)
+
+
+def linear(x: mx.array, w: Weight) -> mx.array:
+    """x @ w.T (+ bias). x (B, T, K) -> (B, T, N)."""
+    if w.scales is None:
+        y = x @ w.data.T
+    else:
+        y = mx.quantized_matmul(
+            x, w.data, scales=w.scales, biases=w.biases, transpose=True, group_size=w.group_size, bits=w.bits
+        )
+    return y if w.bias is None else y + w.bias
+
+
+def linear_add(x: mx.array, w: Weight, residual: mx.array) -> mx.array:
+    """residual + x @ w.T: a block's output projection joined to the residual stream. (B, T, K) -> (B, T, N)."""
+    return residual + linear(x, w)
+
+
+def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
+    """Root mean square normalisation over the last axis (Zhang and Sennrich, arXiv:1910.07467)."""
+    return mx.fast.rms_norm(x, weight, eps)
+
+
+def norm_linear(x: mx.array, norm: mx.array, eps: float, w: Weight) -> mx.array:
+    """RMSNorm, then a projection. x (B, T, E) -> (B, T, N)."""
+    return linear(rms_norm(x, norm, eps), w)
+
+
+def norm_glu(x: mx.array, norm: mx.array, eps: float, w: Weight, activation: str) -> mx.array:
+    """RMSNorm, then a gated linear unit: act(gate) * up (Shazeer, arXiv:2002.05202).
+
+    x (B, T, E) -> (B, T, F); `w` holds the F gate rows above the F up rows; activation "silu" or "gelu"
+    (the tanh approximation).
+    """
+    gate, up = mx.split(norm_linear(x, norm, eps, w), 2, axis=-1)
+    if activation == "silu":
+        return gate * mx.sigmoid(gate) * up
+    inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+    return 0.5 * gate * (1 + mx.tanh(inner)) * up
+
+
+def attend(
+    qkv: mx.array, keys: mx.array, values: mx.array, offset: int, spec: AttentionSpec
+) -> tuple[mx.array, mx.array, mx.array]:
+    """Rotate, append K/V to the cache, and attend causally over everything in it.
+
+    qkv (B, T, (H + 2 Hkv) * D); keys, values (B, Hkv, capacity, D) with entries [0, offset) in use and room
+    for T more. Returns (out (B, T, H * D), keys, values): the buffers with rows [offset, offset + T) written.
+    """
+    batch, length, _ = qkv.shape
+    q, k, v = _split_heads(qkv, spec)
+    end = offset + length
+    keys[:, :, offset:end] = _place(k, spec.k_norm, offset, spec).astype(keys.dtype)
+    values[:, :, offset:end] = v.astype(values.dtype)
+    q = _place(q, spec.q_norm, offset, spec)
+
+    # Nothing before `start` is visible to any of the T queries: leave it unread.
+    start = 0 if spec.window is None else max(0, offset - spec.window + 1)
+    seen_keys = keys[:, :, start:end].astype(q.dtype)
+    seen_values = values[:, :, start:end].astype(q.dtype)
+    mask = _mask(length, end - start, spec.window)
+    if spec.softcap is None:
+        out = mx.fast.scaled_dot_product_attention(q, seen_keys, seen_values, scale=spec.scale, mask=mask)
+    else:
+        out = _softcapped_attention(q, seen_keys, seen_values, mask, spec)
+    return out.transpose(0, 2, 1, 3).reshape(batch, length, -1), keys, values
+
+
+def _split_heads(qkv: mx.array, spec: AttentionSpec) -> tuple[mx.array, mx.array, mx.array]:
+    """(B, T, (H + 2 Hkv) * D) -> q (B, H, T, D), k and v (B, Hkv, T, D)."""
+    batch, length, _ = qkv.shape
+    heads = qkv.reshape(batch, length, -1, spec.head_dim).transpose(0, 2, 1, 3)
+    q, k, v = mx.split(heads, [spec.heads, spec.heads + spec.kv_heads], axis=1)
+    return q, k, v
+
+
+def _place(x: mx.array, norm: mx.array | None, offset: int, spec: AttentionSpec) -> mx.array:
+    """Per-head norm and rotation of queries or keys. x (B, heads, T, D) -> the same shape."""
+    if norm is not None:
+        x = mx.fast.rms_norm(x, norm, spec.norm_eps)
+    rope = spec.rope
+    if rope is None:
+        return x
+    if rope.amplitude != 1.0:
+        rotated = x[..., : rope.dims] * rope.amplitude
+        x = rotated if rope.dims == spec.head_dim else mx.concatenate([rotated, x[..., rope.dims :]], axis=-1)
+    return mx.fast.rope(
+        x, rope.dims, traditional=False, base=None, scale=1.0, offset=offset, freqs=rope.periods
+    )
+
+
+def _mask(queries: int, keys: int, window: int | None) -> mx.array | str | None:
+    """What SDPA needs to keep `queries` last positions from looking ahead or past the window."""
+    if queries == 1:
+        return None  # a window has already been cut from the keys
+    if window is None or keys <= window:
+        return "causal"
+    q = mx.arange(keys - queries, keys)[:, None]
+    k = mx.arange(keys)[None]
+    return (k <= q) & (k > q - window)
+
+
+def _softcapped_attention(
+    q: mx.array, keys: mx.array, values: mx.array, mask: mx.array | str | None, spec: AttentionSpec
+) -> mx.array:
+    """Attention with bent scores (Gemma 2, arXiv:2408.00118); MLX has no fused form of it."""
+    assert spec.softcap is not None
+    batch, heads, length, dim = q.shape
+    grouped = (q * spec.scale).reshape(batch, spec.kv_heads, heads // spec.kv_heads, length, dim)
+    scores = grouped @ keys[:, :, None].swapaxes(-1, -2)  # (B, Hkv, H / Hkv, T, keys)
+    scores = mx.tanh(scores / spec.softcap) * spec.softcap
+    if isinstance(mask, str):
+        mask = mx.arange(keys.shape[2] - length, keys.shape[2])[:, None] >= mx.arange(keys.shape[2])[None]
+    if mask is not None:
+        scores = mx.where(mask, scores, mx.array(mx.finfo(scores.dtype).min, scores.dtype))
+    weights = mx.softmax(scores, axis=-1, precise=True)
+    return (weights @ values[:, :, None]).reshape(batch, heads, length, dim)

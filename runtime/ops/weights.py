@@ -1,0 +1,82 @@
+"""What the fused operations take besides activations: a weight matrix, a rotation, an attention layout.
+
+Plain data. Shapes use N = output features, K = input features, G = group size, D = head dimension.
+"""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weight:
+    """A projection matrix of N rows and K columns, plain or affine-quantized as MLX stores it.
+
+    Plain:      `data` (N, K) in float32, float16 or bfloat16; `scales` and `biases` are None.
+    Quantized:  `data` (N, K * bits / 32) uint32; `scales`, `biases` (N, K / G); w = scale * q + bias.
+    `bias` (N,) is added to the product where the model has one.
+    """
+
+    data: mx.array
+    scales: mx.array | None = None
+    biases: mx.array | None = None
+    bits: int = 0
+    group_size: int = 0
+    bias: mx.array | None = None
+
+    @property
+    def quantized(self) -> bool:
+        return self.scales is not None
+
+    @property
+    def rows(self) -> int:
+        return int(self.data.shape[0])
+
+    @property
+    def columns(self) -> int:
+        stored = int(self.data.shape[1])
+        return stored * 32 // self.bits if self.quantized else stored
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """Every array this weight holds (to evaluate, to count)."""
+        return [a for a in (self.data, self.scales, self.biases, self.bias) if a is not None]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in self.arrays)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rope:
+    """Rotary position embedding in the half-split layout (Su et al., arXiv:2104.09864).
+
+    `periods` (dims / 2,) float32: dimension pair i turns by position / periods[i] radians; every scaling
+    scheme is already folded in. `dims` <= D leading dimensions of a head are rotated, scaled by `amplitude`
+    first (1.0 except for YaRN).
+    """
+
+    dims: int
+    periods: mx.array
+    amplitude: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionSpec:
+    """How one layer turns fused projections into attention: H query heads share Hkv key/value heads (GQA).
+
+    `rope` is None in layers without position information. `q_norm`, `k_norm` (D,) are per-head RMSNorm
+    weights. `window` keeps a query's last `window` positions, itself included. `softcap` c bends scores to
+    c * tanh(score / c).
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    rope: Rope | None = None
+    q_norm: mx.array | None = None
+    k_norm: mx.array | None = None
+    norm_eps: float = 1e-6
+    window: int | None = None
+    softcap: float | None = None
