@@ -15,5 +15,5 @@ class Progress(Protocol):
     def __call__(self, stage: str, done: int, total: int | None, /) -> None: ...
 
 
-def silent(stage: str, done: int, total: int | None, /) -> None:  # noqa: ARG001
+def silent(stage: str, done: int, total: int | None, /) -> None:
     """The sink that shows nothing."""

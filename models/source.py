@@ -61,7 +61,7 @@ Source = CatalogName | LocalDirectory | LocalGGUF | HubId
 def parse_source(text: str) -> Source:
     """Read what `-m` was given.
 
-    Raises UsageError for text that has none of the four forms, ModelNotFoundError for a path that is not there
+    Raises UsageError for text that has none of the four forms, ModelNotFoundError for a path that is missing
     or is not a model.
     """
     if not text.strip():
