@@ -1,0 +1,174 @@
+"""What operating systems print about a machine, as facts: pure functions over text, used by `runtime.hardware`.
+
+Every parser takes any text and never raises; what it cannot find is None (or absent). The formats are those of
+Linux procfs and cgroupfs and of the macOS tools sysctl, ioreg, system_profiler, pmset and vm_stat.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+
+# Arm names its cores by number: MIDR implementer and part, as in Linux arch/arm64/include/asm/cputype.h.
+_ARM_CORES = {
+    (0x41, 0xD03): "Cortex-A53",
+    (0x41, 0xD08): "Cortex-A72",
+    (0x41, 0xD0B): "Cortex-A76",
+    (0x41, 0xD0C): "Neoverse-N1",
+    (0x41, 0xD40): "Neoverse-V1",
+    (0x41, 0xD49): "Neoverse-N2",
+    (0x41, 0xD4F): "Neoverse-V2",
+    (0x41, 0xD85): "Cortex-X925",
+    (0x41, 0xD87): "Cortex-A725",
+}
+_ARM_MAKERS = {0x41: "Arm", 0x46: "Fujitsu", 0x48: "HiSilicon", 0x51: "Qualcomm", 0x61: "Apple", 0xC0: "Ampere"}
+
+
+@dataclass(frozen=True)
+class CpuInfo:
+    """`/proc/cpuinfo`, reduced: the model's name, cores without hyper-threads, instruction-set flags."""
+
+    model: str | None
+    physical_cores: int | None
+    flags: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Power:
+    """Where the power comes from; each None where the machine does not say."""
+
+    on_battery: bool | None
+    battery_percent: int | None
+
+
+def cpuinfo(text: str) -> CpuInfo:
+    """`/proc/cpuinfo` of x86 (named models, `flags`) and Arm (numbered parts, `Features`)."""
+    processors = [_fields(block) for block in re.split(r"\n\s*\n", text) if "processor" in _fields(block)]
+    if not processors:
+        return CpuInfo(None, None, frozenset())
+    first = processors[0]
+    cores = {(cpu["physical id"], cpu["core id"]) for cpu in processors if "physical id" in cpu and "core id" in cpu}
+    flags = first.get("flags") or first.get("Features") or ""
+    return CpuInfo(
+        model=first.get("model name") or _arm_model(processors),
+        physical_cores=len(cores) or len(processors),
+        flags=frozenset(flags.split()),
+    )
+
+
+def _arm_model(processors: list[dict[str, str]]) -> str | None:
+    """`Cortex-X925 + Cortex-A725`, `Apple (Arm part 0x000)`: distinct cores in order of appearance."""
+    names: list[str] = []
+    for cpu in processors:
+        try:
+            maker, part = int(cpu["CPU implementer"], 16), int(cpu["CPU part"], 16)
+        except (KeyError, ValueError):
+            continue
+        name = _ARM_CORES.get((maker, part)) or f"{_ARM_MAKERS.get(maker, 'Arm-compatible')} (Arm part {part:#05x})"
+        if name not in names:
+            names.append(name)
+    return " + ".join(names) or None
+
+
+def meminfo(text: str) -> dict[str, int]:
+    """`/proc/meminfo` in bytes: MemTotal, MemAvailable, SwapTotal, SwapFree, ..."""
+    return {name: int(count) * 1024 for name, count in re.findall(r"^(\w+):\s+(\d{1,18}) kB$", text, re.MULTILINE)}
+
+
+def cgroup_paths(text: str, controller: str) -> tuple[str | None, str | None]:
+    """`/proc/self/cgroup` -> (path in the v2 tree, path in that v1 controller's tree), None where not a member."""
+    unified = legacy = None
+    for line in text.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers and path.startswith("/"):
+            unified = path
+        elif controller in controllers.split(",") and path.startswith("/"):
+            legacy = path
+    return unified, legacy
+
+
+def cgroup_bytes(text: str) -> int | None:
+    """One number of a cgroup memory file. `max`, and v1's near-2**63 stand-in for it, are None: no limit."""
+    text = text.strip()
+    if not re.fullmatch(r"[0-9]{1,20}", text) or int(text) >= 2**60:
+        return None
+    return int(text)
+
+
+def cgroup_stat(text: str, name: str) -> int | None:
+    """One line of `memory.stat` (`inactive_file 4096`)."""
+    found = re.search(rf"^{re.escape(name)} ([0-9]{{1,20}})$", text, re.MULTILINE)
+    return int(found[1]) if found else None
+
+
+def cgroup_cpus(text: str) -> float | None:
+    """Processors granted by `cpu.max` (`200000 100000` -> 2.0), None without a limit."""
+    found = re.fullmatch(r"\s*([0-9]{1,15})\s+([0-9]{1,15})\s*", text)
+    return int(found[1]) / int(found[2]) if found and int(found[1]) and int(found[2]) else None
+
+
+def sysctl(text: str) -> dict[str, str]:
+    """`sysctl a b c`: one `name: value` a line. Unknown names only reach stderr, so they are simply absent."""
+    return {name: value.strip() for name, value in re.findall(r"^([\w.]+): (.*)$", text, re.MULTILINE)}
+
+
+def swap_used(text: str) -> int | None:
+    """Bytes in use from `vm.swapusage` (`total = 2048.00M  used = 416.94M  free = ...`)."""
+    found = re.search(r"used = ([0-9]{1,12}(?:\.[0-9]{1,6})?)([KMGT])", text)
+    return int(float(found[1]) * 1024 ** ("KMGT".index(found[2]) + 1)) if found else None
+
+
+def ioreg_gpu_cores(text: str) -> int | None:
+    """`"gpu-core-count" = 40` anywhere in `ioreg` output."""
+    found = re.search(r'"gpu-core-count"\s*=\s*([0-9]{1,4})\b', text)
+    return int(found[1]) if found else None
+
+
+def system_profiler_gpu_cores(text: str) -> int | None:
+    """`sppci_cores` of the first GPU that has it in `system_profiler SPDisplaysDataType -json`."""
+    try:
+        displays = json.loads(text)["SPDisplaysDataType"]
+        counts = [int(gpu["sppci_cores"]) for gpu in displays if "sppci_cores" in gpu]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return counts[0] if counts and counts[0] > 0 else None
+
+
+def power(text: str) -> Power:
+    """`pmset -g batt`: the source in quotes, the charge after the battery's id (none on desktop Macs)."""
+    source = re.search(r"Now drawing from '([^'\n]*)'", text)
+    charge = re.search(r"InternalBattery[^\n]*?\t?([0-9]{1,3})%", text)
+    return Power(
+        on_battery=source[1] == "Battery Power" if source else None,
+        battery_percent=int(charge[1]) if charge else None,
+    )
+
+
+def low_power_mode(text: str) -> bool | None:
+    """`lowpowermode 1` in `pmset -g`."""
+    found = re.search(r"^\s*lowpowermode\s+([01])\s*$", text, re.MULTILINE)
+    return found[1] == "1" if found else None
+
+
+def throttled(text: str) -> bool | None:
+    """Whether `pmset -g therm` reports a thermal limit: a speed limit under 100 % or a warning level over 0."""
+    limit = re.search(r"CPU_Speed_Limit\s*=\s*([0-9]{1,3})", text)
+    level = re.search(r"(?:[Tt]hermal|[Pp]erformance) [Ww]arning [Ll]evel\s*[=:]?\s*([0-9])", text)
+    if limit or level:
+        return bool(limit and int(limit[1]) < 100) or bool(level and int(level[1]) > 0)
+    return False if "No thermal warning level has been recorded" in text else None
+
+
+def vm_stat_available(text: str) -> int | None:
+    """Bytes macOS can hand out without swapping, from `vm_stat`: free, inactive, speculative, purgeable pages."""
+    size = re.search(r"page size of ([0-9]{1,9}) bytes", text)
+    pages = {name: int(n) for name, n in re.findall(r"^Pages (\w+):\s+([0-9]{1,15})\.", text, re.MULTILINE)}
+    if not size or "free" not in pages:
+        return None
+    return int(size[1]) * sum(pages.get(kind, 0) for kind in ("free", "inactive", "speculative", "purgeable"))
+
+
+def _fields(block: str) -> dict[str, str]:
+    """`key : value` lines of one block."""
+    pairs = (line.partition(":") for line in block.splitlines() if ":" in line)
+    return {key.strip(): value.strip() for key, _, value in pairs}

@@ -1,0 +1,26 @@
+"""Sizes and rates as people read them. Memory is binary (1 GiB = 2**30 bytes), bandwidth decimal (1 GB = 1e9)."""
+
+
+def format_bytes(count: float) -> str:
+    """A memory or file size in binary units with three significant digits: `94.2 MiB`, `23.5 GiB`."""
+    value, units = float(count), ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+    for unit in units:
+        if abs(value) < 999.5 or unit == units[-1]:
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{_three_digits(value)} {unit}"
+
+
+def format_rate(bytes_per_second: float) -> str:
+    """A bandwidth in decimal units with three significant digits: `54.0 GB/s`, `1.79 TB/s`."""
+    value, units = float(bytes_per_second), ("B/s", "kB/s", "MB/s", "GB/s", "TB/s")
+    for unit in units:
+        if abs(value) < 999.5 or unit == units[-1]:
+            break
+        value /= 1000
+    return f"{value:.0f} {unit}" if unit == "B/s" else f"{_three_digits(value)} {unit}"
+
+
+def _three_digits(value: float) -> str:
+    decimals = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return f"{value:.{decimals}f}"
