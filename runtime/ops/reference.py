@@ -1,7 +1,7 @@
 """The operations of a decoder layer in stock MLX: the path Metal and CUDA run, and the reference for every other.
 
-Contract: activations keep their dtype from end to end (no float32 constant may promote them); B = batch,
-T = new tokens, E = model width, F = feed-forward width, H / Hkv = query / key-value heads, D = head dimension.
+Contract: activations keep their dtype from end to end (no float32 constant may promote them). B = batch,
+T = new tokens, E = model width, F = feed-forward width, H and Hkv = query and key-value heads, D = head size.
 """
 
 import mlx.core as mx
@@ -60,7 +60,7 @@ def linear(x: mx.array, w: Weight) -> mx.array:
 
 
 def linear_add(x: mx.array, w: Weight, residual: mx.array) -> mx.array:
-    """residual + x @ w.T: a block's output projection joined to the residual stream. (B, T, K) -> (B, T, N)."""
+    """residual + x @ w.T: a block's output projection joins the residual stream. (B, T, K) -> (B, T, N)."""
     return residual + linear(x, w)
 
 
@@ -132,9 +132,7 @@ def _place(x: mx.array, norm: mx.array | None, offset: int, spec: AttentionSpec)
     if rope.amplitude != 1.0:
         rotated = x[..., : rope.dims] * rope.amplitude
         x = rotated if rope.dims == spec.head_dim else mx.concatenate([rotated, x[..., rope.dims :]], axis=-1)
-    return mx.fast.rope(
-        x, rope.dims, traditional=False, base=None, scale=1.0, offset=offset, freqs=rope.periods
-    )
+    return mx.fast.rope(x, rope.dims, traditional=False, base=None, scale=1.0, offset=offset, freqs=rope.periods)
 
 
 def _mask(queries: int, keys: int, window: int | None) -> mx.array | str | None:

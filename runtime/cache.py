@@ -1,0 +1,174 @@
+"""The KV cache: unified memory, preallocated, with an explicit committed length.
+
+Contract: `attend` appends T entries per layer at `length` and attends over everything up to them; `advance(T)`
+then moves `length`; `commit(T)` declares entries final; `rollback()` forgets the ones appended ahead of
+the commit. Networks see only `attend`, so quantized, paged or batched layouts can take this one's place.
+B = sequences, Hkv = key/value heads, D = head dimension.
+"""
+
+from typing import Protocol
+
+import mlx.core as mx
+
+from runtime.errors import ContextLimitError
+from runtime.ops import AttentionSpec, Ops
+
+CHUNK = 256  # entries; capacities are multiples of it
+
+
+class Cache(Protocol):
+    """What the engine needs of a cache, whatever its layout."""
+
+    limit: int
+
+    @property
+    def length(self) -> int:
+        """Entries appended so far, committed or not."""
+        ...
+
+    @property
+    def committed(self) -> int:
+        """Entries that are final: what the conversation holds."""
+        ...
+
+    @property
+    def can_rollback(self) -> bool:
+        """False where appended entries cannot be taken back (recurrent state): then nothing may run ahead."""
+        ...
+
+    @property
+    def committed_bytes(self) -> int:
+        """Bytes the committed entries occupy."""
+        ...
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes set aside, in use or not."""
+        ...
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """The state arrays, to evaluate after a prefill chunk."""
+        ...
+
+    def reserve(self, tokens: int) -> None: ...
+    def advance(self, tokens: int) -> None: ...
+    def commit(self, tokens: int) -> None: ...
+    def rollback(self) -> None: ...
+    def trim(self, length: int) -> None: ...
+
+
+class Lengths:
+    """The bookkeeping every cache layout shares: appended, committed, limit."""
+
+    def __init__(self, limit: int) -> None:
+        if limit < 1:
+            raise ValueError(f"a cache needs room for at least one token, not {limit}")
+        self.limit = limit
+        self.length = 0
+        self.committed = 0
+
+    def advance(self, tokens: int) -> None:
+        """`tokens` entries have been appended to every layer. Raises ContextLimitError past the limit."""
+        if self.length + tokens > self.limit:
+            raise ContextLimitError(f"the context limit of {self.limit} tokens is reached")
+        self.length += tokens
+
+    def commit(self, tokens: int) -> None:
+        """The next `tokens` appended entries are final."""
+        if self.committed + tokens > self.length:
+            raise ValueError(f"cannot commit {tokens} of {self.length - self.committed} pending entries")
+        self.committed += tokens
+
+    def rollback(self) -> None:
+        """Forget what was appended but never committed."""
+        self.length = self.committed
+
+    def trim(self, length: int) -> None:
+        """Keep the first `length` committed entries, drop the rest (also what is pending)."""
+        if not 0 <= length <= self.committed:
+            raise ValueError(f"cannot trim {self.committed} committed entries to {length}")
+        self.length = self.committed = length
+
+
+class KVCache(Lengths):
+    """Contiguous buffers per layer, doubling when full: every entry is copied amortised O(1) times."""
+
+    can_rollback = True
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: mx.Dtype,
+        limit: int,
+        ops: Ops,
+        batch: int = 1,
+    ) -> None:
+        super().__init__(limit)
+        self._shape = (batch, kv_heads, head_dim)
+        self._dtype = dtype
+        self._ops = ops
+        self._capacity = 0
+        self._keys = [self._empty(0) for _ in range(layers)]  # each (B, Hkv, capacity, D)
+        self._values = [self._empty(0) for _ in range(layers)]
+
+    def attend(self, layer: int, qkv: mx.array, spec: AttentionSpec) -> mx.array:
+        """Append the layer's new K/V and attend. qkv (B, T, (H + 2 Hkv) * D) -> (B, T, H * D).
+
+        Needs `reserve(T)` before the first layer and `advance(T)` after the last.
+        """
+        out, self._keys[layer], self._values[layer] = self._ops.attend(
+            qkv, self._keys[layer], self._values[layer], self.length, spec
+        )
+        return out
+
+    def append(self, layer: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append K/V (B, Hkv, T, D) that are already rotated; return all entries (B, Hkv, length + T, D).
+
+        For networks that bring their own attention.
+        """
+        end = self.length + keys.shape[2]
+        self._keys[layer][:, :, self.length : end] = keys.astype(self._dtype)
+        self._values[layer][:, :, self.length : end] = values.astype(self._dtype)
+        return self._keys[layer][:, :, :end], self._values[layer][:, :, :end]
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for `tokens` more entries, at least doubling so that copying stays amortised O(1)."""
+        needed = self.length + tokens
+        if needed <= self._capacity:
+            return
+        grown = max(needed, min(2 * self._capacity, self.limit))
+        capacity = -(-grown // CHUNK) * CHUNK
+        for buffers in (self._keys, self._values):
+            for i, old in enumerate(buffers):
+                buffers[i] = mx.concatenate([old, self._empty(capacity - self._capacity)], axis=2)
+        self._capacity = capacity
+
+    @property
+    def capacity(self) -> int:
+        """Entries there is room for before the next growth."""
+        return self._capacity
+
+    @property
+    def bytes_per_token(self) -> int:
+        batch, kv_heads, head_dim = self._shape
+        return 2 * len(self._keys) * batch * kv_heads * head_dim * self._dtype.size
+
+    @property
+    def committed_bytes(self) -> int:
+        return self.committed * self.bytes_per_token
+
+    @property
+    def allocated_bytes(self) -> int:
+        return self._capacity * self.bytes_per_token
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [*self._keys, *self._values]
+
+    def _empty(self, entries: int) -> mx.array:
+        batch, kv_heads, head_dim = self._shape
+        return mx.zeros((batch, kv_heads, entries, head_dim), self._dtype)

@@ -1,0 +1,64 @@
+"""The bytes and floating-point operations of one decode step, computed from shapes.
+
+Plain arithmetic, no arrays: `models/costs.py` fills it in next to the shapes it follows from; telemetry, benchmarks
+and predictions read it. Only what a step touches counts: used cache entries, not capacity; no embedding table
+unless it is also the output projection; no inactive experts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKV:
+    """K/V traffic of `count` equal layers: bytes of one position in one layer, and the window they attend to."""
+
+    count: int
+    bytes_per_token: int
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What one decode step of one sequence must move and compute.
+
+    weight_bytes: read once per step whatever the batch. weight_flops: 2 per multiply-add of a weight.
+    attention_flops_per_entry: FLOPs per visible cache entry in one layer (q·k and weights·v over all heads).
+    """
+
+    weight_bytes: int
+    weight_flops: int
+    kv: Sequence[LayerKV]
+    attention_flops_per_entry: int = 0
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes one more token adds to the cache, all layers."""
+        return sum(layer.count * layer.bytes_per_token for layer in self.kv)
+
+    def kv_bytes_read(self, past: int) -> int:
+        """Bytes a step reads from a cache of `past` entries: past + 1 rows, since the new row is attended to."""
+        return sum(layer.count * layer.bytes_per_token * _visible(past + 1, layer.window) for layer in self.kv)
+
+    def kv_bytes_written(self) -> int:
+        """Bytes a step appends: one row of K and of V in every layer."""
+        return self.kv_bytes_per_token
+
+    def step_bytes(self, past: int) -> int:
+        """All bytes a decode step moves with `past` entries in the cache."""
+        return self.weight_bytes + self.kv_bytes_read(past) + self.kv_bytes_written()
+
+    def step_flops(self, past: int) -> int:
+        """FLOPs of a decode step with `past` entries in the cache."""
+        attention = sum(
+            layer.count * self.attention_flops_per_entry * _visible(past + 1, layer.window) for layer in self.kv
+        )
+        return self.weight_flops + attention
+
+    def kv_bytes(self, tokens: int) -> int:
+        """Bytes that `tokens` cache entries occupy."""
+        return tokens * self.kv_bytes_per_token
+
+
+def _visible(entries: int, window: int | None) -> int:
+    return entries if window is None else min(entries, window)

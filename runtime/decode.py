@@ -1,0 +1,63 @@
+"""The heart: one decode step in its six stages, and the loop that keeps one step ahead of the reader.
+
+Semantics the loop keeps. A step feeds exactly one token per sequence and appends exactly one K and one V entry per
+layer. While the device works on step n, step n + 1 is built on n's token, a value nobody has read yet. If that
+token turns out to end the answer, the step built ahead is rolled back: it is in neither the output nor the
+committed cache.
+"""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from runtime.cache import Cache
+from runtime.network import Network
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What token selection leaves on the device: token (B,), and log probabilities where asked for."""
+
+    token: mx.array
+    logprobs: tuple[mx.array, mx.array, mx.array] | None = None
+
+    def start(self) -> "Choice":
+        """Hand the step to the device without waiting for it."""
+        mx.async_eval(self.token, *(self.logprobs or ()))
+        return self
+
+
+Choose = Callable[[mx.array], Choice]
+
+
+def decode_step(network: Network, cache: Cache, choose: Choose, token: mx.array) -> Choice:
+    """One step for one new token per sequence. token (B,) -> the next one, not yet computed."""
+    cache.reserve(1)
+    x = network.embed(token[:, None])  # 1. embedding  (B, 1, E)
+    x = network.layers(x, cache)  #      2. layers, each with 3. attention over the whole KV cache  (B, 1, E)
+    logits = network.logits(x)  #        4. logits  (B, V)
+    choice = choose(logits)  #           5. token selection  (B,)
+    cache.advance(1)  #                  6. KV append: one K and one V entry per layer, final once the token is read
+    return choice
+
+
+def decode(
+    network: Network, cache: Cache, choose: Choose, token: mx.array, steps: int
+) -> Generator[Choice, None, None]:
+    """Up to `steps` steps starting from `token` (B,). Yields each choice once it may be read.
+
+    The consumer reads the choice and commits the step. Closing the iterator rolls the cache back to what was
+    committed.
+    """
+    ahead = decode_step(network, cache, choose, token).start()
+    try:
+        for left in range(steps - 1, -1, -1):
+            current = ahead
+            if left and cache.can_rollback:
+                ahead = decode_step(network, cache, choose, current.token).start()
+            yield current
+            if left and not cache.can_rollback:
+                ahead = decode_step(network, cache, choose, current.token).start()
+    finally:
+        cache.rollback()

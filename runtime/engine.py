@@ -1,0 +1,124 @@
+"""The engine: requests in, events out, one at a time, on the thread that loaded the network.
+
+MLX streams and compiled functions belong to a thread, so an engine is used from one thread for life; only a
+request's `CancelFlag` may be touched from elsewhere. After any end (finished, cancelled, closed, failed) the
+cache's memory is released and the next request may come.
+"""
+
+from collections.abc import Iterator
+from typing import cast
+
+import mlx.core as mx
+
+from runtime.cache import Cache
+from runtime.decode import Choice, decode
+from runtime.errors import ContextLimitError, EngineError, UsageError
+from runtime.network import Network
+from runtime.prefill import prefill
+from runtime.request import Event, Finished, FinishReason, PrefillProgress, Request, Step, TokenLogprobs
+from runtime.sampling import Sampler, logprobs
+from runtime.telemetry import StepRing
+from runtime.timeline import Timeline
+
+
+class Engine:
+    """Runs one network. `context_limit` bounds prompt plus answer; `measured_peak_gb_s` gives MBU its ceiling."""
+
+    def __init__(self, network: Network, *, context_limit: int, measured_peak_gb_s: float | None = None) -> None:
+        self.network = network
+        self.context_limit = context_limit
+        self.measured_peak_gb_s = measured_peak_gb_s
+        self.steps = StepRing()
+        self._busy = False
+
+    def generate(self, request: Request) -> Iterator[Event]:
+        """Answer a request: prefill progress, one `Step` per token, then exactly one `Finished`.
+
+        Raises UsageError for an empty prompt or ids outside the vocabulary, ContextLimitError for a prompt longer
+        than the context limit, EngineError while another generation is open.
+        """
+        self._check(request)
+        return self._generate(request)
+
+    def _check(self, request: Request) -> None:
+        if self._busy:
+            raise EngineError("the engine is already generating", "close the other generation first")
+        if not request.prompt:
+            raise UsageError("the prompt is empty")
+        if request.max_tokens is not None and request.max_tokens < 1:
+            raise UsageError("max tokens must be at least 1")
+        if min(request.prompt) < 0 or max(request.prompt) >= self.network.vocab_size:
+            raise UsageError(f"the prompt has token ids outside the vocabulary of {self.network.vocab_size}")
+        if len(request.prompt) > self.context_limit:
+            raise ContextLimitError(
+                f"the prompt has {len(request.prompt)} tokens, the context limit is {self.context_limit}",
+                "shorten the prompt, or raise the limit with --context if the model allows it",
+            )
+
+    def _generate(self, request: Request) -> Iterator[Event]:
+        self._busy = True
+        mx.reset_peak_memory()
+        timeline = Timeline(
+            cost=self.network.cost,
+            prompt_tokens=len(request.prompt),
+            ring=self.steps,
+            measured_peak_gb_s=self.measured_peak_gb_s,
+        )
+        cache = self.network.make_cache(self.context_limit)
+        try:
+            yield from self._prefill(request, cache)
+            timeline.prefill_done()
+            yield from self._decode(request, cache, timeline)
+        finally:
+            del cache
+            mx.clear_cache()
+            self._busy = False
+
+    def _prefill(self, request: Request, cache: Cache) -> Iterator[Event]:
+        total = len(request.prompt) - 1
+        for done in prefill(self.network, cache, request.prompt[:-1]):
+            yield PrefillProgress(done, total)
+            if request.cancel:
+                return
+
+    def _decode(self, request: Request, cache: Cache, timeline: Timeline) -> Iterator[Event]:
+        sampler = Sampler(request.sampling, vocab_size=self.network.vocab_size, prompt=request.prompt)
+        reason: FinishReason = "length"
+        stop_id, said = None, 0
+        room = self.context_limit - cache.length  # every step appends one entry
+        steps = room if request.max_tokens is None else min(room, request.max_tokens)
+        if request.cancel:
+            yield Finished("cancelled", timeline.summary(cache, said))
+            return
+
+        def choose(logits: mx.array) -> Choice:
+            token = sampler(logits)
+            top = request.logprobs
+            return Choice(token, None if top is None else logprobs(logits, token, top))
+
+        last = mx.array([request.prompt[-1]])
+        choices = decode(self.network, cache, choose, last, steps)
+        try:
+            for choice in choices:
+                token = cast(int, choice.token.item())  # waits for the device
+                cache.commit(1)
+                record = timeline.step_done(cache)
+                if token in request.stop_ids:
+                    reason, stop_id = "stop", token
+                    break
+                said += 1
+                yield Step(token, record, _read(choice))
+                if request.cancel:
+                    reason = "cancelled"
+                    break
+        finally:
+            choices.close()
+        yield Finished(reason, timeline.summary(cache, said), stop_id)
+
+
+def _read(choice: Choice) -> TokenLogprobs | None:
+    if choice.logprobs is None:
+        return None
+    chosen, ids, values = choice.logprobs
+    best = zip(cast(list[int], ids[0].tolist()), cast(list[float], values[0].tolist()), strict=True)
+    return TokenLogprobs(cast(float, chosen.item()), list(best))

@@ -1,0 +1,36 @@
+"""What the engine needs of a model. `models/` provides it; the runtime never learns which architecture it is."""
+
+from typing import Protocol
+
+import mlx.core as mx
+
+from runtime.cache import Cache
+from runtime.cost import StepCost
+
+
+class Network(Protocol):
+    """Stages 1 to 4 of a decode step. B = sequences, T = new tokens, V = vocabulary."""
+
+    @property
+    def cost(self) -> StepCost:
+        """Bytes and FLOPs of one step, from shapes."""
+        ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def make_cache(self, limit: int) -> Cache:
+        """An empty cache for one sequence of at most `limit` tokens."""
+        ...
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """Token ids (B, T) -> what `layers` takes."""
+        ...
+
+    def layers(self, x: mx.array, cache: Cache) -> mx.array:
+        """All layers, each appending T keys and values to `cache` and attending over all of it."""
+        ...
+
+    def logits(self, x: mx.array) -> mx.array:
+        """Logits of the last position: what `layers` gave -> (B, V)."""
+        ...

@@ -1,0 +1,43 @@
+"""Prefill: the prompt into the cache, chunk by chunk, without computing a single logit.
+
+Contract: everything but the prompt's last token is fed here; that last one is fed by the first decode step, so every
+token that comes out costs exactly one step. Chunks follow the measured speed, so that progress shows and a cancel
+is heard about every TARGET_S whatever the machine; chunking does not change what ends up in the cache.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+
+import mlx.core as mx
+
+from runtime.cache import Cache
+from runtime.network import Network
+
+TARGET_S = 0.4
+FIRST, STEP, LARGEST = (
+    32,
+    32,
+    512,
+)  # tokens: first chunk, rounding, and what bounds attention's working memory
+
+
+def prefill(network: Network, cache: Cache, tokens: Sequence[int]) -> Iterator[int]:
+    """Append `tokens` to the cache and commit them; yield how many are done after each chunk."""
+    done, size = 0, FIRST
+    while done < len(tokens):
+        chunk = tokens[done : done + size]
+        started = time.perf_counter()
+        cache.reserve(len(chunk))
+        hidden = network.layers(network.embed(mx.array([list(chunk)])), cache)  # (1, T) -> (1, T, E)
+        cache.advance(len(chunk))
+        mx.eval(cache.arrays)
+        del hidden  # never evaluated: the last layer's feed-forward and the logits cost nothing here
+        cache.commit(len(chunk))
+        done += len(chunk)
+        size = _next_size(len(chunk), time.perf_counter() - started)
+        yield done
+
+
+def _next_size(tokens: int, seconds: float) -> int:
+    affordable = int(tokens / max(seconds, 1e-6) * TARGET_S)
+    return max(STEP, min(LARGEST, affordable // STEP * STEP))

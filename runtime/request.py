@@ -1,0 +1,76 @@
+"""What goes into the engine and what comes out: a request, and the events it is answered with.
+
+Token ids only. Every generation ends with exactly one `Finished`, whatever ended it.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from runtime.sampling import SamplingParams
+from runtime.telemetry import StepRecord, Summary
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+class CancelFlag:
+    """Set from anywhere (another thread, a signal handler); read between steps and between prefill chunks."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    def __bool__(self) -> bool:
+        return self._event.is_set()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One generation. `max_tokens` None means up to the context limit; `stop_ids` end the turn and are not output."""
+
+    prompt: Sequence[int]
+    max_tokens: int | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop_ids: frozenset[int] = frozenset()
+    logprobs: int | None = None  # None: off; n >= 0: the chosen token's, and the n best
+    cancel: CancelFlag = field(default_factory=CancelFlag)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillProgress:
+    """`done` of the `total` tokens that prefill feeds are in the cache."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probabilities under the model's own distribution (before penalties, temperature and filters)."""
+
+    chosen: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One decode step gave one token."""
+
+    token: int
+    record: StepRecord
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The generation is over. `stop_id` is the end-of-turn token where one ended it."""
+
+    reason: FinishReason
+    summary: Summary
+    stop_id: int | None = None
+
+
+Event = PrefillProgress | Step | Finished

@@ -1,0 +1,146 @@
+"""From logits to a token: one documented order, each stage only when it is asked for.
+
+    logits
+      -> logit bias              added as it is
+      -> repetition penalty      divides positive, multiplies negative logits of seen tokens (arXiv:1909.05858)
+      -> presence, frequency     subtract once per seen token, and once per occurrence (the OpenAI API's definition;
+                                 only generated tokens count for these two)
+      -> temperature             divides; 0 is greedy and skips the rest
+      -> top-k                   the k most likely stay
+      -> top-p                   the smallest set with at least p of the mass stays (arXiv:1904.09751)
+      -> min-p                   tokens below p times the most likely one's probability go (arXiv:2407.01082)
+      -> draw                    from what is left, with the request's own random key
+
+Same seed, same machine, same tokens. Everything stays on the device: nothing here waits for a value.
+B = sequences, V = vocabulary.
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+from runtime.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens. The defaults are greedy decoding. Raises UsageError for values out of range."""
+
+    temperature: float = 0.0
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0  # 1: off
+    min_p: float = 0.0  # 0: off
+    repetition_penalty: float = 1.0  # 1: off
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None  # None: a fresh one per request
+
+    def __post_init__(self) -> None:
+        rules = (
+            (self.temperature >= 0, "temperature must be 0 or more"),
+            (self.top_k >= 0, "top-k must be 0 (off) or more"),
+            (0 < self.top_p <= 1, "top-p must be above 0 and at most 1"),
+            (0 <= self.min_p <= 1, "min-p must be between 0 and 1"),
+            (self.repetition_penalty > 0, "repetition penalty must be above 0"),
+            (self.seed is None or 0 <= self.seed < 2**64, "seed must be between 0 and 2^64 - 1"),
+        )
+        for holds, complaint in rules:
+            if not holds:
+                raise UsageError(complaint)
+
+
+class Sampler:
+    """Chooses one token per sequence and step. One sampler serves one request: it counts what was said."""
+
+    def __init__(self, params: SamplingParams, *, vocab_size: int, prompt: Sequence[int]) -> None:
+        self._params = params
+        self._key = mx.random.key(secrets.randbits(64) if params.seed is None else params.seed)
+        self._bias = _bias_row(params.logit_bias, vocab_size)
+        self._penalises = (
+            params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
+        )
+        if self._penalises:
+            self._counts = mx.zeros((1, vocab_size), mx.int32)  # occurrences among generated tokens
+            self._in_prompt = mx.zeros((1, vocab_size), mx.bool_)
+            if prompt:
+                self._in_prompt[:, mx.array(list(prompt))] = True
+
+    def __call__(self, logits: mx.array) -> mx.array:
+        """logits (B, V) -> chosen token ids (B,) uint32."""
+        params = self._params
+        if self._bias is not None:
+            logits = logits + self._bias.astype(logits.dtype)
+        if self._penalises:
+            logits = self._penalise(logits)
+        if params.temperature == 0:
+            token = mx.argmax(logits, axis=-1)
+        else:
+            token = self._draw(logits.astype(mx.float32) / params.temperature)
+        if self._penalises:
+            self._counts = self._counts.at[:, token].add(1)
+        return token
+
+    def _penalise(self, logits: mx.array) -> mx.array:
+        params = self._params
+        generated = self._counts > 0
+        if params.repetition_penalty != 1:
+            penalty = mx.array(params.repetition_penalty, logits.dtype)
+            bent = mx.where(logits > 0, logits / penalty, logits * penalty)
+            logits = mx.where(generated | self._in_prompt, bent, logits)
+        if params.presence_penalty != 0:
+            logits = logits - params.presence_penalty * generated.astype(logits.dtype)
+        if params.frequency_penalty != 0:
+            logits = logits - params.frequency_penalty * self._counts.astype(logits.dtype)
+        return logits
+
+    def _draw(self, logits: mx.array) -> mx.array:
+        """Filter and draw. logits (B, V) float32, already divided by the temperature -> (B,)."""
+        params = self._params
+        self._key, key = mx.random.split(self._key)
+        ids = None  # token of each column, where columns are no longer the vocabulary
+        if 0 < params.top_k < logits.shape[-1]:
+            ids = mx.argpartition(-logits, kth=params.top_k - 1, axis=-1)[:, : params.top_k]
+            logits = mx.take_along_axis(logits, ids, axis=-1)
+        if params.top_p < 1:
+            order = mx.argsort(-logits, axis=-1)
+            logits = _keep_top_p(mx.take_along_axis(logits, order, axis=-1), params.top_p)
+            ids = order if ids is None else mx.take_along_axis(ids, order, axis=-1)
+        if params.min_p > 0:
+            floor = mx.max(logits, axis=-1, keepdims=True) + mx.log(mx.array(params.min_p))
+            logits = mx.where(logits < floor, -mx.inf, logits)
+        column = mx.random.categorical(logits, axis=-1, key=key)
+        return column if ids is None else mx.take_along_axis(ids, column[:, None], axis=-1)[:, 0]
+
+
+def _keep_top_p(descending: mx.array, p: float) -> mx.array:
+    """Keep columns until their mass reaches p, the one that crosses it included. (B, n) sorted -> (B, n)."""
+    probabilities = mx.softmax(descending, axis=-1)
+    before = mx.cumsum(probabilities, axis=-1) - probabilities
+    return mx.where(before < p, descending, -mx.inf)
+
+
+def _bias_row(bias: Mapping[int, float], vocab_size: int) -> mx.array | None:
+    """The logit bias as one row (1, V), or None. Raises UsageError for ids outside the vocabulary."""
+    if not bias:
+        return None
+    outside = [token for token in bias if not 0 <= token < vocab_size]
+    if outside:
+        raise UsageError(f"logit bias names token {outside[0]}, but the vocabulary has {vocab_size} tokens")
+    row = mx.zeros((1, vocab_size), mx.float32)
+    row[:, mx.array(list(bias))] = mx.array([float(value) for value in bias.values()])
+    return row
+
+
+def logprobs(logits: mx.array, token: mx.array, top: int) -> tuple[mx.array, mx.array, mx.array]:
+    """Log probabilities before any sampling stage.
+
+    logits (B, V), token (B,) -> (chosen (B,), ids of the `top` most likely (B, top), their log probabilities).
+    """
+    logits = logits.astype(mx.float32)
+    normalised = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    chosen = mx.take_along_axis(normalised, token[:, None], axis=-1)[:, 0]
+    ids = mx.argsort(-normalised, axis=-1)[:, :top]
+    return chosen, ids, mx.take_along_axis(normalised, ids, axis=-1)

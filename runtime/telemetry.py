@@ -1,0 +1,127 @@
+"""What every decode step leaves behind, and what a generation sums up to.
+
+Bytes are computed from shapes (see `runtime.cost`), never read from a hardware counter. Seconds are wall clock,
+monotonic. A step's latency is the inter-token latency t(k) - t(k - 1); for the first it is the time since
+prefill ended.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+RING_SIZE = 4096  # steps a live view can look back on
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step. `context` counts the cache entries the step attended to, its own included."""
+
+    index: int
+    context: int
+    latency_s: float
+    weight_bytes: int
+    kv_bytes_read: int
+    kv_bytes_written: int
+    kv_used_bytes: int
+    kv_allocated_bytes: int
+    active_memory_bytes: int
+    peak_memory_bytes: int
+    measured_peak_gb_s: float | None = None
+
+    @property
+    def step_bytes(self) -> int:
+        return self.weight_bytes + self.kv_bytes_read + self.kv_bytes_written
+
+    @property
+    def achieved_gb_s(self) -> float:
+        """Achieved bandwidth in GB/s (1 GB = 1e9 bytes)."""
+        return self.step_bytes / self.latency_s / 1e9 if self.latency_s > 0 else 0.0
+
+    @property
+    def mbu(self) -> float | None:
+        """Model bandwidth utilisation: achieved over measured peak. None before a calibration."""
+        return self.achieved_gb_s / self.measured_peak_gb_s if self.measured_peak_gb_s else None
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """p50, p95, p99 and the maximum, in seconds."""
+
+    p50: float
+    p95: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Percentiles | None":
+        """Linear interpolation between closest ranks (the default of numpy.percentile). None of nothing."""
+        if not values:
+            return None
+        ordered = sorted(values)
+        return cls(*(_quantile(ordered, q) for q in (0.50, 0.95, 0.99, 1.0)))
+
+
+def _quantile(ordered: Sequence[float], q: float) -> float:
+    position = q * (len(ordered) - 1)
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A generation in figures. None where too few steps make a figure meaningless.
+
+    ttft_s: request submitted -> first token ready (the app adds tokenisation, which happens before the engine).
+    prefill_tokens: fed before the first step, which feeds the prompt's last token. steps includes the one that chose
+    the end-of-turn token. tpot_s = (t_last - t_first) / (steps - 1).
+    """
+
+    prompt_tokens: int
+    prefill_tokens: int
+    completion_tokens: int
+    steps: int
+    prefill_s: float
+    first_step_s: float | None
+    ttft_s: float | None
+    itl: Percentiles | None
+    tpot_s: float | None
+    weight_bytes_per_step: int
+    kv_bytes_per_token: int
+    kv_cache_bytes: int
+    achieved_gb_s: float | None
+    mbu: float | None
+    peak_memory_bytes: int
+
+    @property
+    def prefill_tokens_per_second(self) -> float | None:
+        fed = self.prefill_tokens
+        return fed / self.prefill_s if fed and self.prefill_s > 0 else None
+
+    @property
+    def decode_tokens_per_second(self) -> float | None:
+        return 1 / self.tpot_s if self.tpot_s else None
+
+
+class StepRing:
+    """The last RING_SIZE records, appended by the engine's thread and polled by a view.
+
+    `since(index)` gives every kept record newer than the one polled last, so a slow view loses old steps, never
+    order. deque appends are atomic, so no lock is taken on the decode path.
+    """
+
+    def __init__(self, size: int = RING_SIZE) -> None:
+        self._records: deque[StepRecord] = deque(maxlen=size)
+
+    def append(self, record: StepRecord) -> None:
+        self._records.append(record)
+
+    def clear(self) -> None:
+        self._records.clear()
+
+    def since(self, index: int) -> list[StepRecord]:
+        """Kept records with a step index greater than `index`, oldest first."""
+        return [record for record in list(self._records) if record.index > index]
+
+    def __len__(self) -> int:
+        return len(self._records)

@@ -1,0 +1,91 @@
+"""The stopwatch of one generation: when what happened, the record of each step, the summary at the end.
+
+The only place that turns clock readings into the figures people see; definitions in `runtime.telemetry`.
+"""
+
+import time
+from array import array
+from collections.abc import Callable
+from itertools import pairwise
+
+import mlx.core as mx
+
+from runtime.cache import Cache
+from runtime.cost import StepCost
+from runtime.telemetry import Percentiles, StepRecord, StepRing, Summary
+
+
+class Timeline:
+    """Started when a request is submitted. `clock` gives seconds and must be monotonic."""
+
+    def __init__(
+        self,
+        *,
+        cost: StepCost,
+        prompt_tokens: int,
+        ring: StepRing,
+        measured_peak_gb_s: float | None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._cost = cost
+        self._prompt_tokens = prompt_tokens
+        self._ring = ring
+        self._peak_gb_s = measured_peak_gb_s
+        self._clock = clock
+        self._submitted = clock()
+        self._prefilled = self._submitted
+        self._ready = array("d")  # when each step's token could be read
+        self._bytes = 0  # moved by all steps but the first, whose latency is not an inter-token latency
+        ring.clear()
+
+    def prefill_done(self) -> None:
+        """Everything up to here was prefill; decode starts now."""
+        self._prefilled = self._clock()
+
+    def step_done(self, cache: Cache) -> StepRecord:
+        """A step's token has been read and its entry committed."""
+        now = self._clock()
+        before = self._ready[-1] if self._ready else self._prefilled
+        self._ready.append(now)
+        past = cache.committed - 1
+        record = StepRecord(
+            index=len(self._ready) - 1,
+            context=cache.committed,
+            latency_s=now - before,
+            weight_bytes=self._cost.weight_bytes,
+            kv_bytes_read=self._cost.kv_bytes_read(past),
+            kv_bytes_written=self._cost.kv_bytes_written(),
+            kv_used_bytes=cache.committed_bytes,
+            kv_allocated_bytes=cache.allocated_bytes,
+            active_memory_bytes=mx.get_active_memory(),
+            peak_memory_bytes=mx.get_peak_memory(),
+            measured_peak_gb_s=self._peak_gb_s,
+        )
+        if len(self._ready) > 1:
+            self._bytes += record.step_bytes
+        self._ring.append(record)
+        return record
+
+    def summary(self, cache: Cache, completion_tokens: int) -> Summary:
+        """The generation so far, in figures."""
+        ready = self._ready
+        latencies = [b - a for a, b in pairwise(ready)]
+        decode_s = ready[-1] - ready[0] if len(ready) > 1 else 0.0
+        achieved = self._bytes / decode_s / 1e9 if decode_s > 0 else None
+        return Summary(
+            prompt_tokens=self._prompt_tokens,
+            prefill_tokens=min(cache.committed, self._prompt_tokens - 1),
+            completion_tokens=completion_tokens,
+            steps=len(ready),
+            prefill_s=self._prefilled - self._submitted,
+            first_step_s=ready[0] - self._prefilled if ready else None,
+            ttft_s=ready[0] - self._submitted if ready else None,
+            itl=Percentiles.of(latencies),
+            tpot_s=decode_s / (len(ready) - 1) if len(ready) > 1 else None,
+            weight_bytes_per_step=self._cost.weight_bytes,
+            kv_bytes_per_token=self._cost.kv_bytes_per_token,
+            kv_cache_bytes=cache.committed_bytes,
+            achieved_gb_s=achieved,
+            mbu=achieved / self._peak_gb_s if achieved and self._peak_gb_s else None,
+            peak_memory_bytes=mx.get_peak_memory(),
+        )
