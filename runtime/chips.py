@@ -5,7 +5,6 @@ The table is read on the first lookup, not on import, so it costs a cold start n
 """
 
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -46,7 +45,7 @@ def find(name: str, gpu_cores: int | None = None, memory_bytes: int | None = Non
     if len(fitting) == 1:
         return lowest
     if not fitting:
-        return replace(lowest, note="this variant is not in the table: the lowest figure for the name was taken")
+        return replace(lowest, note="variant not in the table: the lowest figure for the name was taken")
     if any(chip.bandwidth != lowest.bandwidth for chip in fitting):
         return replace(lowest, note="variants of this chip differ: the lower figure was taken")
     return lowest
@@ -60,6 +59,8 @@ def table() -> tuple[Chip, ...]:
 
 def load(path: Path) -> tuple[Chip, ...]:
     """Read a chip table; raises on a malformed one (it is our own file, so that is a bug)."""
+    import tomllib  # only here: a lookup may never happen
+
     with path.open("rb") as file:
         sections = tomllib.load(file)
     return tuple(
@@ -91,11 +92,7 @@ def _covers(chip: Chip, gpu_cores: int | None, memory_bytes: int | None) -> bool
     if chip.gpu_cores and gpu_cores is not None and gpu_cores not in chip.gpu_cores:
         return False
     # Drivers report a little less than the marketed size, so sizes match within a gigabyte.
-    return not (
-        chip.memory_gb
-        and memory_bytes is not None
-        and not _near(memory_bytes / 2**30, chip.memory_gb)
-    )
+    return not (chip.memory_gb and memory_bytes is not None and not _near(memory_bytes / 2**30, chip.memory_gb))
 
 
 def _near(gigabytes: float, sizes: Sequence[int]) -> bool:

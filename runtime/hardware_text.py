@@ -1,7 +1,7 @@
-"""What operating systems print about a machine, as facts: pure functions over text, used by `runtime.hardware`.
+"""What operating systems print about a machine, as facts: pure functions over text for `runtime.hardware`.
 
-Every parser takes any text and never raises; what it cannot find is None (or absent). The formats are those of
-Linux procfs and cgroupfs and of the macOS tools sysctl, ioreg, system_profiler, pmset and vm_stat.
+Every parser takes any text and never raises; what it cannot find is None (or absent). The formats are those
+of Linux procfs and cgroupfs and of the macOS tools sysctl, ioreg, system_profiler, pmset and vm_stat.
 """
 
 import json
@@ -20,7 +20,14 @@ _ARM_CORES = {
     (0x41, 0xD85): "Cortex-X925",
     (0x41, 0xD87): "Cortex-A725",
 }
-_ARM_MAKERS = {0x41: "Arm", 0x46: "Fujitsu", 0x48: "HiSilicon", 0x51: "Qualcomm", 0x61: "Apple", 0xC0: "Ampere"}
+_ARM_MAKERS = {
+    0x41: "Arm",
+    0x46: "Fujitsu",
+    0x48: "HiSilicon",
+    0x51: "Qualcomm",
+    0x61: "Apple",
+    0xC0: "Ampere",
+}
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ def meminfo(text: str) -> dict[str, int]:
 
 
 def cgroup_paths(text: str, controller: str) -> tuple[str | None, str | None]:
-    """`/proc/self/cgroup` -> (path in the v2 tree, path in that v1 controller's tree), None where not a member."""
+    """`/proc/self/cgroup` -> (path in the v2 tree, path in that v1 controller's tree); None: not a member."""
     unified = legacy = None
     for line in text.splitlines():
         number, _, rest = line.partition(":")
@@ -108,7 +115,7 @@ def cgroup_cpus(text: str) -> float | None:
 
 
 def sysctl(text: str) -> dict[str, str]:
-    """`sysctl a b c`: one `name: value` a line. Unknown names only reach stderr, so they are simply absent."""
+    """`sysctl a b c`: one `name: value` a line. Unknown names reach stderr only, so they are absent."""
     return {name: value.strip() for name, value in re.findall(r"^([\w.]+): (.*)$", text, re.MULTILINE)}
 
 
@@ -151,7 +158,7 @@ def low_power_mode(text: str) -> bool | None:
 
 
 def throttled(text: str) -> bool | None:
-    """Whether `pmset -g therm` reports a thermal limit: a speed limit under 100 % or a warning level over 0."""
+    """Whether `pmset -g therm` reports a limit: a CPU speed under 100 % or a warning level over 0."""
     limit = re.search(r"CPU_Speed_Limit\s*=\s*([0-9]{1,3})", text)
     level = re.search(r"(?:[Tt]hermal|[Pp]erformance) [Ww]arning [Ll]evel\s*[=:]?\s*([0-9])", text)
     if limit or level:
@@ -160,7 +167,7 @@ def throttled(text: str) -> bool | None:
 
 
 def vm_stat_available(text: str) -> int | None:
-    """Bytes macOS can hand out without swapping, from `vm_stat`: free, inactive, speculative, purgeable pages."""
+    """Bytes macOS can hand out without swapping: the free, inactive, speculative and purgeable pages."""
     size = re.search(r"page size of ([0-9]{1,9}) bytes", text)
     pages = {name: int(n) for name, n in re.findall(r"^Pages (\w+):\s+([0-9]{1,15})\.", text, re.MULTILINE)}
     if not size or "free" not in pages:

@@ -1,4 +1,7 @@
-"""Sizes and rates as people read them. Memory is binary (1 GiB = 2**30 bytes), bandwidth decimal (1 GB = 1e9)."""
+"""Sizes and rates as people read them.
+
+Memory and files are binary (1 GiB = 2**30 bytes); bandwidth is decimal (1 GB/s = 1e9 bytes/s), as vendors state it.
+"""
 
 
 def format_bytes(count: float) -> str:

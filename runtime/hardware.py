@@ -1,0 +1,232 @@
+"""The one module that asks the machine what it is. Everything else takes a `Machine` or calls in here.
+
+`machine()` is cheap (a few procfs reads, nothing spawned) and cached: it may stand on the path to the first
+token. Facts that change (free memory, power) or cost a process (GPU core count on macOS) are asked for by name.
+Unknown is None, never a guess. Parsing lives in `runtime.hardware_text`, the chip table in `runtime.chips`.
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Literal
+
+from runtime import hardware_text as text
+from runtime.chips import Chip, find
+
+Backend = Literal["metal", "cuda", "cpu"]
+ReadFile = Callable[[str], str]
+"""Contents of a file; the empty string where there is none."""
+RunTool = Callable[..., str]
+"""Standard output of a command; the empty string where it fails."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a machine is, as far as decoding on it is concerned. Sizes in bytes."""
+
+    backend: Backend
+    device_name: str
+    architecture: str
+    """The GPU's or CPU's family as MLX names it: `applegpu_g16s`, `sm_90`, `x86_64`."""
+    memory_bytes: int | None
+    """Main memory this process may use: RAM, or the container's limit where that is lower."""
+    device_memory_bytes: int | None
+    """Metal: the recommended working set. CUDA: the card's memory. CPU: None."""
+    os: str
+    cpu: str
+    physical_cores: int
+    usable_cores: int
+    """Physical cores this process may run on: affinity and the container's CPU limit taken into account."""
+    isa: frozenset[str]
+    """Instruction-set flags as Linux names them (`avx512f`, `asimd`); empty elsewhere."""
+
+    @cached_property
+    def gpu_cores(self) -> int | None:
+        """Cores of an Apple GPU, None elsewhere. Runs `ioreg` once (tens of milliseconds)."""
+        return ask_gpu_cores(run_tool) if self.backend == "metal" else None
+
+    @cached_property
+    def chip(self) -> Chip | None:
+        """The chip table's row for the device that decodes; None where it has none (every CPU)."""
+        return find(self.device_name, self.gpu_cores, self.device_memory_bytes or self.memory_bytes)
+
+    @property
+    def nominal_bandwidth(self) -> float | None:
+        """The vendor's memory bandwidth in bytes per second."""
+        return self.chip.bandwidth if self.chip else None
+
+
+@lru_cache(maxsize=1)
+def machine() -> Machine:
+    """The machine this process runs on."""
+    import mlx.core as mx
+
+    backend: Backend = "cpu"
+    if mx.default_device().type == mx.gpu:
+        backend = "metal" if mx.metal.is_available() else "cuda"
+    return assemble(backend, mx.device_info(mx.default_device()), read_file, os.uname(), _scheduled_cpus())
+
+
+def assemble(
+    backend: Backend,
+    device: Mapping[str, str | int],
+    read: ReadFile,
+    uname: os.uname_result,
+    scheduled_cpus: int,
+) -> Machine:
+    """A `Machine` from what was asked: MLX's device_info, files, uname, CPUs in the affinity mask."""
+    cpu = text.cpuinfo(read("/proc/cpuinfo"))
+    # Apple silicon has no hyper-threads, so where there is no cpuinfo every scheduled CPU is a core.
+    cores = cpu.physical_cores or scheduled_cpus
+    name = str(device.get("device_name") or cpu.model or uname.machine)
+    is_mac = uname.sysname == "Darwin"
+    ram = text.meminfo(read("/proc/meminfo")).get("MemTotal") or _size(device, "memory_size")
+    if backend == "metal":
+        device_memory = _size(device, "max_recommended_working_set_size")
+    else:
+        device_memory = _size(device, "total_memory") if backend == "cuda" else None
+    return Machine(
+        backend=backend,
+        device_name=cpu.model or name if backend == "cpu" else name,
+        architecture=str(device.get("architecture") or uname.machine),
+        memory_bytes=_least([ram or _ram_from_sysconf(), *(limit for limit, _ in cgroup_memory(read))]),
+        device_memory_bytes=device_memory,
+        os=f"{'macOS, Darwin' if is_mac else uname.sysname} {uname.release} {uname.machine}",
+        cpu=cpu.model or (name if is_mac else uname.machine),
+        physical_cores=cores,
+        usable_cores=max(1, min(cores, scheduled_cpus, math.ceil(cgroup_cpus(read) or cores))),
+        isa=cpu.flags,
+    )
+
+
+def memory_available(read: ReadFile | None = None, run: RunTool | None = None) -> int | None:
+    """Main memory this process could take now without swapping or meeting its container's limit, in bytes."""
+    read, run = read or read_file, run or run_tool
+    free = text.meminfo(read("/proc/meminfo")).get("MemAvailable")
+    if free is None:
+        free = text.vm_stat_available(run("vm_stat"))
+    return _least([free, *(max(0, limit - used) for limit, used in cgroup_memory(read))])
+
+
+def swap_used(read: ReadFile | None = None, run: RunTool | None = None) -> int | None:
+    """Swap in use, in bytes."""
+    memory = text.meminfo((read or read_file)("/proc/meminfo"))
+    if "SwapTotal" in memory and "SwapFree" in memory:
+        return memory["SwapTotal"] - memory["SwapFree"]
+    return text.swap_used((run or run_tool)("sysctl", "vm.swapusage"))
+
+
+@dataclass(frozen=True)
+class PowerState:
+    """What may slow a Mac down; every field None where the machine does not say (all of them on Linux)."""
+
+    on_battery: bool | None
+    battery_percent: int | None
+    low_power_mode: bool | None
+    throttled: bool | None
+
+
+def power_state(run: RunTool | None = None) -> PowerState:
+    """Power source, battery, low-power mode and thermal limits, from macOS's pmset (three processes)."""
+    run = run or run_tool
+    source = text.power(run("pmset", "-g", "batt"))
+    return PowerState(
+        on_battery=source.on_battery,
+        battery_percent=source.battery_percent,
+        low_power_mode=text.low_power_mode(run("pmset", "-g")),
+        throttled=text.throttled(run("pmset", "-g", "therm")),
+    )
+
+
+def sysctl_facts(run: RunTool | None = None) -> dict[str, str]:
+    """macOS: version, chip, core kinds, and whether this Python is translated. Empty elsewhere."""
+    names = ("kern.osproductversion", "machdep.cpu.brand_string", "sysctl.proc_translated")
+    cores = ("hw.perflevel0.physicalcpu", "hw.perflevel1.physicalcpu")
+    return text.sysctl((run or run_tool)("sysctl", *names, *cores))
+
+
+def ask_gpu_cores(run: RunTool) -> int | None:
+    """GPU cores of a Mac: from the I/O registry, else from the slower system report."""
+    cores = text.ioreg_gpu_cores(run("ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator"))
+    if cores is None:
+        cores = text.system_profiler_gpu_cores(run("system_profiler", "SPDisplaysDataType", "-json"))
+    return cores
+
+
+def cgroup_memory(read: ReadFile) -> Iterator[tuple[int, int]]:
+    """(limit, bytes in use) of every memory limit above this process, cgroup v2 and v1.
+
+    Page cache that can be dropped (`inactive_file`) does not count as in use.
+    """
+    unified, legacy = text.cgroup_paths(read("/proc/self/cgroup"), "memory")
+    v2 = ("memory.max", "memory.current", "inactive_file")
+    v1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    trees = (("/sys/fs/cgroup", unified, v2), ("/sys/fs/cgroup/memory", legacy, v1))
+    for root, path, (limit_file, used_file, cache) in trees:
+        for folder in _upwards(root, path):
+            limit = text.cgroup_bytes(read(f"{folder}/{limit_file}"))
+            if limit is not None:
+                used = text.cgroup_bytes(read(f"{folder}/{used_file}")) or 0
+                droppable = text.cgroup_stat(read(f"{folder}/memory.stat"), cache) or 0
+                yield limit, max(0, used - droppable)
+
+
+def cgroup_cpus(read: ReadFile) -> float | None:
+    """Processors granted to this process's container, None without a limit."""
+    unified, legacy = text.cgroup_paths(read("/proc/self/cgroup"), "cpu")
+    granted = [text.cgroup_cpus(read(f"{folder}/cpu.max")) for folder in _upwards("/sys/fs/cgroup", unified)]
+    for folder in _upwards("/sys/fs/cgroup/cpu", legacy):
+        quota, period = read(f"{folder}/cpu.cfs_quota_us"), read(f"{folder}/cpu.cfs_period_us")
+        granted.append(text.cgroup_cpus(f"{quota.strip()} {period.strip()}"))
+    return min((cpus for cpus in granted if cpus is not None), default=None)
+
+
+def read_file(path: str) -> str:
+    """Contents of a small file, the empty string if it is missing or unreadable."""
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def run_tool(*command: str) -> str:
+    """Standard output of a system tool, the empty string if it is missing, fails to start or hangs."""
+    import subprocess  # only when something is asked that costs a process
+
+    try:
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _upwards(root: str, path: str | None) -> Iterator[str]:
+    """The folder of a cgroup and all above it. A container often sees its own group as the root."""
+    if path is None:
+        return
+    parts = [part for part in path.split("/") if part and part != ".."]
+    for depth in range(len(parts), -1, -1):
+        yield "/".join([root, *parts[:depth]])
+
+
+def _size(device: Mapping[str, str | int], key: str) -> int | None:
+    value = device.get(key)
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _least(sizes: list[int | None]) -> int | None:
+    return min((size for size in sizes if size is not None), default=None)
+
+
+def _ram_from_sysconf() -> int | None:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+
+
+def _scheduled_cpus() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)  # absent on macOS
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
