@@ -1,0 +1,109 @@
+"""How much memory weights and KV cache may take on this machine, and the one call that pins them there.
+
+A budget is what is free now, less a reserve for everything else that runs. Linux: available RAM, or the
+container's limit where that is tighter. CUDA: the card's free memory. Metal: the recommended working set, which
+macOS already keeps below the RAM; free RAM is no measure there, since macOS makes room by compressing others.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from runtime.errors import NotEnoughMemoryError
+from runtime.hardware import Machine, machine, memory_available
+from runtime.units import format_bytes
+
+_RESERVE_SHARE = 0.05
+_RESERVE_LEAST = 256 << 20
+# Wiring at the limit is linked to kernel panics on macOS; this share leaves the system room to breathe.
+_WIRED_SHARE = 0.75
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes that weights, KV cache and working memory may take together, and where that number comes from."""
+
+    total: int
+    """What the machine has for this: RAM or container limit, card, recommended working set."""
+    free: int
+    """What of it is free now."""
+    reserve: int
+    """Left to everything else."""
+    source: str
+    """`available RAM`, `free GPU memory` or `recommended working set`."""
+
+    @property
+    def usable(self) -> int:
+        return max(0, self.free - self.reserve)
+
+
+def budget(host: Machine | None = None, available: Callable[[], int | None] = memory_available) -> Budget | None:
+    """The budget of this machine now; None where the machine does not say how much memory it has."""
+    host = host or machine()
+    if host.backend == "metal" and host.device_memory_bytes:
+        total = free = host.device_memory_bytes
+        source = "recommended working set"
+    elif host.backend == "cuda" and host.device_memory_bytes:
+        total, free, source = host.device_memory_bytes, _free_on_card(host.device_memory_bytes), "free GPU memory"
+    else:
+        free_ram = available()
+        if free_ram is None:
+            return None
+        total, free, source = host.memory_bytes or free_ram, free_ram, "available RAM"
+    return Budget(total, free, max(_RESERVE_LEAST, int(total * _RESERVE_SHARE)), source)
+
+
+def check_fits(
+    weight_bytes: int, kv_bytes: int, overhead_bytes: int, limit: Budget | None, context: int | None = None
+) -> None:
+    """Refuse what cannot fit, before anything is loaded. An unknown budget refuses nothing.
+
+    `kv_bytes` is the KV cache at `context` tokens (with it the hint names the longest context that fits),
+    `overhead_bytes` activations and scratch. Raises NotEnoughMemoryError with the numbers.
+    """
+    needed = weight_bytes + kv_bytes + overhead_bytes
+    if limit is None or needed <= limit.usable:
+        return
+    asked = f"KV cache for {context:,} tokens" if context else "KV cache"
+    raise NotEnoughMemoryError(
+        f"not enough memory: needs {format_bytes(needed)} (weights {format_bytes(weight_bytes)}, "
+        f"{asked} {format_bytes(kv_bytes)}, working memory {format_bytes(overhead_bytes)}), "
+        f"but {format_bytes(limit.usable)} may be used "
+        f"({limit.source} {format_bytes(limit.free)} less {format_bytes(limit.reserve)} reserve)",
+        _what_would_fit(limit.usable - weight_bytes - overhead_bytes, kv_bytes, context),
+    )
+
+
+def largest_context(room: int, kv_bytes: int, context: int) -> int:
+    """Tokens whose KV cache fits into `room` bytes when `context` tokens take `kv_bytes`."""
+    return context if kv_bytes <= 0 else max(0, room * context // kv_bytes)
+
+
+def wire(resident_bytes: int, host: Machine | None = None) -> int:
+    """Keep up to `resident_bytes` of weights and KV resident on a Mac's GPU; returns the limit set, 0 elsewhere.
+
+    Needs macOS 15. The limit never passes three quarters of the recommended working set.
+    """
+    host = host or machine()
+    if host.backend != "metal" or not host.device_memory_bytes:
+        return 0
+    import mlx.core as mx
+
+    limit = min(resident_bytes, int(host.device_memory_bytes * _WIRED_SHARE))
+    mx.set_wired_limit(limit)
+    return limit
+
+
+def _what_would_fit(room: int, kv_bytes: int, context: int | None) -> str:
+    if room <= 0:
+        return "the weights alone are too large: choose a smaller model or fewer bits, or close other programs"
+    if context and (tokens := largest_context(room, kv_bytes, context)):
+        return f"a context of up to {tokens:,} tokens would fit"
+    return f"{format_bytes(room)} would be left for the KV cache: choose a shorter context or a smaller model"
+
+
+def _free_on_card(total: int) -> int:
+    """Free memory of the GPU, all processes counted (MLX asks NVML)."""
+    import mlx.core as mx
+
+    free = mx.device_info(mx.gpu).get("free_memory")
+    return free if isinstance(free, int) else total
