@@ -125,16 +125,6 @@ class KVCache(Lengths):
         )
         return out
 
-    def append(self, layer: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append K/V (B, Hkv, T, D) that are already rotated; return all entries (B, Hkv, length + T, D).
-
-        For networks that bring their own attention.
-        """
-        end = self.length + keys.shape[2]
-        self._keys[layer][:, :, self.length : end] = keys.astype(self._dtype)
-        self._values[layer][:, :, self.length : end] = values.astype(self._dtype)
-        return self._keys[layer][:, :, :end], self._values[layer][:, :, :end]
-
     def reserve(self, tokens: int) -> None:
         """Make room for `tokens` more entries, at least doubling so that copying stays amortised O(1)."""
         needed = self.length + tokens

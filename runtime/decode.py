@@ -8,6 +8,7 @@ committed cache.
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
@@ -31,7 +32,7 @@ class Choice:
 Choose = Callable[[mx.array], Choice]
 
 
-def decode_step(network: Network, cache: Cache, choose: Choose, token: mx.array) -> Choice:
+def decode_step(network: Network[Any], cache: Cache, choose: Choose, token: mx.array) -> Choice:
     """One step for one new token per sequence. token (B,) -> the next one, not yet computed."""
     cache.reserve(1)
     x = network.embed(token[:, None])  # 1. embedding  (B, 1, E)
@@ -43,7 +44,7 @@ def decode_step(network: Network, cache: Cache, choose: Choose, token: mx.array)
 
 
 def decode(
-    network: Network, cache: Cache, choose: Choose, token: mx.array, steps: int
+    network: Network[Any], cache: Cache, choose: Choose, token: mx.array, steps: int
 ) -> Generator[Choice, None, None]:
     """Up to `steps` steps starting from `token` (B,). Yields each choice once it may be read.
 

@@ -6,7 +6,7 @@ cache's memory is released and the next request may come.
 """
 
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -24,7 +24,7 @@ from runtime.timeline import Timeline
 class Engine:
     """Runs one network. `context_limit` bounds prompt plus answer; `measured_peak_gb_s` gives MBU its ceiling."""
 
-    def __init__(self, network: Network, *, context_limit: int, measured_peak_gb_s: float | None = None) -> None:
+    def __init__(self, network: Network[Any], *, context_limit: int, measured_peak_gb_s: float | None = None) -> None:
         self.network = network
         self.context_limit = context_limit
         self.measured_peak_gb_s = measured_peak_gb_s

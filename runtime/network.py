@@ -1,14 +1,16 @@
 """What the engine needs of a model. `models/` provides it; the runtime never learns which architecture it is."""
 
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import mlx.core as mx
 
 from runtime.cache import Cache
 from runtime.cost import StepCost
 
+C = TypeVar("C", bound=Cache)
 
-class Network(Protocol):
+
+class Network(Protocol[C]):
     """Stages 1 to 4 of a decode step. B = sequences, T = new tokens, V = vocabulary."""
 
     @property
@@ -19,7 +21,7 @@ class Network(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def make_cache(self, limit: int) -> Cache:
+    def make_cache(self, limit: int) -> C:
         """An empty cache for one sequence of at most `limit` tokens."""
         ...
 
@@ -27,7 +29,7 @@ class Network(Protocol):
         """Token ids (B, T) -> what `layers` takes."""
         ...
 
-    def layers(self, x: mx.array, cache: Cache) -> mx.array:
+    def layers(self, x: mx.array, cache: C) -> mx.array:
         """All layers, each appending T keys and values to `cache` and attending over all of it."""
         ...
 

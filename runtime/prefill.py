@@ -7,6 +7,7 @@ is heard about every TARGET_S whatever the machine; chunking does not change wha
 
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import mlx.core as mx
 
@@ -21,7 +22,7 @@ FIRST, STEP, LARGEST = (
 )  # tokens: first chunk, rounding, and what bounds attention's working memory
 
 
-def prefill(network: Network, cache: Cache, tokens: Sequence[int]) -> Iterator[int]:
+def prefill(network: Network[Any], cache: Cache, tokens: Sequence[int]) -> Iterator[int]:
     """Append `tokens` to the cache and commit them; yield how many are done after each chunk."""
     done, size = 0, FIRST
     while done < len(tokens):

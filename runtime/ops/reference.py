@@ -74,17 +74,21 @@ def norm_linear(x: mx.array, norm: mx.array, eps: float, w: Weight) -> mx.array:
     return linear(rms_norm(x, norm, eps), w)
 
 
-def norm_glu(x: mx.array, norm: mx.array, eps: float, w: Weight, activation: str) -> mx.array:
-    """RMSNorm, then a gated linear unit: act(gate) * up (Shazeer, arXiv:2002.05202).
+def glu(gate_up: mx.array, activation: str) -> mx.array:
+    """Gated linear unit: act(gate) * up (Shazeer, arXiv:2002.05202). (B, T, 2 F) -> (B, T, F).
 
-    x (B, T, E) -> (B, T, F); `w` holds the F gate rows above the F up rows; activation "silu" or "gelu"
-    (the tanh approximation).
+    The first F columns are the gate; `activation` is "silu" or "gelu" (the tanh approximation).
     """
-    gate, up = mx.split(norm_linear(x, norm, eps, w), 2, axis=-1)
+    gate, up = mx.split(gate_up, 2, axis=-1)
     if activation == "silu":
         return gate * mx.sigmoid(gate) * up
     inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
     return 0.5 * gate * (1 + mx.tanh(inner)) * up
+
+
+def norm_glu(x: mx.array, norm: mx.array, eps: float, w: Weight, activation: str) -> mx.array:
+    """RMSNorm, then a feed-forward's gated half. x (B, T, E), w (2 F, E), gate rows above up rows -> (B, T, F)."""
+    return glu(norm_linear(x, norm, eps, w), activation)
 
 
 def attend(

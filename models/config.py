@@ -1,0 +1,196 @@
+"""A decoder's shape, read from a checkpoint's config.json: one dataclass for the llama family and its close kin.
+
+Every difference between the architectures that headrace decodes itself is a field here; `models/decoder.py` reads
+nothing else. `decoder_config` gives None for an architecture or variant that is not among them (mlx-lm's classes
+run those) and raises CheckpointError for values that contradict each other.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from runtime.errors import CheckpointError
+
+OWN_ARCHITECTURES = ("llama", "mistral", "smollm3", "qwen2", "qwen3", "gemma2", "gemma3_text")
+OWN_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RopeConfig:
+    """Rotation of one kind of layer: base frequency, and the scaling section as the checkpoint states it.
+
+    Compared by identity: layers of one kind share one.
+    """
+
+    theta: float
+    kind: str = "default"
+    scaling: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """What differs from layer to layer: rotation (None: no position information) and attention window."""
+
+    rope: RopeConfig | None
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """Shapes and choices of a decoder-only transformer. Sizes in elements, not bytes."""
+
+    architecture: str
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    norm_eps: float
+    tied_embeddings: bool
+    layers: tuple[LayerConfig, ...]
+    activation: Literal["silu", "gelu"]
+    attention_scale: float
+    qk_norm: bool = False
+    post_norms: bool = False  # Gemma: a second norm on what attention and feed-forward add
+    norm_weight_offset: float = 0.0  # Gemma stores norm weights less one
+    embedding_scale: float = 1.0
+    embedding_scale_in_bfloat16: bool = False  # Gemma 3 was trained with the rounded factor
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+
+
+def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
+    """The decoder a config.json describes, or None where headrace has no decoder of its own for it."""
+    architecture = config.get("model_type")
+    if architecture not in OWN_ARCHITECTURES:
+        return None
+    fields = _Fields(config)
+    rope, local_rope = _ropes(fields, architecture)
+    if rope.kind not in OWN_ROPE_TYPES or config.get("rope_traditional") or config.get("partial_rotary_factor", 1) != 1:
+        return None
+    gemma = architecture.startswith("gemma")
+    hidden = fields.count("hidden_size")
+    heads = fields.count("num_attention_heads")
+    kv_heads = fields.count("num_key_value_heads", default=heads)
+    head_dim = fields.count("head_dim", default=hidden // heads)
+    if heads % kv_heads:
+        raise CheckpointError(f"config.json: {heads} attention heads cannot share {kv_heads} key/value heads")
+    scalar = fields.positive("query_pre_attn_scalar", default=head_dim) if gemma else head_dim
+    return DecoderConfig(
+        architecture=architecture,
+        hidden_size=hidden,
+        intermediate_size=fields.count("intermediate_size"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=fields.count("vocab_size"),
+        context_length=fields.count("max_position_embeddings", default=2048),
+        norm_eps=fields.positive("rms_norm_eps"),
+        tied_embeddings=bool(config.get("tie_word_embeddings", gemma or architecture == "llama")),
+        layers=_layers(fields, architecture, rope, local_rope),
+        activation="gelu" if gemma else "silu",
+        attention_scale=scalar**-0.5,
+        qk_norm=architecture in ("qwen3", "gemma3_text"),
+        post_norms=gemma,
+        norm_weight_offset=1.0 if gemma else 0.0,
+        embedding_scale=hidden**0.5 if gemma else 1.0,
+        embedding_scale_in_bfloat16=architecture == "gemma3_text",
+        attention_softcap=fields.optional("attn_logit_softcapping", 50.0) if architecture == "gemma2" else None,
+        logit_softcap=fields.optional("final_logit_softcapping", 30.0) if architecture == "gemma2" else None,
+    )
+
+
+def _ropes(fields: "_Fields", architecture: str) -> tuple[RopeConfig, RopeConfig]:
+    """(rotation of full-attention layers, rotation of sliding layers); they differ only in Gemma 3.
+
+    Older configs keep `rope_theta` and `rope_scaling` apart; newer ones nest both under `rope_parameters`.
+    """
+    nested = fields.section("rope_parameters")
+    scaling = fields.section("rope_scaling") or nested
+    source = nested if "rope_theta" in nested else fields.values
+    theta = _Fields(source).positive("rope_theta", default=1e6 if architecture == "gemma3_text" else 1e4)
+    kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
+    full = RopeConfig(theta, kind, scaling if kind != "default" else None)
+    if architecture != "gemma3_text":
+        return full, full
+    return full, RopeConfig(fields.positive("rope_local_base_freq", default=1e4))
+
+
+def _layers(fields: "_Fields", architecture: str, rope: RopeConfig, local_rope: RopeConfig) -> tuple[LayerConfig, ...]:
+    count = fields.count("num_hidden_layers")
+    if count > 10_000:
+        raise CheckpointError(f"config.json: num_hidden_layers is {count}, which no decoder has")
+    window = fields.values.get("sliding_window")
+    window = fields.count("sliding_window") if window else None
+    sliding = [window is not None and slides for slides in _sliding(fields, architecture, count)]
+    rotates = [True] * count
+    if architecture == "smollm3":
+        interval = fields.count("no_rope_layer_interval", default=4)
+        listed = fields.values.get("no_rope_layers") or [(i + 1) % interval for i in range(count)]
+        if len(listed) != count:
+            raise CheckpointError(f"config.json: no_rope_layers has {len(listed)} entries for {count} layers")
+        rotates = [bool(entry) for entry in listed]
+    return tuple(
+        LayerConfig((local_rope if slides else rope) if rotating else None, window if slides else None)
+        for slides, rotating in zip(sliding, rotates, strict=True)
+    )
+
+
+def _sliding(fields: "_Fields", architecture: str, count: int) -> list[bool]:
+    """Which layers attend through a sliding window, if the checkpoint sets one."""
+    kinds = fields.values.get("layer_types")
+    if kinds is not None:
+        if not isinstance(kinds, list) or len(kinds) != count:
+            raise CheckpointError(f"config.json: layer_types does not list {count} layers")
+        return [kind == "sliding_attention" for kind in kinds]
+    if architecture == "mistral":
+        return [True] * count
+    if architecture == "gemma2":
+        return [i % 2 == 0 for i in range(count)]
+    if architecture == "gemma3_text":
+        pattern = fields.count("sliding_window_pattern", default=6)
+        return [(i + 1) % pattern != 0 for i in range(count)]
+    if architecture == "qwen2" and fields.values.get("use_sliding_window"):
+        first = fields.count("max_window_layers", default=count)
+        return [i >= first for i in range(count)]
+    return [False] * count
+
+
+class _Fields:
+    """Typed access to untrusted JSON: a wrong type or an absurd value is a CheckpointError naming the key."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = values
+
+    def count(self, key: str, default: int | None = None) -> int:
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
+            raise CheckpointError(f"config.json: {key} must be a positive integer, not {value!r}")
+        return value
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+            raise CheckpointError(f"config.json: {key} must be a positive number, not {value!r}")
+        return float(value)
+
+    def optional(self, key: str, default: float) -> float | None:
+        """A positive number, `default` where the key is missing, None where it is null."""
+        return None if key in self.values and self.values[key] is None else self.positive(key, default)
+
+    def section(self, key: str) -> Mapping[str, Any]:
+        value = self.values.get(key)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise CheckpointError(f"config.json: {key} must be an object, not {value!r}")
+        return value
+
+    def _get(self, key: str, default: object) -> object:
+        value = self.values.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise CheckpointError(f"config.json: {key} is missing")
+        return value

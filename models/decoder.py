@@ -1,0 +1,194 @@
+"""The decoder: a transformer of the llama family, written once, in the operations of `runtime.ops`.
+
+One layer is five operations (norm + q/k/v, attention, output + residual, norm + gated feed-forward, down + residual);
+Gemma adds a norm behind each half. B = sequences, T = new tokens, E = hidden size, F = feed-forward size,
+H / Hkv = query / key-value heads, D = head dimension, V = vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from models.config import DecoderConfig, LayerConfig
+from models.costs import network_cost
+from models.parameters import Parameters
+from models.rope import make_rope
+from runtime.cache import KVCache
+from runtime.cost import StepCost
+from runtime.ops import AttentionSpec, Ops, Weight
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """One layer's weights. `qkv` and `gate_up` are single matrices unless their parts are quantized differently."""
+
+    attention: AttentionSpec
+    input_norm: mx.array
+    qkv: list[Weight]  # together ((H + 2 Hkv) * D, E)
+    output: Weight  # (E, H * D)
+    attention_post_norm: mx.array | None
+    mlp_norm: mx.array
+    gate_up: list[Weight]  # together (2 F, E)
+    down: Weight  # (E, F)
+    mlp_post_norm: mx.array | None
+
+
+class Decoder:
+    """A network (see `runtime.network`) for every architecture of `models.config`."""
+
+    def __init__(self, config: DecoderConfig, parameters: Parameters, ops: Ops, dtype: mx.Dtype) -> None:
+        self.config = config
+        self._ops = ops
+        self._dtype = dtype
+        self._kv_dtype = ops.kv_dtype(dtype)
+        width = config.hidden_size
+        self._table = parameters.matrix("model.embed_tokens", config.vocab_size, width)
+        self._layers = _read_layers(config, parameters)
+        self._norm = parameters.vector("model.norm.weight", width, config.norm_weight_offset)
+        tied = config.tied_embeddings or "lm_head.weight" not in parameters
+        self._head = self._table if tied else parameters.matrix("lm_head", config.vocab_size, width)
+        self.vocab_size = config.vocab_size
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """Every array of the network, to load before the first step."""
+        arrays = [*self._table.arrays, self._norm, *self._head.arrays]
+        for layer in self._layers:
+            for weight in (*layer.qkv, layer.output, *layer.gate_up, layer.down):
+                arrays += weight.arrays
+            norms = (layer.input_norm, layer.attention_post_norm, layer.mlp_norm, layer.mlp_post_norm)
+            arrays += [norm for norm in (*norms, layer.attention.q_norm, layer.attention.k_norm) if norm is not None]
+        return arrays
+
+    @property
+    def cost(self) -> StepCost:
+        """Bytes and FLOPs of a step, from the arrays that it reads."""
+        read = {id(array): array for array in self.arrays}
+        if self._head is not self._table:
+            for array in self._table.arrays:
+                del read[id(array)]  # an untied table is looked up, not read
+        weights = [self._head]
+        for layer in self._layers:
+            weights += [*layer.qkv, layer.output, *layer.gate_up, layer.down]
+        return network_cost(
+            self.config,
+            weight_bytes=sum(array.nbytes for array in read.values()),
+            weight_count=sum(weight.rows * weight.columns for weight in weights),
+            kv_bytes=self._kv_dtype.size,
+        )
+
+    def make_cache(self, limit: int) -> KVCache:
+        config = self.config
+        return KVCache(
+            layers=len(config.layers),
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            dtype=self._kv_dtype,
+            limit=limit,
+            ops=self._ops,
+        )
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """tokens (B, T) -> (B, T, E)."""
+        x = self._ops.embed(tokens, self._table, self._dtype)
+        scale = self.config.embedding_scale
+        if scale == 1.0:
+            return x
+        if self.config.embedding_scale_in_bfloat16:
+            return x * mx.array(scale, mx.bfloat16).astype(self._dtype)
+        return x * scale
+
+    def layers(self, x: mx.array, cache: KVCache) -> mx.array:
+        """x (B, T, E) -> (B, T, E), T entries per layer appended to the cache."""
+        ops, eps = self._ops, self.config.norm_eps
+        for index, layer in enumerate(self._layers):
+            qkv = _project(ops, x, layer.input_norm, eps, layer.qkv)  # (B, T, (H + 2 Hkv) * D)
+            heads = cache.attend(index, qkv, layer.attention)  # (B, T, H * D)
+            x = _add(ops, x, heads, layer.output, layer.attention_post_norm, eps)
+            inner = self._feed_forward(x, layer)  # (B, T, F)
+            x = _add(ops, x, inner, layer.down, layer.mlp_post_norm, eps)
+        return x
+
+    def logits(self, x: mx.array) -> mx.array:
+        """Logits of the last position. x (B, T, E) -> (B, V)."""
+        return self.all_logits(x[:, -1:])[:, 0]
+
+    def all_logits(self, x: mx.array) -> mx.array:
+        """Logits of every position. x (B, T, E) -> (B, T, V)."""
+        logits = self._ops.norm_linear(x, self._norm, self.config.norm_eps, self._head)
+        cap = self.config.logit_softcap
+        return logits if cap is None else mx.tanh(logits / cap) * cap
+
+    def _feed_forward(self, x: mx.array, layer: Layer) -> mx.array:
+        ops, config = self._ops, self.config
+        if len(layer.gate_up) == 1:
+            return ops.norm_glu(x, layer.mlp_norm, config.norm_eps, layer.gate_up[0], config.activation)
+        gate_up = _project(ops, x, layer.mlp_norm, config.norm_eps, layer.gate_up)
+        return ops.glu(gate_up, config.activation)
+
+
+def _project(ops: Ops, x: mx.array, norm: mx.array, eps: float, weights: Sequence[Weight]) -> mx.array:
+    """Norm, then the stacked projections of it."""
+    if len(weights) == 1:
+        return ops.norm_linear(x, norm, eps, weights[0])
+    x = ops.rms_norm(x, norm, eps)
+    return mx.concatenate([ops.linear(x, weight) for weight in weights], axis=-1)
+
+
+def _add(ops: Ops, residual: mx.array, x: mx.array, weight: Weight, post_norm: mx.array | None, eps: float) -> mx.array:
+    """Project a block's result and add it to the residual stream, through Gemma's second norm where there is one."""
+    if post_norm is None:
+        return ops.linear_add(x, weight, residual)
+    return residual + ops.rms_norm(ops.linear(x, weight), post_norm, eps)
+
+
+def _read_layers(config: DecoderConfig, parameters: Parameters) -> list[Layer]:
+    ropes = {
+        layer.rope: make_rope(layer.rope, config.head_dim, config.context_length)
+        for layer in config.layers
+        if layer.rope is not None
+    }
+    width, inner = config.hidden_size, config.intermediate_size
+    q_rows, kv_rows = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    offset = config.norm_weight_offset
+
+    def attention(prefix: str, layer: LayerConfig) -> AttentionSpec:
+        def head_norm(name: str) -> mx.array | None:
+            return parameters.vector(f"{prefix}.{name}.weight", config.head_dim, offset) if config.qk_norm else None
+
+        return AttentionSpec(
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            scale=config.attention_scale,
+            rope=ropes[layer.rope] if layer.rope else None,
+            q_norm=head_norm("q_norm"),
+            k_norm=head_norm("k_norm"),
+            norm_eps=config.norm_eps,
+            window=layer.window,
+            softcap=config.attention_softcap,
+        )
+
+    def read(index: int, layer: LayerConfig) -> Layer:
+        at = f"model.layers.{index}"
+        attn, mlp = f"{at}.self_attn", f"{at}.mlp"
+
+        def norm(name: str) -> mx.array:
+            return parameters.vector(f"{at}.{name}.weight", width, offset)
+
+        return Layer(
+            attention=attention(attn, layer),
+            input_norm=norm("input_layernorm"),
+            qkv=parameters.fused(
+                [(f"{attn}.q_proj", q_rows), (f"{attn}.k_proj", kv_rows), (f"{attn}.v_proj", kv_rows)], width
+            ),
+            output=parameters.matrix(f"{attn}.o_proj", width, q_rows),
+            attention_post_norm=norm("post_attention_layernorm") if config.post_norms else None,
+            mlp_norm=norm("pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"),
+            gate_up=parameters.fused([(f"{mlp}.gate_proj", inner), (f"{mlp}.up_proj", inner)], width),
+            down=parameters.matrix(f"{mlp}.down_proj", width, inner),
+            mlp_post_norm=norm("post_feedforward_layernorm") if config.post_norms else None,
+        )
+
+    return [read(index, layer) for index, layer in enumerate(config.layers)]

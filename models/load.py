@@ -1,0 +1,148 @@
+"""From a ready model directory to something that can answer: network, tokenizer, limits, defaults.
+
+The order matters: headers are checked, memory is checked, and only then are weights read. Which decoder runs is
+decided here, once: headrace's own where it has one, mlx-lm's classes otherwise.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import mlx.core as mx
+
+from models.checkpoint import Checkpoint, open_checkpoint
+from models.config import DecoderConfig, decoder_config
+from models.costs import checkpoint_cost
+from models.dtypes import compute_dtype
+from models.quantization import Quantization, is_affine
+from models.tokenizer import Tokenizer
+from runtime import memory, ops
+from runtime.errors import CheckpointError, UsageError
+from runtime.network import Network
+
+NetworkKind = Literal["headrace", "mlx-lm"]
+MAX_SETTINGS_BYTES = 1 << 20
+WORKING_MEMORY = 150 << 20  # activations of a prefill chunk, the program itself
+LEAST_CONTEXT = 512  # a shorter one is not offered unasked
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run, on the thread that loaded it."""
+
+    name: str
+    checkpoint: Checkpoint
+    network: Network[Any]
+    kind: NetworkKind
+    tokenizer: Tokenizer
+    context_limit: int
+    generation_defaults: dict[str, Any]
+
+
+def network_kind(checkpoint: Checkpoint) -> NetworkKind:
+    """Which decoder runs this checkpoint. Headers only."""
+    ours = decoder_config(checkpoint.config) is not None and is_affine(checkpoint.quantization)
+    return "headrace" if ours else "mlx-lm"
+
+
+def context_length(checkpoint: Checkpoint) -> int:
+    """The longest context the model was made for."""
+    text = checkpoint.config.get("text_config", checkpoint.config)
+    length = text.get("max_position_embeddings") if isinstance(text, dict) else None
+    return length if isinstance(length, int) and length > 0 else 2048
+
+
+def load_model(
+    directory: Path,
+    *,
+    name: str,
+    context: int | None = None,
+    requantize: Quantization | None = None,
+    force: bool = False,
+) -> LoadedModel:
+    """Load the model in `directory` for at most `context` tokens (None: what it was made for and memory allows).
+
+    Raises CheckpointError for broken files, UsageError for a context the model was not made for and
+    NotEnoughMemoryError, unless `force`, when weights and cache do not fit.
+    """
+    checkpoint = open_checkpoint(directory)
+    longest = context_length(checkpoint)
+    if context is not None and context > longest and not force:
+        raise UsageError(
+            f"a context of {context} tokens was asked for, but {name} was made for {longest}",
+            "--force goes beyond it; answers may degrade",
+        )
+    limit = context or longest
+    if not force:
+        limit = _fitting_context(checkpoint, limit, asked=context is not None)
+    network = _build(checkpoint, requantize)
+    return LoadedModel(
+        name=name,
+        checkpoint=checkpoint,
+        network=network,
+        kind=network_kind(checkpoint),
+        tokenizer=Tokenizer.load(checkpoint.path),
+        context_limit=limit,
+        generation_defaults=generation_defaults(checkpoint.path),
+    )
+
+
+def _build(checkpoint: Checkpoint, requantize: Quantization | None) -> Network[Any]:
+    device = mx.default_device().type
+    if requantize is not None and checkpoint.quantization is not None:
+        raise UsageError("the checkpoint is quantized already", "--quantize takes a plain one")
+    if network_kind(checkpoint) == "mlx-lm":
+        from models.mlx_lm_network import MlxLmNetwork
+
+        network = MlxLmNetwork(checkpoint, device=device, requantize=requantize)
+        mx.eval(network.arrays)
+        return network
+    config = decoder_config(checkpoint.config)
+    assert config is not None
+    return _decoder(checkpoint, config, requantize)
+
+
+def _decoder(checkpoint: Checkpoint, config: DecoderConfig, requantize: Quantization | None) -> Network[Any]:
+    from models.decoder import Decoder
+    from models.parameters import Parameters
+
+    dtype = compute_dtype(mx.default_device().type, _stored_dtype(checkpoint))
+    kernels = ops.select()
+    decoder = Decoder(config, Parameters(checkpoint, kernels, dtype, requantize), kernels, dtype)
+    mx.eval(decoder.arrays)
+    return decoder
+
+
+def _stored_dtype(checkpoint: Checkpoint) -> str:
+    """The floating dtype most of the checkpoint's tensors have."""
+    kinds = [info.dtype for info in checkpoint.tensors.values() if info.dtype in ("F16", "BF16", "F32")]
+    return max(set(kinds), key=kinds.count) if kinds else "F16"
+
+
+def _fitting_context(checkpoint: Checkpoint, limit: int, *, asked: bool) -> int:
+    """The context to run with: `limit`, or, where nobody asked for a particular one, what memory allows of it."""
+    cost = checkpoint_cost(checkpoint)
+    per_token = cost.kv_bytes_per_token if cost is not None else 0
+    budget = memory.budget()
+    if budget is not None and per_token and not asked:
+        room = budget.usable - checkpoint.nbytes - WORKING_MEMORY
+        limit = min(limit, max(room // per_token, LEAST_CONTEXT))
+    memory.check_fits(checkpoint.nbytes, limit * per_token, WORKING_MEMORY, budget, limit)
+    return limit
+
+
+def generation_defaults(directory: Path) -> dict[str, Any]:
+    """The sampling settings a checkpoint recommends, from generation_config.json; empty where there is none."""
+    path = directory / "generation_config.json"
+    if not path.is_file():
+        return {}
+    try:
+        if path.stat().st_size > MAX_SETTINGS_BYTES:
+            raise ValueError("it is too large")
+        values = json.loads(path.read_bytes())
+        if not isinstance(values, dict):
+            raise ValueError("it is not an object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"generation_config.json cannot be read: {error}") from None
+    return values

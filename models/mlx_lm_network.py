@@ -1,0 +1,170 @@
+"""Every architecture headrace has no decoder for, run through mlx-lm's own model classes by the same engine.
+
+mlx-lm gives one call for a whole forward pass, so stages 1 to 4 of a step happen inside `layers`; in prefill its
+logits are never evaluated. Its caches sit behind the same interface as ours. Importing mlx-lm costs about 0.6 s and
+happens only here.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from models.checkpoint import Checkpoint
+from models.quantization import Quantization
+from runtime.cache import Lengths
+from runtime.cost import LayerKV, StepCost
+from runtime.errors import CheckpointError, UnsupportedModelError
+
+
+class MlxLmCache(Lengths):
+    """mlx-lm's per-layer caches as one cache. Recurrent and wrapped rotating caches cannot be rolled back."""
+
+    def __init__(self, parts: list[Any], limit: int, kv: list[LayerKV]) -> None:
+        super().__init__(limit)
+        self.parts = parts
+        self._kv = kv
+
+    @property
+    def can_rollback(self) -> bool:
+        return all(_can_trim_after_one_more(part) for part in self.parts)
+
+    def reserve(self, tokens: int) -> None:
+        """mlx-lm's caches grow by themselves."""
+
+    def rollback(self) -> None:
+        self._drop(self.length - self.committed)
+        super().rollback()
+
+    def trim(self, length: int) -> None:
+        surplus = self.length - length
+        super().trim(length)
+        self._drop(surplus)
+
+    @property
+    def committed_bytes(self) -> int:
+        return sum(
+            layer.count * layer.bytes_per_token * min(self.committed, layer.window or self.committed)
+            for layer in self._kv
+        )
+
+    @property
+    def allocated_bytes(self) -> int:
+        return sum(int(array.nbytes) for array in self.arrays)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        flat = tree_flatten([part.state for part in self.parts if not part.empty()])
+        return [array for _, array in flat if isinstance(array, mx.array)]
+
+    def _drop(self, tokens: int) -> None:
+        for part in self.parts if tokens else ():
+            part.trim(tokens)
+
+
+class MlxLmNetwork:
+    """A network (see `runtime.network`) around an mlx-lm model."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, *, device: mx.DeviceType, requantize: Quantization | None = None
+    ) -> None:
+        self._model = _load(checkpoint)
+        if requantize is not None:
+            _quantize(self._model, requantize)
+        if device == mx.DeviceType.cpu:
+            self._model.set_dtype(mx.float32)  # the dtype policy: see models/dtypes.py
+        self.arrays = [array for _, array in tree_flatten(self._model.parameters()) if isinstance(array, mx.array)]
+        probe = self._fresh_parts()
+        logits = self._model(mx.array([[0]]), cache=probe)  # shapes only: never evaluated
+        self.vocab_size = int(logits.shape[-1])
+        self._kv = [_layer_kv(part) for part in probe]
+        self.cost = _step_cost(self._model, checkpoint.config, self._kv)
+
+    def make_cache(self, limit: int) -> MlxLmCache:
+        return MlxLmCache(self._fresh_parts(), limit, self._kv)
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """tokens (B, T), unchanged: the model embeds them itself."""
+        return tokens
+
+    def layers(self, tokens: mx.array, cache: MlxLmCache) -> mx.array:
+        """tokens (B, T) -> logits (B, T, V)."""
+        logits: mx.array = self._model(tokens, cache=cache.parts)
+        return logits
+
+    def logits(self, x: mx.array) -> mx.array:
+        """(B, T, V) -> (B, V)."""
+        return x[:, -1]
+
+    def _fresh_parts(self) -> list[Any]:
+        from mlx_lm.models.cache import make_prompt_cache
+
+        return list(make_prompt_cache(self._model))
+
+
+def _load(checkpoint: Checkpoint) -> Any:
+    from mlx_lm.utils import load_model
+
+    try:
+        model, _ = load_model(checkpoint.path, lazy=True, strict=True, trust_remote_code=False)
+    except ValueError as error:
+        message = " ".join(str(error).split())
+        if "not supported" in message:
+            kind = checkpoint.config.get("model_type")
+            raise UnsupportedModelError(f"neither headrace nor mlx-lm has a network for model_type {kind!r}") from error
+        raise CheckpointError(f"mlx-lm cannot load {checkpoint.path.name}: {message[:200]}") from error
+    except (KeyError, TypeError, AttributeError, FileNotFoundError) as error:
+        raise CheckpointError(f"mlx-lm cannot load {checkpoint.path.name}: {error!r:.200}") from error
+    return model
+
+
+def _quantize(model: Any, kind: Quantization) -> None:
+    import mlx.nn as nn
+
+    def fits(_path: str, module: Any) -> bool:
+        return hasattr(module, "to_quantized") and kind.fits(int(module.weight.shape[-1]))
+
+    nn.quantize(model, group_size=kind.group_size, bits=kind.bits, class_predicate=fits)
+
+
+def _can_trim_after_one_more(part: Any) -> bool:
+    window = getattr(part, "max_size", None)
+    return bool(part.is_trimmable()) and (window is None or part.offset + 2 < window)
+
+
+def _layer_kv(part: Any) -> LayerKV:
+    """K/V bytes of one layer's cache, from the shapes (1, Hkv, capacity, D) it set up for one token."""
+    keys, values = getattr(part, "keys", None), getattr(part, "values", None)
+    if not isinstance(keys, mx.array) or not isinstance(values, mx.array):
+        return LayerKV(1, 0)  # recurrent state: constant, and not per token
+    row = sum(int(a.shape[1]) * int(a.shape[3]) * a.dtype.size for a in (keys, values))
+    return LayerKV(1, row, getattr(part, "max_size", None))
+
+
+def _step_cost(model: Any, config: Mapping[str, Any], kv: list[LayerKV]) -> StepCost:
+    """Bytes and FLOPs of a step: no untied embedding table, and of the experts only the active share."""
+    text = config.get("text_config", config)
+    experts = text.get("num_local_experts") or text.get("num_experts") or text.get("n_routed_experts") or 1
+    active = text.get("num_experts_per_tok") or text.get("num_experts_per_token") or experts
+    tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))
+    read_bytes = weights = 0.0
+    for name, array in tree_flatten(model.parameters()):
+        if not tied and "embed_tokens" in name:
+            continue
+        share = active / experts if "switch_mlp" in name or ".experts." in name else 1.0
+        read_bytes += share * array.nbytes
+        if array.ndim >= 2 and not name.endswith((".scales", ".biases")):
+            packing = _packing(model, name) if array.dtype == mx.uint32 else 1
+            weights += share * array.size * packing
+    heads, width = text.get("num_attention_heads", 0), text.get("hidden_size", 0)
+    head_dim = text.get("head_dim") or (width // heads if heads else 0)
+    return StepCost(round(read_bytes), 2 * round(weights), kv, 4 * heads * head_dim)
+
+
+def _packing(model: Any, name: str) -> float:
+    """Weights per uint32 of the quantized module that holds the parameter `name`."""
+    module = model
+    for part in name.split(".")[:-1]:
+        module = module[int(part)] if part.isdigit() else module[part]
+    return 32 / int(module.bits)

@@ -1,0 +1,95 @@
+"""A checkpoint's tensors as the network takes them: matrices, quantized or plain, and vectors.
+
+Arrays stay lazy (MLX reads them from the file when first evaluated). Whatever `checkpoint.py` could not know is
+checked here: that a tensor has the shape the config promises. Every problem is a CheckpointError that names it.
+"""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from models.checkpoint import Checkpoint
+from models.quantization import Quantization, layer_quantization
+from runtime.errors import CheckpointError
+from runtime.ops import Ops, Weight
+
+
+class Parameters:
+    """Tensors by module path. `requantize` quantizes plain matrices as they are read."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, ops: Ops, dtype: mx.Dtype, requantize: Quantization | None = None
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._ops = ops
+        self._dtype = dtype
+        self._requantize = requantize
+        self._arrays: dict[str, mx.array] = {}
+        for shard in checkpoint.shards:
+            loaded = mx.load(str(shard), format="safetensors")
+            assert isinstance(loaded, dict)
+            self._arrays.update(loaded)
+
+    def matrix(self, module: str, rows: int, columns: int) -> Weight:
+        """The projection `module`, N = rows by K = columns, as the operations want it."""
+        return self._ops.prepare(self._stored(module, rows, columns), self._dtype)
+
+    def fused(self, modules: Sequence[tuple[str, int]], columns: int) -> list[Weight]:
+        """Projections of one input, (module, rows) each, stacked into one matrix.
+
+        Where their quantization differs they stay apart: as many weights as modules come back.
+        """
+        parts = [self._stored(module, rows, columns) for module, rows in modules]
+        if len({(part.bits, part.group_size, part.data.dtype, part.bias is None) for part in parts}) == 1:
+            parts = [_stack(parts)]
+        return [self._ops.prepare(part, self._dtype) for part in parts]
+
+    def vector(self, name: str, size: int, offset: float = 0.0) -> mx.array:
+        """A norm's weight (size,) in the compute dtype, plus `offset` added in float32."""
+        array = self._take(name, (size,))
+        return (array.astype(mx.float32) + offset).astype(self._dtype) if offset else array.astype(self._dtype)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._arrays
+
+    def _stored(self, module: str, rows: int, columns: int) -> Weight:
+        bias = self._take(f"{module}.bias", (rows,)) if f"{module}.bias" in self else None
+        if f"{module}.scales" not in self:
+            data = self._take(f"{module}.weight", (rows, columns))
+            if self._requantize is not None and self._requantize.fits(columns):
+                return self._requantize.apply(data, bias)
+            return Weight(data, bias=bias)
+        kind = layer_quantization(self._checkpoint.quantization, module)
+        groups = (rows, columns // kind.group_size)
+        data = self._take(f"{module}.weight", (rows, columns * kind.bits // 32))
+        scales, biases = self._take(f"{module}.scales", groups), self._take(f"{module}.biases", groups)
+        if data.dtype != mx.uint32:
+            raise CheckpointError(f"{module}.weight is quantized but not stored as U32")
+        return Weight(data, scales, biases, kind.bits, kind.group_size, bias)
+
+    def _take(self, name: str, shape: tuple[int, ...]) -> mx.array:
+        array = self._arrays.get(name)
+        if array is None:
+            raise CheckpointError(f"the checkpoint has no tensor {name}, which its config.json calls for")
+        if tuple(array.shape) != shape:
+            raise CheckpointError(f"tensor {name} has shape {tuple(array.shape)}, config.json implies {shape}")
+        return array
+
+
+def _stack(parts: list[Weight]) -> Weight:
+    """Weights of equal quantization, one above the other."""
+
+    def join(arrays: list[mx.array | None]) -> mx.array | None:
+        present = [array for array in arrays if array is not None]
+        return mx.concatenate(present, axis=0) if present else None
+
+    data = join([part.data for part in parts])
+    assert data is not None
+    return Weight(
+        data,
+        join([part.scales for part in parts]),
+        join([part.biases for part in parts]),
+        parts[0].bits,
+        parts[0].group_size,
+        join([part.bias for part in parts]),
+    )

@@ -1,0 +1,64 @@
+"""Affine quantization settings: which ones a checkpoint states for a layer, and quantizing plain weights.
+
+MLX's affine scheme: groups of G neighbours in a row share a scale and a bias, w = scale * q + bias, q of `bits` bits.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from runtime.errors import CheckpointError, UnsupportedModelError, UsageError
+from runtime.ops import Weight
+
+BITS = (2, 3, 4, 5, 6, 8)
+GROUP_SIZES = (32, 64, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """`bits` per weight in groups of `group_size`. Raises UsageError for what MLX does not offer."""
+
+    bits: int
+    group_size: int = 64
+
+    def __post_init__(self) -> None:
+        if self.bits not in BITS or self.group_size not in GROUP_SIZES:
+            raise UsageError(
+                f"cannot quantize to {self.bits} bits in groups of {self.group_size}",
+                f"bits: {', '.join(map(str, BITS))}; group sizes: {', '.join(map(str, GROUP_SIZES))}",
+            )
+
+    def fits(self, columns: int) -> bool:
+        """Whether rows of that many columns divide into groups."""
+        return columns % self.group_size == 0
+
+    def apply(self, data: mx.array, bias: mx.array | None = None) -> Weight:
+        """Quantize a plain matrix (N, K) with MLX's own quantizer."""
+        packed, scales, biases = mx.quantize(data, group_size=self.group_size, bits=self.bits)
+        return Weight(packed, scales, biases, self.bits, self.group_size, bias)
+
+
+def layer_quantization(section: Mapping[str, Any] | None, module: str) -> Quantization:
+    """The settings of one module: its own entry in config.json's `quantization`, else the general ones."""
+    if section is None:
+        raise CheckpointError(f"{module} is quantized, but config.json has no quantization section")
+    entry = section.get(module, section)
+    if not isinstance(entry, Mapping):
+        raise CheckpointError(f"config.json: the quantization entry of {module} must be an object, not {entry!r}")
+    mode = entry.get("mode", section.get("mode", "affine"))
+    if mode != "affine":
+        raise UnsupportedModelError(f"{module} is quantized in mode {mode!r}; headrace's own decoder reads affine")
+    bits, group_size = entry.get("bits", section.get("bits")), entry.get("group_size", section.get("group_size"))
+    if bits not in BITS or group_size not in GROUP_SIZES:
+        raise UnsupportedModelError(f"{module} is quantized to {bits!r} bits in groups of {group_size!r}")
+    return Quantization(bits, group_size)
+
+
+def is_affine(section: Mapping[str, Any] | None) -> bool:
+    """Whether every entry of a quantization section is in the affine mode (plain weights count)."""
+    if section is None:
+        return True
+    entries = [section, *(entry for entry in section.values() if isinstance(entry, Mapping))]
+    return all(entry.get("mode", "affine") == "affine" for entry in entries)

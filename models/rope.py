@@ -1,0 +1,81 @@
+"""Rotary periods for every scaling scheme the decoder runs, as one array per kind of layer.
+
+A period is position units per radian: pair i of a head turns by position / period[i]. Context extension schemes
+only reshape this list (and, for YaRN, the amplitude), so attention itself knows none of them.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+
+from models.config import RopeConfig
+from runtime.errors import CheckpointError
+from runtime.ops import Rope
+
+
+def make_rope(config: RopeConfig, head_dim: int, context_length: int) -> Rope:
+    """The rotation a layer applies. Raises CheckpointError where the scaling section lacks a number."""
+    base = [config.theta ** (i / head_dim) for i in range(0, head_dim, 2)]
+    scaling = config.scaling or {}
+    try:
+        periods, amplitude = _scaled(config.kind, base, config.theta, head_dim, context_length, scaling)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise CheckpointError(f"config.json: the {config.kind} rope scaling section is broken ({error!r})") from None
+    return Rope(head_dim, mx.array(periods, mx.float32), amplitude)
+
+
+def _scaled(
+    kind: str, base: list[float], theta: float, dims: int, context_length: int, scaling: Mapping[str, Any]
+) -> tuple[list[float], float]:
+    if kind == "linear":  # position interpolation, arXiv:2306.15595
+        return [period * float(scaling["factor"]) for period in base], 1.0
+    if kind == "llama3":
+        return _llama3(base, scaling), 1.0
+    if kind == "yarn":
+        return _yarn(base, theta, dims, context_length, scaling)
+    return base, 1.0
+
+
+def _llama3(base: list[float], scaling: Mapping[str, Any]) -> list[float]:
+    """Llama 3.1: long waves are stretched by `factor`, short ones kept, those between blended."""
+    factor = float(scaling["factor"])
+    low, high = float(scaling.get("low_freq_factor", 1.0)), float(scaling.get("high_freq_factor", 4.0))
+    trained = float(scaling.get("original_max_position_embeddings", 8192))
+
+    def stretch(period: float) -> float:
+        turns = trained / (2 * math.pi * period)  # full turns within the trained context
+        if turns > high:
+            return period
+        if turns < low:
+            return period * factor
+        smooth = (turns - low) / (high - low)
+        return period / ((1 - smooth) / factor + smooth)
+
+    return [stretch(period) for period in base]
+
+
+def _yarn(
+    base: list[float], theta: float, dims: int, context_length: int, scaling: Mapping[str, Any]
+) -> tuple[list[float], float]:
+    """YaRN (arXiv:2309.00071): interpolate slow pairs, keep fast ones, ramp between; sharpen by the amplitude."""
+    factor = float(scaling.get("factor") or context_length / float(scaling["original_max_position_embeddings"]))
+    trained = float(scaling.get("original_max_position_embeddings", 4096))
+
+    def pair_with(turns: float) -> float:
+        return dims * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low = max(math.floor(pair_with(float(scaling.get("beta_fast", 32)))), 0)
+    high = min(math.ceil(pair_with(float(scaling.get("beta_slow", 1)))), dims - 1)
+    span = max(high - low, 0.001)
+
+    def blend(pair: int, period: float) -> float:
+        keep = 1 - min(max((pair - low) / span, 0.0), 1.0)
+        return 1 / (keep / period + (1 - keep) / (period * factor))
+
+    def magnitude(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    amplitude = magnitude(float(scaling.get("mscale", 1))) / magnitude(float(scaling.get("mscale_all_dim", 0)))
+    return [blend(pair, period) for pair, period in enumerate(base)], amplitude

@@ -1,0 +1,142 @@
+"""Tiny random checkpoints of every architecture headrace decodes itself, written to disk as a model directory.
+
+Shapes are small but awkward (odd head counts, head_dim that is not hidden / heads), so that a transposed or
+mis-split tensor cannot pass. No tokenizer: tests that need one bring it.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+VOCAB, HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 96, 64, 128, 3, 4, 2, 32
+
+_BASE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD_DIM,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 256,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+# name -> what it adds to the base config
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", "tie_word_embeddings": False},
+    "llama3-scaled": {"model_type": "llama", "rope_scaling": _LLAMA3, "rope_theta": 5e5},
+    "llama-linear": {"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 2.0}},
+    "llama-biased": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
+    "smollm3": {"model_type": "smollm3", "no_rope_layer_interval": 2},
+    "mistral": {"model_type": "mistral", "num_hidden_layers": 2, "tie_word_embeddings": False},
+    "qwen2": {"model_type": "qwen2", "head_dim": HIDDEN // HEADS},
+    "qwen3": {"model_type": "qwen3"},
+    "qwen3-yarn": {"model_type": "qwen3", "rope_scaling": _YARN},
+    "gemma2": {"model_type": "gemma2", "query_pre_attn_scalar": 24, "sliding_window": 4096},
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 4,
+        "sliding_window": 16,
+        "sliding_window_pattern": 2,
+        "query_pre_attn_scalar": 32,
+        "rope_theta": 1e6,
+    },
+}
+
+
+def config_of(variant: str) -> dict[str, Any]:
+    """The config.json of a variant."""
+    return {**_BASE, **VARIANTS[variant]}
+
+
+def write_model(directory: Path, variant: str, *, dtype: mx.Dtype = mx.float32, seed: int = 0) -> Path:
+    """Write the variant with random weights of `dtype`; returns the directory."""
+    config = config_of(variant)
+    tensors = random_tensors(config, seed)
+    directory.mkdir(parents=True, exist_ok=True)
+    mx.save_safetensors(str(directory / "model.safetensors"), {k: v.astype(dtype) for k, v in tensors.items()})
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def quantize_model(source: Path, target: Path, layers: dict[str, dict[str, int]] | None = None) -> Path:
+    """Quantize every projection to 4 bits, group 32; `layers` overrides single modules. MLX's directory format."""
+    config = json.loads((source / "config.json").read_text())
+    section: dict[str, Any] = {"group_size": 32, "bits": 4, **(layers or {})}
+    tensors: dict[str, mx.array] = {}
+    loaded = mx.load(str(source / "model.safetensors"))
+    assert isinstance(loaded, dict)
+    for name, array in loaded.items():
+        module = name.removesuffix(".weight")
+        if array.ndim != 2:
+            tensors[name] = array
+            continue
+        kind = section.get(module, section)
+        packed, scales, biases = mx.quantize(array, group_size=kind["group_size"], bits=kind["bits"])
+        tensors |= {f"{module}.weight": packed, f"{module}.scales": scales, f"{module}.biases": biases}
+    target.mkdir(parents=True, exist_ok=True)
+    mx.save_safetensors(str(target / "model.safetensors"), tensors)
+    (target / "config.json").write_text(json.dumps({**config, "quantization": section}))
+    return target
+
+
+def random_tensors(config: dict[str, Any], seed: int) -> dict[str, mx.array]:
+    """Weights scaled so that logits differ clearly and nothing saturates."""
+    key = mx.random.key(seed)
+    width, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    q_rows, kv_rows = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    gemma, biased = config["model_type"].startswith("gemma"), config["model_type"] == "qwen2"
+    tensors: dict[str, mx.array] = {}
+
+    def add(name: str, *shape: int) -> None:
+        nonlocal key
+        key, sub = mx.random.split(key)
+        noise = mx.random.normal(shape, key=sub)
+        if "norm" in name:
+            tensors[name] = 0.1 * noise + (0.0 if gemma else 1.0)
+        else:
+            tensors[name] = noise * (shape[-1] ** -0.5)
+
+    add("model.embed_tokens.weight", config["vocab_size"], width)
+    if not config["tie_word_embeddings"]:
+        add("lm_head.weight", config["vocab_size"], width)
+    add("model.norm.weight", width)
+    for i in range(config["num_hidden_layers"]):
+        at = f"model.layers.{i}"
+        for name, rows in (("q_proj", q_rows), ("k_proj", kv_rows), ("v_proj", kv_rows)):
+            add(f"{at}.self_attn.{name}.weight", rows, width)
+            if biased or config.get("attention_bias"):
+                add(f"{at}.self_attn.{name}.bias", rows)
+        add(f"{at}.self_attn.o_proj.weight", width, q_rows)
+        if config.get("attention_bias"):
+            add(f"{at}.self_attn.o_proj.bias", width)
+        for name, rows, columns in (
+            ("gate_proj", inner, width),
+            ("up_proj", inner, width),
+            ("down_proj", width, inner),
+        ):
+            add(f"{at}.mlp.{name}.weight", rows, columns)
+            if config.get("mlp_bias"):
+                add(f"{at}.mlp.{name}.bias", rows)
+        norms = ["input_layernorm", "post_attention_layernorm"]
+        if gemma:
+            norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+        for name in norms:
+            add(f"{at}.{name}.weight", width)
+        if config["model_type"] in ("qwen3", "gemma3_text"):
+            add(f"{at}.self_attn.q_norm.weight", dim)
+            add(f"{at}.self_attn.k_norm.weight", dim)
+    return tensors
