@@ -1,0 +1,201 @@
+"""Convert a GGUF file into an MLX-format model directory, tensor by tensor.
+
+The directory loads in headrace, mlx-lm and transformers' tokenizer classes alike: Hugging Face names and layout,
+un-fused, with MLX affine quantization wherever the source was quantized. `headrace.json` keeps the origin and says
+which tensors are not exactly what the file held.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from models.gguf.config import generation_config, model_config
+from models.gguf.container import Container, RawTensor, open_container
+from models.gguf.metadata import Metadata
+from models.gguf.names import ROPE_FACTORS, Target, targets
+from models.gguf.safetensors_writer import SafetensorsWriter
+from models.gguf.tensors import BITS, GROUP_SIZE, to_affine, to_plain
+from models.gguf.tokenizer import build_tokenizer, tokenizer_config
+from models.gguf.vocabulary import read_vocabulary
+from runtime.errors import CheckpointError
+
+_LICENCE_KEYS = ("general.license", "general.license.name", "general.license.link")
+
+
+@dataclass
+class _Account:
+    """What the written tensors turned out to be: bits per module, dtypes seen, and what is not exact."""
+
+    bits: dict[str, int] = field(default_factory=dict)
+    types: set[str] = field(default_factory=set)
+    inexact: list[dict[str, Any]] = field(default_factory=list)
+
+    def note(self, tensor: RawTensor, became: str, max_error: float) -> None:
+        if max_error > 0:
+            self.inexact.append(
+                {"name": tensor.name, "type": tensor.type, "became": became, "max_abs_error": max_error}
+            )
+
+
+def convert_gguf(source: Path, target: Path, *, progress: Callable[[int, int], None] | None = None) -> None:
+    """Write the MLX-format form of the GGUF file `source` into the fresh directory `target`.
+
+    `progress(done, total)` is told bytes of tensor data. Raises `CheckpointError` when the file is broken or
+    contradicts itself and `UnsupportedModelError` when it holds an architecture, tensor type or tokenizer headrace
+    does not run; `target` may then hold a part of the files and should be thrown away.
+    """
+    container = open_container(source)
+    metadata = Metadata(container.metadata)
+    vocabulary = read_vocabulary(metadata)
+    config = model_config(
+        metadata,
+        vocab_size=len(vocabulary.tokens),
+        tensors=container.tensors.keys(),
+        rope_factors=_rope_factors(container),
+    )
+    wanted = targets(metadata.architecture, config, container.tensors)
+    for each in wanted:
+        _check_shape(container.tensors[each.source], each)
+    tokenizer, special = build_tokenizer(metadata, vocabulary)
+
+    account = _write_weights(container, wanted, target / "model.safetensors", progress)
+    config |= _quantization(account.bits)
+    config["torch_dtype"] = _half_type(metadata.architecture, account.types)
+    config |= {"bos_token_id": special.bos, "eos_token_id": special.ends}
+
+    tokenizer.save(str(target / "tokenizer.json"))
+    _write_json(target / "tokenizer_config.json", tokenizer_config(
+        vocabulary, special, config["max_position_embeddings"]
+    ))  # fmt: skip
+    if (template := metadata.optional_text("tokenizer.chat_template")) is not None:
+        (target / "chat_template.jinja").write_text(template, encoding="utf-8", newline="")
+    _write_json(target / "generation_config.json", generation_config(metadata, special))
+    _write_json(target / "headrace.json", _origin(source, metadata, account))
+    _write_json(target / "config.json", config)
+
+
+def _rope_factors(container: Container) -> list[float] | None:
+    tensor = container.tensors.get(ROPE_FACTORS)
+    if tensor is None:
+        return None
+    if tensor.type != "F32" or len(tensor.shape) != 1:
+        raise CheckpointError(f"tensor {ROPE_FACTORS} is not a vector of F32")
+    return [float(factor) for factor in to_plain(tensor)[0].view("<f4")]
+
+
+def _check_shape(tensor: RawTensor, target: Target) -> None:
+    if tensor.shape != target.shape:
+        raise CheckpointError(f"tensor {tensor.name} has shape {tensor.shape}, the metadata asks for {target.shape}")
+
+
+def _write_weights(
+    container: Container, wanted: list[Target], path: Path, progress: Callable[[int, int], None] | None
+) -> _Account:
+    account = _Account()
+    names = [f"{target.module}.{leaf}" for target in wanted for leaf in _leaves(container, target)]
+    done, total = 0, sum(container.tensors[target.source].data.nbytes for target in wanted)
+    with SafetensorsWriter(path, names) as writer:
+        for target in wanted:
+            tensor = container.tensors[target.source]
+            if _is_quantized_matrix(tensor):
+                _write_affine(writer, tensor, target, account)
+            else:
+                _write_plain(writer, tensor, target, account)
+            done += tensor.data.nbytes
+            if progress is not None:
+                progress(done, total)
+    return account
+
+
+def _is_quantized_matrix(tensor: RawTensor) -> bool:
+    return tensor.type in BITS and len(tensor.shape) == 2
+
+
+def _leaves(container: Container, target: Target) -> tuple[str, ...]:
+    quantized = _is_quantized_matrix(container.tensors[target.source])
+    return ("weight", "scales", "biases") if quantized else (target.leaf,)
+
+
+def _write_affine(writer: SafetensorsWriter, tensor: RawTensor, target: Target, account: _Account) -> None:
+    affine = to_affine(tensor)
+    scale_type = "F16" if affine.scales.dtype == np.float16 else "F32"
+    rows = _row_order(target)
+    writer.add(f"{target.module}.weight", affine.weight[rows], "U32")
+    writer.add(f"{target.module}.scales", affine.scales[rows], scale_type)
+    writer.add(f"{target.module}.biases", affine.biases[rows], scale_type)
+    account.bits[target.module] = affine.bits
+    account.types.add(tensor.type)
+    account.note(tensor, f"affine {affine.bits}-bit, group size {GROUP_SIZE}", affine.max_error)
+
+
+def _write_plain(writer: SafetensorsWriter, tensor: RawTensor, target: Target, account: _Account) -> None:
+    words, dtype = to_plain(tensor)
+    max_error = 0.0
+    if target.plus_one:
+        words, dtype, max_error = _minus_one(words, dtype)
+    writer.add(f"{target.module}.{target.leaf}", words[_row_order(target)], dtype)
+    account.types.add(tensor.type)
+    account.note(tensor, dtype, max_error)
+
+
+def _minus_one(words: npt.NDArray[Any], dtype: str) -> tuple[npt.NDArray[Any], str, float]:
+    """A norm weight without the 1 that llama.cpp's converter added, as float32, and what the way back would lose."""
+    if dtype == "BF16":
+        stored = (words.astype("<u4") << 16).view("<f4")
+    else:
+        stored = words.view("<f4" if dtype == "F32" else "<f2").astype("<f4")
+    values = stored - np.float32(1)
+    return values, "F32", float(np.abs(values + np.float32(1) - stored).max())
+
+
+def _row_order(target: Target) -> npt.NDArray[Any] | slice:
+    """Rows in Hugging Face order. GGUF has a head's two halves interleaved: 0, D/2, 1, D/2 + 1, ..."""
+    if not target.permuted_heads:
+        return slice(None)
+    rows = np.arange(target.shape[0]).reshape(target.permuted_heads, -1, 2)  # (H, D / 2, 2)
+    return rows.swapaxes(1, 2).reshape(-1)
+
+
+def _quantization(bits: dict[str, int]) -> dict[str, Any]:
+    """The config entries mlx-lm reads: the commonest width, and every module that has another."""
+    if not bits:
+        return {}
+    common = Counter(bits.values()).most_common(1)[0][0]
+    entry: dict[str, Any] = {"group_size": GROUP_SIZE, "bits": common, "mode": "affine"}
+    for module, width in bits.items():
+        if width != common:
+            entry[module] = {"group_size": GROUP_SIZE, "bits": width, "mode": "affine"}
+    return {"quantization": entry, "quantization_config": entry}
+
+
+def _half_type(architecture: str, types: set[str]) -> str:
+    """The half precision to compute in on a GPU. Gemma's activations overflow float16."""
+    return "bfloat16" if "BF16" in types or architecture.startswith("gemma") else "float16"
+
+
+def _origin(source: Path, metadata: Metadata, account: _Account) -> dict[str, Any]:
+    with source.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    licence = next((metadata.text(key) for key in _LICENCE_KEYS if metadata.has(key)), None)
+    return {
+        "format": "gguf",
+        "source": source.name,
+        "size": source.stat().st_size,
+        "sha256": digest,
+        "licence": licence,
+        "architecture": metadata.architecture,
+        "name": metadata.optional_text("general.name"),
+        "tensor_types": sorted(account.types),
+        "inexact_tensors": account.inexact,
+    }
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,94 @@
+"""Typed reading of GGUF metadata: a key has the type and range it must have, or one `CheckpointError` says which."""
+
+import math
+from collections.abc import Mapping
+
+from models.gguf.container import Value
+from runtime.errors import CheckpointError
+
+
+class Metadata:
+    """The metadata of one file. Keys may hold `{arch}`, which stands for the file's architecture."""
+
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        self._values = values
+        self.architecture = ""
+        self.architecture = self.text("general.architecture")
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._get(key, default)
+        if not isinstance(value, str):
+            raise self._wrong(key, "a text", value)
+        return value
+
+    def optional_text(self, key: str) -> str | None:
+        return self.text(key) if self.has(key) else None
+
+    def integer(self, key: str, default: int | None = None, *, least: int = 0, most: int = 2**31 - 1) -> int:
+        """An integer in `[least, most]`. A list counts when all its items are one number (per-layer settings)."""
+        value = self._get(key, default)
+        if isinstance(value, list) and value and all(item == value[0] for item in value):
+            value = value[0]
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self._wrong(key, f"a whole number from {least} to {most}", value)
+        return value
+
+    def optional_integer(self, key: str, *, least: int = 0, most: int = 2**31 - 1) -> int | None:
+        return self.integer(key, least=least, most=most) if self.has(key) else None
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite, non-negative number."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise self._wrong(key, "a number that is finite and not negative", value)
+        return _shortest(float(value))
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, "true or false", value)
+        return value
+
+    def texts(self, key: str) -> list[str]:
+        value = self._get(key, None)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self._wrong(key, "a list of texts", value)
+        return value
+
+    def integers(self, key: str, length: int) -> list[int]:
+        value = self._get(key, None)
+        if not isinstance(value, list) or not all(type(item) is int for item in value) or len(value) != length:
+            raise self._wrong(key, f"a list of {length} whole numbers", value)
+        return value
+
+    def numbers(self, key: str, length: int) -> list[float]:
+        value = self._get(key, None)
+        if not isinstance(value, list) or len(value) != length:
+            raise self._wrong(key, f"a list of {length} numbers", value)
+        if not all(isinstance(item, int | float) and math.isfinite(item) for item in value):
+            raise self._wrong(key, "a list of finite numbers", value)
+        return [float(item) for item in value]
+
+    def has(self, key: str) -> bool:
+        return self._name(key) in self._values
+
+    def _name(self, key: str) -> str:
+        return key.replace("{arch}", self.architecture)
+
+    def _get(self, key: str, default: Value | None) -> Value:
+        value = self._values.get(self._name(key), default)
+        if value is None:
+            raise CheckpointError(f"the GGUF metadata lacks {self._name(key)}")
+        return value
+
+    def _wrong(self, key: str, expected: str, value: Value) -> CheckpointError:
+        shown = f"a list of {len(value)} items" if isinstance(value, list) else repr(value)[:40]
+        return CheckpointError(f"the GGUF metadata's {self._name(key)} should be {expected}, not {shown}")
+
+
+def _shortest(value: float) -> float:
+    """The shortest decimal that is the same float32: GGUF stores 1e-5 as 9.999999747378752e-06."""
+    import numpy as np
+
+    single = np.float32(value)
+    return float(str(single)) if float(single) == value else value

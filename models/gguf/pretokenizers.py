@@ -1,0 +1,73 @@
+"""`tokenizer.ggml.pre` -> how byte-level BPE cuts a text into words before it merges.
+
+Each name stands for a sequence of patterns; a pattern cuts its matches out of the pieces the one before left. The
+patterns are facts of the models, written down in llama.cpp's `llama-vocab.cpp` under these names.
+"""
+
+from dataclasses import dataclass
+
+from runtime.errors import UnsupportedModelError
+
+
+@dataclass(frozen=True)
+class PreTokenizer:
+    """`whole_words`: a word that is a token stays whole, whatever the merges say. `add_bos`: the default."""
+
+    patterns: tuple[str, ...]
+    whole_words: bool = False
+    add_bos: bool = False
+
+
+_CONTRACTIONS = r"'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+
+_GPT2 = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_SIGNS}|{_SPACES}"
+_QWEN2 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_SIGNS}|{_SPACES}"
+_SEED = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
+# Letters but a-z, then letters but A-Z: case in ASCII, any letter elsewhere.
+_NOT_LOWER, _NOT_UPPER = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_NOT_LOWER}*{_NOT_UPPER}+|[^\r\n\p{{L}}\p{{N}}]?{_NOT_LOWER}+{_NOT_UPPER}*"
+    rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+)
+
+_BY_NAME = {
+    "default": PreTokenizer((r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
+    "gpt-2": PreTokenizer((_GPT2,)),
+    "smollm": PreTokenizer((r"\p{N}", _GPT2)),
+    "llama-bpe": PreTokenizer((_LLAMA3,), whole_words=True, add_bos=True),
+    "smaug-bpe": PreTokenizer((_LLAMA3,)),
+    "qwen2": PreTokenizer((_QWEN2,)),
+    "tekken": PreTokenizer((_TEKKEN,), whole_words=True, add_bos=True),
+    "seed-coder": PreTokenizer((_SEED,)),
+}
+_SAME_AS = {
+    "phi-2": "gpt-2",
+    "mpt": "gpt-2",
+    "olmo": "gpt-2",
+    "starcoder": "smollm",
+    "refact": "smollm",
+    "command-r": "smollm",
+    "codeshell": "smollm",
+    "exaone": "smollm",
+    "minerva-7b": "smollm",
+    "llama3": "llama-bpe",
+    "llama-v3": "llama-bpe",
+    "falcon3": "llama-bpe",
+    "pixtral": "llama-bpe",
+    "dbrx": "smaug-bpe",
+    "stablelm2": "qwen2",
+    "deepseek-r1-qwen": "qwen2",
+    "megrez": "qwen2",
+}
+
+
+def pre_tokenizer(name: str) -> PreTokenizer:
+    """The pre-tokenizer GGUF calls `name`. `UnsupportedModelError` for one headrace does not know."""
+    known = _BY_NAME.get(_SAME_AS.get(name, name))
+    if known is None:
+        raise UnsupportedModelError(f"the tokenizer's pre-tokenizer {name!r} is not supported")
+    return known

@@ -1,0 +1,48 @@
+"""Write one safetensors file tensor by tensor, so that a conversion never holds a whole model.
+
+Format: an 8-byte little-endian header length, a JSON header (spaces may follow it), then the data without gaps
+(huggingface/safetensors, README). Room for the header is reserved up front from the names alone and filled in last.
+"""
+
+import json
+import math
+import struct
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_ENTRY_BYTES = 160  # more than the dtype, shape (two dimensions) and offsets of one entry can take
+
+
+class SafetensorsWriter:
+    """Context manager: `add` the tensors announced by `names` (any order); the header is written on a clean exit."""
+
+    def __init__(self, path: Path, names: list[str]) -> None:
+        room = 64 + sum(len(json.dumps(name)) + _ENTRY_BYTES for name in names)
+        self._header_bytes = math.ceil(room / 8) * 8
+        self._entries: dict[str, object] = {"__metadata__": {"format": "mlx"}}
+        self._end = 0
+        self._file = path.open("wb")
+        self._file.seek(8 + self._header_bytes)
+
+    def add(self, name: str, array: npt.NDArray[Any], dtype: str) -> None:
+        """Append `array`'s bytes (little-endian already) as a tensor of safetensors type `dtype`."""
+        self._file.write(np.ascontiguousarray(array).data.cast("B"))
+        span = [self._end, self._end + array.nbytes]
+        self._entries[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": span}
+        self._end = span[1]
+
+    def __enter__(self) -> "SafetensorsWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._file:
+            if kind is None:
+                header = json.dumps(self._entries, separators=(",", ":")).encode()
+                self._file.seek(0)
+                self._file.write(struct.pack("<Q", self._header_bytes) + header.ljust(self._header_bytes))

@@ -1,0 +1,218 @@
+"""Walk a GGUF header and refuse it unless every count, length, type and offset stays inside the file.
+
+The `gguf` package trusts the file it reads: it slices wherever a length points and builds Python objects for as many
+elements as a count promises. This walk comes first, keeps nothing but the tensor table, and raises `CheckpointError`
+for anything that would make that reader read outside the file, loop, or allocate out of proportion.
+
+Layout per the GGUF specification (ggml/docs/gguf.md), versions 2 and 3, little-endian.
+"""
+
+import mmap
+import struct
+from pathlib import Path
+from typing import NoReturn
+
+from runtime.errors import CheckpointError, UnsupportedModelError
+
+# Value types of the metadata, by number: struct format of the fixed-size ones.
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
+_UINT32, _BOOL, _STRING, _ARRAY = 4, 7, 8, 9
+
+_MAX_DIMS = 4
+_MAX_ALIGNMENT = 1 << 16
+_MAX_NAME_BYTES = 1 << 16
+# The reader keeps a few hundred bytes per array element. The largest vocabularies in use come to 1.3 million
+# elements (tokens, scores, types and merges together).
+_MAX_ARRAY_ELEMENTS = 1 << 21
+
+# (elements per block, bytes per block) of the tensor types headrace converts.
+BLOCKS = {
+    "F32": (1, 4),
+    "F16": (1, 2),
+    "BF16": (1, 2),
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q8_0": (32, 34),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+}
+
+
+def check_header(path: Path) -> None:
+    """Raise `CheckpointError` unless `path` is a GGUF file whose header is sound and whose tensors lie inside it.
+
+    `UnsupportedModelError` names the first tensor of a type headrace does not convert, or a file that is only one
+    part of a split model.
+    """
+    try:
+        with path.open("rb") as file:
+            if path.stat().st_size < 24:
+                raise CheckpointError(f"{path.name}: too short to be a GGUF file")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                _Walk(path.name, data).run()
+    except OSError as error:
+        raise CheckpointError(f"{path.name}: cannot be read ({error.strerror})") from error
+
+
+class _Walk:
+    """One pass over the header; `position` never leaves `[0, size]`."""
+
+    def __init__(self, file_name: str, data: mmap.mmap) -> None:
+        self.file_name = file_name
+        self.data = data
+        self.size = len(data)
+        self.position = 0
+        self.alignment = 32
+        self.array_elements = 0
+
+    def run(self) -> None:
+        if self.data[:4] != b"GGUF":
+            self.fail("not a GGUF file (wrong magic)")
+        self.position = 4
+        version = self.number("I")
+        if version & 0xFFFF == 0:
+            raise UnsupportedModelError(f"{self.file_name}: big-endian GGUF files are not supported")
+        if version not in (2, 3):
+            raise UnsupportedModelError(f"{self.file_name}: GGUF version {version} is not supported (2 and 3 are)")
+        tensor_count, key_count = self.number("Q"), self.number("Q")
+        self.expect(tensor_count, 24, "tensors")
+        self.expect(key_count, 13, "metadata keys")
+
+        keys: set[str] = set()
+        for _ in range(key_count):
+            key = self.name("metadata key")
+            if key in keys or key.startswith("GGUF."):
+                self.fail(f"metadata key {key!r} appears twice or is reserved")
+            keys.add(key)
+            self.value(key)
+
+        spans = [self.tensor() for _ in range(tensor_count)]
+        if len({name for name, _, _ in spans}) != len(spans):
+            self.fail("two tensors have the same name")
+        self.check_spans(spans)
+
+    def value(self, key: str) -> None:
+        kind = self.number("I")
+        if key == "general.alignment":
+            self.read_alignment(kind)
+        elif key == "split.count":
+            self.refuse_split(kind)
+        elif kind == _ARRAY:
+            self.array(key)
+        elif kind == _STRING:
+            self.skip(self.number("Q"), key)
+        elif kind == _BOOL:
+            self.booleans(1, key)
+        elif kind in _SCALARS:
+            self.skip(struct.calcsize(_SCALARS[kind]), key)
+        else:
+            self.fail(f"{key} has an unknown value type {kind}")
+
+    def array(self, key: str) -> None:
+        kind, length = self.number("I"), self.number("Q")
+        if kind == _ARRAY:
+            self.fail(f"{key} is an array of arrays")
+        if kind != _STRING and kind not in _SCALARS:
+            self.fail(f"{key} has an unknown element type {kind}")
+        self.expect(length, 8 if kind == _STRING else struct.calcsize(_SCALARS[kind]), f"elements of {key}")
+        self.array_elements += length
+        if self.array_elements > _MAX_ARRAY_ELEMENTS:
+            self.fail(f"the metadata arrays have more than {_MAX_ARRAY_ELEMENTS} elements")
+        if kind == _STRING:
+            for _ in range(length):
+                self.skip(self.number("Q"), key)
+        elif kind == _BOOL:
+            self.booleans(length, key)
+        else:
+            self.skip(length * struct.calcsize(_SCALARS[kind]), key)
+
+    def tensor(self) -> tuple[str, int, int]:
+        """One entry of the tensor table: (name, offset into the data section, bytes)."""
+        from gguf import GGMLQuantizationType
+
+        name = self.name("tensor name")
+        n_dims = self.number("I")
+        if not 1 <= n_dims <= _MAX_DIMS:
+            self.fail(f"tensor {name} has {n_dims} dimensions")
+        dims = [self.number("Q") for _ in range(n_dims)]
+        kind, offset = self.number("I"), self.number("Q")
+        try:
+            type_name = GGMLQuantizationType(kind).name
+        except ValueError:
+            type_name = f"type {kind}"
+        if type_name not in BLOCKS:
+            raise UnsupportedModelError(
+                f"{self.file_name}: tensor {name} is {type_name}, which headrace cannot convert",
+                hint=f"it converts {', '.join(BLOCKS)}",
+            )
+        block, block_bytes = BLOCKS[type_name]
+        elements = 1
+        for dim in dims:
+            elements *= dim  # Python integers: nothing wraps around
+        if elements == 0 or dims[0] % block:
+            self.fail(f"tensor {name} has shape {dims}, not a multiple of the {type_name} block of {block}")
+        if offset % self.alignment:
+            self.fail(f"tensor {name} starts at {offset}, which is not aligned to {self.alignment}")
+        return name, offset, elements // block * block_bytes
+
+    def check_spans(self, spans: list[tuple[str, int, int]]) -> None:
+        """Every tensor inside the data section, no two sharing a byte."""
+        data_start = -(-self.position // self.alignment) * self.alignment
+        end, previous = 0, ""
+        for name, offset, length in sorted(spans, key=lambda span: span[1]):
+            if data_start + offset + length > self.size:
+                self.fail(f"tensor {name} reaches past the end of the file (truncated?)")
+            if offset < end:
+                self.fail(f"tensors {previous} and {name} overlap")
+            end, previous = offset + length, name
+
+    def read_alignment(self, kind: int) -> None:
+        if kind != _UINT32:
+            self.fail("general.alignment is not a 32-bit number")
+        self.alignment = self.number("I")
+        if not 0 < self.alignment <= _MAX_ALIGNMENT or self.alignment & (self.alignment - 1):
+            self.fail(f"general.alignment is {self.alignment}, not a power of two up to {_MAX_ALIGNMENT}")
+
+    def refuse_split(self, kind: int) -> None:
+        if kind not in _SCALARS:
+            self.fail("split.count is not a number")
+        if self.number(_SCALARS[kind]) > 1:
+            raise UnsupportedModelError(
+                f"{self.file_name}: one part of a split GGUF model", hint="join the parts with llama-gguf-split --merge"
+            )
+
+    def booleans(self, length: int, key: str) -> None:
+        start = self.position
+        self.skip(length, key)
+        if self.data[start : self.position].strip(b"\0\1"):
+            self.fail(f"{key} has a boolean that is neither 0 nor 1")
+
+    def name(self, what: str) -> str:
+        length = self.number("Q")
+        start = self.position
+        if length > _MAX_NAME_BYTES:
+            self.fail(f"a {what} is {length} bytes long")
+        self.skip(length, what)
+        try:
+            return self.data[start : self.position].decode()
+        except UnicodeDecodeError:
+            self.fail(f"a {what} is not valid UTF-8")
+
+    def number(self, code: str) -> int:
+        start = self.position
+        self.skip(struct.calcsize(code), "a number")
+        return int(struct.unpack_from("<" + code, self.data, start)[0])
+
+    def expect(self, count: int, bytes_each: int, what: str) -> None:
+        """A count is believable only if that many of the smallest possible entries still fit into the file."""
+        if count * bytes_each > self.size - self.position:
+            self.fail(f"claims {count} {what}, more than the file can hold")
+
+    def skip(self, length: int, what: str) -> None:
+        if length > self.size - self.position:
+            self.fail(f"ends in the middle of {what}")
+        self.position += length
+
+    def fail(self, reason: str) -> NoReturn:
+        raise CheckpointError(f"{self.file_name}: {reason}")

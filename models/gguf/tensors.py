@@ -1,0 +1,195 @@
+"""GGML tensor types -> plain arrays or MLX affine quantization (`w = q * scale + bias`, groups along the row).
+
+Q4_0, Q4_1, Q8_0, Q4_K and Q5_K blocks are affine over 32 weights, so their codes move over unchanged: Q4_0's 8 and
+Q8_0's 128 offsets become the bias. Evaluated in float32 the result equals the reference dequantizer bit for bit, up
+to the sign of a zero. Q6_K scales groups of 16, which MLX has no affine mode for: it is requantized to 8 bits.
+
+Scales and biases are float16 where that loses nothing, because a decode step reads them all, and float32 otherwise.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from models.gguf.container import RawTensor
+from models.gguf.scan import BLOCKS
+from runtime.errors import CheckpointError
+
+Array = npt.NDArray[Any]
+Bytes = npt.NDArray[Any]  # of uint8: numpy's stubs lose it over shifts and masks
+Floats = npt.NDArray[np.float32]
+
+GROUP_SIZE = 32
+_CHUNK_WEIGHTS = 1 << 21  # how much of a tensor is unpacked at a time
+
+BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8, "Q4_K": 4, "Q5_K": 5, "Q6_K": 8}
+
+
+@dataclass(frozen=True)
+class Affine:
+    """A quantized matrix as MLX stores it. `max_error` is against the source's exact values."""
+
+    weight: Array  # (rows, columns * bits / 32), uint32
+    scales: Array  # (rows, columns / 32), float16 or float32
+    biases: Array
+    bits: int
+    max_error: float
+
+
+def to_affine(tensor: RawTensor) -> Affine:
+    """The MLX form of a quantized matrix, chunk by chunk. `CheckpointError` where a scale is not finite."""
+    unpack, bits = _UNPACK[tensor.type], BITS[tensor.type]
+    rows, columns = tensor.shape
+    block, block_bytes = BLOCKS[tensor.type]
+    blocks = tensor.data.reshape(-1, block_bytes)
+    groups = rows * columns // GROUP_SIZE
+    packed = np.empty((groups, bits * GROUP_SIZE // 8), np.uint8)
+    scales, biases = np.empty((2, groups), np.float32)
+    max_error, done, step = 0.0, 0, _CHUNK_WEIGHTS // block
+    for start in range(0, len(blocks), step):
+        with np.errstate(over="ignore", invalid="ignore"):  # from scales that are refused just below
+            codes, scale, bias, error = unpack(blocks[start : start + step])
+        if not (np.isfinite(scale).all() and np.isfinite(bias).all()):
+            raise CheckpointError(f"tensor {tensor.name} ({tensor.type}) has a scale that is not finite")
+        here = slice(done, done + len(codes))
+        packed[here], scales[here], biases[here] = _pack(codes, bits), scale, bias
+        max_error, done = max(max_error, error), here.stop
+    as_rows = (rows, columns // GROUP_SIZE)
+    half = _fits_half(scales) and _fits_half(biases)
+    dtype = np.float16 if half else np.float32
+    return Affine(
+        packed.view("<u4").reshape(rows, -1),
+        scales.astype(dtype, copy=False).reshape(as_rows),
+        biases.astype(dtype, copy=False).reshape(as_rows),
+        bits,
+        max_error,
+    )
+
+
+def to_plain(tensor: RawTensor) -> tuple[Array, str]:
+    """An unquantized tensor and its safetensors dtype; quantized vectors (norms, biases) become exact float32.
+
+    BF16 comes back as its raw 16-bit words, since numpy has no such type. `CheckpointError` for NaN or infinity.
+    """
+    if tensor.type in BITS:
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = dequantize(tensor.data, GGMLQuantizationType[tensor.type]).reshape(tensor.shape)
+        return _finite(values.astype("<f4").view("<u4"), 0x7F800000, tensor).view("<f4"), "F32"
+    exponent, word = {"F32": (0x7F800000, "<u4"), "F16": (0x7C00, "<u2"), "BF16": (0x7F80, "<u2")}[tensor.type]
+    words = _finite(tensor.data.view(word).reshape(tensor.shape), exponent, tensor)
+    return words, tensor.type
+
+
+def _finite(words: Array, exponent: int, tensor: RawTensor) -> Array:
+    """A float is NaN or infinite exactly when all its exponent bits are set."""
+    flat = words.reshape(-1)
+    for start in range(0, flat.size, _CHUNK_WEIGHTS):
+        if ((flat[start : start + _CHUNK_WEIGHTS] & exponent) == exponent).any():
+            raise CheckpointError(f"tensor {tensor.name} ({tensor.type}) holds NaN or infinity")
+    return words
+
+
+def _fits_half(values: Floats) -> bool:
+    with np.errstate(over="ignore"):
+        return bool(np.array_equal(values.astype(np.float16).astype(np.float32), values))
+
+
+def _pack(codes: Bytes, bits: int) -> Bytes:
+    """(G, 32) codes -> (G, 4 * bits) bytes: a little-endian bit stream, first code in the lowest bits."""
+    if bits == 8:
+        return codes
+    if bits == 4:
+        return codes[:, 0::2] | (codes[:, 1::2] << 4)
+    shifts = np.arange(8, dtype=np.uint64) * np.uint64(bits)
+    words = (codes.reshape(-1, 8).astype(np.uint64) << shifts).sum(axis=1, dtype=np.uint64)  # 8 codes: `bits` bytes
+    octets: Bytes = words.astype("<u8").view(np.uint8).reshape(-1, 8)
+    return octets[:, :bits].reshape(len(codes), -1)
+
+
+# Each takes (N, bytes per block) and gives codes (G, 32), scales (G,), biases (G,) and the largest error.
+Unpacked = tuple[Bytes, Floats, Floats, float]
+
+
+def _half(blocks: Bytes, start: int) -> Floats:
+    """The float16 stored at byte `start` of each block, (N,)."""
+    halves: Array = np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2")
+    return halves[:, 0].astype(np.float32)
+
+
+def _nibbles(packed: Bytes) -> Bytes:
+    """(N, B) bytes -> (N, 2B) codes: GGML keeps the first half of a block in the low nibbles."""
+    return np.concatenate([packed & 0x0F, packed >> 4], axis=1)
+
+
+def _q4_0(blocks: Bytes) -> Unpacked:
+    d = _half(blocks, 0)
+    return _nibbles(blocks[:, 2:]), d, -8 * d, 0.0
+
+
+def _q4_1(blocks: Bytes) -> Unpacked:
+    return _nibbles(blocks[:, 4:]), _half(blocks, 0), _half(blocks, 2), 0.0
+
+
+def _q8_0(blocks: Bytes) -> Unpacked:
+    d = _half(blocks, 0)
+    return blocks[:, 2:] ^ 0x80, d, -128 * d, 0.0  # flipping the sign bit adds 128 to an int8
+
+
+def _k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
+    """Scales and biases of Q4_K and Q5_K: eight 6-bit pairs per block, the last four split into 4 + 2 bits."""
+    first, second, high = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    scales = np.concatenate([first & 63, (high & 15) | (first >> 6 << 4)], axis=1)  # (N, 8)
+    minima = np.concatenate([second & 63, (high >> 4) | (second >> 6 << 4)], axis=1)
+    d, d_min = _half(blocks, 0)[:, None], _half(blocks, 2)[:, None]
+    # Exact: an 11-bit times a 6-bit significand fits float32.
+    return (d * scales).reshape(-1), (-d_min * minima).reshape(-1)
+
+
+def _q4_k(blocks: Bytes) -> Unpacked:
+    codes = _nibbles(blocks[:, 16:].reshape(-1, 32)).reshape(-1, GROUP_SIZE)
+    return codes, *_k_scales(blocks), 0.0
+
+
+def _q5_k(blocks: Bytes) -> Unpacked:
+    low = _nibbles(blocks[:, 48:].reshape(-1, 32)).reshape(-1, 8, GROUP_SIZE)
+    # Bit g of the 32 high bytes is the fifth bit of group g.
+    fifth = (blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
+    return (low | (fifth << 4)).reshape(-1, GROUP_SIZE), *_k_scales(blocks), 0.0
+
+
+def _q6_k(blocks: Bytes) -> Unpacked:
+    values = dequantize(blocks, GGMLQuantizationType.Q6_K).reshape(-1, GROUP_SIZE)
+    return _requantize(values)
+
+
+def _requantize(values: Floats) -> Unpacked:
+    """8-bit codes for (G, 32) values, with scale and bias rounded outwards to float16 first, so that every value
+    stays in range and is off by at most half a (rounded) step."""
+    low, high = values.min(axis=1), values.max(axis=1)
+    bias = low.astype(np.float16)
+    bias = np.where(bias > low, np.nextafter(bias, np.float16(-np.inf)), bias).astype(np.float32)
+    width = (high - bias) / np.float32(255)
+    scale = width.astype(np.float16)
+    scale = np.where(scale < width, np.nextafter(scale, np.float16(np.inf)), scale).astype(np.float32)
+    wide = ~(np.isfinite(scale) & np.isfinite(bias))
+    bias = np.where(wide, low, bias)
+    scale = np.where(wide, (high - low) / np.float32(255), scale)
+    steps = (values - bias[:, None]) / np.where(scale > 0, scale, 1)[:, None]
+    codes = np.rint(steps).clip(0, 255).astype(np.uint8)
+    error = np.abs(codes * scale[:, None] + bias[:, None] - values).max()
+    return codes, scale, bias, float(error)
+
+
+_UNPACK: dict[str, Callable[[Bytes], Unpacked]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}

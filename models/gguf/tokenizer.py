@@ -1,0 +1,148 @@
+"""GGUF vocabulary -> a Hugging Face `tokenizers` tokenizer and its `tokenizer_config.json`.
+
+Two kinds: byte-level BPE ("gpt2") and SentencePiece BPE with scores and byte fallback ("llama", also Gemma's).
+Both give llama.cpp's token ids, with one difference on purpose: merges never produce a control token, so that no
+plain text can become one.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from models.gguf.metadata import Metadata
+from models.gguf.pretokenizers import pre_tokenizer
+from models.gguf.vocabulary import (
+    BYTE,
+    CONTROL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    SpecialIds,
+    Vocabulary,
+    read_special_ids,
+)
+from runtime.errors import CheckpointError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_SPACE_MARK = "\u2581"  # SentencePiece writes a space as this
+
+
+def build_tokenizer(metadata: Metadata, vocabulary: Vocabulary) -> tuple["Tokenizer", SpecialIds]:
+    """The tokenizer a GGUF file describes. `UnsupportedModelError` names a tokenizer headrace does not have."""
+    model = metadata.text("tokenizer.ggml.model")
+    if model == "gpt2":
+        pre = pre_tokenizer(metadata.text("tokenizer.ggml.pre", "default"))
+        special = read_special_ids(metadata, vocabulary, add_bos=pre.add_bos, is_spm=False)
+        tokenizer = _byte_level(metadata, vocabulary)
+    elif model == "llama":
+        special = read_special_ids(metadata, vocabulary, add_bos=True, is_spm=True)
+        tokenizer = _sentencepiece(metadata, vocabulary, special)
+    else:
+        raise UnsupportedModelError(f"the tokenizer {model!r} is not supported")
+    _add_tokens(tokenizer, vocabulary)
+    _wrap(tokenizer, vocabulary, special)
+    return tokenizer, special
+
+
+def tokenizer_config(vocabulary: Vocabulary, special: SpecialIds, context_length: int) -> dict[str, Any]:
+    """`tokenizer_config.json` for transformers and mlx-lm; the chat template goes into a file of its own."""
+    named = {
+        "bos_token": special.bos,
+        "eos_token": special.eos,
+        "pad_token": special.pad,
+        "unk_token": special.unknown,
+    }
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": context_length,
+        "clean_up_tokenization_spaces": False,
+        "add_bos_token": special.add_bos,
+        "add_eos_token": special.add_eos,
+        **{name: vocabulary.tokens[index] for name, index in named.items() if index is not None},
+    }
+
+
+def _byte_level(metadata: Metadata, vocabulary: Vocabulary) -> "Tokenizer":
+    from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+
+    pre = pre_tokenizer(metadata.text("tokenizer.ggml.pre", "default"))
+    ids = {token: index for index, token in enumerate(vocabulary.tokens)}
+    control = {vocabulary.tokens[index] for index in vocabulary.ids_of(CONTROL, UNKNOWN)}
+    merges = []
+    for text in metadata.texts("tokenizer.ggml.merges"):
+        # The separator is the first space that is not the first character: byte-level texts hold no other.
+        cut = text.find(" ", 1)
+        left, right = text[:cut], text[cut + 1 :]
+        if cut < 0 or left not in ids or right not in ids or left + right not in ids:
+            raise CheckpointError(f"the merge {text[:40]!r} names a token that is not in the vocabulary")
+        if left + right not in control:
+            merges.append((left, right))
+    tokenizer = Tokenizer(BPE(vocab=ids, merges=merges, ignore_merges=pre.whole_words))
+    steps = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in pre.patterns]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary, special: SpecialIds) -> "Tokenizer":
+    from tokenizers import Tokenizer, decoders, normalizers
+    from tokenizers.models import BPE
+
+    ids = {token: index for index, token in enumerate(vocabulary.tokens)}
+    unknown = None if special.unknown is None else vocabulary.tokens[special.unknown]
+    scores = metadata.numbers("tokenizer.ggml.scores", len(ids))
+    merges = _merges_by_score(vocabulary, scores)
+    tokenizer = Tokenizer(BPE(vocab=ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    prefix = metadata.flag("tokenizer.ggml.add_space_prefix", True)
+    mark = normalizers.Replace(" ", _SPACE_MARK)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE_MARK), mark]) if prefix else mark
+    back = [decoders.Replace(_SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*back, decoders.Strip(" ", 1, 0)] if prefix else back)
+    return tokenizer
+
+
+def _merges_by_score(vocabulary: Vocabulary, scores: list[float]) -> list[tuple[str, str]]:
+    """Every way to put a token together from two others, best token first.
+
+    SentencePiece merges the neighbours whose union scores best; a ranked merge list does the same. Only tokens that
+    plain text may become take part.
+    """
+    barred = set(vocabulary.ids_of(CONTROL, UNKNOWN, USER_DEFINED, UNUSED, BYTE))
+    usable = {token: index for index, token in enumerate(vocabulary.tokens) if index not in barred}
+    ranked: list[tuple[float, int, int, str, str]] = []
+    for token, index in usable.items():
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in usable and right in usable:
+                ranked.append((-scores[index], usable[left], usable[right], left, right))
+    ranked.sort()
+    return [(left, right) for *_, left, right in ranked]
+
+
+def _add_tokens(tokenizer: "Tokenizer", vocabulary: Vocabulary) -> None:
+    """Control tokens match only where special tokens are asked for, user-defined ones in any text."""
+    from tokenizers import AddedToken
+
+    def added(kinds: tuple[int, ...], special: bool) -> list["AddedToken"]:
+        texts = (vocabulary.tokens[index] for index in vocabulary.ids_of(*kinds))
+        return [AddedToken(text, normalized=False, special=special) for text in texts]
+
+    tokenizer.add_special_tokens(added((CONTROL, UNKNOWN), True))
+    tokenizer.add_tokens(added((USER_DEFINED,), False))
+
+
+def _wrap(tokenizer: "Tokenizer", vocabulary: Vocabulary, special: SpecialIds) -> None:
+    """Begin (and end) an encoded text as the file asks, when encoding with special tokens."""
+    from tokenizers.processors import TemplateProcessing
+
+    template, specials = ["$A"], []
+    for name, index, wanted in (("bos", special.bos, special.add_bos), ("eos", special.eos, special.add_eos)):
+        if wanted and index is not None:
+            specials.append({"id": name, "ids": [index], "tokens": [vocabulary.tokens[index]]})
+            template.insert(0 if name == "bos" else len(template), name)
+    if specials:
+        pair = [*template, *(piece.replace("$A", "$B") for piece in template)]
+        tokenizer.post_processor = TemplateProcessing(single=template, pair=pair, special_tokens=specials)

@@ -1,0 +1,77 @@
+"""The vocabulary of a GGUF file: token texts, their kinds, and which ids begin, end and pad a text."""
+
+from dataclasses import dataclass
+
+from models.gguf.metadata import Metadata
+from runtime.errors import CheckpointError
+
+# `tokenizer.ggml.token_type`, by SentencePiece's numbering.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+
+# Control tokens that end a turn in one of the supported families, whatever the file declares as its one EOS.
+_END_OF_TURN = frozenset(
+    ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
+)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Token texts and kinds by id; no two texts are equal."""
+
+    tokens: list[str]
+    kinds: list[int]
+
+    def ids_of(self, *kinds: int) -> list[int]:
+        return [index for index, kind in enumerate(self.kinds) if kind in kinds]
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """Token ids with a role. `ends` are all ids after which the model has finished, the declared EOS first."""
+
+    bos: int | None
+    eos: int | None
+    pad: int | None
+    unknown: int | None
+    ends: list[int]
+    add_bos: bool
+    add_eos: bool
+
+
+def read_vocabulary(metadata: Metadata) -> Vocabulary:
+    """The tokens and their kinds. `CheckpointError` where lists disagree or a text appears twice."""
+    tokens = metadata.texts("tokenizer.ggml.tokens")
+    if not tokens:
+        raise CheckpointError("the vocabulary is empty")
+    # llama.cpp names empty tokens like this; they are padding that never occurs in a text.
+    tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
+    kinds = [NORMAL] * len(tokens)
+    if metadata.has("tokenizer.ggml.token_type"):
+        kinds = metadata.integers("tokenizer.ggml.token_type", len(tokens))
+    if len(set(tokens)) != len(tokens):
+        raise CheckpointError("a token appears twice in the vocabulary")
+    return Vocabulary(tokens, kinds)
+
+
+def read_special_ids(metadata: Metadata, vocabulary: Vocabulary, *, add_bos: bool, is_spm: bool) -> SpecialIds:
+    """Roles from the metadata; `add_bos` is the tokenizer's default. SentencePiece files may omit 0, 1 and 2."""
+    defaults: dict[str, int] = {"unknown": 0, "bos": 1, "eos": 2} if is_spm and len(vocabulary.tokens) > 2 else {}
+
+    def role(name: str) -> int | None:
+        key = f"tokenizer.ggml.{name}_token_id"
+        if not metadata.has(key):
+            return defaults.get(name)
+        return metadata.integer(key, most=len(vocabulary.tokens) - 1)
+
+    bos, eos = role("bos"), role("eos")
+    named = [index for index in vocabulary.ids_of(CONTROL, USER_DEFINED) if vocabulary.tokens[index] in _END_OF_TURN]
+    ends = [index for index in (eos, role("eot"), role("eom"), *named) if index is not None]
+    return SpecialIds(
+        bos=bos,
+        eos=eos,
+        pad=role("padding"),
+        unknown=role("unknown"),
+        ends=list(dict.fromkeys(ends)),
+        add_bos=metadata.flag("tokenizer.ggml.add_bos_token", add_bos) and bos is not None,
+        add_eos=metadata.flag("tokenizer.ggml.add_eos_token", False) and eos is not None,
+    )
