@@ -22,12 +22,11 @@ from runtime.timeline import Timeline
 
 
 class Engine:
-    """Runs one network. `context_limit` bounds prompt plus answer; `measured_peak_gb_s` gives MBU its ceiling."""
+    """Runs one network. `context_limit` bounds prompt plus answer, in tokens."""
 
-    def __init__(self, network: Network[Any], *, context_limit: int, measured_peak_gb_s: float | None = None) -> None:
+    def __init__(self, network: Network[Any], *, context_limit: int) -> None:
         self.network = network
         self.context_limit = context_limit
-        self.measured_peak_gb_s = measured_peak_gb_s
         self.steps = StepRing()
         self._busy = False
 
@@ -62,7 +61,6 @@ class Engine:
             cost=self.network.cost,
             prompt_tokens=len(request.prompt),
             ring=self.steps,
-            measured_peak_gb_s=self.measured_peak_gb_s,
         )
         cache = self.network.make_cache(self.context_limit)
         try:

@@ -2,7 +2,7 @@
 
 Bytes are computed from shapes (see `runtime.cost`), never read from a hardware counter. Seconds are wall clock,
 monotonic. A step's latency is the inter-token latency t(k) - t(k - 1); for the first it is the time since
-prefill ended.
+prefill ended. MBU (model bandwidth utilisation) is achieved bandwidth over the machine's measured peak.
 """
 
 from collections import deque
@@ -26,7 +26,6 @@ class StepRecord:
     kv_allocated_bytes: int
     active_memory_bytes: int
     peak_memory_bytes: int
-    measured_peak_gb_s: float | None = None
 
     @property
     def step_bytes(self) -> int:
@@ -36,11 +35,6 @@ class StepRecord:
     def achieved_gb_s(self) -> float:
         """Achieved bandwidth in GB/s (1 GB = 1e9 bytes)."""
         return self.step_bytes / self.latency_s / 1e9 if self.latency_s > 0 else 0.0
-
-    @property
-    def mbu(self) -> float | None:
-        """Model bandwidth utilisation: achieved over measured peak. None before a calibration."""
-        return self.achieved_gb_s / self.measured_peak_gb_s if self.measured_peak_gb_s else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +84,6 @@ class Summary:
     kv_bytes_per_token: int
     kv_cache_bytes: int
     achieved_gb_s: float | None
-    mbu: float | None
     peak_memory_bytes: int
 
     @property
@@ -101,6 +94,11 @@ class Summary:
     @property
     def decode_tokens_per_second(self) -> float | None:
         return 1 / self.tpot_s if self.tpot_s else None
+
+
+def mbu(achieved_gb_s: float | None, measured_peak_gb_s: float | None) -> float | None:
+    """Model bandwidth utilisation, a fraction. None until both sides are known."""
+    return achieved_gb_s / measured_peak_gb_s if achieved_gb_s is not None and measured_peak_gb_s else None
 
 
 class StepRing:

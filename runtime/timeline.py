@@ -24,13 +24,11 @@ class Timeline:
         cost: StepCost,
         prompt_tokens: int,
         ring: StepRing,
-        measured_peak_gb_s: float | None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._cost = cost
         self._prompt_tokens = prompt_tokens
         self._ring = ring
-        self._peak_gb_s = measured_peak_gb_s
         self._clock = clock
         self._submitted = clock()
         self._prefilled = self._submitted
@@ -59,7 +57,6 @@ class Timeline:
             kv_allocated_bytes=cache.allocated_bytes,
             active_memory_bytes=mx.get_active_memory(),
             peak_memory_bytes=mx.get_peak_memory(),
-            measured_peak_gb_s=self._peak_gb_s,
         )
         if len(self._ready) > 1:
             self._bytes += record.step_bytes
@@ -71,7 +68,6 @@ class Timeline:
         ready = self._ready
         latencies = [b - a for a, b in pairwise(ready)]
         decode_s = ready[-1] - ready[0] if len(ready) > 1 else 0.0
-        achieved = self._bytes / decode_s / 1e9 if decode_s > 0 else None
         return Summary(
             prompt_tokens=self._prompt_tokens,
             prefill_tokens=min(cache.committed, self._prompt_tokens - 1),
@@ -85,7 +81,6 @@ class Timeline:
             weight_bytes_per_step=self._cost.weight_bytes,
             kv_bytes_per_token=self._cost.kv_bytes_per_token,
             kv_cache_bytes=cache.committed_bytes,
-            achieved_gb_s=achieved,
-            mbu=achieved / self._peak_gb_s if achieved and self._peak_gb_s else None,
+            achieved_gb_s=self._bytes / decode_s / 1e9 if decode_s > 0 else None,
             peak_memory_bytes=mx.get_peak_memory(),
         )

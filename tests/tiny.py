@@ -10,6 +10,12 @@ from typing import Any
 
 import mlx.core as mx
 
+from models.checkpoint import open_checkpoint
+from models.config import decoder_config
+from models.decoder import Decoder
+from models.parameters import Parameters
+from runtime.ops import Ops, reference
+
 VOCAB, HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 96, 64, 128, 3, 4, 2, 32
 
 _BASE: dict[str, Any] = {
@@ -91,6 +97,14 @@ def quantize_model(source: Path, target: Path, layers: dict[str, dict[str, int]]
     mx.save_safetensors(str(target / "model.safetensors"), tensors)
     (target / "config.json").write_text(json.dumps({**config, "quantization": section}))
     return target
+
+
+def load_decoder(directory: Path, ops: Ops = reference, dtype: mx.Dtype = mx.float32) -> Decoder:
+    """Our decoder on a directory written here."""
+    checkpoint = open_checkpoint(directory)
+    config = decoder_config(checkpoint.config)
+    assert config is not None
+    return Decoder(config, Parameters(checkpoint, ops, dtype), ops, dtype)
 
 
 def random_tensors(config: dict[str, Any], seed: int) -> dict[str, mx.array]:

@@ -7,24 +7,13 @@ import mlx.core as mx
 import pytest
 
 from models.checkpoint import open_checkpoint
-from models.config import decoder_config
-from models.decoder import Decoder
 from models.mlx_lm_network import MlxLmNetwork
-from models.parameters import Parameters
-from runtime.ops import Ops, reference
-from tests.tiny import VARIANTS, VOCAB, quantize_model, write_model
+from tests.tiny import VARIANTS, VOCAB, load_decoder, quantize_model, write_model
 
 pytestmark = pytest.mark.peer
 
 # mlx-lm runs sliding-window Gemma 2 layers as full attention; these prompts are shorter than its window.
 PROMPT = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(40)]
-
-
-def ours(directory: Path, ops: Ops = reference, dtype: mx.Dtype = mx.float32) -> Decoder:
-    checkpoint = open_checkpoint(directory)
-    config = decoder_config(checkpoint.config)
-    assert config is not None
-    return Decoder(config, Parameters(checkpoint, ops, dtype), ops, dtype)
 
 
 def logits_of(network: Any, tokens: list[int]) -> mx.array:
@@ -48,6 +37,6 @@ def test_logits_equal_mlx_lm(tmp_path: Path, variant: str, quantized: bool) -> N
             directory, tmp_path / "quantized", {"model.layers.1.self_attn.v_proj": {"bits": 8, "group_size": 32}}
         )
     peer = MlxLmNetwork(open_checkpoint(directory), device=mx.DeviceType.cpu)
-    mine, theirs = logits_of(ours(directory), PROMPT), logits_of(peer, PROMPT)
+    mine, theirs = logits_of(load_decoder(directory), PROMPT), logits_of(peer, PROMPT)
     assert mine.shape == theirs.shape == (1, len(PROMPT), VOCAB)
     assert relative_difference(mine, theirs) < 1e-5

@@ -1,0 +1,15 @@
+"""A network with no file behind it: the tiny llama's weights, built in memory."""
+
+from pathlib import Path
+
+import pytest
+
+from models.decoder import Decoder
+from tests.tiny import load_decoder, write_model
+
+
+@pytest.fixture(scope="session")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    """A 3-layer llama of random weights, vocabulary of 96, on the reference operations."""
+    directory: Path = tmp_path_factory.mktemp("tiny") / "llama"
+    return load_decoder(write_model(directory, "llama"))
