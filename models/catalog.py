@@ -1,7 +1,6 @@
 """The short list of models that have a plain name: assets/catalog.toml as typed entries.
 
-Reading the file costs a few milliseconds, so nothing on the start path of an installed model calls
-`load_catalog`; `DEFAULT_MODEL` is repeated here for it (a test keeps the two equal).
+Reading the file costs a few milliseconds; the start of an installed model does not import this module.
 """
 
 from dataclasses import dataclass
@@ -10,8 +9,6 @@ from typing import Any
 
 from runtime.errors import ModelNotFoundError
 from runtime.paths import ASSETS
-
-DEFAULT_MODEL = "smollm2-135m"
 
 # What the program itself takes besides weights and KV cache: interpreter, MLX, activations, tokenizer.
 OVERHEAD_BYTES = 400 << 20

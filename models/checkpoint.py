@@ -84,7 +84,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if "config.json" not in names:
         raise CheckpointError(f"{path} has no config.json")
     config = _read_json_object(root, "config.json")
-    _refuse_code(config)
+    refuse_code(config)
     shards = _shard_names(root, names)
     tensors: dict[str, TensorInfo] = {}
     for name in shards:
@@ -95,7 +95,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(Path(path), config, [root / name for name in shards], tensors, origin)
 
 
-def _refuse_code(config: dict[str, Any]) -> None:
+def refuse_code(config: dict[str, Any]) -> None:
+    """Raise CheckpointError if this config.json names code that a loader would run."""
     # Text configs of multimodal models sit one level down and are what a loader would hand on.
     for section in (config, config.get("text_config")):
         if not isinstance(section, dict):

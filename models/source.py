@@ -123,9 +123,7 @@ def _hub_id(text: str) -> HubId:
         or (at and (_REVISION.fullmatch(revision) is None or ".." in revision or "//" in revision))
     )
     if malformed:
-        raise UsageError(
-            f"not a hub id: {_shorten(text)}", "a hub id looks like org/name or org/name@revision"
-        )
+        raise UsageError(f"not a hub id: {_shorten(text)}", "a hub id looks like org/name or org/name@revision")
     return HubId(repo, revision or None)
 
 

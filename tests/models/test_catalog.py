@@ -5,8 +5,8 @@ import tomllib
 
 import pytest
 
-from models import catalog
 from models.catalog import CatalogEntry, HubRepo, Wheel, find, load_catalog
+from models.resolve import DEFAULT_MODEL
 from models.source import CatalogName, HubId, parse_source
 from runtime.errors import ModelNotFoundError
 from runtime.paths import ASSETS
@@ -17,12 +17,12 @@ each_entry = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.n
 
 def test_default_is_the_files_default() -> None:
     with (ASSETS / "catalog.toml").open("rb") as file:
-        assert tomllib.load(file)["default"] == catalog.DEFAULT_MODEL
-    assert isinstance(find(catalog.DEFAULT_MODEL).source, Wheel)
+        assert tomllib.load(file)["default"] == DEFAULT_MODEL
+    assert isinstance(find(DEFAULT_MODEL).source, Wheel)
 
 
 def test_default_comes_first_then_by_download_size() -> None:
-    assert ENTRIES[0].name == catalog.DEFAULT_MODEL
+    assert ENTRIES[0].name == DEFAULT_MODEL
     sizes = [entry.download_bytes for entry in ENTRIES[1:]]
     assert sizes == sorted(sizes)
     assert len(ENTRIES) >= 15

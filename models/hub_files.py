@@ -1,0 +1,65 @@
+"""Which files of a hub repository make a model that headrace can run. Names only: no network, no disk.
+
+A safetensors repository gives its weights, configs, tokenizer and templates; a GGUF repository gives one file.
+Code (*.py) and pickles are never chosen.
+"""
+
+import re
+from collections.abc import Iterable
+
+from runtime.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+
+_SIDE_FILES = (".json", ".jinja", ".txt", ".model")  # config, tokenizer, chat template, merges, sentencepiece
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+_SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
+_QUANTIZATION = re.compile(r"(?:^|[-._])(q\d_[01]|q\d_k(?:_[sml])?|bf16|f16|fp16|f32)(?=[-._]|$)", re.IGNORECASE)
+# First the usual compromise between size and quality, then its nearest neighbours, then ever larger files.
+_PREFERRED = (
+    "Q4_K_M", "Q4_K_S", "Q4_K", "Q4_1", "Q4_0", "Q5_K_M", "Q5_K_S", "Q5_K", "Q6_K", "Q8_0",
+    "BF16", "F16", "FP16", "F32",
+)  # fmt: skip
+
+
+def choose_files(names: Iterable[str], repo: str, file: str | None = None) -> list[str]:
+    """The files to download from `repo`; a single .gguf name where it is a GGUF repository.
+
+    `file` asks for that one GGUF. Raises ModelNotFoundError, CheckpointError or UnsupportedModelError.
+    """
+    names = sorted(names)
+    if file is not None:
+        if file not in names:
+            raise ModelNotFoundError(f"{repo} has no file {file}")
+        return [file]
+    root = [name for name in names if "/" not in name]
+    weights = [name for name in root if name.startswith("model") and name.endswith(".safetensors")]
+    if weights and "config.json" in root:
+        return [name for name in root if name in weights or name.endswith(_SIDE_FILES)]
+    if any(name.lower().endswith(".gguf") for name in names):
+        return [_choose_gguf(names, repo)]
+    if any(name.endswith(_PICKLES) for name in names):
+        raise CheckpointError(
+            f"{repo} has its weights as pickles only, which can run code when opened; they are refused",
+            "look for a safetensors or GGUF version of the model",
+        )
+    raise CheckpointError(f"{repo} has no weights that headrace reads (model*.safetensors or .gguf)")
+
+
+def quantization_of(file: str) -> str | None:
+    """The quantization a GGUF's name states, in capitals, or None."""
+    found = _QUANTIZATION.findall(file.rsplit("/", 1)[-1].removesuffix(".gguf"))
+    return found[-1].upper() if found else None
+
+
+def _choose_gguf(names: list[str], repo: str) -> str:
+    ggufs = [name for name in names if name.lower().endswith(".gguf") and "mmproj" not in name.lower()]
+    whole = [name for name in ggufs if not _SPLIT.search(name)]
+    if not whole:
+        raise UnsupportedModelError(f"{repo} has its GGUF in several parts only, which headrace does not join")
+    for wanted in _PREFERRED:
+        for name in whole:
+            if quantization_of(name) == wanted:
+                return name
+    if len(whole) == 1:
+        return whole[0]
+    kinds = sorted({quantization_of(name) or name for name in whole})
+    raise UnsupportedModelError(f"{repo} has no quantization that headrace reads: {', '.join(kinds)[:200]}")

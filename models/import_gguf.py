@@ -1,0 +1,85 @@
+"""Taking a GGUF file into the store: converted once to an MLX-format directory, found again by content.
+
+A file is known by the sha256 of its bytes. So that the second start neither hashes nor converts, the store
+remembers the hash of each path together with the file's size and modification time (`.gguf.json`).
+"""
+
+import hashlib
+import json
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from models.progress import Progress, silent
+from models.store import Store, StoredModel
+from runtime.errors import ModelNotFoundError
+
+_CHUNK = 4 << 20
+_SEEN = ".gguf.json"
+
+
+def import_gguf(file: Path, store: Store, *, progress: Progress = silent) -> StoredModel:
+    """The store's conversion of `file`, made now if it is not there yet.
+
+    Raises CheckpointError for files that are no sound GGUF and ModelNotFoundError for one that cannot be read.
+    """
+    seen = _load(store)
+    key = str(file)
+    try:
+        status = file.stat()
+        stamp = [status.st_size, status.st_mtime_ns]
+        known = seen.get(key)
+        if isinstance(known, dict) and known.get("stamp") == stamp:
+            model = store.get(str(known.get("name")))
+            if model is not None:
+                return model
+        sha256 = _hash(file, status.st_size, progress)
+    except OSError as error:
+        raise ModelNotFoundError(f"cannot read {file}: {error.strerror}") from error
+
+    def build(directory: Path) -> dict[str, Any]:
+        convert(file, directory, progress)
+        return {"id": file.name, "source": f"local file {file}", "sha256": sha256}
+
+    model = store.install(stored_name(file, sha256), build, progress=progress)
+    _save(store, {**_load(store), key: {"stamp": stamp, "sha256": sha256, "name": model.name}})
+    return model
+
+
+def convert(file: Path, directory: Path, progress: Progress) -> None:
+    """Write the MLX-format conversion of `file` into `directory`."""
+    from models.gguf import convert_gguf  # numpy and gguf: seconds that a start without conversion does not need
+
+    convert_gguf(file, directory, progress=lambda done, total: progress("converting", done, total))
+
+
+def stored_name(file: Path, sha256: str) -> str:
+    """The name of the conversion in the store: readable, and different for different contents."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip(".-_") or "model"
+    return f"{re.sub(r'[.]{2,}', '.', stem)[:80]}-{sha256[:12]}"
+
+
+def _hash(file: Path, size: int, progress: Progress) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+            progress("hashing", stream.tell(), size)
+    return digest.hexdigest()
+
+
+def _load(store: Store) -> dict[str, Any]:
+    try:
+        seen = json.loads((store.root / _SEEN).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return seen if isinstance(seen, dict) else {}
+
+
+def _save(store: Store, seen: dict[str, Any]) -> None:
+    """Replace the file in one step; entries of deleted files and models are dropped on the way."""
+    kept = {path: row for path, row in seen.items() if Path(path).exists() and store.get(row["name"])}
+    with tempfile.NamedTemporaryFile("w", dir=store.root, prefix=".gguf-", delete=False) as file:
+        json.dump(kept, file, indent=1)
+    Path(file.name).replace(store.root / _SEEN)

