@@ -1,0 +1,167 @@
+"""The honest account of one answer: the JSON document, the full table and the one-line summary.
+
+All three show the same figures under the same names (see `runtime.telemetry` for their definitions). Bandwidth is
+computed from shapes and latencies, not read from a hardware counter; every rendering says against which peak.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from runtime.bandwidth import Peak
+from runtime.hardware import Machine
+from runtime.request import Finished, Step
+from runtime.telemetry import Percentiles, StepRecord, mbu
+from runtime.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Everything there is to say about an answer. Times in seconds, from the moment the prompt was submitted."""
+
+    model: str
+    kind: str
+    text: str
+    steps: Sequence[Step]
+    finished: Finished
+    load_s: float
+    tokenize_s: float
+    ttft_s: float | None  # submitted -> first non-empty text delivered, tokenisation included
+    machine: Machine
+    peak: Peak | None
+    kernels: dict[str, str]
+    versions: dict[str, str]
+    context_limit: int
+
+    @property
+    def measured_peak_gb_s(self) -> float | None:
+        return self.peak.gb_s if self.peak else None
+
+    @property
+    def nominal_peak_gb_s(self) -> float | None:
+        nominal = self.machine.nominal_bandwidth
+        return nominal / 1e9 if nominal else None
+
+    @property
+    def mbu(self) -> float | None:
+        return mbu(self.finished.summary.achieved_gb_s, self.measured_peak_gb_s)
+
+
+def document(account: Account, *, with_steps: bool) -> dict[str, Any]:
+    """The `--json` document. Absent figures (one token has no inter-token latency) are null."""
+    summary = account.finished.summary
+    answer: dict[str, Any] = {
+        "model": account.model,
+        "text": account.text,
+        "tokens": [step.token for step in account.steps],
+        "finish_reason": account.finished.reason,
+        "prompt_tokens": summary.prompt_tokens,
+        "completion_tokens": summary.completion_tokens,
+        "context_limit": account.context_limit,
+        "load_s": account.load_s,
+        "ttft_s": account.ttft_s,
+        "tokenize_s": account.tokenize_s,
+        "prefill_s": summary.prefill_s,
+        "first_step_s": summary.first_step_s,
+        "prefill_tokens_per_second": summary.prefill_tokens_per_second,
+        "tpot_s": summary.tpot_s,
+        "decode_tokens_per_second": summary.decode_tokens_per_second,
+        "itl_ms": _milliseconds(summary.itl),
+        "weight_bytes_per_step": summary.weight_bytes_per_step,
+        "kv_bytes_per_token": summary.kv_bytes_per_token,
+        "kv_cache_bytes": summary.kv_cache_bytes,
+        "peak_memory_bytes": summary.peak_memory_bytes,
+        "achieved_bandwidth_gb_s": summary.achieved_gb_s,
+        "measured_peak_gb_s": account.measured_peak_gb_s,
+        "nominal_peak_gb_s": account.nominal_peak_gb_s,
+        "mbu": account.mbu,
+        "device": {
+            "name": account.machine.device_name,
+            "backend": account.machine.backend,
+            "memory_bytes": account.machine.memory_bytes,
+            "kernels": account.kernels,
+            "network": account.kind,
+        },
+        "versions": account.versions,
+    }
+    if account.steps and account.steps[0].logprobs is not None:
+        answer["logprobs"] = [asdict(step.logprobs) for step in account.steps if step.logprobs]
+    if with_steps:
+        answer["steps"] = [_step(step.record, account.measured_peak_gb_s) for step in account.steps]
+    return answer
+
+
+def summary_line(account: Account) -> str:
+    """One line for the end of an answer on a terminal."""
+    summary = account.finished.summary
+    parts = [f"{summary.completion_tokens} tokens"]
+    if summary.decode_tokens_per_second:
+        parts.append(f"{summary.decode_tokens_per_second:.1f} tok/s")
+    if account.ttft_s is not None:
+        parts.append(f"TTFT {account.ttft_s:.2f} s")
+    if account.mbu is not None and summary.achieved_gb_s is not None:
+        parts.append(f"MBU {account.mbu:.0%} ({summary.achieved_gb_s:.1f} of {account.measured_peak_gb_s:.1f} GB/s)")
+    parts.append(f"KV {format_bytes(summary.kv_cache_bytes)}")
+    if account.finished.reason != "stop":
+        parts.append({"length": "token limit reached", "cancelled": "stopped"}[account.finished.reason])
+    return " · ".join(parts)
+
+
+def table(account: Account) -> list[tuple[str, str]]:
+    """The full account as (label, value) rows, for `--stats`."""
+    summary = account.finished.summary
+    rows = [
+        ("model", f"{account.model} ({account.kind} decoder, {account.kernels.get('kernels', '?')} kernels)"),
+        ("device", f"{account.machine.device_name} ({account.machine.backend})"),
+        ("finish reason", account.finished.reason),
+        ("prompt", f"{summary.prompt_tokens} tokens"),
+        ("completion", f"{summary.completion_tokens} tokens in {summary.steps} steps"),
+        ("load", f"{account.load_s:.3f} s"),
+        ("TTFT", _seconds(account.ttft_s)),
+        ("  tokenize", _seconds(account.tokenize_s)),
+        ("  prefill", f"{_seconds(summary.prefill_s)}, {_rate(summary.prefill_tokens_per_second)}"),
+        ("  first step", _seconds(summary.first_step_s)),
+        ("decode", f"{_rate(summary.decode_tokens_per_second)}, TPOT {_seconds(summary.tpot_s)}"),
+        ("ITL", _itl(summary.itl)),
+        ("weights per step", format_bytes(summary.weight_bytes_per_step)),
+        ("KV cache", f"{format_bytes(summary.kv_cache_bytes)}, {format_bytes(summary.kv_bytes_per_token)} per token"),
+        ("peak memory", f"{format_bytes(summary.peak_memory_bytes)} (MLX)"),
+        ("achieved", f"{_gb_s(summary.achieved_gb_s)} (computed from shapes)"),
+        ("measured peak", _gb_s(account.measured_peak_gb_s)),
+        ("nominal peak", _gb_s(account.nominal_peak_gb_s)),
+        ("MBU", f"{account.mbu:.1%} of the measured peak" if account.mbu is not None else "unknown"),
+    ]
+    peak = account.measured_peak_gb_s
+    if peak and summary.decode_tokens_per_second and summary.achieved_gb_s:
+        step_bytes = summary.achieved_gb_s * 1e9 / summary.decode_tokens_per_second
+        rows.append(("roofline", f"{peak * 1e9 / step_bytes:.1f} tok/s at {format_bytes(step_bytes)} per step"))
+    return rows
+
+
+def _step(record: StepRecord, peak_gb_s: float | None) -> dict[str, Any]:
+    achieved = record.achieved_gb_s
+    return {**asdict(record), "achieved_bandwidth_gb_s": achieved, "mbu": mbu(achieved, peak_gb_s)}
+
+
+def _milliseconds(itl: Percentiles | None) -> dict[str, float | None]:
+    if itl is None:
+        return dict.fromkeys(("p50", "p95", "p99", "max"))
+    return {name: seconds * 1e3 for name, seconds in asdict(itl).items()}
+
+
+def _itl(itl: Percentiles | None) -> str:
+    if itl is None:
+        return "needs two tokens"
+    return " ".join(f"{name} {milliseconds:.2f} ms" for name, milliseconds in _milliseconds(itl).items())
+
+
+def _seconds(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3f} s" if value >= 0.1 else f"{value * 1e3:.2f} ms"
+
+
+def _rate(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1f} tok/s"
+
+
+def _gb_s(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1f} GB/s"

@@ -1,0 +1,54 @@
+"""One answer as text: a request's tokens through the detokenizer and the stop strings.
+
+The engine speaks token ids; this is the one place where they become text, for the command line, the chat and the
+benchmarks alike. The text is what the model said: whoever shows it on a terminal sanitises it (`app.sanitise`).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from models.stop_strings import StopMatcher
+from models.tokenizer import Tokenizer
+from runtime.engine import Engine
+from runtime.request import Finished, PrefillProgress, Request, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One step, and the text that became certain with it (often empty: half a character, half a stop string)."""
+
+    text: str
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The answer is over; `text` is what had been held back."""
+
+    text: str
+    finished: Finished
+
+
+Part = PrefillProgress | Said | Ended
+
+
+def answer(engine: Engine, tokenizer: Tokenizer, request: Request, stops: Sequence[str] = ()) -> Iterator[Part]:
+    """Generate, as text. A stop string ends the answer with reason `stop` and is not part of it."""
+    detokenizer = tokenizer.detokenizer()
+    matcher = StopMatcher(stops)
+    stopped = False
+    for event in engine.generate(request):
+        if isinstance(event, Step):
+            text, stopped = matcher.feed(detokenizer.add(event.token))
+            yield Said(text, event)
+            if stopped:
+                request.cancel.set()  # the engine ends the generation before its next step
+        elif isinstance(event, Finished):
+            rest = ""
+            if not stopped:
+                certain, stopped = matcher.feed(detokenizer.finish())
+                held, at_end = matcher.flush()
+                rest, stopped = certain + held, stopped or at_end
+            yield Ended(rest, replace(event, reason="stop") if stopped else event)
+        else:
+            yield event

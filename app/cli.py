@@ -1,0 +1,106 @@
+"""The `headrace` command: names of subcommands, exit codes, and how errors look. Imports nothing heavy.
+
+A subcommand's module is imported when it is run, so `headrace --help` needs neither mlx nor textual. Exit codes:
+0 done, 1 failed, 2 asked for wrongly, 130 interrupted.
+"""
+
+import importlib
+import os
+import sys
+import traceback
+from typing import NoReturn
+
+import click
+
+from runtime.errors import HeadraceError
+
+DEBUG = "HEADRACE_DEBUG"
+
+# name -> (module, attribute, one line for --help)
+_COMMANDS = {
+    "run": ("app.run", "run", "Answer one prompt, streamed to standard output."),
+    "models": ("app.models_cmd", "models", "List, fetch, inspect and remove models."),
+    "doctor": ("app.doctor", "doctor", "Show what headrace knows about this machine, and what is wrong."),
+}
+
+
+class _LazyGroup(click.Group):
+    """A group that imports a subcommand only to run it or to show its own help."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, attribute, _ = _COMMANDS[cmd_name]
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, _, line) in _COMMANDS.items()])
+
+
+def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        click.echo(f"headrace {version('headrace')}")
+        ctx.exit()
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Show it.")
+def cli() -> None:
+    """Run a quantized language model on this machine and see how its decode loop behaves."""
+
+
+def main() -> NoReturn:
+    """Run the command line and leave with its exit code."""
+    sys.exit(_run())
+
+
+def _run() -> int:
+    try:
+        code = cli.main(standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _silence_stdout()
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except click.exceptions.Abort:
+        return 130
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return 2
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except HeadraceError as error:
+        _debug_traceback()
+        _complain(str(error), error.hint)
+        return error.exit_code
+    except Exception as error:
+        _debug_traceback()
+        _complain(f"internal error: {error!r}", f"{DEBUG}=1 shows where; please report it")
+        return 1
+    return code if isinstance(code, int) else 0
+
+
+def _complain(message: str, hint: str | None) -> None:
+    click.echo(f"headrace: {message}", err=True)
+    if hint:
+        click.echo(f"  hint: {hint}", err=True)
+
+
+def _debug_traceback() -> None:
+    if os.environ.get(DEBUG) == "1":
+        traceback.print_exc()
+
+
+def _silence_stdout() -> None:
+    """Nobody reads standard output any more: keep the interpreter's last flush from complaining."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,225 @@
+"""`headrace run`: one prompt, one answer, streamed to standard output; everything else goes to standard error.
+
+The order of work is the order of the file: read the prompt, get the model, generate, account for it. Standard
+output carries nothing but the (sanitised) answer, or with --json one document.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from app.sampling_options import sampling_options, sampling_settings
+from runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from app.account import Account
+    from app.answer import Part
+    from models.load import LoadedModel
+
+DEFAULT_MAX_TOKENS = 2048
+_PATIENCE_S = 1.0  # how long prefill may take before its progress is shown
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@click.option("-m", "--model", metavar="MODEL", help="Catalog name, local directory, .gguf file or hub id.")
+@click.option("-s", "--system", metavar="TEXT", help="System message.")
+@click.option("-n", "--max-tokens", type=click.IntRange(1), help=f"At most this many tokens [{DEFAULT_MAX_TOKENS}].")
+@sampling_options
+@click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. Repeatable.")
+@click.option("--context", type=click.IntRange(1), help="Context limit in tokens. Default: what the model allows.")
+@click.option("--quantize", type=int, metavar="BITS", help="Quantize a plain checkpoint while loading: 2 3 4 5 6 8.")
+@click.option("--group-size", type=int, default=64, show_default=True, help="Group size for --quantize.")
+@click.option("--force", is_flag=True, help="Load even if memory looks too small.")
+@click.option("--raw", is_flag=True, help="No chat template: continue the prompt as it is.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the text.")
+@click.option("--steps", "with_steps", is_flag=True, help="With --json: one record per decode step.")
+@click.option("--logprobs", type=click.IntRange(0, 100), metavar="N", help="With --json: the N best per token.")
+@click.option("--stats", is_flag=True, help="Print the full account to standard error.")
+def run(
+    prompt: str | None,
+    model: str | None,
+    system: str | None,
+    max_tokens: int | None,
+    stop: tuple[str, ...],
+    context: int | None,
+    quantize: int | None,
+    group_size: int,
+    force: bool,
+    raw: bool,
+    as_json: bool,
+    with_steps: bool,
+    logprobs: int | None,
+    stats: bool,
+    **sampling: Any,
+) -> int:
+    """Answer PROMPT. Text piped in goes before it, a blank line between."""
+    if (with_steps or logprobs is not None) and not as_json:
+        raise UsageError("--steps and --logprobs go with --json")
+    if raw and system:
+        raise UsageError("--raw has no place for a system message")
+    text = _read_prompt(prompt)
+    # Kept out of the module's head: `headrace run --help` needs none of it.
+    from app.answer import answer
+    from app.interrupts import first_interrupt_cancels
+    from runtime.engine import Engine
+    from runtime.request import Request
+    from runtime.sampling import SamplingParams
+
+    started = time.perf_counter()
+    loaded = _load(model, context, quantize, group_size, force)
+    settings = SamplingParams(**sampling_settings(sampling, loaded.generation_defaults))
+    submitted = time.perf_counter()
+    request = Request(
+        prompt=_encode(loaded, text, system, raw),
+        max_tokens=max_tokens or DEFAULT_MAX_TOKENS,
+        sampling=settings,
+        stop_ids=loaded.tokenizer.eos_ids,
+        logprobs=logprobs,
+    )
+    tokenized = time.perf_counter()
+    engine = Engine(loaded.network, context_limit=loaded.context_limit)
+    with first_interrupt_cancels(request.cancel):
+        shown = _Shown(submitted, echo=not as_json)
+        shown.follow(answer(engine, loaded.tokenizer, request, stop))
+    timing = {"load_s": submitted - started, "tokenize_s": tokenized - submitted}
+    if as_json or stats or sys.stderr.isatty():
+        _report(_account(loaded, shown, timing), as_json=as_json, with_steps=with_steps, stats=stats)
+    return 130 if request.cancel and shown.reason == "cancelled" else 0
+
+
+def _read_prompt(argument: str | None) -> str:
+    """Piped text, a blank line, the argument; whichever there is. Raises UsageError if there is neither."""
+    piped = ""
+    if sys.stdin is not None and not sys.stdin.isatty():
+        try:
+            piped = sys.stdin.buffer.read().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UsageError(f"standard input is not UTF-8 text (byte {error.start})") from None
+    parts = [part for part in (piped.strip("\n"), argument or "") if part.strip()]
+    if not parts:
+        raise UsageError("no prompt", 'headrace run "Why is the sky blue?", or pipe text in')
+    return "\n\n".join(parts)
+
+
+def _load(model: str | None, context: int | None, quantize: int | None, group_size: int, force: bool) -> "LoadedModel":
+    from app.progress import drawn_progress
+    from models.load import load_model
+    from models.quantization import Quantization
+    from models.resolve import resolve
+
+    requantize = Quantization(quantize, group_size) if quantize is not None else None
+    with drawn_progress() as progress:
+        resolved = resolve(model, progress=progress)
+    return load_model(resolved.path, name=resolved.name, context=context, requantize=requantize, force=force)
+
+
+def _encode(loaded: "LoadedModel", text: str, system: str | None, raw: bool) -> list[int]:
+    if raw:
+        return loaded.tokenizer.encode_prompt(text)
+    messages = [{"role": "system", "content": system}] if system else []
+    return loaded.tokenizer.encode_chat([*messages, {"role": "user", "content": text}])
+
+
+class _Shown:
+    """The answer as it arrives: printed unless `echo` is off, remembered for the account."""
+
+    def __init__(self, submitted: float, *, echo: bool) -> None:
+        from app.sanitise import Sanitiser
+
+        self._submitted = submitted
+        self._echo = echo
+        self._sanitiser = Sanitiser()
+        self._pieces: list[str] = []
+        self._progress_drawn = False
+        self.steps: list[Any] = []
+        self.ttft_s: float | None = None
+        self.finished: Any = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+    @property
+    def reason(self) -> str:
+        return str(self.finished.reason)
+
+    def follow(self, parts: Iterable["Part"]) -> None:
+        """Consume the answer to its end."""
+        from app.answer import Ended, Said
+
+        for part in parts:
+            if isinstance(part, Said | Ended):
+                self._clear_progress()
+                self._say(part.text)
+                if isinstance(part, Said):
+                    self.steps.append(part.step)
+                else:
+                    self.finished = part.finished
+            else:
+                self._draw_progress(part.done, part.total)
+        if self._echo and self.text and not self.text.endswith("\n"):
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+
+    def _say(self, text: str) -> None:
+        if not text:
+            return
+        if self.ttft_s is None:
+            self.ttft_s = time.perf_counter() - self._submitted
+        self._pieces.append(text)
+        if self._echo:
+            sys.stdout.write(self._sanitiser.feed(text))
+            sys.stdout.flush()
+
+    def _draw_progress(self, done: int, total: int) -> None:
+        if sys.stderr.isatty() and time.perf_counter() - self._submitted > _PATIENCE_S:
+            self._progress_drawn = True
+            sys.stderr.write(f"\r\x1b[Kprefill {done} of {total} tokens")
+            sys.stderr.flush()
+
+    def _clear_progress(self) -> None:
+        if self._progress_drawn:
+            self._progress_drawn = False
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+def _account(loaded: "LoadedModel", shown: _Shown, timing: dict[str, float]) -> "Account":
+    from app.account import Account
+    from app.versions import versions
+    from runtime import ops
+    from runtime.bandwidth import cached_peak, measure_peak
+    from runtime.hardware import machine
+
+    return Account(
+        model=loaded.name,
+        kind=loaded.kind,
+        text=shown.text,
+        steps=shown.steps,
+        finished=shown.finished,
+        ttft_s=shown.ttft_s,
+        machine=machine(),
+        peak=cached_peak() or measure_peak(),
+        kernels=ops.describe(),
+        versions=versions(),
+        context_limit=loaded.context_limit,
+        **timing,
+    )
+
+
+def _report(account: "Account", *, as_json: bool, with_steps: bool, stats: bool) -> None:
+    from app.account import document, summary_line, table
+
+    if as_json:
+        click.echo(json.dumps(document(account, with_steps=with_steps)))
+    if stats:
+        rows = table(account)
+        width = max(len(label) for label, _ in rows)
+        click.echo("\n".join(f"{label:<{width}}  {value}" for label, value in rows), err=True)
+    elif sys.stderr.isatty():
+        click.echo(click.style(summary_line(account), dim=True), err=True)

@@ -1,0 +1,17 @@
+"""The versions that a figure depends on, read from package metadata without importing anything."""
+
+import platform
+from importlib import metadata
+
+PACKAGES = ("headrace", "mlx", "mlx-lm", "tokenizers")
+
+
+def versions() -> dict[str, str]:
+    """Package name -> version, python included; packages that are not installed are left out."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
