@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from models.costs import WORKING_MEMORY
 from runtime.errors import ModelNotFoundError
 from runtime.paths import ASSETS
 
-# What the program itself takes besides weights and KV cache: interpreter, MLX, activations, tokenizer.
-OVERHEAD_BYTES = 400 << 20
 KV_BYTES_PER_NUMBER = 2  # the KV cache is kept in half precision
 
 
@@ -83,7 +82,7 @@ class CatalogEntry:
     def memory_bytes(self, context: int) -> int:
         """Memory to run with `context` tokens: weights, KV cache, and what the program itself takes."""
         used = min(context, self.context)
-        return self.weight_bytes + used * self.shape.kv_bytes_per_token + OVERHEAD_BYTES
+        return self.weight_bytes + used * self.shape.kv_bytes_per_token + WORKING_MEMORY
 
 
 @cache

@@ -10,6 +10,8 @@ from models.checkpoint import Checkpoint
 from models.config import DecoderConfig, decoder_config
 from runtime.cost import LayerKV, StepCost
 
+WORKING_MEMORY = 150 << 20  # besides weights and KV cache: activations of a prefill chunk, the program itself
+
 
 def network_cost(config: DecoderConfig, *, weight_bytes: int, weight_count: int, kv_bytes: int) -> StepCost:
     """The cost of a decoder whose step reads `weight_bytes` holding `weight_count` weights.

@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from models.checkpoint import Checkpoint, open_checkpoint
 from models.config import DecoderConfig, decoder_config
-from models.costs import checkpoint_cost
+from models.costs import WORKING_MEMORY, checkpoint_cost
 from models.dtypes import compute_dtype
 from models.quantization import Quantization, is_affine
 from models.tokenizer import Tokenizer
@@ -23,7 +23,6 @@ from runtime.network import Network
 
 NetworkKind = Literal["headrace", "mlx-lm"]
 MAX_SETTINGS_BYTES = 1 << 20
-WORKING_MEMORY = 150 << 20  # activations of a prefill chunk, the program itself
 LEAST_CONTEXT = 512  # a shorter one is not offered unasked
 
 

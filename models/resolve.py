@@ -73,6 +73,17 @@ def store_name(hub: HubId) -> str:
     return hub.repo.replace("/", "--") + at
 
 
+def installed(text: str, store: Store) -> StoredModel | None:
+    """The model in the store that `text` (a catalog or store name, or a hub id) means, if it is there."""
+    match parse_source(text):
+        case CatalogName(name):
+            return store.get(name)
+        case HubId() as hub:
+            return store.get(store_name(hub))
+        case _:
+            return None
+
+
 def _named(
     source: CatalogName | HubId, store: Store, progress: Progress, *, fetch: bool, refresh: bool
 ) -> ResolvedModel:

@@ -102,7 +102,7 @@ class Store:
             try:
                 staging.mkdir(parents=True)
                 facts = build(staging)
-                _write_origin(staging, {"name": name, **facts})
+                _write_origin(staging, facts)
                 progress("saving", 0, None)
                 _flush(staging)
                 self._place(staging, name)
@@ -206,7 +206,8 @@ def _write_origin(directory: Path, facts: dict[str, Any]) -> None:
     file = directory / ORIGIN_FILE
     written: dict[str, Any] = json.loads(file.read_bytes()) if file.exists() else {}
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    text = json.dumps({**written, **facts, "installed": stamp}, indent=1, ensure_ascii=False)
+    known = {key: value for key, value in facts.items() if value is not None}
+    text = json.dumps({**written, **known, "installed": stamp}, indent=1, ensure_ascii=False)
     file.write_text(text + "\n", encoding="utf-8")
 
 

@@ -1,0 +1,206 @@
+"""`headrace models`: list, pull, show, rm and path. Facts come from `app.models_report`; this module asks and draws.
+
+Everything has --json except what prints one path or asks a question. Names, licences and origins come from
+downloaded files: they are printed without control characters.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+import click
+
+from app.models_report import MEMORY_CONTEXT, Document, catalog_document, checkpoint_document, overview
+from app.progress import drawn_progress
+from models.resolve import installed, resolve
+from models.source import CatalogName, parse_source
+from models.store import Store, directory_bytes
+from runtime.errors import ModelNotFoundError, UsageError
+from runtime.units import format_bytes
+
+_LABEL = 14
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+@click.group()
+def models() -> None:
+    """List, fetch, inspect and remove models."""
+
+
+@models.command("list")
+@_json_option
+def list_models(as_json: bool) -> None:
+    """Show what is installed and what the catalog offers, with the memory each needs."""
+    rows = overview(Store())
+    if as_json:
+        _print_json(rows)
+        return
+    table = [["NAME", "SIZE", "MEMORY", "CONTEXT", "FORMAT", "LICENCE", ""]]
+    for row in rows:
+        size = row["disk_bytes"] if row["installed"] else row["download_bytes"]
+        state = row.get("problem") or ("installed" if row["installed"] else "")
+        table.append(
+            [
+                row["name"] + (" (default)" if row["default"] else ""),
+                format_bytes(size),
+                _or_dash(row["memory_bytes"], format_bytes),
+                _or_dash(row["context"], _tokens),
+                _or_dash(row["quantization"], str),
+                _or_dash(row["licence"], str),
+                state,
+            ]
+        )
+    _print_table(table, right={1, 2, 3})
+    click.echo(f"\nMEMORY: weights and KV cache for {_tokens(MEMORY_CONTEXT)} tokens, and the program itself.")
+
+
+@models.command()
+@click.argument("name", required=False)
+@_json_option
+def pull(name: str | None, as_json: bool) -> None:
+    """Fetch NAME (default: the default model), or bring it up to date."""
+    with drawn_progress() as progress:
+        model = resolve(name, progress=progress, refresh=True)
+    if as_json:
+        _print_json(checkpoint_document(model))
+    else:
+        click.echo(f"{_clean(model.name)} is ready in {model.path}")
+
+
+@models.command()
+@click.argument("name", required=False)
+@_json_option
+def show(name: str | None, as_json: bool) -> None:
+    """Show what NAME is made of and what a step of it costs, without loading it."""
+    document = _document(name)
+    if as_json:
+        _print_json(document)
+        return
+    for label, text in _rows(document):
+        click.echo(f"{_styled(label.ljust(_LABEL), dim=True)}{_clean(text)}")
+
+
+@models.command()
+@click.argument("name", required=False)
+def path(name: str | None) -> None:
+    """Print the directory of an installed model."""
+    click.echo(resolve(name, fetch=False).path)
+
+
+@models.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def rm(name: str, yes: bool) -> None:
+    """Remove NAME from this machine, its files in the hub's cache included."""
+    store = Store()
+    model = installed(name, store)
+    if model is None:
+        raise ModelNotFoundError(f"{name} is not installed", "`headrace models list` shows what is")
+    repo, commit = model.origin.get("repo"), model.origin.get("commit")
+    cached = 0
+    if isinstance(repo, str) and isinstance(commit, str):
+        from models.hub_cache import cached_bytes
+
+        cached = cached_bytes(repo, commit)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError(f"nobody is there to confirm removing {name}", "--yes removes without asking")
+        shared = f", {format_bytes(cached)} of it in the hub cache that other programs may use" if cached else ""
+        size = format_bytes(directory_bytes(model.entry) + cached)
+        click.confirm(f"Remove {model.name} ({size}{shared})?", abort=True, err=True)
+    freed = store.remove(model.name)
+    if cached:
+        from models.hub_cache import delete_cached
+
+        freed += delete_cached(str(repo), str(commit))
+    click.echo(f"removed {model.name}, {format_bytes(freed)} freed")
+
+
+def _document(name: str | None) -> Document:
+    """Of an installed model or local file what its headers say, of any other catalog entry what the catalog says."""
+    source = parse_source(name) if name is not None else None
+    if isinstance(source, CatalogName) and Store().get(source.name) is None:
+        from models.catalog import find
+
+        return catalog_document(find(source.name))
+    return checkpoint_document(resolve(name, fetch=False))
+
+
+def _rows(document: Document) -> list[tuple[str, str]]:
+    rows = [("Model", document["name"])]
+    if not document["installed"]:
+        rows.append(("", f"not installed: `headrace models pull {document['name']}` fetches it"))
+        rows.append(("Download", format_bytes(document["download_bytes"])))
+    rows += [("Origin", document["origin"]), ("Licence", document["licence"] or "not stated")]
+    if document["installed"]:
+        decoder = "headrace's own decoder" if document["decoder"] == "headrace" else "mlx-lm's model classes"
+        rows += [
+            ("Directory", document["path"]),
+            ("Architecture", f"{document['architecture']}, run by {decoder}"),
+            ("On disk", format_bytes(document["disk_bytes"])),
+        ]
+    rows.append(("Context", f"{_tokens(document['context'])} tokens"))
+    rows += _quantization_rows(document)
+    rows.append(("Weights", format_bytes(document["weight_bytes"])))
+    if document.get("bytes_per_step") is not None:
+        rows.append(("Decode step", _step_text(document)))
+    if document["kv_bytes_per_token"] is not None:
+        rows.append(("KV cache", f"{format_bytes(document['kv_bytes_per_token'])} a token, in half precision"))
+    at = _tokens(document["memory_context"])
+    rows.append(("Memory", f"{format_bytes(document['memory_bytes'])} with {at} tokens of context"))
+    return rows
+
+
+def _step_text(document: Document) -> str:
+    weights, total = document["weight_bytes_per_step"], document["bytes_per_step"]
+    at = _tokens(document["memory_context"])
+    return f"{format_bytes(weights)} of weights; {format_bytes(total)} in all after {at} tokens"
+
+
+def _quantization_rows(document: Document) -> list[tuple[str, str]]:
+    stated = document["quantization"]
+    if isinstance(stated, str):
+        return [("Format", stated)]
+    formats: dict[str, int] = stated["formats"]
+    rows = [("Format", "; ".join(f"{count} × {name}" for name, count in formats.items()) or "no matrices")]
+    differing: dict[str, str] = stated["differing"]
+    if 0 < len(differing) <= 8:
+        rows += [("", f"{module}: {name}") for module, name in differing.items()]
+    requantized = document["requantized"]
+    if requantized:
+        kinds = sorted({f"{row.get('type')} to {row.get('became')}" for row in requantized})
+        rows.append(("Requantized", f"{len(requantized)} tensors have no exact form in MLX: {', '.join(kinds)}"))
+    return rows
+
+
+def _tokens(count: int) -> str:
+    return f"{count // 1024}k" if count >= 1024 and count % 1024 == 0 else str(count)
+
+
+def _or_dash(value: Any, text: Any) -> str:
+    return "-" if value is None else str(text(value))
+
+
+def _print_json(document: Any) -> None:
+    click.echo(json.dumps(document, indent=2))
+
+
+def _print_table(table: list[list[str]], right: set[int]) -> None:
+    table = [[_clean(cell) for cell in row] for row in table]
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    for number, row in enumerate(table):
+        cells = [
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        click.echo(_styled("  ".join(cells).rstrip(), bold=number == 0))
+
+
+def _styled(text: str, **style: bool) -> str:
+    plain = bool(os.environ.get("NO_COLOR")) or not sys.stdout.isatty()
+    return text if plain else click.style(text, **style)
+
+
+def _clean(text: str) -> str:
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)

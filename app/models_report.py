@@ -1,0 +1,163 @@
+"""What `headrace models` knows about a model, as plain documents: catalog facts, and what a checkpoint's headers say.
+
+No weights are read and nothing is printed here. Sizes are bytes; memory is weights, a half-precision KV cache of
+MEMORY_CONTEXT tokens and what the program itself takes.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from models.catalog import CatalogEntry, HubRepo, load_catalog
+from models.checkpoint import Checkpoint, open_checkpoint
+from models.costs import WORKING_MEMORY, checkpoint_cost
+from models.resolve import DEFAULT_MODEL, ResolvedModel
+from models.store import Store, StoredModel, directory_bytes
+from runtime.errors import CheckpointError
+
+MEMORY_CONTEXT = 4096
+
+Document = dict[str, Any]
+
+
+def overview(store: Store) -> list[Document]:
+    """One document a model: first what is installed, then the rest of the catalog."""
+    catalog = load_catalog()
+    stored = store.list()
+    names = {model.name for model in stored}
+    rows = [_installed(model, catalog.get(model.name)) for model in stored]
+    return rows + [_available(entry) for name, entry in catalog.items() if name not in names]
+
+
+def catalog_document(entry: CatalogEntry) -> Document:
+    """All the catalog knows of a model that is not installed."""
+    source = entry.source
+    origin = f"{source.repo} on the hub" if isinstance(source, HubRepo) else f"the package {source.requirement}"
+    return {
+        **_available(entry),
+        "origin": origin,
+        "parameters": entry.shape.parameters,
+        "weight_bytes": entry.weight_bytes,
+        "kv_bytes_per_token": entry.shape.kv_bytes_per_token,
+    }
+
+
+def checkpoint_document(model: ResolvedModel) -> Document:
+    """All that a model's headers, configuration and origin say. Raises CheckpointError for broken files."""
+    from models.load import context_length, network_kind  # brings mlx, which only this question needs
+
+    checkpoint = open_checkpoint(model.path)
+    cost = checkpoint_cost(checkpoint)
+    context = context_length(checkpoint)
+    at = min(MEMORY_CONTEXT, context)
+    return {
+        "name": model.name,
+        "installed": True,
+        "stored_as": model.stored_as,
+        "path": str(model.path),
+        "origin": model.origin,
+        "licence": model.licence,
+        "architecture": checkpoint.config.get("model_type"),
+        "decoder": network_kind(checkpoint),
+        "context": context,
+        "quantization": quantization_document(checkpoint),
+        "requantized": _requantized(model.facts),
+        "weight_bytes": checkpoint.nbytes,
+        "disk_bytes": _disk_bytes(model.path),
+        "tensors": len(checkpoint.tensors),
+        "weight_bytes_per_step": cost.weight_bytes if cost is not None else None,
+        "kv_bytes_per_token": cost.kv_bytes_per_token if cost is not None else None,
+        "bytes_per_step": cost.step_bytes(at) if cost is not None else None,
+        "memory_context": at,
+        "memory_bytes": _memory(checkpoint, at),
+    }
+
+
+def quantization_document(checkpoint: Checkpoint) -> Document:
+    """How many modules are stored in which format, and which modules differ from the commonest one."""
+    section = checkpoint.quantization or {}
+    formats: dict[str, str] = {}
+    for tensor, info in checkpoint.tensors.items():
+        module, _, part = tensor.rpartition(".")
+        if part == "scales":
+            formats[module] = _format_of(section, module)
+        elif part == "weight" and len(info.shape) > 1:
+            formats.setdefault(module, info.dtype)
+    counts = Counter(formats.values()).most_common()
+    usual = counts[0][0] if counts else None
+    return {
+        "formats": dict(counts),
+        "differing": {module: name for module, name in formats.items() if name != usual},
+    }
+
+
+def _format_of(section: Mapping[str, Any], module: str) -> str:
+    entry = section.get(module)
+    own = entry if isinstance(entry, Mapping) else {}
+    bits, group = own.get("bits", section.get("bits")), own.get("group_size", section.get("group_size"))
+    mode = own.get("mode", section.get("mode", "affine"))
+    return f"{bits}-bit, groups of {group}" + ("" if mode == "affine" else f", {mode}")
+
+
+def _requantized(facts: Mapping[str, Any]) -> list[Document]:
+    """Tensors whose GGUF type has no exact MLX form, as the conversion noted them."""
+    noted = facts.get("inexact_tensors")
+    return [row for row in noted if isinstance(row, dict)] if isinstance(noted, list) else []
+
+
+def _available(entry: CatalogEntry) -> Document:
+    return {
+        "name": entry.name,
+        "installed": False,
+        "default": entry.name == DEFAULT_MODEL,
+        "title": entry.title,
+        "download_bytes": entry.download_bytes,
+        "memory_context": min(MEMORY_CONTEXT, entry.context),
+        "memory_bytes": entry.memory_bytes(MEMORY_CONTEXT),
+        "context": entry.context,
+        "quantization": entry.quantization,
+        "licence": entry.licence,
+    }
+
+
+def _installed(model: StoredModel, entry: CatalogEntry | None) -> Document:
+    known = _available(entry) if entry is not None else {}
+    document: Document = {
+        "title": model.origin.get("id", model.name),
+        "licence": model.origin.get("licence"),
+        "quantization": None,
+        "context": None,
+        "memory_bytes": None,
+        "default": model.name == DEFAULT_MODEL,
+        **known,
+        "name": model.name,
+        "installed": True,
+        "disk_bytes": _disk_bytes(model.path),
+        "origin": model.origin.get("source"),
+        "problem": None,
+    }
+    if entry is None:
+        document["memory_context"] = MEMORY_CONTEXT
+        try:
+            checkpoint = open_checkpoint(model.path)
+        except CheckpointError as error:
+            return {**document, "problem": str(error)}
+        context = checkpoint.config.get("max_position_embeddings")
+        document["context"] = context if isinstance(context, int) else None
+        document["memory_bytes"] = _memory(checkpoint, min(MEMORY_CONTEXT, document["context"] or MEMORY_CONTEXT))
+        formats = quantization_document(checkpoint)["formats"]
+        document["quantization"] = next(iter(formats), None)
+    return document
+
+
+def _memory(checkpoint: Checkpoint, context: int) -> int:
+    cost = checkpoint_cost(checkpoint)
+    kv = cost.kv_bytes_per_token * context if cost is not None else 0
+    return checkpoint.nbytes + kv + WORKING_MEMORY
+
+
+def _disk_bytes(path: Path) -> int:
+    """What the model takes on disk; a hub snapshot is links, whose targets count."""
+    links = sum(file.stat().st_size for file in path.iterdir() if file.is_symlink() and file.exists())
+    return links + directory_bytes(path)
