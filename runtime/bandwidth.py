@@ -61,6 +61,7 @@ def cached_peak(host: Machine | None = None) -> Peak | None:
         stored = json.loads(_cache_file().read_text())["peaks"][_key(host or machine())]
         peak = Peak(**stored)
         sound = all(math.isfinite(rate) and rate > 0 for rate in (peak.bytes_per_second, peak.median, peak.best))
+        sound = sound and isinstance(peak.method, str) and isinstance(peak.measured_at, str)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return peak if sound else None

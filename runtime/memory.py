@@ -40,8 +40,8 @@ def budget(host: Machine | None = None, available: Callable[[], int | None] = me
     """The budget of this machine now; None where the machine does not say how much memory it has."""
     host = host or machine()
     if host.backend == "metal" and host.device_memory_bytes:
-        total = free = host.device_memory_bytes
-        source = "recommended working set"
+        total, source = host.device_memory_bytes, "recommended working set"
+        free = max(0, total - _held_by_mlx())
     elif host.backend == "cuda" and host.device_memory_bytes:
         total, free, source = host.device_memory_bytes, _free_on_card(host.device_memory_bytes), "free GPU memory"
     else:
@@ -99,6 +99,13 @@ def _what_would_fit(room: int, kv_bytes: int, context: int | None) -> str:
     if context and (tokens := largest_context(room, kv_bytes, context)):
         return f"a context of up to {tokens:,} tokens would fit"
     return f"{format_bytes(room)} would be left for the KV cache: choose a shorter context or a smaller model"
+
+
+def _held_by_mlx() -> int:
+    """Bytes this process already holds on the device: another model, its cache."""
+    import mlx.core as mx
+
+    return int(mx.get_active_memory())
 
 
 def _free_on_card(total: int) -> int:

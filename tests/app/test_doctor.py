@@ -1,0 +1,177 @@
+"""`headrace doctor`: what it finds wrong on recorded reports, how it prints, and its exit code."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from app import diagnosis
+from app.diagnosis import PACKAGES, DefaultModel, Finding, Place, Report, findings
+from app.doctor import _plain, doctor, document, sections
+from runtime import bandwidth
+from runtime.bandwidth import Peak
+from runtime.hardware import Machine, PowerState
+from runtime.memory import Budget
+
+GIB = 2**30
+
+MAC = Report(
+    machine=Machine(
+        backend="metal",
+        device_name="Apple M4 Max",
+        architecture="applegpu_g16s",
+        memory_bytes=128 * GIB,
+        device_memory_bytes=107 * GIB,
+        os="macOS, Darwin 25.1.0 arm64",
+        cpu="Apple M4 Max",
+        physical_cores=16,
+        usable_cores=16,
+        isa=frozenset(),
+    ),
+    budget=Budget(107 * GIB, 107 * GIB, 5 * GIB, "recommended working set"),
+    peak=Peak(480e9, 478e9, 492e9, 60, GIB, "mx.sum float32", "2026-11-20T05:46:44Z"),
+    power=PowerState(on_battery=False, battery_percent=96, low_power_mode=False, throttled=False),
+    swap_used=0,
+    system={"kern.osproductversion": "26.1", "machdep.cpu.brand_string": "Apple M4 Max"},
+    kernels={"kernels": "reference", "reason": "Metal runs stock MLX"},
+    versions=dict.fromkeys(PACKAGES, "1.0"),
+    places=[Place("models", Path("/Users/x/models"), True, 500 * GIB), Place("cache", Path("/c"), True, 500 * GIB)],
+    default_model=DefaultModel("smollm2-135m", Path("/Users/x/models/smollm2-135m")),
+    compiler=None,
+    nvidia_driver=False,
+)
+assert MAC.machine is not None
+MAC.machine.__dict__["gpu_cores"] = 40  # asked from ioreg on a real one
+
+LINUX = replace(
+    MAC,
+    machine=replace(MAC.machine, backend="cpu", device_name="AMD EPYC", device_memory_bytes=None, os="Linux 6 x86_64"),
+    power=PowerState(None, None, None, None),
+    system={},
+    kernels={"kernels": "native", "reason": "AVX-512"},
+    compiler="g++",
+)
+
+
+def what(report: Report) -> list[str]:
+    return [f"{finding.severity}: {finding.what}" for finding in findings(report)]
+
+
+def test_healthy_machines_have_no_findings() -> None:
+    assert findings(MAC) == []
+    assert findings(LINUX) == []
+
+
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        (replace(MAC, power=PowerState(True, 40, True, True)), ["battery", "low power mode", "throttled"]),
+        (replace(MAC, system={"sysctl.proc_translated": "1"}), ["broken: this Python is built for Intel"]),
+        (replace(MAC, swap_used=6 * GIB), ["6.00 GiB of swap"]),
+        (replace(MAC, budget=Budget(8 * GIB, GIB, GIB // 2, "free")), ["little memory"]),
+        (replace(MAC, peak=replace(MAC.peak, bytes_per_second=100e9) if MAC.peak else None), ["under half"]),
+        (replace(MAC, versions={**MAC.versions, "gguf": None}), ["broken: not installed: gguf"]),
+        (replace(MAC, places=[Place("cache", Path("/c"), False, 0)]), ["broken: cannot write to /c"]),
+        (replace(MAC, places=[Place("models", Path("/m"), True, 5)]), ["only 5 B of disk"]),
+        (replace(LINUX, nvidia_driver=True), ["an NVIDIA GPU is present"]),
+        (replace(LINUX, kernels={"kernels": "reference", "reason": "not built"}), ["not active: not built"]),
+        (replace(LINUX, system={"machdep.cpu.brand_string": "Apple M1"}), ["this Mac has a GPU"]),
+        (replace(MAC, machine=None, failures=[Finding("broken", "MLX does not work here: x", "y")]), ["MLX does not"]),
+    ],
+)
+def test_each_trouble_is_found_with_something_to_do(report: Report, expected: list[str]) -> None:
+    found = what(report)
+    assert len(found) == len(expected)
+    assert all(part in line for part, line in zip(expected, found, strict=True))
+    assert all(finding.do for finding in findings(report))
+
+
+def test_missing_compiler_is_the_first_suspect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADRACE_KERNELS", raising=False)
+    slow = replace(LINUX, kernels={"kernels": "reference", "reason": "not built"})
+    assert "reinstall" in findings(slow)[0].do
+    assert "install a C++ compiler" in findings(replace(slow, compiler=None))[0].do
+    monkeypatch.setenv("HEADRACE_KERNELS", "reference")
+    assert findings(slow)[0].do == "unset HEADRACE_KERNELS"
+
+
+def test_broken_things_come_first() -> None:
+    ill = replace(
+        MAC, swap_used=6 * GIB, versions={**MAC.versions, "gguf": None}, power=PowerState(True, 1, True, True)
+    )
+    severities = [finding.severity for finding in findings(ill)]
+    assert severities == sorted(severities, reverse=True)
+    assert severities[0] == "broken"
+
+
+@pytest.mark.parametrize("report", [MAC, LINUX, replace(MAC, machine=None, budget=None, peak=None)])
+def test_plain_text_and_json(report: Report) -> None:
+    text = _plain(sections(report), findings(report))
+    assert "\x1b" not in text
+    assert all(len(line) <= 100 for line in text.splitlines())
+    assert json.loads(json.dumps(document(report, findings(report)), allow_nan=False))["ok"] is True
+
+
+def test_a_mac_says_which_bandwidth_is_which() -> None:
+    text = _plain(sections(MAC), [])
+    assert "Apple M4 Max (16 cores, 40 GPU cores)" in text
+    assert "480 GB/s  (mx.sum float32; 2026-11-20 05:46 UTC)" in text
+    assert "546 GB/s" in text
+    assert "88% of nominal" in text
+    assert "macOS 26.1" in text
+
+
+@pytest.fixture
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
+    monkeypatch.setattr(bandwidth, "_SECONDS", 1e-9)
+    monkeypatch.setattr(bandwidth, "_CPU_SIZE", (8 << 20, 8 << 20))
+    return tmp_path
+
+
+def test_command_on_this_machine(quick: Path) -> None:
+    result = CliRunner().invoke(doctor, ["--json"])
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["measured_peak"]["gb_s"] > 0
+    assert report["versions"]["mlx"]
+    assert report["paths"]["models"]["path"] == str(quick / "data" / "models")
+    assert report["default_model"]["path"] is None
+    first = report["measured_peak"]
+    assert json.loads(CliRunner().invoke(doctor, ["--json"]).stdout)["measured_peak"] == first
+    assert json.loads(CliRunner().invoke(doctor, ["--json", "--calibrate"]).stdout)["measured_peak"] != first
+
+
+@pytest.mark.usefixtures("quick")
+def test_command_prints_plain_text_into_a_pipe() -> None:
+    result = CliRunner().invoke(doctor)
+    assert result.exit_code == 0
+    assert result.stdout.startswith("Machine\n")
+    assert "\x1b" not in result.output
+
+
+@pytest.mark.usefixtures("quick")
+def test_exit_code_when_something_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosis, "PACKAGES", (*PACKAGES, "no-such-package-of-ours"))
+    result = CliRunner().invoke(doctor)
+    assert result.exit_code == 1
+    assert "broken: not installed: no-such-package-of-ours" in result.stdout
+
+
+@pytest.mark.usefixtures("quick")
+def test_mlx_that_does_not_load_is_a_finding_not_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Machine:
+        raise ImportError("libmlx.so: undefined symbol\nand more")
+
+    monkeypatch.setattr("runtime.hardware.machine", broken)
+    result = CliRunner().invoke(doctor)
+    assert result.exit_code == 1
+    assert "broken: MLX does not work here: libmlx.so: undefined symbol\n" in result.stdout
+
+
+def test_a_folder_that_cannot_be_made_is_not_writable(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert diagnosis._place("models", tmp_path / "new" / "models").writable
+    assert not diagnosis._place("models", tmp_path / "file" / "models").writable

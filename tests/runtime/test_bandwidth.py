@@ -1,0 +1,100 @@
+"""The calibration measures something real and its cache survives anything that happens to the file."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from runtime import bandwidth, hardware
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
+    # What a pass is made of, not how well it is timed: two passes over a small array do.
+    monkeypatch.setattr(bandwidth, "_SECONDS", 1e-9)
+    monkeypatch.setattr(bandwidth, "_MIN_PASSES", 2)
+    monkeypatch.setattr(bandwidth, "_CPU_SIZE", (8 << 20, 8 << 20))
+    monkeypatch.setattr(bandwidth, "_GPU_SIZE", (8 << 20, 8 << 20))
+    return tmp_path / "cache" / "bandwidth.json"
+
+
+def test_measured_once_and_remembered(home: Path) -> None:
+    assert bandwidth.cached_peak() is None
+    done: list[float] = []
+    peak = bandwidth.measure_peak(done.append)
+    assert peak == bandwidth.cached_peak()
+    assert 0 < peak.median <= peak.bytes_per_second <= peak.best
+    assert peak.passes == 2
+    assert done[-1] == 1.0
+    assert list(home.parent.iterdir()) == [home]  # nothing half-written is left
+
+
+def test_every_thread_reads_its_own_share() -> None:
+    host = replace(hardware.machine(), backend="cpu", usable_cores=3)
+    peak = bandwidth.measure_peak(host=host)
+    assert "3 threads" in peak.method
+    assert 0 < peak.pass_bytes <= 8 << 20
+    assert peak.pass_bytes % (3 * 2 * 4096) == 0
+
+
+def test_the_mlx_reduction_on_whatever_device_there_is() -> None:
+    host = replace(hardware.machine(), backend="metal", device_memory_bytes=1 << 30)
+    peak = bandwidth.measure_peak(host=host)
+    assert peak.method == "mx.sum float32"
+    assert peak.pass_bytes == 8 << 20
+    assert bandwidth.cached_peak(host) == peak
+
+
+def test_machines_do_not_share_a_figure() -> None:
+    bandwidth.measure_peak()
+    other = replace(hardware.machine(), device_name="another machine")
+    assert bandwidth.cached_peak(other) is None
+    bandwidth.measure_peak(host=other)
+    assert bandwidth.cached_peak() is not None
+    assert bandwidth.cached_peak(other) is not None
+
+
+def test_a_directory_that_cannot_be_written_only_costs_the_memory(home: Path) -> None:
+    home.parent.write_text("a file where the folder should be")
+    assert bandwidth.measure_peak().bytes_per_second > 0
+    assert bandwidth.cached_peak() is None
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(JSON.map(json.dumps) | st.text())
+def test_a_broken_cache_file_reads_as_never_measured(home: Path, content: str) -> None:
+    home.parent.mkdir(exist_ok=True)
+    home.write_text(content, encoding="utf-8", errors="replace")
+    assert bandwidth.cached_peak() is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("bytes_per_second", 0),
+        ("bytes_per_second", float("nan")),
+        ("median", -1.0),
+        ("best", float("inf")),
+        ("best", "fast"),
+        ("median", None),
+        ("measured_at", 7),
+        ("unheard_of", 1),
+    ],
+)
+def test_a_senseless_entry_reads_as_never_measured(home: Path, field: str, value: object) -> None:
+    bandwidth.measure_peak()
+    stored = json.loads(home.read_text())
+    next(iter(stored["peaks"].values()))[field] = value
+    home.write_text(json.dumps(stored))
+    assert bandwidth.cached_peak() is None
+    assert bandwidth.measure_peak() == bandwidth.cached_peak()

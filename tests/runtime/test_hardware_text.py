@@ -1,0 +1,109 @@
+"""The parsers on text no machine prints: whatever comes, they answer with facts or None, never an exception."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime import hardware_text as text
+
+PARSERS: list[Callable[[str], object]] = [
+    text.cpuinfo,
+    text.meminfo,
+    lambda given: text.cgroup_paths(given, "memory"),
+    text.cgroup_bytes,
+    lambda given: text.cgroup_stat(given, "inactive_file"),
+    text.cgroup_cpus,
+    text.sysctl,
+    text.swap_used,
+    text.ioreg_gpu_cores,
+    text.system_profiler_gpu_cores,
+    text.power,
+    text.low_power_mode,
+    text.throttled,
+    text.vm_stat_available,
+]
+
+# Fragments of the real formats, shuffled and interrupted by junk, reach further into the parsers than junk alone.
+FRAGMENTS = st.sampled_from(
+    [
+        "processor\t: 0\n",
+        "CPU implementer\t: 0x",
+        "CPU part\t: zz\n",
+        "physical id\t: 0\ncore id\t: ",
+        "MemTotal: 99999999999999999999 kB\n",
+        "0::/",
+        "4:memory:/a/../..\n",
+        "max 100000",
+        "0 0",
+        "inactive_file ",
+        "Now drawing from '",
+        " -InternalBattery-0 (id=1)\t999%",
+        "CPU_Speed_Limit = ",
+        '"gpu-core-count" = ',
+        '{"SPDisplaysDataType": [{"sppci_cores": "',
+        '"}]}',
+        "vm.swapusage: total = 1.00M  used = 1e9",
+        "(page size of 16384 bytes)\nPages free: ",
+        "\n\n",
+        "9223372036854771712",
+        "²",
+        "٣",
+    ]
+)
+JUNK = st.lists(FRAGMENTS | st.text(max_size=20), max_size=12).map("".join)
+
+
+@pytest.mark.parametrize("parse", PARSERS)
+@given(given=JUNK)
+def test_never_raises(parse: Callable[[str], object], given: str) -> None:
+    parse(given)
+
+
+@given(st.text())
+def test_junk_gives_no_facts(junk: str) -> None:
+    assert text.cgroup_bytes(f"x{junk}") is None
+    assert text.ioreg_gpu_cores(junk.replace('"', "")) is None
+    assert text.system_profiler_gpu_cores(f"]{junk}") is None
+
+
+@given(st.integers(0, 2**60 - 1))
+def test_cgroup_limits_survive(limit: int) -> None:
+    assert text.cgroup_bytes(f"{limit}\n") == limit
+
+
+def test_cgroup_stand_ins_for_no_limit() -> None:
+    assert text.cgroup_bytes("max\n") is None
+    assert text.cgroup_bytes("9223372036854771712\n") is None
+    assert text.cgroup_cpus("max 100000\n") is None
+    assert text.cgroup_cpus("-1 100000") is None
+    assert text.cgroup_cpus("50000 100000\n") == 0.5
+
+
+def test_cgroup_paths_of_both_versions() -> None:
+    listing = "5:cpu,cpuacct:/a\n4:memory:/b\n0::/c\n"
+    assert text.cgroup_paths(listing, "memory") == ("/c", "/b")
+    assert text.cgroup_paths(listing, "cpu") == ("/c", "/a")
+    assert text.cgroup_paths("1:name=systemd:/\n", "memory") == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ("CPU_Speed_Limit = 100", False),
+        ("CPU_Speed_Limit = 50\n", True),
+        ("Note: No thermal warning level has been recorded\n", False),
+        ("Thermal Warning Level = 1\n", True),
+        ("thermal warning level: 0\n", False),
+        ("", None),
+    ],
+)
+def test_thermal_state(output: str, expected: bool | None) -> None:
+    assert text.throttled(output) is expected
+
+
+def test_one_core_many_threads() -> None:
+    block = "processor : {}\nmodel name : Xeon\nphysical id : 0\ncore id : 0\nflags : avx2\n\n"
+    info = text.cpuinfo(block.format(0) + block.format(1))
+    assert info == text.CpuInfo("Xeon", 1, frozenset({"avx2"}))

@@ -1,0 +1,89 @@
+"""Budgets from recorded machines, and refusals that say what would fit."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime import hardware, memory
+from runtime.errors import NotEnoughMemoryError
+from runtime.memory import Budget, budget, check_fits, largest_context
+
+GIB = 2**30
+LIMIT = Budget(total=16 * GIB, free=11 * GIB, reserve=GIB, source="available RAM")
+
+
+def test_fits_up_to_the_last_byte() -> None:
+    check_fits(6 * GIB, 3 * GIB, GIB, LIMIT)
+    with pytest.raises(NotEnoughMemoryError):
+        check_fits(6 * GIB, 3 * GIB, GIB + 1, LIMIT)
+
+
+def test_unknown_memory_refuses_nothing() -> None:
+    check_fits(2**60, 0, 0, None)
+
+
+def test_refusal_names_the_numbers_and_the_context_that_fits() -> None:
+    with pytest.raises(NotEnoughMemoryError) as refused:
+        check_fits(8 * GIB, 4 * GIB, GIB, LIMIT, context=32768)
+    message = str(refused.value)
+    for part in ("13.0 GiB", "8.00 GiB", "4.00 GiB", "10.0 GiB", "32,768 tokens", "available RAM"):
+        assert part in message
+    assert "\n" not in message
+    assert refused.value.hint == "a context of up to 8,192 tokens would fit"
+
+
+def test_refusal_of_weights_alone() -> None:
+    with pytest.raises(NotEnoughMemoryError) as refused:
+        check_fits(20 * GIB, GIB, 0, LIMIT, context=4096)
+    assert "smaller model" in (refused.value.hint or "")
+
+
+def test_refusal_without_a_context() -> None:
+    with pytest.raises(NotEnoughMemoryError) as refused:
+        check_fits(8 * GIB, 4 * GIB, 0, LIMIT)
+    assert "2.00 GiB would be left" in (refused.value.hint or "")
+
+
+@given(st.integers(1, 2**40), st.integers(1, 2**40), st.integers(1, 10**6))
+def test_the_context_named_really_fits(room: int, kv_bytes: int, context: int) -> None:
+    tokens = largest_context(room, kv_bytes, context)
+    assert tokens * kv_bytes <= room * context
+    assert (tokens + 1) * kv_bytes > room * context
+
+
+def machine(backend: hardware.Backend, device_memory: int | None) -> hardware.Machine:
+    return replace(hardware.machine(), backend=backend, memory_bytes=64 * GIB, device_memory_bytes=device_memory)
+
+
+def test_budget_on_the_cpu_is_what_is_free() -> None:
+    limit = budget(machine("cpu", None), lambda: 20 * GIB)
+    assert limit is not None
+    assert (limit.total, limit.free, limit.source) == (64 * GIB, 20 * GIB, "available RAM")
+    assert limit.usable == 20 * GIB - int(64 * GIB * 0.05)
+    assert budget(machine("cpu", None), lambda: None) is None
+
+
+def test_budget_never_goes_below_zero() -> None:
+    limit = budget(machine("cpu", None), lambda: 1)
+    assert limit is not None
+    assert limit.usable == 0
+
+
+def test_budget_on_metal_is_the_working_set() -> None:
+    limit = budget(machine("metal", 48 * GIB), lambda: GIB)
+    assert limit is not None
+    assert limit.source == "recommended working set"
+    assert limit.usable < 48 * GIB
+
+
+def test_wiring_stays_well_below_the_working_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    import mlx.core as mx
+
+    asked: list[int] = []
+    monkeypatch.setattr(mx, "set_wired_limit", asked.append)
+    assert memory.wire(100 * GIB, machine("metal", 48 * GIB)) == 36 * GIB
+    assert memory.wire(2 * GIB, machine("metal", 48 * GIB)) == 2 * GIB
+    assert memory.wire(2 * GIB, machine("cpu", None)) == 0
+    assert asked == [36 * GIB, 2 * GIB]
