@@ -217,7 +217,7 @@ def _place(name: str, path: Path) -> Place:
 
 
 def _default_model(failures: list[Finding]) -> DefaultModel:
-    from models.catalog import DEFAULT_MODEL
+    from models.resolve import DEFAULT_MODEL
     from models.store import Store
     from runtime.errors import HeadraceError
 
