@@ -1,0 +1,171 @@
+"""Turns chat messages into the prompt text a model was trained on, with the template that came in its checkpoint.
+
+Text in, text out: which stretches become control tokens is `control_tokens`' business, running the template safely
+is `template_sandbox`'s. jinja2 is imported when the first template is compiled, not with this module.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runtime.errors import CheckpointError, UsageError
+
+if TYPE_CHECKING:
+    import jinja2
+
+Message = Mapping[str, Any]  # {"role": ..., "content": str | list of parts, ...} as in the OpenAI chat API
+
+# Templates paste the role between the halves of a control token (`<|` + role + `|>`), so roles are a closed list.
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
+
+
+class ChatTemplate:
+    """The named templates of one checkpoint: `default`, and perhaps `tool_use`."""
+
+    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str] | None = None) -> None:
+        """`special_tokens` are the variables templates use to write control tokens: bos_token, eos_token, ..."""
+        if not sources:
+            raise CheckpointError("a chat template needs at least one source")
+        self.sources = dict(sources)
+        self._special_tokens = dict(special_tokens or {})
+        self._compiled: dict[str, jinja2.Template] = {}
+
+    def compile(self) -> None:
+        """Import jinja2 and compile the default template now, so that a thread can do it while weights load."""
+        self._template(None)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The prompt text of a conversation.
+
+        A system message the template has no place for is put before the first user message's text.
+        Raises UsageError for malformed messages, CheckpointError when the template fails or is refused.
+        """
+        from models.template_sandbox import render_template
+
+        plain = _plain_messages(messages)
+        if plain[0]["role"] == "system" and not self._places_system:
+            plain = _fold_system(plain)
+        return render_template(
+            self._template(tools),
+            {
+                **self._special_tokens,
+                **variables,
+                "messages": plain,
+                "tools": _plain_data(tools) if tools else None,
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt,
+            },
+        )
+
+    @cached_property
+    def _places_system(self) -> bool:
+        """Whether a system message shows up in the prompt (Gemma 2 raises on one, others drop it silently)."""
+        from models.template_sandbox import render_template
+
+        probe = "headrace asks whether this is shown"
+        messages = [{"role": "system", "content": probe}, {"role": "user", "content": "x"}]
+        try:
+            shown = render_template(self._template(None), {**self._special_tokens, "messages": messages})
+        except CheckpointError:
+            return False
+        return probe in shown
+
+    def _template(self, tools: object) -> "jinja2.Template":
+        from models.template_sandbox import compile_template
+
+        name = "tool_use" if tools and "tool_use" in self.sources else "default"
+        if name not in self.sources:
+            name = next(iter(self.sources))
+        if name not in self._compiled:
+            self._compiled[name] = compile_template(self.sources[name])
+        return self._compiled[name]
+
+
+def read_sources(directory: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    """The named template sources of a checkpoint directory; empty when it has none.
+
+    Files win over `tokenizer_config.json`, as in transformers: chat_template.jinja, additional_chat_templates/*.jinja,
+    then chat_template.json, then the configuration's `chat_template`, a string or a list of {name, template}.
+    """
+    found: dict[str, str] = {}
+    if (file := directory / "chat_template.jinja").is_file():
+        found["default"] = _read_text(file)
+    for file in sorted(directory.glob("additional_chat_templates/*.jinja")):
+        found[file.stem] = _read_text(file)
+    if found:
+        return found
+    declared = tokenizer_config.get("chat_template")
+    if (file := directory / "chat_template.json").is_file():
+        try:
+            declared = json.loads(_read_text(file))["chat_template"]
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise CheckpointError(f"{file.name} is not a chat template file") from error
+    if isinstance(declared, str):
+        return {"default": declared}
+    if isinstance(declared, list):
+        try:
+            return {str(entry["name"]): str(entry["template"]) for entry in declared}
+        except (TypeError, KeyError) as error:
+            raise CheckpointError("the list of chat templates has an entry without name or template") from error
+    if declared is not None:
+        raise CheckpointError("chat_template is neither a text nor a list of named templates")
+    return {}
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{file.name} cannot be read as text") from error
+
+
+def _plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Copies made of plain data, without None values (templates would print them as "None")."""
+    if not messages:
+        raise UsageError("a chat needs at least one message")
+    plain = []
+    for message in messages:
+        role = message.get("role")
+        if role not in ROLES:
+            raise UsageError(f"unknown chat role {role!r}", hint="known roles: " + ", ".join(sorted(ROLES)))
+        plain.append({key: _plain_data(value) for key, value in message.items() if value is not None})
+    return plain
+
+
+def _plain_data(value: Any) -> Any:
+    """Plain JSON types only: an object with methods of its own has no place inside a sandbox."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain_data(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
+        return [_plain_data(item) for item in value]
+    raise UsageError(f"a chat message holds a {type(value).__name__}, which is not JSON data")
+
+
+def _fold_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Move the leading system text into the first user message, a blank line between them."""
+    text = _text_of(messages[0].get("content", ""))
+    rest = messages[1:]
+    for index, message in enumerate(rest):
+        if message["role"] == "user":
+            folded = {**message, "content": text + "\n\n" + _text_of(message.get("content", ""))}
+            return [*rest[:index], folded, *rest[index + 1 :]]
+    return [{"role": "user", "content": text}, *rest]
+
+
+def _text_of(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content if isinstance(part, dict))

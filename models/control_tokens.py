@@ -1,0 +1,156 @@
+"""Keeps what people type from becoming control tokens, while the template's own control tokens stay.
+
+A control token (`<|im_end|>`, `<s>`, `[INST]`) is written by the chat template only. The library that encodes sees
+one text and cannot tell who wrote which part of it, so two rewrites make the difference visible:
+
+- `mask` replaces, in everything that came from outside, the characters a control token begins or ends with by
+  stand-ins from a private-use plane. Whatever the template then does with it (join, trim, replace), no control token
+  can come out.
+- `shadow` is a second tokenizer in which every control token goes by a secret name instead of its public text. In a
+  masked and rendered prompt, `secret` gives the template's control tokens those names and everything else its own
+  characters back; the shadow then encodes it in one pass, so merges and spacing are what they always are.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as RustTokenizer
+
+_STAND_INS = 0xF0000  # supplementary private use area A: no text has a reason to hold it
+_SECRET_NAMES = 0x100000  # area B
+
+# Added tokens that are not declared special count as control tokens if the template writes them and they look like
+# markup (`<think>`, `<tool_call>`). Runs of blank lines, which Gemma adds as tokens too, do not.
+_MARKUP = re.compile(r"[<\[].+[>\]]", re.DOTALL)
+
+
+class ControlTokens:
+    """The control tokens of one vocabulary. Immutable; safe to share between threads."""
+
+    def __init__(self, special: Mapping[str, int], markup: Mapping[str, int] | None = None) -> None:
+        """`special`: text -> id of declared special tokens. `markup`: of other tokens that the template writes;
+        an assistant message may hold those, since the model writes them as text (its thinking, its tool calls)."""
+        self._ids_of = {**(markup or {}), **special}
+        self.ids = frozenset(self._ids_of.values())
+        self._markup = _any_of(markup or {})
+        self._all = _any_of(self._ids_of)
+        self._edges = "".join(sorted({char for text in self._ids_of for char in _edges(text)}))
+        # 128 random bits: no text can hold a name by chance or by guessing.
+        key = "".join(chr(_SECRET_NAMES + secrets.randbelow(0xFFFE)) for _ in range(8))
+        self._secret_of = {text: key + chr(_SECRET_NAMES + i) for i, text in enumerate(sorted(self._ids_of))}
+
+    def find(self, text: str) -> list[int]:
+        """Ids of the control tokens written in a text, in order: leftmost first, the longest at each place."""
+        return [self._ids_of[found] for found in self._all.findall(text)] if self._ids_of else []
+
+    def mask(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> "Masked":
+        """The same messages and tools with every possible edge of a control token replaced by a stand-in."""
+        written = list(_strings([messages, tools]))
+        used = set().union(*written)
+        edges = [edge for edge in self._edges if edge in used]
+        if not edges:
+            return Masked(messages, tools, back={}, has_look_alike=False)
+        free = (code for code in range(_STAND_INS, _STAND_INS + 0xFFFE) if chr(code) not in used)
+        back = dict(zip(free, edges, strict=False))
+        table = {ord(edge): chr(stand_in) for stand_in, edge in back.items()}
+        masked_messages = [self._mask_message(message, table) for message in messages]
+        masked_tools = _map_strings(tools, lambda text: text.translate(table))
+        left = "".join(_strings([masked_messages, masked_tools]))
+        has_look_alike = sum(len(self.find(text)) for text in written) != len(self.find(left))
+        return Masked(masked_messages, masked_tools, back, has_look_alike)
+
+    def secret(self, prompt: str, masked: "Masked") -> str:
+        """A masked and rendered prompt as the shadow reads it."""
+        named = self._all.sub(lambda found: self._secret_of[found[0]], prompt)
+        return named.translate(masked.back)
+
+    def shadow(self, tokenizer: "RustTokenizer") -> "RustTokenizer":
+        """A copy of the tokenizer with the same ids, that knows control tokens by their secret names only."""
+        from tokenizers import Tokenizer as RustTokenizer
+
+        document = json.loads(tokenizer.to_str())
+        for added in document["added_tokens"]:
+            added["content"] = self._secret_of.get(added["content"], added["content"])
+        document["post_processor"] = None  # adds tokens around a whole prompt, which is not wanted here
+        self._rename_in_model(document["model"])
+        return RustTokenizer.from_str(json.dumps(document))
+
+    def _rename_in_model(self, model: dict[str, Any]) -> None:
+        names, vocab = self._secret_of, model["vocab"]
+        if isinstance(vocab, list):  # Unigram: [[piece, score], ...], the position is the id
+            model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocab]
+            return
+        model["vocab"] = {names.get(piece, piece): index for piece, index in vocab.items()}
+        if (unknown := model.get("unk_token")) is not None:
+            model["unk_token"] = names.get(unknown, unknown)
+        if "merges" in model:
+            model["merges"] = [pair for pair in model["merges"] if names.keys().isdisjoint(_merged(pair))]
+
+    def _mask_message(self, message: Mapping[str, Any], table: dict[int, str]) -> dict[str, Any]:
+        def outside_markup(text: str) -> str:
+            kept = self._markup.findall(text)
+            parts = [part.translate(table) for part in self._markup.split(text)]
+            return parts[0] + "".join(token + part for token, part in zip(kept, parts[1:], strict=True))
+
+        own_words = message.get("role") == "assistant"
+        change = outside_markup if own_words else lambda text: text.translate(table)
+        # The keys of a message belong to the chat format, those further in to whoever filled them.
+        return {key: value if key == "role" else _map_strings(value, change) for key, value in message.items()}
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Messages and tools without edges of control tokens, and the table that undoes it in the rendered prompt."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Any
+    back: dict[int, str]  # for str.translate; empty when there was nothing to mask
+    has_look_alike: bool  # whether anything but the template wrote a whole control token's text
+
+
+def is_markup(text: str, template_source: str) -> bool:
+    """Whether an added token that is not declared special is one of the template's control tokens."""
+    return _MARKUP.fullmatch(text) is not None and text in template_source
+
+
+def _any_of(texts: Mapping[str, int]) -> re.Pattern[str]:
+    ordered = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, ordered)) if ordered else r"(?!)")
+
+
+def _edges(text: str) -> tuple[str, str]:
+    """First and last character that is not a letter or digit, so that words in messages stay readable to templates."""
+    marks = [char for char in text if not char.isalnum() and not char.isspace()] or list(text)
+    return marks[0], marks[-1]
+
+
+def _merged(pair: str | list[str]) -> tuple[str, str, str]:
+    left, right = pair.split(" ") if isinstance(pair, str) else pair
+    return left, right, left + right
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _strings(key)
+            yield from _strings(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _strings(item)
+
+
+def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_map_strings(key, change): _map_strings(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_map_strings(item, change) for item in value]
+    return value

@@ -1,0 +1,102 @@
+"""The limits of one template render: how much it may build, how long it may run.
+
+Every operation that can make a large value from a small one is checked before it runs. Running time is counted in
+executed lines of Python, by the interpreter's line trace, because only that sees every kind of loop: nested loops,
+recursive macros, generators inside filters.
+"""
+
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from jinja2 import TemplateError
+from jinja2.utils import Namespace
+
+MAX_TEXT = 8_000_000  # characters or items of any one value, and of the whole prompt
+MAX_LINES = 2_000_000  # executed lines of Python; a chat of 1,000 messages takes about 100,000
+MAX_SECONDS = 10.0
+MAX_INT_BITS = 4096
+
+_WIDE_FORMAT = re.compile(r"\d{5}|\*|\{[^{}]*\{")  # a width that pads, or one taken from an argument
+
+
+class TemplateRefusedError(TemplateError):
+    """The template went over a limit or did what no chat template needs to."""
+
+
+@contextmanager
+def line_budget() -> Iterator[None]:
+    """Count executed Python lines in this thread; raise out of the traced code when they or the time run out."""
+    lines_left = MAX_LINES
+    deadline = time.monotonic() + MAX_SECONDS
+
+    def trace(_frame: FrameType, _event: str, _arg: object) -> Callable[..., Any]:
+        nonlocal lines_left
+        lines_left -= 1
+        if lines_left < 0 or time.monotonic() > deadline:
+            raise TemplateRefusedError("it runs without an end in sight")
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def check_size(size: int) -> None:
+    if size > MAX_TEXT:
+        raise TemplateRefusedError(f"it builds a value of more than {MAX_TEXT} characters")
+
+
+def check_written(*values: Any) -> None:
+    """Refuse values whose written form would be too long, counting shared parts as often as they are written."""
+    size = 0
+    stack = list(values)
+    while stack:
+        value = stack.pop()
+        if isinstance(value, Mapping):
+            stack.extend(value.keys())
+            stack.extend(value.values())
+        elif isinstance(value, Iterable) and not isinstance(value, (str, bytes, range, Iterator)):
+            stack.extend(value)
+        elif isinstance(value, Namespace):
+            raise TemplateRefusedError("it writes out a namespace")
+        size += len(value) if isinstance(value, str) else 1
+        check_size(size + len(stack))
+
+
+def check_replace(text: Any, old: Any, new: Any, *_count: Any) -> None:
+    if isinstance(text, str) and isinstance(old, str) and isinstance(new, str):
+        check_size(len(text) + text.count(old) * len(new))
+
+
+def check_operator(operator: str, left: Any, right: Any) -> None:
+    """Refuse an operator whose result would be far larger than its operands."""
+    sized_left, sized_right = hasattr(left, "__len__"), hasattr(right, "__len__")
+    if operator == "+" and sized_left and sized_right:
+        check_size(len(left) + len(right))
+    elif operator == "*" and sized_left and isinstance(right, int):
+        check_size(len(left) * right)
+    elif operator == "*" and sized_right and isinstance(left, int):
+        check_size(len(right) * left)
+    elif operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
+        if bits > MAX_INT_BITS:
+            raise TemplateRefusedError("it computes an integer of absurd size")
+    elif operator == "%" and isinstance(left, str):
+        check_format(left, right)
+
+
+def check_format(pattern: str, *values: Any) -> None:
+    if _WIDE_FORMAT.search(pattern):
+        raise TemplateRefusedError("it formats with a computed or very large width")
+    # One argument can be named by every field of the pattern.
+    check_written(*values)
+    for value in values:
+        check_size((pattern.count("{") + pattern.count("%")) * (len(value) if isinstance(value, str) else 1))

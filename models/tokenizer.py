@@ -1,0 +1,206 @@
+"""Text to token ids and back, over the Rust `tokenizers` library, read from a checkpoint directory.
+
+Everything a person typed is encoded as plain text: no input of `encode`, `encode_prompt` or of a message's content
+becomes a control token (see `control_tokens`), while ordinary text gets exactly the ids transformers gives it.
+Instances are immutable and can be used from several threads.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from models.chat_template import ChatTemplate, Message, read_sources
+from models.control_tokens import ControlTokens, is_markup
+from models.detokenizer import Detokenizer, DetokenizerFactory
+from runtime.errors import CheckpointError, UnsupportedModelError, UsageError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as RustTokenizer
+
+# Tokens that end a turn by convention; they count when the vocabulary has them and the chat template writes them.
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|end_of_text|>", "<|eom_id|>", "<turn|>")
+
+
+class Tokenizer:
+    """The tokenizer of one model."""
+
+    def __init__(
+        self, rust: "RustTokenizer", configs: Mapping[str, Mapping[str, Any]], sources: dict[str, str]
+    ) -> None:
+        """`configs`: the checkpoint's JSON files by name, missing ones empty. `sources`: its chat templates."""
+        self._rust = rust
+        self._config = configs["tokenizer_config.json"]
+        self._special_texts = _special_texts(self._config, configs["special_tokens_map.json"])
+        self._template_source = "\n".join(sources.values())
+        self.chat_template = ChatTemplate(sources, self._special_texts) if sources else None
+        self.vocab_size: int = rust.get_vocab_size(with_added_tokens=True)
+        self.eos_ids = self._find_eos_ids(configs)
+        self._controls = self._find_controls()
+        self._detokenizers = DetokenizerFactory(rust)
+
+    @classmethod
+    def load(cls, directory: Path) -> "Tokenizer":
+        """Read tokenizer.json, its configuration files and the chat template.
+
+        Raises UnsupportedModelError without a tokenizer.json, CheckpointError for files that cannot be read.
+        """
+        from tokenizers import Tokenizer as RustTokenizer
+
+        file = directory / "tokenizer.json"
+        if not file.is_file():
+            raise UnsupportedModelError(
+                f"no tokenizer.json in {directory}", hint="headrace reads the tokenizers library's format only"
+            )
+        try:
+            rust = RustTokenizer.from_file(str(file))
+        except Exception as error:  # the library raises bare Exception
+            raise CheckpointError(f"tokenizer.json cannot be read: {_first_line(error)}") from error
+        rust.no_padding()
+        rust.no_truncation()
+        names = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json")
+        configs = {name: _read_json(directory / name) for name in names}
+        return cls(rust, configs, read_sources(directory, configs["tokenizer_config.json"]))
+
+    # --- text to ids ---------------------------------------------------------------------------------------
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """Ids of a text; with `special`, written-out control tokens become those tokens. Adds nothing around it."""
+        ids: list[int] = self._rust.encode(_well_formed(text), add_special_tokens=False).ids
+        if special or self._controls.ids.isdisjoint(ids):
+            return ids
+        return self._shadow_encode(_well_formed(text))
+
+    def encode_prompt(self, text: str, *, special: bool = False) -> list[int]:
+        """A raw prompt, without a chat template: the text's ids after the model's BOS token, if it wants one."""
+        ids = self.encode(text, special=special)
+        bos = self._bos_prefix
+        return ids if ids[: len(bos)] == bos else bos + ids
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **template_vars: Any,
+    ) -> list[int]:
+        """A conversation as the model's chat template writes it. `template_vars` are trusted, messages are not.
+
+        Raises UsageError if the model has no chat template, CheckpointError if the template fails.
+        """
+        template = self.chat_template
+        if template is None:
+            raise UsageError("this model has no chat template", hint="give it plain text with --raw")
+        options = {"add_generation_prompt": add_generation_prompt, **template_vars}
+        masked = self._controls.mask(messages, tools)
+        safe = _well_formed(template.render(masked.messages, tools=masked.tools, **options))
+        if not masked.has_look_alike:
+            # Nobody wrote a control token: the unmasked prompt is encoded as everyone does it, and believed if it
+            # holds exactly the control tokens that the template wrote.
+            prompt = _well_formed(template.render(messages, tools=tools, **options)) if masked.back else safe
+            ids: list[int] = self._rust.encode(prompt, add_special_tokens=False).ids
+            if [index for index in ids if index in self._controls.ids] == self._controls.find(safe):
+                return ids
+        return self._shadow_encode(self._controls.secret(safe, masked))
+
+    # --- ids to text ---------------------------------------------------------------------------------------
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of a whole sequence. Bytes that form no character become U+FFFD."""
+        text: str = self._rust.decode(list(ids), skip_special_tokens=skip_special)
+        return text
+
+    def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
+        """A new stream whose pieces add up to what `decode` says."""
+        return self._detokenizers.make(skip_special=skip_special)
+
+    def token_text(self, token_id: int) -> str:
+        """One token for display: its decoded text, or its name in the vocabulary where that is no text."""
+        text = self.decode([token_id], skip_special=False)
+        if text and "\ufffd" not in text:
+            return text
+        return self._rust.id_to_token(token_id) or f"<{token_id}>"
+
+    # --- what the files say --------------------------------------------------------------------------------
+
+    def _shadow_encode(self, text: str) -> list[int]:
+        ids: list[int] = self._shadow.encode(text, add_special_tokens=False).ids
+        return ids
+
+    @cached_property
+    def _shadow(self) -> "RustTokenizer":
+        return self._controls.shadow(self._rust)
+
+    @cached_property
+    def _bos_prefix(self) -> list[int]:
+        """What the model wants before every text: one BOS token or nothing."""
+        bos = self._rust.token_to_id(self._special_texts.get("bos_token", ""))
+        if bos is None:
+            return []
+        wanted = self._config.get("add_bos_token")
+        if not isinstance(wanted, bool):
+            wanted = self._rust.encode("", add_special_tokens=True).ids[:1] == [bos]
+        return [bos] if wanted else []
+
+    def _find_eos_ids(self, configs: Mapping[str, Mapping[str, Any]]) -> frozenset[int]:
+        declared: list[Any] = []
+        for config in (configs["generation_config.json"], configs["config.json"]):
+            text_config = config.get("text_config")
+            for part in (config, text_config if isinstance(text_config, Mapping) else {}):
+                ids = part.get("eos_token_id")
+                declared.extend(ids if isinstance(ids, list) else [ids])
+        texts = [text for text in _TURN_ENDS if text in self._template_source]
+        texts.append(self._special_texts.get("eos_token", ""))
+        declared.extend(self._rust.token_to_id(text) for text in texts)
+        if any(not (index is None or type(index) is int) for index in declared):
+            raise CheckpointError("eos_token_id is neither a token id nor a list of them")
+        return frozenset(index for index in declared if index is not None and 0 <= index < self.vocab_size)
+
+    def _find_controls(self) -> ControlTokens:
+        special: dict[str, int] = {}
+        markup: dict[str, int] = {}
+        ends = self.eos_ids
+        for index, added in self._rust.get_added_tokens_decoder().items():
+            if added.special or index in ends:
+                special[added.content] = index
+            elif is_markup(added.content, self._template_source):
+                markup[added.content] = index
+        return ControlTokens(special, markup)
+
+
+def _special_texts(*configs: Mapping[str, Any]) -> dict[str, str]:
+    """bos_token, eos_token, ... as text; the first file that names one wins."""
+    found: dict[str, str] = {}
+    for config in configs:
+        for name, value in config.items():
+            text = value.get("content") if isinstance(value, Mapping) else value
+            if name.endswith("_token") and isinstance(text, str):
+                found.setdefault(name, text)
+    return found
+
+
+def _well_formed(text: str) -> str:
+    """Lone surrogates (undecodable bytes of arguments and files) as U+FFFD: the library takes valid Unicode only."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file.name} cannot be read: {_first_line(error)}") from error
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{file.name} is not a JSON object")
+    return document
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
