@@ -10,10 +10,10 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from app.versions import versions
 from runtime.bandwidth import Peak
 from runtime.hardware import Machine, PowerState
 from runtime.memory import Budget
@@ -74,15 +74,16 @@ class Report:
 
     @property
     def os_name(self) -> str:
-        if version := self.system.get("kern.osproductversion"):
-            return f"macOS {version} {platform.machine()}"
-        return self.machine.os if self.machine else f"{platform.system()} {platform.release()} {platform.machine()}"
+        kernel = self.machine.os if self.machine else f"{platform.system()} {platform.release()} {platform.machine()}"
+        version = self.system.get("kern.osproductversion")
+        return f"macOS {version} {kernel.split()[-1]}" if version else kernel
 
 
 def gather(calibrate: bool = False, progress: Callable[[float], None] | None = None) -> Report:
     """Ask everything. Measures the bandwidth when asked to, or when it never was (about a second)."""
     from runtime import bandwidth, hardware, memory
 
+    found = versions(PACKAGES)
     failures: list[Finding] = []
     host: Machine | None = None
     peak: Peak | None = None
@@ -105,7 +106,7 @@ def gather(calibrate: bool = False, progress: Callable[[float], None] | None = N
         swap_used=hardware.swap_used(),
         system=hardware.sysctl_facts(),
         kernels=kernels,
-        versions={name: _version(name) for name in PACKAGES},
+        versions={name: found.get(name) for name in ("python", *PACKAGES)},
         places=_places(),
         default_model=_default_model(failures),
         compiler=next((tool for tool in ("c++", "g++", "clang++") if shutil.which(tool)), None),
@@ -227,13 +228,6 @@ def _default_model(failures: list[Finding]) -> DefaultModel:
         failures.append(Finding("broken", str(error), error.hint or f"headrace models pull {DEFAULT_MODEL}"))
         return DefaultModel(DEFAULT_MODEL, None)
     return DefaultModel(DEFAULT_MODEL, stored.path if stored else None)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _first_line(error: Exception) -> str:

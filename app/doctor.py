@@ -77,7 +77,7 @@ def document(report: Report, found: list[Finding]) -> dict[str, Any]:
         "nominal_peak": {"gb_s": chip.bandwidth / 1e9, "source": chip.source, "note": chip.note} if chip else None,
         "power": asdict(report.power),
         "kernels": report.kernels,
-        "versions": {"python": _python(), **report.versions},
+        "versions": report.versions,
         "paths": {place.name: {**asdict(place), "path": str(place.path)} for place in report.places},
         "default_model": {"name": report.default_model.name, "path": _text(report.default_model.path)},
         "problems": [asdict(finding) for finding in found],
@@ -129,8 +129,7 @@ def _bandwidth_rows(report: Report) -> Rows:
 
 
 def _software_rows(report: Report) -> Rows:
-    versions = {"python": _python(), **report.versions}
-    named = [f"{name.replace('_', '-')} {version or 'missing'}" for name, version in versions.items()]
+    named = [f"{name.replace('_', '-')} {version or 'missing'}" for name, version in report.versions.items()]
     own = report.versions.get("headrace") or "source tree, not installed"
     rest = [text for text in named if not text.startswith("headrace ")]
     return [("headrace", own), ("runs on", ", ".join(rest[:3])), ("with", ", ".join(rest[3:]))]
@@ -183,10 +182,6 @@ def _plain(titled: list[tuple[str, Rows]], found: list[Finding]) -> str:
 def _isa(flags: frozenset[str]) -> str:
     hits = (next((name for flag, name in group if flag in flags), None) for group in _ISA_GROUPS)
     return ", ".join(name for name in hits if name)
-
-
-def _python() -> str:
-    return ".".join(str(part) for part in sys.version_info[:3])
 
 
 def _shorten(path: object) -> str:

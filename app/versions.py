@@ -6,10 +6,10 @@ from importlib import metadata
 PACKAGES = ("headrace", "mlx", "mlx-lm", "tokenizers")
 
 
-def versions() -> dict[str, str]:
+def versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
     """Package name -> version, python included; packages that are not installed are left out."""
     found = {"python": platform.python_version()}
-    for name in PACKAGES:
+    for name in packages:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

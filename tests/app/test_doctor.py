@@ -36,7 +36,7 @@ MAC = Report(
     swap_used=0,
     system={"kern.osproductversion": "26.1", "machdep.cpu.brand_string": "Apple M4 Max"},
     kernels={"kernels": "reference", "reason": "Metal runs stock MLX"},
-    versions=dict.fromkeys(PACKAGES, "1.0"),
+    versions=dict.fromkeys(("python", *PACKAGES), "1.0"),
     places=[Place("models", Path("/Users/x/models"), True, 500 * GIB), Place("cache", Path("/c"), True, 500 * GIB)],
     default_model=DefaultModel("smollm2-135m", Path("/Users/x/models/smollm2-135m")),
     compiler=None,
@@ -120,7 +120,7 @@ def test_a_mac_says_which_bandwidth_is_which() -> None:
     assert "480 GB/s  (mx.sum float32; 2026-11-20 05:46 UTC)" in text
     assert "546 GB/s" in text
     assert "88% of nominal" in text
-    assert "macOS 26.1" in text
+    assert "macOS 26.1 arm64" in text
 
 
 @pytest.fixture
