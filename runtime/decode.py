@@ -55,10 +55,11 @@ def decode(
     try:
         for left in range(steps - 1, -1, -1):
             current = ahead
-            if left and cache.can_rollback:
+            overlap = left and cache.can_rollback  # asked once: the step built ahead may itself end it
+            if overlap:
                 ahead = decode_step(network, cache, choose, current.token).start()
             yield current
-            if left and not cache.can_rollback:
+            if left and not overlap:
                 ahead = decode_step(network, cache, choose, current.token).start()
     finally:
         cache.rollback()
