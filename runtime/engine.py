@@ -36,12 +36,15 @@ class Engine:
         Raises UsageError for an empty prompt or ids outside the vocabulary, ContextLimitError for a prompt longer
         than the context limit, EngineError while another generation is open.
         """
+        self._claimable()
         self._check(request)
         return self._generate(request)
 
-    def _check(self, request: Request) -> None:
+    def _claimable(self) -> None:
         if self._busy:
             raise EngineError("the engine is already generating", "close the other generation first")
+
+    def _check(self, request: Request) -> None:
         if not request.prompt:
             raise UsageError("the prompt is empty")
         if request.max_tokens is not None and request.max_tokens < 1:
@@ -55,22 +58,22 @@ class Engine:
             )
 
     def _generate(self, request: Request) -> Iterator[Event]:
+        self._claimable()  # again: another generation may have started since this one was made
         self._busy = True
-        mx.reset_peak_memory()
-        timeline = Timeline(
-            cost=self.network.cost,
-            prompt_tokens=len(request.prompt),
-            ring=self.steps,
-        )
-        cache = self.network.make_cache(self.context_limit)
         try:
-            yield from self._prefill(request, cache)
-            timeline.prefill_done()
-            yield from self._decode(request, cache, timeline)
+            yield from self._answer(request)
         finally:
-            del cache
-            mx.clear_cache()
+            mx.clear_cache()  # the K/V buffers went with `_answer`'s frame
             self._busy = False
+
+    def _answer(self, request: Request) -> Iterator[Event]:
+        mx.reset_peak_memory()
+        timeline = Timeline(cost=self.network.cost, prompt_tokens=len(request.prompt), ring=self.steps)
+        sampler = Sampler(request.sampling, vocab_size=self.network.vocab_size, prompt=request.prompt)
+        cache = self.network.make_cache(self.context_limit)
+        yield from self._prefill(request, cache)
+        timeline.prefill_done()
+        yield from self._decode(request, cache, sampler, timeline)
 
     def _prefill(self, request: Request, cache: Cache) -> Iterator[Event]:
         total = len(request.prompt) - 1
@@ -79,8 +82,7 @@ class Engine:
             if request.cancel:
                 return
 
-    def _decode(self, request: Request, cache: Cache, timeline: Timeline) -> Iterator[Event]:
-        sampler = Sampler(request.sampling, vocab_size=self.network.vocab_size, prompt=request.prompt)
+    def _decode(self, request: Request, cache: Cache, sampler: Sampler, timeline: Timeline) -> Iterator[Event]:
         reason: FinishReason = "length"
         stop_id, said = None, 0
         room = self.context_limit - cache.length  # every step appends one entry
