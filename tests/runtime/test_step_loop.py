@@ -1,0 +1,118 @@
+"""The decode loop's semantics: one entry per layer and step, no token computed before the one it follows, and
+nothing of the step built ahead in the output or the committed cache, whatever ended the answer."""
+
+from collections.abc import Callable, Iterator
+
+import mlx.core as mx
+import pytest
+
+from models.decoder import Decoder
+from runtime.engine import Engine
+from runtime.request import CancelFlag, Event, Finished, Request, Step
+from tests.watched import WatchedNetwork, answer, same_rows
+
+PROMPT = [5, 17, 3, 88, 42, 9, 61]
+STEPS = 12
+
+
+def recomputed(network: Decoder, prompt: list[int], steps: int) -> list[int]:
+    """Greedy tokens without any reuse: a fresh cache and the whole sequence for every token."""
+    tokens = list(prompt)
+    for _ in range(steps):
+        cache = network.make_cache(len(tokens))
+        cache.reserve(len(tokens))
+        logits = network.logits(network.layers(network.embed(mx.array([tokens])), cache))
+        tokens.append(int(mx.argmax(logits).item()))
+    return tokens[len(prompt) :]
+
+
+def test_tokens_are_those_of_full_recompute(network: Decoder) -> None:
+    tokens, end = answer(network, Request(PROMPT, max_tokens=STEPS))
+    assert tokens == recomputed(network, PROMPT, STEPS)
+    assert end.reason == "length"
+
+
+def test_a_step_feeds_one_token_and_appends_one_entry_to_every_layer(network: Decoder) -> None:
+    watched = WatchedNetwork(network)
+    tokens, _ = answer(watched, Request(PROMPT, max_tokens=STEPS))
+    fed = [token for batch in watched.fed for token in batch[0].tolist()]
+    assert fed == [*PROMPT, *tokens[:-1]]  # each token exactly once, in order; the last is never fed
+    prefill, *steps = watched.fed
+    assert prefill.shape == (1, len(PROMPT) - 1)
+    assert [step.shape for step in steps] == [(1, 1)] * STEPS
+    layers = len(network.config.layers)
+    decode_calls = watched.attended[layers:]
+    assert decode_calls == [(layer, 1) for _ in range(STEPS) for layer in range(layers)]
+    assert watched.caches[0].committed == watched.caches[0].length == len(PROMPT) - 1 + STEPS
+
+
+def test_each_step_reads_all_entries_before_it_and_at_most_one_is_uncommitted(network: Decoder) -> None:
+    watched = WatchedNetwork(network)
+    answer(watched, Request(PROMPT, max_tokens=STEPS))
+    lengths = [length for length, _ in watched.positions[1:]]
+    assert lengths == list(range(len(PROMPT) - 1, len(PROMPT) - 1 + STEPS))
+    assert {length - committed for length, committed in watched.positions} == {0, 1}
+
+
+def test_without_lookahead_a_step_starts_only_when_the_one_before_is_committed(network: Decoder) -> None:
+    watched = WatchedNetwork(network, ahead=False)
+    tokens, _ = answer(watched, Request(PROMPT, max_tokens=STEPS))
+    assert all(length == committed for length, committed in watched.positions)
+    assert tokens == answer(network, Request(PROMPT, max_tokens=STEPS))[0]
+
+
+def by_length(network: WatchedNetwork, tokens: list[int]) -> Iterator[Event]:
+    return Engine(network, context_limit=256).generate(Request(PROMPT, max_tokens=len(tokens)))
+
+
+def by_stop_id(network: WatchedNetwork, tokens: list[int]) -> Iterator[Event]:
+    return Engine(network, context_limit=256).generate(Request(PROMPT, stop_ids=frozenset([tokens[-1]])))
+
+
+def by_cancel(network: WatchedNetwork, tokens: list[int]) -> Iterator[Event]:
+    cancel = CancelFlag()
+    said = 0
+    for event in Engine(network, context_limit=256).generate(Request(PROMPT, cancel=cancel)):
+        said += isinstance(event, Step)
+        if said == len(tokens):
+            cancel.set()
+        yield event
+
+
+def by_context_limit(network: WatchedNetwork, tokens: list[int]) -> Iterator[Event]:
+    return Engine(network, context_limit=len(PROMPT) - 1 + len(tokens)).generate(Request(PROMPT))
+
+
+def by_close(network: WatchedNetwork, tokens: list[int]) -> Iterator[Event]:
+    events = Engine(network, context_limit=256).generate(Request(PROMPT))
+    said = 0
+    while said < len(tokens):
+        event = next(events)
+        said += isinstance(event, Step)
+        yield event
+    events.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("end", [by_length, by_stop_id, by_cancel, by_context_limit, by_close])
+def test_the_step_built_ahead_leaves_no_trace(
+    network: Decoder, end: Callable[[WatchedNetwork, list[int]], Iterator[Event]]
+) -> None:
+    greedy = recomputed(network, PROMPT, STEPS)
+    steps = next(i for i in range(4, STEPS) if greedy[i] not in greedy[:i]) + 1  # ends on a token not seen before
+    alone = WatchedNetwork(network, ahead=False)
+    expected, _ = answer(alone, Request(PROMPT, max_tokens=steps))
+
+    watched = WatchedNetwork(network)
+    events = list(end(watched, expected))
+    tokens = [event.token for event in events if isinstance(event, Step)]
+    cache = watched.caches[0]
+    assert cache.length == cache.committed == len(PROMPT) - 1 + steps
+    assert same_rows(cache, alone.caches[0])
+    if end is by_stop_id:
+        last = events[-1]
+        assert isinstance(last, Finished)
+        assert (tokens, last.stop_id, last.reason) == (expected[:-1], expected[-1], "stop")
+    else:
+        assert tokens == expected
+    looked_ahead = end in (by_stop_id, by_cancel, by_close)
+    assert len(watched.fed) - 1 == steps + looked_ahead  # at a known end nothing is built ahead at all

@@ -1,0 +1,87 @@
+"""A network under observation: the real one, with a record of what the engine asked of it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+
+from runtime.engine import Engine
+from runtime.network import Network
+from runtime.request import Event, Finished, Request, Step
+
+
+class WatchedNetwork:
+    """Delegates to `network`; remembers fed tokens, cache positions, logits and the caches it made.
+
+    `on_pass(n)` is called before the n-th forward pass (from 0) and may raise. With `ahead=False` its caches refuse
+    to roll back, so the decode loop cannot run ahead of the reader.
+    """
+
+    def __init__(
+        self, network: Network[Any], *, on_pass: Callable[[int], None] = lambda _: None, ahead: bool = True
+    ) -> None:
+        self._network = network
+        self._on_pass = on_pass
+        self._ahead = ahead
+        self.caches: list[Any] = []
+        self.fed: list[mx.array] = []  # (1, T) per pass
+        self.positions: list[tuple[int, int]] = []  # (length, committed) before each pass
+        self.attended: list[tuple[int, int]] = []  # (layer, T) of every attend call
+        self.logits_seen: list[mx.array] = []  # (1, V) per step
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
+
+    def make_cache(self, limit: int) -> Any:
+        cache = self._network.make_cache(limit)
+        if not self._ahead:
+            cache.can_rollback = False  # type: ignore[misc]
+        if hasattr(cache, "attend"):
+            attend = cache.attend
+
+            def counting(layer: int, qkv: mx.array, spec: Any) -> mx.array:
+                self.attended.append((layer, qkv.shape[1]))
+                return attend(layer, qkv, spec)
+
+            cache.attend = counting
+        self.caches.append(cache)
+        return cache
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        self._on_pass(len(self.fed))
+        self.fed.append(tokens)
+        return self._network.embed(tokens)
+
+    def layers(self, x: mx.array, cache: Any) -> mx.array:
+        self.positions.append((cache.length, cache.committed))
+        return self._network.layers(x, cache)
+
+    def logits(self, x: mx.array) -> mx.array:
+        logits = self._network.logits(x)
+        self.logits_seen.append(logits)
+        return logits
+
+
+def committed_rows(cache: Any) -> list[mx.array]:
+    """The committed part of every layer's keys and values."""
+    return [array[:, :, : cache.committed] for array in cache.arrays]
+
+
+def same_rows(a: Any, b: Any) -> bool:
+    """Whether two caches hold the same committed entries, bit for bit."""
+    if a.committed != b.committed:
+        return False
+    return all(bool(mx.array_equal(x, y)) for x, y in zip(committed_rows(a), committed_rows(b), strict=True))
+
+
+def answer(network: Any, request: Request, context_limit: int = 256) -> tuple[list[int], Finished]:
+    """Run a request to its end: (tokens, the closing event)."""
+    return split(list(Engine(network, context_limit=context_limit).generate(request)))
+
+
+def split(events: list[Event]) -> tuple[list[int], Finished]:
+    """Events -> (tokens, the closing event). There must be exactly one, at the end."""
+    last = events[-1]
+    assert isinstance(last, Finished)
+    assert sum(isinstance(event, Finished) for event in events) == 1
+    return [event.token for event in events if isinstance(event, Step)], last
