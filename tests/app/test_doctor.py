@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from app import diagnosis
 from app.diagnosis import PACKAGES, DefaultModel, Finding, Place, Report, findings
-from app.doctor import _plain, doctor, document, sections
+from app.doctor import _draw, _plain, doctor, document, sections
 from runtime import bandwidth
 from runtime.bandwidth import Peak
 from runtime.hardware import Machine, PowerState
@@ -175,3 +175,16 @@ def test_a_folder_that_cannot_be_made_is_not_writable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert diagnosis._place("models", tmp_path / "new" / "models").writable
     assert not diagnosis._place("models", tmp_path / "file" / "models").writable
+
+
+@pytest.mark.parametrize(
+    "report", [MAC, LINUX, replace(MAC, power=PowerState(True, 40, True, True), swap_used=9 * GIB)]
+)
+def test_drawn_report_fits_eighty_columns(
+    report: Report, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _draw(sections(report), findings(report))
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert ("✓ Nothing is wrong." in lines) == (not findings(report))

@@ -3,6 +3,8 @@
 from collections import defaultdict
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runtime import chips
 
@@ -80,3 +82,16 @@ def test_memory_size_tells_two_cards_apart() -> None:
     assert ten is not None
     assert twelve is not None
     assert (ten.bandwidth, twelve.bandwidth) == (760e9, 912e9)
+
+
+@given(st.text(), st.none() | st.integers(), st.none() | st.integers())
+def test_any_name_is_a_row_or_unknown(name: str, cores: int | None, memory: int | None) -> None:
+    assert chips.find(name, cores, memory) is None or name
+
+
+@given(st.sampled_from(chips.table()), st.none() | st.integers(1, 100), st.none() | st.integers(1, 2**40))
+def test_a_listed_name_always_has_a_figure_of_its_own(chip: chips.Chip, cores: int | None, memory: int | None) -> None:
+    found = chips.find(chip.name, cores, memory)
+    assert found is not None
+    assert found.name == chip.name
+    assert found.bandwidth <= chip.bandwidth or found.gpu_cores != chip.gpu_cores or found.memory_gb != chip.memory_gb

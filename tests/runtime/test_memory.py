@@ -1,6 +1,7 @@
 """Budgets from recorded machines, and refusals that say what would fit."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -87,3 +88,10 @@ def test_wiring_stays_well_below_the_working_set(monkeypatch: pytest.MonkeyPatch
     assert memory.wire(2 * GIB, machine("metal", 48 * GIB)) == 2 * GIB
     assert memory.wire(2 * GIB, machine("cpu", None)) == 0
     assert asked == [36 * GIB, 2 * GIB]
+
+
+def test_nothing_else_wires_memory() -> None:
+    root = Path(memory.__file__).parent.parent
+    sources = [path for floor in ("app", "models", "runtime") for path in (root / floor).rglob("*.py")]
+    callers = [path.name for path in sources if "set_wired_limit(" in path.read_text()]
+    assert callers == ["memory.py"]
