@@ -2,7 +2,8 @@
 
 Q4_0, Q4_1, Q8_0, Q4_K and Q5_K blocks are affine over 32 weights, so their codes move over unchanged: Q4_0's 8 and
 Q8_0's 128 offsets become the bias. Evaluated in float32 the result equals the reference dequantizer bit for bit, up
-to the sign of a zero. Q6_K scales groups of 16, which MLX has no affine mode for: it is requantized to 8 bits.
+to the sign of a zero (`q * scale` is exact there, so a fused addition changes nothing). Q6_K scales groups of 16,
+which MLX has no affine mode for: it is requantized to 8 bits.
 
 Scales and biases are float16 where that loses nothing, because a decode step reads them all, and float32 otherwise.
 """
@@ -104,7 +105,8 @@ def _pack(codes: Bytes, bits: int) -> Bytes:
     if bits == 8:
         return codes
     if bits == 4:
-        return codes[:, 0::2] | (codes[:, 1::2] << 4)
+        pairs: Bytes = codes[:, 0::2] | (codes[:, 1::2] << 4)
+        return pairs
     shifts = np.arange(8, dtype=np.uint64) * np.uint64(bits)
     words = (codes.reshape(-1, 8).astype(np.uint64) << shifts).sum(axis=1, dtype=np.uint64)  # 8 codes: `bits` bytes
     octets: Bytes = words.astype("<u8").view(np.uint8).reshape(-1, 8)

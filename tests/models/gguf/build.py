@@ -1,0 +1,232 @@
+"""Tiny GGUF files for every architecture headrace converts, made from Hugging Face weights the way llama.cpp's
+converter does it: names mapped, Q and K rows of llama-family models permuted, 1 added to Gemma's norm weights.
+
+`VARIANTS` are the models, `VOCABULARIES` the frozen vocabularies; both are also what llama.cpp's recorded answers
+(`llama_cpp.json`) were computed on, so neither may change without recording again.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+HERE = Path(__file__).parent
+VOCABULARIES: dict[str, dict[str, list[Any]]] = json.loads((HERE / "vocabularies.json").read_text())
+
+Weights = dict[str, np.ndarray]
+
+# Byte offsets of the float16 scales in a block.
+SCALES_AT = {"Q4_0": (0,), "Q8_0": (0,), "Q4_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+
+_BASE: dict[str, Any] = {
+    "hidden": 64, "inner": 96, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocabulary": "byte_level",
+    "tied": False, "biases": (), "qk_norm": False, "sandwich": False, "metadata": {}, "rope_factor": None,
+}  # fmt: skip
+_O_BIASED = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+_YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64}
+
+# name -> (GGUF architecture, what it adds to the base). Metadata keys get the architecture in front.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-spm": ("llama", {"vocabulary": "sentencepiece", "tied": True}),
+    "llama-3": ("llama", {"rope_factor": 8.0, "head_dim": 32, "metadata": {"rope.freq_base": 5e5}}),
+    "llama-linear": ("llama", {"metadata": {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}}),
+    "llama-biased": ("llama", {"biases": _O_BIASED}),
+    "qwen2": ("qwen2", {"biases": ("attn_q", "attn_k", "attn_v"), "tied": True}),
+    "qwen2-yarn": ("qwen2", {"biases": ("attn_q", "attn_k", "attn_v"), "metadata": _YARN}),
+    "qwen3": ("qwen3", {"qk_norm": True, "head_dim": 32}),
+    "gemma": ("gemma", {"vocabulary": "sentencepiece", "tied": True, "head_dim": 32}),
+    "gemma2": (
+        "gemma2",
+        {
+            "vocabulary": "sentencepiece", "tied": True, "sandwich": True, "head_dim": 32,
+            "metadata": {
+                "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "attention.sliding_window": 4096
+            },
+        },
+    ),
+    "gemma3": (
+        "gemma3",
+        {
+            "vocabulary": "sentencepiece", "tied": True, "sandwich": True, "head_dim": 32, "qk_norm": True,
+            "layers": 7, "metadata": {"attention.sliding_window": 12, "rope.freq_base": 1e6},
+        },
+    ),
+}  # fmt: skip
+
+
+def shape_of(variant: str, **changes: Any) -> dict[str, Any]:
+    """Sizes and features of a variant, with `changes` on top."""
+    return {**_BASE, **VARIANTS[variant][1], **changes}
+
+
+def hf_weights(variant: str, seed: int = 0, **changes: Any) -> Weights:
+    """Random float32 weights under Hugging Face names and layout."""
+    shape, rng = shape_of(variant, **changes), np.random.default_rng(seed)
+    return {
+        _hf_name(kind, layer, leaf, shape): _random(rng, kind, leaf, dims)
+        for kind, layer, leaf, dims in _tensors(shape)
+    }
+
+
+def gguf_weights(variant: str, weights: Weights, **changes: Any) -> Weights:
+    """The same weights under GGUF names and in llama.cpp's layout."""
+    arch, shape = VARIANTS[variant][0], shape_of(variant, **changes)
+    result: Weights = {}
+    for kind, layer, leaf, _ in _tensors(shape):
+        values = weights[_hf_name(kind, layer, leaf, shape)]
+        if arch == "llama" and kind in ("attn_q", "attn_k"):
+            values = _interleave(values, shape["heads"] if kind == "attn_q" else shape["kv_heads"])
+        if arch.startswith("gemma") and kind.endswith("norm"):
+            values = values + np.float32(1)
+        prefix = "" if layer is None else f"blk.{layer}."
+        result[f"{prefix}{kind}.{leaf}"] = values
+    if shape["rope_factor"]:
+        result["rope_freqs.weight"] = _llama3_factors(shape["rope_factor"], shape["head_dim"])
+    return result
+
+
+def write_gguf(path: Path, variant: str, *, matrices: str = "F32", seed: int = 0, **changes: Any) -> Path:
+    """Write the variant with its matrices stored as the tensor type `matrices`; returns `path`."""
+    tensors = gguf_weights(variant, hf_weights(variant, seed, **changes), **changes)
+    writer = header(path, variant, **changes)
+    kind, rng = gguf.GGMLQuantizationType[matrices], np.random.default_rng(seed)
+    for name, values in tensors.items():
+        if values.ndim == 1 or matrices == "F32":
+            writer.add_tensor(name, np.ascontiguousarray(values))
+        else:
+            writer.add_tensor(name, random_blocks(rng, matrices, *values.shape), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def header(path: Path, variant: str, **changes: Any) -> gguf.GGUFWriter:
+    """A writer with the variant's metadata and vocabulary, no tensors yet."""
+    arch, shape = VARIANTS[variant][0], shape_of(variant, **changes)
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_name("Tiny")
+    writer.add_license("apache-2.0")
+    writer.add_block_count(shape["layers"])
+    writer.add_context_length(256)
+    writer.add_embedding_length(shape["hidden"])
+    writer.add_feed_forward_length(shape["inner"])
+    writer.add_head_count(shape["heads"])
+    writer.add_head_count_kv(shape["kv_heads"])
+    writer.add_key_length(shape["head_dim"])
+    writer.add_value_length(shape["head_dim"])
+    writer.add_layer_norm_rms_eps(1e-5)
+    for key, value in shape["metadata"].items():
+        add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)]
+        add(f"{arch}.{key}", value)
+    add_vocabulary(writer, shape["vocabulary"])
+    writer.add_chat_template("{{ messages[0]['content'] }}")
+    return writer
+
+
+def add_vocabulary(writer: gguf.GGUFWriter, name: str, *, pre: str = "smollm", space_prefix: bool = False) -> None:
+    """Add one of `VOCABULARIES` the way its kind is stored."""
+    vocabulary = VOCABULARIES[name]
+    writer.add_token_list(vocabulary["tokens"])
+    writer.add_token_types(vocabulary["types"])
+    if "merges" in vocabulary:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(pre)
+        writer.add_token_merges(vocabulary["merges"])
+        writer.add_bos_token_id(0)
+        writer.add_eos_token_id(1)
+    else:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_scores(vocabulary["scores"])
+        writer.add_add_space_prefix(space_prefix)
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+
+
+def random_blocks(rng: np.random.Generator, kind: str, rows: int, columns: int) -> np.ndarray:
+    """(rows, bytes per row) of arbitrary blocks of a tensor type, only their float16 scales kept sane."""
+    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    if kind in ("F16", "BF16", "F32"):
+        values = rng.standard_normal((rows, columns)).astype(np.float32)
+        return gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind]).view(np.uint8).reshape(rows, -1)
+    blocks = rng.integers(0, 256, (rows * columns // block, size), dtype=np.uint8)
+    for start in SCALES_AT[kind]:
+        scales = (rng.standard_normal(len(blocks)) * 1e-3).astype(np.float16)
+        blocks[:, start : start + 2] = scales[:, None].view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+_HF_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "model.layers.{}.input_layernorm",
+    "attn_q": "model.layers.{}.self_attn.q_proj",
+    "attn_k": "model.layers.{}.self_attn.k_proj",
+    "attn_v": "model.layers.{}.self_attn.v_proj",
+    "attn_output": "model.layers.{}.self_attn.o_proj",
+    "attn_q_norm": "model.layers.{}.self_attn.q_norm",
+    "attn_k_norm": "model.layers.{}.self_attn.k_norm",
+    "ffn_gate": "model.layers.{}.mlp.gate_proj",
+    "ffn_up": "model.layers.{}.mlp.up_proj",
+    "ffn_down": "model.layers.{}.mlp.down_proj",
+    "post_attention_norm": "model.layers.{}.post_attention_layernorm",
+    "pre_ffn_norm": "model.layers.{}.pre_feedforward_layernorm",
+    "post_ffw_norm": "model.layers.{}.post_feedforward_layernorm",
+}
+
+
+def _hf_name(kind: str, layer: int | None, leaf: str, shape: dict[str, Any]) -> str:
+    """llama.cpp's ffn_norm stands before the feed-forward half; Hugging Face's plain name for it is by what it
+    follows, unless there is also a norm behind the attention half."""
+    if kind == "ffn_norm":
+        kind = "pre_ffn_norm" if shape["sandwich"] else "post_attention_norm"
+    return f"{_HF_NAMES[kind].format(layer)}.{leaf}"
+
+
+def _tensors(shape: dict[str, Any]) -> list[tuple[str, int | None, str, tuple[int, ...]]]:
+    """(GGUF kind, layer, leaf, dimensions) of every tensor, in file order."""
+    hidden, inner, head = shape["hidden"], shape["inner"], shape["head_dim"]
+    vocab = len(VOCABULARIES[shape["vocabulary"]]["tokens"])
+    queries, keys = shape["heads"] * head, shape["kv_heads"] * head
+    block: dict[str, tuple[int, ...]] = {
+        "attn_norm": (hidden,), "attn_q": (queries, hidden), "attn_k": (keys, hidden), "attn_v": (keys, hidden),
+        "attn_output": (hidden, queries), "ffn_norm": (hidden,), "ffn_gate": (inner, hidden),
+        "ffn_up": (inner, hidden), "ffn_down": (hidden, inner),
+    }  # fmt: skip
+    if shape["qk_norm"]:
+        block |= {"attn_q_norm": (head,), "attn_k_norm": (head,)}
+    if shape["sandwich"]:
+        block |= {"post_attention_norm": (hidden,), "post_ffw_norm": (hidden,)}
+    result: list[tuple[str, int | None, str, tuple[int, ...]]] = [("token_embd", None, "weight", (vocab, hidden))]
+    for layer in range(shape["layers"]):
+        result += [(kind, layer, "weight", dims) for kind, dims in block.items()]
+        result += [(kind, layer, "bias", block[kind][:1]) for kind in shape["biases"]]
+    result.append(("output_norm", None, "weight", (hidden,)))
+    if not shape["tied"]:
+        result.append(("output", None, "weight", (vocab, hidden)))
+    return result
+
+
+def _random(rng: np.random.Generator, kind: str, leaf: str, dims: tuple[int, ...]) -> np.ndarray:
+    scale = 0.1 if len(dims) == 1 else 1.5 / math.sqrt(dims[-1])
+    offset = 0.0 if leaf == "bias" or len(dims) == 2 else 0.5
+    return (rng.standard_normal(dims) * scale + offset).astype(np.float32)
+
+
+def _interleave(values: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of each head from halves (0..D/2, D/2..D) to pairs (0, D/2, 1, D/2 + 1, ...)."""
+    split = values.reshape(heads, 2, -1, *values.shape[1:])
+    return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(values.shape)
+
+
+def _llama3_factors(factor: float, head_dim: int, theta: float = 5e5) -> np.ndarray:
+    """The content of `rope_freqs.weight` for Llama 3.1 and later."""
+    wavelengths = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+    smooth = np.clip((8192 / wavelengths - 1) / 3, 0, 1)
+    return (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)

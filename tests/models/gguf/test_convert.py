@@ -1,0 +1,209 @@
+"""Whole conversions of tiny models: layout, exactness, the files beside the weights, and llama.cpp's own logits."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from models.gguf import convert_gguf
+from runtime.errors import CheckpointError, UnsupportedModelError
+from tests.models.gguf.build import HERE, VARIANTS, gguf_weights, header, hf_weights, write_gguf
+from tests.tiny import load_decoder
+
+LLAMA_CPP = json.loads((HERE / "llama_cpp.json").read_text())
+# llama.cpp's CPU GELU looks its values up in a half-precision table; the other activations are exact.
+TOLERANCE = {"gemma": 1e-3, "gemma2": 1e-3, "gemma3": 1e-3}
+LARGE = {"hidden": 256, "inner": 512, "head_dim": 64, "layers": 1}
+
+
+def convert(source: Path) -> Path:
+    target = source.with_suffix("")
+    target.mkdir()
+    convert_gguf(source, target)
+    return target
+
+
+def read(directory: Path, name: str) -> Any:
+    return json.loads((directory / name).read_text())
+
+
+def in_float32(arrays: dict[str, mx.array], module: str, bits: int) -> np.ndarray:
+    scales, biases = (arrays[f"{module}.{leaf}"].astype(mx.float32) for leaf in ("scales", "biases"))
+    return np.array(mx.dequantize(arrays[f"{module}.weight"], scales, biases, group_size=32, bits=bits))
+
+
+def write_tensors(path: Path, variant: str, tensors: dict[str, np.ndarray]) -> Path:
+    writer = header(path, variant)
+    for name, values in tensors.items():
+        writer.add_tensor(name, np.ascontiguousarray(values))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_weights_come_out_in_hugging_face_layout(variant: str, tmp_path: Path) -> None:
+    directory = convert(write_gguf(tmp_path / "m.gguf", variant))
+    ours, wanted = mx.load(str(directory / "model.safetensors")), hf_weights(variant)
+    assert ours.keys() == wanted.keys()
+    for name, values in wanted.items():
+        if variant.startswith("gemma") and name.endswith("norm.weight"):
+            values = (values + np.float32(1)) - np.float32(1)  # what the 1 costs is lost before us
+        np.testing.assert_array_equal(np.array(ours[name]), values, err_msg=name)
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "gemma"])  # that one runs through mlx-lm
+def test_our_decoder_gives_llama_cpps_logits(variant: str, tmp_path: Path) -> None:
+    decoder = load_decoder(convert(write_gguf(tmp_path / "m.gguf", variant)))
+    prompt = LLAMA_CPP["prompt"]
+    cache = decoder.make_cache(256)
+    cache.reserve(len(prompt))
+    x = decoder.layers(decoder.embed(mx.array([prompt])), cache)
+    compare(np.array(decoder.all_logits(x)).reshape(len(prompt), -1)[-1], variant)
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_mlx_lm_loads_the_directory_and_gives_llama_cpps_logits(variant: str, tmp_path: Path) -> None:
+    from mlx_lm.utils import load_model
+
+    model, _ = load_model(convert(write_gguf(tmp_path / "m.gguf", variant)))
+    compare(np.array(model(mx.array([LLAMA_CPP["prompt"]]))[0, -1]), variant)
+
+
+def compare(logits: np.ndarray, variant: str) -> None:
+    theirs = np.array(LLAMA_CPP["logits"][variant])
+    difference = np.abs(logits[:: LLAMA_CPP["every"]] - theirs).max() / np.abs(theirs).max()
+    assert difference < TOLERANCE.get(variant, 5e-6)
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
+def test_every_tensor_type_loads_and_equals_its_source(kind: str, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", "llama", matrices=kind, **LARGE)
+    directory = convert(path)
+    ours = mx.load(str(directory / "model.safetensors"))
+    source = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}["blk.0.ffn_down.weight"]
+    values = gguf.quants.dequantize(source.data, source.tensor_type)
+    name = "model.layers.0.mlp.down_proj"
+    config = read(directory, "config.json")
+    if kind in ("F16", "BF16"):
+        assert "quantization" not in config
+        assert ours[name + ".weight"].dtype == {"F16": mx.float16, "BF16": mx.bfloat16}[kind]
+        np.testing.assert_array_equal(np.array(ours[name + ".weight"].astype(mx.float32)), values)
+        return
+    dequantized = in_float32(ours, name, config["quantization"]["bits"])
+    inexact = {row["name"]: row for row in read(directory, "headrace.json")["inexact_tensors"]}
+    if kind == "Q6_K":
+        row = inexact["blk.0.ffn_down.weight"]
+        assert (row["type"], row["became"]) == ("Q6_K", "affine 8-bit, group size 32")
+        assert np.abs(dequantized - values).max() == pytest.approx(row["max_abs_error"], rel=1e-3)
+    else:
+        assert inexact == {}
+        np.testing.assert_array_equal(dequantized, values)
+
+
+def test_quantized_query_rows_are_put_back_in_order(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", "llama", matrices="Q4_0", **LARGE)
+    ours = mx.load(str(convert(path) / "model.safetensors"))
+    matrix = in_float32(ours, "model.layers.0.self_attn.q_proj", 4)
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}["blk.0.attn_q.weight"]
+    values = gguf.quants.dequantize(stored.data, stored.tensor_type)
+    for head in range(4):
+        rows = slice(64 * head, 64 * head + 64)
+        np.testing.assert_array_equal(matrix[rows][:32], values[rows][0::2])
+        np.testing.assert_array_equal(matrix[rows][32:], values[rows][1::2])
+
+
+@pytest.mark.peer
+def test_mixed_widths_load_in_mlx_lm(tmp_path: Path) -> None:
+    from mlx_lm.utils import load_model
+
+    writer = header(tmp_path / "m.gguf", "llama")
+    for name, values in gguf_weights("llama", hf_weights("llama")).items():
+        kind = gguf.GGMLQuantizationType.Q8_0 if "embd" in name or "ffn_up" in name else gguf.GGMLQuantizationType.Q4_1
+        if values.ndim == 1 or name == "blk.1.attn_v.weight":
+            writer.add_tensor(name, values)
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    directory = convert(tmp_path / "m.gguf")
+    section = read(directory, "config.json")["quantization"]
+    eight = {"group_size": 32, "bits": 8, "mode": "affine"}
+    assert section == {
+        "group_size": 32, "bits": 4, "mode": "affine", "model.embed_tokens": eight,
+        "model.layers.0.mlp.up_proj": eight, "model.layers.1.mlp.up_proj": eight,
+    }  # fmt: skip
+    model, _ = load_model(directory)
+    layer = model.model.layers[1]
+    assert (layer.mlp.up_proj.bits, layer.mlp.gate_proj.bits) == (8, 4)
+    assert not hasattr(layer.self_attn.v_proj, "bits")
+    assert mx.isfinite(model(mx.array([[5, 6, 7]]))).all()
+
+
+def test_the_files_beside_the_weights(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", "llama-3")
+    told: list[tuple[int, int]] = []
+    (target := tmp_path / "out").mkdir()
+    convert_gguf(path, target, progress=lambda done, total: told.append((done, total)))
+    assert {file.name for file in target.iterdir()} == {
+        "config.json", "generation_config.json", "headrace.json", "model.safetensors", "tokenizer.json",
+        "tokenizer_config.json", "chat_template.jinja",
+    }  # fmt: skip
+    assert (target / "chat_template.jinja").read_text() == "{{ messages[0]['content'] }}"
+    assert read(target, "generation_config.json") == {"bos_token_id": 0, "eos_token_id": [1, 3]}
+    origin = read(target, "headrace.json")
+    assert (origin["source"], origin["size"], origin["licence"]) == ("m.gguf", path.stat().st_size, "apache-2.0")
+    assert len(origin["sha256"]) == 64
+    assert told == sorted(told)
+    assert told[-1][0] == told[-1][1]
+    _, metadata = mx.load(str(target / "model.safetensors"), return_metadata=True)
+    assert metadata == {"format": "mlx"}
+
+
+def test_conversion_repeats_byte_for_byte(tmp_path: Path) -> None:
+    first, second = (convert(write_gguf(tmp_path / f"{n}.gguf", "qwen3")) for n in "ab")
+    for file in first.iterdir():
+        if file.name != "headrace.json":
+            assert file.read_bytes() == (second / file.name).read_bytes(), file.name
+
+
+def changed(tmp_path: Path, **changes: np.ndarray | None) -> Path:
+    """A llama file with tensors replaced, added or (None) left out; `__` in a name stands for a dot."""
+    tensors = gguf_weights("llama", hf_weights("llama"))
+    for name, values in changes.items():
+        name = name.replace("__", ".")
+        if values is None:
+            del tensors[name]
+        else:
+            tensors[name] = values
+    return write_tensors(tmp_path / "m.gguf", "llama", tensors)
+
+
+def test_missing_foreign_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
+    vector = np.zeros(64, np.float32)
+    with pytest.raises(CheckpointError, match=r"blk\.1\.attn_k\.weight is missing"):
+        convert(changed(tmp_path, blk__1__attn_k__weight=None))
+    (tmp_path / "m").rmdir()
+    with pytest.raises(UnsupportedModelError, match=r"blk\.0\.ffn_gate_inp\.weight has no place"):
+        convert(changed(tmp_path, blk__0__ffn_gate_inp__weight=vector))
+    (tmp_path / "m").rmdir()
+    with pytest.raises(CheckpointError, match=r"output_norm\.weight has shape \(63,\)"):
+        convert(changed(tmp_path, output_norm__weight=vector[:63]))
+
+
+def test_rope_factors_that_are_not_llama_3_are_refused(tmp_path: Path) -> None:
+    factors = np.array([1, 1, 3, 2, 5, 6, 7, 8], np.float32)
+    with pytest.raises(UnsupportedModelError, match="Llama 3 formula"):
+        convert(changed(tmp_path, rope_freqs__weight=factors))
+    (tmp_path / "m").rmdir()
+    directory = convert(changed(tmp_path, rope_freqs__weight=np.ones(8, np.float32)))
+    assert "rope_scaling" not in read(directory, "config.json")

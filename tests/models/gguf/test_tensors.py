@@ -1,0 +1,139 @@
+"""Our arrays against the reference dequantizer of the `gguf` package, on arbitrary blocks of every tensor type."""
+
+import gguf
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from models.gguf.container import RawTensor
+from models.gguf.scan import BLOCKS
+from models.gguf.tensors import GROUP_SIZE, Affine, to_affine, to_plain
+from runtime.errors import CheckpointError
+from tests.models.gguf.build import SCALES_AT, random_blocks
+
+ROWS, COLUMNS = 24, 512
+EXACT = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K")
+HALF = ("Q4_0", "Q4_1", "Q8_0")
+
+
+def raw(kind: str, data: np.ndarray, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> RawTensor:
+    return RawTensor("t", kind, shape, data)
+
+
+def blocks_of(kind: str, seed: int = 0) -> np.ndarray:
+    return random_blocks(np.random.default_rng(seed), kind, ROWS, COLUMNS)
+
+
+def set_scales(data: np.ndarray, kind: str, value: float) -> None:
+    size = BLOCKS[kind][1]
+    for start in SCALES_AT[kind]:
+        data.reshape(-1, size)[:, start : start + 2] = np.array([value], np.float16).view(np.uint8)
+
+
+def reference(kind: str, data: np.ndarray) -> np.ndarray:
+    return gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind]).reshape(ROWS, COLUMNS)
+
+
+def evaluated(affine: Affine) -> np.ndarray:
+    """q * scale + bias in float32, by MLX."""
+    scales, biases = (mx.array(x).astype(mx.float32) for x in (affine.scales, affine.biases))
+    weight = mx.array(affine.weight)
+    return np.array(mx.dequantize(weight, scales, biases, group_size=GROUP_SIZE, bits=affine.bits))
+
+
+@pytest.mark.parametrize("kind", EXACT)
+@pytest.mark.parametrize("seed", range(5))
+def test_exact_types_equal_the_reference_bit_for_bit(kind: str, seed: int) -> None:
+    data = blocks_of(kind, seed)
+    affine = to_affine(raw(kind, data))
+    ours, theirs = evaluated(affine), reference(kind, data)
+    # Adding +0.0 removes the one freedom there is: the sign of a zero.
+    np.testing.assert_array_equal((ours + 0.0).view(np.uint32), (theirs + 0.0).view(np.uint32))
+    assert affine.max_error == 0
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_exact_types_stay_exact_at_the_extremes_of_half_precision(kind: str) -> None:
+    smallest, largest = 2.0**-24, 65504.0
+    for value in (smallest, -smallest, largest, -largest, 0.0):
+        data = blocks_of(kind)
+        set_scales(data, kind, value)
+        affine = to_affine(raw(kind, data))
+        np.testing.assert_array_equal(evaluated(affine), reference(kind, data))
+
+
+@pytest.mark.parametrize("kind", HALF)
+def test_scales_and_biases_are_half_precision_where_that_is_exact(kind: str) -> None:
+    data = blocks_of(kind)
+    affine = to_affine(raw(kind, data))
+    assert affine.scales.dtype == affine.biases.dtype == np.float16
+    set_scales(data, kind, 65504.0)
+    overflowing = to_affine(raw(kind, data))
+    assert overflowing.scales.dtype == (np.float16 if kind == "Q4_1" else np.float32)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K"])
+def test_k_quants_keep_their_products_in_single_precision(kind: str) -> None:
+    affine = to_affine(raw(kind, blocks_of(kind)))
+    assert affine.scales.dtype == affine.biases.dtype == np.float32
+
+
+@pytest.mark.parametrize("scale", [None, 1e-6, 60000.0])
+def test_q6_k_becomes_8_bit_within_half_a_step(scale: float | None) -> None:
+    data = blocks_of("Q6_K")
+    if scale is not None:
+        set_scales(data, "Q6_K", scale)
+    affine = to_affine(raw("Q6_K", data))
+    theirs = reference("Q6_K", data)
+    difference = np.abs(evaluated(affine).astype(np.float64) - theirs)
+    step = affine.scales.astype(np.float64).repeat(GROUP_SIZE, axis=1)
+    rounding = 2.0**-22 * np.abs(theirs).max()  # of evaluating q * scale + bias in float32
+    assert affine.bits == 8
+    assert (difference <= step / 2 + rounding).all()
+    assert affine.max_error == pytest.approx(difference.max(), rel=1e-3)
+
+
+def test_q6_k_of_one_value_is_exact() -> None:
+    data = blocks_of("Q6_K")
+    set_scales(data, "Q6_K", 0.0)
+    affine = to_affine(raw("Q6_K", data))
+    assert affine.max_error == 0
+    assert not evaluated(affine).any()
+
+
+@pytest.mark.parametrize("kind", [*EXACT, "Q6_K"])
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_scales_that_are_not_finite_are_refused(kind: str, value: float) -> None:
+    data = blocks_of(kind)
+    data.reshape(-1, BLOCKS[kind][1])[5, SCALES_AT[kind][0] :][:2] = np.array([value], np.float16).view(np.uint8)
+    with pytest.raises(CheckpointError, match="not finite"):
+        to_affine(raw(kind, data))
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
+def test_plain_types_keep_their_bytes_and_refuse_nan(kind: str) -> None:
+    data = blocks_of(kind)
+    words, dtype = to_plain(raw(kind, data))
+    assert dtype == kind
+    assert words.tobytes() == data.tobytes()
+    data[3, -4:] = 0xFF  # NaN in all three formats
+    with pytest.raises(CheckpointError, match="NaN"):
+        to_plain(raw(kind, data))
+
+
+@pytest.mark.parametrize("kind", [*EXACT, "Q6_K"])
+def test_quantized_vectors_become_their_exact_float32_values(kind: str) -> None:
+    data = random_blocks(np.random.default_rng(0), kind, 1, COLUMNS)
+    words, dtype = to_plain(raw(kind, data, (COLUMNS,)))
+    theirs = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind])[0]
+    assert dtype == "F32"
+    np.testing.assert_array_equal(words, theirs)
+
+
+def test_large_tensors_are_unpacked_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = blocks_of("Q5_K")
+    whole = to_affine(raw("Q5_K", data))
+    monkeypatch.setattr("models.gguf.tensors._CHUNK_WEIGHTS", 1280)
+    chunked = to_affine(raw("Q5_K", data))
+    for name in ("weight", "scales", "biases"):
+        np.testing.assert_array_equal(getattr(whole, name), getattr(chunked, name))

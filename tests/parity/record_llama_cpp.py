@@ -1,0 +1,92 @@
+"""Record llama.cpp's answers on the tiny GGUF files of `tests/models/gguf/build.py`, so that the suite can hold the
+converter to them where llama.cpp is not installed.
+
+    python -m tests.parity.record_llama_cpp [DEFAULT_MODEL.gguf]
+
+needs llama-cpp-python and gguf, and rewrites `tests/models/gguf/llama_cpp.json`: token ids of every text of
+`tests/corpus.py` for each tokenizer, and some logits of each tiny model. With the default model's file its token ids
+are recorded too; without, the ones already there are kept.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import llama_cpp
+
+from tests.corpus import NASTY
+from tests.models.gguf.build import VARIANTS, add_vocabulary, write_gguf
+
+ANSWERS = Path(__file__).parents[1] / "models" / "gguf" / "llama_cpp.json"
+PRE_TOKENIZERS = ("default", "gpt-2", "smollm", "llama-bpe", "smaug-bpe", "qwen2", "tekken", "seed-coder")
+PROMPT = [(7 * i * i + 3 * i + 5) % 900 for i in range(24)]
+EVERY = 23  # one logit in so many is kept
+
+
+def main() -> None:
+    kept: dict[str, Any] = json.loads(ANSWERS.read_text()) if ANSWERS.exists() else {"tokens": {}}
+    tokens = {name: token_ids(path) for name, path in vocabulary_files()}
+    if len(sys.argv) > 1:
+        tokens["default-model"] = token_ids(Path(sys.argv[1]))
+    elif "default-model" in kept["tokens"]:
+        tokens["default-model"] = kept["tokens"]["default-model"]
+    answers = {
+        "llama_cpp_python": llama_cpp.__version__,
+        "prompt": PROMPT,
+        "every": EVERY,
+        "logits": {variant: logits(variant) for variant in VARIANTS},
+        "tokens": tokens,
+    }
+    ANSWERS.write_text(as_lines(answers) + "\n")
+
+
+def vocabulary_files() -> Iterator[tuple[str, Path]]:
+    """(name, GGUF file without tensors) for each tokenizer under test."""
+    with tempfile.TemporaryDirectory() as directory:
+        for pre in PRE_TOKENIZERS:
+            yield pre, vocabulary_file(Path(directory) / f"{pre}.gguf", "byte_level", pre=pre)
+        for name, prefix in (("spm", False), ("spm-prefix", True)):
+            yield name, vocabulary_file(Path(directory) / f"{name}.gguf", "sentencepiece", space_prefix=prefix)
+
+
+def vocabulary_file(path: Path, vocabulary: str, **options: Any) -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
+    add_vocabulary(writer, vocabulary, **options)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+def token_ids(path: Path) -> dict[str, list[list[int]]]:
+    """The ids of every text, with special tokens recognised and without; BOS as the file asks."""
+    model = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
+    return {
+        name: [model.tokenize(text.encode(), add_bos=True, special=special) for text in NASTY]
+        for name, special in (("special", True), ("plain", False))
+    }
+
+
+def logits(variant: str) -> list[float]:
+    """Logits after `PROMPT`, everything in float32."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = write_gguf(Path(directory) / "tiny.gguf", variant)
+        model = llama_cpp.Llama(
+            str(path), n_ctx=64, logits_all=True, type_k=0, type_v=0, flash_attn=False, n_threads=1, verbose=False
+        )
+        model.eval(PROMPT)
+        return [round(float(x), 6) for x in model.scores[len(PROMPT) - 1][::EVERY]]
+
+
+def as_lines(answers: dict[str, Any]) -> str:
+    """JSON with one line per innermost list."""
+    text = json.dumps(answers, separators=(",", ":"))
+    return text.replace(',"', ',\n"').replace("],[", "],\n[")
+
+
+if __name__ == "__main__":
+    main()
