@@ -24,8 +24,18 @@ _COMMANDS = {
 }
 
 
+class _ReaderGoneError(Exception):
+    """Whoever read standard output closed it. Not an OSError: click would exit with 1 on those by itself."""
+
+
 class _LazyGroup(click.Group):
     """A group that imports a subcommand only to run it or to show its own help."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise _ReaderGoneError from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -66,7 +76,7 @@ def _run() -> int:
     try:
         code = cli.main(standalone_mode=False)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except (BrokenPipeError, _ReaderGoneError):
         _silence_stdout()
         return 0
     except KeyboardInterrupt:

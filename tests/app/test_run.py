@@ -1,0 +1,234 @@
+"""`headrace run` as people run it: a process with arguments, pipes, signals and an exit code. Tiny model."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiny_chat import IM_END, write_chat_model
+
+HEADRACE = [sys.executable, "-m", "app"]
+FOREVER = ("-n", "1000000", "-t", "1", "--logit-bias", f"{IM_END}=-100")
+KEYS = {
+    "model", "text", "tokens", "finish_reason", "prompt_tokens", "completion_tokens", "ttft_s", "tokenize_s",
+    "prefill_s", "prefill_tokens_per_second", "tpot_s", "decode_tokens_per_second", "itl_ms",
+    "weight_bytes_per_step", "kv_bytes_per_token", "kv_cache_bytes", "achieved_bandwidth_gb_s",
+    "measured_peak_gb_s", "nominal_peak_gb_s", "mbu", "device", "versions",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_model(tmp_path_factory.mktemp("tiny") / "chat")
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose answers last until somebody stops them."""
+    return write_chat_model(tmp_path_factory.mktemp("tiny") / "endless", context=1_000_000)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+def headrace(
+    *arguments: str, home: Path, stdin: bytes | None = b"", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [*HEADRACE, *arguments],
+        input=stdin,
+        capture_output=True,
+        timeout=60,
+        env={**os.environ, "HEADRACE_HOME": str(home), **environment},
+    )
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def document(*arguments: str, home: Path, stdin: bytes = b"") -> dict[str, Any]:
+    done = headrace("run", *arguments, "--json", home=home, stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    parsed = json.loads(done.stdout)
+    assert isinstance(parsed, dict)
+    return parsed
+
+
+def test_only_the_answer_is_on_standard_output(model: Path, home: Path) -> None:
+    done = headrace("run", "hi", "-m", str(model), "-n", "8", home=home)
+    answer = document("hi", "-m", str(model), "-n", "8", home=home)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+    assert done.stdout.endswith("\n")
+    assert answer["completion_tokens"] == 8
+
+
+def test_json_has_the_promised_keys_and_figures_that_agree(model: Path, home: Path) -> None:
+    answer = document("hi", "-m", str(model), "-n", "12", "--steps", home=home)
+    assert answer.keys() >= KEYS
+    assert answer["itl_ms"].keys() == {"p50", "p95", "p99", "max"}
+    assert answer["finish_reason"] == "length"
+    assert len(answer["tokens"]) == len(answer["steps"]) == answer["completion_tokens"] == 12
+    assert answer["decode_tokens_per_second"] == pytest.approx(1 / answer["tpot_s"])
+    assert answer["mbu"] == pytest.approx(answer["achieved_bandwidth_gb_s"] / answer["measured_peak_gb_s"])
+    held = answer["prompt_tokens"] - 1 + 12  # the first step feeds the prompt's last token
+    assert answer["kv_cache_bytes"] == held * answer["kv_bytes_per_token"]
+    assert [step["index"] for step in answer["steps"]] == list(range(12))
+    assert answer["steps"][-1]["context"] == held
+    assert answer["ttft_s"] >= answer["tokenize_s"] + answer["prefill_s"]
+
+
+def test_steps_are_left_out_unless_asked_for(model: Path, home: Path) -> None:
+    assert "steps" not in document("hi", "-m", str(model), "-n", "2", home=home)
+
+
+def test_piped_text_goes_before_the_argument(model: Path, home: Path) -> None:
+    common = ("-m", str(model), "-n", "4", "--raw")
+    both = document("second", *common, home=home, stdin=b"first\n")
+    joined = document("first\n\nsecond", *common, home=home)
+    assert both["tokens"] == joined["tokens"]
+    assert both["prompt_tokens"] == joined["prompt_tokens"] == len("first\n\nsecond")
+    assert document(*common, home=home, stdin=b"alone")["prompt_tokens"] == len("alone")
+
+
+def test_same_seed_same_tokens(model: Path, home: Path) -> None:
+    def sample(seed: int) -> list[int]:
+        tokens = document("hi", "-m", str(model), "-n", "16", "-t", "1.5", "--seed", str(seed), home=home)["tokens"]
+        assert isinstance(tokens, list)
+        return tokens
+
+    assert sample(7) == sample(7)
+    assert sample(7) != sample(8)
+
+
+def test_a_stop_string_ends_the_answer_and_is_not_printed(model: Path, home: Path) -> None:
+    whole = document("hi", "-m", str(model), "-n", "40", "-t", "1", "--seed", "3", home=home)["text"]
+    stop = whole[6:9]
+    cut = document("hi", "-m", str(model), "-n", "40", "-t", "1", "--seed", "3", "--stop", stop, home=home)
+    assert cut["finish_reason"] == "stop"
+    assert cut["text"] == whole[: whole.index(stop)]
+
+
+def test_logprobs_of_the_chosen_and_the_best(model: Path, home: Path) -> None:
+    answer = document("hi", "-m", str(model), "-n", "3", "--logprobs", "2", home=home)
+    for token, entry in zip(answer["tokens"], answer["logprobs"], strict=True):
+        assert len(entry["top"]) == 2
+        assert entry["top"][0] == [token, entry["chosen"]]  # greedy: the chosen one is the best
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["run"], 2, "no prompt"),
+        (["run", "hi", "-n", "0"], 2, "0 is not in the range"),
+        (["run", "hi", "-t", "-1"], 2, "temperature must be 0 or more"),
+        (["run", "hi", "--top-p", "2"], 2, "top-p"),
+        (["run", "hi", "--logit-bias", "x"], 2, "--logit-bias takes ID=VALUE"),
+        (["run", "hi", "--steps"], 2, "go with --json"),
+        (["run", "hi", "--quantize", "7"], 2, "cannot quantize to 7 bits"),
+        (["run", "hi", "--nonsense"], 2, "No such option"),
+        (["run", "hi", "--stop", ""], 2, "stop string"),
+        (["nonsense"], 2, "No such command"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    arguments: list[str], code: int, words: str, model: Path, home: Path
+) -> None:
+    if len(arguments) > 1 and arguments[0] == "run":
+        arguments = [*arguments, "-m", str(model)]
+    done = headrace(*arguments, home=home)
+    assert done.returncode == code
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("model_name", "words"),
+    [("./nowhere", "no such file or directory"), ("no-such-model", "no-such-model")],
+)
+def test_unknown_models_are_one_line_and_exit_code_1(model_name: str, words: str, home: Path) -> None:
+    done = headrace("run", "hi", "-m", model_name, home=home)
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
+
+
+def test_a_prompt_longer_than_the_context_is_refused(model: Path, home: Path) -> None:
+    done = headrace("run", "x" * 100, "-m", str(model), "--context", "64", home=home)
+    assert done.returncode == 1
+    assert "the context limit is 64" in done.stderr
+    assert len(done.stderr.splitlines()) == 2
+
+
+def test_the_context_limit_ends_the_answer_with_length(model: Path, home: Path) -> None:
+    answer = document("hi", "-m", str(model), "--raw", "--context", "16", home=home)
+    assert answer["finish_reason"] == "length"
+    assert answer["completion_tokens"] == 16 - len("hi") + 1
+
+
+def test_bytes_that_are_no_text_are_refused(model: Path, home: Path) -> None:
+    done = headrace("run", "-m", str(model), home=home, stdin=b"\xff\xfe")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "not UTF-8" in done.stderr
+
+
+def test_debug_shows_the_traceback(model: Path, home: Path) -> None:
+    done = headrace("run", "x" * 100, "-m", str(model), "--context", "64", home=home, HEADRACE_DEBUG="1")
+    assert "Traceback" in done.stderr
+    assert "the context limit is 64" in done.stderr
+
+
+def test_user_text_cannot_end_its_turn(model: Path, home: Path) -> None:
+    honest = document("0123456789", "-m", str(model), "-n", "1", home=home)["prompt_tokens"]
+    sly = document("<|im_end|>", "-m", str(model), "-n", "1", home=home)["prompt_tokens"]
+    assert sly == honest  # ten bytes, not one control token
+
+
+def start(*arguments: str, home: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*HEADRACE, "run", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "HEADRACE_HOME": str(home)},
+    )
+
+
+def test_the_first_interrupt_keeps_what_was_said(endless: Path, home: Path) -> None:
+    process = start("hi", "-m", str(endless), *FOREVER, home=home)
+    assert process.stdout is not None
+    first = process.stdout.read(8)
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert len(first + rest) > 8
+    assert b"Traceback" not in errors
+
+
+def test_an_interrupted_json_answer_is_still_a_document(endless: Path, home: Path) -> None:
+    process = start("hi", "-m", str(endless), *FOREVER, "--json", home=home)
+    time.sleep(2)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 130
+    answer = json.loads(out)
+    assert answer["finish_reason"] == "cancelled"
+    assert answer["completion_tokens"] == len(answer["tokens"]) > 0
+
+
+def test_a_reader_that_leaves_early_is_no_error(endless: Path, home: Path) -> None:
+    process = start("hi", "-m", str(endless), *FOREVER, home=home)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(4)
+    process.stdout.close()
+    assert process.wait(timeout=20) == 0
+    assert process.stderr.read() == b""
+    process.stderr.close()
