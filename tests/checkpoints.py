@@ -1,0 +1,52 @@
+"""Writing safetensors directories by hand, sound or broken on purpose."""
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+CONFIG = {"model_type": "llama"}
+WIDTH = {"F32": 4, "U32": 4, "F16": 2, "BF16": 2, "U8": 1}
+
+
+def tensor(dtype: str, shape: list[int], begin: int) -> dict[str, Any]:
+    """A truthful header entry for a tensor that starts at byte `begin` of the data."""
+    count = 1
+    for side in shape:
+        count *= side
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, begin + count * WIDTH[dtype]]}
+
+
+def header() -> dict[str, Any]:
+    """Three tensors, 16 + 12 + 8 bytes, as a valid header."""
+    return {
+        "__metadata__": {"format": "mlx"},
+        "a.weight": tensor("F32", [2, 2], 0),
+        "a.scales": tensor("F16", [2, 3], 16),
+        "b.weight": tensor("U32", [2, 1], 28),
+    }
+
+
+def shard(entries: Mapping[str, Any] | bytes, data: int = 36, length: int | None = None) -> bytes:
+    """A shard's bytes: header (an object or raw bytes) and `data` zero bytes; `length` overrides what it claims."""
+    raw = entries if isinstance(entries, bytes) else json.dumps(entries).encode()
+    return struct.pack("<Q", len(raw) if length is None else length) + raw + bytes(data)
+
+
+def write(
+    directory: Path,
+    shards: Mapping[str, bytes] | None = None,
+    *,
+    config: Any = CONFIG,
+    index: Any = None,
+) -> Path:
+    """A model directory; the default is a sound one with a single shard."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_bytes(config if isinstance(config, bytes) else json.dumps(config).encode())
+    for name, content in ({"model.safetensors": shard(header())} if shards is None else shards).items():
+        (directory / name).write_bytes(content)
+    if index is not None:
+        raw = index if isinstance(index, bytes) else json.dumps(index).encode()
+        (directory / "model.safetensors.index.json").write_bytes(raw)
+    return directory

@@ -1,0 +1,100 @@
+"""Opening sound checkpoints: what is read, in which layouts, and that nothing heavy is needed for it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from models.checkpoint import open_checkpoint
+from tests.checkpoints import header, shard, tensor, write
+
+
+def test_describes_every_tensor(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(write(tmp_path / "m"))
+    assert set(checkpoint.tensors) == {"a.weight", "a.scales", "b.weight"}
+    info = checkpoint.tensors["a.scales"]
+    assert (info.dtype, info.shape, info.nbytes, info.shard.name) == ("F16", (2, 3), 12, "model.safetensors")
+    assert checkpoint.nbytes == 36
+    assert checkpoint.config == {"model_type": "llama"}
+    assert checkpoint.quantization is None
+    assert checkpoint.origin is None
+
+
+def test_quantization_and_origin_are_passed_on(tmp_path: Path) -> None:
+    config = {"quantization": {"bits": 4, "group_size": 64, "a": {"bits": 8, "group_size": 32}}}
+    (write(tmp_path, config=config) / "headrace.json").write_text('{"source": "somewhere"}')
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.quantization == config["quantization"]
+    assert checkpoint.origin == {"source": "somewhere"}
+
+
+def test_shards_with_index(tmp_path: Path) -> None:
+    one, two = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    shards = {one: shard({"x": tensor("F32", [1], 0)}, 4), two: shard({"y": tensor("U8", [3], 0)}, 3)}
+    checkpoint = open_checkpoint(write(tmp_path, shards, index={"weight_map": {"x": one, "y": two}}))
+    assert [path.name for path in checkpoint.shards] == [one, two]
+    assert checkpoint.tensors["y"].shard.name == two
+
+
+def test_scalars_and_empty_tensors_take_no_room_wrongly(tmp_path: Path) -> None:
+    entries = {"empty": tensor("F32", [0, 5], 0), "scalar": tensor("F32", [], 0), "after": tensor("U8", [0], 4)}
+    checkpoint = open_checkpoint(write(tmp_path, {"model.safetensors": shard(entries, 4)}))
+    assert {name: info.nbytes for name, info in checkpoint.tensors.items()} == {"empty": 0, "scalar": 4, "after": 0}
+
+
+def test_files_of_other_tools_are_left_alone(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "adapters.safetensors").write_bytes(b"not ours")
+    (tmp_path / "training_args.bin").write_bytes(b"\x80\x04N.")
+    assert len(open_checkpoint(tmp_path).shards) == 1
+
+
+def test_hub_cache_links_are_followed(tmp_path: Path) -> None:
+    """snapshots/<commit>/file -> ../../blobs/<etag> is how the hub keeps a model."""
+    repo = tmp_path / "models--org--name"
+    snapshot = repo / "snapshots" / "0123abcd"
+    blobs = write(repo / "blobs")
+    snapshot.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        (blobs / name).rename(blobs / f"etag-{name}")
+        (snapshot / name).symlink_to(Path("..") / ".." / "blobs" / f"etag-{name}")
+    assert open_checkpoint(snapshot).nbytes == 36
+
+
+def test_a_link_to_the_model_directory_is_fine(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(write(tmp_path / "real"))
+    assert open_checkpoint(tmp_path / "link").nbytes == 36
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16, mx.uint32, mx.int8, mx.bool_, mx.int64])
+def test_reads_what_mlx_writes(tmp_path: Path, dtype: mx.Dtype) -> None:
+    arrays = {"one": mx.zeros((3, 5), dtype), "two": mx.ones((7,), dtype)}
+    write(tmp_path, {})
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), arrays)
+    tensors = open_checkpoint(tmp_path).tensors
+    assert {name: (info.shape, info.nbytes) for name, info in tensors.items()} == {
+        name: (array.shape, array.nbytes) for name, array in arrays.items()
+    }
+
+
+def test_infinity_in_a_config_is_read(tmp_path: Path) -> None:
+    config = b'{"time_step_limit": [0.0, Infinity], "model_type": "mamba2"}'
+    assert open_checkpoint(write(tmp_path, config=config)).config["time_step_limit"][1] == float("inf")
+
+
+def test_the_leftover_flag_of_merge_tools_is_no_code(tmp_path: Path) -> None:
+    assert open_checkpoint(write(tmp_path, config={"trust_remote_code": True})).tensors
+
+
+def test_needs_neither_numpy_nor_mlx(tmp_path: Path) -> None:
+    write(tmp_path, {"model.safetensors": shard(header())})
+    script = (
+        "import sys; from pathlib import Path; from models.checkpoint import open_checkpoint;"
+        f"open_checkpoint(Path({str(tmp_path)!r}));"
+        "import json; print(json.dumps([n for n in ('numpy', 'mlx', 'safetensors', 'torch') if n in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == []

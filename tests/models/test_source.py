@@ -1,0 +1,109 @@
+"""What `-m` takes: each of the four forms, paths before names, and one line for everything else."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.source import CatalogName, HubId, LocalDirectory, LocalGGUF, parse_source
+from runtime.errors import HeadraceError, ModelNotFoundError, UsageError
+from tests.checkpoints import write
+
+
+@pytest.fixture(autouse=True)
+def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m", "qwen2.5-0.5b", "SmolLM2-Q4_1-b179c9523d0e"])
+def test_bare_word_is_a_name(name: str) -> None:
+    assert parse_source(name) == CatalogName(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "repo", "revision"),
+    [
+        ("org/name", "org/name", None),
+        ("mlx-community/Qwen2.5-0.5B-Instruct-4bit", "mlx-community/Qwen2.5-0.5B-Instruct-4bit", None),
+        ("org/name@main", "org/name", "main"),
+        ("org/name@refs/pr/1", "org/name", "refs/pr/1"),
+        ("org/name@0123456789abcdef", "org/name", "0123456789abcdef"),
+    ],
+)
+def test_hub_ids(text: str, repo: str, revision: str | None) -> None:
+    source = parse_source(text)
+    assert source == HubId(repo, revision)
+    assert str(source) == text
+
+
+@pytest.mark.parametrize("spelling", ["model", "./model", "model/", "{cwd}/model", "../{here}/model", "~/model"])
+def test_existing_directory_wins_over_names(tmp_path: Path, spelling: str) -> None:
+    write(tmp_path / "model")
+    write(tmp_path / "home" / "model")
+    source = parse_source(spelling.format(cwd=tmp_path, here=tmp_path.name))
+    assert isinstance(source, LocalDirectory)
+    assert source.path.is_absolute()
+    assert (source.path / "config.json").exists()
+
+
+def test_existing_directory_wins_over_a_hub_id(tmp_path: Path) -> None:
+    write(tmp_path / "org" / "name")
+    assert parse_source("org/name") == LocalDirectory(tmp_path / "org" / "name")
+
+
+def test_unrelated_directory_does_not_hide_a_name(tmp_path: Path) -> None:
+    (tmp_path / "qwen3-4b").mkdir()
+    assert parse_source("qwen3-4b") == CatalogName("qwen3-4b")
+
+
+@pytest.mark.parametrize("spelling", ["tiny.gguf", "./tiny.gguf", "{cwd}/tiny.gguf"])
+def test_gguf_files(tmp_path: Path, spelling: str) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+    assert parse_source(spelling.format(cwd=tmp_path)) == LocalGGUF(tmp_path / "tiny.gguf")
+
+
+@pytest.mark.parametrize("text", ["./nothing", "/no/such/place", "~/nothing", "nothing.gguf", "org/nothing.gguf", ".."])
+def test_paths_that_are_no_models(text: str) -> None:
+    with pytest.raises(ModelNotFoundError):
+        parse_source(text)
+
+
+def test_directory_of_ggufs_points_at_one(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "m.Q4_0.gguf").touch()
+    with pytest.raises(ModelNotFoundError) as caught:
+        parse_source("./files")
+    assert "m.Q4_0.gguf" in str(caught.value.hint)
+
+
+def test_lone_weights_point_at_their_directory(tmp_path: Path) -> None:
+    write(tmp_path / "m")
+    with pytest.raises(ModelNotFoundError) as caught:
+        parse_source("m/model.safetensors")
+    assert str(tmp_path / "m") in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "a b", "org/", "a/b/c", "org/na me", "org/name@", "org/name@a b", "org/name@..", "org/a..b",
+     "org/-name", "org/na\x1b[2Jme", "x\0y", "-rf", "org/" + "x" * 300, "https://example.com/org/name",
+     "~nobody-has-this-name/x"],
+)  # fmt: skip
+def test_anything_else_is_one_clear_line(text: str) -> None:
+    with pytest.raises((UsageError, ModelNotFoundError)) as caught:
+        parse_source(text)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 300
+
+
+@given(st.text(max_size=60))
+def test_never_anything_but_a_source_or_a_headrace_error(text: str) -> None:
+    try:
+        parse_source(text)
+    except HeadraceError as error:
+        message = str(error)
+    else:
+        message = ""
+    assert message.isprintable()
