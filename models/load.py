@@ -5,6 +5,7 @@ decided here, once: headrace's own where it has one, mlx-lm's classes otherwise.
 """
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -75,16 +76,27 @@ def load_model(
     limit = context or longest
     if not force:
         limit = _fitting_context(checkpoint, limit, asked=context is not None)
-    network = _build(checkpoint, requantize)
+    # Both read megabytes from disk and hold no interpreter lock for long: a cold start pays for the longer one only.
+    with ThreadPoolExecutor(1) as beside:
+        tokenizer = beside.submit(_tokenizer, checkpoint.path)
+        network = _build(checkpoint, requantize)
+    memory.wire(network.cost.weight_bytes + network.cost.kv_bytes(limit))
     return LoadedModel(
         name=name,
         checkpoint=checkpoint,
         network=network,
         kind=network_kind(checkpoint),
-        tokenizer=Tokenizer.load(checkpoint.path),
+        tokenizer=tokenizer.result(),
         context_limit=limit,
         generation_defaults=generation_defaults(checkpoint.path),
     )
+
+
+def _tokenizer(directory: Path) -> Tokenizer:
+    tokenizer = Tokenizer.load(directory)
+    if tokenizer.chat_template is not None:
+        tokenizer.chat_template.compile()
+    return tokenizer
 
 
 def _build(checkpoint: Checkpoint, requantize: Quantization | None) -> Network[Any]:
