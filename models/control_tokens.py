@@ -12,8 +12,8 @@ one text and cannot tell who wrote which part of it, so two rewrites make the di
 """
 
 import json
+import os
 import re
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,7 @@ class ControlTokens:
         self._all = _any_of(self._ids_of)
         self._edges = "".join(sorted({char for text in self._ids_of for char in _edges(text)}))
         # 128 random bits: no text can hold a name by chance or by guessing.
-        key = "".join(chr(_SECRET_NAMES + secrets.randbelow(0xFFFE)) for _ in range(8))
+        key = "".join(chr(_SECRET_NAMES + byte) for byte in os.urandom(16))
         self._secret_of = {text: key + chr(_SECRET_NAMES + i) for i, text in enumerate(sorted(self._ids_of))}
 
     def find(self, text: str) -> list[int]:
@@ -97,10 +97,18 @@ class ControlTokens:
             parts = [part.translate(table) for part in self._markup.split(text)]
             return parts[0] + "".join(token + part for token, part in zip(kept, parts[1:], strict=True))
 
-        own_words = message.get("role") == "assistant"
-        change = outside_markup if own_words else lambda text: text.translate(table)
+        def plain(text: str) -> str:
+            return text.translate(table)
+
+        # Only the text of an assistant's message is its own, not the arguments of the tools it called.
         # The keys of a message belong to the chat format, those further in to whoever filled them.
-        return {key: value if key == "role" else _map_strings(value, change) for key, value in message.items()}
+        own = message.get("role") == "assistant"
+        return {
+            key: value
+            if key == "role"
+            else _map_strings(value, outside_markup if own and isinstance(value, str) else plain)
+            for key, value in message.items()
+        }
 
 
 @dataclass(frozen=True)
