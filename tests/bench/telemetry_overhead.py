@@ -1,0 +1,48 @@
+"""What the record of a step costs, beside the step it describes: `python -m tests.bench.telemetry_overhead [MODEL]`.
+
+Times `Timeline.step_done` alone (records made back to back) and real decode steps of the model, and prints the
+share. The goal is under 1 % of a step.
+"""
+
+import statistics
+import sys
+import time
+
+from models.load import load_model
+from models.resolve import resolve
+from runtime.engine import Engine
+from runtime.request import Request, Step
+from runtime.telemetry import StepRing
+from runtime.timeline import Timeline
+
+RECORDS = 20_000
+STEPS = 64
+
+
+def main() -> None:
+    resolved = resolve(sys.argv[1] if len(sys.argv) > 1 else None)
+    loaded = load_model(resolved.path, name=resolved.name)
+    engine = Engine(loaded.network, context_limit=loaded.context_limit)
+    request = Request(loaded.tokenizer.encode_prompt("The quick brown fox"), max_tokens=STEPS)
+    steps = [event.record.latency_s for event in engine.generate(request) if isinstance(event, Step)]
+    step_s = statistics.median(steps[1:])
+
+    cache = loaded.network.make_cache(256)
+    cache.reserve(2)
+    cache.advance(2)
+    cache.commit(2)
+    timeline = Timeline(cost=loaded.network.cost, prompt_tokens=1, ring=StepRing())
+    rounds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        for _ in range(RECORDS // 5):
+            timeline.step_done(cache)
+        rounds.append((time.perf_counter() - started) / (RECORDS // 5))
+    record_s = statistics.median(rounds)
+    print(
+        f"{resolved.name}: record {record_s * 1e6:.2f} us, step {step_s * 1e3:.2f} ms, {record_s / step_s:.3%} of a step"
+    )
+
+
+if __name__ == "__main__":
+    main()
