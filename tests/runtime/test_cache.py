@@ -1,0 +1,154 @@
+"""The KV cache against a plain list: whatever is reserved, appended, committed, rolled back or trimmed."""
+
+import mlx.core as mx
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from runtime.cache import CHUNK, KVCache, Lengths
+from runtime.errors import ContextLimitError
+from runtime.ops import AttentionSpec, reference
+
+LAYERS, KV_HEADS, DIM, LIMIT = 2, 2, 4, 700
+SPEC = AttentionSpec(heads=2, kv_heads=KV_HEADS, head_dim=DIM, scale=0.5)
+
+
+def new_cache(limit: int = LIMIT, dtype: mx.Dtype = mx.float32) -> KVCache:
+    return KVCache(layers=LAYERS, kv_heads=KV_HEADS, head_dim=DIM, dtype=dtype, limit=limit, ops=reference)
+
+
+def projections(ids: list[int], layer: int) -> mx.array:
+    """q, k, v rows for entries named `ids`: zero queries, keys +id, values -id, shifted by 1000 per layer."""
+    names = mx.array(ids, mx.float32)[:, None] + 1000 * layer
+    q, k = mx.zeros((len(ids), 2 * DIM)), mx.broadcast_to(names, (len(ids), KV_HEADS * DIM))
+    return mx.concatenate([q, k, -k], axis=-1)[None]  # (1, T, (H + 2 Hkv) * D)
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """`entries` and `committed` are what the cache should hold; an entry is its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = new_cache()
+        self.entries: list[int] = []
+        self.committed = 0
+        self.next_name = 1
+        self.copied = 0
+
+    def _append(self, count: int) -> None:
+        names = list(range(self.next_name, self.next_name + count))
+        self.next_name += count
+        before = self.cache.capacity
+        self.cache.reserve(count)
+        self.copied += before if self.cache.capacity != before else 0
+        for layer in range(LAYERS):
+            out = self.cache.attend(layer, projections(names, layer), SPEC)
+            # Zero queries weigh all visible values alike: the last one sees the mean of everything.
+            seen = [*self.entries, *names]
+            mean = -(sum(seen) / len(seen) + 1000 * layer)
+            assert out[0, -1].tolist() == pytest.approx([mean] * 2 * DIM, rel=1e-4)
+        self.cache.advance(count)
+        self.entries += names
+
+    @rule(count=st.one_of(st.just(1), st.integers(1, 300)))
+    def append(self, count: int) -> None:
+        if len(self.entries) + count <= LIMIT:
+            self._append(count)
+            return
+        self.cache.reserve(count)
+        with pytest.raises(ContextLimitError):
+            self.cache.advance(count)
+
+    @rule(count=st.integers(0, 400))
+    def reserve_only(self, count: int) -> None:
+        before = self.cache.capacity
+        self.cache.reserve(count)
+        self.copied += before if self.cache.capacity != before else 0
+
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        count = data.draw(st.integers(0, len(self.entries) - self.committed))
+        self.cache.commit(count)
+        self.committed += count
+
+    @rule(extra=st.integers(1, 5))
+    def commit_too_much(self, extra: int) -> None:
+        with pytest.raises(ValueError, match="cannot commit"):
+            self.cache.commit(len(self.entries) - self.committed + extra)
+
+    @rule()
+    def rollback(self) -> None:
+        self.cache.rollback()
+        del self.entries[self.committed :]
+
+    @rule(data=st.data())
+    def trim(self, data: st.DataObject) -> None:
+        length = data.draw(st.integers(0, self.committed))
+        self.cache.trim(length)
+        del self.entries[length:]
+        self.committed = length
+
+    @precondition(lambda self: self.committed < LIMIT)
+    @rule(extra=st.integers(1, 5))
+    def trim_to_more_than_there_is(self, extra: int) -> None:
+        with pytest.raises(ValueError, match="cannot trim"):
+            self.cache.trim(self.committed + extra)
+
+    @invariant()
+    def lengths_agree(self) -> None:
+        cache = self.cache
+        assert (cache.length, cache.committed) == (len(self.entries), self.committed)
+        assert cache.capacity >= cache.length
+        assert cache.capacity % CHUNK == 0
+        assert cache.committed_bytes == self.committed * cache.bytes_per_token
+        assert cache.allocated_bytes == sum(array.nbytes for array in cache.arrays)
+
+    @invariant()
+    def contents_agree(self) -> None:
+        for layer in range(LAYERS):
+            names = [name + 1000.0 * layer for name in self.entries]
+            keys, values = self.cache.arrays[layer], self.cache.arrays[LAYERS + layer]
+            assert keys[0, 1, : len(names), 2].tolist() == names
+            assert values[0, 0, : len(names), 3].tolist() == [-name for name in names]
+
+    @invariant()
+    def growing_copied_no_more_than_a_doubling_cache_does(self) -> None:
+        assert self.copied <= 2 * self.cache.capacity
+
+
+CacheMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestKVCache = CacheMachine.TestCase
+
+
+def test_appending_one_by_one_copies_each_entry_less_than_twice() -> None:
+    cache, copied, total = new_cache(limit=50_000), 0, 50_000
+    for _ in range(total):
+        before = cache.capacity
+        cache.reserve(1)
+        copied += before if cache.capacity != before else 0
+        cache.advance(1)
+    assert copied < 2 * total
+    assert cache.capacity < total + CHUNK  # the limit bounds the last doubling
+
+
+def test_nothing_is_set_aside_before_it_is_needed() -> None:
+    cache = new_cache()
+    assert (cache.capacity, cache.allocated_bytes, cache.committed_bytes) == (0, 0, 0)
+    cache.reserve(1)
+    assert cache.capacity == CHUNK
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_bytes_follow_the_dtype(dtype: mx.Dtype) -> None:
+    cache = new_cache(dtype=dtype)
+    cache.reserve(3)
+    cache.attend(0, projections([1, 2, 3], 0).astype(dtype), SPEC)
+    assert cache.bytes_per_token == 2 * LAYERS * KV_HEADS * DIM * dtype.size
+    assert {array.dtype for array in cache.arrays} == {dtype}
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_cache_without_room_is_refused(limit: int) -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        Lengths(limit)
