@@ -15,6 +15,7 @@ Same seed, same machine, same tokens. Everything stays on the device: nothing he
 B = sequences, V = vocabulary.
 """
 
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +40,10 @@ class SamplingParams:
     seed: int | None = None  # None: a fresh one per request
 
     def __post_init__(self) -> None:
+        numbers = (self.temperature, self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
         rules = (
+            (all(map(math.isfinite, numbers)), "temperature and penalties must be finite numbers"),
+            (not any(map(math.isnan, self.logit_bias.values())), "a logit bias must be a number"),
             (self.temperature >= 0, "temperature must be 0 or more"),
             (self.top_k >= 0, "top-k must be 0 (off) or more"),
             (0 < self.top_p <= 1, "top-p must be above 0 and at most 1"),
