@@ -13,7 +13,8 @@ import click
 
 from app.models_report import MEMORY_CONTEXT, Document, catalog_document, checkpoint_document, overview
 from app.progress import drawn_progress
-from models.resolve import installed, resolve
+from models.progress import Progress
+from models.resolve import ResolvedModel, installed, resolve
 from models.source import CatalogName, parse_source
 from models.store import Store, directory_bytes
 from runtime.errors import ModelNotFoundError, UsageError
@@ -57,11 +58,18 @@ def list_models(as_json: bool) -> None:
 
 @models.command()
 @click.argument("name", required=False)
+@click.option("--quantize", type=int, metavar="BITS", help="Keep a copy of a plain checkpoint in 2 3 4 5 6 or 8 bits.")
+@click.option("--group-size", type=int, default=64, show_default=True, help="Weights per scale, for --quantize.")
+@click.option("--as", "kept_as", metavar="NEW_NAME", help="Name of that copy. Default: NAME and the width.")
 @_json_option
-def pull(name: str | None, as_json: bool) -> None:
+def pull(name: str | None, quantize: int | None, group_size: int, kept_as: str | None, as_json: bool) -> None:
     """Fetch NAME (default: the default model), or bring it up to date."""
+    if kept_as is not None and quantize is None:
+        raise UsageError("--as names the copy that --quantize makes")
     with drawn_progress() as progress:
         model = resolve(name, progress=progress, refresh=True)
+        if quantize is not None:
+            model = _keep_quantized(model, quantize, group_size, kept_as, progress)
     if as_json:
         _print_json(checkpoint_document(model))
     else:
@@ -115,6 +123,16 @@ def rm(name: str, yes: bool) -> None:
 
         freed += delete_cached(str(repo), str(commit))
     click.echo(f"removed {model.name}, {format_bytes(freed)} freed")
+
+
+def _keep_quantized(
+    model: ResolvedModel, bits: int, group_size: int, kept_as: str | None, progress: Progress
+) -> ResolvedModel:
+    from models.quantization import Quantization  # imports mlx, as the other subcommands need not
+    from models.quantize_checkpoint import keep_quantized
+
+    kept = keep_quantized(model, Quantization(bits, group_size), name=kept_as, progress=progress)
+    return resolve(kept.name, fetch=False)
 
 
 def _document(name: str | None) -> Document:

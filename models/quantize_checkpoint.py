@@ -1,0 +1,86 @@
+"""Keep a quantized copy of a plain checkpoint in the model store, tensor by tensor.
+
+`--quantize` on a command quantizes while loading and forgets; this writes the result once, as an MLX-quantized
+directory that loads in headrace and mlx-lm alike. Memory: one shard's output at a time.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from models.checkpoint import Checkpoint, TensorInfo, open_checkpoint
+from models.load import network_kind
+from models.progress import Progress, silent
+from models.quantization import Quantization
+from models.resolve import ResolvedModel
+from models.store import Store, StoredModel
+from runtime.errors import UnsupportedModelError, UsageError
+
+# What goes along unchanged: tokenizer, templates, sampling defaults.
+_COPIED = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
+    "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+
+
+def keep_quantized(
+    model: ResolvedModel, kind: Quantization, *, name: str | None = None, progress: Progress = silent
+) -> StoredModel:
+    """Store `model` quantized as `kind`, under `name` (default: its own name and the width, `qwen3-4bit`).
+
+    Raises UsageError for a checkpoint that is quantized already, UnsupportedModelError for one headrace's own decoder
+    does not run (whose tensors it cannot tell apart).
+    """
+    checkpoint = open_checkpoint(model.path)
+    if checkpoint.quantization is not None:
+        raise UsageError(f"{model.name} is quantized already", "--quantize takes a plain checkpoint")
+    if network_kind(checkpoint) != "headrace":
+        raise UnsupportedModelError(
+            f"{model.name} is not of an architecture headrace quantizes",
+            "mlx_lm.convert -q does it for mlx-lm's models",
+        )
+
+    def build(target: Path) -> dict[str, Any]:
+        _write_weights(checkpoint, kind, target, progress)
+        for file in _COPIED:
+            if (checkpoint.path / file).is_file():
+                shutil.copyfile(checkpoint.path / file, target / file)
+        section = {"bits": kind.bits, "group_size": kind.group_size, "mode": "affine"}
+        config = {**checkpoint.config, "quantization": section, "quantization_config": section}
+        (target / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+        how = f"quantized here to {kind.bits} bits, groups of {kind.group_size}"
+        return {"source": f"{model.origin}, {how}", "licence": model.licence}
+
+    stem = (model.stored_as or model.name).replace("/", "--")
+    return Store().install(name or f"{stem}-{kind.bits}bit", build, progress=progress)
+
+
+def _write_weights(checkpoint: Checkpoint, kind: Quantization, target: Path, progress: Progress) -> None:
+    total, done = checkpoint.nbytes, 0
+    for number, shard in enumerate(checkpoint.shards):
+        loaded = mx.load(str(shard), format="safetensors")
+        assert isinstance(loaded, dict)
+        written: dict[str, mx.array] = {}
+        for name, array in loaded.items():
+            written |= (
+                _quantized(name, array, kind) if _is_matrix(checkpoint.tensors[name], name, kind) else {name: array}
+            )
+            mx.eval(list(written.values())[-3:])
+            done += checkpoint.tensors[name].nbytes
+            progress("quantizing", done, total)
+        mx.save_safetensors(str(target / f"model-{number:05d}.safetensors"), written, metadata={"format": "mlx"})
+
+
+def _is_matrix(info: TensorInfo, name: str, kind: Quantization) -> bool:
+    return name.endswith(".weight") and len(info.shape) == 2 and kind.fits(info.shape[1])
+
+
+def _quantized(name: str, array: mx.array, kind: Quantization) -> dict[str, mx.array]:
+    module = name.removesuffix(".weight")
+    weight = kind.apply(array)
+    assert weight.scales is not None
+    assert weight.biases is not None
+    return {name: weight.data, f"{module}.scales": weight.scales, f"{module}.biases": weight.biases}

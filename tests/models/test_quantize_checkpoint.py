@@ -1,0 +1,52 @@
+"""Keeping a quantized copy of a plain checkpoint: the same logits as quantizing on load, and a directory that loads."""
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from models.load import load_model
+from models.quantization import Quantization
+from models.quantize_checkpoint import keep_quantized
+from models.resolve import resolve
+from runtime.errors import UsageError
+from tests.tiny_chat import write_chat_model
+
+
+@pytest.fixture
+def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    return write_chat_model(tmp_path / "tiny")
+
+
+def logits(directory: Path, requantize: Quantization | None = None) -> mx.array:
+    network = load_model(directory, name="tiny", requantize=requantize).network
+    cache = network.make_cache(64)
+    cache.reserve(3)
+    return network.logits(network.layers(network.embed(mx.array([[1, 2, 3]])), cache))
+
+
+@pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (8, 64), (3, 32)])
+def test_the_kept_copy_is_what_quantizing_on_load_gives(plain: Path, bits: int, group_size: int) -> None:
+    kind = Quantization(bits, group_size)
+    kept = keep_quantized(resolve(str(plain)), kind)
+    assert kept.name == f"tiny-{bits}bit"
+    assert resolve(kept.name, fetch=False).path == kept.path
+    assert json.loads((kept.path / "config.json").read_text())["quantization"]["bits"] == bits
+    assert mx.array_equal(logits(kept.path), logits(plain, kind))
+
+
+def test_what_is_quantized_already_is_refused(plain: Path) -> None:
+    kept = keep_quantized(resolve(str(plain)), Quantization(4, 32), name="once")
+    with pytest.raises(UsageError, match="quantized already"):
+        keep_quantized(resolve(kept.name, fetch=False), Quantization(4, 32))
+
+
+def test_progress_counts_every_byte(plain: Path) -> None:
+    seen: list[tuple[str, int, int | None]] = []
+    keep_quantized(
+        resolve(str(plain)), Quantization(4, 32), progress=lambda stage, done, total: seen.append((stage, done, total))
+    )
+    last = [entry for entry in seen if entry[0] == "quantizing"][-1]
+    assert last[1] == last[2]
