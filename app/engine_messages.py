@@ -1,0 +1,223 @@
+"""What a chat and its engine process say to each other: commands one way, events the other.
+
+Plain picklable data and nothing heavy: importing this module imports neither mlx nor a model. Every `Generate` that
+was submitted ends with exactly one of Done, ContextFull, Failed (with its id) or Died. Text in a `Delta` is what the
+model said, unsanitised: whoever draws it makes it safe (`app.sanitise`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from runtime.bandwidth import Peak
+from runtime.cost import StepCost
+from runtime.hardware import Machine
+from runtime.memory import Budget
+from runtime.telemetry import StepRecord, Summary
+
+# --- commands ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Load this model. `name` is what stands after `-m` (None: the default); `context` None: what memory allows."""
+
+    name: str | None = None
+    context: int | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """Answer a conversation.
+
+    messages: `{"role": ..., "content": ...}`, the system message first where there is one.
+    sampling: what the user set, by SamplingParams field; the rest is what the model recommends.
+    continue_text: the answer so far, to be continued; the deltas bring only what comes after it.
+    drop_oldest: where the prompt is too long, leave out the oldest turns and say so with `Dropped`, instead of
+    answering with `ContextFull`.
+    """
+
+    id: int
+    messages: Sequence[Mapping[str, str]]
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    continue_text: str = ""
+    drop_oldest: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End the generation `id`, wherever it is; harmless when it is over."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Fetch a model into the store."""
+
+    name: str
+
+
+Command = ModelSpec | Generate | Cancel | Pull
+
+# --- events ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """The loaded model and the machine it runs on. Sizes in bytes."""
+
+    name: str
+    path: str
+    origin: str
+    licence: str | None
+    kind: str  # "headrace" or "mlx-lm": whose decoder runs it
+    context_limit: int  # tokens, prompt and answer together
+    weight_bytes: int  # of the checkpoint, as loaded
+    cost: StepCost  # bytes and FLOPs of a decode step at any context
+    generation_defaults: Mapping[str, Any]  # generation_config.json
+    has_chat_template: bool
+    thinks: bool  # its chat template knows <think> sections
+    load_s: float
+    machine: Machine
+    peak: Peak | None  # None until measured: a PeakMeasured event follows
+    budget: Budget | None
+    kernels: Mapping[str, str]
+    active_memory_bytes: int  # held by MLX after loading
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self.cost.kv_bytes_per_token
+
+    def roofline_tokens_per_second(self, context: int = 0) -> float | None:
+        """Measured peak / bytes of a step with `context` tokens in the cache; None until measured."""
+        return self.peak.bytes_per_second / self.cost.step_bytes(context) if self.peak else None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """Loading goes on. `stage` is a short phrase; `total` None when unknown."""
+
+    stage: str
+    done: int
+    total: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The model answers from now on."""
+
+    card: ModelCard
+
+
+@dataclass(frozen=True, slots=True)
+class PeakMeasured:
+    """This machine's memory bandwidth, measured while the engine was idle."""
+
+    peak: Peak
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """`done` of the `total` tokens to prefill are in the cache; `reused` more were there from the turn before."""
+
+    id: int
+    done: int
+    total: int
+    reused: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """More of the answer (perhaps no text yet), and the records of the steps that made it."""
+
+    id: int
+    text: str
+    records: Sequence[StepRecord]
+
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The answer is over. ttft_s counts from the submission in the chat's process to the first text delivered.
+
+    context_full: it ended because the context limit was reached. mbu is a fraction of the measured peak.
+    """
+
+    id: int
+    reason: FinishReason
+    summary: Summary
+    tokenize_s: float
+    ttft_s: float | None
+    context_full: bool
+    mbu: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ContextFull:
+    """Nothing was generated: the prompt leaves no room for an answer. Somebody has to decide what goes."""
+
+    id: int
+    prompt_tokens: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """The first `messages` messages after the system message were left out of the prompt, as asked."""
+
+    id: int
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A command failed and the engine lives on. `id` is the generation's; None: the model could not be loaded."""
+
+    id: int | None
+    message: str
+    hint: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """The engine's process is gone; `message` is one line for the user. `EngineClient.restart` brings it back."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class PullProgress:
+    """A model is being fetched in the background."""
+
+    name: str
+    stage: str
+    done: int
+    total: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """The model is installed and can be started."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class PullFailed:
+    """The model could not be fetched."""
+
+    name: str
+    message: str
+    hint: str | None
+
+
+PullEvent = PullProgress | Pulled | PullFailed
+Event = (
+    LoadProgress | Ready | PeakMeasured | Prefill | Delta | Done | ContextFull | Dropped | Failed | Died | PullEvent
+)
