@@ -1,11 +1,11 @@
 """The engine: requests in, events out, one at a time, on the thread that loaded the network.
 
 MLX streams and compiled functions belong to a thread, so an engine is used from one thread for life; only a
-request's `CancelFlag` may be touched from elsewhere. After any end (finished, cancelled, closed, failed) the
-cache's memory is released and the next request may come.
+request's `CancelFlag` may be touched from elsewhere. After any end (finished, cancelled, closed, failed) the next
+request may come, and the cache's memory is released, unless `keep_prefix` holds on to it for the next prompt.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import mlx.core as mx
@@ -15,6 +15,7 @@ from runtime.decode import Choice, decode
 from runtime.errors import ContextLimitError, EngineError, UsageError
 from runtime.network import Network
 from runtime.prefill import prefill
+from runtime.prefix import Prefix
 from runtime.request import Event, Finished, FinishReason, PrefillProgress, Request, Step, TokenLogprobs
 from runtime.sampling import Sampler, logprobs
 from runtime.telemetry import StepRing
@@ -22,12 +23,16 @@ from runtime.timeline import Timeline
 
 
 class Engine:
-    """Runs one network. `context_limit` bounds prompt plus answer, in tokens."""
+    """Runs one network. `context_limit` bounds prompt plus answer, in tokens.
 
-    def __init__(self, network: Network[Any], *, context_limit: int) -> None:
+    keep_prefix: a conversation. The cache outlives its request, and of the next prompt only what is new is prefilled.
+    """
+
+    def __init__(self, network: Network[Any], *, context_limit: int, keep_prefix: bool = False) -> None:
         self.network = network
         self.context_limit = context_limit
         self.steps = StepRing()
+        self.prefix = Prefix() if keep_prefix else None
         self._busy = False
 
     def generate(self, request: Request) -> Iterator[Event]:
@@ -63,26 +68,47 @@ class Engine:
         try:
             yield from self._answer(request)
         finally:
-            mx.clear_cache()  # the K/V buffers went with `_answer`'s frame
+            mx.clear_cache()  # the K/V buffers went with `_answer`'s frame, unless they are kept
             self._busy = False
 
     def _answer(self, request: Request) -> Iterator[Event]:
         mx.reset_peak_memory()
-        timeline = Timeline(cost=self.network.cost, prompt_tokens=len(request.prompt), ring=self.steps)
+        kept = self.prefix.take(request.prompt) if self.prefix else None
+        timeline = Timeline(
+            cost=self.network.cost,
+            prompt_tokens=len(request.prompt),
+            ring=self.steps,
+            reused_tokens=kept.committed if kept else 0,
+        )
         sampler = Sampler(request.sampling, vocab_size=self.network.vocab_size, prompt=request.prompt)
-        cache = self.network.make_cache(self.context_limit)
-        yield from self._prefill(request, cache)
-        timeline.prefill_done()
-        yield from self._decode(request, cache, sampler, timeline)
+        cache = kept or self.network.make_cache(self.context_limit)
+        sequence = list(request.prompt)  # and every token read since; its first `cache.committed` are in the cache
+        try:
+            yield from self._prefill(request, cache)
+            timeline.prefill_done()
+            yield from self._decode(request, cache, sampler, timeline, sequence)
+        except GeneratorExit:  # closed between two events; after an error the cache is not to be trusted
+            self._keep(cache, sequence)
+            raise
+        self._keep(cache, sequence)
+
+    def _keep(self, cache: Cache, sequence: Sequence[int]) -> None:
+        if self.prefix:
+            self.prefix.keep(cache, sequence)
 
     def _prefill(self, request: Request, cache: Cache) -> Iterator[Event]:
-        total = len(request.prompt) - 1
-        for done in prefill(self.network, cache, request.prompt[:-1]):
-            yield PrefillProgress(done, total)
+        reused = cache.committed
+        total = len(request.prompt) - 1 - reused
+        if reused:
+            yield PrefillProgress(0, total, reused)
+        for done in prefill(self.network, cache, request.prompt[reused:-1]):
+            yield PrefillProgress(done, total, reused)
             if request.cancel:
                 return
 
-    def _decode(self, request: Request, cache: Cache, sampler: Sampler, timeline: Timeline) -> Iterator[Event]:
+    def _decode(
+        self, request: Request, cache: Cache, sampler: Sampler, timeline: Timeline, sequence: list[int]
+    ) -> Iterator[Event]:
         reason: FinishReason = "length"
         stop_id, said = None, 0
         room = self.context_limit - cache.length  # every step appends one entry
@@ -102,6 +128,7 @@ class Engine:
             for choice in choices:
                 token = cast(int, choice.token.item())  # waits for the device
                 cache.commit(1)
+                sequence.append(token)
                 record = timeline.step_done(cache)
                 if token in request.stop_ids:
                     reason, stop_id = "stop", token

@@ -41,10 +41,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class PrefillProgress:
-    """`done` of the `total` tokens that prefill feeds are in the cache."""
+    """`done` of the `total` tokens that prefill feeds are in the cache; `reused` were there already."""
 
     done: int
     total: int
+    reused: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,11 +67,13 @@ class Summary:
     """A generation in figures. None where too few steps make a figure meaningless.
 
     ttft_s: request submitted -> first token ready (the app adds tokenisation, which happens before the engine).
-    prefill_tokens: fed before the first step, which feeds the prompt's last token. steps includes the one that chose
-    the end-of-turn token. tpot_s = (t_last - t_first) / (steps - 1).
+    reused_tokens: prompt tokens found in the cache kept from the request before. prefill_tokens: fed before the first
+    step, which feeds the prompt's last token. steps includes the one that chose the end-of-turn token.
+    tpot_s = (t_last - t_first) / (steps - 1).
     """
 
     prompt_tokens: int
+    reused_tokens: int
     prefill_tokens: int
     completion_tokens: int
     steps: int

@@ -24,10 +24,12 @@ class Timeline:
         cost: StepCost,
         prompt_tokens: int,
         ring: StepRing,
+        reused_tokens: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._cost = cost
         self._prompt_tokens = prompt_tokens
+        self._reused_tokens = reused_tokens
         self._ring = ring
         self._clock = clock
         self._submitted = clock()
@@ -70,7 +72,8 @@ class Timeline:
         decode_s = ready[-1] - ready[0] if len(ready) > 1 else 0.0
         return Summary(
             prompt_tokens=self._prompt_tokens,
-            prefill_tokens=min(cache.committed, self._prompt_tokens - 1),
+            reused_tokens=self._reused_tokens,
+            prefill_tokens=min(cache.committed, self._prompt_tokens - 1) - self._reused_tokens,
             completion_tokens=completion_tokens,
             steps=len(ready),
             prefill_s=self._prefilled - self._submitted,

@@ -1,0 +1,49 @@
+"""Prefix reuse: the cache of the last answer, kept for a prompt that begins like it.
+
+Contract: `take` hands out a cache whose committed entries are exactly the first tokens of the new prompt, `keep`
+gets it back with the tokens that went in. In between the cache belongs to the generation: if that fails, the cache
+is lost and the next one starts empty. Nothing is reused from the middle: K/V entries depend on all tokens before.
+"""
+
+from collections.abc import Sequence
+
+from runtime.cache import Cache
+
+
+class Prefix:
+    """At most one cache and the token ids of its committed entries."""
+
+    def __init__(self) -> None:
+        self._cache: Cache | None = None
+        self._tokens: list[int] = []
+
+    def take(self, prompt: Sequence[int]) -> Cache | None:
+        """The kept cache, trimmed to what it shares with `prompt`; None (and nothing kept) if that is nothing.
+
+        At most len(prompt) - 1 entries stay: the first step feeds the prompt's last token. A cache that cannot
+        be rolled back is only good if it is a whole prefix.
+        """
+        cache, tokens = self._cache, self._tokens
+        self.clear()
+        if cache is None:
+            return None
+        shared = common_prefix(tokens, prompt[:-1])
+        if shared == 0 or (shared < len(tokens) and not cache.can_rollback):
+            return None
+        cache.trim(shared)
+        return cache
+
+    def keep(self, cache: Cache, sequence: Sequence[int]) -> None:
+        """Remember `cache`, whose committed entries are the first tokens of `sequence`."""
+        if cache.committed:
+            self._cache, self._tokens = cache, list(sequence[: cache.committed])
+
+    def clear(self) -> None:
+        """Let go of the cache and its memory."""
+        self._cache, self._tokens = None, []
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two sequences begin with in common."""
+    shared = min(len(a), len(b))
+    return next((i for i in range(shared) if a[i] != b[i]), shared)
