@@ -148,15 +148,16 @@ def _is_plain_name(name: str) -> bool:
 def _open_inside(root: Path, name: str) -> int:
     """A descriptor of the regular file `name` in `root`, refusing links that leave the directory.
 
-    The one exception is the hub cache, whose snapshots/<commit>/ holds links into the same model's blobs/.
+    The one exception is the hub cache, whose models--org--name/snapshots/<commit>/ holds links into that model's
+    blobs/, and from there into the cache's own blobs/, which models share.
     """
     path = root / name
     try:
         if path.is_symlink():
             target = Path(os.path.realpath(path))
             allowed = [root]
-            if root.parent.name == "snapshots":
-                allowed.append(root.parent.parent / "blobs")
+            if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
+                allowed += [root.parents[1] / "blobs", root.parents[2] / "blobs"]
             if not any(target.is_relative_to(place) for place in allowed):
                 raise CheckpointError(f"{name} is a link out of the model directory")
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -13,7 +13,8 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +26,7 @@ from models.source import HubId
 from runtime.errors import CheckpointError, FetchError, HeadraceError, ModelNotFoundError
 
 _API_TIMEOUT_SECONDS = 15.0
+_STOP_SECONDS = 15.0  # longer than the 10 s after which huggingface_hub gives up on a silent connection
 _CHUNK = 4 << 20
 _Result = TypeVar("_Result")
 
@@ -46,11 +48,12 @@ def fetch_hub(hub: HubId, *, file: str | None = None, progress: Progress = silen
     Raises ModelNotFoundError, FetchError (network, permission, damaged download) or CheckpointError (not a model we
     may open).
     """
-    # Its warnings ("Trying to resume download...") would tear up the progress display.
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    api = _api()
+    # Its warnings ("Trying to resume download...") would tear up the progress display. Importing sets its level.
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
     try:
         progress("asking the hub", 0, None)
-        info = _api().model_info(hub.repo, revision=hub.revision, files_metadata=True, timeout=_API_TIMEOUT_SECONDS)
+        info = api.model_info(hub.repo, revision=hub.revision, files_metadata=True, timeout=_API_TIMEOUT_SECONDS)
     except Exception as error:
         if not _is_offline(error):
             raise _explain(error, hub) from error
@@ -109,7 +112,10 @@ def _from_cache(hub: HubId, file: str | None) -> HubFiles:
     from huggingface_hub import snapshot_download
 
     try:
-        folder = Path(snapshot_download(hub.repo, revision=hub.revision, local_files_only=True))
+        # Only the file all models have is asked for: other tools cache whole repositories, we do not.
+        folder = Path(
+            snapshot_download(hub.repo, revision=hub.revision, local_files_only=True, allow_patterns=["config.json"])
+        )
         names = choose_files(
             (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()), hub.repo, file
         )
@@ -207,28 +213,54 @@ def _bar_class(progress: Progress, done: int, total: int) -> type[_Mute]:
 
 
 def _interruptible(work: Callable[[], _Result], bar: type[_Mute]) -> _Result:
-    """Run `work` in a thread so that Ctrl-C, which reaches the main thread, ends its download threads at once."""
+    """Run `work` in a thread so that Ctrl-C, which reaches the main thread, ends its download threads soon.
+
+    They notice at the next chunk, or, on a connection that brings none, when it times out and is tried again.
+    """
     outcome: list[_Result] = []
     failure: list[BaseException] = []
+    # Not Thread.join: before Python 3.13 an interrupted join takes the thread for finished.
+    finished = threading.Event()
 
     def run() -> None:
         try:
             outcome.append(work())
         except BaseException as error:  # handed to the caller's thread
             failure.append(error)
+        finally:
+            finished.set()
 
-    thread = threading.Thread(target=run, name="hub-download", daemon=True)
-    thread.start()
-    try:
-        while thread.is_alive():
-            thread.join(0.1)
-    except KeyboardInterrupt:
-        bar.stop.set()
-        thread.join(5)
-        raise
+    with _no_requests_after(bar.stop):
+        threading.Thread(target=run, name="hub-download", daemon=True).start()
+        try:
+            while not finished.wait(0.1):
+                pass
+        except KeyboardInterrupt:
+            bar.stop.set()
+            finished.wait(_STOP_SECONDS)
+            raise
     if failure:
         raise failure[0]
     return outcome[0]
+
+
+@contextmanager
+def _no_requests_after(stop: threading.Event) -> Iterator[None]:
+    """While the block lasts, every request of huggingface_hub's client is refused once `stop` is set."""
+    from huggingface_hub import get_session
+
+    client = get_session()
+    hooks = client.event_hooks
+
+    def refuse(_request: object) -> None:
+        if stop.is_set():
+            raise _Stopped
+
+    client.event_hooks = {**hooks, "request": [*hooks.get("request", []), refuse]}
+    try:
+        yield
+    finally:
+        client.event_hooks = hooks
 
 
 def _is_offline(error: Exception) -> bool:

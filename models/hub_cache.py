@@ -19,11 +19,11 @@ def delete_cached(repo: str, commit: str) -> int:
 
 
 def _strategy(repo: str, commit: str) -> Any:
-    from huggingface_hub import scan_cache_dir
+    from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        cache = scan_cache_dir()
+        cache = scan_cache_dir(constants.HF_HUB_CACHE)
     except CacheNotFound:
         return None
     known = any(

@@ -211,12 +211,13 @@ def test_link_out_of_the_directory(tmp_path: Path, name: str) -> None:
     refuse(model, name, "link")
 
 
-def test_link_out_through_a_fake_hub_layout(tmp_path: Path) -> None:
-    snapshot = write(tmp_path / "repo" / "snapshots" / "abc")
+@pytest.mark.parametrize("repo", ["models--org--name", "repo"])
+def test_link_out_of_a_hub_cache(tmp_path: Path, repo: str) -> None:
+    snapshot = write(tmp_path / "cache" / repo / "snapshots" / "abc")
     (tmp_path / "secret").write_bytes(shard(header()))
+    (tmp_path / "cache" / repo / "blobs").mkdir()
     (snapshot / ONE).unlink()
-    (snapshot / ONE).symlink_to(Path("..") / ".." / "blobs" / ".." / ".." / "secret")
-    (tmp_path / "repo" / "blobs").mkdir()
+    (snapshot / ONE).symlink_to(Path("..") / ".." / "blobs" / ".." / ".." / ".." / "secret")
     refuse(snapshot, ONE, "link")
 
 

@@ -64,6 +64,18 @@ def test_hub_cache_links_are_followed(tmp_path: Path) -> None:
     assert open_checkpoint(snapshot).nbytes == 36
 
 
+def test_blobs_shared_between_cached_models_are_followed(tmp_path: Path) -> None:
+    """blobs/<etag> may itself be a link, into the store that all models of the cache share."""
+    snapshot = write(tmp_path / "models--org--name" / "snapshots" / "0123abcd")
+    blobs, shared = snapshot.parents[1] / "blobs", tmp_path / "blobs" / "ab"
+    blobs.mkdir()
+    shared.mkdir(parents=True)
+    (snapshot / "model.safetensors").rename(shared / "abcd")
+    (blobs / "etag").symlink_to(Path("..") / ".." / "blobs" / "ab" / "abcd")
+    (snapshot / "model.safetensors").symlink_to(Path("..") / ".." / "blobs" / "etag")
+    assert open_checkpoint(snapshot).nbytes == 36
+
+
 def test_a_link_to_the_model_directory_is_fine(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(write(tmp_path / "real"))
     assert open_checkpoint(tmp_path / "link").nbytes == 36

@@ -1,0 +1,229 @@
+"""Fetching from a hub, spoken to over real HTTP on the loopback interface by the real huggingface_hub."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from models.checkpoint import open_checkpoint
+from models.fetch_hub import HubFiles, fetch_hub
+from models.hub_cache import cached_bytes, delete_cached
+from models.source import HubId
+from runtime.errors import CheckpointError, FetchError, HeadraceError, ModelNotFoundError, UnsupportedModelError
+from tests.checkpoints import shard, tensor
+from tests.hub_server import HubServer
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # huggingface_hub keeps its connections open
+
+WEIGHTS = shard({"a": tensor("U8", [400_000], 0)}, 400_000)
+MODEL = {
+    "config.json": b'{"model_type": "llama"}',
+    "model.safetensors": WEIGHTS,
+    "tokenizer.json": b"{}",
+    "chat_template.jinja": b"{{ messages }}",
+    "README.md": b"# no",
+    "modeling_evil.py": b"raise SystemExit",
+    "pytorch_model.bin": b"\x80\x04.",
+    "onnx/model.json": b"{}",
+}
+HUB = HubId("org/name")
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    import huggingface_hub.constants as constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    with HubServer() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        yield server
+
+
+def names(files: HubFiles) -> set[str]:
+    return {str(path.relative_to(files.folder)) for path in files.folder.rglob("*") if path.is_file()}
+
+
+def test_takes_the_model_and_nothing_else(hub: HubServer) -> None:
+    repo = hub.add("org/name", MODEL)
+    files = fetch_hub(HUB)
+    assert names(files) == {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"}
+    assert (files.commit, files.gguf, files.licence) == (repo.commit, None, "mit")
+    assert open_checkpoint(files.folder).nbytes == 400_000
+
+
+def test_progress_goes_from_nothing_to_all_and_then_verifies(hub: HubServer) -> None:
+    hub.add("org/name", MODEL)
+    reports: list[tuple[str, int, int | None]] = []
+    fetch_hub(HUB, progress=lambda stage, done, total: reports.append((stage, done, total)))
+    downloading = [(done, total) for stage, done, total in reports if stage == "downloading"]
+    total = sum(
+        len(MODEL[name]) for name in ("config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja")
+    )
+    assert {stated for _, stated in downloading} == {total}
+    counts = [done for done, _ in downloading]
+    assert counts == sorted(counts)
+    assert counts[-1] == total
+    assert reports[-1] == ("verifying", len(WEIGHTS), len(WEIGHTS))
+
+
+def test_second_fetch_sends_no_weights_again(hub: HubServer) -> None:
+    hub.add("org/name", MODEL)
+    first = fetch_hub(HUB)
+    assert hub.fetched("model.safetensors") == 1
+    assert fetch_hub(HUB) == first
+    assert hub.fetched("model.safetensors") == 1
+
+
+def test_a_new_commit_is_a_new_snapshot_of_the_same_weights(hub: HubServer) -> None:
+    hub.add("org/name", MODEL)
+    old = fetch_hub(HUB)
+    hub.add("org/name", MODEL | {"tokenizer.json": b'{"new": 1}'})
+    new = fetch_hub(HUB)
+    assert new.commit != old.commit
+    assert (new.folder / "tokenizer.json").read_bytes() == b'{"new": 1}'
+    assert (old.folder / "tokenizer.json").read_bytes() == b"{}"
+    assert hub.fetched("model.safetensors") == 1
+
+
+def test_revisions(hub: HubServer) -> None:
+    hub.add("org/name", MODEL, revisions={"main", "v2", "refs/pr/1"})
+    for revision in ("v2", "refs/pr/1"):
+        assert fetch_hub(HubId("org/name", revision)).folder.is_dir()
+    with pytest.raises(ModelNotFoundError, match="no revision v3"):
+        fetch_hub(HubId("org/name", "v3"))
+
+
+def test_broken_transfer_resumes(hub: HubServer) -> None:
+    hub.add("org/name", MODEL)
+    hub.truncate.add("model.safetensors")
+    files = fetch_hub(HUB)
+    assert (files.folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert hub.fetched("model.safetensors") == 2
+
+
+def test_damaged_weights_are_found_and_forgotten(hub: HubServer) -> None:
+    hub.add("org/name", MODEL)
+    hub.damage.add("model.safetensors")
+    with pytest.raises(FetchError, match="damaged"):
+        fetch_hub(HUB)
+    hub.damage.clear()
+    assert (fetch_hub(HUB).folder / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_code_is_refused_before_the_weights_are_fetched(hub: HubServer) -> None:
+    hub.add("org/name", MODEL | {"config.json": json.dumps({"auto_map": {"AutoModel": "evil.Evil"}}).encode()})
+    with pytest.raises(CheckpointError, match="auto_map"):
+        fetch_hub(HUB)
+    assert hub.fetched("model.safetensors") == 0
+
+
+@pytest.mark.parametrize("config", [b"", b"[]", b"[" * 10_000])
+def test_config_that_is_none(hub: HubServer, config: bytes) -> None:
+    hub.add("org/name", MODEL | {"config.json": config})
+    with pytest.raises(CheckpointError):
+        fetch_hub(HUB)
+    assert hub.fetched("model.safetensors") == 0
+
+
+@pytest.mark.parametrize(
+    ("files", "kind", "word"),
+    [
+        ({"config.json": b"{}", "pytorch_model.bin": b"."}, CheckpointError, "pickles"),
+        ({"config.json": b"{}", "README.md": b""}, CheckpointError, "no weights"),
+        ({"m-00001-of-00002.gguf": b"", "m-00002-of-00002.gguf": b""}, UnsupportedModelError, "parts"),
+        ({"m-IQ2_XS.gguf": b"", "m-IQ3_M.gguf": b""}, UnsupportedModelError, "quantization"),
+    ],
+)
+def test_repositories_without_a_model_for_us(
+    hub: HubServer, files: dict[str, bytes], kind: type[HeadraceError], word: str
+) -> None:
+    hub.add("org/name", files)
+    with pytest.raises(kind, match=word):
+        fetch_hub(HUB)
+
+
+def test_gguf_repository_gives_one_file(hub: HubServer) -> None:
+    kinds = ("Q2_K", "Q8_0", "Q4_K_M", "f16")
+    hub.add("org/name", {f"m-{kind}.gguf": kind.encode() for kind in kinds} | {"mmproj-Q4_K_M.gguf": b"eyes"})
+    files = fetch_hub(HUB)
+    assert files.gguf is not None
+    assert files.gguf.read_bytes() == b"Q4_K_M"
+    assert names(files) == {"m-Q4_K_M.gguf"}
+    named = fetch_hub(HUB, file="m-Q8_0.gguf")
+    assert named.gguf is not None
+    assert named.gguf.name == "m-Q8_0.gguf"
+    with pytest.raises(ModelNotFoundError):
+        fetch_hub(HUB, file="m-Q6_K.gguf")
+
+
+def test_missing_private_gated(hub: HubServer) -> None:
+    hub.add("org/private", MODEL, private=True)
+    hub.add("org/gated", MODEL, gated=True)
+    for name in ("org/missing", "org/private"):
+        with pytest.raises(ModelNotFoundError, match="no model"):
+            fetch_hub(HubId(name))
+    with pytest.raises(FetchError, match="gated") as caught:
+        fetch_hub(HubId("org/gated"))
+    assert "HF_TOKEN" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("status", [403, 500, 503])
+def test_a_hub_in_trouble_is_one_line(hub: HubServer, status: int) -> None:
+    hub.add("org/name", MODEL)
+    hub.status = status
+    with pytest.raises(FetchError, match=str(status)) as caught:
+        fetch_hub(HUB)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_network_the_cache_serves(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.add("org/name", MODEL)
+    online = fetch_hub(HUB)
+    # what another tool left in the cache has its branch name recorded
+    refs = online.folder.parents[1] / "refs"
+    refs.mkdir(exist_ok=True)
+    (refs / "main").write_text(online.commit)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    offline = fetch_hub(HUB)
+    assert (offline.folder, offline.commit) == (online.folder, online.commit)
+    with pytest.raises(FetchError, match="cannot be reached") as caught:
+        fetch_hub(HubId("org/other"))
+    assert "\n" not in str(caught.value)
+
+
+def test_deleting_from_the_cache(hub: HubServer) -> None:
+    hub.add("org/name", MODEL)
+    files = fetch_hub(HUB)
+    assert cached_bytes("org/name", files.commit) >= len(WEIGHTS)
+    assert cached_bytes("org/name", "0" * 40) == 0
+    assert delete_cached("org/name", files.commit) >= len(WEIGHTS)
+    assert not files.folder.exists()
+    assert delete_cached("org/name", files.commit) == 0
+
+
+def test_ctrl_c_ends_a_stalled_download_and_the_next_run_resumes(hub: HubServer, tmp_path: Path) -> None:
+    hub.add("org/name", MODEL)
+    hub.stall = threading.Event()
+    script = (
+        "from models.fetch_hub import fetch_hub; from models.source import HubId\n"
+        "try: fetch_hub(HubId('org/name'))\n"
+        "except KeyboardInterrupt: print('interrupted', flush=True)"
+    )
+    environment = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1"}
+    environment |= {"HF_HUB_DOWNLOAD_TIMEOUT": "1", "PATH": "/usr/bin:/bin"}
+    with subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert hub.stall.wait(30)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=30)
+    assert output == "interrupted\n"
+    hub.stall = None
+    assert (fetch_hub(HUB).folder / "model.safetensors").read_bytes() == WEIGHTS
