@@ -11,7 +11,6 @@ import glob
 import hashlib
 import json
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -69,11 +68,7 @@ def fetch_hub(hub: HubId, *, file: str | None = None, progress: Progress = silen
 def _api() -> Any:
     from huggingface_hub import HfApi
 
-    return HfApi(endpoint=_endpoint(), library_name="headrace")
-
-
-def _endpoint() -> str | None:
-    return os.environ.get("HF_ENDPOINT") or None
+    return HfApi(library_name="headrace")
 
 
 def _download(hub: HubId, info: Any, file: str | None, progress: Progress) -> HubFiles:
@@ -83,7 +78,7 @@ def _download(hub: HubId, info: Any, file: str | None, progress: Progress) -> Hu
     names = choose_files(siblings, hub.repo, file)
     commit = info.sha
     if "config.json" in names:  # a few hundred bytes decide whether gigabytes are worth fetching
-        config = hf_hub_download(hub.repo, "config.json", revision=commit, endpoint=_endpoint(), tqdm_class=_Mute)
+        config = hf_hub_download(hub.repo, "config.json", revision=commit, tqdm_class=_Mute)
         refuse_code(_json_object(Path(config)))
     cached = {name for name in names if isinstance(try_to_load_from_cache(hub.repo, name, revision=commit), str)}
     sizes = {name: siblings[name].size or 0 for name in names}
@@ -93,7 +88,6 @@ def _download(hub: HubId, info: Any, file: str | None, progress: Progress) -> Hu
             lambda: snapshot_download(
                 hub.repo,
                 revision=commit,
-                endpoint=_endpoint(),
                 allow_patterns=[glob.escape(name) for name in names],
                 tqdm_class=bar,
             ),

@@ -39,19 +39,22 @@ def import_gguf(file: Path, store: Store, *, progress: Progress = silent) -> Sto
         raise ModelNotFoundError(f"cannot read {file}: {error.strerror}") from error
 
     def build(directory: Path) -> dict[str, Any]:
-        convert(file, directory, progress)
+        convert(file, directory, progress, sha256)
         return {"id": file.name, "source": f"local file {file}", "sha256": sha256}
 
-    model = store.install(stored_name(file, sha256), build, progress=progress)
-    _save(store, {**_load(store), key: {"stamp": stamp, "sha256": sha256, "name": model.name}})
+    # The same content under another name, a catalog model's included, is already there.
+    model = next((model for model in store.list() if model.origin.get("sha256") == sha256), None)
+    if model is None:
+        model = store.install(stored_name(file, sha256), build, progress=progress)
+    _save(store, {**_load(store), key: {"stamp": stamp, "name": model.name}})
     return model
 
 
-def convert(file: Path, directory: Path, progress: Progress) -> None:
-    """Write the MLX-format conversion of `file` into `directory`."""
+def convert(file: Path, directory: Path, progress: Progress, sha256: str | None = None) -> None:
+    """Write the MLX-format conversion of `file` into `directory`; `sha256` if the caller knows it."""
     from models.gguf import convert_gguf  # numpy and gguf: seconds that a start without conversion does not need
 
-    convert_gguf(file, directory, progress=lambda done, total: progress("converting", done, total))
+    convert_gguf(file, directory, progress=lambda done, total: progress("converting", done, total), sha256=sha256)
 
 
 def stored_name(file: Path, sha256: str) -> str:

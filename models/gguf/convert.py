@@ -44,10 +44,17 @@ class _Account:
             )
 
 
-def convert_gguf(source: Path, target: Path, *, progress: Callable[[int, int], None] | None = None) -> None:
+def convert_gguf(
+    source: Path,
+    target: Path,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    sha256: str | None = None,
+) -> None:
     """Write the MLX-format form of the GGUF file `source` into the fresh directory `target`.
 
-    `progress(done, total)` is told bytes of tensor data. Raises `CheckpointError` when the file is broken or
+    `progress(done, total)` is told bytes of tensor data; `sha256` is the file's if the caller knows it already,
+    which spares reading the file once more. Raises `CheckpointError` when the file is broken or
     contradicts itself and `UnsupportedModelError` when it holds an architecture, tensor type or tokenizer headrace
     does not run; `target` may then hold a part of the files and should be thrown away.
     """
@@ -77,7 +84,7 @@ def convert_gguf(source: Path, target: Path, *, progress: Callable[[int, int], N
     if (template := metadata.optional_text("tokenizer.chat_template")) is not None:
         (target / "chat_template.jinja").write_text(template, encoding="utf-8", newline="")
     _write_json(target / "generation_config.json", generation_config(metadata, special))
-    _write_json(target / "headrace.json", _origin(source, metadata, account))
+    _write_json(target / "headrace.json", _origin(source, metadata, account, sha256))
     _write_json(target / "config.json", config)
 
 
@@ -180,15 +187,16 @@ def _half_type(architecture: str, types: set[str]) -> str:
     return "bfloat16" if "BF16" in types or architecture.startswith("gemma") else "float16"
 
 
-def _origin(source: Path, metadata: Metadata, account: _Account) -> dict[str, Any]:
-    with source.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+def _origin(source: Path, metadata: Metadata, account: _Account, sha256: str | None) -> dict[str, Any]:
+    if sha256 is None:
+        with source.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     licence = next((metadata.text(key) for key in _LICENCE_KEYS if metadata.has(key)), None)
     return {
         "format": "gguf",
         "source": source.name,
         "size": source.stat().st_size,
-        "sha256": digest,
+        "sha256": sha256,
         "licence": licence,
         "architecture": metadata.architecture,
         "name": metadata.optional_text("general.name"),

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from models.hub_cache import cached_bytes, delete_cached
 from models.source import HubId
 from runtime.errors import CheckpointError, FetchError, HeadraceError, ModelNotFoundError, UnsupportedModelError
 from tests.checkpoints import shard, tensor
-from tests.hub_server import HubServer
+from tests.hub_server import HubServer, point_at
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # huggingface_hub keeps its connections open
 
@@ -32,18 +31,6 @@ MODEL = {
     "onnx/model.json": b"{}",
 }
 HUB = HubId("org/name")
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    import huggingface_hub.constants as constants
-
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    with HubServer() as server:
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
-        yield server
 
 
 def names(files: HubFiles) -> set[str]:
@@ -183,14 +170,14 @@ def test_a_hub_in_trouble_is_one_line(hub: HubServer, status: int) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_without_network_the_cache_serves(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_network_the_cache_serves(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.add("org/name", MODEL)
     online = fetch_hub(HUB)
     # what another tool left in the cache has its branch name recorded
     refs = online.folder.parents[1] / "refs"
     refs.mkdir(exist_ok=True)
     (refs / "main").write_text(online.commit)
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    point_at("http://127.0.0.1:9", tmp_path / "cache", monkeypatch)
     offline = fetch_hub(HUB)
     assert (offline.folder, offline.commit) == (online.folder, online.commit)
     with pytest.raises(FetchError, match="cannot be reached") as caught:
@@ -217,7 +204,8 @@ def test_ctrl_c_ends_a_stalled_download_and_the_next_run_resumes(hub: HubServer,
         "except KeyboardInterrupt: print('interrupted', flush=True)"
     )
     environment = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1"}
-    environment |= {"HF_HUB_DOWNLOAD_TIMEOUT": "1", "PATH": "/usr/bin:/bin"}
+    environment |= {"HF_HOME": str(tmp_path / "cache")}
+    environment |= {"HF_HUB_DOWNLOAD_TIMEOUT": "1"}
     with subprocess.Popen(
         [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True
     ) as process:

