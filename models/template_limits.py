@@ -17,7 +17,8 @@ from jinja2 import TemplateError
 from jinja2.utils import Namespace
 
 MAX_TEXT = 8_000_000  # characters or items of any one value, and of the whole prompt
-MAX_LINES = 2_000_000  # executed lines of Python; a chat of 1,000 messages takes about 100,000
+BASE_LINES = 500_000  # executed lines of Python, whatever the chat
+LINES_PER_MESSAGE = 2_000  # and for each message: templates in common use take 160 to 270
 MAX_SECONDS = 10.0
 MAX_INT_BITS = 4096
 
@@ -29,9 +30,9 @@ class TemplateRefusedError(TemplateError):
 
 
 @contextmanager
-def line_budget() -> Iterator[None]:
+def line_budget(messages: int) -> Iterator[None]:
     """Count executed Python lines in this thread; raise out of the traced code when they or the time run out."""
-    lines_left = MAX_LINES
+    lines_left = BASE_LINES + LINES_PER_MESSAGE * messages
     deadline = time.monotonic() + MAX_SECONDS
 
     def trace(_frame: FrameType, _event: str, _arg: object) -> Callable[..., Any]:

@@ -50,7 +50,7 @@ def render_template(template: jinja2.Template, variables: Mapping[str, Any]) -> 
     parts: list[str] = []
     size = 0
     try:
-        with line_budget():
+        with line_budget(len(variables["messages"])):
             for part in template.generate(variables):
                 size += len(part)
                 check_size(size)

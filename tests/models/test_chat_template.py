@@ -1,0 +1,150 @@
+"""Which template is taken, what it is given, and how a system message finds its place."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.chat_template import ChatTemplate, read_sources
+from runtime.errors import CheckpointError, UsageError
+from tests.families import FAMILIES
+
+USER = {"role": "user", "content": "hi"}
+SYSTEM = {"role": "system", "content": "be brief"}
+ECHO = "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}"
+
+
+def test_a_chat_is_written_as_the_template_says() -> None:
+    template = ChatTemplate({"default": FAMILIES["chatml"].template})
+    chat = [SYSTEM, USER, {"role": "assistant", "content": "hello"}, USER]
+    turns = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in chat)
+    assert template.render(chat) == turns + "<|im_start|>assistant\n"
+    assert template.render(chat, add_generation_prompt=False) == turns
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_system_message_is_never_lost(family: str) -> None:
+    template = ChatTemplate({"default": FAMILIES[family].template}, {"bos_token": "<s>", "eos_token": "</s>"})
+    prompt = template.render([SYSTEM, USER])
+    assert prompt.count("be brief") == prompt.count("hi") == 1
+    assert prompt.index("be brief") < prompt.index("hi")
+    assert ("be brief\n\nhi" in prompt) == (not FAMILIES[family].places_system or family == "gemma3")
+
+
+def test_a_system_message_without_a_user_becomes_one() -> None:
+    template = ChatTemplate({"default": FAMILIES["gemma2"].template}, {"bos_token": "<bos>"})
+    assert "<start_of_turn>user\nbe brief<end_of_turn>" in template.render([SYSTEM])
+
+
+def test_the_callers_messages_stay_as_they_are() -> None:
+    chat: list[dict[str, Any]] = [dict(SYSTEM), {**USER, "tool_calls": None}]
+    ChatTemplate({"default": FAMILIES["gemma2"].template}, {"bos_token": "<bos>"}).render(chat)
+    assert chat == [SYSTEM, {**USER, "tool_calls": None}]
+
+
+def test_none_values_are_left_out() -> None:
+    template = ChatTemplate({"default": "{{ messages[0].content }}{{ messages[0].tool_calls is defined }}"})
+    assert template.render([{**USER, "tool_calls": None}]) == "hiFalse"
+
+
+def test_variables_reach_the_template() -> None:
+    template = ChatTemplate({"default": "{{ bos_token }}{{ mood }}{{ add_generation_prompt }}"}, {"bos_token": "<s>"})
+    assert template.render([USER], mood="glad") == "<s>gladTrue"
+
+
+def test_tools_choose_the_tool_template() -> None:
+    template = ChatTemplate({"default": "plain", "tool_use": "{{ tools | tojson }}"})
+    assert template.render([USER]) == template.render([USER], tools=[]) == "plain"
+    assert template.render([USER], tools=[{"name": "é<"}]) == '[{"name": "é<"}]'
+
+
+def test_json_is_written_as_transformers_does() -> None:
+    value = {"b": ["<&'>", 1.5, None, True], "a": "é"}
+    for options in ({}, {"indent": 4}, {"sort_keys": True}, {"separators": (",", ":")}, {"ensure_ascii": True}):
+        given = ", ".join(f"{name}={option!r}" for name, option in options.items())
+        template = ChatTemplate({"default": f"{{{{ v | tojson({given}) }}}}"})
+        assert template.render([USER], v=value) == json.dumps(value, **{"ensure_ascii": False, **options})
+
+
+def test_helpers_of_templates_work() -> None:
+    source = """\
+{% for i in range(9) %}
+    {% if i == 1 %}{% continue %}{% elif i == 3 %}{% break %}{% endif %}
+{{ i }}
+{% endfor %}
+{% generation %}said{% endgeneration %}{{ strftime_now('%Y')|length }}{% set ns = namespace(x=1) %}{% set ns.x = 2 %}\
+{{ ns.x }}{{ dict(a=1) }}{{ 'a-b'.split('-') | join('+') }}{{ 'x'.upper() ~ 1 }}{{ '%s!' | format('y') }}\
+{{ '{}-{}'.format(1, 2) }}{{ 'a\\nb' | indent(2) }}"""
+    assert ChatTemplate({"default": source}).render([USER]) == "0\n2\nsaid42{'a': 1}a+bX1y!1-2a\n  b"
+
+
+def test_content_in_parts_and_tool_calls_pass_through() -> None:
+    template = ChatTemplate({"default": "{{ messages | tojson }}"})
+    chat = [{"role": "user", "content": ({"type": "text", "text": "hi"},)}, {"role": "tool", "content": "1", "n": 2}]
+    assert json.loads(template.render(chat)) == [
+        {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+        {"role": "tool", "content": "1", "n": 2},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("chat", "says"),
+    [
+        ([], "at least one message"),
+        ([{"role": "im_end", "content": ""}], "im_end"),
+        ([{"content": "x"}], "role"),
+        ([{"role": "user", "content": Path()}], "not JSON"),
+    ],
+)
+def test_malformed_messages_are_usage_errors(chat: list[dict[str, Any]], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        ChatTemplate({"default": ECHO}).render(chat)
+
+
+def test_what_a_template_objects_to_is_one_line() -> None:
+    template = ChatTemplate({"default": FAMILIES["gemma2"].template}, {"bos_token": "<bos>"})
+    with pytest.raises(CheckpointError, match="roles must alternate") as caught:
+        template.render([USER, USER])
+    assert "\n" not in str(caught.value)
+
+
+# --- where sources come from -------------------------------------------------------------------------------
+
+
+def test_files_win_over_the_configuration(tmp_path: Path) -> None:
+    config = {"chat_template": "config"}
+    assert read_sources(tmp_path, {}) == {}
+    assert read_sources(tmp_path, config) == {"default": "config"}
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "json"}')
+    assert read_sources(tmp_path, config) == {"default": "json"}
+    (tmp_path / "chat_template.jinja").write_text("jinja")
+    assert read_sources(tmp_path, config) == {"default": "jinja"}
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    assert read_sources(tmp_path, config) == {"default": "jinja", "tool_use": "tools"}
+
+
+def test_a_list_names_its_templates(tmp_path: Path) -> None:
+    listed = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
+    assert read_sources(tmp_path, {"chat_template": listed}) == {"default": "a", "tool_use": "b"}
+
+
+@pytest.mark.parametrize("declared", [5, {"a": "b"}, [{"name": "x"}], ["x"], [None]])
+def test_other_shapes_are_refused(tmp_path: Path, declared: object) -> None:
+    with pytest.raises(CheckpointError, match="template"):
+        read_sources(tmp_path, {"chat_template": declared})
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"[]", b'{"x": 1}', b"{"])
+def test_a_broken_template_file_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "chat_template.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"chat_template\.json"):
+        read_sources(tmp_path, {})
+
+
+def test_jinja_is_not_imported_before_a_template_is_compiled() -> None:
+    code = "import sys, models.tokenizer; assert not {'jinja2', 'tokenizers', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
