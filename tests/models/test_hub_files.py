@@ -1,0 +1,75 @@
+"""Which files of a repository are taken: the model, in a quantization we read, and never code or pickles."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.hub_files import choose_files, quantization_of
+from runtime.errors import HeadraceError
+
+REPO = "org/name"
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization"),
+    [
+        ("SmolLM2-135M-Instruct.Q4_1.gguf", "Q4_1"),
+        ("smollm2-1.7b-instruct-q4_k_m.gguf", "Q4_K_M"),
+        ("Qwen2.5-0.5B-Instruct-Q8_0.gguf", "Q8_0"),
+        ("model-F16.gguf", "F16"),
+        ("model.bf16.gguf", "BF16"),
+        ("sub/Q5_K_S/model-Q6_K.gguf", "Q6_K"),
+        ("model-UD-Q4_K_XL.gguf", None),
+        ("model_q4_0.gguf", "Q4_0"),
+        ("model-Q4_0_4_4.gguf", None),
+        ("model-IQ4_XS.gguf", None),
+        ("Q4U-model.gguf", None),
+    ],
+)
+def test_reads_the_quantization_from_a_name(name: str, quantization: str | None) -> None:
+    assert quantization_of(name) == quantization
+
+
+@pytest.mark.parametrize(
+    ("offered", "taken"),
+    [
+        (["Q2_K", "Q3_K_M", "Q4_0", "Q4_K_M", "Q8_0"], "Q4_K_M"),
+        (["Q2_K", "Q4_0", "Q5_K_M"], "Q4_0"),
+        (["Q2_K", "Q8_0", "F16"], "Q8_0"),
+        (["IQ4_XS", "F32", "F16"], "F16"),
+    ],
+)
+def test_prefers_a_sensible_quantization(offered: list[str], taken: str) -> None:
+    assert choose_files([f"m-{kind}.gguf" for kind in offered], REPO) == [f"m-{taken}.gguf"]
+
+
+def test_a_single_gguf_of_no_stated_kind_is_taken() -> None:
+    assert choose_files(["model.gguf", "README.md"], REPO) == ["model.gguf"]
+
+
+def test_safetensors_come_before_gguf_and_only_from_the_root() -> None:
+    names = [
+        "config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "m-Q4_K_M.gguf",
+        "model.safetensors.index.json", "merges.txt", "tokenizer.model", "consolidated.safetensors",
+        "original/model.safetensors", "setup.py", "training_args.bin", ".gitattributes",
+    ]  # fmt: skip
+    assert choose_files(names, REPO) == [
+        "config.json", "merges.txt", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json", "tokenizer.model",
+    ]  # fmt: skip
+
+
+_part = st.sampled_from(["model", "config", "m-Q4_0", "evil", "a/b", "..", "mmproj-F16", "x-00001-of-00003"])
+_suffix = st.sampled_from([".safetensors", ".json", ".gguf", ".py", ".bin", ".pt", ".pkl", ".PY", ".jinja", ""])
+
+
+@given(st.lists(st.builds(str.__add__, _part, _suffix), max_size=10))
+def test_whatever_the_repository_holds(names: list[str]) -> None:
+    try:
+        chosen = choose_files(names, REPO)
+    except HeadraceError:
+        return
+    assert chosen
+    assert set(chosen) <= set(names)
+    assert all(name.endswith((".safetensors", ".json", ".gguf", ".jinja")) for name in chosen)
+    assert sum(name.endswith(".gguf") for name in chosen) in {0, len(chosen)}
