@@ -5,6 +5,7 @@ was submitted ends with exactly one of Done, ContextFull, Failed (with its id) o
 model said, unsanitised: whoever draws it makes it safe (`app.sanitise`).
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -36,6 +37,7 @@ class Generate:
     continue_text: the answer so far, to be continued; the deltas bring only what comes after it.
     drop_oldest: where the prompt is too long, leave out the oldest turns and say so with `Dropped`, instead of
     answering with `ContextFull`.
+    submitted: the monotonic clock, which all processes of a machine share.
     """
 
     id: int
@@ -45,6 +47,7 @@ class Generate:
     stop: tuple[str, ...] = ()
     continue_text: str = ""
     drop_oldest: bool = False
+    submitted: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +221,4 @@ class PullFailed:
 
 
 PullEvent = PullProgress | Pulled | PullFailed
-Event = (
-    LoadProgress | Ready | PeakMeasured | Prefill | Delta | Done | ContextFull | Dropped | Failed | Died | PullEvent
-)
+Event = LoadProgress | Ready | PeakMeasured | Prefill | Delta | Done | ContextFull | Dropped | Failed | Died | PullEvent

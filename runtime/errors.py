@@ -8,7 +8,8 @@
     ├── FetchError                    a download failed
     ├── NotEnoughMemoryError          weights + KV cache do not fit this machine
     ├── ContextLimitError             the prompt alone is longer than the context
-    └── EngineError                   the engine was used wrongly or died
+    ├── EngineError                   the engine was used wrongly or died
+    └── SessionError                  stored conversations cannot be found, read or written
 
 Each carries one line for the user (`str(error)`) and, where there is something to do, a one-line `hint`.
 A traceback is shown only under HEADRACE_DEBUG=1. This module imports nothing.
@@ -57,3 +58,7 @@ class ContextLimitError(HeadraceError):
 
 class EngineError(HeadraceError):
     """The engine was asked for something in a state that cannot give it, or its process died."""
+
+
+class SessionError(HeadraceError):
+    """A stored conversation does not exist, or the database cannot be read or written."""

@@ -55,7 +55,7 @@ class Message:
 class Session:
     """A conversation's settings and where it stands.
 
-    model: as after `-m`, None for the default. sampling: SamplingParams fields, plus max_tokens and stop, as far as set.
+    model: as after `-m`, None for the default. sampling: SamplingParams fields, max_tokens and stop, as far as set.
     active_leaf: the last message of the branch that is shown. prompt_from: messages before this one are no longer
     sent to the model; `summary` stands in for them if there is one.
     """

@@ -1,0 +1,86 @@
+"""Text files sent along with a message: `/file PATH` anywhere on a line of its own, or `@path` within the text.
+
+`@word` is only an attachment if such a file exists or it is clearly a path (it has a slash or begins with ~); mail
+addresses, decorators and user names stay text. Paths with spaces go in double quotes.
+"""
+
+import re
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from app.sessions.records import Attachment
+from runtime.errors import UsageError
+from runtime.units import format_bytes
+
+MAX_BYTES = 256 << 10  # one file; more does not fit a context anyway
+_COMMAND = re.compile(r'^/file[ \t]+(?:"(?P<quoted>[^"\n]+)"|(?P<bare>\S.*?))[ \t]*$\n?', re.MULTILINE)
+_MENTION = re.compile(r'(?<!\S)@(?:"(?P<quoted>[^"\n]+)"|(?P<bare>[^\s"]+))')
+_TRAILING = ".,;:!?)]}'"
+
+
+def take_attachments(text: str) -> tuple[str, tuple[Attachment, ...]]:
+    """The text without its `/file` lines, and the files that it names. Raises UsageError for one that cannot be sent."""
+    found = {_given(match): None for match in _COMMAND.finditer(text)}
+    rest = _COMMAND.sub("", text).strip("\n")
+    for match in _MENTION.finditer(rest):
+        if (name := _mentioned(match)) is not None:
+            found[name] = None
+    return rest, tuple(read_attachment(name) for name in found)
+
+
+def read_attachment(name: str) -> Attachment:
+    """The file called `name` (~ allowed). Raises UsageError if it is missing, too large or not UTF-8 text."""
+    path = Path(name).expanduser()
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise UsageError(f"{name} is a directory", "attach one text file at a time")
+        if not stat.S_ISREG(status.st_mode):
+            raise UsageError(f"{name} is not a regular file")
+        if status.st_size > MAX_BYTES:
+            size = format_bytes(status.st_size)
+            raise UsageError(f"{name} has {size}, more than the {format_bytes(MAX_BYTES)} that can be attached")
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {name}: {error.strerror}") from None
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name} is not UTF-8 text (byte {error.start})") from None
+    if "\0" in text:
+        raise UsageError(f"{name} is not a text file")
+    return Attachment(path.name, text)
+
+
+def with_attachments(content: str, attachments: Sequence[Attachment]) -> str:
+    """A message as the model reads it: the files, each named and fenced, then what was typed."""
+    parts = []
+    for attachment in attachments:
+        longest = max((len(run) for run in re.findall("`+", attachment.text)), default=0)
+        fence = "`" * max(3, longest + 1)
+        parts.append(f"File {attachment.name}:\n{fence}\n{attachment.text.rstrip()}\n{fence}")
+    return "\n\n".join([*parts, content]) if content else "\n\n".join(parts)
+
+
+def _given(match: re.Match[str]) -> str:
+    return match["quoted"] or match["bare"]
+
+
+def _mentioned(match: re.Match[str]) -> str | None:
+    """The path a mention means, if it means one."""
+    if match["quoted"]:
+        return match["quoted"]
+    bare = match["bare"]
+    for name in (bare, bare.rstrip(_TRAILING)):
+        if name and _is_file(name):
+            return name
+    name = bare.rstrip(_TRAILING)
+    return name if name.startswith(("~/", "./", "../", "/")) else None
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).expanduser().is_file()
+    except (OSError, RuntimeError, ValueError):
+        return False

@@ -1,0 +1,51 @@
+"""What of a conversation is sent to the model: pure functions from a session and a branch to chat messages."""
+
+from collections.abc import Sequence
+
+from app.attachments import with_attachments
+from app.sessions.records import Message, Session
+
+ChatMessages = list[dict[str, str]]
+
+SUMMARY_TOKENS = 512
+_SUMMARISE = (
+    "Summarise our conversation so far for yourself, in at most 200 words. Keep names, numbers, decisions, open "
+    "questions and what I asked you to remember. Write the summary only."
+)
+_SUMMARY_HEAD = "Summary of the conversation before this point:"
+
+
+def first_sent(session: Session, branch: Sequence[Message]) -> int:
+    """Index of the first message that is sent. All are where the mark is on another branch."""
+    return next((i for i, message in enumerate(branch) if message.id == session.prompt_from), 0)
+
+
+def prompt_messages(session: Session, branch: Sequence[Message]) -> ChatMessages:
+    """The system message, if any, and the branch from where it is sent, users and answers in turns.
+
+    Several messages of one role in a row (a question that was never answered) become one: many chat templates
+    refuse them.
+    """
+    start = first_sent(session, branch)
+    head = session.system
+    if start and session.summary:
+        head = f"{head}\n\n{_SUMMARY_HEAD}\n{session.summary}".strip()
+    messages: ChatMessages = [{"role": "system", "content": head}] if head else []
+    for message in branch[start:]:
+        content = with_attachments(message.content, message.attachments)
+        if messages and messages[-1]["role"] == message.role:
+            messages[-1]["content"] += f"\n\n{content}"
+        else:
+            messages.append({"role": message.role, "content": content})
+    return messages
+
+
+def summary_messages(session: Session, branch: Sequence[Message]) -> ChatMessages:
+    """The request to summarise everything before the last user message."""
+    last = max(i for i, message in enumerate(branch) if message.role == "user")
+    messages = prompt_messages(session, branch[:last])
+    if messages and messages[-1]["role"] == "user":
+        messages[-1]["content"] += f"\n\n{_SUMMARISE}"
+    else:
+        messages.append({"role": "user", "content": _SUMMARISE})
+    return messages

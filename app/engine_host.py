@@ -1,0 +1,204 @@
+"""The model inside the engine's process: loads it, answers conversations with it, and sends what happens as events.
+
+Everything here runs on one thread, which owns the model. Deltas are gathered for COALESCE_S, so that the socket and
+the screen cost the decode loop nothing worth mentioning per token.
+"""
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+
+from app.answer import Ended, Said, answer
+from app.chat_prompt import ChatPrompt
+from app.engine_messages import ContextFull, Delta, Done, Dropped, Event, Generate, ModelCard, ModelSpec, Prefill
+from app.sampling_options import sampling_settings
+from models.load import LoadedModel, load_model
+from models.progress import Progress
+from models.resolve import ResolvedModel, resolve
+from runtime import memory, ops
+from runtime.bandwidth import Peak, cached_peak, measure_peak
+from runtime.engine import Engine
+from runtime.hardware import machine
+from runtime.request import CancelFlag, Request
+from runtime.sampling import SamplingParams
+from runtime.telemetry import StepRecord, mbu
+
+COALESCE_S = 0.03
+LEAST_ROOM = 256  # tokens an answer should have; an eighth of the context where that is less
+_ROOMY = 0.75  # of the context: what a prompt may take after oldest turns were dropped, so that more turns fit
+
+Send = Callable[[Event], None]
+Messages = Sequence[Mapping[str, str]]
+
+
+class EngineHost:
+    """One loaded model and its engine, which keeps the conversation's KV cache between turns."""
+
+    def __init__(self, loaded: LoadedModel, resolved: ResolvedModel, load_s: float) -> None:
+        self._loaded = loaded
+        self._resolved = resolved
+        self._load_s = load_s
+        self._engine = Engine(loaded.network, context_limit=loaded.context_limit, keep_prefix=True)
+        self._prompts = ChatPrompt(loaded.tokenizer)
+        self.peak: Peak | None = cached_peak()
+
+    @classmethod
+    def load(cls, spec: ModelSpec, progress: Progress) -> "EngineHost":
+        """Fetch if need be, and load. Raises what `resolve` and `load_model` raise."""
+        started = time.perf_counter()
+        resolved = resolve(spec.name, progress=progress)
+        progress("loading weights", 0, None)
+        loaded = load_model(resolved.path, name=resolved.name, context=spec.context, force=spec.force)
+        return cls(loaded, resolved, time.perf_counter() - started)
+
+    def card(self) -> ModelCard:
+        """The model and its machine as the screen shows them."""
+        import mlx.core as mx
+
+        host = machine()
+        _ = host.chip  # asked here, where it may take its time: the answer travels with the machine
+        loaded = self._loaded
+        return ModelCard(
+            name=loaded.name,
+            path=str(self._resolved.path),
+            origin=self._resolved.origin,
+            licence=self._resolved.licence,
+            kind=loaded.kind,
+            context_limit=loaded.context_limit,
+            weight_bytes=loaded.checkpoint.nbytes,
+            cost=loaded.network.cost,
+            generation_defaults=loaded.generation_defaults,
+            has_chat_template=loaded.tokenizer.chat_template is not None,
+            thinks=self._prompts.thinks,
+            load_s=self._load_s,
+            machine=host,
+            peak=self.peak,
+            budget=memory.budget(),
+            kernels=ops.describe(),
+            active_memory_bytes=mx.get_active_memory(),
+        )
+
+    def warm_up(self) -> None:
+        """What the first answer would otherwise wait for, done while the user types."""
+        if self._loaded.tokenizer.chat_template is not None:
+            self._loaded.tokenizer.chat_template.compile()
+
+    def measure_peak(self) -> Peak:
+        """This machine's bandwidth; takes about a second."""
+        self.peak = measure_peak()
+        return self.peak
+
+    def generate(self, command: Generate, cancel: CancelFlag, send: Send) -> None:
+        """Answer a conversation; the last event sent is Done or ContextFull. Raises HeadraceError for bad requests."""
+        sampling = SamplingParams(**sampling_settings(command.sampling, self._loaded.generation_defaults))
+        started = time.perf_counter()
+        prompt = self._fit(command, send)
+        if prompt is None:
+            return
+        tokenize_s = time.perf_counter() - started
+        request = Request(
+            prompt=prompt,
+            max_tokens=command.max_tokens,
+            sampling=sampling,
+            stop_ids=self._loaded.tokenizer.eos_ids,
+            cancel=cancel,
+        )
+        outbox = _Outbox(command, send)
+        if not command.continue_text:
+            outbox.begin_with(self._prompts.opening(prompt))
+        for part in answer(self._engine, self._loaded.tokenizer, request, command.stop):
+            if isinstance(part, Said):
+                outbox.add(part.text, part.step.record)
+            elif isinstance(part, Ended):
+                outbox.add(part.text)
+                outbox.flush()
+                summary = part.finished.summary
+                entries = len(prompt) - 1 + summary.steps
+                send(
+                    Done(
+                        id=command.id,
+                        reason=part.finished.reason,
+                        summary=summary,
+                        tokenize_s=tokenize_s,
+                        ttft_s=outbox.ttft_s,
+                        context_full=part.finished.reason == "length" and entries >= self._loaded.context_limit,
+                        mbu=mbu(summary.achieved_gb_s, self.peak.gb_s if self.peak else None),
+                    )
+                )
+            else:
+                send(Prefill(command.id, part.done, part.total, part.reused))
+
+    def _fit(self, command: Generate, send: Send) -> list[int] | None:
+        """The prompt's ids, oldest turns dropped if that was asked for; None (and ContextFull sent) if it is too long.
+
+        Raises UsageError and CheckpointError (see `Tokenizer.encode_chat`).
+        """
+        limit = self._loaded.context_limit
+        longest = limit - min(LEAST_ROOM, limit // 8)
+        prompt = self._encode(command)
+        if len(prompt) <= longest:
+            return prompt
+        if command.drop_oldest and (starts := _turn_starts(command.messages)):
+            roomy = bisect_left(starts, True, key=lambda count: len(self._encode(command, count)) <= limit * _ROOMY)
+            count = starts[min(roomy, len(starts) - 1)]
+            shorter = self._encode(command, count)
+            if len(shorter) <= longest:
+                send(Dropped(command.id, count))
+                return shorter
+        send(ContextFull(command.id, len(prompt), limit))
+        return None
+
+    def _encode(self, command: Generate, without: int = 0) -> list[int]:
+        """The prompt's ids, the first `without` messages left out."""
+        return self._prompts.encode(_without(command.messages, without), command.continue_text)
+
+
+class _Outbox:
+    """Text and records of one answer on their way to the chat."""
+
+    def __init__(self, command: Generate, send: Send) -> None:
+        self._command = command
+        self._send = send
+        self._text: list[str] = []
+        self._records: list[StepRecord] = []
+        self._sent = float("-inf")
+        self.ttft_s: float | None = None
+
+    def begin_with(self, text: str) -> None:
+        """Text that belongs to the answer though the template wrote it; it goes with the first token."""
+        if text:
+            self._text.append(text)
+
+    def add(self, text: str, record: StepRecord | None = None) -> None:
+        now = time.monotonic()
+        if record is not None:
+            self._records.append(record)
+        if text:
+            self._text.append(text)
+            if self.ttft_s is None:
+                self.ttft_s = now - self._command.submitted
+                self._sent = float("-inf")  # the first text goes at once
+        if now - self._sent >= COALESCE_S:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._text or self._records:
+            self._send(Delta(self._command.id, "".join(self._text), tuple(self._records)))
+            self._text, self._records = [], []
+            self._sent = time.monotonic()
+
+
+def _turn_starts(messages: Messages) -> list[int]:
+    """How many messages may be left out so that what remains begins with a user's; the last turn always remains."""
+    turns = messages[_system(messages) :]
+    return [i for i, message in enumerate(turns) if i > 0 and message["role"] == "user"]
+
+
+def _without(messages: Messages, count: int) -> list[Mapping[str, str]]:
+    """All but the first `count` messages after the system message."""
+    system = _system(messages)
+    return [*messages[:system], *messages[system + count :]]
+
+
+def _system(messages: Messages) -> int:
+    return int(bool(messages) and messages[0]["role"] == "system")

@@ -1,0 +1,152 @@
+"""The sessions' SQLite file: schema, versions, connections, transactions. Knows tables, not what they mean.
+
+WAL mode, so that readers and the one writer of the moment do not wait for each other; every transaction is short and
+takes the write lock at its start, so two headrace processes take turns. A killed process loses nothing committed;
+`durable` transactions also survive a power cut.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from runtime.errors import SessionError
+
+VERSION = 1
+_BUSY_MS = 5000  # how long to wait for another process's transaction, which takes milliseconds
+
+_SCHEMA = """
+CREATE TABLE sessions (
+    id TEXT PRIMARY KEY,
+    title TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    updated_at REAL NOT NULL,
+    model TEXT,
+    system TEXT NOT NULL DEFAULT '',
+    sampling TEXT NOT NULL DEFAULT '{}',     -- JSON object
+    active_leaf INTEGER REFERENCES messages(id) ON DELETE SET NULL,
+    prompt_from INTEGER REFERENCES messages(id) ON DELETE SET NULL,
+    summary TEXT NOT NULL DEFAULT ''
+);
+CREATE TABLE messages (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    session_id TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
+    parent_id INTEGER REFERENCES messages(id),  -- no cascade: a long chat would exceed its depth limit
+    role TEXT NOT NULL CHECK (role IN ('user', 'assistant')),
+    content TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    partial INTEGER NOT NULL DEFAULT 0,
+    finish_reason TEXT,
+    model TEXT,
+    figures TEXT,                            -- JSON object
+    attachments TEXT NOT NULL DEFAULT '[]'   -- JSON list of {name, text}
+);
+CREATE INDEX messages_by_session ON messages(session_id);
+CREATE INDEX messages_by_parent ON messages(parent_id);
+-- What an answer that is being written has grown by: appended in small rows, folded into its message at the end.
+CREATE TABLE pieces (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    message_id INTEGER NOT NULL REFERENCES messages(id) ON DELETE CASCADE,
+    text TEXT NOT NULL
+);
+CREATE INDEX pieces_by_message ON pieces(message_id);
+CREATE VIRTUAL TABLE message_index USING fts5(
+    content, content='messages', content_rowid='id', tokenize="unicode61 remove_diacritics 2"
+);
+CREATE TRIGGER messages_added AFTER INSERT ON messages BEGIN
+    INSERT INTO message_index(rowid, content) VALUES (new.id, new.content);
+END;
+CREATE TRIGGER messages_removed AFTER DELETE ON messages BEGIN
+    INSERT INTO message_index(message_index, rowid, content) VALUES ('delete', old.id, old.content);
+END;
+CREATE TRIGGER messages_changed AFTER UPDATE OF content ON messages BEGIN
+    INSERT INTO message_index(message_index, rowid, content) VALUES ('delete', old.id, old.content);
+    INSERT INTO message_index(rowid, content) VALUES (new.id, new.content);
+END;
+"""
+
+
+class Database:
+    """One connection, used from one thread. Raises SessionError wherever SQLite cannot go on."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._explained():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Statements commit by themselves outside of `transaction`.
+            self._connection = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_MS / 1000)
+            self._connection.row_factory = sqlite3.Row
+            try:
+                self._prepare()
+            except BaseException:
+                self._connection.close()
+                raise
+
+    def rows(self, sql: str, *values: object) -> list[sqlite3.Row]:
+        """All rows of a query."""
+        with self._explained():
+            return self._connection.execute(sql, values).fetchall()
+
+    def run(self, sql: str, *values: object) -> int:
+        """Execute one statement; the row id it inserted, if any."""
+        with self._explained():
+            return self._connection.execute(sql, values).lastrowid or 0
+
+    @contextmanager
+    def transaction(self, *, durable: bool = False) -> Iterator[None]:
+        """All or nothing; `durable` waits until it is on the disk."""
+        with self._explained():
+            self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        with self._explained():
+            self._connection.execute("COMMIT")
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _prepare(self) -> None:
+        self._connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+        self._connection.execute("PRAGMA foreign_keys = ON")
+        self._connection.execute("PRAGMA secure_delete = ON")  # a deleted conversation is gone from the file
+        if self._version() == 0:
+            self._connection.execute("PRAGMA journal_mode = WAL")  # remembered by the file
+            with self.transaction(durable=True):
+                if self._version() == 0:  # nobody else was faster
+                    for statement in _statements(_SCHEMA):
+                        self._connection.execute(statement)
+                    self._connection.execute(f"PRAGMA user_version = {VERSION}")
+        if self._version() > VERSION:
+            raise SessionError(
+                f"{self.path} was written by a newer headrace",
+                "update headrace, or set HEADRACE_HOME to another folder",
+            )
+
+    def _version(self) -> int:
+        return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            hint = (
+                "another headrace holds it; try again" if "locked" in str(error) else "move the file away to begin anew"
+            )
+            raise SessionError(f"the sessions in {self.path} cannot be used: {error}", hint) from error
+        except OSError as error:
+            raise SessionError(f"{self.path} cannot be opened: {error.strerror}") from error
+
+
+def _statements(script: str) -> Iterator[str]:
+    """The statements of a script, one by one: `executescript` would end the transaction."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""

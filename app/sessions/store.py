@@ -1,0 +1,264 @@
+"""Sessions on disk: create, list, resume, change, delete, and the tree of messages each one is.
+
+A message is written in one transaction, together with its session's new active leaf. An answer begins empty and
+partial; `grow` appends what came, which costs the same however long it is, and `finish` closes it. What a crash
+leaves unfinished is partial with everything that was appended.
+"""
+
+import json
+import secrets
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from app.sessions.database import Database
+from app.sessions.records import Attachment, Message, Role, Session, SessionEntry, TurnFigures
+from runtime.errors import SessionError
+from runtime.paths import data_dir
+
+_TITLE_LENGTH = 60  # characters
+_MESSAGE = """
+    SELECT *, content || coalesce(
+        (SELECT group_concat(text, '') FROM (SELECT text FROM pieces WHERE message_id = messages.id ORDER BY id)), ''
+    ) AS whole FROM messages
+"""
+
+
+class SessionStore:
+    """All sessions of one user. Used from one thread; a second thread opens its own. Raises SessionError."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.db = Database(path or database_path())
+
+    def close(self) -> None:
+        self.db.close()
+
+    # --- sessions ------------------------------------------------------------------------------------------
+
+    def create(
+        self, *, model: str | None = None, system: str = "", sampling: Mapping[str, Any] | None = None, title: str = ""
+    ) -> Session:
+        """A new, empty session."""
+        now = time.time()
+        new = Session(secrets.token_hex(4), title, now, now, model, system, dict(sampling or {}))
+        with self.db.transaction():
+            self.db.run(
+                "INSERT INTO sessions (id, title, created_at, updated_at, model, system, sampling)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                *(new.id, title, now, now, model, system, json.dumps(new.sampling)),
+            )
+        return new
+
+    def session(self, session_id: str) -> Session:
+        """The session with this id."""
+        rows = self.db.rows("SELECT * FROM sessions WHERE id = ?", session_id)
+        if not rows:
+            raise SessionError(f"there is no session {session_id}", "`headrace sessions list` shows what is there")
+        return _session(rows[0])
+
+    def find(self, text: str) -> Session:
+        """The session that a person means by `text`: its id, the beginning of it, or `last`."""
+        if text == "last":
+            rows = self.db.rows("SELECT * FROM sessions ORDER BY updated_at DESC LIMIT 1")
+        else:
+            rows = self.db.rows("SELECT * FROM sessions WHERE substr(id, 1, ?) = ?", len(text), text) if text else []
+        if len(rows) != 1:
+            problem = f"{len(rows)} sessions begin with {text!r}" if rows else f"there is no session {text!r}"
+            raise SessionError(problem, "`headrace sessions list` shows what is there")
+        return _session(rows[0])
+
+    def sessions(self, limit: int | None = None) -> list[SessionEntry]:
+        """Sessions that have messages, the one used last first."""
+        rows = self.db.rows(
+            "SELECT sessions.*, count(messages.id) AS messages FROM sessions JOIN messages ON session_id = sessions.id"
+            " GROUP BY sessions.id ORDER BY updated_at DESC LIMIT ?",
+            -1 if limit is None else limit,
+        )
+        return [SessionEntry(_session(row), row["messages"]) for row in rows]
+
+    def rename(self, session_id: str, title: str) -> Session:
+        return self._change(session_id, title=title.strip())
+
+    def set_model(self, session_id: str, model: str | None) -> Session:
+        return self._change(session_id, model=model)
+
+    def set_system(self, session_id: str, system: str) -> Session:
+        return self._change(session_id, system=system)
+
+    def set_sampling(self, session_id: str, sampling: Mapping[str, Any]) -> Session:
+        return self._change(session_id, sampling=json.dumps(dict(sampling)))
+
+    def set_prompt_from(self, session_id: str, message_id: int | None, summary: str = "") -> Session:
+        """Messages before `message_id` are no longer sent to the model; `summary` stands in for them."""
+        return self._change(session_id, prompt_from=message_id, summary=summary)
+
+    def delete(self, session_id: str) -> None:
+        """Remove a session and all its messages."""
+        with self.db.transaction(durable=True):
+            self.db.run("DELETE FROM sessions WHERE id = ?", session_id)
+
+    # --- messages ------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        session_id: str,
+        parent_id: int | None,
+        role: Role,
+        content: str,
+        *,
+        model: str | None = None,
+        attachments: Sequence[Attachment] = (),
+        partial: bool = False,
+    ) -> Message:
+        """A new message below `parent_id` (None: a first message); it becomes the active leaf."""
+        now = time.time()
+        with self.db.transaction(durable=not partial):
+            new = self.db.run(
+                "INSERT INTO messages (session_id, parent_id, role, content, created_at, partial, model, attachments)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                *(session_id, parent_id, role, content, now, partial, model),
+                json.dumps([asdict(attachment) for attachment in attachments]),
+            )
+            self.db.run(
+                "UPDATE sessions SET active_leaf = ?, updated_at = ?,"
+                " title = CASE WHEN title = '' THEN ? ELSE title END WHERE id = ?",
+                *(new, now, _title(content), session_id),
+            )
+        return Message(
+            new, session_id, parent_id, role, content, now, partial, model=model, attachments=tuple(attachments)
+        )
+
+    def begin_answer(self, session_id: str, parent_id: int, model: str | None) -> Message:
+        """An empty answer that `grow` and `finish` complete."""
+        return self.add(session_id, parent_id, "assistant", "", model=model, partial=True)
+
+    def reopen(self, message_id: int) -> None:
+        """An answer is continued: it is partial again until `finish`."""
+        with self.db.transaction():
+            self.db.run("UPDATE messages SET partial = 1, finish_reason = NULL WHERE id = ?", message_id)
+
+    def grow(self, message_id: int, text: str) -> None:
+        """Append to an answer that is being written."""
+        with self.db.transaction():
+            self.db.run("INSERT INTO pieces (message_id, text) VALUES (?, ?)", message_id, text)
+
+    def finish(
+        self, message_id: int, reason: str, figures: TurnFigures | None = None, *, partial: bool = False
+    ) -> Message:
+        """Close an answer; `partial` where it was stopped, cut off or ran into a limit."""
+        with self.db.transaction(durable=True):
+            self._fold(message_id)
+            self.db.run(
+                "UPDATE messages SET partial = ?, finish_reason = ?, figures = coalesce(?, figures) WHERE id = ?",
+                *(partial, reason, json.dumps(asdict(figures)) if figures else None, message_id),
+            )
+            self.db.run(
+                "UPDATE sessions SET updated_at = ? WHERE id = (SELECT session_id FROM messages WHERE id = ?)",
+                *(time.time(), message_id),
+            )
+        return self.message(message_id)
+
+    def message(self, message_id: int) -> Message:
+        rows = self.db.rows(f"{_MESSAGE} WHERE id = ?", message_id)
+        if not rows:
+            raise SessionError(f"there is no message {message_id}")
+        return _message(rows[0])
+
+    def messages(self, session_id: str) -> list[Message]:
+        """Every message on every branch, parents before children."""
+        return [_message(row) for row in self.db.rows(f"{_MESSAGE} WHERE session_id = ? ORDER BY id", session_id)]
+
+    def branch(self, session_id: str, leaf: int | None = None) -> list[Message]:
+        """The messages from the first one to `leaf` (None: the active leaf)."""
+        at = leaf if leaf is not None else self.session(session_id).active_leaf
+        every = {message.id: message for message in self.messages(session_id)}
+        path: list[Message] = []
+        while at is not None:
+            path.append(every[at])
+            at = every[at].parent_id
+        return path[::-1]
+
+    def alternatives(self, message: Message) -> list[int]:
+        """Ids of the messages that share `message`'s place, itself included, oldest first."""
+        rows = self.db.rows(
+            "SELECT id FROM messages WHERE session_id = ? AND parent_id IS ? ORDER BY id",
+            *(message.session_id, message.parent_id),
+        )
+        return [row["id"] for row in rows]
+
+    def activate(self, message: Message) -> Session:
+        """Show the branch through `message`, down to the newest message below it."""
+        rows = self.db.rows(
+            "WITH RECURSIVE below(id, parent_id) AS (SELECT id, parent_id FROM messages WHERE id = ? UNION ALL"
+            " SELECT messages.id, messages.parent_id FROM messages JOIN below ON messages.parent_id = below.id)"
+            " SELECT max(id) AS leaf FROM below",
+            message.id,
+        )
+        return self._change(message.session_id, active_leaf=rows[0]["leaf"])
+
+    def recover(self, session_id: str) -> None:
+        """Fold what a killed process appended into its message, so that searching finds it too."""
+        unfinished = "SELECT DISTINCT message_id FROM pieces JOIN messages ON messages.id = message_id"
+        rows = self.db.rows(f"{unfinished} WHERE session_id = ?", session_id)
+        if rows:
+            with self.db.transaction(durable=True):
+                for row in rows:
+                    self._fold(row["message_id"])
+
+    def _fold(self, message_id: int) -> None:
+        self.db.run(
+            "UPDATE messages SET content = content || coalesce((SELECT group_concat(text, '') FROM"
+            " (SELECT text FROM pieces WHERE message_id = messages.id ORDER BY id)), '') WHERE id = ?",
+            message_id,
+        )
+        self.db.run("DELETE FROM pieces WHERE message_id = ?", message_id)
+
+    def _change(self, session_id: str, **columns: object) -> Session:
+        assignments = ", ".join(f"{name} = ?" for name in columns)
+        with self.db.transaction():
+            self.db.run(f"UPDATE sessions SET {assignments} WHERE id = ?", *columns.values(), session_id)
+        return self.session(session_id)
+
+
+def database_path() -> Path:
+    """Where the sessions are."""
+    return data_dir() / "sessions.db"
+
+
+def _title(content: str) -> str:
+    line = next((line.strip() for line in content.splitlines() if line.strip()), "")
+    return line if len(line) <= _TITLE_LENGTH else line[: _TITLE_LENGTH - 1].rstrip() + "…"
+
+
+def _session(row: sqlite3.Row) -> Session:
+    return Session(
+        id=row["id"],
+        title=row["title"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+        model=row["model"],
+        system=row["system"],
+        sampling=json.loads(row["sampling"]),
+        active_leaf=row["active_leaf"],
+        prompt_from=row["prompt_from"],
+        summary=row["summary"],
+    )
+
+
+def _message(row: sqlite3.Row) -> Message:
+    return Message(
+        id=row["id"],
+        session_id=row["session_id"],
+        parent_id=row["parent_id"],
+        role=row["role"],
+        content=row["whole"],
+        created_at=row["created_at"],
+        partial=bool(row["partial"]),
+        finish_reason=row["finish_reason"],
+        model=row["model"],
+        figures=TurnFigures(**json.loads(row["figures"])) if row["figures"] else None,
+        attachments=tuple(Attachment(**item) for item in json.loads(row["attachments"])),
+    )

@@ -1,0 +1,21 @@
+"""Progress reports at a rate a person can read: downloads report far more often than a screen is drawn."""
+
+import time
+
+from models.progress import Progress
+
+_INTERVAL_S = 0.1
+
+
+def throttled(sink: Progress) -> Progress:
+    """A sink that passes on at most one report per 0.1 s and stage, and always a stage's first and last."""
+    passed: dict[str, float] = {}
+
+    def report(stage: str, done: int, total: int | None, /) -> None:
+        now = time.monotonic()
+        if done != total and now - passed.get(stage, float("-inf")) < _INTERVAL_S:
+            return
+        passed[stage] = now
+        sink(stage, done, total)
+
+    return report
