@@ -92,18 +92,18 @@ def document(account: Account, *, with_steps: bool) -> dict[str, Any]:
 
 
 def summary_line(account: Account) -> str:
-    """One line for the end of an answer on a terminal."""
+    """One line for the end of an answer on a terminal, within 80 columns."""
     summary = account.finished.summary
     parts = [f"{summary.completion_tokens} tokens"]
     if summary.decode_tokens_per_second:
         parts.append(f"{summary.decode_tokens_per_second:.1f} tok/s")
     if account.ttft_s is not None:
         parts.append(f"TTFT {account.ttft_s:.2f} s")
-    if account.mbu is not None and summary.achieved_gb_s is not None:
-        parts.append(f"MBU {account.mbu:.0%} ({summary.achieved_gb_s:.1f} of {account.measured_peak_gb_s:.1f} GB/s)")
+    if account.mbu is not None:
+        parts.append(f"MBU {account.mbu:.0%} of {account.measured_peak_gb_s:.0f} GB/s")
     parts.append(f"KV {format_bytes(summary.kv_cache_bytes)}")
     if account.finished.reason != "stop":
-        parts.append({"length": "token limit reached", "cancelled": "stopped"}[account.finished.reason])
+        parts.append({"length": "token limit", "cancelled": "stopped"}[account.finished.reason])
     return " · ".join(parts)
 
 
