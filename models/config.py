@@ -122,8 +122,8 @@ def _layers(fields: "_Fields", architecture: str, rope: RopeConfig, local_rope: 
     count = fields.count("num_hidden_layers")
     if count > 10_000:
         raise CheckpointError(f"config.json: num_hidden_layers is {count}, which no decoder has")
-    window = fields.values.get("sliding_window")
-    window = fields.count("sliding_window") if window else None
+    windowed = architecture not in ("qwen2", "qwen3") or fields.values.get("use_sliding_window")
+    window = fields.count("sliding_window") if windowed and fields.values.get("sliding_window") else None
     sliding = [window is not None and slides for slides in _sliding(fields, architecture, count)]
     rotates = [True] * count
     if architecture == "smollm3":
@@ -152,7 +152,7 @@ def _sliding(fields: "_Fields", architecture: str, count: int) -> list[bool]:
     if architecture == "gemma3_text":
         pattern = fields.count("sliding_window_pattern", default=6)
         return [(i + 1) % pattern != 0 for i in range(count)]
-    if architecture == "qwen2" and fields.values.get("use_sliding_window"):
+    if architecture in ("qwen2", "qwen3"):
         first = fields.count("max_window_layers", default=count)
         return [i >= first for i in range(count)]
     return [False] * count
