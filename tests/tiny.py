@@ -63,9 +63,24 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+# Windows shorter than the prompts of our tests, where mlx-lm's classes attend to everything.
+WINDOWED: dict[str, dict[str, Any]] = {
+    "mistral-window": {**VARIANTS["mistral"], "sliding_window": 9},
+    "gemma2-window": {**VARIANTS["gemma2"], "sliding_window": 12},
+    "qwen2-window": {**VARIANTS["qwen2"], "use_sliding_window": True, "sliding_window": 10, "max_window_layers": 1},
+    "qwen3-window": {**VARIANTS["qwen3"], "use_sliding_window": True, "sliding_window": 10, "max_window_layers": 2},
+    "llama-layer-types": {
+        **VARIANTS["llama"],
+        "sliding_window": 7,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+}
+EVERY = (*VARIANTS, *WINDOWED)
+
+
 def config_of(variant: str) -> dict[str, Any]:
     """The config.json of a variant."""
-    return {**_BASE, **VARIANTS[variant]}
+    return {**_BASE, **(VARIANTS | WINDOWED)[variant]}
 
 
 def write_model(directory: Path, variant: str, *, dtype: mx.Dtype = mx.float32, seed: int = 0) -> Path:
