@@ -3,11 +3,11 @@
 Each is valid UTF-8 once encoded; lone surrogates cannot reach a tokenizer and are tested where text comes in.
 """
 
-_CODE = '''def main(argv: list[str]) -> int:
+_CODE = """def main(argv: list[str]) -> int:
 \tfor i, x in enumerate(argv[1:]):
         print(f"{i:>3}\\t{x!r}")  # tabs & spaces
     return 0x7F if argv else -1_000.5e-3
-'''
+"""
 
 NASTY: tuple[str, ...] = (
     "",

@@ -71,8 +71,8 @@ def model_config(
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
         "max_position_embeddings": metadata.integer("{arch}.context_length", least=1),
-        "rms_norm_eps": metadata.number("{arch}.attention.layer_norm_rms_epsilon"),
-        "rope_theta": metadata.number("{arch}.rope.freq_base", 10_000.0),
+        "rms_norm_eps": metadata.positive("{arch}.attention.layer_norm_rms_epsilon"),
+        "rope_theta": metadata.positive("{arch}.rope.freq_base", 10_000.0),
         "vocab_size": vocab_size,
         "tie_word_embeddings": "output.weight" not in tensors,
         "hidden_act": "gelu_pytorch_tanh" if arch.startswith("gemma") else "silu",
@@ -118,8 +118,8 @@ def _particulars(metadata: Metadata, config: Config, tensors: Collection[str]) -
     }
     if arch == "gemma2":
         return gemma | {
-            "attn_logit_softcapping": metadata.number("{arch}.attn_logit_softcapping", 50.0),
-            "final_logit_softcapping": metadata.number("{arch}.final_logit_softcapping", 30.0),
+            "attn_logit_softcapping": metadata.positive("{arch}.attn_logit_softcapping", 50.0),
+            "final_logit_softcapping": metadata.positive("{arch}.final_logit_softcapping", 30.0),
         }
     if metadata.number("{arch}.final_logit_softcapping", 0.0):
         raise UnsupportedModelError("Gemma 3 with capped logits is not supported")
@@ -127,7 +127,7 @@ def _particulars(metadata: Metadata, config: Config, tensors: Collection[str]) -
         "sliding_window_pattern": metadata.integer(
             "{arch}.attention.sliding_window_pattern", _GEMMA3_PATTERN, least=1, most=layers
         ),
-        "rope_local_base_freq": metadata.number("{arch}.rope.freq_base_swa", _GEMMA3_LOCAL_BASE),
+        "rope_local_base_freq": metadata.positive("{arch}.rope.freq_base_swa", _GEMMA3_LOCAL_BASE),
     }
 
 

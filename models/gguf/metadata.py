@@ -37,11 +37,17 @@ class Metadata:
         return self.integer(key, least=least, most=most) if self.has(key) else None
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite, non-negative number."""
+        """A finite number that is not negative."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise self._wrong(key, "a number that is finite and not negative", value)
+            raise self._wrong(key, "a finite number that is not negative", value)
         return _shortest(float(value))
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """A finite number above zero."""
+        if (value := self.number(key, default)) == 0:
+            raise self._wrong(key, "above zero", value)
+        return value
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._get(key, default)
@@ -90,5 +96,6 @@ def _shortest(value: float) -> float:
     """The shortest decimal that is the same float32: GGUF stores 1e-5 as 9.999999747378752e-06."""
     import numpy as np
 
-    single = np.float32(value)
+    with np.errstate(over="ignore", under="ignore"):
+        single = np.float32(value)
     return float(str(single)) if float(single) == value else value

@@ -19,9 +19,7 @@ def rope_scaling(metadata: Metadata, head_dim: int, theta: float, factors: list[
         return _llama3(head_dim, theta, factors)
     if kind == "none":
         return None
-    factor = metadata.number("{arch}.rope.scaling.factor", 1.0)
-    if factor == 0:
-        raise CheckpointError("the RoPE scaling factor is 0")
+    factor = metadata.positive("{arch}.rope.scaling.factor", 1.0)
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor} if factor != 1 else None
     if kind == "yarn":
@@ -31,8 +29,8 @@ def rope_scaling(metadata: Metadata, head_dim: int, theta: float, factors: list[
             "original_max_position_embeddings": metadata.integer(
                 "{arch}.rope.scaling.original_context_length", least=1
             ),
-            "beta_fast": metadata.number("{arch}.rope.scaling.yarn_beta_fast", 32.0),
-            "beta_slow": metadata.number("{arch}.rope.scaling.yarn_beta_slow", 1.0),
+            "beta_fast": metadata.positive("{arch}.rope.scaling.yarn_beta_fast", 32.0),
+            "beta_slow": metadata.positive("{arch}.rope.scaling.yarn_beta_slow", 1.0),
         }
     raise UnsupportedModelError(f"RoPE scaling {kind!r} is not supported")
 

@@ -8,6 +8,9 @@ from runtime.errors import CheckpointError
 # `tokenizer.ggml.token_type`, by SentencePiece's numbering.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
+# Characters. The longest tokens in use are runs of a few hundred spaces; the work per token is quadratic in this.
+_MAX_TOKEN = 1024
+
 # Control tokens that end a turn in one of the supported families, whatever the file declares as its one EOS.
 _END_OF_TURN = frozenset(
     ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
@@ -43,6 +46,8 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
     tokens = metadata.texts("tokenizer.ggml.tokens")
     if not tokens:
         raise CheckpointError("the vocabulary is empty")
+    if len(longest := max(tokens, key=len)) > _MAX_TOKEN:
+        raise CheckpointError(f"a token of the vocabulary has {len(longest)} characters")
     # llama.cpp names empty tokens like this; they are padding that never occurs in a text.
     tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
     kinds = [NORMAL] * len(tokens)

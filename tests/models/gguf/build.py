@@ -14,7 +14,9 @@ import gguf
 import numpy as np
 
 HERE = Path(__file__).parent
-VOCABULARIES: dict[str, dict[str, list[Any]]] = json.loads((HERE / "vocabularies.json").read_text())
+VOCABULARIES: dict[str, dict[str, list[Any]]] = json.loads((HERE / "vocabularies.json").read_text()) | {
+    "minimal": {"tokens": ["<s>", "</s>", "a", "b", "ab"], "types": [3, 3, 1, 1, 1], "merges": ["a b"]}
+}
 
 Weights = dict[str, np.ndarray]
 
@@ -66,10 +68,7 @@ def shape_of(variant: str, **changes: Any) -> dict[str, Any]:
 def hf_weights(variant: str, seed: int = 0, **changes: Any) -> Weights:
     """Random float32 weights under Hugging Face names and layout."""
     shape, rng = shape_of(variant, **changes), np.random.default_rng(seed)
-    return {
-        _hf_name(kind, layer, leaf, shape): _random(rng, kind, leaf, dims)
-        for kind, layer, leaf, dims in _tensors(shape)
-    }
+    return {_hf_name(kind, layer, leaf, shape): _random(rng, leaf, dims) for kind, layer, leaf, dims in _tensors(shape)}
 
 
 def gguf_weights(variant: str, weights: Weights, **changes: Any) -> Weights:
@@ -213,7 +212,7 @@ def _tensors(shape: dict[str, Any]) -> list[tuple[str, int | None, str, tuple[in
     return result
 
 
-def _random(rng: np.random.Generator, kind: str, leaf: str, dims: tuple[int, ...]) -> np.ndarray:
+def _random(rng: np.random.Generator, leaf: str, dims: tuple[int, ...]) -> np.ndarray:
     scale = 0.1 if len(dims) == 1 else 1.5 / math.sqrt(dims[-1])
     offset = 0.0 if leaf == "bias" or len(dims) == 2 else 0.5
     return (rng.standard_normal(dims) * scale + offset).astype(np.float32)

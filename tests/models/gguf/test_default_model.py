@@ -1,0 +1,51 @@
+"""The default model's real file: exact, complete, and able to answer."""
+
+import json
+from pathlib import Path
+
+import gguf
+import mlx.core as mx
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.real
+
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+def test_embedding_and_projections_are_exact(default_gguf: Path, default_directory: Path) -> None:
+    assert json.loads((default_directory / "headrace.json").read_text())["inexact_tensors"] == []
+    ours = mx.load(str(default_directory / "model.safetensors"))
+    source = {tensor.name: tensor for tensor in gguf.GGUFReader(default_gguf).tensors}
+    for name, module, bits in (
+        ("token_embd", "model.embed_tokens", 8),
+        ("blk.0.attn_v", "model.layers.0.self_attn.v_proj", 4),
+        ("blk.29.ffn_down", "model.layers.29.mlp.down_proj", 4),
+    ):
+        stored = source[f"{name}.weight"]
+        assert ours[f"{module}.scales"].dtype == ours[f"{module}.biases"].dtype == mx.float16
+        scales, biases = (ours[f"{module}.{leaf}"].astype(mx.float32) for leaf in ("scales", "biases"))
+        values = np.array(mx.dequantize(ours[f"{module}.weight"], scales, biases, group_size=32, bits=bits))
+        np.testing.assert_array_equal(values, gguf.quants.dequantize(stored.data, stored.tensor_type))
+
+
+def test_the_config_says_what_the_file_says(default_directory: Path) -> None:
+    config = json.loads((default_directory / "config.json").read_text())
+    assert config["model_type"] == "llama"
+    assert (config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]) == (576, 30, 49152)
+    assert (config["rope_theta"], config["rms_norm_eps"], config["tie_word_embeddings"]) == (100000.0, 1e-5, True)
+    assert config["quantization"]["bits"] == 4
+    assert config["quantization"]["model.embed_tokens"]["bits"] == 8
+    assert config["eos_token_id"] == [2, 0]
+
+
+@pytest.mark.peer
+@pytest.mark.filterwarnings("default")  # transformers' own
+def test_mlx_lm_answers_sensibly(default_directory: Path) -> None:
+    import mlx_lm
+
+    model, tokenizer = mlx_lm.load(str(default_directory))
+    assert set(tokenizer.eos_token_ids) == {2, 0}
+    prompt = tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True)
+    assert tokenizer.decode(prompt).startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
+    assert "Paris" in mlx_lm.generate(model, tokenizer, prompt, max_tokens=16)

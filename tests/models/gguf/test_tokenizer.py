@@ -1,0 +1,166 @@
+"""Converted tokenizers against llama.cpp's recorded token ids, and what must not depend on anybody's opinion."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from models.gguf.metadata import Metadata
+from models.gguf.pretokenizers import _BY_NAME
+from models.gguf.tokenizer import build_tokenizer, tokenizer_config
+from models.gguf.vocabulary import SpecialIds, read_vocabulary
+from runtime.errors import CheckpointError, UnsupportedModelError
+from tests.corpus import NASTY
+from tests.models.gguf.build import HERE, VOCABULARIES
+
+LLAMA_CPP: dict[str, Any] = json.loads((HERE / "llama_cpp.json").read_text())["tokens"]
+CASES = [case for case in LLAMA_CPP if case != "default-model"]
+
+
+def metadata(vocabulary: str, **changes: Any) -> Metadata:
+    """The tokenizer metadata of a frozen vocabulary; `changes` are keys without `tokenizer.ggml.`, None removes."""
+    stored = VOCABULARIES[vocabulary]
+    values: dict[str, Any] = {"tokens": stored["tokens"], "token_type": stored["types"]}
+    if vocabulary == "byte_level":
+        values |= {"model": "gpt2", "pre": "smollm", "merges": stored["merges"], "bos_token_id": 0, "eos_token_id": 1}
+    else:
+        values |= {"model": "llama", "scores": stored["scores"], "add_space_prefix": False}
+    values |= changes
+    keyed = {f"tokenizer.ggml.{key}": value for key, value in values.items() if value is not None}
+    return Metadata({"general.architecture": "llama", **keyed})
+
+
+def build(vocabulary: str, **changes: Any) -> tuple[Tokenizer, SpecialIds]:
+    source = metadata(vocabulary, **changes)
+    return build_tokenizer(source, read_vocabulary(source))
+
+
+def of_case(case: str) -> Tokenizer:
+    if case.startswith("spm"):
+        return build("sentencepiece", add_space_prefix=case == "spm-prefix")[0]
+    return build("byte_level", pre=case)[0]
+
+
+def differences(tokenizer: Tokenizer, case: str) -> list[tuple[str, str]]:
+    """(mode, text) wherever the ids are not llama.cpp's."""
+    wrong = []
+    for mode in ("special", "plain"):
+        tokenizer.encode_special_tokens = mode == "plain"
+        for text, ids in zip(NASTY, LLAMA_CPP[case][mode], strict=True):
+            if tokenizer.encode(text).ids != ids:
+                wrong.append((mode, text))
+    return wrong
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_token_ids_are_llama_cpps(case: str) -> None:
+    assert differences(of_case(case), case) == []
+
+
+def test_every_pre_tokenizer_has_recorded_answers_that_tell_it_from_the_others() -> None:
+    assert set(_BY_NAME) | {"spm", "spm-prefix", "default-model"} == set(LLAMA_CPP)
+    answers = [json.dumps(LLAMA_CPP[case]) for case in LLAMA_CPP]
+    assert len(set(answers)) == len(answers)
+
+
+@pytest.mark.parametrize("case", ["smollm", "llama-bpe", "qwen2", "spm", "spm-prefix"])
+def test_decoding_gives_the_text_back(case: str) -> None:
+    tokenizer = of_case(case)
+    tokenizer.encode_special_tokens = True
+    for text in NASTY:
+        if case == "spm-prefix" and any(token in text for token in ("\n\n", "   ", "[INST]")):
+            continue  # llama.cpp puts a space behind user-defined tokens, too
+        decoded = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids)
+        assert decoded == (text.replace("\u2581", " ") if case.startswith("spm") else text)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_plain_text_never_becomes_a_control_token(case: str) -> None:
+    tokenizer = of_case(case)
+    tokenizer.encode_special_tokens = True
+    types = VOCABULARIES["sentencepiece" if case.startswith("spm") else "byte_level"]["types"]
+    for text in NASTY:
+        assert all(types[index] != 3 for index in tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def test_merges_cannot_build_a_control_token() -> None:
+    stored = VOCABULARIES["byte_level"]
+    tokens, types = [*stored["tokens"], "zq"], [*stored["types"], 3]
+    tokenizer, _ = build("byte_level", tokens=tokens, token_type=types, merges=["z q", *stored["merges"]])
+    tokenizer.encode_special_tokens = True
+    assert len(tokens) - 1 not in tokenizer.encode("zq zq").ids
+    tokenizer.encode_special_tokens = False
+    assert len(tokens) - 1 in tokenizer.encode("zq").ids
+
+    stored = VOCABULARIES["sentencepiece"]
+    tokens, types, scores = [*stored["tokens"], "zq"], [*stored["types"], 3], [*stored["scores"], 0.0]
+    tokenizer, _ = build("sentencepiece", tokens=tokens, token_type=types, scores=scores)
+    tokenizer.encode_special_tokens = True
+    assert len(tokens) - 1 not in tokenizer.encode("zq zq").ids
+
+
+def test_begin_and_end_follow_the_file() -> None:
+    assert build("byte_level")[0].encode("a").ids[0] != 0
+    assert build("byte_level", pre="llama-bpe")[0].encode("a").ids[0] == 0
+    assert build("byte_level", pre="llama-bpe", add_bos_token=False)[0].encode("a").ids[0] != 0
+    assert build("sentencepiece")[0].encode("a").ids[0] == 1
+    both = build("byte_level", add_bos_token=True, add_eos_token=True)[0]
+    assert both.encode("a").ids[:1] + both.encode("a").ids[-1:] == [0, 1]
+    assert both.encode("a", add_special_tokens=False).ids == both.encode("a").ids[1:-1]
+    assert both.encode("a", "b").ids == both.encode("a").ids + both.encode("b").ids
+    assert build("byte_level", add_bos_token=True, bos_token_id=None)[1].add_bos is False
+
+
+def test_all_ids_that_end_a_turn_are_known() -> None:
+    assert build("byte_level")[1].ends == [1, 3]  # the declared </s>, then <|im_end|> by its name
+    assert build("byte_level", eos_token_id=3)[1].ends == [3]
+    assert build("byte_level", eot_token_id=7, eom_token_id=1)[1].ends == [1, 7, 3]
+    assert build("byte_level", eos_token_id=None)[1].ends == [3]
+
+
+def test_the_tokenizer_config_names_the_special_tokens() -> None:
+    source = metadata("byte_level", padding_token_id=4)
+    vocabulary = read_vocabulary(source)
+    config = tokenizer_config(vocabulary, build_tokenizer(source, vocabulary)[1], 256)
+    assert (config["bos_token"], config["eos_token"], config["model_max_length"]) == ("<s>", "</s>", 256)
+    assert config["pad_token"] == vocabulary.tokens[4]
+    assert "unk_token" not in config
+
+
+def test_empty_tokens_get_a_name() -> None:
+    stored = VOCABULARIES["byte_level"]
+    source = metadata("byte_level", tokens=[*stored["tokens"], "", ""], token_type=[*stored["types"], 5, 5])
+    assert read_vocabulary(source).tokens[-2:] == [f"[EMPTY_{len(stored['tokens']) + n}]" for n in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "changes", "message"),
+    [
+        ("byte_level", {"pre": "klingon"}, "pre-tokenizer 'klingon' is not supported"),
+        ("byte_level", {"model": "bert"}, "tokenizer 'bert' is not supported"),
+        ("byte_level", {"merges": ["a b", "zz qqq"]}, "merge 'a b' names a token|merge 'zz qqq' names a token"),
+        ("byte_level", {"merges": ["ab"]}, "merge 'ab' names a token"),
+        ("byte_level", {"merges": None}, "lacks tokenizer.ggml.merges"),
+        ("byte_level", {"tokens": ["a", "b", "a"], "token_type": None}, "appears twice"),
+        ("byte_level", {"tokens": []}, "vocabulary is empty"),
+        ("byte_level", {"tokens": [1, 2]}, "should be a list of texts"),
+        ("byte_level", {"token_type": [1]}, "should be a list of 1001 whole numbers"),
+        ("byte_level", {"bos_token_id": 99999}, "bos_token_id should be a whole number from 0 to 1000"),
+        ("byte_level", {"add_bos_token": 1}, "should be true or false"),
+        ("sentencepiece", {"scores": [0.0]}, "should be a list of 903 numbers"),
+        ("sentencepiece", {"scores": [float("nan")] * 903}, "finite numbers"),
+        ("sentencepiece", {"scores": None}, "lacks tokenizer.ggml.scores"),
+    ],
+)
+def test_broken_and_foreign_tokenizers_are_refused(vocabulary: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message) as caught:
+        build(vocabulary, **changes)
+    assert isinstance(caught.value, UnsupportedModelError) == ("not supported" in message)
+
+
+@pytest.mark.real
+def test_the_default_models_token_ids_are_llama_cpps(default_directory: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(default_directory / "tokenizer.json"))
+    assert differences(tokenizer, "default-model") == []
