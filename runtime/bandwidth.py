@@ -17,7 +17,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -72,14 +73,29 @@ def measure_peak(progress: Progress | None = None, host: Machine | None = None) 
     import mlx.core as mx
 
     host = host or machine()
-    measure = _measure_cpu if host.backend == "cpu" else _measure_gpu
-    peak = measure(host, progress or (lambda _: None))
+    with streaming_reader(host) as reader:
+        peak = _summary(_repeat(reader.one_pass, progress or (lambda _: None)), reader)
     mx.clear_cache()  # MLX would keep the freed array for later
     _remember(_key(host), peak)
     return peak
 
 
-def _measure_cpu(host: Machine, progress: Progress) -> Peak:
+@dataclass(frozen=True)
+class Reader:
+    """A streaming read made ready: `one_pass` reads `pass_bytes` bytes and gives the seconds that took."""
+
+    one_pass: Callable[[], float]
+    pass_bytes: int
+    method: str
+
+
+def streaming_reader(host: Machine) -> AbstractContextManager[Reader]:
+    """Memory filled and ready to be read, until the block ends. Benchmarks read it between their own steps."""
+    return _cpu_reader(host) if host.backend == "cpu" else _gpu_reader(host)
+
+
+@contextmanager
+def _cpu_reader(host: Machine) -> Iterator[Reader]:
     import ctypes
     import mmap
     import threading
@@ -115,14 +131,14 @@ def _measure_cpu(host: Machine, progress: Progress) -> Peak:
     try:
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(fill, range(threads)))
-            seconds = _repeat(one_pass, progress)
+            yield Reader(one_pass, threads * half * 2, f"memcmp, {threads} thread{'s' if threads > 1 else ''}")
     finally:
         del view
         memory.close()
-    return _summary(seconds, threads * half * 2, f"memcmp, {threads} thread{'s' if threads > 1 else ''}")
 
 
-def _measure_gpu(host: Machine, progress: Progress) -> Peak:
+@contextmanager
+def _gpu_reader(host: Machine) -> Iterator[Reader]:
     import mlx.core as mx
 
     wanted = min(_GPU_SIZE[1], (host.device_memory_bytes or _GPU_SIZE[1]) // 8)
@@ -136,7 +152,7 @@ def _measure_gpu(host: Machine, progress: Progress) -> Peak:
         return (time.perf_counter() - began) / _GPU_BATCH
 
     one_pass()  # compiles the kernel, wakes the clocks
-    return _summary(_repeat(one_pass, progress), data.nbytes, "mx.sum float32")
+    yield Reader(one_pass, data.nbytes, "mx.sum float32")
 
 
 def _repeat(one_pass: Callable[[], float], progress: Progress) -> list[float]:
@@ -150,15 +166,15 @@ def _repeat(one_pass: Callable[[], float], progress: Progress) -> list[float]:
     return seconds
 
 
-def _summary(seconds: list[float], pass_bytes: int, method: str) -> Peak:
-    rates = sorted(pass_bytes / s for s in seconds)
+def _summary(seconds: list[float], reader: Reader) -> Peak:
+    rates = sorted(reader.pass_bytes / s for s in seconds)
     return Peak(
         bytes_per_second=rates[len(rates) * 3 // 4],
         median=rates[len(rates) // 2],
         best=rates[-1],
         passes=len(rates),
-        pass_bytes=pass_bytes,
-        method=method,
+        pass_bytes=reader.pass_bytes,
+        method=reader.method,
         measured_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )
 
