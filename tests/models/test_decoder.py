@@ -1,0 +1,148 @@
+"""The decoder on every architecture and kernel: how the sequence is cut up does not matter, and dtypes stay put."""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from models.decoder import Decoder
+from runtime.ops import Ops, reference
+from runtime.request import Request
+from tests.kernels import KERNELS, name_of, tolerance
+from tests.tiny import EVERY, VOCAB, load_decoder, quantize_model, write_model
+from tests.watched import WatchedNetwork, answer, committed_rows
+
+PROMPT = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(45)]  # longer than every variant's window but Gemma 2's
+HALVES = [mx.float16, mx.bfloat16]
+
+
+@pytest.fixture(scope="module", params=EVERY)
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("tiny"), request.param)
+
+
+def feed(network: Decoder, chunks: list[int]) -> tuple[mx.array, list[mx.array]]:
+    """PROMPT in chunks of these sizes -> (logits (T, V), the cache's rows)."""
+    cache, done, logits = network.make_cache(len(PROMPT)), 0, []
+    for size in chunks:
+        part = PROMPT[done : done + size]
+        cache.reserve(len(part))
+        logits.append(network.all_logits(network.layers(network.embed(mx.array([part])), cache))[0])
+        cache.advance(len(part))
+        cache.commit(len(part))
+        done += size
+    assert cache.committed == len(PROMPT)
+    return mx.concatenate(logits), committed_rows(cache)
+
+
+def difference(a: mx.array, b: mx.array) -> float:
+    """Largest difference, relative to the largest value of `b`."""
+    a, b = a.astype(mx.float32), b.astype(mx.float32)
+    return float((mx.abs(a - b).max() / mx.abs(b).max()).item())
+
+
+@pytest.mark.parametrize("ops", KERNELS, ids=name_of)
+@pytest.mark.parametrize(
+    "chunks",
+    [[1] * 45, [7] * 6 + [3], [16, 29], [44, 1], [2, 1, 13, 1, 28]],
+    ids=["one by one", "sevens", "two", "all but one", "mixed"],
+)
+def test_chunks_do_not_change_the_result(directory: Path, ops: Ops, chunks: list[int]) -> None:
+    network = load_decoder(directory, ops)
+    whole, whole_rows = feed(network, [len(PROMPT)])
+    cut, cut_rows = feed(network, chunks)
+    assert difference(cut, whole) < tolerance(ops)
+    assert max(difference(a, b) for a, b in zip(cut_rows, whole_rows, strict=True)) < tolerance(ops)
+
+
+@pytest.mark.parametrize("ops", KERNELS, ids=name_of)
+def test_decode_goes_on_where_prefill_ended(directory: Path, ops: Ops) -> None:
+    network = WatchedNetwork(load_decoder(directory, ops))
+    tokens, _ = answer(network, Request(PROMPT[:20], max_tokens=25))
+    fresh = load_decoder(directory, ops)
+    sequence = [*PROMPT[:20], *tokens]
+    cache = fresh.make_cache(len(sequence))
+    cache.reserve(len(sequence))
+    whole = fresh.all_logits(fresh.layers(fresh.embed(mx.array([sequence])), cache))[0]
+    stepwise = mx.concatenate(network.logits_seen)
+    assert difference(stepwise, whole[19:-1]) < tolerance(ops)
+
+
+class AuditedOps:
+    """The reference operations, with the dtypes of everything they return."""
+
+    name = "audited"
+
+    def __init__(self) -> None:
+        self.dtypes: set[mx.Dtype] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        operation = getattr(reference, name)
+
+        def audited(*args: Any, **kwargs: Any) -> Any:
+            result = operation(*args, **kwargs)
+            results = result if isinstance(result, tuple) else (result,)
+            self.dtypes |= {array.dtype for array in results if isinstance(array, mx.array)}
+            return result
+
+        return audited
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("quantized", [False, True], ids=["plain", "4-bit"])
+def test_half_precision_stays_half(tmp_path: Path, directory: Path, quantized: bool, dtype: mx.Dtype) -> None:
+    """One stray float32 constant would promote everything behind it, and halve a GPU's speed."""
+    source = quantize_model(directory, tmp_path / "quantized") if quantized else directory
+    audit = AuditedOps()
+    network = load_decoder(source, audit, dtype)
+    cache = network.make_cache(len(PROMPT))
+    for part in (PROMPT[:30], PROMPT[30:44], PROMPT[44:]):
+        cache.reserve(len(part))
+        x = network.embed(mx.array([part]))
+        hidden = network.layers(x, cache)
+        logits = network.logits(hidden)
+        cache.advance(len(part))
+        assert {x.dtype, hidden.dtype, logits.dtype} == {dtype}
+    assert audit.dtypes == {dtype}
+    assert {array.dtype for array in cache.arrays} == {dtype}
+    floats = {array.dtype for array in network.arrays if array.dtype != mx.uint32}
+    assert floats == {dtype}
+    assert mx.isfinite(logits).all().item()
+    full = load_decoder(source)
+    exact, _ = feed(full, [len(PROMPT)])
+    # Half precision keeps 11 (float16) or 8 (bfloat16) bits, of quantization scales too; a few layers lose five.
+    assert difference(logits[0], exact[-1]) < (2**-6 if dtype == mx.float16 else 2**-3)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_the_engine_runs_in_half_precision(directory: Path, dtype: mx.Dtype) -> None:
+    network = WatchedNetwork(load_decoder(directory, reference, dtype))
+    answer(network, Request(PROMPT, max_tokens=5))
+    assert {logits.dtype for logits in network.logits_seen} == {dtype}
+    assert {array.dtype for array in network.caches[0].arrays} == {dtype}
+
+
+@pytest.mark.parametrize("ops", KERNELS, ids=name_of)
+def test_sequences_in_a_batch_do_not_see_each_other(directory: Path, ops: Ops) -> None:
+    from runtime.cache import KVCache
+
+    network = load_decoder(directory, ops)
+    config = network.config
+    rows = [PROMPT[:21], PROMPT[21:42], PROMPT[3:24]]
+    cache = KVCache(
+        layers=len(config.layers),
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        dtype=ops.kv_dtype(mx.float32),
+        limit=64,
+        ops=ops,
+        batch=len(rows),
+    )
+    cache.reserve(21)
+    together = network.all_logits(network.layers(network.embed(mx.array(rows)), cache))
+    for row, tokens in enumerate(rows):
+        alone = network.make_cache(64)
+        alone.reserve(21)
+        one = network.all_logits(network.layers(network.embed(mx.array([tokens])), alone))[0]
+        assert difference(together[row], one) < tolerance(ops)
