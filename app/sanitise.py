@@ -115,7 +115,8 @@ def _visible(char: str) -> str:
 
 
 def _is_pictograph(char: str) -> bool:
-    return ord(char) > 0x2000 and unicodedata.category(char) in {"So", "Sm", "Sk"}
+    is_control_picture = "\u2400" <= char <= "\u243f"
+    return char > "\u2000" and not is_control_picture and unicodedata.category(char) in {"So", "Sm", "Sk"}
 
 
 def _is_joining(char: str) -> bool:
