@@ -35,9 +35,8 @@ def checkpoint_cost(checkpoint: Checkpoint, kv_bytes: int = 2) -> StepCost | Non
     if config is None:
         return None
     tied = config.tied_embeddings or "lm_head.weight" not in checkpoint.tensors
-    read = {
-        name: info for name, info in checkpoint.tensors.items() if tied or not name.startswith("model.embed_tokens.")
-    }
+    unread = "lm_head." if tied else "model.embed_tokens."  # an untied table is looked up, not read
+    read = {name: info for name, info in checkpoint.tensors.items() if not name.startswith(unread)}
     return network_cost(
         config,
         weight_bytes=sum(info.nbytes for info in read.values()),
