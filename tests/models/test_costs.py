@@ -1,0 +1,108 @@
+"""Bytes and FLOPs of a step, against the tensors a step touches and against sums done by hand."""
+
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from models.checkpoint import open_checkpoint
+from models.costs import checkpoint_cost
+from models.mlx_lm_network import MlxLmNetwork
+from runtime.cost import LayerKV, StepCost
+from runtime.ops import reference
+from tests.tiny import (
+    EVERY,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    INNER,
+    KV_HEADS,
+    LAYERS,
+    VOCAB,
+    config_of,
+    load_decoder,
+    quantize_model,
+    write_model,
+)
+
+
+def stored_bytes(directory: Path) -> dict[str, int]:
+    arrays = mx.load(str(directory / "model.safetensors"))
+    assert isinstance(arrays, dict)
+    return {name: array.nbytes for name, array in arrays.items()}
+
+
+@pytest.mark.parametrize("variant", EVERY)
+@pytest.mark.parametrize("quantized", [False, True], ids=["plain", "4-bit"])
+def test_weight_bytes_are_the_bytes_of_the_tensors_read(tmp_path: Path, variant: str, quantized: bool) -> None:
+    directory = write_model(tmp_path / "plain", variant, dtype=mx.float16)
+    if quantized:
+        directory = quantize_model(directory, tmp_path / "quantized")
+    tied = config_of(variant)["tie_word_embeddings"]
+    sizes = stored_bytes(directory)
+    read = sum(size for name, size in sizes.items() if tied or "embed_tokens" not in name)
+    assert tied or read < sum(sizes.values())
+    from_headers = checkpoint_cost(open_checkpoint(directory))
+    loaded = load_decoder(directory, reference, mx.float16).cost
+    assert from_headers == loaded
+    assert loaded.weight_bytes == read
+
+
+def test_a_table_that_is_also_the_output_projection_counts_once(tmp_path: Path) -> None:
+    untied = load_decoder(write_model(tmp_path / "untied", "llama")).cost
+    tied = load_decoder(write_model(tmp_path / "tied", "llama-linear")).cost
+    assert untied.weight_bytes == tied.weight_bytes  # the same shapes otherwise
+    assert untied.weight_flops == tied.weight_flops
+
+
+def test_an_unused_output_projection_does_not_count(tmp_path: Path) -> None:
+    directory = write_model(tmp_path, "llama")
+    config = directory / "config.json"
+    config.write_text(config.read_text().replace('"tie_word_embeddings": false', '"tie_word_embeddings": true'))
+    cost = checkpoint_cost(open_checkpoint(directory), kv_bytes=4)
+    assert cost == load_decoder(directory).cost
+
+
+def test_flops_by_hand(tmp_path: Path) -> None:
+    cost = load_decoder(write_model(tmp_path, "llama")).cost
+    attention = HIDDEN * HEADS * HEAD_DIM * 2 + HIDDEN * KV_HEADS * HEAD_DIM * 2
+    assert cost.weight_flops == 2 * (LAYERS * (attention + 3 * HIDDEN * INNER) + VOCAB * HIDDEN)
+    per_entry = 2 * 2 * HEADS * HEAD_DIM  # a multiply-add per element of q·k and of weights·v
+    assert cost.step_flops(9) == cost.weight_flops + 10 * LAYERS * per_entry
+
+
+def test_a_step_reads_its_own_row_too(tmp_path: Path) -> None:
+    cost = load_decoder(write_model(tmp_path, "llama")).cost
+    row = LAYERS * 2 * KV_HEADS * HEAD_DIM * 4
+    assert cost.kv_bytes_per_token == cost.kv_bytes_written() == row
+    for past in (0, 1, 100):
+        assert cost.kv_bytes_read(past) == (past + 1) * row
+        assert cost.step_bytes(past) == cost.weight_bytes + (past + 2) * row
+    assert cost.kv_bytes(7) == 7 * row
+
+
+def test_windows_bound_what_is_read(tmp_path: Path) -> None:
+    cost = load_decoder(write_model(tmp_path, "gemma3")).cost  # window 16 in two of four layers
+    row = 2 * KV_HEADS * HEAD_DIM * 4
+    assert sorted((layer.count, layer.window or 0) for layer in cost.kv) == [(2, 0), (2, 16)]
+    assert cost.kv_bytes_read(15) == 4 * 16 * row
+    assert cost.kv_bytes_read(16) == 2 * 17 * row + 2 * 16 * row
+    assert cost.kv_bytes_per_token == 4 * row  # all of it is kept
+
+
+def test_window_of_one() -> None:
+    cost = StepCost(weight_bytes=0, weight_flops=0, kv=[LayerKV(1, 8, window=1)])
+    assert [cost.kv_bytes_read(past) for past in (0, 1, 50)] == [8, 8, 8]
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("variant", ["llama", "qwen3", "gemma3"])
+def test_mlx_lms_classes_are_accounted_alike(tmp_path: Path, variant: str) -> None:
+    directory = quantize_model(write_model(tmp_path / "plain", variant), tmp_path / "quantized")
+    mine = load_decoder(directory).cost
+    theirs = MlxLmNetwork(open_checkpoint(directory), device=mx.DeviceType.cpu).cost
+    assert theirs.weight_bytes == mine.weight_bytes
+    assert theirs.weight_flops == mine.weight_flops
+    for past in (0, 10, 100):
+        assert theirs.step_bytes(past) == mine.step_bytes(past)
+        assert theirs.step_flops(past) == mine.step_flops(past)
