@@ -20,7 +20,7 @@ _TRAILING = ".,;:!?)]}'"
 
 
 def take_attachments(text: str) -> tuple[str, tuple[Attachment, ...]]:
-    """The text without its `/file` lines, and the files that it names. Raises UsageError for one that cannot be sent."""
+    """The text without its `/file` lines, and the files it names. Raises UsageError for one that cannot be sent."""
     found = {_given(match): None for match in _COMMAND.finditer(text)}
     rest = _COMMAND.sub("", text).strip("\n")
     for match in _MENTION.finditer(rest):

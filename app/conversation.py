@@ -5,34 +5,22 @@ in the store before the engine hears of it, and an answer grows in the store as 
 raise HeadraceError with nothing changed; what goes wrong later ends up in `notice`.
 """
 
-import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from app.attachments import take_attachments
-from app.conversation_prompt import SUMMARY_TOKENS, first_sent, prompt_messages, summary_messages
+from app.conversation_prompt import SUMMARY_TOKENS, first_sent, prompt_messages, runs, summary_messages
+from app.conversation_turn import Turn, figures
 from app.engine_client import ChatEngine
-from app.engine_messages import (
-    ContextFull,
-    Delta,
-    Died,
-    Done,
-    Dropped,
-    Event,
-    Failed,
-    Generate,
-    ModelSpec,
-    Prefill,
-)
-from app.sessions.records import Message, Session, TurnFigures
+from app.engine_messages import ContextFull, Delta, Died, Done, Dropped, Event, Failed, Generate, ModelSpec, Prefill
+from app.sessions.records import Attachment, Message, Role, Session
 from app.sessions.store import SessionStore
 from app.thinking import split_thinking
 from runtime.errors import EngineError, UsageError
 
 Phase = Literal["idle", "waiting", "prefill", "answering", "summarising"]
 ContextChoice = Literal["drop", "summarise", "new"]
-_ids = itertools.count(1)  # of generations, over all conversations: a late event never meets another's answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +28,13 @@ class ContextQuestion:
     """The context is full: the user has to choose what goes.
 
     tokens: what the prompt would have, or what prompt and answer have grown to. during_answer: the answer ran into
-    the limit and is kept as partial; after `drop` or `summarise` it is continued.
+    the limit and is kept as partial; after `drop` or `summarise` it is continued. leaf: the message concerned.
     """
 
     tokens: int
     limit: int
     during_answer: bool
+    leaf: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +45,15 @@ class Branches:
     shown: int  # index into ids
 
 
-@dataclass(slots=True)
-class _Turn:
-    """A submitted generation. message_id: the answer it writes, None before its first text."""
-
-    id: int
-    message_id: int | None = None
-    text: str = ""  # of a summary, which is no message
-    unsaved: str = ""
-    continuing: bool = False
-    summarising: bool = False
-
-
 class Conversation:
     """One session being talked to.
 
     messages: the active branch, first to last, the growing answer included. context_tokens: of prompt and answer, as
     last known. question: set while the user has to choose, see `resolve`. notice: one line the user should see.
     """
+
+    messages: list[Message]
+    context_tokens: int
 
     def __init__(
         self, engine: ChatEngine, store: SessionStore, session: Session | None = None, *, context: int | None = None
@@ -86,7 +66,7 @@ class Conversation:
         self.question: ContextQuestion | None = None
         self.notice: str | None = None
         self._context = context
-        self._turn: _Turn | None = None
+        self._turn: Turn | None = None
         store.recover(self.session.id)
         self._reload()
 
@@ -102,11 +82,6 @@ class Conversation:
         """How many messages at the start of the active branch the model no longer sees."""
         return first_sent(self.session, self.messages)
 
-    @property
-    def choices(self) -> tuple[ContextChoice, ...]:
-        """What `resolve` takes now."""
-        return ("drop", "summarise", "new") if self.question else ()
-
     def branches(self, message_id: int) -> Branches:
         """The alternatives at a message of the active branch."""
         ids = self.store.alternatives(self._message(message_id))
@@ -117,14 +92,8 @@ class Conversation:
     def send(self, text: str) -> Message:
         """Say something; `/file` lines and `@path` mentions become attachments. Raises UsageError, EngineError."""
         self._ready_to_ask()
-        content, attachments = take_attachments(text)
-        if not content.strip() and not attachments:
-            raise UsageError("there is nothing to send")
-        parent = self.messages[-1].id if self.messages else None
-        message = self.store.add(self.session.id, parent, "user", content, attachments=attachments)
-        self._reload()
-        self._ask()
-        return message
+        content, attachments = _spoken(text)
+        return self._add_and_ask(self.messages[-1].id if self.messages else None, content, attachments)
 
     def stop(self) -> None:
         """End the answer; what was said is kept as partial."""
@@ -133,24 +102,18 @@ class Conversation:
     def regenerate(self, message_id: int | None = None) -> None:
         """Another answer in the place of this one (None: the last), as a new branch."""
         self._ready_to_ask()
-        answer = self._last_answer() if message_id is None else self._message(message_id)
+        answer = self._last("assistant") if message_id is None else self._message(message_id)
         if answer.role != "assistant" or answer.parent_id is None:
             raise UsageError("only an answer can be generated again")
-        self.messages = self._up_to(answer.parent_id)
-        self._ask()
+        self._ask(answer.parent_id)
 
     def edit(self, message_id: int, text: str) -> None:
         """A new branch with another text: a user message is answered at once, an answer can be continued."""
         self._ready_to_ask()
         old = self._message(message_id)
         if old.role == "user":
-            content, attachments = take_attachments(text)
-            if not content.strip() and not attachments:
-                raise UsageError("there is nothing to send")
-            kept = attachments or old.attachments
-            self.store.add(self.session.id, old.parent_id, "user", content, attachments=kept)
-            self._reload()
-            self._ask()
+            content, attachments = _spoken(text)
+            self._add_and_ask(old.parent_id, content, attachments or old.attachments)
         else:
             self.store.add(self.session.id, old.parent_id, "assistant", text, model=old.model)
             self._reload()
@@ -160,14 +123,14 @@ class Conversation:
         self._ready_to_ask()
         if not self.messages:
             raise UsageError("there is nothing to continue")
-        self._ask(continuing=self.messages[-1].role == "assistant")
+        self._ask(self.messages[-1].id, continuing=self.messages[-1].role == "assistant")
 
     def switch_branch(self, message_id: int, step: int) -> None:
         """Show the next (1) or previous (-1) alternative at this message; at the end nothing happens."""
         self._idle()
         branches = self.branches(message_id)
         wanted = min(max(branches.shown + step, 0), len(branches.ids) - 1)
-        self.session = self.store.activate(self.store.message(branches.ids[wanted]))
+        self.store.activate(self.store.message(branches.ids[wanted]))
         self.question = None
         self._reload()
 
@@ -189,6 +152,10 @@ class Conversation:
         merged = {key: value for key, value in {**self.session.sampling, **values}.items() if value is not None}
         self.session = self.store.set_sampling(self.session.id, merged)
 
+    def rename(self, title: str) -> None:
+        """Give the session a name."""
+        self.session = self.store.rename(self.session.id, title)
+
     def resolve(self, choice: ContextChoice) -> None:
         """Answer `question`: drop the oldest turns, put a summary in their place, or go on in a new session."""
         self._idle()
@@ -197,15 +164,15 @@ class Conversation:
         if choice == "new":
             self._begin_anew(with_last=not question.during_answer)
         elif choice == "drop":
-            self._ask(continuing=question.during_answer, drop_oldest=True)
+            self._ask(question.leaf, continuing=question.during_answer, drop_oldest=True)
         else:
-            self._summarise(continuing=question.during_answer)
+            self._summarise(question)
 
     def close(self) -> None:
         """Leave: an answer being written is kept as partial, a session nothing was said in goes away."""
         if self._turn is not None:
             self.engine.cancel()
-            self._end_turn("cancelled", partial=True)
+            self._end_turn(self._turn, "cancelled")
         if not self.messages and not self.store.messages(self.session.id):
             self.store.delete(self.session.id)
 
@@ -216,152 +183,147 @@ class Conversation:
         events = self.engine.poll()
         for event in events:
             self._take(event)
-        self._save()
+        if self._turn is not None:
+            self._turn.save()
         return events
 
     def _take(self, event: Event) -> None:
         turn = self._turn
-        if isinstance(event, Died):
-            self.notice = event.message
-            if turn is not None:
-                self._end_turn("died", partial=True)
-        elif turn is None or getattr(event, "id", None) != turn.id:
-            if isinstance(event, Failed) and event.id is None:
-                self._say(event)
-        elif isinstance(event, Prefill):
-            self.context_tokens = event.reused + event.total + 1
-            if not turn.summarising:
-                self.phase = "prefill"
-        elif isinstance(event, Delta):
-            self._grow(turn, event)
-        elif isinstance(event, Dropped):
-            if not turn.summarising:
-                self._dropped(event.messages)
-        elif isinstance(event, Done):
-            self._done(turn, event)
-        elif isinstance(event, ContextFull):
-            self._context_full(event, turn)
-        elif isinstance(event, Failed):
-            self._say(event)
-            self._end_turn("failed", partial=True)
+        match event:
+            case Died():
+                self.notice = event.message
+                if turn is not None:
+                    self._end_turn(turn, "died")
+            case Failed(id=None):
+                self.notice = _one_line(event)
+            case Prefill() | Delta() | Done() | Dropped() | ContextFull() | Failed():
+                if turn is not None and event.id == turn.id:
+                    self._take_own(turn, event)
 
-    def _say(self, failure: Failed) -> None:
-        self.notice = f"{failure.message} ({failure.hint})" if failure.hint else failure.message
+    def _take_own(self, turn: Turn, event: Prefill | Delta | Done | Dropped | ContextFull | Failed) -> None:
+        match event:
+            case Prefill():
+                self.context_tokens = event.reused + event.total + 1
+                if self.phase == "waiting":
+                    self.phase = "prefill"
+            case Delta():
+                self._grow(turn, event)
+            case Dropped():
+                if not turn.summarising:
+                    self._stop_sending(event.messages)
+            case ContextFull():
+                self._end_turn(turn, "length")
+                self._ask_what_goes(event.prompt_tokens, turn.leaf, during_answer=turn.continuing)
+            case Failed():
+                self._end_turn(turn, "failed")
+                self.notice = _one_line(event)
+            case Done():
+                self._done(turn, event)
 
-    def _grow(self, turn: _Turn, delta: Delta) -> None:
+    def _grow(self, turn: Turn, delta: Delta) -> None:
         self.context_tokens += len(delta.records)
-        if turn.summarising:
-            turn.text += delta.text
-            return
-        self.phase = "answering"
+        if not turn.summarising:
+            self.phase = "answering"
         if delta.text:
-            if turn.message_id is None:
-                self._begin_answer(turn)
-            turn.unsaved += delta.text
-            self.messages[-1] = replace(self.messages[-1], content=self.messages[-1].content + delta.text)
+            turn.grow(delta.text, self.engine.card.name if self.engine.card else self.session.model)
+            self._show(turn)
 
-    def _begin_answer(self, turn: _Turn) -> None:
-        model = self.engine.card.name if self.engine.card else self.session.model
-        answer = self.store.begin_answer(self.session.id, self.messages[-1].id, model)
-        turn.message_id = answer.id
-        self.messages.append(answer)
-
-    def _save(self) -> None:
-        turn = self._turn
-        if turn is not None and turn.unsaved and turn.message_id is not None:
-            self.store.grow(turn.message_id, turn.unsaved)
-            turn.unsaved = ""
-
-    def _done(self, turn: _Turn, done: Done) -> None:
-        self.context_tokens = done.summary.prompt_tokens + done.summary.completion_tokens
+    def _done(self, turn: Turn, done: Done) -> None:
+        tokens = done.summary.prompt_tokens + done.summary.completion_tokens
         if turn.summarising:
-            self._summarised(turn, done)
+            self._summarised(turn, cancelled=done.reason == "cancelled")
             return
-        if turn.message_id is None and done.reason != "cancelled":
-            self._begin_answer(turn)  # an empty answer is an answer
-        self._end_turn(done.reason, _figures(done), partial=done.reason != "stop")
-        if done.context_full:
-            self._ask_about_context(self.context_tokens, during_answer=True)
+        if turn.answer is None and done.reason != "cancelled":
+            turn.grow("", self.engine.card.name if self.engine.card else self.session.model)  # empty, but an answer
+        self._end_turn(turn, done.reason, done)
+        self.context_tokens = tokens
+        if done.context_full and turn.answer is not None:
+            self._ask_what_goes(tokens, turn.answer, during_answer=True)
 
-    def _end_turn(self, reason: str, figures: TurnFigures | None = None, *, partial: bool) -> None:
-        self._save()
-        turn, self._turn = self._turn, None
-        self.phase = "idle"
-        if turn is not None and turn.message_id is not None:
-            self.store.finish(turn.message_id, reason, figures, partial=partial)
+    def _show(self, turn: Turn) -> None:
+        """Put the growing answer at the end of the branch."""
+        if turn.answer is not None:
+            if self.messages[-1].id == turn.answer.id:
+                self.messages[-1] = turn.answer
+            else:
+                self.messages.append(turn.answer)
+
+    def _end_turn(self, turn: Turn, reason: str, done: Done | None = None) -> None:
+        turn.end(reason, figures(done) if done else None)
+        self._turn, self.phase = None, "idle"
         tokens = self.context_tokens
         self._reload()
         self.context_tokens = tokens
 
     # --- the full context ------------------------------------------------------------------------------------
 
-    def _context_full(self, event: ContextFull, turn: _Turn) -> None:
-        self._end_turn("length", partial=True)
-        self._ask_about_context(event.prompt_tokens, during_answer=turn.continuing)
-
-    def _ask_about_context(self, tokens: int, *, during_answer: bool) -> None:
+    def _ask_what_goes(self, tokens: int, leaf: Message, *, during_answer: bool) -> None:
         limit = self.context_limit or tokens
         turns = sum(message.role == "user" for message in self.messages[self.not_sent :])
         if turns > 1:
-            self.question = ContextQuestion(tokens, limit, during_answer)
+            self.question = ContextQuestion(tokens, limit, during_answer, leaf.id)
         else:
             self.notice = f"the context is full: {tokens} tokens, the limit is {limit}; nothing older is left to drop"
 
-    def _dropped(self, count: int) -> None:
-        first = self.messages[min(self.not_sent + count, len(self.messages) - 1)]
+    def _stop_sending(self, count: int) -> None:
+        """The engine left out the first `count` of the messages it was sent."""
+        first = runs(self.session, self.messages)[count][0]
         self.session = self.store.set_prompt_from(self.session.id, first.id, self.session.summary)
 
     def _begin_anew(self, *, with_last: bool) -> None:
-        last = next((message for message in reversed(self.messages) if message.role == "user"), None)
-        old = self.session
+        last, old = self._last("user"), self.session
         self.session = self.store.create(model=old.model, system=old.system, sampling=old.sampling)
         self.question = None
-        if with_last and last is not None:
-            self.store.add(self.session.id, None, "user", last.content, attachments=last.attachments)
         self._reload()
-        if self.messages:
-            self._ask()
+        if with_last:
+            self._ready_to_ask()
+            self._add_and_ask(None, last.content, last.attachments)
 
-    def _summarise(self, *, continuing: bool) -> None:
+    def _summarise(self, question: ContextQuestion) -> None:
         self._ready_to_ask()
-        turn = _Turn(next(_ids), continuing=continuing, summarising=True)
+        turn = Turn(self.store, self._message(question.leaf), continuing=question.during_answer, summarising=True)
         messages = summary_messages(self.session, self.messages)
         self.engine.submit(Generate(turn.id, messages, max_tokens=SUMMARY_TOKENS, drop_oldest=True))
         self._turn, self.phase = turn, "summarising"
 
-    def _summarised(self, turn: _Turn, done: Done) -> None:
+    def _summarised(self, turn: Turn, *, cancelled: bool) -> None:
         self._turn, self.phase = None, "idle"
-        summary = split_thinking(turn.text).answer.strip()
-        if done.reason == "cancelled":
-            return
-        if not summary:
+        summary = split_thinking(turn.summary).answer.strip()
+        if not cancelled and not summary:
             self.notice = "the model gave no summary"
-            return
-        last = max(i for i, message in enumerate(self.messages) if message.role == "user")
-        self.session = self.store.set_prompt_from(self.session.id, self.messages[last].id, summary)
-        self._ask(continuing=turn.continuing)
+        elif not cancelled:
+            self.session = self.store.set_prompt_from(self.session.id, self._last("user").id, summary)
+            self._ask(turn.leaf.id, continuing=turn.continuing)
 
     # --- common ground ---------------------------------------------------------------------------------------
 
-    def _ask(self, *, continuing: bool = False, drop_oldest: bool = False) -> None:
-        """Submit the active branch; with `continuing` its last message is the answer so far."""
-        turn = _Turn(next(_ids), continuing=continuing)
-        last = self.messages[-1]
+    def _add_and_ask(self, parent: int | None, content: str, attachments: tuple[Attachment, ...]) -> Message:
+        message = self.store.add(self.session.id, parent, "user", content, attachments=attachments)
+        self._reload()
+        self._ask(message.id)
+        return message
+
+    def _ask(self, leaf_id: int, *, continuing: bool = False, drop_oldest: bool = False) -> None:
+        """Submit the branch up to this message; with `continuing` it is the answer so far."""
+        self._ready_to_ask()
+        leaf = self._message(leaf_id)
+        branch = self.messages[: self.messages.index(leaf) + 1]
+        turn = Turn(self.store, leaf, continuing=continuing)
         sampling = dict(self.session.sampling)
         self.engine.submit(
             Generate(
                 id=turn.id,
-                messages=prompt_messages(self.session, self.messages[:-1] if continuing else self.messages),
+                messages=prompt_messages(self.session, branch[:-1] if continuing else branch),
                 max_tokens=sampling.pop("max_tokens", None),
                 stop=tuple(sampling.pop("stop", ())),
                 sampling=sampling,
-                continue_text=last.content if continuing else "",
+                continue_text=leaf.content if continuing else "",
                 drop_oldest=drop_oldest,
             )
         )
         if continuing:
-            turn.message_id = last.id
-            self.store.reopen(last.id)
+            self.store.reopen(leaf.id)
+        self.messages = branch
         self._turn, self.phase, self.question, self.notice = turn, "waiting", None, None
 
     def _ready_to_ask(self) -> None:
@@ -377,8 +339,8 @@ class Conversation:
         """The active branch and the session as they are in the store."""
         self.session = self.store.session(self.session.id)
         self.messages = self.store.branch(self.session.id)
-        figures = next((m.figures for m in reversed(self.messages) if m.figures), None)
-        self.context_tokens = figures.prompt_tokens + figures.completion_tokens if figures else 0
+        last = next((message.figures for message in reversed(self.messages) if message.figures), None)
+        self.context_tokens = last.prompt_tokens + last.completion_tokens if last else 0
 
     def _message(self, message_id: int) -> Message:
         for message in self.messages:
@@ -386,27 +348,19 @@ class Conversation:
                 return message
         raise UsageError(f"message {message_id} is not on this branch")
 
-    def _last_answer(self) -> Message:
+    def _last(self, role: Role) -> Message:
         for message in reversed(self.messages):
-            if message.role == "assistant":
+            if message.role == role:
                 return message
-        raise UsageError("there is no answer yet")
-
-    def _up_to(self, message_id: int) -> list[Message]:
-        at = self.messages.index(self._message(message_id))
-        return self.messages[: at + 1]
+        raise UsageError("there is no answer yet" if role == "assistant" else "nothing was asked yet")
 
 
-def _figures(done: Done) -> TurnFigures:
-    summary = done.summary
-    return TurnFigures(
-        prompt_tokens=summary.prompt_tokens,
-        reused_tokens=summary.reused_tokens,
-        completion_tokens=summary.completion_tokens,
-        ttft_s=done.ttft_s,
-        prefill_tokens_per_second=summary.prefill_tokens_per_second,
-        decode_tokens_per_second=summary.decode_tokens_per_second,
-        achieved_gb_s=summary.achieved_gb_s,
-        mbu=done.mbu,
-        kv_cache_bytes=summary.kv_cache_bytes,
-    )
+def _spoken(text: str) -> tuple[str, tuple[Attachment, ...]]:
+    content, attachments = take_attachments(text)
+    if not content.strip() and not attachments:
+        raise UsageError("there is nothing to send")
+    return content, attachments
+
+
+def _one_line(failure: Failed) -> str:
+    return f"{failure.message} ({failure.hint})" if failure.hint else failure.message

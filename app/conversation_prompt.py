@@ -1,6 +1,7 @@
 """What of a conversation is sent to the model: pure functions from a session and a branch to chat messages."""
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from app.attachments import with_attachments
 from app.sessions.records import Message, Session
@@ -20,23 +21,25 @@ def first_sent(session: Session, branch: Sequence[Message]) -> int:
     return next((i for i, message in enumerate(branch) if message.id == session.prompt_from), 0)
 
 
-def prompt_messages(session: Session, branch: Sequence[Message]) -> ChatMessages:
-    """The system message, if any, and the branch from where it is sent, users and answers in turns.
+def runs(session: Session, branch: Sequence[Message]) -> list[list[Message]]:
+    """What is sent of the branch: one list per message of the prompt.
 
-    Several messages of one role in a row (a question that was never answered) become one: many chat templates
-    refuse them.
+    Several messages of one role in a row (a question that was never answered) are sent as one: many chat templates
+    refuse them otherwise.
     """
-    start = first_sent(session, branch)
+    sent = branch[first_sent(session, branch) :]
+    return [list(run) for _, run in groupby(sent, key=lambda message: message.role)]
+
+
+def prompt_messages(session: Session, branch: Sequence[Message]) -> ChatMessages:
+    """The system message, if any, then users and answers in turns."""
     head = session.system
-    if start and session.summary:
+    if session.summary and first_sent(session, branch):
         head = f"{head}\n\n{_SUMMARY_HEAD}\n{session.summary}".strip()
     messages: ChatMessages = [{"role": "system", "content": head}] if head else []
-    for message in branch[start:]:
-        content = with_attachments(message.content, message.attachments)
-        if messages and messages[-1]["role"] == message.role:
-            messages[-1]["content"] += f"\n\n{content}"
-        else:
-            messages.append({"role": message.role, "content": content})
+    for run in runs(session, branch):
+        texts = [with_attachments(message.content, message.attachments) for message in run]
+        messages.append({"role": run[0].role, "content": "\n\n".join(texts)})
     return messages
 
 

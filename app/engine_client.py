@@ -144,7 +144,7 @@ class EngineClient:
         """End the process, not losing what it said; whatever it was doing has failed because of `why`."""
         if self._link is not None:
             self._link.kill()
-            self._backlog += self.poll()
+            self._backlog = self.poll()
             self._link = None
         self._backlog += [Failed(generation, f"stopped: {why}", None) for generation in sorted(self._open)]
         self._open.clear()

@@ -1,0 +1,281 @@
+"""An engine that says what a test tells it to: a ChatEngine without a process, driven by `poll`.
+
+Every submitted generation plays the next script: one event list per poll. Steps get plausible records, so figures
+and charts have something to show. `die()` is a SIGKILL.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from app.engine_client import State
+from app.engine_messages import (
+    ContextFull,
+    Delta,
+    Died,
+    Done,
+    Event,
+    Failed,
+    FinishReason,
+    Generate,
+    LoadProgress,
+    ModelCard,
+    ModelSpec,
+    Prefill,
+    Pulled,
+    PullFailed,
+    PullProgress,
+    Ready,
+)
+from runtime.bandwidth import Peak
+from runtime.cost import LayerKV, StepCost
+from runtime.errors import EngineError
+from runtime.hardware import Machine
+from runtime.telemetry import Percentiles, StepRecord, Summary
+
+COST = StepCost(
+    weight_bytes=98_000_000, weight_flops=270_000_000, kv=[LayerKV(30, 768)], attention_flops_per_entry=2304
+)
+LATENCY_S = 0.006
+MACHINE = Machine(
+    backend="cpu",
+    device_name="Scripted CPU",
+    architecture="x86_64",
+    memory_bytes=16 << 30,
+    device_memory_bytes=None,
+    os="Linux 6.1 x86_64",
+    cpu="Scripted CPU",
+    physical_cores=4,
+    usable_cores=4,
+    isa=frozenset(),
+)
+PEAK = Peak(54e9, 53e9, 55e9, 12, 1 << 28, "memcmp, 4 threads", "2025-01-01T00:00:00Z")
+CARD = ModelCard(
+    name="scripted-1b",
+    path="/models/scripted-1b",
+    origin="a test",
+    licence="Apache-2.0",
+    kind="headrace",
+    context_limit=512,
+    weight_bytes=98_000_000,
+    cost=COST,
+    generation_defaults={},
+    has_chat_template=True,
+    thinks=False,
+    load_s=0.2,
+    machine=MACHINE,
+    peak=PEAK,
+    budget=None,
+    kernels={"kernels": "reference"},
+    active_memory_bytes=120_000_000,
+)
+
+
+@dataclass
+class Script:
+    """One answer. pieces: the text of each step. fail: refuse instead. full: answer with ContextFull.
+
+    hold: stop before this many pieces remain unsaid, until the test cancels, dies or calls `release`.
+    """
+
+    pieces: Sequence[str] = ("Hello", ", ", "world", ".")
+    reason: FinishReason = "stop"
+    prompt_tokens: int = 20
+    reused: int = 0
+    context_full: bool = False
+    fail: str | None = None
+    full: bool = False
+    hold: int = 0
+
+
+@dataclass
+class ScriptedEngine:
+    """state and card as in ChatEngine; commands: every Generate that was submitted, in order."""
+
+    scripts: deque[Script] = field(default_factory=deque)
+    card_to_load: ModelCard = CARD
+    load_failure: str | None = None
+    state: State = "stopped"
+    card: ModelCard | None = None
+    commands: list[Generate] = field(default_factory=list)
+    specs: list[ModelSpec] = field(default_factory=list)
+    pulls: list[str] = field(default_factory=list)
+    pieces_per_poll: int = 1
+
+    def __post_init__(self) -> None:
+        self._backlog: list[Event] = []
+        self._playing: Iterator[Event] | None = None
+        self._waiting: deque[Generate] = deque()
+        self._cancelled = False
+        self._released = False
+        self._pull: tuple[str, int] | None = None
+
+    # --- ChatEngine ------------------------------------------------------------------------------------------
+
+    def start(self, spec: ModelSpec) -> None:
+        self._fail_open("another model is being loaded")
+        self.specs.append(spec)
+        self.state, self.card = "loading", None
+
+    def restart(self) -> None:
+        if not self.specs:
+            raise EngineError("no model was ever started")
+        self.start(self.specs[-1])
+
+    def submit(self, command: Generate) -> None:
+        if self.state not in ("loading", "ready"):
+            raise EngineError("the engine is not running", "restart it, or choose another model")
+        self.commands.append(command)
+        self._waiting.append(command)
+
+    def cancel(self) -> None:
+        self._cancelled = bool(self._waiting or self._playing)
+
+    def poll(self) -> list[Event]:
+        events, self._backlog = self._backlog, []
+        if self.state == "loading":
+            events += self._load()
+        elif self.state == "ready":
+            if self._playing is None and self._waiting:
+                self._playing = self._play(self._waiting.popleft())
+            for _ in range(self.pieces_per_poll if self._playing else 0):
+                event = next(self._playing, None)  # type: ignore[arg-type]
+                if event is None:
+                    break
+                events.append(event)
+                if isinstance(event, Done | Failed | ContextFull):
+                    self._playing, self._cancelled, self._released = None, False, False
+                    break
+        return events + self._poll_pull()
+
+    def pull(self, name: str) -> None:
+        if self._pull is not None:
+            raise EngineError(f"{self._pull[0]} is still being fetched", "one at a time")
+        self.pulls.append(name)
+        self._pull = (name, 0)
+
+    def cancel_pull(self) -> None:
+        if self._pull is not None:
+            self._backlog.append(PullFailed(self._pull[0], f"fetching {self._pull[0]} was stopped", None))
+            self._pull = None
+
+    def close(self) -> None:
+        self._fail_open("the engine was stopped")
+        self.state, self.card = "stopped", None
+
+    # --- what a test does to it ------------------------------------------------------------------------------
+
+    def script(self, *scripts: Script) -> "ScriptedEngine":
+        """Queue answers; without one, the default script plays."""
+        self.scripts.extend(scripts)
+        return self
+
+    def release(self) -> None:
+        """Let a held answer go on."""
+        self._released = True
+
+    def die(self) -> None:
+        """The process is gone."""
+        self._waiting.clear()
+        self._playing = None
+        self._backlog.append(
+            Died("the engine was killed (SIGKILL); if you did not do it, the system was out of memory")
+        )
+        self.state, self.card = "dead", None
+
+    # --- playing ---------------------------------------------------------------------------------------------
+
+    def _load(self) -> list[Event]:
+        if self.load_failure is not None:
+            self.state = "failed"
+            return [Failed(None, self.load_failure, None)]
+        self.state, self.card = "ready", self.card_to_load
+        return [LoadProgress("loading weights", 0, None), Ready(self.card_to_load)]
+
+    def _play(self, command: Generate) -> Iterator[Event]:
+        script = self.scripts.popleft() if self.scripts else Script()
+        if script.fail is not None:
+            yield Failed(command.id, script.fail, None)
+            return
+        if script.full:
+            yield ContextFull(command.id, self.card_to_load.context_limit + 1, self.card_to_load.context_limit)
+            return
+        total = script.prompt_tokens - 1 - script.reused
+        yield Prefill(command.id, total // 2, total, script.reused)
+        yield Prefill(command.id, total, total, script.reused)
+        said = 0
+        for piece in script.pieces:
+            while len(script.pieces) - said <= script.hold and not (self._cancelled or self._released):
+                yield Delta(command.id, "", ())
+            if self._cancelled:
+                break
+            yield Delta(command.id, piece, (record(said, script.prompt_tokens + said),))
+            said += 1
+        reason: FinishReason = "cancelled" if self._cancelled else script.reason
+        yield Done(
+            id=command.id,
+            reason=reason,
+            summary=summary(script.prompt_tokens, script.reused, said),
+            tokenize_s=0.001,
+            ttft_s=0.05 if said else None,
+            context_full=script.context_full,
+            mbu=0.31,
+        )
+
+    def _poll_pull(self) -> list[Event]:
+        if self._pull is None:
+            return []
+        name, done = self._pull
+        if done >= 100:
+            self._pull = None
+            return [Pulled(name)]
+        self._pull = (name, done + 25)
+        return [PullProgress(name, "downloading", done + 25, 100)]
+
+    def _fail_open(self, why: str) -> None:
+        open_ids = [command.id for command in self.commands] if self._playing or self._waiting else []
+        self._backlog += [Failed(generation, f"stopped: {why}", None) for generation in open_ids[-1:]]
+        self._waiting.clear()
+        self._playing = None
+
+
+def record(index: int, context: int) -> StepRecord:
+    """A step's record with a plausible latency."""
+    return StepRecord(
+        index=index,
+        context=context,
+        latency_s=LATENCY_S * (1 + 0.1 * (index % 5)),
+        weight_bytes=COST.weight_bytes,
+        kv_bytes_read=COST.kv_bytes_read(context - 1),
+        kv_bytes_written=COST.kv_bytes_written(),
+        kv_used_bytes=COST.kv_bytes(context),
+        kv_allocated_bytes=COST.kv_bytes(-(-context // 256) * 256),
+        active_memory_bytes=130_000_000,
+        peak_memory_bytes=140_000_000,
+    )
+
+
+def summary(prompt_tokens: int, reused: int, said: int) -> Summary:
+    """A generation's figures that fit `record`."""
+    return Summary(
+        prompt_tokens=prompt_tokens,
+        reused_tokens=reused,
+        prefill_tokens=prompt_tokens - 1 - reused,
+        completion_tokens=said,
+        steps=said,
+        prefill_s=0.04,
+        first_step_s=LATENCY_S if said else None,
+        ttft_s=0.046 if said else None,
+        itl=Percentiles(LATENCY_S, LATENCY_S * 1.3, LATENCY_S * 1.4, LATENCY_S * 1.4) if said > 1 else None,
+        tpot_s=LATENCY_S if said > 1 else None,
+        weight_bytes_per_step=COST.weight_bytes,
+        kv_bytes_per_token=COST.kv_bytes_per_token,
+        kv_cache_bytes=COST.kv_bytes(prompt_tokens + said - 1),
+        achieved_gb_s=16.9 if said > 1 else None,
+        peak_memory_bytes=140_000_000,
+    )
+
+
+def with_context(limit: int) -> ModelCard:
+    """The scripted model with another context limit."""
+    return replace(CARD, context_limit=limit)
