@@ -10,7 +10,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from runtime.ops import reference
+from runtime.ops import native, reference
 from runtime.ops.weights import AttentionSpec, Rope, Weight
 
 __all__ = ["AttentionSpec", "Ops", "Rope", "Weight", "describe", "select"]
@@ -38,11 +38,21 @@ class Ops(Protocol):
 
 def select() -> Ops:
     """The fastest operations that can run on MLX's default device."""
-    return reference
+    return _choose()[0]
 
 
 def describe() -> dict[str, str]:
     """Which kernels are active and why, for `headrace doctor` and every benchmark's header."""
+    ops, reason = _choose()
+    return {"kernels": ops.name, "reason": reason}
+
+
+def _choose() -> tuple[Ops, str]:
     if os.environ.get("HEADRACE_KERNELS") == "reference":
-        return {"kernels": "reference", "reason": "HEADRACE_KERNELS=reference"}
-    return {"kernels": select().name, "reason": "stock MLX operations"}
+        return reference, "HEADRACE_KERNELS=reference"
+    if mx.default_device().type != mx.DeviceType.cpu:
+        return reference, "stock MLX operations on the GPU"
+    status = native.status()
+    if status.available:
+        return native, f"built for this machine: {status.instruction_set}, {status.threads} threads"
+    return reference, status.reason or "the native kernels are not available"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Weight:
     """A projection matrix of N rows and K columns, plain or affine-quantized as MLX stores it.
 
@@ -47,7 +47,7 @@ class Weight:
         return sum(a.nbytes for a in self.arrays)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Rope:
     """Rotary position embedding in the half-split layout (Su et al., arXiv:2104.09864).
 
@@ -61,7 +61,7 @@ class Rope:
     amplitude: float = 1.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class AttentionSpec:
     """How one layer turns fused projections into attention: H query heads share Hkv key/value heads (GQA).
 

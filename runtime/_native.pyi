@@ -1,0 +1,57 @@
+"""The compiled CPU kernels as nodes of MLX's lazy graph (sources: runtime/native). Absent where not built."""
+
+import mlx.core as mx
+
+class Matrix:
+    """A projection's arrays, evaluated and held. Raises ValueError where shapes or types do not fit."""
+
+    def __init__(
+        self,
+        data: mx.array,
+        scales: mx.array | None,
+        biases: mx.array | None,
+        bias: mx.array | None,
+        bits: int,
+        group_size: int,
+    ) -> None: ...
+
+class Rope:
+    """A rotation, shared by the layers that rotate alike."""
+
+    @property
+    def dims(self) -> int: ...
+
+class AttentionPlan:
+    """What a layer's attention needs besides activations and cache."""
+
+    def __init__(
+        self,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        scale: float,
+        rope: Rope | None,
+        q_norm: mx.array | None,
+        k_norm: mx.array | None,
+        norm_eps: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> None: ...
+
+def make_rope(periods: mx.array, amplitude: float) -> Rope: ...
+def linear(
+    x: mx.array,
+    w: Matrix,
+    norm: mx.array | None = None,
+    eps: float = 0.0,
+    residual: mx.array | None = None,
+    activation: str = "",
+) -> mx.array: ...
+def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array: ...
+def attend(
+    qkv: mx.array, keys: mx.array, values: mx.array, offset: int, plan: AttentionPlan
+) -> tuple[mx.array, mx.array, mx.array]: ...
+def instruction_set() -> str: ...
+def threads() -> int: ...
+def set_threads(threads: int) -> None: ...
+def streaming_read(array: mx.array, passes: int = 1) -> float: ...

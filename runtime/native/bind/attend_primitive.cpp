@@ -1,0 +1,121 @@
+// See attend_primitive.h.
+#include "attend_primitive.h"
+
+#include <stdexcept>
+#include <utility>
+
+#include "mlx/backend/cpu/encoder.h"
+#include "mlx/ops.h"
+#include "mlx/primitives.h"
+#include "node.h"
+#include "strided.h"
+
+namespace headrace {
+namespace {
+
+// Inputs: qkv, keys, values. Outputs: out, keys, values.
+class Attend : public Node {
+ public:
+  Attend(mx::Stream stream, std::shared_ptr<AttentionPlan> plan, int64_t offset)
+      : Node(stream), plan_(std::move(plan)), offset_(offset) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
+    const bool copy_keys = !take_over(inputs[1], outputs[1]);
+    const bool copy_values = !take_over(inputs[2], outputs[2]);
+    AttendCall call = plan_->call();
+    call.batch = inputs[0].shape(0);
+    call.length = inputs[0].shape(1);
+    call.capacity = inputs[1].shape(2);
+    call.offset = offset_;
+    call.kv_type = type_of(inputs[1].dtype());
+    call.keys = outputs[1].data<void>();
+    call.values = outputs[2].data<void>();
+    call.out = outputs[0].data<float>();
+    auto task = [call, plan = plan_, qkv = Rows(inputs[0]), keys = Rows(inputs[1]), values = Rows(inputs[2]),
+                 copy_keys, copy_values]() mutable {
+      if (copy_keys) keys.copy_to(static_cast<char*>(call.keys));
+      if (copy_values) values.copy_to(static_cast<char*>(call.values));
+      std::vector<char> copy;
+      call.qkv = qkv.read<float>(copy);
+      run_attend(Pool::shared(), best_kernels(), call);
+    };
+    mx::cpu::get_command_encoder(stream()).dispatch(std::move(task));
+  }
+
+  const char* name() const override { return "HeadraceAttend"; }
+
+ private:
+  // True where `out` now is `in`'s own buffer; else it has a new one, still to be filled.
+  static bool take_over(const mx::array& in, mx::array& out) {
+    if (in.is_donatable() && in.flags().row_contiguous) {
+      out.copy_shared_buffer(in);
+      return true;
+    }
+    out.set_data(mx::allocator::malloc(out.nbytes()));
+    return false;
+  }
+
+  std::shared_ptr<AttentionPlan> plan_;
+  int64_t offset_;
+};
+
+void require(bool fits, const char* what) {
+  if (!fits) throw std::invalid_argument(what);
+}
+
+}  // namespace
+
+std::shared_ptr<Rope> make_rope(const mx::array& periods, float amplitude) {
+  require(periods.ndim() == 1, "rope periods have one dimension");
+  const mx::array floats = settled(mx::astype(periods, mx::float32, cpu_stream()));
+  return std::make_shared<Rope>(std::vector<float>(floats.data<float>(), floats.data<float>() + floats.size()),
+                                amplitude);
+}
+
+AttentionPlan::AttentionPlan(int heads, int kv_heads, int dim, float scale, std::shared_ptr<Rope> rope,
+                             const std::optional<mx::array>& q_norm, const std::optional<mx::array>& k_norm,
+                             float norm_eps, std::optional<int> window, std::optional<float> softcap)
+    : rope_(std::move(rope)) {
+  require(heads > 0 && kv_heads > 0 && heads % kv_heads == 0, "query heads must be shared evenly by kv heads");
+  require(dim > 0 && dim % 16 == 0, "the head size must be a multiple of 16");
+  require(rope_ == nullptr || rope_->dims() <= dim, "rope turns more dimensions than a head has");
+  norms_.reserve(2);
+  call_.heads = heads;
+  call_.kv_heads = kv_heads;
+  call_.dim = dim;
+  call_.norm_eps = norm_eps;
+  call_.rope = rope_.get();
+  call_.rule = {scale, softcap.value_or(0.0f)};
+  call_.window = window.value_or(0);
+  call_.q_norm = keep(q_norm);
+  call_.k_norm = keep(k_norm);
+}
+
+const float* AttentionPlan::keep(const std::optional<mx::array>& norm) {
+  if (!norm.has_value()) return nullptr;
+  require(norm->shape() == mx::Shape{static_cast<int>(call_.dim)}, "a head norm must be (D,)");
+  norms_.push_back(settled(mx::astype(*norm, mx::float32, cpu_stream())));
+  return norms_.back().data<float>();
+}
+
+std::tuple<mx::array, mx::array, mx::array> attend(const mx::array& qkv, const mx::array& keys,
+                                                   const mx::array& values, int offset,
+                                                   const std::shared_ptr<AttentionPlan>& plan) {
+  const AttendCall& call = plan->call();
+  require(qkv.dtype() == mx::float32, "activations must be float32");
+  require(qkv.ndim() == 3 && qkv.shape(2) == (call.heads + 2 * call.kv_heads) * call.dim,
+          "qkv must be (B, T, (H + 2 Hkv) * D)");
+  require(keys.ndim() == 4 && keys.shape() == values.shape() && keys.dtype() == values.dtype() &&
+              keys.shape(0) == qkv.shape(0) && keys.shape(1) == call.kv_heads && keys.shape(3) == call.dim,
+          "keys and values must be (B, Hkv, capacity, D)");
+  require(offset >= 0 && offset + qkv.shape(1) <= keys.shape(2), "the cache has no room for these tokens");
+  type_of(keys.dtype());
+  auto node = std::make_shared<Attend>(cpu_stream(), plan, offset);
+  const mx::Shape out{qkv.shape(0), qkv.shape(1), static_cast<int>(call.heads * call.dim)};
+  auto arrays = mx::array::make_arrays({out, keys.shape(), values.shape()},
+                                       {mx::float32, keys.dtype(), values.dtype()}, node, {qkv, keys, values});
+  return {arrays[0], arrays[1], arrays[2]};
+}
+
+}  // namespace headrace

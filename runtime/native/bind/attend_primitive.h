@@ -1,0 +1,39 @@
+// Attention with its cache write, as one node of MLX's lazy graph.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <tuple>
+
+#include "../core/attend.h"
+#include "matrix_handle.h"
+#include "mlx/array.h"
+
+namespace headrace {
+
+std::shared_ptr<Rope> make_rope(const mx::array& periods, float amplitude);
+
+// What one layer's attention needs besides activations and cache: runtime.ops.weights.AttentionSpec.
+class AttentionPlan {
+ public:
+  AttentionPlan(int heads, int kv_heads, int dim, float scale, std::shared_ptr<Rope> rope,
+                const std::optional<mx::array>& q_norm, const std::optional<mx::array>& k_norm, float norm_eps,
+                std::optional<int> window, std::optional<float> softcap);
+
+  const AttendCall& call() const { return call_; }  // all that does not change from step to step
+
+ private:
+  const float* keep(const std::optional<mx::array>& norm);
+
+  AttendCall call_;
+  std::shared_ptr<Rope> rope_;
+  std::vector<mx::array> norms_;
+};
+
+// qkv (B, T, (H + 2 Hkv) * D) float32; keys, values (B, Hkv, capacity, D) -> (out (B, T, H * D), keys, values).
+// The buffers are written in place when nobody else holds them, otherwise copied first.
+std::tuple<mx::array, mx::array, mx::array> attend(const mx::array& qkv, const mx::array& keys,
+                                                   const mx::array& values, int offset,
+                                                   const std::shared_ptr<AttentionPlan>& plan);
+
+}  // namespace headrace

@@ -1,0 +1,125 @@
+// See linear_primitive.h. A node dispatches one task; the task runs on the stream's thread and the pool.
+#include "linear_primitive.h"
+
+#include <stdexcept>
+#include <utility>
+
+#include "../core/linear.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "mlx/ops.h"
+#include "mlx/primitives.h"
+#include "node.h"
+#include "strided.h"
+
+namespace headrace {
+namespace {
+
+// Inputs: x, then the norm weight and the residual where present.
+class Linear : public Node {
+ public:
+  Linear(mx::Stream stream, std::shared_ptr<MatrixHandle> w, bool norm, float eps, bool residual, Act act)
+      : Node(stream), w_(std::move(w)), norm_(norm), eps_(eps), residual_(residual), act_(act) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    mx::array& out = outputs[0];
+    out.set_data(mx::allocator::malloc(out.nbytes()));
+    if (out.size() == 0) return;
+    LinearCall call;
+    call.rows = static_cast<int64_t>(inputs[0].size()) / w_->view().k;
+    call.eps = eps_;
+    call.w = w_->view();
+    call.act = act_;
+    call.out = out.data<float>();
+    std::vector<Rows> rows(inputs.begin(), inputs.end());
+    auto task = [call, w = w_, norm = norm_, residual = residual_, rows = std::move(rows)]() mutable {
+      std::vector<char> copies[3];
+      call.x = rows[0].read<float>(copies[0]);
+      if (norm) call.norm = rows[1].read<float>(copies[1]);
+      if (residual) call.residual = rows.back().read<float>(copies[2]);
+      run_linear(Pool::shared(), best_kernels(), call);
+    };
+    mx::cpu::get_command_encoder(stream()).dispatch(std::move(task));
+  }
+
+  const char* name() const override { return "HeadraceLinear"; }
+
+ private:
+  std::shared_ptr<MatrixHandle> w_;
+  bool norm_;
+  float eps_;
+  bool residual_;
+  Act act_;
+};
+
+class RmsNorm : public Node {
+ public:
+  RmsNorm(mx::Stream stream, float eps) : Node(stream), eps_(eps) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    mx::array& out = outputs[0];
+    out.set_data(mx::allocator::malloc(out.nbytes()));
+    if (out.size() == 0) return;
+    const int64_t k = inputs[0].shape(-1);
+    const int64_t count = static_cast<int64_t>(inputs[0].size()) / k;
+    auto task = [x = Rows(inputs[0]), weight = Rows(inputs[1]), count, k, eps = eps_, to = out.data<float>()] {
+      std::vector<char> copies[2];
+      run_rms_norm(Pool::shared(), best_kernels(), x.read<float>(copies[0]), count, k,
+                   weight.read<float>(copies[1]), eps, to);
+    };
+    mx::cpu::get_command_encoder(stream()).dispatch(std::move(task));
+  }
+
+  const char* name() const override { return "HeadraceRmsNorm"; }
+
+ private:
+  float eps_;
+};
+
+void require_floats(const mx::array& x, int64_t last) {
+  if (x.dtype() != mx::float32) throw std::invalid_argument("activations must be float32");
+  if (x.ndim() == 0 || x.shape(-1) != last) throw std::invalid_argument("the last axis does not fit the weight");
+}
+
+mx::array as_floats(const mx::array& a, int64_t last) {
+  const mx::array floats = a.dtype() == mx::float32 ? a : mx::astype(a, mx::float32, cpu_stream());
+  require_floats(floats, last);
+  return floats;
+}
+
+Act activation_of(const std::string& name) {
+  if (name.empty()) return Act::none;
+  if (name == "silu") return Act::silu;
+  if (name == "gelu") return Act::gelu;
+  throw std::invalid_argument("unknown activation " + name);
+}
+
+}  // namespace
+
+mx::array linear(const mx::array& x, const std::shared_ptr<MatrixHandle>& w, const std::optional<mx::array>& norm,
+                 float eps, const std::optional<mx::array>& residual, const std::string& activation) {
+  const Matrix& view = w->view();
+  const Act act = activation_of(activation);
+  require_floats(x, view.k);
+  if (act != Act::none && (view.n % 2 != 0 || residual.has_value())) {
+    throw std::invalid_argument("a gated unit needs gate and up rows, and takes no residual");
+  }
+  mx::Shape shape = x.shape();
+  shape.back() = static_cast<int>(act == Act::none ? view.n : view.n / 2);
+  std::vector<mx::array> inputs{x};
+  if (norm.has_value()) inputs.push_back(as_floats(*norm, view.k));
+  if (residual.has_value()) {
+    require_floats(*residual, view.n);
+    if (residual->shape() != shape) throw std::invalid_argument("the residual must have the product's shape");
+    inputs.push_back(*residual);
+  }
+  auto node = std::make_shared<Linear>(cpu_stream(), w, norm.has_value(), eps, residual.has_value(), act);
+  return mx::array(std::move(shape), mx::float32, std::move(node), std::move(inputs));
+}
+
+mx::array rms_norm(const mx::array& x, const mx::array& weight, float eps) {
+  require_floats(x, x.ndim() == 0 ? 0 : x.shape(-1));
+  auto node = std::make_shared<RmsNorm>(cpu_stream(), eps);
+  return mx::array(x.shape(), mx::float32, std::move(node), {x, as_floats(weight, x.shape(-1))});
+}
+
+}  // namespace headrace

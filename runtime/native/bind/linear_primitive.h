@@ -1,0 +1,20 @@
+// Projections as nodes of MLX's lazy graph.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "matrix_handle.h"
+#include "mlx/array.h"
+
+namespace headrace {
+
+// act(norm(x) @ w.T) (+ residual). x (..., K) float32 -> (..., N), or (..., N / 2) with an activation.
+mx::array linear(const mx::array& x, const std::shared_ptr<MatrixHandle>& w, const std::optional<mx::array>& norm,
+                 float eps, const std::optional<mx::array>& residual, const std::string& activation);
+
+// RMSNorm over the last axis of a float32 array.
+mx::array rms_norm(const mx::array& x, const mx::array& weight, float eps);
+
+}  // namespace headrace

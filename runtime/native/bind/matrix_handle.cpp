@@ -1,0 +1,70 @@
+// See matrix_handle.h.
+#include "matrix_handle.h"
+
+#include <stdexcept>
+
+#include "mlx/ops.h"
+
+namespace headrace {
+namespace {
+
+void require(bool fits, const char* what) {
+  if (!fits) throw std::invalid_argument(what);
+}
+
+bool known_width(int bits) {
+  return bits == 2 || bits == 3 || bits == 4 || bits == 5 || bits == 6 || bits == 8;
+}
+
+}  // namespace
+
+Type type_of(mx::Dtype dtype) {
+  if (dtype == mx::float32) return Type::f32;
+  if (dtype == mx::float16) return Type::f16;
+  if (dtype == mx::bfloat16) return Type::bf16;
+  throw std::invalid_argument("expected float32, float16 or bfloat16");
+}
+
+mx::array settled(const mx::array& a) {
+  mx::array out = mx::contiguous(a, false, mx::Device(mx::Device::cpu));
+  out.eval();
+  return out;
+}
+
+mx::array MatrixHandle::keep(const mx::array& a) {
+  arrays_.push_back(settled(a));
+  return arrays_.back();
+}
+
+MatrixHandle::MatrixHandle(const mx::array& data, const std::optional<mx::array>& scales,
+                           const std::optional<mx::array>& offsets, const std::optional<mx::array>& bias,
+                           int bits, int group) {
+  require(data.ndim() == 2, "a weight has two dimensions");
+  view_.n = data.shape(0);
+  if (scales.has_value()) {
+    require(offsets.has_value(), "affine quantization has scales and biases");
+    require(known_width(bits), "bits must be 2, 3, 4, 5, 6 or 8");
+    require(group == 32 || group == 64 || group == 128, "the group size must be 32, 64 or 128");
+    require(data.dtype() == mx::uint32, "quantized weights are packed in uint32");
+    view_.k = static_cast<int64_t>(data.shape(1)) * 32 / bits;
+    view_.bits = bits;
+    view_.group = group;
+    const mx::Shape expected{data.shape(0), static_cast<int>(view_.k / group)};
+    require(view_.k % group == 0 && scales->shape() == expected && offsets->shape() == expected,
+            "scales and biases must be (N, K / group)");
+    require(scales->dtype() == offsets->dtype(), "scales and biases must share a type");
+    view_.type = type_of(scales->dtype());
+    view_.scales = keep(*scales).data<void>();
+    view_.offsets = keep(*offsets).data<void>();
+  } else {
+    view_.k = data.shape(1);
+    view_.type = type_of(data.dtype());
+  }
+  view_.data = keep(data).data<void>();
+  if (bias.has_value()) {
+    require(bias->shape() == mx::Shape{data.shape(0)}, "a bias must be (N,)");
+    view_.bias = keep(mx::astype(*bias, mx::float32, mx::Device(mx::Device::cpu))).data<float>();
+  }
+}
+
+}  // namespace headrace

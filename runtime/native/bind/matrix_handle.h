@@ -1,0 +1,36 @@
+// A projection's arrays, evaluated, contiguous and held for as long as any graph node needs them.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "../core/kernels.h"
+#include "mlx/array.h"
+
+namespace headrace {
+
+namespace mx = mlx::core;
+
+Type type_of(mx::Dtype dtype);  // throws std::invalid_argument for anything but the three float types
+
+// `a` evaluated and row-contiguous.
+mx::array settled(const mx::array& a);
+
+class MatrixHandle {
+ public:
+  // Arrays as runtime.ops.weights.Weight holds them. Throws std::invalid_argument for shapes or types that do not
+  // fit together, or that the kernels do not know.
+  MatrixHandle(const mx::array& data, const std::optional<mx::array>& scales,
+               const std::optional<mx::array>& offsets, const std::optional<mx::array>& bias, int bits, int group);
+
+  const Matrix& view() const { return view_; }
+
+ private:
+  mx::array keep(const mx::array& a);
+
+  Matrix view_;
+  std::vector<mx::array> arrays_;
+};
+
+}  // namespace headrace

@@ -1,0 +1,52 @@
+// The Python module runtime._native. Its stub is runtime/_native.pyi.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+
+#include "../core/pool.h"
+#include "../core/streaming.h"
+#include "attend_primitive.h"
+#include "linear_primitive.h"
+#include "matrix_handle.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+namespace hr = headrace;
+
+namespace {
+
+double streaming_read(const hr::mx::array& a, int passes) {
+  const hr::mx::array settled = hr::settled(a);
+  nb::gil_scoped_release release;
+  return hr::streaming_read_seconds(hr::Pool::shared(), settled.data<void>(), settled.nbytes(), passes);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "headrace's CPU kernels as nodes of MLX's lazy graph.";
+
+  nb::class_<hr::MatrixHandle>(m, "Matrix")
+      .def(nb::init<const hr::mx::array&, const std::optional<hr::mx::array>&, const std::optional<hr::mx::array>&,
+                    const std::optional<hr::mx::array>&, int, int>(),
+           "data"_a, "scales"_a.none(), "biases"_a.none(), "bias"_a.none(), "bits"_a, "group_size"_a);
+  nb::class_<hr::Rope>(m, "Rope").def_prop_ro("dims", &hr::Rope::dims);
+  nb::class_<hr::AttentionPlan>(m, "AttentionPlan")
+      .def(nb::init<int, int, int, float, std::shared_ptr<hr::Rope>, const std::optional<hr::mx::array>&,
+                    const std::optional<hr::mx::array>&, float, std::optional<int>, std::optional<float>>(),
+           "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "rope"_a.none(), "q_norm"_a.none(), "k_norm"_a.none(),
+           "norm_eps"_a, "window"_a.none(), "softcap"_a.none());
+
+  m.def("make_rope", &hr::make_rope, "periods"_a, "amplitude"_a);
+  m.def("linear", &hr::linear, "x"_a, "w"_a, "norm"_a.none() = nb::none(), "eps"_a = 0.0f,
+        "residual"_a.none() = nb::none(), "activation"_a = "");
+  m.def("rms_norm", &hr::rms_norm, "x"_a, "weight"_a, "eps"_a);
+  m.def("attend", &hr::attend, "qkv"_a, "keys"_a, "values"_a, "offset"_a, "plan"_a);
+
+  m.def("instruction_set", [] { return hr::best_kernels().name; });
+  m.def("threads", [] { return hr::Pool::shared().threads(); });
+  m.def("set_threads", [](int threads) { hr::Pool::shared().set_threads(threads); }, "threads"_a);
+  m.def("streaming_read", &streaming_read, "array"_a, "passes"_a = 1);
+}

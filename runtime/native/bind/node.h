@@ -1,0 +1,25 @@
+// What headrace's graph nodes share: they run on the CPU only and are never differentiated.
+#pragma once
+
+#include <stdexcept>
+
+#include "mlx/device.h"
+#include "mlx/primitives.h"
+#include "mlx/stream.h"
+
+namespace headrace {
+
+namespace mx = mlx::core;
+
+inline mx::Stream cpu_stream() { return mx::default_stream(mx::Device(mx::Device::cpu)); }
+
+class Node : public mx::Primitive {
+ public:
+  using mx::Primitive::Primitive;
+
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
+    throw std::runtime_error("headrace's native kernels run on the CPU");
+  }
+};
+
+}  // namespace headrace

@@ -1,0 +1,62 @@
+// Reading arrays that are not row-contiguous: broadcast, sliced or transposed inputs.
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "mlx/array.h"
+
+namespace headrace {
+
+namespace mx = mlx::core;
+
+// Where an input's numbers are and how to get at them in row order. Cheap for contiguous arrays; safe to capture in a
+// task, which MLX runs before it lets go of the buffer.
+class Rows {
+ public:
+  explicit Rows(const mx::array& a)
+      : data_(a.data<char>()), size_(a.size()), item_(a.itemsize()), contiguous_(a.flags().row_contiguous) {
+    if (!contiguous_) {
+      shape_.assign(a.shape().begin(), a.shape().end());
+      strides_.assign(a.strides().begin(), a.strides().end());
+    }
+  }
+
+  // The elements in row order: in place, or copied into `copy`.
+  template <class T>
+  const T* read(std::vector<char>& copy) const {
+    if (contiguous_) return reinterpret_cast<const T*>(data_);
+    copy.resize(size_ * item_);
+    copy_to(copy.data());
+    return reinterpret_cast<const T*>(copy.data());
+  }
+
+  void copy_to(char* out) const {
+    if (contiguous_) {
+      std::memcpy(out, data_, size_ * item_);
+    } else if (size_ != 0) {
+      copy_axis(0, data_, out);
+    }
+  }
+
+ private:
+  char* copy_axis(size_t axis, const char* from, char* out) const {
+    if (axis == shape_.size()) {
+      std::memcpy(out, from, item_);
+      return out + item_;
+    }
+    for (int64_t i = 0; i < shape_[axis]; ++i) {
+      out = copy_axis(axis + 1, from + i * strides_[axis] * static_cast<int64_t>(item_), out);
+    }
+    return out;
+  }
+
+  const char* data_;
+  size_t size_;
+  size_t item_;
+  bool contiguous_;
+  std::vector<int64_t> shape_, strides_;
+};
+
+}  // namespace headrace

@@ -1,0 +1,47 @@
+// Attention: per-head norm, rotation, cache write and causal attention over the cache, split among threads.
+//
+// B sequences, T new tokens each, H query heads on Hkv key/value heads of size D, cache entries [0, offset) in use.
+#pragma once
+
+#include "kernels.h"
+#include "pool.h"
+#include "rope.h"
+
+namespace headrace {
+
+struct AttendCall {
+  const float* qkv = nullptr;  // (B, T, (H + 2 Hkv) * D)
+  void* keys = nullptr;        // (B, Hkv, capacity, D)
+  void* values = nullptr;      // (B, Hkv, capacity, D)
+  Type kv_type = Type::f32;
+  int64_t batch = 0, length = 0;  // B, T
+  int64_t heads = 0, kv_heads = 0, dim = 0;
+  int64_t capacity = 0, offset = 0;  // offset + T <= capacity
+  const float* q_norm = nullptr;     // (D) or nullptr
+  const float* k_norm = nullptr;
+  float norm_eps = 0;
+  Rope* rope = nullptr;
+  ScoreRule rule{1.0f, 0.0f};
+  int64_t window = 0;    // positions a query sees, itself included; 0 for all
+  float* out = nullptr;  // (B, T, H * D)
+};
+
+void run_attend(Pool& pool, const Kernels& kernels, const AttendCall& call);
+
+// The two ways to attend, once q (B, H, T, D) is placed and the cache is written.
+void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q);
+void attend_prefill(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q);
+
+// The first cache entry that the query at `position` sees.
+inline int64_t first_seen(const AttendCall& call, int64_t position) {
+  return call.window > 0 && position >= call.window ? position - call.window + 1 : 0;
+}
+
+// The cache of one key/value head of one sequence.
+inline HeadCache head_cache(const AttendCall& call, int64_t sequence, int64_t kv_head) {
+  const int64_t at = (sequence * call.kv_heads + kv_head) * call.capacity * call.dim * size_of(call.kv_type);
+  return {static_cast<const char*>(call.keys) + at, static_cast<const char*>(call.values) + at, call.dim,
+          call.kv_type};
+}
+
+}  // namespace headrace

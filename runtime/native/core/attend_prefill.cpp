@@ -1,0 +1,129 @@
+// Attention for many new tokens, in tiles: scores of a block of queries against a block of keys never leave the
+// cache (FlashAttention, arXiv:2205.14135). Both products run on the panels that projections use.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "attend.h"
+#include "scratch.h"
+
+namespace headrace {
+namespace {
+
+constexpr int64_t kQueries = 48;  // positions per tile; every head of a group takes part
+constexpr int64_t kKeys = 64;     // a multiple of every panel width
+
+// Working memory of one tile of (query heads per kv head) * kQueries rows.
+struct Tile {
+  int64_t rows, panel, dim, dim_padded;
+  float* key_panel;    // (kPanelDepth, panel) of one block
+  float* value_panel;  // (kKeys, panel)
+  float* scores;       // (rows, kKeys)
+  float* out;          // (dim_padded / panel, rows, panel)
+  Softmax* states;     // (rows)
+  float* factors;      // (rows)
+
+  Tile(const Kernels& kernels, int64_t tile_rows, int64_t head_dim)
+      : rows(tile_rows), panel(kernels.panel), dim(head_dim) {
+    dim_padded = (dim + panel - 1) / panel * panel;
+    key_panel = scratch(Slot::panel, (kPanelDepth + kKeys) * panel);
+    value_panel = key_panel + kPanelDepth * panel;
+    scores = scratch(Slot::scores, rows * kKeys);
+    out = scratch(Slot::tile, rows * dim_padded);
+    float* rest = scratch(Slot::states, rows * 8);
+    states = reinterpret_cast<Softmax*>(rest);
+    factors = rest + rows * 4;
+  }
+};
+
+// scores (heads * queries, kKeys) of q rows against keys [key, key + n).
+void score(const Kernels& kernels, const Tile& tile, const HeadCache& kv, const float* q, int64_t q_stride,
+           int64_t heads, int64_t queries, int64_t key, int64_t n) {
+  Matrix keys;  // stored keys are a plain weight matrix to the queries
+  keys.data = kv.keys;
+  keys.n = key + n;
+  keys.k = tile.dim;
+  keys.type = kv.type;
+  for (int64_t column = 0; column < kKeys; column += tile.panel) {
+    const int64_t here = std::clamp<int64_t>(n - column, 0, tile.panel);
+    for (int64_t d = 0; d < tile.dim && here > 0; d += kPanelDepth) {
+      const int64_t depth = std::min(kPanelDepth, tile.dim - d);
+      std::memset(tile.key_panel, 0, static_cast<size_t>(depth * tile.panel) * sizeof(float));
+      kernels.unpack_panel(keys, key + column, here, d, depth, 0, tile.key_panel);
+      for (int64_t h = 0; h < heads; ++h) {
+        kernels.gemm(q + h * q_stride + d, tile.dim, tile.key_panel, tile.scores + h * queries * kKeys + column,
+                     kKeys, queries, depth, d != 0);
+      }
+    }
+  }
+}
+
+// out (+)= scores @ values [key, key + n), all rows.
+void weigh(const Kernels& kernels, const Tile& tile, const HeadCache& kv, int64_t rows, int64_t key, int64_t n) {
+  for (int64_t d = 0; d < tile.dim_padded; d += tile.panel) {
+    const int64_t width = std::min(tile.panel, tile.dim - d);
+    if (width < tile.panel) {
+      std::memset(tile.value_panel, 0, static_cast<size_t>(kKeys * tile.panel) * sizeof(float));
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      const char* row = static_cast<const char*>(kv.values) + ((key + i) * tile.dim + d) * size_of(kv.type);
+      kernels.to_float(row, kv.type, width, tile.value_panel + i * tile.panel);
+    }
+    kernels.gemm(tile.scores, kKeys, tile.value_panel, tile.out + d * tile.rows, tile.panel, rows, n, true);
+  }
+}
+
+void attend_tile(const Kernels& kernels, const AttendCall& call, const float* q, int64_t b, int64_t kv_head,
+                 int64_t t0) {
+  const int64_t shared = call.heads / call.kv_heads;
+  const int64_t queries = std::min(kQueries, call.length - t0);
+  const int64_t rows = shared * queries;
+  const Tile tile(kernels, rows, call.dim);
+  const HeadCache kv = head_cache(call, b, kv_head);
+  const float* first = q + ((b * call.heads + kv_head * shared) * call.length + t0) * call.dim;
+
+  std::memset(tile.out, 0, static_cast<size_t>(rows * tile.dim_padded) * sizeof(float));
+  for (int64_t r = 0; r < rows; ++r) tile.states[r] = {-std::numeric_limits<float>::infinity(), 0.0f, nullptr};
+
+  const int64_t last = call.offset + t0 + queries;  // one past the last visible entry
+  for (int64_t key = first_seen(call, call.offset + t0); key < last; key += kKeys) {
+    const int64_t n = std::min(kKeys, last - key);
+    score(kernels, tile, kv, first, call.length * call.dim, shared, queries, key, n);
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t position = call.offset + t0 + r % queries;
+      const int64_t lo = std::clamp<int64_t>(first_seen(call, position) - key, 0, n);
+      const int64_t hi = std::clamp<int64_t>(position + 1 - key, 0, n);
+      const float factor =
+          kernels.softmax_row(tile.scores + r * kKeys, kKeys, lo, hi, call.rule, &tile.states[r]);
+      if (factor == 1.0f) continue;
+      for (int64_t d = 0; d < tile.dim_padded; d += tile.panel) {
+        kernels.rescale(tile.out + d * tile.rows + r * tile.panel, factor, tile.panel);
+      }
+    }
+    weigh(kernels, tile, kv, rows, key, n);
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t head = kv_head * shared + r / queries, t = t0 + r % queries;
+    float* out = call.out + ((b * call.length + t) * call.heads + head) * call.dim;
+    for (int64_t d = 0; d < call.dim; ++d) {
+      out[d] = tile.out[d / tile.panel * tile.panel * tile.rows + r * tile.panel + d % tile.panel] /
+               tile.states[r].sum;
+    }
+  }
+}
+
+}  // namespace
+
+void attend_prefill(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q) {
+  const int64_t blocks = (call.length + kQueries - 1) / kQueries;
+  pool.run(call.batch * call.kv_heads * blocks, [&](Tasks& tasks) {
+    while (tasks.next()) {
+      // Late queries see the most: start with them, so that the threads end together.
+      const int64_t block = blocks - 1 - tasks.index() / (call.batch * call.kv_heads);
+      const int64_t head = tasks.index() % (call.batch * call.kv_heads);
+      attend_tile(kernels, call, q, head / call.kv_heads, head % call.kv_heads, block * kQueries);
+    }
+  });
+}
+
+}  // namespace headrace

@@ -1,0 +1,73 @@
+// float16 and bfloat16 to and from float32, one number at a time, round to nearest even.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels.h"
+
+namespace headrace {
+
+static inline float bits_to_float(uint32_t bits) {
+  float f;
+  __builtin_memcpy(&f, &bits, sizeof f);
+  return f;
+}
+static inline uint32_t float_to_bits(float f) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &f, sizeof bits);
+  return bits;
+}
+
+static inline float f16_to_f32(uint16_t h) {
+#if defined(__aarch64__)
+  __fp16 f;
+  __builtin_memcpy(&f, &h, sizeof f);
+  return static_cast<float>(f);
+#else
+  const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16;
+  const uint32_t magnitude = h & 0x7fff;
+  if (magnitude >= 0x7c00) return bits_to_float(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
+  // Place the 15 bits in a float's field and let a multiplication correct the exponent bias: right for subnormals too.
+  const float scaled = bits_to_float(magnitude << 13) * 0x1p112f;
+  return bits_to_float(sign | float_to_bits(scaled));
+#endif
+}
+
+static inline uint16_t f32_to_f16(float f) {
+#if defined(__aarch64__)
+  const __fp16 h = static_cast<__fp16>(f);
+  uint16_t out;
+  __builtin_memcpy(&out, &h, sizeof out);
+  return out;
+#else
+  const uint32_t bits = float_to_bits(f);
+  const uint16_t sign = static_cast<uint16_t>(bits >> 16 & 0x8000);
+  const uint32_t magnitude = bits & 0x7fffffff;
+  if (magnitude > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00);
+  if (magnitude >= 0x477ff000) return static_cast<uint16_t>(sign | 0x7c00);  // rounds to 65536 or above
+  if (magnitude < 0x38800000) {  // subnormal result: adding 0.5 aligns and rounds the significand
+    const float aligned = bits_to_float(magnitude) + 0.5f;
+    return static_cast<uint16_t>(sign | (float_to_bits(aligned) - 0x3f000000));
+  }
+  const uint32_t rounded = magnitude + 0xfff + (magnitude >> 13 & 1);
+  return static_cast<uint16_t>(sign | ((rounded >> 13) - (112u << 10)));
+#endif
+}
+
+static inline float bf16_to_f32(uint16_t h) { return bits_to_float(static_cast<uint32_t>(h) << 16); }
+
+static inline uint16_t f32_to_bf16(float f) {
+  const uint32_t bits = float_to_bits(f);
+  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>(bits >> 16 | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+template <Type T>
+static inline float load_scalar(const void* base, int64_t i) {
+  if constexpr (T == Type::f32) return static_cast<const float*>(base)[i];
+  const uint16_t raw = static_cast<const uint16_t*>(base)[i];
+  return T == Type::f16 ? f16_to_f32(raw) : bf16_to_f32(raw);
+}
+
+}  // namespace headrace

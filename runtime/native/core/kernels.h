@@ -1,0 +1,114 @@
+// What a set of kernels for one instruction set offers to the code that splits work among threads.
+//
+// Contract: plain pointers and sizes, no allocation, no threads, no exceptions, no MLX. Every function may be
+// called from any thread. Activations are float32. K = input features, N = output features (rows of a weight).
+#pragma once
+
+#include <cstdint>
+
+namespace headrace {
+
+enum class Type : std::uint8_t { f32, f16, bf16 };
+enum class Act : std::uint8_t { none, silu, gelu };
+
+[[gnu::always_inline]] inline int64_t size_of(Type type) { return type == Type::f32 ? 4 : 2; }
+
+// N rows of K weights, row-contiguous. Quantized rows are MLX's affine layout: value i of a row sits at bit
+// i * bits of the packed row, w = scale[i / group] * q + offset[i / group].
+struct Matrix {
+  const void* data = nullptr;
+  const void* scales = nullptr;   // (N, K / group), nullptr for plain weights
+  const void* offsets = nullptr;  // (N, K / group)
+  const float* bias = nullptr;    // (N), added to the product, or nullptr
+  int64_t n = 0;
+  int64_t k = 0;
+  int bits = 0;  // 0 for plain weights
+  int group = 0;
+  Type type = Type::f32;  // of scales and offsets, or of plain data
+
+  // Always inlined: compiled for several instruction sets, see isa/simd.h.
+  [[gnu::always_inline]] bool quantized() const { return bits != 0; }
+  [[gnu::always_inline]] int64_t groups() const { return quantized() ? k / group : 0; }
+  [[gnu::always_inline]] int64_t row_bytes() const { return quantized() ? k * bits / 8 : k * size_of(type); }
+};
+
+// Keys and values of one head: rows of `dim` numbers, contiguous.
+struct HeadCache {
+  const void* keys;
+  const void* values;
+  int64_t dim;
+  Type type;
+};
+
+// Running state of an online softmax for one query: `acc` holds sum(exp(s - top) * v), not yet divided by `sum`.
+struct Softmax {
+  float top;
+  float sum;
+  float* acc;  // (dim)
+};
+
+// How raw scores q.k become the argument of exp: s * scale, bent by a softcap where `softcap` > 0.
+struct ScoreRule {
+  float scale;
+  float softcap;
+};
+
+constexpr int64_t kScorePad = 16;     // score rows are padded to a multiple of this
+constexpr int64_t kMaxQueries = 4;    // queries that attend_chunk takes at once
+constexpr int64_t kMaxBatch = 8;      // activation rows that matbatch takes at once
+constexpr int64_t kRowsAtOnce = 4;    // matvec runs best on multiples of this many rows
+constexpr int64_t kPanelDepth = 256;  // values of k in a GEMM panel
+
+struct Kernels {
+  const char* name;
+  int panel;  // columns of a GEMM panel; always a multiple of 16
+
+  // out = x * rsqrt(mean(x^2) + eps) * weight, over k values; x and out may be the same.
+  void (*rms_norm)(const float* x, const float* weight, float eps, int64_t k, float* out);
+
+  // One activation row in the order a matrix's kernels want it: values, then per-group sums. prepared_size is
+  // a multiple of 16 floats.
+  int64_t (*prepared_size)(const Matrix& w);
+  void (*prepare)(const Matrix& w, const float* x, float* prepared);
+
+  // y[0, rows) = w[row, row + rows) . x for one prepared row. No bias.
+  void (*matvec)(const Matrix& w, const float* prepared, int64_t row, int64_t rows, float* y);
+
+  // y[m * ldy + r] for m < batch <= kMaxBatch prepared rows (`stride` apart) and r < rows. No bias.
+  void (*matbatch)(const Matrix& w, const float* prepared, int64_t stride, int64_t batch, int64_t row,
+                   int64_t rows, float* y, int64_t ldy);
+
+  // panel_out[k - k0][column + r] = w[row + r][k] for k in [k0, k0 + kc); kc <= kPanelDepth, k0 a multiple of it.
+  // Columns are written in whole vectors, with zeros beyond `rows`.
+  void (*unpack_panel)(const Matrix& w, int64_t row, int64_t rows, int64_t k0, int64_t kc, int64_t column,
+                       float* panel_out);
+
+  // c[m][0, panel) (+)= a[m][0, kc) . b[0, kc)[0, panel).
+  void (*gemm)(const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t m, int64_t kc,
+               bool accumulate);
+
+  // out = act(gate) * up over n values.
+  void (*gated)(const float* gate, const float* up, int64_t n, Act act, float* out);
+
+  // Attends `queries` <= kMaxQueries rows of q over entries [begin, end) of one head, updating their softmax states.
+  // `scores` is scratch for queries * (end - begin padded to kScorePad) floats; dim is a multiple of 16.
+  void (*attend_chunk)(const HeadCache& kv, const float* const* q, int64_t queries, int64_t begin, int64_t end,
+                       ScoreRule rule, float* scores, Softmax* state);
+
+  // One row of a score tile: scores[0, n) become exp(bent score - top) within [lo, hi) and 0 outside; n is a
+  // multiple of kScorePad. Moves top and sum; returns what the accumulator has to be multiplied with.
+  float (*softmax_row)(float* scores, int64_t n, int64_t lo, int64_t hi, ScoreRule rule, Softmax* state);
+
+  // Conversions to and from stored K/V.
+  void (*to_float)(const void* src, Type type, int64_t n, float* out);
+  void (*from_float)(const float* src, int64_t n, Type type, void* out);
+
+  // acc = acc * factor over n values.
+  void (*rescale)(float* acc, float factor, int64_t n);
+};
+
+// The fastest kernels this processor can run, or those named (nullptr where it cannot run them).
+const Kernels& best_kernels();
+const Kernels* find_kernels(const char* name);
+
+}  // namespace headrace

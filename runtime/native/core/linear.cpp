@@ -1,0 +1,177 @@
+// See linear.h. Each plan is one function; all end in the same epilogue.
+#include "linear.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "scratch.h"
+
+namespace headrace {
+namespace {
+
+constexpr int64_t kBatchRows = 16;      // more activation rows than this: panels
+constexpr int64_t kTaskBytes = 1 << 15; // weight bytes worth handing to another thread
+constexpr int64_t kTasksPerThread = 6;
+constexpr int64_t kMaxTileRows = 512;   // activation rows that share one unpacked panel
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+// Rows of output per task: about kTasksPerThread tasks a thread, none smaller than kTaskBytes of weights.
+int64_t rows_per_task(const Pool& pool, int64_t rows, int64_t row_bytes) {
+  const int64_t balanced = ceil_div(rows, kTasksPerThread * pool.threads());
+  const int64_t worthwhile = ceil_div(kTaskBytes, row_bytes);
+  return round_up(std::max(balanced, worthwhile), 4 * kRowsAtOnce);
+}
+
+// out[m][at, at + n) from the products of those columns; `up` holds the second half's for a gated unit.
+void finish(const Kernels& kernels, const LinearCall& call, int64_t m, int64_t at, int64_t n, float* product,
+            float* up) {
+  const int64_t width = call.act == Act::none ? call.w.n : call.w.n / 2;
+  float* out = call.out + m * width + at;
+  if (call.w.bias != nullptr) {
+    for (int64_t i = 0; i < n; ++i) product[i] += call.w.bias[at + i];
+    if (up != nullptr) {
+      for (int64_t i = 0; i < n; ++i) up[i] += call.w.bias[width + at + i];
+    }
+  }
+  if (up != nullptr) {
+    kernels.gated(product, up, n, call.act, out);
+  } else if (call.residual != nullptr) {
+    const float* residual = call.residual + m * width + at;
+    for (int64_t i = 0; i < n; ++i) out[i] = product[i] + residual[i];
+  } else {
+    std::memcpy(out, product, static_cast<size_t>(n) * sizeof(float));
+  }
+}
+
+// A row of x, normalised where the call asks for it, in the matrix's own order.
+void prepare_row(const Kernels& kernels, const LinearCall& call, int64_t m, float* prepared) {
+  const float* x = call.x + m * call.w.k;
+  if (call.norm != nullptr) {
+    float* normed = scratch(Slot::rows, call.w.k);
+    kernels.rms_norm(x, call.norm, call.eps, call.w.k, normed);
+    x = normed;
+  }
+  kernels.prepare(call.w, x, prepared);
+}
+
+// One or a few rows: tasks are ranges of output columns; every product of a task fits the cache.
+void run_few(Pool& pool, const Kernels& kernels, const LinearCall& call) {
+  const Matrix& w = call.w;
+  const bool gated = call.act != Act::none;
+  const int64_t width = gated ? w.n / 2 : w.n;
+  const int64_t stride = kernels.prepared_size(w);
+  const int64_t batch = call.rows;
+  const int64_t step = rows_per_task(pool, width, w.row_bytes() * (gated ? 2 : 1));
+
+  // A single row is cheaper to prepare on every thread than to wait for.
+  float* shared = nullptr;
+  if (batch > 1) {
+    shared = scratch(Slot::shared_rows, batch * stride);
+    pool.run(batch, [&](Tasks& tasks) {
+      while (tasks.next()) prepare_row(kernels, call, tasks.index(), shared + tasks.index() * stride);
+    });
+  }
+  pool.run(ceil_div(width, step), [&](Tasks& tasks) {
+    if (!tasks.next()) return;
+    const float* prepared = shared;
+    if (batch == 1) {
+      float* own = scratch(Slot::panel, stride);
+      prepare_row(kernels, call, 0, own);
+      prepared = own;
+    }
+    float* products = scratch(Slot::output, 2 * kMaxBatch * step);
+    float* ups = gated ? products + kMaxBatch * step : nullptr;
+    do {
+      const int64_t at = tasks.index() * step;
+      const int64_t n = std::min(step, width - at);
+      for (int64_t m = 0; m < batch; m += kMaxBatch) {
+        const int64_t here = std::min(kMaxBatch, batch - m);
+        for (int half = 0; half < (gated ? 2 : 1); ++half) {
+          float* y = half == 0 ? products : ups;
+          if (here == 1) {
+            kernels.matvec(w, prepared + m * stride, half * width + at, n, y);
+          } else {
+            kernels.matbatch(w, prepared + m * stride, stride, here, half * width + at, n, y, step);
+          }
+        }
+        for (int64_t i = 0; i < here; ++i) {
+          finish(kernels, call, m + i, at, n, products + i * step, gated ? ups + i * step : nullptr);
+        }
+      }
+    } while (tasks.next());
+  });
+}
+
+// Many rows: tasks are tiles of a panel's columns by up to kMaxTileRows activation rows.
+void run_many(Pool& pool, const Kernels& kernels, const LinearCall& call) {
+  const Matrix& w = call.w;
+  const bool gated = call.act != Act::none;
+  const int64_t width = gated ? w.n / 2 : w.n;
+  const int64_t panel = kernels.panel;
+  const int64_t columns = gated ? panel / 2 : panel;  // of the output, per tile
+
+  const float* x = call.x;
+  if (call.norm != nullptr) {
+    float* normed = scratch(Slot::shared_rows, call.rows * w.k);
+    run_rms_norm(pool, kernels, call.x, call.rows, w.k, call.norm, call.eps, normed);
+    x = normed;
+  }
+  const int64_t across = ceil_div(width, columns);
+  // Split the rows too where that is needed to keep all threads busy to the end.
+  int64_t tile_rows = kMaxTileRows;
+  while (tile_rows > 96 && across * ceil_div(call.rows, tile_rows) < kTasksPerThread * pool.threads()) {
+    tile_rows /= 2;
+  }
+  tile_rows = round_up(std::min(tile_rows, call.rows), 6);
+  const int64_t down = ceil_div(call.rows, tile_rows);
+
+  pool.run(across * down, [&](Tasks& tasks) {
+    if (!tasks.next()) return;
+    float* weights = scratch(Slot::panel, kPanelDepth * panel);
+    float* tile = scratch(Slot::tile, tile_rows * panel);
+    do {
+      const int64_t at = tasks.index() / down * columns;
+      const int64_t n = std::min(columns, width - at);
+      const int64_t m0 = tasks.index() % down * tile_rows;
+      const int64_t rows = std::min(tile_rows, call.rows - m0);
+      for (int64_t k = 0; k < w.k; k += kPanelDepth) {
+        const int64_t kc = std::min(kPanelDepth, w.k - k);
+        kernels.unpack_panel(w, at, n, k, kc, 0, weights);
+        if (gated) kernels.unpack_panel(w, width + at, n, k, kc, columns, weights);
+        kernels.gemm(x + m0 * w.k + k, w.k, weights, tile, panel, rows, kc, k != 0);
+      }
+      for (int64_t m = 0; m < rows; ++m) {
+        float* product = tile + m * panel;
+        finish(kernels, call, m0 + m, at, n, product, gated ? product + columns : nullptr);
+      }
+    } while (tasks.next());
+  });
+}
+
+}  // namespace
+
+void run_linear(Pool& pool, const Kernels& kernels, const LinearCall& call) {
+  if (call.rows <= 0 || call.w.n <= 0) return;
+  if (call.rows <= kBatchRows) {
+    run_few(pool, kernels, call);
+  } else {
+    run_many(pool, kernels, call);
+  }
+}
+
+void run_rms_norm(Pool& pool, const Kernels& kernels, const float* x, int64_t rows, int64_t k, const float* norm,
+                  float eps, float* out) {
+  const int64_t step = std::max<int64_t>(1, 16384 / std::max<int64_t>(k, 1));  // rows worth a task
+  pool.run(ceil_div(rows, step), [&](Tasks& tasks) {
+    while (tasks.next()) {
+      const int64_t end = std::min(rows, (tasks.index() + 1) * step);
+      for (int64_t m = tasks.index() * step; m < end; ++m) {
+        kernels.rms_norm(x + m * k, norm, eps, k, out + m * k);
+      }
+    }
+  });
+}
+
+}  // namespace headrace

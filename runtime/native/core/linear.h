@@ -1,0 +1,29 @@
+// Projections: out = epilogue(norm(x) @ w.T), split among threads.
+//
+// Three plans by the number of activation rows: one row streams the weights (decode); up to kBatchRows unpack
+// each weight once for eight rows; more multiply cache-sized panels (prefill).
+#pragma once
+
+#include "kernels.h"
+#include "pool.h"
+
+namespace headrace {
+
+struct LinearCall {
+  const float* x = nullptr;         // (M, K)
+  int64_t rows = 0;                 // M
+  const float* norm = nullptr;      // (K) RMSNorm weight applied to x first, or nullptr
+  float eps = 0;
+  Matrix w;                         // (N, K)
+  const float* residual = nullptr;  // (M, N) added to the product, or nullptr
+  Act act = Act::none;              // else w is F gate rows above F up rows and out is (M, F)
+  float* out = nullptr;             // (M, N); may be residual, never x
+};
+
+void run_linear(Pool& pool, const Kernels& kernels, const LinearCall& call);
+
+// out[m] = x[m] normalised, (M, K).
+void run_rms_norm(Pool& pool, const Kernels& kernels, const float* x, int64_t rows, int64_t k, const float* norm,
+                  float eps, float* out);
+
+}  // namespace headrace

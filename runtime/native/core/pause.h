@@ -1,0 +1,14 @@
+// One instruction that tells the core a spin loop is running.
+#pragma once
+
+namespace headrace {
+
+inline void cpu_pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace headrace

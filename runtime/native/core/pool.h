@@ -1,0 +1,84 @@
+// The thread pool: hundreds of parallel regions of a few microseconds per decode step.
+//
+// Contract. run(tasks, body) hands task numbers [0, tasks) to the calling thread and the workers, in order of
+// asking, and returns when all are done. Workers that are late or preempted are not waited for unless they
+// hold a task. A region that finds the pool busy (a second engine) runs on its caller alone. Between regions
+// workers spin a few microseconds, then yield, then sleep. Workers are never joined: process exit does not wait for
+// them, and a forked child starts without any and makes its own.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <type_traits>
+
+namespace headrace {
+
+class Pool;
+
+// A participant's claims on the tasks of one region: `while (tasks.next()) work(tasks.index());`
+class Tasks {
+ public:
+  // Declares the task in hand done and claims another; false when none is left.
+  bool next();
+  int64_t index() const { return index_; }
+
+ private:
+  friend class Pool;
+
+  Pool* pool_ = nullptr;  // nullptr: the caller runs alone and counts for itself
+  uint64_t epoch_ = 0;
+  int64_t count_ = 0;
+  int64_t index_ = -1;
+  bool claimed_ = false;  // index_ was claimed before the body began
+};
+
+class Pool {
+ public:
+  static Pool& shared();
+
+  int threads() const { return threads_.load(std::memory_order_relaxed); }
+  // 0 means one per physical core this process may use. Takes effect at the next region.
+  void set_threads(int threads);
+
+  // Runs body(Tasks&) on every participant; on the caller alone where the work is not worth_sharing. The body must
+  // claim until next() is false and must not throw.
+  template <class Body>
+  void run(int64_t tasks, Body&& body, bool worth_sharing = true) {
+    auto call = [](void* context, Tasks& claimed) {
+      (*static_cast<std::remove_reference_t<Body>*>(context))(claimed);
+    };
+    run_region(tasks, call, const_cast<void*>(static_cast<const void*>(&body)), worth_sharing);
+  }
+
+ private:
+  friend class Tasks;
+  using Call = void (*)(void*, Tasks&);
+
+  Pool();
+  void run_region(int64_t tasks, Call call, void* context, bool worth_sharing);
+  void start_workers(int wanted);
+  void work(int number);
+  void wait_for_tasks(int number);
+  bool has_tasks(int number) const;
+  bool claim(Tasks& tasks, bool any_epoch);
+  static void after_fork();
+
+  // epoch (24 bits) | task count (20 bits) | next task (20 bits) in one word, so that a claim never mixes regions.
+  alignas(64) std::atomic<uint64_t> region_{0};
+  alignas(64) std::atomic<int64_t> unfinished_{0};
+  alignas(64) Call call_ = nullptr;  // call_ and context_ stand still while a task of their region is claimed
+  void* context_ = nullptr;
+  std::atomic<int> threads_{1};
+  std::atomic<int> sleepers_{0};
+  int started_ = 0;  // workers, guarded by busy_
+  std::mutex busy_;  // held by the thread that runs a region
+  std::mutex sleep_mutex_;
+  std::condition_variable wake_;
+};
+
+// One per physical core this process may run on, at most what a container's CPU quota grants.
+int physical_cores();
+
+}  // namespace headrace

@@ -1,0 +1,37 @@
+// Rotary position embedding, half-split layout: pair (i, i + dims / 2) turns by position * inverse[i].
+//
+// One Rope is shared by all layers that rotate alike, so the table of a step's positions is computed once.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace headrace {
+
+class Rope {
+ public:
+  // `periods` (dims / 2): radians = position / period. `amplitude` scales what is rotated.
+  Rope(std::vector<float> periods, float amplitude);
+
+  int64_t dims() const { return static_cast<int64_t>(2 * inverse_.size()); }
+
+  struct Table {
+    int64_t offset = 0;
+    int64_t length = 0;
+    std::vector<float> cosine, sine;  // (length, dims / 2), amplitude folded in
+  };
+  std::shared_ptr<const Table> table(int64_t offset, int64_t length);
+
+  // Rotates the first dims() of a head in place, at row `t` of the table.
+  static void rotate(const Table& table, int64_t t, float* head);
+
+ private:
+  std::vector<float> inverse_;
+  float amplitude_;
+  std::mutex mutex_;
+  std::shared_ptr<const Table> last_;
+};
+
+}  // namespace headrace

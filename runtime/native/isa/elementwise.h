@@ -1,0 +1,76 @@
+// Row-wise arithmetic beside the products: normalisation, gating, conversions.
+#pragma once
+
+#include "../core/half.h"
+#include "simd.h"
+
+namespace headrace::HEADRACE_ISA {
+
+inline void rms_norm(const float* x, const float* weight, float eps, int64_t k, float* out) {
+  vf squares[4] = {zero(), zero(), zero(), zero()};
+  int64_t i = 0;
+  for (; i + 4 * W <= k; i += 4 * W) {
+    for (int j = 0; j < 4; ++j) {
+      const vf v = load(x + i + j * W);
+      squares[j] = fma(v, v, squares[j]);
+    }
+  }
+  for (; i < k; i += W) {
+    const vf v = load_first(x + i, k - i < W ? k - i : W);
+    squares[0] = fma(v, v, squares[0]);
+  }
+  const float total = sum(add(add(squares[0], squares[1]), add(squares[2], squares[3])));
+  const vf factor = set1(1.0f / __builtin_sqrtf(total / static_cast<float>(k) + eps));
+  for (i = 0; i + W <= k; i += W) store(out + i, mul(mul(load(x + i), factor), load(weight + i)));
+  if (i < k) {
+    const int64_t n = k - i;
+    store_first(out + i, mul(mul(load_first(x + i, n), factor), load_first(weight + i, n)), n);
+  }
+}
+
+inline vf silu(vf x) { return div(x, add(set1(1.0f), exp(sub(zero(), x)))); }
+
+// The tanh approximation of GELU (Hendrycks and Gimpel, arXiv:1606.08415).
+inline vf gelu(vf x) {
+  const vf cube = mul(mul(x, x), x);
+  const vf inner = mul(set1(0.7978845608f), fma(set1(0.044715f), cube, x));
+  return mul(mul(set1(0.5f), x), add(set1(1.0f), tanh(inner)));
+}
+
+inline void gated(const float* gate, const float* up, int64_t n, Act act, float* out) {
+  for (int64_t i = 0; i < n; i += W) {
+    const int64_t here = n - i < W ? n - i : W;
+    const vf g = load_first(gate + i, here);
+    const vf bent = act == Act::silu ? silu(g) : gelu(g);
+    store_first(out + i, mul(bent, load_first(up + i, here)), here);
+  }
+}
+
+inline void to_float(const void* src, Type type, int64_t n, float* out) {
+  for (int64_t i = 0; i < n; i += W) {
+    const int64_t here = n - i < W ? n - i : W;
+    store_first(out + i, load_first_any(src, type, i, here), here);
+  }
+}
+
+inline void from_float(const float* src, int64_t n, Type type, void* out) {
+  for (int64_t i = 0; i < n; i += W) {
+    const int64_t here = n - i < W ? n - i : W;
+    const vf v = load_first(src + i, here);
+    if (type == Type::f32) {
+      store_first(static_cast<float*>(out) + i, v, here);
+    } else if (type == Type::f16) {
+      store_first_f16(static_cast<uint16_t*>(out) + i, v, here);
+    } else {
+      alignas(64) float plain[W];
+      store(plain, v);
+      for (int64_t j = 0; j < here; ++j) static_cast<uint16_t*>(out)[i + j] = f32_to_bf16(plain[j]);
+    }
+  }
+}
+
+inline void rescale(float* acc, float factor, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) acc[i] *= factor;
+}
+
+}  // namespace headrace::HEADRACE_ISA

@@ -1,0 +1,52 @@
+// The vector vocabulary that kernels are written in, for the instruction set of this translation unit.
+//
+// Each of avx512.cpp, avx2.cpp and portable.cpp defines HEADRACE_ISA and is compiled with its own flags. Only
+// what lives in namespace headrace::HEADRACE_ISA, or is static, may be instantiated there: an inline function of
+// the standard library compiled with AVX-512 could be the copy the linker keeps for everybody.
+//
+// vf: W floats, vi: W dwords. load_first/store_first touch n <= W elements and fill with zeros.
+#pragma once
+
+#if defined(HEADRACE_AVX512)
+#include "simd_avx512.h"
+#elif defined(HEADRACE_AVX2)
+#include "simd_avx2.h"
+#else
+#include "simd_portable.h"
+#endif
+
+namespace headrace::HEADRACE_ISA {
+
+// e^x to about 2 ulp; 0 below -87. Range reduction by ln 2 in two parts, then a Taylor polynomial on
+// |r| <= ln(2) / 2, where its remainder is under one part in 10^8.
+inline vf exp(vf x) {
+  const vf bounded = min(max(x, set1(-87.0f)), set1(88.0f));
+  const vf whole = round_even(mul(bounded, set1(1.44269504f)));
+  vf r = fma(whole, set1(-0.693359375f), bounded);
+  r = fma(whole, set1(2.12194440e-4f), r);
+  vf p = set1(1.0f / 5040);
+  p = fma(p, r, set1(1.0f / 720));
+  p = fma(p, r, set1(1.0f / 120));
+  p = fma(p, r, set1(1.0f / 24));
+  p = fma(p, r, set1(1.0f / 6));
+  p = fma(p, r, set1(0.5f));
+  p = fma(p, r, set1(1.0f));
+  p = fma(p, r, set1(1.0f));
+  return where_above(x, -87.0f, times_power_of_two(p, whole));
+}
+
+inline vf tanh(vf x) { return sub(set1(1.0f), div(set1(2.0f), add(exp(add(x, x)), set1(1.0f)))); }
+
+inline vf load_any(const void* base, Type type, int64_t i) {
+  if (type == Type::f16) return load_as<Type::f16>(base, i);
+  if (type == Type::bf16) return load_as<Type::bf16>(base, i);
+  return load_as<Type::f32>(base, i);
+}
+
+inline vf load_first_any(const void* base, Type type, int64_t i, int64_t n) {
+  if (type == Type::f16) return load_first_as<Type::f16>(base, i, n);
+  if (type == Type::bf16) return load_first_as<Type::bf16>(base, i, n);
+  return load_first_as<Type::f32>(base, i, n);
+}
+
+}  // namespace headrace::HEADRACE_ISA

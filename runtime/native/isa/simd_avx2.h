@@ -1,0 +1,170 @@
+// Eight float lanes on AVX2 with FMA and F16C. Same names as simd_avx512.h; see simd.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "../core/kernels.h"
+
+namespace headrace::HEADRACE_ISA {
+
+using vf = __m256;
+using vi = __m256i;
+constexpr int W = 8;
+constexpr int kPanelVectors = 2;  // a 6 x 16 tile: 12 accumulators of 16 registers
+constexpr int kTileRows = 6;
+constexpr const char* kName = "avx2";
+
+inline vi first(int64_t n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+inline vf zero() { return _mm256_setzero_ps(); }
+inline vf set1(float x) { return _mm256_set1_ps(x); }
+inline vf load(const float* p) { return _mm256_loadu_ps(p); }
+inline void store(float* p, vf v) { _mm256_storeu_ps(p, v); }
+inline vf load_first(const float* p, int64_t n) { return _mm256_maskload_ps(p, first(n)); }
+inline void store_first(float* p, vf v, int64_t n) { _mm256_maskstore_ps(p, first(n), v); }
+inline vf add(vf a, vf b) { return _mm256_add_ps(a, b); }
+inline vf sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
+inline vf mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
+inline vf div(vf a, vf b) { return _mm256_div_ps(a, b); }
+inline vf fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+inline vf max(vf a, vf b) { return _mm256_max_ps(a, b); }
+inline vf min(vf a, vf b) { return _mm256_min_ps(a, b); }
+inline float sum(vf v) {
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+inline float maximum(vf v) {
+  __m128 s = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+}
+
+inline vf where_above(vf x, float limit, vf a) {
+  return _mm256_and_ps(_mm256_cmp_ps(x, set1(limit), _CMP_GT_OQ), a);
+}
+inline vf round_even(vf x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline vf times_power_of_two(vf x, vf whole) {
+  const vi exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127)), 23);
+  return mul(x, _mm256_castsi256_ps(exponent));
+}
+
+template <Type T>
+inline vf load_as(const void* base, int64_t i) {
+  if constexpr (T == Type::f32) {
+    return load(static_cast<const float*>(base) + i);
+  } else {
+    const auto* p = static_cast<const uint16_t*>(base) + i;
+    const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    if constexpr (T == Type::f16) return _mm256_cvtph_ps(raw);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16));
+  }
+}
+
+template <Type T>
+inline vf load_first_as(const void* base, int64_t i, int64_t n) {
+  if constexpr (T == Type::f32) {
+    return load_first(static_cast<const float*>(base) + i, n);
+  } else {
+    alignas(16) uint16_t raw[W] = {};
+    std::memcpy(raw, static_cast<const uint16_t*>(base) + i, static_cast<size_t>(n) * sizeof raw[0]);
+    return load_as<T>(raw, 0);
+  }
+}
+
+inline void store_first_f16(uint16_t* p, vf v, int64_t n) {
+  const __m128i half = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  std::memcpy(p, &half, static_cast<size_t>(n) * sizeof *p);
+}
+
+inline vi load_words(const uint32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const vi*>(p)); }
+inline vi load_first_words(const uint32_t* p, int64_t n) {
+  return _mm256_maskload_epi32(reinterpret_cast<const int*>(p), first(n));
+}
+
+template <int Bits>
+inline vf quant(vi words, int step) {
+  const vi shifted = _mm256_srli_epi32(words, step * Bits);
+  return _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32((1 << Bits) - 1)));
+}
+
+// Eight consecutive values of an odd width fill Bits bytes.
+template <int Bits>
+inline vf unpack(const uint8_t* p) {
+  alignas(32) static constexpr auto kPlan = [] {
+    struct {
+      uint8_t bytes[32];
+      uint32_t shifts[8];
+    } plan{};
+    for (int i = 0; i < 8; ++i) {
+      for (int j = 0; j < 4; ++j) {
+        const int byte = i * Bits / 8 + j;
+        plan.bytes[4 * i + j] = static_cast<uint8_t>(byte < Bits && j < 2 ? byte : 0x80);
+      }
+      plan.shifts[i] = static_cast<uint32_t>(i * Bits % 8);
+    }
+    return plan;
+  }();
+  uint64_t word = 0;
+  std::memcpy(&word, p, Bits);
+  const vi raw = _mm256_set1_epi64x(static_cast<int64_t>(word));
+  const vi spread = _mm256_shuffle_epi8(raw, _mm256_load_si256(reinterpret_cast<const vi*>(kPlan.bytes)));
+  const vi shifted = _mm256_srlv_epi32(spread, _mm256_load_si256(reinterpret_cast<const vi*>(kPlan.shifts)));
+  return _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32((1 << Bits) - 1)));
+}
+
+struct Spread {
+  vi index;
+  explicit Spread(int64_t per_lane) {
+    alignas(32) int32_t at[W];
+    for (int i = 0; i < W; ++i) at[i] = static_cast<int32_t>(i / per_lane);
+    index = _mm256_load_si256(reinterpret_cast<const vi*>(at));
+  }
+  vf pick(vf scales, int64_t from) const {
+    return _mm256_permutevar8x32_ps(scales, _mm256_add_epi32(index, _mm256_set1_epi32(static_cast<int>(from))));
+  }
+};
+
+// Sums of four vectors, still split between the two 128-bit halves.
+inline vf half_sums4(vf a, vf b, vf c, vf d) {
+  const vf ab = add(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+  const vf cd = add(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+  const __m256d x = _mm256_castps_pd(ab), y = _mm256_castps_pd(cd);
+  return add(_mm256_castpd_ps(_mm256_unpacklo_pd(x, y)), _mm256_castpd_ps(_mm256_unpackhi_pd(x, y)));
+}
+inline void store_sums4(float* p, vf a, vf b, vf c, vf d) {
+  const vf q = half_sums4(a, b, c, d);
+  _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(q), _mm256_extractf128_ps(q, 1)));
+}
+
+inline vf sums(const vf (&v)[W]) {
+  const vf lo = half_sums4(v[0], v[1], v[2], v[3]), hi = half_sums4(v[4], v[5], v[6], v[7]);
+  return add(_mm256_permute2f128_ps(lo, hi, 0x20), _mm256_permute2f128_ps(lo, hi, 0x31));
+}
+
+inline void transpose(vf (&v)[W]) {
+  vf t[W];
+  for (int i = 0; i < 4; ++i) {
+    t[2 * i] = _mm256_unpacklo_ps(v[2 * i], v[2 * i + 1]);
+    t[2 * i + 1] = _mm256_unpackhi_ps(v[2 * i], v[2 * i + 1]);
+  }
+  for (int i = 0; i < 2; ++i) {
+    const __m256d a = _mm256_castps_pd(t[4 * i]), b = _mm256_castps_pd(t[4 * i + 1]);
+    const __m256d c = _mm256_castps_pd(t[4 * i + 2]), d = _mm256_castps_pd(t[4 * i + 3]);
+    v[4 * i] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, c));
+    v[4 * i + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, c));
+    v[4 * i + 2] = _mm256_castpd_ps(_mm256_unpacklo_pd(b, d));
+    v[4 * i + 3] = _mm256_castpd_ps(_mm256_unpackhi_pd(b, d));
+  }
+  for (int i = 0; i < 4; ++i) {
+    const vf a = v[i], b = v[4 + i];
+    v[i] = _mm256_permute2f128_ps(a, b, 0x20);
+    v[4 + i] = _mm256_permute2f128_ps(a, b, 0x31);
+  }
+}
+
+}  // namespace headrace::HEADRACE_ISA

@@ -1,0 +1,183 @@
+// Sixteen float lanes on AVX-512 (F, BW, DQ, VL: every server since Skylake-X, Zen 4 and 5).
+//
+// The three simd_*.h files define the same names; kernels are written once against them. See simd.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include "../core/kernels.h"
+
+namespace headrace::HEADRACE_ISA {
+
+using vf = __m512;
+using vi = __m512i;
+constexpr int W = 16;
+constexpr int kPanelVectors = 4;  // a 6 x 64 tile: 24 accumulators of 32 registers
+constexpr int kTileRows = 6;
+constexpr const char* kName = "avx512";
+
+inline __mmask16 first(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }  // n <= 16
+
+inline vf zero() { return _mm512_setzero_ps(); }
+inline vf set1(float x) { return _mm512_set1_ps(x); }
+inline vf load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, vf v) { _mm512_storeu_ps(p, v); }
+inline vf load_first(const float* p, int64_t n) { return _mm512_maskz_loadu_ps(first(n), p); }
+inline void store_first(float* p, vf v, int64_t n) { _mm512_mask_storeu_ps(p, first(n), v); }
+inline vf add(vf a, vf b) { return _mm512_add_ps(a, b); }
+inline vf sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
+inline vf mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+inline vf div(vf a, vf b) { return _mm512_div_ps(a, b); }
+inline vf fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+inline vf max(vf a, vf b) { return _mm512_max_ps(a, b); }
+inline vf min(vf a, vf b) { return _mm512_min_ps(a, b); }
+inline float sum(vf v) { return _mm512_reduce_add_ps(v); }
+inline float maximum(vf v) { return _mm512_reduce_max_ps(v); }
+
+// a where x > limit, else 0.
+inline vf where_above(vf x, float limit, vf a) {
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, set1(limit), _CMP_GT_OQ), a);
+}
+inline vf round_even(vf x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline vf times_power_of_two(vf x, vf whole) { return _mm512_scalef_ps(x, whole); }
+
+template <Type T>
+inline vf load_as(const void* base, int64_t i) {
+  if constexpr (T == Type::f32) {
+    return load(static_cast<const float*>(base) + i);
+  } else {
+    const auto* p = static_cast<const uint16_t*>(base) + i;
+    const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    if constexpr (T == Type::f16) return _mm512_cvtph_ps(raw);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
+  }
+}
+
+template <Type T>
+inline vf load_first_as(const void* base, int64_t i, int64_t n) {
+  if constexpr (T == Type::f32) {
+    return load_first(static_cast<const float*>(base) + i, n);
+  } else {
+    const __m256i raw = _mm256_maskz_loadu_epi16(first(n), static_cast<const uint16_t*>(base) + i);
+    if constexpr (T == Type::f16) return _mm512_cvtph_ps(raw);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
+  }
+}
+
+inline void store_first_f16(uint16_t* p, vf v, int64_t n) {
+  const __m256i half = _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  _mm256_mask_storeu_epi16(p, first(n), half);
+}
+
+// Sixteen dwords of packed weights.
+inline vi load_words(const uint32_t* p) { return _mm512_loadu_si512(p); }
+inline vi load_first_words(const uint32_t* p, int64_t n) { return _mm512_maskz_loadu_epi32(first(n), p); }
+
+// Value `step` of each lane's dword as float. vpermps reads only the low four bits of its index: a table lookup
+// is shift and lookup, without mask and conversion.
+template <int Bits>
+inline vf quant(vi words, int step) {
+  using Unsigned = uint32_t __attribute__((vector_size(64)));
+  const vi shifted = (vi)((Unsigned)words >> static_cast<uint32_t>(step * Bits));
+  if constexpr (Bits == 4) {
+    const vf table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_permutexvar_ps(shifted, table);
+  } else if constexpr (Bits == 2) {
+    const vf table = _mm512_setr_ps(0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3);
+    return _mm512_permutexvar_ps(shifted, table);
+  } else {
+    return _mm512_cvtepi32_ps(_mm512_and_si512(shifted, _mm512_set1_epi32((1 << Bits) - 1)));
+  }
+}
+
+// Sixteen consecutive values of an odd width, starting at a byte boundary (16 values fill 2 * Bits bytes).
+template <int Bits>
+inline vf unpack(const uint8_t* p) {
+  alignas(64) static constexpr auto kPlan = [] {
+    struct {
+      uint8_t bytes[64];
+      uint32_t shifts[16];
+    } plan{};
+    for (int i = 0; i < 16; ++i) {
+      for (int j = 0; j < 4; ++j) {
+        const int byte = i * Bits / 8 + j;
+        plan.bytes[4 * i + j] = static_cast<uint8_t>(byte < 2 * Bits && j < 2 ? byte : 0x80);
+      }
+      plan.shifts[i] = static_cast<uint32_t>(i * Bits % 8);
+    }
+    return plan;
+  }();
+  const __m128i raw = _mm_maskz_loadu_epi8(static_cast<__mmask16>((1u << (2 * Bits)) - 1), p);
+  const vi spread = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(raw), _mm512_load_si512(kPlan.bytes));
+  const vi shifted = _mm512_srlv_epi32(spread, _mm512_load_si512(kPlan.shifts));
+  return _mm512_cvtepi32_ps(_mm512_and_si512(shifted, _mm512_set1_epi32((1 << Bits) - 1)));
+}
+
+// Which of W scales belongs to each lane of a block of packed words, `per_lane` lanes to a scale.
+struct Spread {
+  vi index;
+  explicit Spread(int64_t per_lane) {
+    alignas(64) int32_t at[W];
+    for (int i = 0; i < W; ++i) at[i] = static_cast<int32_t>(i / per_lane);
+    index = _mm512_load_si512(at);
+  }
+  vf pick(vf scales, int64_t from) const {
+    return _mm512_permutexvar_ps(_mm512_add_epi32(index, _mm512_set1_epi32(static_cast<int>(from))), scales);
+  }
+};
+
+// The sums of four vectors.
+inline __m128 sums4(vf a, vf b, vf c, vf d) {
+  const vf ab = add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  const vf cd = add(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  const __m512d x = _mm512_castps_pd(ab), y = _mm512_castps_pd(cd);
+  const vf q = add(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(q), _mm512_extractf32x8_ps(q, 1));
+  return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+inline void store_sums4(float* p, vf a, vf b, vf c, vf d) { _mm_storeu_ps(p, sums4(a, b, c, d)); }
+
+// Lane i of the result is the sum of v[i].
+inline vf sums(const vf (&v)[W]) {
+  vf q[4];
+  for (int i = 0; i < 4; ++i) {
+    const vf ab = add(_mm512_unpacklo_ps(v[4 * i], v[4 * i + 1]), _mm512_unpackhi_ps(v[4 * i], v[4 * i + 1]));
+    const vf cd =
+        add(_mm512_unpacklo_ps(v[4 * i + 2], v[4 * i + 3]), _mm512_unpackhi_ps(v[4 * i + 2], v[4 * i + 3]));
+    const __m512d x = _mm512_castps_pd(ab), y = _mm512_castps_pd(cd);
+    q[i] = add(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+  }
+  const vf e0 = add(_mm512_shuffle_f32x4(q[0], q[1], 0x88), _mm512_shuffle_f32x4(q[0], q[1], 0xdd));
+  const vf e1 = add(_mm512_shuffle_f32x4(q[2], q[3], 0x88), _mm512_shuffle_f32x4(q[2], q[3], 0xdd));
+  return add(_mm512_shuffle_f32x4(e0, e1, 0x88), _mm512_shuffle_f32x4(e0, e1, 0xdd));
+}
+
+inline void transpose(vf (&v)[W]) {
+  vf t[W];
+  for (int i = 0; i < 8; ++i) {
+    t[2 * i] = _mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    const __m512d a = _mm512_castps_pd(t[4 * i]), b = _mm512_castps_pd(t[4 * i + 1]);
+    const __m512d c = _mm512_castps_pd(t[4 * i + 2]), d = _mm512_castps_pd(t[4 * i + 3]);
+    v[4 * i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
+    v[4 * i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
+    v[4 * i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
+    v[4 * i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_f32x4(v[i], v[4 + i], 0x88);
+    t[4 + i] = _mm512_shuffle_f32x4(v[i], v[4 + i], 0xdd);
+    t[8 + i] = _mm512_shuffle_f32x4(v[8 + i], v[12 + i], 0x88);
+    t[12 + i] = _mm512_shuffle_f32x4(v[8 + i], v[12 + i], 0xdd);
+  }
+  for (int i = 0; i < 4; ++i) {
+    v[i] = _mm512_shuffle_f32x4(t[i], t[8 + i], 0x88);
+    v[4 + i] = _mm512_shuffle_f32x4(t[4 + i], t[12 + i], 0x88);
+    v[8 + i] = _mm512_shuffle_f32x4(t[i], t[8 + i], 0xdd);
+    v[12 + i] = _mm512_shuffle_f32x4(t[4 + i], t[12 + i], 0xdd);
+  }
+}
+
+}  // namespace headrace::HEADRACE_ISA

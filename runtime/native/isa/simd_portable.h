@@ -1,0 +1,135 @@
+// Four float lanes through the compiler's vector extensions: NEON on aarch64, SSE2 on any x86-64.
+// Same names as simd_avx512.h; see simd.h.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+
+#include "../core/half.h"
+#include "../core/kernels.h"
+
+namespace headrace::HEADRACE_ISA {
+
+typedef float vf __attribute__((vector_size(16)));
+typedef uint32_t vi __attribute__((vector_size(16)));
+typedef int32_t vs __attribute__((vector_size(16)));
+constexpr int W = 4;
+#if defined(__aarch64__)
+constexpr int kPanelVectors = 4;  // a 6 x 16 tile: 24 accumulators of 32 registers
+constexpr const char* kName = "neon";
+#else
+constexpr int kPanelVectors = 4;
+constexpr const char* kName = "portable";
+#endif
+constexpr int kTileRows = 6;
+
+inline vf zero() { return vf{}; }
+inline vf set1(float x) { return vf{x, x, x, x}; }
+inline vf load(const float* p) {
+  vf v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+inline void store(float* p, vf v) { __builtin_memcpy(p, &v, sizeof v); }
+inline vf load_first(const float* p, int64_t n) {
+  vf v{};
+  for (int64_t i = 0; i < n; ++i) v[i] = p[i];
+  return v;
+}
+inline void store_first(float* p, vf v, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) p[i] = v[i];
+}
+inline vf add(vf a, vf b) { return a + b; }
+inline vf sub(vf a, vf b) { return a - b; }
+inline vf mul(vf a, vf b) { return a * b; }
+inline vf div(vf a, vf b) { return a / b; }
+inline vf fma(vf a, vf b, vf c) { return a * b + c; }  // contracted where the machine has it
+inline vf max(vf a, vf b) { return a > b ? a : b; }
+inline vf min(vf a, vf b) { return a < b ? a : b; }
+inline float sum(vf v) { return (v[0] + v[2]) + (v[1] + v[3]); }
+inline float maximum(vf v) {
+  const float a = v[0] > v[1] ? v[0] : v[1], b = v[2] > v[3] ? v[2] : v[3];
+  return a > b ? a : b;
+}
+
+inline vf where_above(vf x, float limit, vf a) { return x > set1(limit) ? a : vf{}; }
+// Adding 1.5 * 2^23 leaves no fraction bits; exact for |x| < 2^22. Kept from being simplified: no -ffast-math here.
+inline vf round_even(vf x) {
+  const vf big = set1(12582912.0f);
+  return (x + big) - big;
+}
+inline vf times_power_of_two(vf x, vf whole) {
+  const vs exponent = (__builtin_convertvector(whole, vs) + 127) << 23;
+  return x * (vf)exponent;
+}
+
+template <Type T>
+inline vf load_first_as(const void* base, int64_t i, int64_t n) {
+  vf v{};
+  for (int64_t j = 0; j < n; ++j) v[j] = load_scalar<T>(base, i + j);
+  return v;
+}
+template <Type T>
+inline vf load_as(const void* base, int64_t i) {
+  if constexpr (T == Type::f32) return load(static_cast<const float*>(base) + i);
+  return load_first_as<T>(base, i, W);
+}
+
+inline void store_first_f16(uint16_t* p, vf v, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) p[i] = f32_to_f16(v[i]);
+}
+
+inline vi load_words(const uint32_t* p) {
+  vi v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+inline vi load_first_words(const uint32_t* p, int64_t n) {
+  vi v{};
+  for (int64_t i = 0; i < n; ++i) v[i] = p[i];
+  return v;
+}
+
+template <int Bits>
+inline vf quant(vi words, int step) {
+  const vi value = (words >> static_cast<uint32_t>(step * Bits)) & ((1u << Bits) - 1);
+  return __builtin_convertvector((vs)value, vf);
+}
+
+// Four consecutive values of an odd width: every other call starts in the middle of a byte.
+template <int Bits>
+inline vf unpack4(const uint8_t* p, int bit) {
+  uint32_t word = 0;
+  __builtin_memcpy(&word, p + bit / 8, (4 * Bits + 7) / 8);
+  word >>= bit % 8;
+  constexpr uint32_t mask = (1u << Bits) - 1;
+  const vs value = {static_cast<int32_t>(word & mask), static_cast<int32_t>(word >> Bits & mask),
+                    static_cast<int32_t>(word >> 2 * Bits & mask), static_cast<int32_t>(word >> 3 * Bits & mask)};
+  return __builtin_convertvector(value, vf);
+}
+
+struct Spread {
+  vs index;
+  explicit Spread(int64_t per_lane) {
+    for (int i = 0; i < W; ++i) index[i] = static_cast<int32_t>(i / per_lane);
+  }
+  vf pick(vf scales, int64_t from) const {
+    const vs at = index + static_cast<int32_t>(from);
+    return vf{scales[at[0]], scales[at[1]], scales[at[2]], scales[at[3]]};
+  }
+};
+
+inline void store_sums4(float* p, vf a, vf b, vf c, vf d) {
+  p[0] = sum(a);
+  p[1] = sum(b);
+  p[2] = sum(c);
+  p[3] = sum(d);
+}
+inline vf sums(const vf (&v)[W]) { return vf{sum(v[0]), sum(v[1]), sum(v[2]), sum(v[3])}; }
+
+inline void transpose(vf (&v)[W]) {
+  const vf a = v[0], b = v[1], c = v[2], d = v[3];
+  for (int i = 0; i < W; ++i) v[i] = vf{a[i], b[i], c[i], d[i]};
+}
+
+}  // namespace headrace::HEADRACE_ISA

@@ -1,0 +1,31 @@
+// The table of this instruction set's kernels.
+#pragma once
+
+#include "attention.h"
+#include "elementwise.h"
+#include "gemm.h"
+#include "matbatch.h"
+#include "matvec.h"
+#include "prepare.h"
+
+namespace headrace::HEADRACE_ISA {
+
+static constexpr Kernels kTable = {
+    .name = kName,
+    .panel = kPanel,
+    .rms_norm = rms_norm,
+    .prepared_size = prepared_size,
+    .prepare = prepare,
+    .matvec = matvec,
+    .matbatch = matbatch,
+    .unpack_panel = unpack_panel,
+    .gemm = gemm,
+    .gated = gated,
+    .attend_chunk = attend_chunk,
+    .softmax_row = softmax_row,
+    .to_float = to_float,
+    .from_float = from_float,
+    .rescale = rescale,
+};
+
+}  // namespace headrace::HEADRACE_ISA

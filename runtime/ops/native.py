@@ -1,0 +1,191 @@
+"""The operations of a decoder layer on headrace's own CPU kernels (sources: runtime/native, account: docs/kernels.md).
+
+Same signatures and shapes as `runtime.ops.reference`. Activations are float32. What the kernels do not know
+(another dtype, a weight that `prepare` could not take, a head size that is no multiple of 16) runs on the reference;
+`status()` counts those calls by reason.
+"""
+
+import os
+import weakref
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from runtime.ops import reference
+from runtime.ops.weights import AttentionSpec, Rope, Weight
+
+if TYPE_CHECKING:
+    from runtime import _native
+else:
+    try:
+        from runtime import _native
+    except ImportError as error:
+        _native, _missing = None, str(error)
+
+name = "native"
+
+_fallbacks: Counter[str] = Counter()
+_plans: dict[int, Any] = {}  # id(spec) -> its AttentionPlan, or None where the kernels cannot take it
+_ropes: dict[int, Any] = {}  # id(rope) -> the shared rotation
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What `headrace doctor` shows. `fallbacks` counts reference calls by reason."""
+
+    available: bool
+    reason: str | None = None  # why not
+    instruction_set: str | None = None
+    threads: int | None = None
+    fallbacks: dict[str, int] = field(default_factory=dict)
+
+
+def status() -> Status:
+    """Whether the kernels were built and load here, what they run on, and what had to fall back."""
+    if _native is None:
+        return Status(False, f"runtime._native is not built ({_missing}); it needs a C++20 compiler at install")
+    return Status(
+        True,
+        instruction_set=_native.instruction_set(),
+        threads=_native.threads(),
+        fallbacks=dict(_fallbacks),
+    )
+
+
+def set_threads(threads: int) -> None:
+    """How many threads the kernels use; 0 means one per physical core. HEADRACE_THREADS sets it at import."""
+    _native.set_threads(threads)
+
+
+def streaming_read(array: mx.array, passes: int = 1) -> float:
+    """Seconds for all threads to read `array` once, the best of `passes`. It should exceed the caches."""
+    return _native.streaming_read(array, passes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedWeight(Weight):
+    """A weight whose arrays the kernels hold; `matrix` is None where they cannot."""
+
+    matrix: "_native.Matrix | None" = None
+
+
+def prepare(weight: Weight, dtype: mx.Dtype) -> Weight:
+    """Hand the weight to the kernels. It stays in its stored types: half precision is read as it is."""
+    matrix = None
+    if dtype == mx.float32:
+        try:
+            matrix = _native.Matrix(
+                weight.data, weight.scales, weight.biases, weight.bias, weight.bits, weight.group_size
+            )
+        except ValueError as error:
+            _fallbacks[f"weight: {error}"] += 1
+    if matrix is None:
+        weight = reference.prepare(weight, dtype)
+    return PreparedWeight(
+        weight.data, weight.scales, weight.biases, weight.bits, weight.group_size, weight.bias, matrix
+    )
+
+
+def kv_dtype(compute: mx.Dtype) -> mx.Dtype:
+    """Half precision: the kernels convert as they read, and a step is bound by the bytes it reads."""
+    return mx.float16 if compute == mx.float32 else compute
+
+
+def embed(tokens: mx.array, table: Weight, dtype: mx.Dtype) -> mx.array:
+    """Rows of the embedding table. tokens (B, T) -> (B, T, E)."""
+    return reference.embed(tokens, table, dtype)
+
+
+def linear(x: mx.array, w: Weight) -> mx.array:
+    """x @ w.T (+ bias). x (B, T, K) -> (B, T, N)."""
+    matrix = _matrix(x, w)
+    return reference.linear(x, w) if matrix is None else _native.linear(x, matrix)
+
+
+def linear_add(x: mx.array, w: Weight, residual: mx.array) -> mx.array:
+    """residual + x @ w.T. (B, T, K) -> (B, T, N)."""
+    matrix = _matrix(x, w)
+    if matrix is None:
+        return reference.linear_add(x, w, residual)
+    return _native.linear(x, matrix, residual=residual)
+
+
+def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
+    """Root mean square normalisation over the last axis."""
+    if x.dtype != mx.float32:
+        return reference.rms_norm(x, weight, eps)
+    return _native.rms_norm(x, weight, eps)
+
+
+def norm_linear(x: mx.array, norm: mx.array, eps: float, w: Weight) -> mx.array:
+    """RMSNorm, then a projection, in one node. x (B, T, E) -> (B, T, N)."""
+    matrix = _matrix(x, w)
+    return reference.norm_linear(x, norm, eps, w) if matrix is None else _native.linear(x, matrix, norm, eps)
+
+
+def norm_glu(x: mx.array, norm: mx.array, eps: float, w: Weight, activation: str) -> mx.array:
+    """RMSNorm, gate and up projections, act(gate) * up, in one node. x (B, T, E) -> (B, T, F)."""
+    matrix = _matrix(x, w)
+    if matrix is None:
+        return reference.norm_glu(x, norm, eps, w, activation)
+    return _native.linear(x, matrix, norm, eps, None, activation)
+
+
+def attend(
+    qkv: mx.array, keys: mx.array, values: mx.array, offset: int, spec: AttentionSpec
+) -> tuple[mx.array, mx.array, mx.array]:
+    """Head norms, rotation, cache write and attention in one node; see the reference for shapes.
+
+    The buffers are written in place when the caller keeps no other reference to them.
+    """
+    plan = _plan(spec)
+    if plan is None or qkv.dtype != mx.float32:
+        _fallbacks[f"attention: head size {spec.head_dim}" if plan is None else f"attention: {qkv.dtype}"] += 1
+        return reference.attend(qkv, keys, values, offset, spec)
+    return _native.attend(qkv, keys, values, offset, plan)
+
+
+def _matrix(x: mx.array, w: Weight) -> "_native.Matrix | None":
+    """What the kernels hold of a weight; None, counted, where this product has to run on the reference."""
+    matrix = getattr(w, "matrix", None)
+    if matrix is None or x.dtype != mx.float32:
+        _fallbacks["linear: weight was not prepared" if matrix is None else f"linear: {x.dtype}"] += 1
+        return None
+    return matrix
+
+
+def _plan(spec: AttentionSpec) -> "_native.AttentionPlan | None":
+    key = id(spec)
+    if key in _plans:
+        return _plans[key]
+    plan = None
+    if spec.head_dim % 16 == 0:
+        plan = _native.AttentionPlan(
+            spec.heads,
+            spec.kv_heads,
+            spec.head_dim,
+            spec.scale,
+            None if spec.rope is None else _rope(spec.rope),
+            spec.q_norm,
+            spec.k_norm,
+            spec.norm_eps,
+            spec.window,
+            spec.softcap,
+        )
+    _plans[key] = plan
+    weakref.finalize(spec, _plans.pop, key, None)
+    return plan
+
+
+def _rope(rope: Rope) -> "_native.Rope":
+    key = id(rope)
+    if key not in _ropes:
+        _ropes[key] = _native.make_rope(rope.periods, rope.amplitude)
+        weakref.finalize(rope, _ropes.pop, key, None)
+    return _ropes[key]
+
+
+if _native is not None and os.environ.get("HEADRACE_THREADS", "").isdigit():
+    set_threads(int(os.environ["HEADRACE_THREADS"]))
