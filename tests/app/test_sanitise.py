@@ -3,7 +3,7 @@
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app.sanitise import Sanitiser, sanitise
@@ -72,12 +72,16 @@ def test_harm_is_shown(text: str, shown: str) -> None:
 
 
 @given(pieces=st.lists(any_text, max_size=5))
+@example(pieces=["a\r", "", "\nb\r", "c"])
+@example(pieces=["❤", "\ufe0f", "\u200d🔥"])
 def test_any_cut_gives_the_same(pieces: list[str]) -> None:
     stream = Sanitiser()
     assert "".join(map(stream.feed, pieces)) == sanitise("".join(pieces))
 
 
 @given(text=any_text)
+@example(text="".join(ORDINARY.values()))
+@example(text="".join(text for text, _ in HARMFUL.values()))
 def test_characters_one_by_one_give_the_same(text: str) -> None:
     stream = Sanitiser()
     assert "".join(map(stream.feed, text)) == sanitise(text)

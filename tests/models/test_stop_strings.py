@@ -31,6 +31,7 @@ def cut_by_pieces(pieces: list[str], stops: list[str]) -> tuple[str, bool]:
 @given(pieces=st.lists(texts, max_size=8), stops=stops_lists)
 @example(pieces=["a", "b", "a", "b"], stops=["bab", "aba"])
 @example(pieces=["ab", "b"], stops=["abba", "b"])
+@example(pieces=["ab", "ba"], stops=["abba", "b"])
 def test_any_cut_gives_what_find_gives(pieces: list[str], stops: list[str]) -> None:
     assert cut_by_pieces(pieces, stops) == cut_naively("".join(pieces), stops)
 
