@@ -21,7 +21,9 @@ def make_rope(config: RopeConfig, head_dim: int, context_length: int) -> Rope:
     scaling = config.scaling or {}
     try:
         periods, amplitude = _scaled(config.kind, base, config.theta, head_dim, context_length, scaling)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        if not all(0 < value < 1e30 for value in (*periods, amplitude)):  # also refuses NaN
+            raise ValueError("it gives no usable periods")
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise CheckpointError(f"config.json: the {config.kind} rope scaling section is broken ({error!r})") from None
     return Rope(head_dim, mx.array(periods, mx.float32), amplitude)
 
@@ -66,8 +68,10 @@ def _yarn(
     def pair_with(turns: float) -> float:
         return dims * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    low = max(math.floor(pair_with(float(scaling.get("beta_fast", 32)))), 0)
-    high = min(math.ceil(pair_with(float(scaling.get("beta_slow", 1)))), dims - 1)
+    low, high = pair_with(float(scaling.get("beta_fast") or 32)), pair_with(float(scaling.get("beta_slow") or 1))
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dims - 1)
     span = max(high - low, 0.001)
 
     def blend(pair: int, period: float) -> float:
@@ -77,5 +81,8 @@ def _yarn(
     def magnitude(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-    amplitude = magnitude(float(scaling.get("mscale", 1))) / magnitude(float(scaling.get("mscale_all_dim", 0)))
-    return [blend(pair, period) for pair, period in enumerate(base)], amplitude
+    one, all_dims = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    amplitude = magnitude(float(one)) / magnitude(float(all_dims)) if one and all_dims else magnitude(1.0)
+    return [blend(pair, period) for pair, period in enumerate(base)], float(
+        scaling.get("attention_factor") or amplitude
+    )
