@@ -2,14 +2,14 @@
 
 Every difference between the architectures that headrace decodes itself is a field here; `models/decoder.py` reads
 nothing else. `decoder_config` gives None for an architecture or variant that is not among them (mlx-lm's classes
-run those) and raises CheckpointError for values that contradict each other.
+run those) and raises CheckpointError for values that contradict each other or that neither of the two would honour.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from runtime.errors import CheckpointError
+from runtime.errors import CheckpointError, UnsupportedModelError
 
 OWN_ARCHITECTURES = ("llama", "mistral", "smollm3", "qwen2", "qwen3", "gemma2", "gemma3_text")
 OWN_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -68,9 +68,12 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
         return None
     fields = _Fields(config)
     rope, local_rope = _ropes(fields, architecture)
-    if rope.kind not in OWN_ROPE_TYPES or config.get("rope_traditional") or config.get("partial_rotary_factor", 1) != 1:
+    partial = {**fields.section("rope_parameters"), **config}.get("partial_rotary_factor", 1) != 1
+    if rope.kind not in OWN_ROPE_TYPES or config.get("rope_traditional") or partial:
         return None
     gemma = architecture.startswith("gemma")
+    if not gemma and config.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise UnsupportedModelError(f"config.json: a {architecture} with the activation {config['hidden_act']!r}")
     hidden = fields.count("hidden_size")
     heads = fields.count("num_attention_heads")
     kv_heads = fields.count("num_key_value_heads", default=heads)
@@ -107,7 +110,10 @@ def _ropes(fields: "_Fields", architecture: str) -> tuple[RopeConfig, RopeConfig
 
     Older configs keep `rope_theta` and `rope_scaling` apart; newer ones nest both under `rope_parameters`.
     """
-    nested = fields.section("rope_parameters")
+    nested, local = fields.section("rope_parameters"), _Fields({})
+    if "full_attention" in nested:  # the newest ones, once per kind of layer
+        local = _Fields(_Fields(nested).section("sliding_attention"))
+        nested = _Fields(nested).section("full_attention")
     scaling = fields.section("rope_scaling") or nested
     source = nested if "rope_theta" in nested else fields.values
     theta = _Fields(source).positive("rope_theta", default=1e6 if architecture == "gemma3_text" else 1e4)
@@ -115,7 +121,7 @@ def _ropes(fields: "_Fields", architecture: str) -> tuple[RopeConfig, RopeConfig
     full = RopeConfig(theta, kind, scaling if kind != "default" else None)
     if architecture != "gemma3_text":
         return full, full
-    return full, RopeConfig(fields.positive("rope_local_base_freq", default=1e4))
+    return full, RopeConfig(local.positive("rope_theta", default=fields.positive("rope_local_base_freq", default=1e4)))
 
 
 def _layers(fields: "_Fields", architecture: str, rope: RopeConfig, local_rope: RopeConfig) -> tuple[LayerConfig, ...]:
