@@ -20,6 +20,8 @@ DEBUG = "HEADRACE_DEBUG"
 _COMMANDS = {
     "run": ("app.run", "run", "Answer one prompt, streamed to standard output."),
     "models": ("app.models_cmd", "models", "List, fetch, inspect and remove models."),
+    "sessions": ("app.sessions_cmd", "sessions", "List, show, search, export and delete stored conversations."),
+    "paths": ("app.paths_cmd", "paths", "Show where headrace keeps its files."),
     "doctor": ("app.doctor", "doctor", "Show what headrace knows about this machine, and what is wrong."),
 }
 

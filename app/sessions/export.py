@@ -1,0 +1,54 @@
+"""A session as a document: Markdown of the branch that is shown, or JSON of everything there is."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from app.sanitise import sanitise
+from app.sessions.records import Message, Session, TurnFigures
+from app.thinking import split_thinking
+
+_SPEAKERS = {"user": "You", "assistant": "Answer"}
+
+
+def to_markdown(session: Session, branch: Sequence[Message]) -> str:
+    """The branch for people: safe to print, thinking folded away, figures under each answer."""
+    parts = [f"# {sanitise(session.title) or 'Untitled'}", _facts(session)]
+    if session.system:
+        parts.append(f"**System prompt**\n\n{sanitise(session.system)}")
+    for message in branch:
+        parts.append(f"## {_SPEAKERS[message.role]}")
+        parts += [f"*Attached: {sanitise(attachment.name)}*" for attachment in message.attachments]
+        said = split_thinking(message.content)
+        if said.thinking:
+            parts.append(f"<details><summary>Thinking</summary>\n\n{sanitise(said.thinking)}\n\n</details>")
+        if said.answer.strip():
+            parts.append(sanitise(said.answer).strip())
+        if message.partial:
+            parts.append(f"*Not complete: {message.finish_reason or 'interrupted'}.*")
+        if message.figures is not None:
+            parts.append(f"<sub>{figures_line(message.figures)}</sub>")
+    return "\n\n".join(parts) + "\n"
+
+
+def to_document(session: Session, messages: Sequence[Message]) -> dict[str, Any]:
+    """Everything: all branches as a flat list whose `parent_id`s make the tree. Times are seconds since the epoch."""
+    return {"session": asdict(session), "messages": [asdict(message) for message in messages]}
+
+
+def figures_line(figures: TurnFigures) -> str:
+    """One answer's figures in a line."""
+    parts = [f"{figures.completion_tokens} tokens", f"prompt {figures.prompt_tokens} ({figures.reused_tokens} reused)"]
+    if figures.ttft_s is not None:
+        parts.append(f"TTFT {figures.ttft_s:.2f} s")
+    if figures.decode_tokens_per_second is not None:
+        parts.append(f"{figures.decode_tokens_per_second:.1f} tok/s")
+    if figures.mbu is not None:
+        parts.append(f"MBU {figures.mbu:.0%}")
+    return " · ".join(parts)
+
+
+def _facts(session: Session) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(session.created_at))
+    return f"*{when}, session {session.id}{f', {sanitise(session.model)}' if session.model else ''}*"

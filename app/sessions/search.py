@@ -1,0 +1,51 @@
+"""Full-text search over everything that was said, on all branches of all sessions.
+
+All words must occur, each at least as the beginning of a word; accents and case do not matter. Scripts written
+without spaces are no words to the index: where it finds nothing, the text is looked for as it stands.
+"""
+
+import re
+import sqlite3
+
+from app.sessions.records import Hit
+from app.sessions.store import SessionStore
+
+_WORD = re.compile(r"\w+")
+_AROUND = 40  # characters on either side of a find
+_COLUMNS = "messages.id AS id, session_id, title, role, messages.created_at AS created_at"
+
+
+def search(store: SessionStore, text: str, limit: int = 50) -> list[Hit]:
+    """Messages that hold all words of `text`, newest first. Raises SessionError."""
+    words = _WORD.findall(text)
+    rows: list[sqlite3.Row] = []
+    if words:
+        # Quoted, so that nothing in it is an operator of the query language.
+        rows = store.db.rows(
+            f"SELECT {_COLUMNS}, snippet(message_index, 0, '«', '»', ' … ', 16) AS snippet FROM message_index"
+            " JOIN messages ON messages.id = message_index.rowid JOIN sessions ON sessions.id = session_id"
+            " WHERE message_index MATCH ? ORDER BY messages.id DESC LIMIT ?",
+            *(" ".join(f'"{word}"*' for word in words), limit),
+        )
+    if rows or not text.strip():
+        return [_hit(row, row["snippet"]) for row in rows]
+    pattern = re.sub(r"([%_\\])", r"\\\1", text.strip())
+    rows = store.db.rows(
+        f"SELECT {_COLUMNS}, content FROM messages JOIN sessions ON sessions.id = session_id"
+        r" WHERE content LIKE ? ESCAPE '\' ORDER BY messages.id DESC LIMIT ?",
+        *(f"%{pattern}%", limit),
+    )
+    return [_hit(row, _excerpt(row["content"], text.strip())) for row in rows]
+
+
+def _hit(row: sqlite3.Row, snippet: str) -> Hit:
+    one_line = " ".join(snippet.split())
+    return Hit(row["session_id"], row["title"], row["id"], row["role"], row["created_at"], one_line)
+
+
+def _excerpt(content: str, text: str) -> str:
+    at = max(content.lower().find(text.lower()), 0)
+    end = at + len(text)
+    before = ("… " if at > _AROUND else "") + content[max(0, at - _AROUND) : at]
+    after = content[end : end + _AROUND] + (" …" if len(content) > end + _AROUND else "")
+    return f"{before}«{content[at:end]}»{after}"

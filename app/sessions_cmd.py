@@ -1,0 +1,159 @@
+"""`headrace sessions`: list, show, rename, rm, search and export. The store knows sessions; this module asks and draws.
+
+SESSION is an id, the beginning of one, or `last`. Texts come from models: they are printed without anything a
+terminal would act on.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from app.sanitise import sanitise
+from app.sessions.export import to_document, to_markdown
+from app.sessions.search import search as search_sessions
+from app.sessions.store import SessionStore
+from runtime.errors import SessionError, UsageError
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+_TITLE_WIDTH = 48
+
+
+@click.group()
+def sessions() -> None:
+    """List, show, search, export and delete stored conversations."""
+
+
+@sessions.command("list")
+@click.option("-n", "--limit", type=click.IntRange(1), help="At most this many.")
+@_json_option
+def list_sessions(limit: int | None, as_json: bool) -> None:
+    """List conversations, the one used last first."""
+    with _store() as store:
+        entries = store.sessions(limit)
+    if as_json:
+        _print_json([{**asdict(entry.session), "messages": entry.messages} for entry in entries])
+        return
+    if not entries:
+        click.echo("no conversations yet", err=True)
+    for entry in entries:
+        session = entry.session
+        title = _one_line(session.title)[:_TITLE_WIDTH]
+        model = _one_line(session.model or "")
+        click.echo(
+            f"{session.id}  {_when(session.updated_at)}  {entry.messages:>4}  {title:<{_TITLE_WIDTH}}  {model}".rstrip()
+        )
+
+
+@sessions.command()
+@click.argument("session")
+@_json_option
+def show(session: str, as_json: bool) -> None:
+    """Print the conversation SESSION."""
+    _export(session, "json" if as_json else "markdown", None)
+
+
+@sessions.command()
+@click.argument("session")
+@click.option("--format", "form", type=click.Choice(["markdown", "json"]), default="markdown", show_default=True)
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="A new file. Default: stdout.")
+@click.option("--force", is_flag=True, help="Overwrite the file.")
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+def export(session: str, form: str, output: Path | None, force: bool, as_json: bool) -> None:
+    """Write SESSION as Markdown (the branch shown) or JSON (all branches)."""
+    if output is not None and output.exists() and not force:
+        raise UsageError(f"{output} exists already", "--force overwrites it")
+    _export(session, "json" if as_json else form, output)
+
+
+@sessions.command()
+@click.argument("session")
+@click.argument("title")
+@_json_option
+def rename(session: str, title: str, as_json: bool) -> None:
+    """Give SESSION a TITLE."""
+    with _store() as store:
+        renamed = store.rename(store.find(session).id, title)
+    if as_json:
+        _print_json(asdict(renamed))
+    else:
+        click.echo(f"{renamed.id} is now called {_one_line(renamed.title)}")
+
+
+@sessions.command()
+@click.argument("session")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@_json_option
+def rm(session: str, yes: bool, as_json: bool) -> None:
+    """Delete SESSION with all its branches."""
+    with _store() as store:
+        found = store.find(session)
+        if not yes:
+            if not sys.stdin.isatty():
+                raise UsageError(f"nobody is there to confirm deleting {found.id}", "--yes deletes without asking")
+            click.confirm(f"Delete {found.id} ({_one_line(found.title)})?", abort=True, err=True)
+        store.delete(found.id)
+    if as_json:
+        _print_json({"deleted": found.id})
+    else:
+        click.echo(f"deleted {found.id}")
+
+
+@sessions.command()
+@click.argument("words", nargs=-1, required=True)
+@click.option("-n", "--limit", type=click.IntRange(1), default=50, show_default=True, help="At most this many.")
+@_json_option
+def search(words: tuple[str, ...], limit: int, as_json: bool) -> None:
+    """Find messages that hold all WORDS, on all branches. Exit code 1 when there is none."""
+    with _store() as store:
+        hits = search_sessions(store, " ".join(words), limit)
+    if as_json:
+        _print_json([asdict(hit) for hit in hits])
+        return
+    for hit in hits:
+        click.echo(f"{hit.session_id}  {_when(hit.created_at)}  {hit.role:<9}  {_one_line(hit.snippet)}")
+    if not hits:
+        raise SessionError("nothing found")
+
+
+def _export(name: str, form: str, output: Path | None) -> None:
+    with _store() as store:
+        session = store.find(name)
+        if form == "json":
+            text = json.dumps(to_document(session, store.messages(session.id)), indent=2) + "\n"
+        else:
+            text = to_markdown(session, store.branch(session.id))
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{output} cannot be written: {error.strerror}") from None
+
+
+@contextmanager
+def _store() -> Iterator[SessionStore]:
+    store = SessionStore()
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _print_json(document: Any) -> None:
+    click.echo(json.dumps(document, indent=2))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(sanitise(text).split())
+
+
+def _when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

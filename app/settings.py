@@ -1,0 +1,190 @@
+"""The user's settings: one TOML file, every setting with its default and a comment, nothing unknown accepted.
+
+The dataclasses below are the whole truth: names, types, defaults, limits and comments of the file follow from them.
+A missing file or key means the default. Reading needs the standard library only; changing a value keeps the rest of
+the file as the user wrote it.
+"""
+
+import tomllib
+from dataclasses import Field, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from runtime.errors import UsageError
+from runtime.paths import config_dir
+
+
+def _setting(default: Any, comment: str, *, example: Any = None, least: float = 0, most: float = float("inf")) -> Any:
+    """A setting; `example` stands in the file, commented out, where the default is to leave it to the model."""
+    return field(default=default, metadata={"comment": comment, "example": example, "least": least, "most": most})
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSettings:
+    """What a new conversation begins with."""
+
+    model: str = _setting("", "Catalog name, hub id or path, as after -m. Empty: the default model.")
+    system: str = _setting("", "System prompt of new conversations.")
+    context: int = _setting(0, "Context limit in tokens. 0: what the model was made for and memory allows.")
+    show_thinking: bool = _setting(False, "Show the thinking of reasoning models unfolded.")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSettings:
+    """How tokens are chosen in new conversations. Unset: what the model recommends, else greedy."""
+
+    temperature: float | None = _setting(None, "0 always takes the likeliest token.", example=0.7)
+    top_k: int | None = _setting(None, "Keep the k likeliest tokens; 0 is off.", example=40)
+    top_p: float | None = _setting(None, "Keep the smallest set with this much probability.", example=0.95, most=1)
+    min_p: float | None = _setting(None, "Drop tokens below this share of the likeliest one's.", example=0.05, most=1)
+    repetition_penalty: float | None = _setting(None, "Above 1 makes tokens seen before less likely.", example=1.1)
+    presence_penalty: float | None = _setting(
+        None, "Subtracted once from tokens already said.", example=0.0, least=float("-inf")
+    )
+    frequency_penalty: float | None = _setting(
+        None, "Subtracted for every time a token was said.", example=0.0, least=float("-inf")
+    )
+    seed: int | None = _setting(None, "Same seed, same machine, same answer.", example=1)
+    max_tokens: int | None = _setting(None, "Longest answer, in tokens.", example=2048, least=1)
+
+
+@dataclass(frozen=True, slots=True)
+class ScreenSettings:
+    """How the chat looks."""
+
+    theme: str = _setting("", "Name of a theme, as the command palette lists them. Empty: after the terminal.")
+    decode_view: bool = _setting(True, "Open the decode view beside the chat where there is room.")
+    decode_view_width: int = _setting(46, "Its width in columns.", least=30, most=120)
+    mouse: bool = _setting(True, "Let the chat handle the mouse; off leaves selecting to the terminal.")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings, by section of the file."""
+
+    chat: ChatSettings = field(default_factory=ChatSettings)
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    screen: ScreenSettings = field(default_factory=ScreenSettings)
+
+    @property
+    def sampling_given(self) -> dict[str, Any]:
+        """The sampling settings that are set: what a new session begins with."""
+        return {name: value for name, value in asdict(self.sampling).items() if value is not None}
+
+
+_SECTIONS: dict[str, type[Any]] = {
+    "chat": ChatSettings,
+    "sampling": SamplingSettings,
+    "screen": ScreenSettings,
+}
+
+
+def settings_path() -> Path:
+    """Where the settings file is, or would be."""
+    return config_dir() / "settings.toml"
+
+
+def load_settings(path: Path | None = None) -> Settings:
+    """The user's settings. Raises UsageError, with one line that says where, for anything not understood."""
+    path = path or settings_path()
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return Settings()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{path} is not valid TOML: {_first_line(error)}") from None
+    for name, table in document.items():
+        if name not in _SECTIONS:
+            raise UsageError(f"{path}: unknown section [{name}]", f"known sections: {', '.join(_SECTIONS)}")
+        if not isinstance(table, dict):
+            raise UsageError(f"{path}: {name} is a section, not a setting")
+    return Settings(**{name: _section(path, name, document.get(name, {})) for name in _SECTIONS})
+
+
+def default_text() -> str:
+    """The settings file with every setting at its default, documented."""
+    lines = ["# headrace settings. What is missing or commented out has the default shown."]
+    for name, section in _SECTIONS.items():
+        lines += ["", f"# {section.__doc__}", f"[{name}]"]
+        for setting in fields(section):
+            unset = setting.default is None
+            value = setting.metadata["example"] if unset else setting.default
+            lines += [f"# {setting.metadata['comment']}", f"{'# ' if unset else ''}{setting.name} = {_toml(value)}"]
+    return "\n".join(lines) + "\n"
+
+
+def write_default(path: Path | None = None) -> bool:
+    """Put the documented file there unless one exists; whether it was written. Raises UsageError if it cannot be."""
+    path = path or settings_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(default_text())
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+    return True
+
+
+def save_setting(section: str, name: str, value: Any, path: Path | None = None) -> Settings:
+    """Change one setting in the file, leaving everything else in it as it is. Raises UsageError as `load_settings`."""
+    import os
+
+    import tomlkit
+
+    path = path or settings_path()
+    write_default(path)
+    load_settings(path)  # a file that cannot be understood is not touched
+    _section(path, section, {name: value})
+    document = tomlkit.parse(path.read_text(encoding="utf-8"))
+    document.setdefault(section, tomlkit.table())[name] = value
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(tomlkit.dumps(document), encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+    return load_settings(path)
+
+
+def _section(path: Path, name: str, table: dict[str, Any]) -> Any:
+    section = _SECTIONS[name]
+    known = {setting.name: setting for setting in fields(section)}
+    for key, value in table.items():
+        if key not in known:
+            raise UsageError(f"{path}: unknown setting {key} in [{name}]", f"known settings: {', '.join(known)}")
+        wanted = _complaint(known[key], _types(section, key), value)
+        if wanted:
+            raise UsageError(f"{path}: {key} in [{name}] must be {wanted}, not {value!r:.80}")
+    return section(**table)
+
+
+def _types(section: type[Any], key: str) -> set[type]:
+    hint = get_type_hints(section)[key]
+    return set(get_args(hint)) - {type(None)} or {hint}
+
+
+def _complaint(setting: Field[Any], types: set[type], value: Any) -> str | None:
+    """What the value should have been; None if it is fine. A whole number may stand where a fraction may."""
+    (kind,) = types
+    accepted = (int, float) if kind is float else (kind,)
+    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+        return {str: "a text in quotes", bool: "true or false", int: "a whole number", float: "a number"}[kind]
+    least, most = setting.metadata["least"], setting.metadata["most"]
+    if kind in (int, float) and not least <= value <= most:
+        bounds = [f"at least {least:g}"] * (least > float("-inf")) + [f"at most {most:g}"] * (most < float("inf"))
+        return " and ".join(bounds)
+    return None
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
