@@ -135,8 +135,8 @@ def _layers(fields: "_Fields", architecture: str, rope: RopeConfig, local_rope: 
     if architecture == "smollm3":
         interval = fields.count("no_rope_layer_interval", default=4)
         listed = fields.values.get("no_rope_layers") or [(i + 1) % interval for i in range(count)]
-        if len(listed) != count:
-            raise CheckpointError(f"config.json: no_rope_layers has {len(listed)} entries for {count} layers")
+        if not isinstance(listed, list) or len(listed) != count:
+            raise CheckpointError(f"config.json: no_rope_layers does not list {count} layers")
         rotates = [bool(entry) for entry in listed]
     return tuple(
         LayerConfig((local_rope if slides else rope) if rotating else None, window if slides else None)
@@ -158,8 +158,9 @@ def _sliding(fields: "_Fields", architecture: str, count: int) -> list[bool]:
     if architecture == "gemma3_text":
         pattern = fields.count("sliding_window_pattern", default=6)
         return [(i + 1) % pattern != 0 for i in range(count)]
-    if architecture in ("qwen2", "qwen3"):
-        first = fields.count("max_window_layers", default=count)
+    if architecture in ("qwen2", "qwen3") and fields.values.get("use_sliding_window"):
+        all_slide = fields.values.get("max_window_layers") == 0
+        first = 0 if all_slide else fields.count("max_window_layers", default=count)
         return [i >= first for i in range(count)]
     return [False] * count
 
@@ -173,13 +174,13 @@ class _Fields:
     def count(self, key: str, default: int | None = None) -> int:
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
-            raise CheckpointError(f"config.json: {key} must be a positive integer, not {value!r}")
+            raise CheckpointError(f"config.json: {key} must be a positive integer, not {value!r:.60}")
         return value
 
     def positive(self, key: str, default: float | None = None) -> float:
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-            raise CheckpointError(f"config.json: {key} must be a positive number, not {value!r}")
+            raise CheckpointError(f"config.json: {key} must be a positive number, not {value!r:.60}")
         return float(value)
 
     def optional(self, key: str, default: float) -> float | None:
@@ -191,7 +192,7 @@ class _Fields:
         if value is None:
             return {}
         if not isinstance(value, dict):
-            raise CheckpointError(f"config.json: {key} must be an object, not {value!r}")
+            raise CheckpointError(f"config.json: {key} must be an object, not {value!r:.60}")
         return value
 
     def _get(self, key: str, default: object) -> object:
