@@ -22,7 +22,7 @@ from models.gguf.metadata import Metadata
 from models.gguf.names import ROPE_FACTORS, Target, targets
 from models.gguf.safetensors_writer import SafetensorsWriter
 from models.gguf.tensors import BITS, GROUP_SIZE, to_affine, to_plain
-from models.gguf.tokenizer import build_tokenizer, tokenizer_config
+from models.gguf.tokenizer import build_tokenizer, save_tokenizer, tokenizer_config
 from models.gguf.vocabulary import read_vocabulary
 from runtime.errors import CheckpointError
 
@@ -77,7 +77,7 @@ def convert_gguf(
     config["torch_dtype"] = _half_type(metadata.architecture, account.types)
     config |= {"bos_token_id": special.bos, "eos_token_id": special.ends}
 
-    tokenizer.save(str(target / "tokenizer.json"))
+    save_tokenizer(tokenizer, target / "tokenizer.json")
     _write_json(target / "tokenizer_config.json", tokenizer_config(
         vocabulary, special, config["max_position_embeddings"]
     ))  # fmt: skip
