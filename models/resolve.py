@@ -65,29 +65,28 @@ def resolve(
             return _named(source, store, progress, fetch=fetch, refresh=refresh)
 
 
-def store_name(hub: HubId) -> str:
-    """The name under which the store keeps a hub model."""
+def stored_name(text: str) -> str | None:
+    """The name under which the store has, or would have, what `text` means; None for local paths."""
+    match parse_source(text):
+        case CatalogName(name):
+            return name
+        case HubId() as hub:
+            return _hub_name(hub)
+        case _:
+            return None
+
+
+def _hub_name(hub: HubId) -> str:
     from urllib.parse import quote
 
     at = f"@{quote(hub.revision, safe='')}" if hub.revision else ""
     return hub.repo.replace("/", "--") + at
 
 
-def installed(text: str, store: Store) -> StoredModel | None:
-    """The model in the store that `text` (a catalog or store name, or a hub id) means, if it is there."""
-    match parse_source(text):
-        case CatalogName(name):
-            return store.get(name)
-        case HubId() as hub:
-            return store.get(store_name(hub))
-        case _:
-            return None
-
-
 def _named(
     source: CatalogName | HubId, store: Store, progress: Progress, *, fetch: bool, refresh: bool
 ) -> ResolvedModel:
-    name = source.name if isinstance(source, CatalogName) else store_name(source)
+    name = source.name if isinstance(source, CatalogName) else _hub_name(source)
     installed = store.get(name)
     if installed is not None and not (refresh and fetch):
         return _resolved(installed)

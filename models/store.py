@@ -66,6 +66,10 @@ class Store:
         path = Path(str(origin.get("snapshot", entry)))
         return StoredModel(name, entry, path, origin) if (path / "config.json").exists() else None
 
+    def has(self, name: str) -> bool:
+        """Whether there is anything under that name, be it broken."""
+        return os.path.lexists(self.root / _checked(name))
+
     def list(self) -> list[StoredModel]:
         """All installed models by name; entries that are no models are left out."""
         try:
@@ -118,12 +122,12 @@ class Store:
     def remove(self, name: str) -> int:
         """Delete the model's directory in the store; returns the bytes freed, 0 if it was not there."""
         entry = self.root / _checked(name)
-        if not entry.is_dir() and not entry.is_symlink():
+        if not self.has(name):
             return 0
         with self._locked(name, silent, wait=False):
             freed = directory_bytes(entry)
             try:
-                if entry.is_symlink():
+                if entry.is_symlink() or not entry.is_dir():
                     entry.unlink()
                     return freed
                 # Out of sight first: a removal that is interrupted never leaves half a model under its name.

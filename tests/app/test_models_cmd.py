@@ -177,6 +177,7 @@ def test_show_of_what_is_not_installed(run: Run) -> None:
         (["path", "smollm2-135m"], 1, ["not installed"]),
         (["rm", "smollm2-135m", "--yes"], 1, ["not installed"]),
         (["rm", "./nothing", "--yes"], 1, ["no such file"]),
+        (["rm", "./tests", "--yes"], 1, ["no config.json"]),
         (["pull", "org/name"], 1, ["cannot be reached"]),
         (["pull"], 1, ["does not have", "-m FILE.gguf"]),
     ],
@@ -204,6 +205,14 @@ def test_pull_show_path_rm_of_a_hub_model(run: Run, hub: HubServer, store: Store
     assert store.list() == []
     assert not where.exists()
     run("path", "org/name", code=1)
+
+
+def test_rm_removes_what_is_broken(run: Run, store: Store) -> None:
+    install(store)
+    (store.root / "mine" / "headrace.json").write_bytes(b"{")
+    assert "models rm mine" in run("show", "mine", code=1).stderr
+    run("rm", "mine", "--yes")
+    assert not store.has("mine")
 
 
 def test_rm_does_not_act_unasked(run: Run, store: Store) -> None:

@@ -11,7 +11,7 @@ import pytest
 from models import catalog, import_gguf
 from models.catalog import CatalogEntry, HubRepo, Wheel, find
 from models.checkpoint import open_checkpoint
-from models.resolve import DEFAULT_MODEL, installed, resolve
+from models.resolve import DEFAULT_MODEL, resolve, stored_name
 from models.store import Store
 from runtime.errors import CheckpointError, FetchError, ModelNotFoundError, UsageError
 from tests.checkpoints import header, shard, write
@@ -94,7 +94,9 @@ def test_broken_gguf_leaves_nothing(store: Store, tmp_path: Path) -> None:
 
 def test_broken_memory_of_ggufs_is_no_obstacle(store: Store, gguf: Path) -> None:
     first = resolve(str(gguf), store=store)
-    for content in (b"", b"[]", b'{"%s": 7}' % str(gguf).encode(), b"\xff"):
+    rows = ("7", '{"name": 7}', '{"name": "../x"}', '{"stamp": [1, 2]}')
+    broken = [f'{{"{path}": {row}}}'.encode() for path in (gguf, gguf.parent) for row in rows]
+    for content in (b"", b"[]", b"\xff", *broken):
         (store.root / ".gguf.json").write_bytes(content)
         assert resolve(str(gguf), store=store) == first
 
@@ -153,8 +155,8 @@ def test_pulling_again_brings_the_new_commit(store: Store, hub: HubServer) -> No
 def test_revisions_are_models_of_their_own(store: Store, hub: HubServer) -> None:
     hub.add("org/name", MODEL, revisions={"main", "refs/pr/1"})
     assert resolve("org/name@refs/pr/1", store=store).stored_as == "org--name@refs%2Fpr%2F1"
-    assert installed("org/name", store) is None
-    assert installed("org/name@refs/pr/1", store) is not None
+    assert stored_name("org/name@refs/pr/1") == "org--name@refs%2Fpr%2F1"
+    assert not store.has("org--name")
 
 
 def test_hub_gguf_is_converted_into_the_store(store: Store, hub: HubServer, gguf: Path) -> None:
