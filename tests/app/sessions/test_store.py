@@ -1,0 +1,203 @@
+"""The session store against what people do to it, one process and two, and against damaged files."""
+
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.sessions.database import VERSION
+from app.sessions.records import Attachment, TurnFigures
+from app.sessions.search import search
+from app.sessions.store import SessionStore
+from runtime.errors import SessionError
+
+FIGURES = TurnFigures(20, 12, 7, 0.05, 300.0, 150.0, 15.0, 0.3, 9000)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SessionStore]:
+    store = SessionStore(tmp_path / "sessions.db")
+    yield store
+    store.close()
+
+
+def answered(store: SessionStore, session_id: str, question: str, answer: str, parent: int | None = None) -> int:
+    """A question and its finished answer below `parent`; the answer's id."""
+    asked = store.add(session_id, parent, "user", question)
+    said = store.begin_answer(session_id, asked.id, "m")
+    store.grow(said.id, answer)
+    return store.finish(said.id, "stop", FIGURES).id
+
+
+def test_what_is_stored_comes_back(store: SessionStore, tmp_path: Path) -> None:
+    session = store.create(model="m", system="Be brief.", sampling={"temperature": 0.5, "stop": ["X"]})
+    file = Attachment("notes.txt", "one\ntwo")
+    asked = store.add(session.id, None, "user", "What is it?\nTell me.", attachments=[file])
+    said = store.begin_answer(session.id, asked.id, "m")
+    for piece in ("It ", "is ", "that.\n"):
+        store.grow(said.id, piece)
+        assert store.message(said.id).partial
+    store.finish(said.id, "stop", FIGURES)
+    other = SessionStore(tmp_path / "sessions.db")
+    found = other.session(session.id)
+    assert (found.model, found.system, found.sampling) == ("m", "Be brief.", {"temperature": 0.5, "stop": ["X"]})
+    assert found.title == "What is it?"
+    first, second = other.branch(session.id)
+    assert (first.content, first.attachments, first.role) == ("What is it?\nTell me.", (file,), "user")
+    assert (second.content, second.partial, second.finish_reason) == ("It is that.\n", False, "stop")
+    assert (second.figures, second.model, second.parent_id) == (FIGURES, "m", asked.id)
+    other.close()
+
+
+def test_branches_are_alternatives_and_switching_goes_to_the_newest_leaf(store: SessionStore) -> None:
+    session = store.create()
+    first = answered(store, session.id, "a", "1")
+    second = answered(store, session.id, "b", "2", parent=first)
+    asked = store.message(second).parent_id
+    assert asked is not None
+    again = store.begin_answer(session.id, asked, None)
+    store.finish(again.id, "stop")
+    edited = store.add(session.id, first, "user", "b, better")
+    assert store.alternatives(store.message(asked)) == [asked, edited.id]
+    assert store.alternatives(store.message(second)) == [second, again.id]
+    assert [m.id for m in store.branch(session.id)][-1] == edited.id
+    store.activate(store.message(asked))
+    assert [m.id for m in store.branch(session.id)][-2:] == [asked, again.id]
+    store.activate(store.message(second))
+    assert store.session(session.id).active_leaf == second
+
+
+def test_continuing_appends_and_keeps_what_was_there(store: SessionStore) -> None:
+    session = store.create()
+    asked = store.add(session.id, None, "user", "go")
+    said = store.begin_answer(session.id, asked.id, None)
+    store.grow(said.id, "one, ")
+    assert store.finish(said.id, "cancelled", FIGURES, partial=True).partial
+    store.reopen(said.id)
+    store.grow(said.id, "two")
+    whole = store.finish(said.id, "stop")
+    assert (whole.content, whole.partial, whole.figures) == ("one, two", False, FIGURES)
+
+
+def test_list_find_rename_delete(store: SessionStore) -> None:
+    empty = store.create()
+    ids = [store.create().id for _ in range(3)]
+    for session_id in ids:
+        answered(store, session_id, f"hello from {session_id}", "hi")
+    assert [entry.session.id for entry in store.sessions()] == ids[::-1]
+    assert [entry.messages for entry in store.sessions(limit=2)] == [2, 2]
+    assert empty.id not in {entry.session.id for entry in store.sessions()}
+    assert store.find("last").id == ids[-1]
+    assert store.find(ids[0][:6]).id == ids[0]
+    assert store.rename(ids[0], "  greetings ").title == "greetings"
+    store.delete(ids[0])
+    assert search(store, ids[0]) == []
+    for missing in (ids[0], "%", "", "zz"):
+        with pytest.raises(SessionError, match="there is no session"):
+            store.find(missing)
+
+
+def test_deleting_a_very_long_chat(store: SessionStore) -> None:
+    session = store.create()
+    parent = None
+    for i in range(1500):  # deeper than SQLite lets triggers and cascades nest
+        parent = store.add(session.id, parent, "user", str(i), partial=True).id
+    assert len(store.branch(session.id)) == 1500
+    store.delete(session.id)
+    assert store.messages(session.id) == []
+    with pytest.raises(SessionError):
+        store.session(session.id)
+
+
+def test_search_finds_words_prefixes_accents_and_scripts_without_spaces(store: SessionStore) -> None:
+    session = store.create()
+    answered(store, session.id, "Où est le café?", "Near the *headrace* of the mill: `foo_bar(1) == 50%`.")
+    answered(store, session.id, "今日は天気がいいですね", 'He said "AND" and NOT')
+    for text in (
+        "cafe",
+        "CAFÉ",
+        "headr mill",
+        "foo_bar",
+        "天気がいい",
+        '"and"',
+        "NOT",
+        "50%",
+        "le ou",
+        "NEAR(",
+        "*",
+        "_",
+    ):
+        assert len(search(store, text)) == 1, text
+    for text in ("caferace", "mill absent", "%%", "", "  ", "'", "x OR y", "; DROP TABLE messages"):
+        assert search(store, text) == [], text
+    assert "«headrace»" in search(store, "headrace")[0].snippet
+
+
+def test_search_forgets_what_was_deleted_and_finds_what_a_crash_left(store: SessionStore) -> None:
+    session = store.create()
+    asked = store.add(session.id, None, "user", "question")
+    said = store.begin_answer(session.id, asked.id, None)
+    store.grow(said.id, "unfinished symphony")
+    assert search(store, "symphony") == []
+    assert store.message(said.id).content == "unfinished symphony"
+    store.recover(session.id)
+    assert [hit.message_id for hit in search(store, "symphony")] == [said.id]
+    assert store.message(said.id).partial
+    store.delete(session.id)
+    assert search(store, "symphony") == search(store, "question") == []
+
+
+def test_two_processes_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "sessions.db"
+    script = (
+        "import sys; from pathlib import Path; from app.sessions.store import SessionStore\n"
+        "store = SessionStore(Path(sys.argv[1])); session = store.create(); parent = None\n"
+        "for i in range(60):\n"
+        "    parent = store.add(session.id, parent, 'user', str(i)).id\n"
+        "    store.grow(parent, '!'); store.finish(parent, 'stop')\n"
+    )
+    both = [subprocess.Popen([sys.executable, "-c", script, str(path)], stderr=subprocess.PIPE) for _ in range(3)]
+    assert [process.communicate()[1] for process in both] == [b""] * 3
+    store = SessionStore(path)
+    assert [entry.messages for entry in store.sessions()] == [60] * 3
+    for entry in store.sessions():
+        assert [m.content for m in store.branch(entry.session.id)] == [f"{i}!" for i in range(60)]
+    store.close()
+
+
+def test_a_writer_waits_for_the_other(store: SessionStore, tmp_path: Path) -> None:
+    other = sqlite3.connect(tmp_path / "sessions.db", isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    threading.Timer(0.2, lambda: other.execute("COMMIT")).start()
+    session = store.create()
+    assert store.session(session.id) == session
+    other.close()
+
+
+def test_a_failed_transaction_changes_nothing(store: SessionStore) -> None:
+    session = store.create()
+    with pytest.raises(SessionError, match="FOREIGN KEY"):
+        store.add(session.id, 999, "user", "below nothing")
+    assert store.messages(session.id) == []
+    assert store.session(session.id).active_leaf is None
+    answered(store, session.id, "and on", "it goes")
+
+
+def test_files_that_are_no_database_or_a_newer_one(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.db"
+    broken.write_bytes(b"this is not a database, whatever its name says" * 100)
+    with pytest.raises(SessionError, match="not a database"):
+        SessionStore(broken)
+    newer = tmp_path / "newer.db"
+    with sqlite3.connect(newer) as connection:
+        connection.execute(f"PRAGMA user_version = {VERSION + 1}")
+    connection.close()
+    with pytest.raises(SessionError, match="newer headrace"):
+        SessionStore(newer)
+    (tmp_path / "file").touch()
+    with pytest.raises(SessionError, match="cannot be"):
+        SessionStore(tmp_path / "file" / "sessions.db")
