@@ -3,6 +3,7 @@
 Reading the file costs a few milliseconds; the start of an installed model does not import this module.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -48,6 +49,7 @@ class Shape:
     vocab: int
     tied: bool
     experts: int = 1
+    active_experts: int = 1  # of them, what one token uses
 
     @property
     def parameters(self) -> int:
@@ -95,14 +97,14 @@ def load_catalog() -> dict[str, CatalogEntry]:
     return {name: _entry(name, row) for name, row in document["models"].items()}
 
 
-def find(name: str) -> CatalogEntry:
-    """The entry called `name`; raises ModelNotFoundError with the nearest names."""
+def find(name: str, others: Iterable[str] = ()) -> CatalogEntry:
+    """The entry called `name`; raises ModelNotFoundError with the nearest names, those in `others` included."""
     catalog = load_catalog()
     if name in catalog:
         return catalog[name]
     from difflib import get_close_matches
 
-    near = get_close_matches(name.lower(), catalog, n=3, cutoff=0.5)
+    near = get_close_matches(name.lower(), [*catalog, *others], n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else "`headrace models list` shows what there is"
     raise ModelNotFoundError(f"no model called {name!r}", hint)
 

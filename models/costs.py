@@ -18,15 +18,19 @@ def network_cost(config: DecoderConfig, *, weight_bytes: int, weight_count: int,
 
     `kv_bytes`: bytes of one stored K or V element.
     """
-    row = 2 * config.kv_heads * config.head_dim * kv_bytes
-    windows = sorted((layer.window or 0) for layer in config.layers)
-    kv = [LayerKV(len(list(group)), row, window or None) for window, group in groupby(windows)]
     return StepCost(
         weight_bytes=weight_bytes,
         weight_flops=2 * weight_count,
-        kv=kv,
+        kv=kv_layers(config, kv_bytes),
         attention_flops_per_entry=4 * config.heads * config.head_dim,
     )
+
+
+def kv_layers(config: DecoderConfig, kv_bytes: int) -> list[LayerKV]:
+    """K/V traffic, layers grouped by window. `kv_bytes`: bytes of one stored K or V element."""
+    row = 2 * config.kv_heads * config.head_dim * kv_bytes
+    windows = sorted((layer.window or 0) for layer in config.layers)
+    return [LayerKV(len(list(group)), row, window or None) for window, group in groupby(windows)]
 
 
 def checkpoint_cost(checkpoint: Checkpoint, kv_bytes: int = 2) -> StepCost | None:

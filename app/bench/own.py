@@ -1,0 +1,82 @@
+"""The contestant that matters: headrace's own engine, as `headrace run` uses it.
+
+Requests go through `Engine.generate` with greedy selection. Every depth has an engine with a kept prefix: its tokens
+are prefilled for real once and stay in the cache over the repetitions, trimmed back, where the cache allows that.
+What a test feeds on top is fresh random tokens each time, so nothing of it can be reused.
+"""
+
+import random
+from typing import Any
+
+from app.bench.plan import Test
+from app.bench.sample import Sample
+from runtime.cost import StepCost
+from runtime.engine import Engine
+from runtime.network import Network
+from runtime.request import Event, Finished, Request, Step
+from runtime.telemetry import StepRecord, Summary
+
+WARM_UP_TOKENS = 16
+
+
+class OwnEngine:
+    """Measures one network. `limit` bounds prompt plus generation over all tests."""
+
+    def __init__(self, name: str, network: Network[Any], *, limit: int, seed: int = 0) -> None:
+        self.name = name
+        self.cost: StepCost = network.cost
+        self._network = network
+        self._limit = limit
+        self._random = random.Random(seed)
+        self._base = self._tokens(limit)
+        self._engines: dict[int, Engine] = {}
+        self._held: dict[int, int] = {}  # bytes of the caches kept, by depth
+
+    def warm_up(self, test: Test) -> None:
+        """Fill the cache to the test's depth and run a short form of it."""
+        prompt, generate = min(test.prompt, WARM_UP_TOKENS), min(test.generate, WARM_UP_TOKENS)
+        self.measure(Test(prompt, generate, test.depth))
+
+    def measure(self, test: Test) -> Sample:
+        """One repetition through the engine. The step after a pure prefill only dates its first token."""
+        fed = self._tokens(test.prompt + (0 if test.kind == "both" else 1))
+        request = Request([*self._base[: test.depth], *fed], max_tokens=test.generate or 1)
+        steps, summary = _follow(self._engine(test.depth).generate(request))
+        others = sum(size for depth, size in self._held.items() if depth != test.depth)
+        self._held[test.depth] = steps[-1].kv_allocated_bytes if test.depth else 0
+        decode = steps[1:]
+        return Sample(
+            prefill_s=summary.prefill_s,
+            first_step_s=steps[0].latency_s,
+            latencies_s=[step.latency_s for step in decode],
+            weight_bytes=_mean([step.weight_bytes for step in decode]),
+            kv_bytes=_mean([step.kv_bytes_read + step.kv_bytes_written for step in decode]),
+            flops=_mean([self.cost.step_flops(step.context - 1) for step in decode]),
+            peak_memory_bytes=summary.peak_memory_bytes - others,
+        )
+
+    def close(self) -> None:
+        self._engines.clear()
+
+    def _engine(self, depth: int) -> Engine:
+        if depth not in self._engines:
+            self._engines[depth] = Engine(self._network, context_limit=self._limit, keep_prefix=depth > 0)
+        return self._engines[depth]
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self._random.randrange(self._network.vocab_size) for _ in range(count)]
+
+
+def _follow(events: Any) -> tuple[list[StepRecord], Summary]:
+    steps: list[StepRecord] = []
+    event: Event
+    for event in events:
+        if isinstance(event, Step):
+            steps.append(event.record)
+        elif isinstance(event, Finished):
+            return steps, event.summary
+    raise AssertionError("a generation ends with Finished")
+
+
+def _mean(values: list[int]) -> float | None:
+    return sum(values) / len(values) if values else None

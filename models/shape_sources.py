@@ -1,0 +1,222 @@
+"""Where a `StepShape` can come from without reading a single weight.
+
+    shape_of_config(config)         a config.json alone: sizes follow from its quantization or dtype
+    shape_of_checkpoint(checkpoint) safetensors headers: exact
+    shape_of_gguf(file)             GGUF headers: as headrace would convert it
+    shape_of_entry(entry)           a catalog entry: sizes follow from its shape and nominal quantization
+
+Every one raises UnsupportedModelError for an architecture whose matrices are not known here, and CheckpointError
+for contradictory values.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from models.checkpoint import Checkpoint
+from models.config import DecoderConfig, LayerConfig, decoder_config
+from models.costs import kv_layers
+from models.step_shape import Matrix, StepShape
+from runtime.errors import CheckpointError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from models.catalog import CatalogEntry
+
+KV_BYTES = 2  # half precision, as on every GPU
+_HALF = 2
+
+# Mixtures of experts whose other layers are those of an architecture of our own: model_type -> that architecture.
+_MIXTURES = {"qwen3_moe": "qwen3", "mixtral": "mistral"}
+
+SizeOf = Callable[[str, int, int], int]
+"""(module, rows, columns) -> stored bytes of that projection, bias included."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Experts:
+    count: int
+    active: int
+    width: int
+
+
+def shape_of_config(config: Mapping[str, Any], bits: int | None = None, group_size: int = 64) -> StepShape:
+    """From config.json. `bits` asks "what if": every projection quantized to that width instead of what it says."""
+    stored = config.get("quantization") or config.get("quantization_config")
+    section = stored if isinstance(stored, Mapping) and stored.get("bits") else None
+    dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
+    plain = 4 if dtype == "float32" else _HALF
+    biased = _biased_modules(config)
+
+    def size_of(module: str, rows: int, columns: int) -> int:
+        width, group = (bits, group_size) if bits else _settings(section, module)
+        bias = rows * _HALF if module.rpartition(".")[2] in biased else 0
+        return bias + (rows * columns * plain if width is None else quantized_bytes(rows * columns, width, group))
+
+    source = f"config.json, {f'{bits}-bit, groups of {group_size}' if bits else _described(section, dtype)}"
+    decoder, experts = _decoder(config)
+    return _build(decoder, experts, size_of, source)
+
+
+def shape_of_checkpoint(checkpoint: Checkpoint) -> StepShape:
+    """From the headers of a checkpoint: exact, whatever is in it."""
+    config, experts = _decoder(checkpoint.config)
+    if experts is not None:
+        return replace(shape_of_config(checkpoint.config), resident_bytes=checkpoint.nbytes)
+    tensors = checkpoint.tensors
+    tied = config.tied_embeddings or "lm_head.weight" not in tensors
+
+    def size_of(module: str, _rows: int, _columns: int) -> int:
+        parts = ("weight", "scales", "biases", "bias")
+        return sum(tensors[name].nbytes for part in parts if (name := f"{module}.{part}") in tensors)
+
+    shape = _build(replace(config, tied_embeddings=tied), None, size_of, "safetensors headers")
+    read = checkpoint.nbytes - (0 if tied else size_of("model.embed_tokens", 0, 0))
+    vectors = read - sum(matrix.count * matrix.nbytes for matrix in shape.matrices)
+    return replace(shape, vector_bytes=vectors, resident_bytes=checkpoint.nbytes)
+
+
+def shape_of_gguf(file: Path) -> StepShape:
+    """From the headers of a GGUF, in the format headrace converts it to."""
+    from models.gguf.config import model_config
+    from models.gguf.container import open_container
+    from models.gguf.metadata import Metadata
+    from models.gguf.names import targets
+    from models.gguf.tensors import BITS, GROUP_SIZE
+
+    container = open_container(file)
+    metadata = Metadata(container.metadata)
+    table = container.tensors.get("token_embd.weight")
+    if table is None:
+        raise CheckpointError(f"{file.name} has no tensor token_embd.weight")
+    names = container.tensors.keys()
+    config = model_config(metadata, vocab_size=table.shape[0], tensors=names, rope_factors=None)
+    sizes: dict[str, int] = {}
+    for target in targets(metadata.architecture, config, names):
+        tensor = container.tensors[target.source]
+        size = int(tensor.data.nbytes)
+        if tensor.type in BITS and len(tensor.shape) == 2:
+            scale = 4 if tensor.type in ("Q4_K", "Q5_K") else _HALF  # as `models.gguf.tensors` stores them
+            size = quantized_bytes(tensor.shape[0] * tensor.shape[1], BITS[tensor.type], GROUP_SIZE, scale)
+        sizes[target.module] = sizes.get(target.module, 0) + size
+    decoder, _ = _decoder(config)
+    kinds = sorted({tensor.type for tensor in container.tensors.values() if len(tensor.shape) == 2})
+    return _build(decoder, None, lambda module, *_: sizes.get(module, 0), f"GGUF headers, {', '.join(kinds)}")
+
+
+def shape_of_entry(entry: "CatalogEntry") -> StepShape:
+    """From the catalog's facts: what a model that is not here yet would read."""
+    shape, quantization = entry.shape, entry.quantization.upper()
+    bits = 8 if quantization.startswith("Q8") else 4
+    group = 32 if quantization.startswith("Q") else 64
+    layer = LayerConfig(rope=None)
+    config = DecoderConfig(
+        architecture="catalog", hidden_size=shape.hidden, intermediate_size=shape.ffn, heads=shape.heads,
+        kv_heads=shape.kv_heads, head_dim=shape.head_dim, vocab_size=shape.vocab, context_length=entry.context,
+        norm_eps=1e-5, tied_embeddings=shape.tied, layers=(layer,) * shape.layers, activation="silu",
+        attention_scale=1.0,
+    )  # fmt: skip
+    experts = _Experts(shape.experts, shape.active_experts, shape.ffn) if shape.experts > 1 else None
+
+    def size_of(_module: str, rows: int, columns: int) -> int:
+        return quantized_bytes(rows * columns, bits, group)
+
+    built = _build(config, experts, size_of, f"catalog, {entry.quantization}")
+    return replace(built, resident_bytes=entry.weight_bytes)
+
+
+def quantized_bytes(weights: int, bits: int, group_size: int, scale_bytes: int = _HALF) -> int:
+    """MLX affine storage: `bits` per weight, and a scale and a bias per group."""
+    return weights * bits // 8 + 2 * scale_bytes * weights // group_size
+
+
+def _build(config: DecoderConfig, experts: _Experts | None, size_of: SizeOf, source: str) -> StepShape:
+    width, q_rows, kv_rows = config.hidden_size, config.heads * config.head_dim, config.kv_heads * config.head_dim
+    per_layer = [
+        ("self_attn.q_proj", q_rows, width),
+        ("self_attn.k_proj", kv_rows, width),
+        ("self_attn.v_proj", kv_rows, width),
+        ("self_attn.o_proj", width, q_rows),
+    ]
+    inner = config.intermediate_size if experts is None else experts.width
+    feed_forward = [("mlp.gate_proj", inner, width), ("mlp.up_proj", inner, width), ("mlp.down_proj", width, inner)]
+    matrices: list[Matrix] = []
+    for module, rows, columns in per_layer if experts else per_layer + feed_forward:
+        sizes = sorted(size_of(f"model.layers.{i}.{module}", rows, columns) for i in range(len(config.layers)))
+        name = module.rpartition(".")[2]
+        matrices += [Matrix(name, len(list(same)), rows, columns, size) for size, same in groupby(sizes)]
+    if experts is not None:
+        layers, share = len(config.layers), Fraction(experts.active, experts.count)
+        matrices.append(Matrix("router", layers, experts.count, width, experts.count * width * _HALF))
+        for module, rows, columns in feed_forward:
+            size = size_of("model.layers.0." + module, rows, columns)
+            matrices.append(Matrix(f"expert {module[4:]}", layers * experts.count, rows, columns, size, share))
+    head = "model.embed_tokens" if config.tied_embeddings else "lm_head"
+    head_bytes = size_of(head, config.vocab_size, width)
+    matrices.append(Matrix(head.rpartition(".")[2], 1, config.vocab_size, width, head_bytes, output=True))
+    table = 0 if config.tied_embeddings else size_of("model.embed_tokens", config.vocab_size, width)
+    vectors = _norm_weights(config) * _HALF
+    return StepShape(
+        source=source,
+        layers=len(config.layers),
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        context_length=config.context_length,
+        matrices=matrices,
+        vector_bytes=vectors,
+        kv=kv_layers(config, KV_BYTES),
+        resident_bytes=sum(matrix.count * matrix.nbytes for matrix in matrices) + table + vectors,
+    )
+
+
+def _norm_weights(config: DecoderConfig) -> int:
+    per_layer = (4 if config.post_norms else 2) * config.hidden_size + (2 * config.head_dim if config.qk_norm else 0)
+    return len(config.layers) * per_layer + config.hidden_size
+
+
+def _decoder(config: Mapping[str, Any]) -> tuple[DecoderConfig, _Experts | None]:
+    text = config.get("text_config")
+    config = text if isinstance(text, Mapping) else config
+    kind = config.get("model_type")
+    decoder = decoder_config({**config, "model_type": _MIXTURES.get(str(kind), kind)})
+    if decoder is None:
+        raise UnsupportedModelError(
+            f"the matrices of model_type {kind!r} are not known from its config alone",
+            "`headrace bench` measures it, whatever it is",
+        )
+    if kind not in _MIXTURES:
+        return decoder, None
+    count, active = config.get("num_experts") or config.get("num_local_experts"), config.get("num_experts_per_tok")
+    width = config.get("moe_intermediate_size") or decoder.intermediate_size
+    if not all(isinstance(value, int) and value > 0 for value in (count, active, width)):
+        raise CheckpointError("config.json: a mixture must state how many experts there are, how many are active, how wide")
+    return decoder, _Experts(int(count or 1), int(active or 1), int(width))
+
+
+def _biased_modules(config: Mapping[str, Any]) -> set[str]:
+    attention = {"q_proj", "k_proj", "v_proj", *(() if config.get("model_type") == "qwen2" else ("o_proj",))}
+    biased = attention if config.get("model_type") == "qwen2" or config.get("attention_bias") else set()
+    return biased | ({"gate_proj", "up_proj", "down_proj"} if config.get("mlp_bias") else set())
+
+
+def _settings(section: Mapping[str, Any] | None, module: str) -> tuple[int | None, int]:
+    """(bits, group size) of a module; bits None where it is plain."""
+    if section is None:
+        return None, 0
+    entry = section.get(module, section)
+    if entry is False:  # mlx-lm marks a module left plain this way
+        return None, 0
+    entry = entry if isinstance(entry, Mapping) else section
+    bits, group = entry.get("bits", section.get("bits")), entry.get("group_size", section.get("group_size", 64))
+    if not (isinstance(bits, int) and 0 < bits <= 32 and isinstance(group, int) and group > 0):
+        raise CheckpointError(f"config.json: {module} is quantized to {bits!r} bits in groups of {group!r}")
+    return bits, group
+
+
+def _described(section: Mapping[str, Any] | None, dtype: str) -> str:
+    return f"{section.get('bits')}-bit, groups of {section.get('group_size')}" if section else dtype
+
+

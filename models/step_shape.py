@@ -1,0 +1,141 @@
+"""Everything one pass of a decoder reads and computes, matrix by matrix: the arithmetic behind `runtime.cost`.
+
+A `StepShape` is made from shapes alone (`models.shape_sources`). Its sums are a `StepCost`, the totals that telemetry,
+benchmarks and predictions use; its rows are what `headrace predict --explain` prints. Sizes in bytes; a FLOP is one
+multiplication or addition. Of a mixture of experts only the active share of each matrix is read.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from runtime.cost import LayerKV, StepCost
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """`count` equal projections of `rows` outputs and `columns` inputs; `nbytes` is one's, bias and scales included.
+
+    share: the part of it that one token uses (experts per token over experts). output: it makes the logits, which a
+    prefill does not compute.
+    """
+
+    name: str
+    count: int
+    rows: int
+    columns: int
+    nbytes: int
+    share: Fraction = Fraction(1)
+    output: bool = False
+
+    @property
+    def weights(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes that one step reads of all `count`."""
+        return round(self.count * self.nbytes * self.share)
+
+    @property
+    def step_flops(self) -> int:
+        """FLOPs of one token through all `count`."""
+        return round(2 * self.count * self.weights * self.share)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One row of the account: what is read (or written), how often, and what is computed with it."""
+
+    name: str
+    count: int
+    shape: str
+    nbytes: int
+    flops: int
+
+    @property
+    def intensity(self) -> float:
+        """FLOP per byte."""
+        return self.flops / self.nbytes if self.nbytes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """A decoder's reads. `vector_bytes`: norms and whatever else is read once per step but multiplies no matrix.
+
+    kv: as in `StepCost`. resident_bytes: all weights in memory, read or not. source: where the shapes come from.
+    """
+
+    source: str
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    context_length: int
+    matrices: Sequence[Matrix]
+    vector_bytes: int
+    kv: Sequence[LayerKV]
+    resident_bytes: int
+
+    @property
+    def parameters(self) -> int:
+        """Weights of all matrices, inactive experts included, an untied embedding table not."""
+        return sum(matrix.count * matrix.weights for matrix in self.matrices)
+
+    @property
+    def cost(self) -> StepCost:
+        """The totals."""
+        return StepCost(
+            weight_bytes=sum(matrix.step_bytes for matrix in self.matrices) + self.vector_bytes,
+            weight_flops=sum(matrix.step_flops for matrix in self.matrices),
+            kv=self.kv,
+            attention_flops_per_entry=4 * self.heads * self.head_dim,
+        )
+
+    def step(self, past: int) -> list[Operation]:
+        """One decode step with `past` entries in the cache, row by row; sums to `cost`."""
+        rows = [_operation(matrix, 1) for matrix in self.matrices]
+        return [*rows, self._vectors(), *self._cache(past, 1)]
+
+    def prefill(self, tokens: int, past: int = 0) -> list[Operation]:
+        """A prefill of `tokens` after `past` in one pass: every matrix and cache row moves once, no logits are made."""
+        rows = [_operation(matrix, tokens) for matrix in self.matrices if not matrix.output]
+        return [*rows, self._vectors(), *self._cache(past, tokens)]
+
+    def _vectors(self) -> Operation:
+        return Operation("norms and other vectors", 1, "", self.vector_bytes, 0)
+
+    def _cache(self, past: int, tokens: int) -> Iterator[Operation]:
+        per_entry = self.cost.attention_flops_per_entry
+        for layer in self.kv:
+            # Query i attends to the past and the i + 1 newest entries, inside its window.
+            seen = sum(_inside(past + i + 1, layer.window) for i in range(tokens))
+            read = _inside(past + tokens, None if layer.window is None else layer.window + tokens - 1)
+            name = "K/V read, attention" if layer.window is None else f"K/V read, window {layer.window}"
+            yield Operation(
+                name,
+                layer.count,
+                f"{read} x {2 * self.kv_heads} x {self.head_dim}",
+                layer.count * layer.bytes_per_token * read,
+                layer.count * per_entry * seen,
+            )
+        appended = self.cost.kv_bytes_per_token * tokens
+        yield Operation("K/V append", self.layers, f"{tokens} x {2 * self.kv_heads} x {self.head_dim}", appended, 0)
+
+
+def total(operations: Sequence[Operation]) -> tuple[int, int]:
+    """(bytes, FLOPs) of all rows."""
+    return sum(row.nbytes for row in operations), sum(row.flops for row in operations)
+
+
+def _operation(matrix: Matrix, tokens: int) -> Operation:
+    shape = f"{matrix.rows} x {matrix.columns}"
+    if matrix.share != 1:
+        shape += f", {matrix.share.numerator} of {matrix.share.denominator}"
+    # Enough tokens use every expert; how many do is the router's affair, so all are counted once there are several.
+    nbytes = matrix.step_bytes if tokens == 1 else matrix.count * matrix.nbytes
+    return Operation(matrix.name, matrix.count, shape, nbytes, matrix.step_flops * tokens)
+
+
+def _inside(entries: int, window: int | None) -> int:
+    return entries if window is None else min(entries, window)
