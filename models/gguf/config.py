@@ -96,7 +96,7 @@ def _head_dim(metadata: Metadata, hidden: int, heads: int) -> int:
 
 def _particulars(metadata: Metadata, config: Config, tensors: Collection[str]) -> Config:
     """What only some architectures have."""
-    arch, layers = metadata.architecture, config["num_hidden_layers"]
+    arch = metadata.architecture
     if arch == "llama":
         return {
             "attention_bias": "blk.0.attn_output.bias" in tensors,
@@ -106,7 +106,7 @@ def _particulars(metadata: Metadata, config: Config, tensors: Collection[str]) -
         return {"attention_bias": True}
     if arch in ("gemma", "qwen3"):
         return {"attention_bias": False}
-    wide = layers == _WIDE_QUERY_SCALE[arch]
+    wide = config["num_hidden_layers"] == _WIDE_QUERY_SCALE[arch]
     gemma: Config = {
         "attention_bias": False,
         "query_pre_attn_scalar": (
@@ -124,9 +124,7 @@ def _particulars(metadata: Metadata, config: Config, tensors: Collection[str]) -
     if metadata.number("{arch}.final_logit_softcapping", 0.0):
         raise UnsupportedModelError("Gemma 3 with capped logits is not supported")
     return gemma | {
-        "sliding_window_pattern": metadata.integer(
-            "{arch}.attention.sliding_window_pattern", _GEMMA3_PATTERN, least=1, most=layers
-        ),
+        "sliding_window_pattern": metadata.integer("{arch}.attention.sliding_window_pattern", _GEMMA3_PATTERN, least=1),
         "rope_local_base_freq": metadata.positive("{arch}.rope.freq_base_swa", _GEMMA3_LOCAL_BASE),
     }
 

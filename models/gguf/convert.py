@@ -54,9 +54,9 @@ def convert_gguf(
     """Write the MLX-format form of the GGUF file `source` into the fresh directory `target`.
 
     `progress(done, total)` is told bytes of tensor data; `sha256` is the file's if the caller knows it already,
-    which spares reading the file once more. Raises `CheckpointError` when the file is broken or
-    contradicts itself and `UnsupportedModelError` when it holds an architecture, tensor type or tokenizer headrace
-    does not run; `target` may then hold a part of the files and should be thrown away.
+    which spares reading the file once more. Raises `CheckpointError` when the file is broken or contradicts itself
+    and `UnsupportedModelError` when it holds an architecture, tensor type or tokenizer headrace does not run;
+    `target` may then hold a part of the files and should be thrown away.
     """
     container = open_container(source)
     metadata = Metadata(container.metadata)
@@ -78,9 +78,8 @@ def convert_gguf(
     config |= {"bos_token_id": special.bos, "eos_token_id": special.ends}
 
     save_tokenizer(tokenizer, target / "tokenizer.json")
-    _write_json(target / "tokenizer_config.json", tokenizer_config(
-        vocabulary, special, config["max_position_embeddings"]
-    ))  # fmt: skip
+    tokenizer_facts = tokenizer_config(vocabulary, special, config["max_position_embeddings"])
+    _write_json(target / "tokenizer_config.json", tokenizer_facts)
     if (template := metadata.optional_text("tokenizer.chat_template")) is not None:
         (target / "chat_template.jinja").write_text(template, encoding="utf-8", newline="")
     _write_json(target / "generation_config.json", generation_config(metadata, special))

@@ -1,7 +1,7 @@
 """GGML tensor types -> plain arrays or MLX affine quantization (`w = q * scale + bias`, groups along the row).
 
-Q4_0, Q4_1, Q8_0, Q4_K and Q5_K blocks are affine over 32 weights, so their codes move over unchanged: Q4_0's 8 and
-Q8_0's 128 offsets become the bias. Evaluated in float32 the result equals the reference dequantizer bit for bit, up
+All but Q6_K blocks are affine over 32 weights, so their codes move over unchanged: the 8, 16 or 128 that Q4_0, Q5_0
+and Q8_0 subtract becomes the bias. Evaluated in float32 the result equals the reference dequantizer bit for bit, up
 to the sign of a zero (`q * scale` is exact there, so a fused addition changes nothing). Q6_K scales groups of 16,
 which MLX has no affine mode for: it is requantized to 8 bits.
 
@@ -28,7 +28,7 @@ Floats = npt.NDArray[np.float32]
 GROUP_SIZE = 32
 _CHUNK_WEIGHTS = 1 << 21  # how much of a tensor is unpacked at a time
 
-BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8, "Q4_K": 4, "Q5_K": 5, "Q6_K": 8}
+BITS = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "Q4_K": 4, "Q5_K": 5, "Q6_K": 8}
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,21 @@ def _q4_1(blocks: Bytes) -> Unpacked:
     return _nibbles(blocks[:, 4:]), _half(blocks, 0), _half(blocks, 2), 0.0
 
 
+def _q5_0(blocks: Bytes) -> Unpacked:
+    d = _half(blocks, 0)
+    return _with_fifth_bit(blocks[:, 2:6], blocks[:, 6:]), d, -16 * d, 0.0
+
+
+def _q5_1(blocks: Bytes) -> Unpacked:
+    return _with_fifth_bit(blocks[:, 4:8], blocks[:, 8:]), _half(blocks, 0), _half(blocks, 2), 0.0
+
+
+def _with_fifth_bit(high: Bytes, low: Bytes) -> Bytes:
+    """(N, 4) bytes of one bit per code and (N, 16) of nibbles -> (N, 32) codes."""
+    fifth: Bytes = np.unpackbits(high, axis=1, bitorder="little") << 4
+    return _nibbles(low) | fifth
+
+
 def _q8_0(blocks: Bytes) -> Unpacked:
     d = _half(blocks, 0)
     return blocks[:, 2:] ^ 0x80, d, -128 * d, 0.0  # flipping the sign bit adds 128 to an int8
@@ -190,6 +205,8 @@ def _requantize(values: Floats) -> Unpacked:
 _UNPACK: dict[str, Callable[[Bytes], Unpacked]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
     "Q8_0": _q8_0,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.gguf.metadata import Metadata
-from models.gguf.pretokenizers import pre_tokenizer
+from models.gguf.pretokenizers import PreTokenizer, pre_tokenizer
 from models.gguf.vocabulary import (
     BYTE,
     CONTROL,
@@ -35,7 +35,7 @@ def build_tokenizer(metadata: Metadata, vocabulary: Vocabulary) -> tuple["Tokeni
     if model == "gpt2":
         pre = pre_tokenizer(metadata.text("tokenizer.ggml.pre", "default"))
         special = read_special_ids(metadata, vocabulary, add_bos=pre.add_bos, is_spm=False)
-        tokenizer = _byte_level(metadata, vocabulary)
+        tokenizer = _byte_level(metadata, vocabulary, pre)
     elif model == "llama":
         special = read_special_ids(metadata, vocabulary, add_bos=True, is_spm=True)
         tokenizer = _sentencepiece(metadata, vocabulary, special)
@@ -74,11 +74,10 @@ def tokenizer_config(vocabulary: Vocabulary, special: SpecialIds, context_length
     }
 
 
-def _byte_level(metadata: Metadata, vocabulary: Vocabulary) -> "Tokenizer":
+def _byte_level(metadata: Metadata, vocabulary: Vocabulary, pre: PreTokenizer) -> "Tokenizer":
     from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
 
-    pre = pre_tokenizer(metadata.text("tokenizer.ggml.pre", "default"))
     ids = {token: index for index, token in enumerate(vocabulary.tokens)}
     control = {vocabulary.tokens[index] for index in vocabulary.ids_of(CONTROL, UNKNOWN)}
     merges = []

@@ -21,7 +21,10 @@ VOCABULARIES: dict[str, dict[str, list[Any]]] = json.loads((HERE / "vocabularies
 Weights = dict[str, np.ndarray]
 
 # Byte offsets of the float16 scales in a block.
-SCALES_AT = {"Q4_0": (0,), "Q8_0": (0,), "Q4_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+SCALES_AT = {
+    "Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,), "Q6_K": (208,),
+    "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2),
+}  # fmt: skip
 
 _BASE: dict[str, Any] = {
     "hidden": 64, "inner": 96, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocabulary": "byte_level",

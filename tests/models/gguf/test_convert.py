@@ -8,9 +8,11 @@ import gguf
 import mlx.core as mx
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from models.gguf import convert_gguf
 from runtime.errors import CheckpointError, UnsupportedModelError
+from tests.corpus import NASTY
 from tests.models.gguf.build import HERE, VARIANTS, gguf_weights, header, hf_weights, write_gguf
 from tests.tiny import load_decoder
 
@@ -83,7 +85,7 @@ def compare(logits: np.ndarray, variant: str) -> None:
     assert difference < TOLERANCE.get(variant, 5e-6)
 
 
-@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
 def test_every_tensor_type_loads_and_equals_its_source(kind: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", "llama", matrices=kind, **LARGE)
     directory = convert(path)
@@ -147,6 +149,19 @@ def test_mixed_widths_load_in_mlx_lm(tmp_path: Path) -> None:
     assert (layer.mlp.up_proj.bits, layer.mlp.gate_proj.bits) == (8, 4)
     assert not hasattr(layer.self_attn.v_proj, "bits")
     assert mx.isfinite(model(mx.array([[5, 6, 7]]))).all()
+
+
+@pytest.mark.peer
+@pytest.mark.filterwarnings("default")  # transformers' own
+@pytest.mark.parametrize("variant", ["llama", "llama-spm", "gemma3"])
+def test_transformers_reads_the_same_tokenizer(variant: str, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    directory = convert(write_gguf(tmp_path / "m.gguf", variant))
+    ours, theirs = Tokenizer.from_file(str(directory / "tokenizer.json")), AutoTokenizer.from_pretrained(directory)
+    assert [theirs(text)["input_ids"] for text in NASTY] == [ours.encode(text).ids for text in NASTY]
+    assert theirs.chat_template == (directory / "chat_template.jinja").read_text()
+    assert theirs.eos_token == "</s>"
 
 
 def test_the_files_beside_the_weights(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from runtime.errors import CheckpointError
 from tests.models.gguf.build import SCALES_AT, random_blocks
 
 ROWS, COLUMNS = 24, 512
-EXACT = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K")
-HALF = ("Q4_0", "Q4_1", "Q8_0")
+HALF = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+EXACT = (*HALF, "Q4_K", "Q5_K")
 
 
 def raw(kind: str, data: np.ndarray, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> RawTensor:
@@ -69,7 +69,7 @@ def test_scales_and_biases_are_half_precision_where_that_is_exact(kind: str) -> 
     assert affine.scales.dtype == affine.biases.dtype == np.float16
     set_scales(data, kind, 65504.0)
     overflowing = to_affine(raw(kind, data))
-    assert overflowing.scales.dtype == (np.float16 if kind == "Q4_1" else np.float32)
+    assert overflowing.scales.dtype == (np.float16 if kind.endswith("1") else np.float32)
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_K"])

@@ -1,0 +1,128 @@
+"""GGUF metadata against the config.json it must become."""
+
+from typing import Any
+
+import pytest
+
+from models.gguf.config import generation_config, model_config
+from models.gguf.metadata import Metadata
+from models.gguf.rope import llama3_factor
+from models.gguf.vocabulary import SpecialIds
+from runtime.errors import CheckpointError, UnsupportedModelError
+
+BASE = {
+    "block_count": 2, "context_length": 256, "embedding_length": 64, "feed_forward_length": 96,
+    "attention.head_count": 4, "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 9.999999747378752e-06,
+}  # fmt: skip
+
+
+def config(arch: str = "llama", tensors: tuple[str, ...] = ("output.weight",), **changes: Any) -> dict[str, Any]:
+    """The config of BASE; in `changes`, `__` stands for a dot and None leaves the key out."""
+    values = {**BASE, **{key.replace("__", "."): value for key, value in changes.items()}}
+    keyed = {f"{arch}.{key}": value for key, value in values.items() if value is not None}
+    factors = keyed.pop(f"{arch}.rope_factors", None)
+    metadata = Metadata({"general.architecture": arch, **keyed})
+    return model_config(metadata, vocab_size=10, tensors=tensors, rope_factors=factors)
+
+
+def test_llama_names_sizes_as_hugging_face_does() -> None:
+    assert config(rope__freq_base=5e5) == {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "vocab_size": 10,
+        "tie_word_embeddings": False, "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
+    }  # fmt: skip
+
+
+def test_what_the_tensors_tell() -> None:
+    assert config(tensors=())["tie_word_embeddings"] is True
+    assert config(tensors=("blk.0.attn_output.bias",))["attention_bias"] is True
+    assert config(tensors=("blk.0.ffn_down.bias",))["mlp_bias"] is True
+    assert config("qwen2")["attention_bias"] is True
+    assert config("qwen3", attention__key_length=32)["head_dim"] == 32
+
+
+def test_uniform_per_layer_settings_are_one_setting() -> None:
+    assert config(attention__head_count_kv=[2, 2])["num_key_value_heads"] == 2
+    assert config(attention__head_count_kv=None)["num_key_value_heads"] == 4
+    with pytest.raises(CheckpointError, match="head_count_kv should be a whole number"):
+        config(attention__head_count_kv=[2, 1])
+
+
+def test_gemma_gets_the_constants_its_files_leave_out() -> None:
+    gemma2 = config("gemma2", attn_logit_softcapping=50.0, attention__key_length=32)
+    assert (gemma2["sliding_window"], gemma2["query_pre_attn_scalar"]) == (4096, 32)
+    assert (gemma2["attn_logit_softcapping"], gemma2["final_logit_softcapping"]) == (50.0, 30.0)
+    assert config("gemma2", block_count=46, attention__key_length=32)["query_pre_attn_scalar"] == 64 // 4
+
+    gemma3 = config("gemma3", block_count=26, attention__sliding_window=512, rope__freq_base=1e6)
+    assert gemma3["model_type"] == "gemma3_text"
+    assert (gemma3["sliding_window_pattern"], gemma3["rope_local_base_freq"], gemma3["rope_theta"]) == (6, 1e4, 1e6)
+    assert gemma3["hidden_act"] == "gelu_pytorch_tanh"
+    with pytest.raises(CheckpointError, match=r"lacks gemma3\.attention\.sliding_window"):
+        config("gemma3", block_count=26)
+
+
+def test_rope_scaling() -> None:
+    linear = {"rope__scaling__type": "linear", "rope__scaling__factor": 8.0}
+    assert config(**linear)["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
+    assert "rope_scaling" not in config(rope__scaling__type="none", rope__scaling__factor=8.0)
+    yarn = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__scaling__original_context_length": 64}
+    assert config(**yarn)["rope_scaling"] == {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32.0, "beta_slow": 1.0
+    }  # fmt: skip
+    with pytest.raises(UnsupportedModelError, match="'longrope' is not supported"):
+        config(rope__scaling__type="longrope")
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_llama_3_parameters_are_recovered_from_the_factors(factor: float) -> None:
+    wanted = {
+        "rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    wavelengths = [2 * 3.141592653589793 * 5e5 ** (2 * index / 64) for index in range(32)]
+    factors = [llama3_factor(wavelength, wanted) for wavelength in wavelengths]
+    assert sum(1 < each < factor for each in factors) > 1  # some lie on the slope
+    scaled = config(rope__freq_base=5e5, attention__key_length=64, rope_factors=factors)
+    assert scaled["rope_scaling"] == wanted
+    with pytest.raises(CheckpointError, match="has 31 factors for heads of size 64"):
+        config(rope__freq_base=5e5, attention__key_length=64, rope_factors=factors[1:])
+    with pytest.raises(UnsupportedModelError, match="Llama 3 formula"):
+        config(rope__freq_base=4e5, attention__key_length=64, rope_factors=factors)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"arch": "mamba"}, "architecture 'mamba' is not supported"),
+        ({"expert_count": 8}, "mixture of experts is not supported"),
+        ({"attention__value_length": 8}, "different sizes are not supported"),
+        ({"rope__dimension_count": 8}, "RoPE over a part of the head is not supported"),
+        ({"attention__head_count_kv": 3}, "cannot share 3"),
+        ({"attention__key_length": 15}, "cannot be rotated"),
+        ({"attention__head_count": 0}, "head_count should be a whole number from 1"),
+        ({"block_count": 10**6}, "block_count should be a whole number"),
+        ({"rope__freq_base": 0.0}, "freq_base should be above zero"),
+        ({"rope__freq_base": float("nan")}, "freq_base should be a finite number"),
+        ({"embedding_length": None}, "lacks llama.embedding_length"),
+        ({"context_length": "256"}, "context_length should be a whole number"),
+        ({"context_length": True}, "context_length should be a whole number"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message) as caught:
+        config(**changes)
+    assert isinstance(caught.value, UnsupportedModelError) == ("not supported" in message)
+
+
+def test_generation_settings_appear_only_where_the_file_recommends_them() -> None:
+    special = SpecialIds(bos=1, eos=2, pad=None, unknown=0, ends=[2, 7], add_bos=True, add_eos=False)
+    base: dict[str, Any] = {"general.architecture": "llama"}
+    ids = {"bos_token_id": 1, "eos_token_id": [2, 7]}
+    assert generation_config(Metadata(base), special) == ids
+    given = {"general.sampling.temp": 0.699999988079071, "general.sampling.top_k": 20, "general.sampling.min_p": 0.0}
+    sampled = {"temperature": 0.7, "top_k": 20, "min_p": 0.0, "do_sample": True}
+    assert generation_config(Metadata(base | given), special) == ids | sampled
+    with pytest.raises(CheckpointError, match=r"top_k should be a whole number"):
+        generation_config(Metadata(base | {"general.sampling.top_k": 0.5}), special)
