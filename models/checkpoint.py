@@ -21,8 +21,10 @@ from typing import Any
 
 from runtime.errors import CheckpointError
 
-MAX_JSON_BYTES = 32 << 20  # config.json and the shard index: megabytes at the very most
-MAX_HEADER_BYTES = 64 << 20  # a hundred thousand tensors need about 12 MB
+# Limits on JSON, generous for real files and small enough that parsing hostile ones stays bearable.
+MAX_CONFIG_BYTES = 4 << 20
+MAX_INDEX_BYTES = 32 << 20
+MAX_HEADER_BYTES = 16 << 20  # a hundred thousand tensors in one shard need about 12 MB
 MAX_RANK = 8
 ORIGIN_FILE = "headrace.json"
 
@@ -125,7 +127,7 @@ def _shard_names(root: Path, names: list[str]) -> list[str]:
 
 def _check_index(root: Path, tensors: dict[str, TensorInfo]) -> None:
     name = "model.safetensors.index.json"
-    weight_map = _read_json_object(root, name).get("weight_map")
+    weight_map = _read_json_object(root, name, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict):
         raise CheckpointError(f"{name}: weight_map is not an object")
     for tensor, shard in weight_map.items():
@@ -169,11 +171,11 @@ def _open_inside(root: Path, name: str) -> int:
     return descriptor
 
 
-def _read_json_object(root: Path, name: str) -> dict[str, Any]:
+def _read_json_object(root: Path, name: str, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     with open(_open_inside(root, name), "rb") as file:
-        if os.fstat(file.fileno()).st_size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{name} is larger than {MAX_JSON_BYTES >> 20} MiB")
-        return _parse_object(file.read(MAX_JSON_BYTES), name)
+        if os.fstat(file.fileno()).st_size > limit:
+            raise CheckpointError(f"{name} is larger than {limit >> 20} MiB")
+        return _parse_object(file.read(limit), name)
 
 
 def _parse_object(data: bytes, where: str) -> dict[str, Any]:

@@ -288,5 +288,5 @@ def _explain(error: Exception, hub: HubId) -> HeadraceError:
         return FetchError(f"the hub answered {status} for {hub}", hint)
     if isinstance(error, errors.HFValidationError):
         return ModelNotFoundError(f"{hub} is not a name the hub allows")
-    reason = " ".join(str(error).split())[:200]
+    reason = "".join(character if character.isprintable() else " " for character in str(error))[:200]
     return FetchError(f"fetching {hub} failed: {reason}", "run it again: the download resumes")

