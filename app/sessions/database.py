@@ -6,7 +6,7 @@ takes the write lock at its start, so two headrace processes take turns. A kille
 """
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -85,12 +85,12 @@ class Database:
     def rows(self, sql: str, *values: object) -> list[sqlite3.Row]:
         """All rows of a query."""
         with self._explained():
-            return self._connection.execute(sql, values).fetchall()
+            return self._connection.execute(sql, _storable(values)).fetchall()
 
     def run(self, sql: str, *values: object) -> int:
         """Execute one statement; the row id it inserted, if any."""
         with self._explained():
-            return self._connection.execute(sql, values).lastrowid or 0
+            return self._connection.execute(sql, _storable(values)).lastrowid or 0
 
     @contextmanager
     def transaction(self, *, durable: bool = False) -> Iterator[None]:
@@ -140,6 +140,14 @@ class Database:
             raise SessionError(f"the sessions in {self.path} cannot be used: {error}", hint) from error
         except OSError as error:
             raise SessionError(f"{self.path} cannot be opened: {error.strerror}") from error
+
+
+def _storable(values: Sequence[object]) -> list[object]:
+    """Texts without NUL, which SQLite's text functions stop at, and without lone surrogates, which are no Unicode."""
+    return [
+        value.replace("\0", "\ufffd").encode("utf-8", "replace").decode() if isinstance(value, str) else value
+        for value in values
+    ]
 
 
 def _statements(script: str) -> Iterator[str]:

@@ -187,6 +187,14 @@ def test_a_failed_transaction_changes_nothing(store: SessionStore) -> None:
     answered(store, session.id, "and on", "it goes")
 
 
+def test_texts_that_sqlite_cannot_hold(store: SessionStore) -> None:
+    session = store.create(system="\udcff")
+    said = store.add(session.id, None, "user", "be\0fore")
+    store.grow(said.id, "\0after\ud800")
+    assert store.finish(said.id, "stop").content == "be\ufffdfore\ufffdafter?"
+    assert store.session(session.id).system == "?"
+
+
 def test_files_that_are_no_database_or_a_newer_one(tmp_path: Path) -> None:
     broken = tmp_path / "broken.db"
     broken.write_bytes(b"this is not a database, whatever its name says" * 100)

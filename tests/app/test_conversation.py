@@ -1,0 +1,397 @@
+"""The chat's logic against a scripted engine: every action, every way an answer can end, and what is stored then."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.conversation import Conversation
+from app.engine_messages import Delta, Done, Dropped, Event
+from app.sessions.store import SessionStore
+from runtime.errors import EngineError, UsageError
+from tests.app.scripted_engine import Script, ScriptedEngine
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SessionStore]:
+    store = SessionStore(tmp_path / "sessions.db")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    return ScriptedEngine()
+
+
+@pytest.fixture
+def chat(engine: ScriptedEngine, store: SessionStore) -> Conversation:
+    chat = Conversation(engine, store)
+    chat.load_model()
+    chat.poll()
+    return chat
+
+
+def until_idle(chat: Conversation) -> list[Event]:
+    events: list[Event] = []
+    for _ in range(200):
+        events += chat.poll()
+        if chat.phase == "idle":
+            return events
+    raise AssertionError("the answer never ended")
+
+
+def until_said(chat: Conversation, text: str) -> None:
+    for _ in range(200):
+        chat.poll()
+        if chat.messages and chat.messages[-1].content == text:
+            return
+    raise AssertionError(chat.messages)
+
+
+def shown(chat: Conversation) -> list[str]:
+    return [message.content for message in chat.messages]
+
+
+def stored(chat: Conversation) -> list[str]:
+    return [message.content for message in chat.store.branch(chat.session.id)]
+
+
+def ask(chat: Conversation, text: str, *pieces: str) -> None:
+    assert isinstance(chat.engine, ScriptedEngine)
+    chat.engine.script(Script(pieces=pieces))
+    chat.send(text)
+    until_idle(chat)
+
+
+def test_a_turn_passes_through_its_phases_and_is_stored_as_it_grows(chat: Conversation) -> None:
+    chat.send("Hi")
+    assert (chat.phase, stored(chat)) == ("waiting", ["Hi"])
+    chat.poll()
+    assert (chat.phase, chat.context_tokens) == ("prefill", 20)
+    chat.poll()
+    for so_far in ("Hello", "Hello, ", "Hello, world"):
+        chat.poll()
+        assert chat.phase == "answering"
+        assert shown(chat) == stored(chat) == ["Hi", so_far]
+        assert chat.store.branch(chat.session.id)[-1].partial
+    until_idle(chat)
+    answer = chat.messages[-1]
+    assert (answer.content, answer.partial, answer.finish_reason) == ("Hello, world.", False, "stop")
+    assert (answer.model, chat.context_tokens) == ("scripted-1b", 24)
+    assert answer.figures is not None
+    assert (answer.figures.prompt_tokens, answer.figures.completion_tokens, answer.figures.mbu) == (20, 4, 0.31)
+    assert chat.session.title == "Hi"
+
+
+def test_the_whole_branch_is_sent_with_the_system_prompt_and_settings(
+    chat: Conversation, engine: ScriptedEngine
+) -> None:
+    chat.set_system("Be brief.")
+    chat.set_sampling({"temperature": 0.5, "max_tokens": 9, "stop": ["END"], "seed": 1})
+    chat.set_sampling({"seed": None})
+    ask(chat, "one", "1")
+    ask(chat, "two", "2")
+    command = engine.commands[-1]
+    assert command.messages == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "1"},
+        {"role": "user", "content": "two"},
+    ]
+    assert (command.sampling, command.max_tokens, command.stop) == ({"temperature": 0.5}, 9, ("END",))
+
+
+def test_stopping_keeps_the_partial_answer_and_it_can_be_continued(chat: Conversation, engine: ScriptedEngine) -> None:
+    engine.script(Script(pieces=("one ", "two ", "three"), hold=1), Script(pieces=("and on",)))
+    chat.send("count")
+    until_said(chat, "one two ")
+    chat.stop()
+    until_idle(chat)
+    assert (chat.messages[-1].partial, chat.messages[-1].finish_reason) == (True, "cancelled")
+    chat.continue_answer()
+    assert engine.commands[-1].continue_text == "one two "
+    assert engine.commands[-1].messages == [{"role": "user", "content": "count"}]
+    until_idle(chat)
+    assert shown(chat) == stored(chat) == ["count", "one two and on"]
+    assert not chat.messages[-1].partial
+
+
+def test_stopping_before_the_first_word_leaves_no_answer(chat: Conversation, engine: ScriptedEngine) -> None:
+    engine.script(Script(hold=4))
+    chat.send("hm")
+    chat.poll()
+    chat.stop()
+    until_idle(chat)
+    assert stored(chat) == ["hm"]
+    ask(chat, "again", "yes")
+    assert engine.commands[-1].messages == [{"role": "user", "content": "hm\n\nagain"}]  # roles keep alternating
+    chat.switch_branch(chat.messages[0].id, 1)
+    assert shown(chat) == ["hm", "again", "yes"]
+
+
+def test_regenerate_edit_and_switch_make_branches(chat: Conversation, engine: ScriptedEngine) -> None:
+    ask(chat, "q1", "a1")
+    ask(chat, "q2", "a2")
+    engine.script(Script(pieces=("a2 new",)))
+    chat.regenerate()
+    assert shown(chat) == ["q1", "a1", "q2"]
+    until_idle(chat)
+    assert shown(chat) == ["q1", "a1", "q2", "a2 new"]
+    branches = chat.branches(chat.messages[3].id)
+    assert (len(branches.ids), branches.shown) == (2, 1)
+    engine.script(Script(pieces=("b1",)))
+    chat.edit(chat.messages[0].id, "Q1")
+    until_idle(chat)
+    assert shown(chat) == ["Q1", "b1"]
+    chat.switch_branch(chat.messages[0].id, -1)
+    assert shown(chat) == ["q1", "a1", "q2", "a2 new"]
+    chat.switch_branch(chat.messages[3].id, -1)
+    assert shown(chat) == stored(chat) == ["q1", "a1", "q2", "a2"]
+    chat.switch_branch(chat.messages[3].id, -1)
+    assert shown(chat)[-1] == "a2"
+    engine.script(Script(pieces=("a1 new",)))
+    chat.regenerate(chat.messages[1].id)
+    until_idle(chat)
+    assert shown(chat) == ["q1", "a1 new"]
+
+
+def test_an_edited_answer_is_a_branch_and_can_be_continued(chat: Conversation, engine: ScriptedEngine) -> None:
+    ask(chat, "q", "bad start")
+    chat.edit(chat.messages[1].id, "Good start")
+    assert shown(chat) == ["q", "Good start"]
+    engine.script(Script(pieces=(", good end",)))
+    chat.continue_answer()
+    until_idle(chat)
+    assert shown(chat) == stored(chat) == ["q", "Good start, good end"]
+    assert len(chat.branches(chat.messages[1].id).ids) == 2
+
+
+def test_a_failed_regeneration_shows_the_old_answer_again(chat: Conversation, engine: ScriptedEngine) -> None:
+    ask(chat, "q", "a")
+    engine.script(Script(fail="the template does not like it"))
+    chat.regenerate()
+    until_idle(chat)
+    assert shown(chat) == ["q", "a"]
+    assert chat.notice == "the template does not like it"
+
+
+def test_the_engine_dying_keeps_the_partial_answer(chat: Conversation, engine: ScriptedEngine) -> None:
+    engine.script(Script(pieces=("one ", "two"), hold=1))
+    chat.send("count")
+    until_said(chat, "one ")
+    engine.die()
+    until_idle(chat)
+    assert chat.notice is not None
+    assert "killed" in chat.notice
+    assert (chat.messages[-1].content, chat.messages[-1].partial) == ("one ", True)
+    assert chat.messages[-1].finish_reason == "died"
+    with pytest.raises(EngineError, match="not running"):
+        chat.send("still there?")
+    assert stored(chat) == ["count", "one "]
+    engine.restart()
+    engine.script(Script(pieces=("two",)))
+    chat.continue_answer()
+    until_idle(chat)
+    assert shown(chat) == ["count", "one two"]
+
+
+def test_another_model_ends_the_answer_and_takes_the_next(chat: Conversation, engine: ScriptedEngine) -> None:
+    engine.script(Script(pieces=("one ", "two"), hold=1))
+    chat.send("count")
+    until_said(chat, "one ")
+    chat.set_model("other")
+    until_idle(chat)
+    assert (chat.messages[-1].partial, chat.messages[-1].finish_reason) == (True, "failed")
+    assert (chat.session.model, engine.specs[-1].name) == ("other", "other")
+    ask(chat, "go on", "fine")
+    assert shown(chat)[-1] == "fine"
+
+
+def test_sending_while_the_model_loads(engine: ScriptedEngine, store: SessionStore) -> None:
+    chat = Conversation(engine, store)
+    with pytest.raises(EngineError):
+        chat.send("too early")
+    chat.load_model()
+    chat.send("early")
+    until_idle(chat)
+    assert shown(chat) == ["early", "Hello, world."]
+
+
+def test_a_model_that_cannot_be_loaded(engine: ScriptedEngine, store: SessionStore) -> None:
+    engine.load_failure = "not enough memory"
+    chat = Conversation(engine, store)
+    chat.load_model()
+    chat.poll()
+    assert (chat.notice, engine.state) == ("not enough memory", "failed")
+    with pytest.raises(EngineError):
+        chat.send("hello?")
+
+
+def test_one_answer_at_a_time_and_nothing_without_words(chat: Conversation, engine: ScriptedEngine) -> None:
+    for action in (chat.continue_answer, chat.regenerate, lambda: chat.send("  \n ")):
+        with pytest.raises(UsageError):
+            action()
+    engine.script(Script(hold=2))
+    chat.send("q")
+    chat.poll()
+    for busy in (chat.continue_answer, chat.regenerate, lambda: chat.send("x"), lambda: chat.edit(1, "x")):
+        with pytest.raises(EngineError, match="being written"):
+            busy()
+    assert stored(chat) == ["q"]
+
+
+def test_resuming_brings_everything_back(chat: Conversation, engine: ScriptedEngine, store: SessionStore) -> None:
+    ask(chat, "q", "a", "b")
+    tokens = chat.context_tokens
+    chat.close()
+    again = Conversation(engine, store, store.find("last"))
+    assert (shown(again), again.context_tokens) == (["q", "ab"], tokens)
+
+
+def test_leaving_keeps_the_partial_answer_and_drops_empty_sessions(
+    chat: Conversation, engine: ScriptedEngine, store: SessionStore
+) -> None:
+    empty = Conversation(engine, store)
+    empty.close()
+    engine.script(Script(pieces=("one ", "two"), hold=1))
+    chat.send("count")
+    until_said(chat, "one ")
+    chat.close()
+    assert [entry.session.id for entry in store.sessions()] == [chat.session.id]
+    answer = store.branch(chat.session.id)[-1]
+    assert (answer.content, answer.partial, answer.finish_reason) == ("one ", True, "cancelled")
+    late = Conversation(engine, store)
+    assert any(isinstance(event, Done) for event in [e for _ in range(9) for e in late.poll()])
+    assert late.messages == []  # the old answer's events change nothing here
+    assert store.branch(chat.session.id)[-1] == answer
+
+
+# --- the full context ----------------------------------------------------------------------------------------
+
+
+def full_chat(chat: Conversation, engine: ScriptedEngine) -> None:
+    """Three turns, the last of which no longer fits."""
+    chat.set_system("Be brief.")
+    ask(chat, "q1", "a1")
+    ask(chat, "q2", "a2")
+    engine.script(Script(full=True))
+    chat.send("q3")
+    until_idle(chat)
+    assert chat.question is not None
+    assert (chat.question.tokens, chat.question.limit, chat.question.during_answer) == (513, 512, False)
+    assert stored(chat)[-1] == "q3"
+
+
+def test_dropping_the_oldest_turns(chat: Conversation, engine: ScriptedEngine) -> None:
+    full_chat(chat, engine)
+    chat.resolve("drop")
+    command = engine.commands[-1]
+    assert command.drop_oldest
+    assert len(command.messages) == 6
+    engine._backlog.append(Dropped(command.id, 2))
+    until_idle(chat)
+    assert (chat.not_sent, chat.question) == (2, None)
+    assert shown(chat) == ["q1", "a1", "q2", "a2", "q3", "Hello, world."]  # nothing is lost on the screen
+    ask(chat, "q4", "a4")
+    assert [m["content"] for m in engine.commands[-1].messages][:3] == ["Be brief.", "q2", "a2"]
+
+
+def test_a_summary_takes_the_place_of_older_turns(chat: Conversation, engine: ScriptedEngine) -> None:
+    full_chat(chat, engine)
+    engine.script(Script(pieces=("<think>\nhm\n</think>\n", "They said 1 and 2.")), Script(pieces=("a3",)))
+    chat.resolve("summarise")
+    assert chat.phase == "summarising"
+    request = engine.commands[-1].messages
+    assert [m["content"] for m in request][:5] == ["Be brief.", "q1", "a1", "q2", "a2"]
+    assert "Summarise" in request[-1]["content"]
+    until_idle(chat)
+    assert shown(chat)[-1] == "a3"
+    system, question = engine.commands[-1].messages
+    assert system["content"].startswith(
+        "Be brief.\n\nSummary of the conversation before this point:\nThey said 1 and 2."
+    )
+    assert (question["content"], chat.not_sent) == ("q3", 4)
+
+
+def test_a_stopped_summary_asks_again(chat: Conversation, engine: ScriptedEngine) -> None:
+    full_chat(chat, engine)
+    engine.script(Script(hold=1))
+    chat.resolve("summarise")
+    chat.poll()
+    chat.stop()
+    until_idle(chat)
+    assert chat.question is not None
+    assert (chat.not_sent, stored(chat)[-1]) == (0, "q3")
+
+
+def test_going_on_in_a_new_session(chat: Conversation, engine: ScriptedEngine) -> None:
+    full_chat(chat, engine)
+    old = chat.session.id
+    chat.resolve("new")
+    until_idle(chat)
+    assert chat.session.id != old
+    assert (shown(chat), chat.session.system, chat.question) == (["q3", "Hello, world."], "Be brief.", None)
+    assert len(chat.store.branch(old)) == 5
+
+
+def test_running_into_the_limit_asks_and_then_continues(chat: Conversation, engine: ScriptedEngine) -> None:
+    ask(chat, "q1", "a1")
+    engine.script(Script(pieces=("half",), reason="length", context_full=True), Script(pieces=(" and half",)))
+    chat.send("q2")
+    until_idle(chat)
+    assert chat.question is not None
+    assert chat.question.during_answer
+    assert chat.messages[-1].partial
+    chat.resolve("drop")
+    assert (engine.commands[-1].continue_text, engine.commands[-1].drop_oldest) == ("half", True)
+    until_idle(chat)
+    assert shown(chat) == ["q1", "a1", "q2", "half and half"]
+
+
+def test_a_regeneration_that_does_not_fit_is_asked_about_its_own_question(
+    chat: Conversation, engine: ScriptedEngine
+) -> None:
+    ask(chat, "q1", "a1")
+    ask(chat, "q2", "a2")
+    engine.script(Script(full=True), Script(pieces=("a2 new",)))
+    chat.regenerate()
+    until_idle(chat)
+    assert shown(chat)[-1] == "a2"
+    chat.resolve("drop")
+    assert engine.commands[-1].messages[-1] == {"role": "user", "content": "q2"}
+    until_idle(chat)
+    assert shown(chat) == ["q1", "a1", "q2", "a2 new"]
+
+
+def test_a_single_message_that_is_too_long_is_said_so(chat: Conversation, engine: ScriptedEngine) -> None:
+    engine.script(Script(full=True))
+    chat.send("a whole book")
+    until_idle(chat)
+    assert chat.question is None
+    assert chat.notice is not None
+    assert "513 tokens" in chat.notice
+    with pytest.raises(UsageError):
+        chat.resolve("drop")
+
+
+def test_attachments_are_sent_but_not_shown_as_text(chat: Conversation, engine: ScriptedEngine, tmp_path: Path) -> None:
+    (tmp_path / "notes.md").write_text("# Notes\n```py\n1\n```\n")
+    message = chat.send(f"/file {tmp_path}/notes.md\nWhat does it say?")
+    assert message.content == "What does it say?"
+    sent = engine.commands[-1].messages[-1]["content"]
+    assert sent == "File notes.md:\n````\n# Notes\n```py\n1\n```\n````\n\nWhat does it say?"
+    with pytest.raises(EngineError):
+        chat.send("x")
+    until_idle(chat)
+    with pytest.raises(UsageError, match="cannot read"):
+        chat.send("/file /nowhere/at/all.txt")
+    assert len(stored(chat)) == 2
+
+
+def test_steps_without_text_change_no_message(chat: Conversation, engine: ScriptedEngine) -> None:
+    engine.script(Script(pieces=("", "", "x", "")))
+    chat.send("q")
+    events = until_idle(chat)
+    assert sum(isinstance(event, Delta) for event in events) == 4
+    assert shown(chat) == ["q", "x"]
