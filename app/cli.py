@@ -18,6 +18,7 @@ DEBUG = "HEADRACE_DEBUG"
 
 # name -> (module, attribute, one line for --help)
 _COMMANDS = {
+    "chat": ("app.chat_cmd", "chat", "Chat in the terminal, with the decode loop in view (the default)."),
     "run": ("app.run", "run", "Answer one prompt, streamed to standard output."),
     "models": ("app.models_cmd", "models", "List, fetch, inspect and remove models."),
     "sessions": ("app.sessions_cmd", "sessions", "List, show, search, export and delete stored conversations."),
@@ -63,10 +64,20 @@ def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) ->
         ctx.exit()
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Show it.")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> int | None:
     """Run a quantized language model on this machine and see how its decode loop behaves."""
+    if ctx.invoked_subcommand is not None:
+        return None
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise click.exceptions.NoArgsIsHelpError(ctx)
+    from app.chat_cmd import chat
+
+    return chat.main([], standalone_mode=False)  # type: ignore[no-any-return]
 
 
 def main() -> NoReturn:

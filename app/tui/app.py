@@ -1,0 +1,247 @@
+"""The application: one engine, one conversation at a time, and the screens that show them.
+
+It polls: a dozen times a second it takes what the engine's process said, and lets the screen that is on top draw
+it. Nothing is called per token. The engine's process starts after the first frame is on the screen.
+"""
+
+import asyncio
+import json
+import signal
+import time
+from pathlib import Path
+from typing import ClassVar
+
+from textual.app import App
+from textual.binding import Binding, BindingType
+from textual.theme import Theme
+
+from app.conversation import Conversation
+from app.engine_client import ChatEngine
+from app.engine_messages import Event, Pulled, PullFailed, PullProgress, Ready
+from app.sessions.records import Session
+from app.sessions.store import SessionStore
+from app.settings import Settings, save_setting
+from app.tui.chat_screen import ChatScreen
+from app.tui.clipboard import copy_with_tool
+from app.tui.decode.screen import DecodeScreen
+from app.tui.feed import feed
+from app.tui.figures import LiveFigures
+from app.tui.palette import AppCommands
+from app.tui.themes import DARK, LIGHT, after_terminal, own_variables
+from runtime.errors import HeadraceError
+from runtime.paths import data_dir
+
+POLLS_PER_SECOND = 12
+_FIGURES_EVERY = 3  # polls between two drawings of the decode view
+_SHARE = 0.05  # of the time that drawing may take; the rest belongs to the decode loop
+
+
+class HeadraceApp(App[None]):
+    """The chat, over an engine that was not started yet."""
+
+    CSS_PATH = "headrace.tcss"
+    TITLE = "headrace"
+    COMMANDS: ClassVar = {AppCommands}
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+q", "quit", "Quit", show=False, priority=True),
+        Binding("ctrl+z", "suspend_process", "Suspend", show=False, priority=True),
+        Binding("f1", "show_keys", "Help"),
+    ]
+
+    def __init__(
+        self,
+        engine: ChatEngine,
+        store: SessionStore,
+        session: Session | None = None,
+        *,
+        settings: Settings | None = None,
+        context: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.engine = engine
+        self.store = store
+        self.figures = LiveFigures()
+        self.frozen: LiveFigures | None = None
+        self.pulls: dict[str, PullProgress] = {}
+        self._context_limit = context
+        self.conversation = Conversation(engine, store, session, context=context)
+        self.settings = settings or Settings()
+        self._left = False
+        self._ticks = 0
+        self._drawn_version = -1
+        self._rest_until = 0.0
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def get_css_variables(self) -> dict[str, str]:
+        return {**super().get_css_variables(), **own_variables(self.current_theme)}
+
+    def on_mount(self) -> None:
+        for theme in (DARK, LIGHT):
+            self.register_theme(theme)
+        wanted = self.settings.screen.theme
+        self.theme = wanted if wanted in self.available_themes else after_terminal()
+        self.theme_changed_signal.subscribe(self, self._remember_theme)
+        if not self.is_headless:
+            for number in (signal.SIGHUP, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, self._hang_up)
+        self.push_screen(ChatScreen())
+        self.call_after_refresh(self._start)
+
+    def _start(self) -> None:
+        """The first frame is out: load the model, begin to poll."""
+        if self.engine.state == "stopped":
+            self.figures.loading("starting the engine", None)
+            self.conversation.load_model()
+        self.set_interval(1 / POLLS_PER_SECOND, self.tick)
+
+    async def action_quit(self) -> None:
+        self.leave()
+        self.exit()
+
+    def leave(self) -> None:
+        """Keep what was said, end the engine."""
+        if not self._left:
+            self._left = True
+            self.conversation.close()
+            self.engine.close()
+
+    def _hang_up(self) -> None:
+        """The terminal was closed, or somebody asked this process to end: leave in order."""
+        self.leave()
+        self.exit()
+
+    def _remember_theme(self, theme: Theme) -> None:
+        """The theme chosen in the palette is the one to start with next time."""
+        try:
+            save_setting("screen", "theme", theme.name)
+        except HeadraceError as error:
+            self.say(str(error), problem=True)
+
+    # -- polling ---------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Take in what happened and draw it; drawing never takes more than a small share of the time."""
+        started = time.perf_counter()
+        if started < self._rest_until or self._left:
+            return
+        events = self.conversation.poll()
+        feed(self.figures, events)
+        self._note(events)
+        self._ticks += 1
+        if (chat := self.chat) is not None:
+            chat.sync(events)
+        if self._ticks % _FIGURES_EVERY == 0:
+            self.draw_figures()
+        self._rest_until = started + (time.perf_counter() - started) / _SHARE if events else 0.0
+
+    def draw_figures(self, *, force: bool = False) -> None:
+        """Draw the decode view, if it shows and if there is news."""
+        shown = self.frozen or self.figures
+        if shown.version == self._drawn_version and not force:
+            return
+        self._drawn_version = shown.version
+        if isinstance(self.screen, DecodeScreen):
+            self.screen.show(shown, self.frozen is not None)
+        elif isinstance(self.screen, ChatScreen):
+            self.screen.show_figures(shown, self.frozen is not None)
+
+    def _note(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, PullProgress):
+                self.pulls[event.name] = event
+            elif isinstance(event, Pulled):
+                self.pulls.pop(event.name, None)
+                self.say(f"{event.name} is installed")
+            elif isinstance(event, PullFailed):
+                self.pulls.pop(event.name, None)
+                self.say(f"{event.name}: {event.message}", problem=True)
+            elif isinstance(event, Ready):
+                self.draw_figures(force=True)
+
+    @property
+    def chat(self) -> ChatScreen | None:
+        """The chat's screen, also when another one is on top."""
+        return next((screen for screen in self.screen_stack if isinstance(screen, ChatScreen)), None)
+
+    # -- what the screens ask for ----------------------------------------------------------------------------------
+
+    def say(self, text: str, *, problem: bool = False) -> None:
+        """A short message in the corner. Never parsed as markup."""
+        self.notify(text, severity="error" if problem else "information", markup=False, timeout=4)
+
+    def open_session(self, session: Session | None) -> None:
+        """Go on with a session, or begin a new one with the settings of the old."""
+        old = self.conversation
+        if session is None:
+            kept = old.session
+            session = self.store.create(model=kept.model, system=kept.system, sampling=kept.sampling)
+        old.stop()
+        old.close()
+        self.conversation = Conversation(self.engine, self.store, session, context=self._context_limit)
+        if session.model != old.session.model or self.engine.state in ("failed", "dead", "stopped"):
+            self.conversation.load_model()
+        if self.chat is not None:
+            self.chat.conversation_changed()
+
+    def restart_engine(self) -> None:
+        """Bring the engine back after it died, or try a failed load again."""
+        self.conversation.notice = None
+        self.figures.loading("starting the engine", None)
+        try:
+            self.engine.restart()
+        except HeadraceError as error:
+            self.say(str(error), problem=True)
+
+    def copy(self, text: str, what: str) -> None:
+        """To the clipboard: through the terminal, and through the platform's tool in the background."""
+        if not text:
+            self.say("there is nothing to copy", problem=True)
+            return
+        self.copy_to_clipboard(text)
+        self.run_worker(lambda: copy_with_tool(text), thread=True, exit_on_error=False)
+        self.say(f"copied {what}: {len(text):,} characters")
+
+    def action_freeze(self) -> None:
+        """Hold the figures as they are, or let them go on."""
+        self.frozen = None if self.frozen else self.figures.frozen()
+        self.draw_figures(force=True)
+
+    def action_export_figures(self) -> None:
+        """Write what the decode view shows to a JSON file."""
+        path = data_dir() / "exports" / time.strftime("decode-%Y%m%d-%H%M%S.json")
+        self._write(path, json.dumps((self.frozen or self.figures).document(), indent=2) + "\n")
+
+    def action_decode_view(self) -> None:
+        """The decode view in full."""
+        if not isinstance(self.screen, DecodeScreen):
+            self.push_screen(DecodeScreen(self.frozen or self.figures))
+            self.call_after_refresh(self.draw_figures, force=True)
+
+    def action_show_keys(self) -> None:
+        from app.tui.help_screen import HelpScreen
+
+        if not isinstance(self.screen, HelpScreen):
+            self.push_screen(HelpScreen())
+
+    def export_session(self, session_id: str, name: str) -> None:
+        """Write a session to a file: .json with all branches, anything else as Markdown of the branch that shows."""
+        from app.sessions.export import to_document, to_markdown
+
+        session = self.store.session(session_id)
+        if name.endswith(".json"):
+            text = (
+                json.dumps(to_document(session, self.store.messages(session_id)), indent=2, ensure_ascii=False) + "\n"
+            )
+        else:
+            text = to_markdown(session, self.store.branch(session_id))
+        self._write(Path(name).expanduser(), text)
+
+    def _write(self, path: Path, text: str) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            self.say(f"cannot write {path}: {error.strerror}", problem=True)
+        else:
+            self.say(f"wrote {path}")

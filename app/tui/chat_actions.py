@@ -1,0 +1,232 @@
+"""What the slash commands and the keys on a message do. One method a command, named `do_<command>`.
+
+Errors of the tree pass through: the chat screen says them.
+"""
+
+from typing import TYPE_CHECKING, cast
+
+from app.sanitise import sanitise
+from app.sessions.records import Message
+from app.tui.markdown_lines import parser
+from app.tui.parameters import read_parameter, write_parameter
+from runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from app.conversation import ContextChoice, Conversation
+    from app.tui.app import HeadraceApp
+    from app.tui.chat_screen import ChatScreen
+
+
+class ChatActions:
+    """Works on the conversation that the screen shows."""
+
+    def __init__(self, screen: "ChatScreen") -> None:
+        self._screen = screen
+
+    @property
+    def _app(self) -> "HeadraceApp":
+        return self._screen.headrace
+
+    @property
+    def _conversation(self) -> "Conversation":
+        return self._app.conversation
+
+    # -- talking ---------------------------------------------------------------------------------------------------
+
+    def send(self, text: str) -> None:
+        """Say it, or finish an edit. The input is emptied only when it was taken."""
+        from app.tui.prompt import Prompt
+
+        screen, prompt = self._screen, self._screen.query_one(Prompt)
+        text = text[1:] if text.startswith("//") else text
+        try:
+            if screen.editing is not None:
+                self._conversation.edit(screen.editing, text)
+                screen.editing = None
+            else:
+                self._conversation.send(text)
+        except UsageError as error:
+            self._app.say(str(error), problem=True)
+            return
+        prompt.take()
+        screen.sync([])
+        screen.query_one("Transcript").scroll_end(animate=False)
+
+    def do_regen(self, _: str) -> None:
+        self._conversation.regenerate()
+
+    def do_continue(self, _: str) -> None:
+        self._conversation.continue_answer()
+
+    def do_edit(self, which: str) -> None:
+        """The last message of the user, or with `answer` the last answer, into the input."""
+        role = "assistant" if which == "answer" else "user"
+        for message in reversed(self._conversation.messages):
+            if message.role == role:
+                self._edit(message)
+                return
+        raise UsageError("there is nothing to edit yet")
+
+    def _edit(self, message: Message) -> None:
+        from app.tui.prompt import Prompt
+
+        if self._conversation.phase != "idle":
+            raise UsageError("an answer is being written; Esc stops it")
+        self._screen.query_one(Prompt).put(message.content)
+        self._screen.editing = message.id
+
+    def do_branch(self, direction: str) -> None:
+        """The next alternative at the last place where there is one; after the last comes the first."""
+        for message in reversed(self._conversation.messages):
+            branches = self._conversation.branches(message.id)
+            if len(branches.ids) > 1:
+                step = -1 if direction == "back" else 1
+                if not 0 <= branches.shown + step < len(branches.ids):
+                    step = -step * (len(branches.ids) - 1)
+                self._conversation.switch_branch(message.id, step)
+                return
+        raise UsageError("there are no branches yet", "/regen and /edit make them")
+
+    def act(self, action: str, message: Message) -> None:
+        """A key on a selected message."""
+        conversation = self._conversation
+        if action == "copy":
+            self._app.copy(sanitise(message.content), "the message")
+        elif action == "copy_code":
+            self._copy_code(message)
+        elif action == "edit":
+            self._edit(message)
+        elif action == "regenerate":
+            after = conversation.messages[conversation.messages.index(message) + 1 :]
+            answer = message if message.role == "assistant" else next(iter(after), None)
+            conversation.regenerate(answer.id if answer else None)
+        elif action == "continue":
+            conversation.continue_answer()
+        elif action in ("branch_back", "branch_on"):
+            conversation.switch_branch(message.id, -1 if action == "branch_back" else 1)
+
+    # -- copying and saving ----------------------------------------------------------------------------------------
+
+    def do_copy(self, what: str) -> None:
+        answer = next((m for m in reversed(self._conversation.messages) if m.role == "assistant"), None)
+        if answer is None:
+            raise UsageError("there is no answer yet")
+        if what == "code":
+            self._copy_code(answer)
+        else:
+            self._app.copy(sanitise(answer.content), "the answer")
+
+    def _copy_code(self, message: Message) -> None:
+        blocks = code_blocks(sanitise(message.content))
+        if not blocks:
+            raise UsageError("there is no code block in this message")
+        self._app.copy(blocks[-1], "the last code block" if len(blocks) > 1 else "the code block")
+
+    def do_export(self, name: str) -> None:
+        """To `name`, or to a file named after the session; .json gives JSON, all else Markdown."""
+        session = self._conversation.session
+        self._app.export_session(session.id, name or f"headrace-{session.id}.md")
+
+    # -- sessions --------------------------------------------------------------------------------------------------
+
+    def do_new(self, _: str) -> None:
+        self._app.open_session(None)
+
+    def do_sessions(self, _: str) -> None:
+        self.do_search("")
+
+    def do_search(self, words: str) -> None:
+        from app.tui.sessions_screen import SessionsScreen
+
+        self._app.push_screen(SessionsScreen(words))
+
+    def do_rename(self, title: str) -> None:
+        if not title:
+            raise UsageError("/rename TITLE")
+        self._conversation.rename(title)
+
+    # -- model and parameters --------------------------------------------------------------------------------------
+
+    def do_model(self, name: str) -> None:
+        from app.tui.models_screen import ModelsScreen
+
+        if name:
+            self.switch_model(name)
+        else:
+            self._app.push_screen(ModelsScreen(), lambda chosen: self.switch_model(chosen) if chosen else None)
+
+    def switch_model(self, name: str) -> None:
+        """Load another model for this session."""
+        if self._conversation.phase != "idle":
+            self._conversation.stop()
+        self._app.figures.loading(f"loading {name}", None)
+        self._conversation.set_model(name)
+
+    def do_system(self, text: str) -> None:
+        if text:
+            self._conversation.set_system("" if text == "none" else text)
+            self._app.say("the system prompt is set; it counts from the next answer on")
+        else:
+            self.do_set("")
+
+    def do_set(self, assignment: str) -> None:
+        """`NAME VALUE`, `NAME` to see it, nothing to open the panel."""
+        from app.tui.parameters_screen import ParametersScreen
+
+        name, _, value = assignment.replace("=", " ", 1).partition(" ")
+        if not name:
+            self._app.push_screen(ParametersScreen(self._conversation, self._app.engine.card))
+        elif not value.strip():
+            read_parameter(name, "")  # refuses a name there is none of
+            shown = write_parameter(name, self._conversation.session.sampling) or "as the model recommends"
+            self._app.say(f"{name}: {shown}")
+        else:
+            self._conversation.set_sampling({name.replace("-", "_"): read_parameter(name, value)})
+            self._app.say(f"{name} is {value.strip()} from the next answer on")
+
+    def ask_about_context(self) -> None:
+        """The context is full: the user says what goes."""
+        from app.tui.dialogs import Choose
+
+        question = self._conversation.question
+        if question is None:
+            return
+        text = (
+            f"{'This answer has reached' if question.during_answer else 'This would take'} {question.tokens:,} tokens; "
+            f"the model's context holds {question.limit:,}. Nothing is dropped without you."
+        )
+        answers = (
+            ("drop", "d", "leave the oldest turns out of what the model sees"),
+            ("summarise", "s", "let the model summarise them first, then leave them out"),
+            ("new", "n", "go on in a new session"),
+        )
+        self._app.push_screen(Choose("the context is full", text, answers), self._resolve)
+
+    def _resolve(self, choice: str | None) -> None:
+        if choice is not None:
+            self._conversation.resolve(cast("ContextChoice", choice))
+
+    # -- the rest --------------------------------------------------------------------------------------------------
+
+    def do_help(self, _: str) -> None:
+        self._app.action_show_keys()
+
+    def do_stats(self, _: str) -> None:
+        self._app.action_decode_view()
+
+    def do_think(self, _: str) -> None:
+        from app.tui.transcript import Transcript
+
+        transcript = self._screen.query_one(Transcript)
+        transcript.show_thinking = not transcript.show_thinking
+
+    def do_restart(self, _: str) -> None:
+        self._app.restart_engine()
+
+    def do_quit(self, _: str) -> None:
+        self._app.call_later(self._app.action_quit)
+
+
+def code_blocks(text: str) -> list[str]:
+    """The fenced and indented code of a Markdown text, in order."""
+    return [token.content for token in parser().parse(text) if token.type in ("fence", "code_block")]

@@ -1,0 +1,340 @@
+"""The chat: transcript, notice, completion menu, input, and the decode panel beside them.
+
+Draws what the conversation says (`sync`, called with every poll) and turns keys into calls. What the slash
+commands do is in `chat_actions`.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import Footer, Static
+
+from app.engine_messages import Event
+from app.sanitise import sanitise
+from app.sessions.records import Message
+from app.tui.chat_actions import ChatActions
+from app.tui.commands import parse_command
+from app.tui.completion import CompletionMenu
+from app.tui.decode.panel import DecodePanel
+from app.tui.entry import Standing
+from app.tui.figures import LiveFigures
+from app.tui.prompt import Prompt
+from app.tui.status_bar import StatusBar
+from app.tui.transcript import Transcript
+from app.tui.welcome import welcome_lines
+from runtime.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from app.conversation import Conversation
+    from app.tui.app import HeadraceApp
+
+Width = Literal["off", "narrow", "wide"]
+_PANEL_FROM = 112  # cells from which the panel is open at the start
+_PENDING = -1  # id of the stand-in for an answer that has no text yet
+_WIDER = 20
+_WIDTHS: tuple[Width, ...] = ("off", "narrow", "wide")
+
+
+class ChatScreen(Screen[None]):
+    """One conversation."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "stop", "Stop"),
+        Binding("ctrl+c", "interrupt", "Stop", show=False),
+        Binding("f8", "do('restart')", "Restart engine"),
+        Binding("f2", "app.decode_view", "Decode"),
+        Binding("f3", "panel", "Panel"),
+        Binding("f4", "do('sessions')", "Sessions"),
+        Binding("f5", "do('model')", "Model"),
+        Binding("f6", "do('set')", "Settings"),
+        Binding("f7", "app.freeze", "Freeze", show=False),
+        Binding("ctrl+r", "do('regen')", "Again"),
+        Binding("ctrl+g", "do('continue')", "Continue", show=False),
+        Binding("ctrl+n", "do('new')", "New", show=False),
+        Binding("ctrl+y", "do('copy')", "Copy", show=False),
+        Binding("ctrl+t", "do('think')", "Thinking", show=False),
+        Binding("ctrl+up", "to_transcript", "Messages", show=False),
+        Binding("pageup", "page(-1)", "Page up", show=False, priority=True),
+        Binding("pagedown", "page(1)", "Page down", show=False, priority=True),
+        Binding("ctrl+end", "tail", "End", show=False, priority=True),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._actions: ChatActions | None = None
+        self._standings: dict[int, Standing] = {}
+        self._structure: tuple[object, ...] = ()
+        self._state: tuple[object, ...] = ()
+        self._asked = False
+        self._width: Width | None = None
+        self.editing: int | None = None
+        """The message whose text is in the input to be changed."""
+
+    @property
+    def headrace(self) -> "HeadraceApp":
+        return cast("HeadraceApp", self.app)
+
+    @property
+    def conversation(self) -> "Conversation":
+        return self.headrace.conversation
+
+    @property
+    def actions(self) -> ChatActions:
+        if self._actions is None:
+            self._actions = ChatActions(self)
+        return self._actions
+
+    def compose(self) -> ComposeResult:
+        figures = self.headrace.figures
+        yield StatusBar(figures, id="status")
+        with Horizontal(id="chat-row"):
+            with Vertical(id="chat-column"):
+                yield Transcript(id="transcript")
+                yield Static(id="notice", markup=False)
+                yield CompletionMenu(id="menu")
+                yield Prompt(id="prompt")
+            yield DecodePanel(figures, id="panel")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self.query_one(Prompt).focus()
+        self._transcript.show_thinking = self.headrace.settings.chat.show_thinking
+        self.conversation_changed()
+
+    def on_resize(self, event: events.Resize) -> None:
+        """The first size decides whether the panel is open; after that the user does."""
+        if self._width is None:
+            room = event.size.width >= _PANEL_FROM and self.headrace.settings.screen.decode_view
+            self._set_panel("narrow" if room else "off")
+        self.set_class(event.size.height < 12 or event.size.width < 40, "-tiny")
+
+    # -- drawing ---------------------------------------------------------------------------------------------------
+
+    def conversation_changed(self) -> None:
+        """Another session: start over."""
+        self._standings, self._structure, self._asked, self.editing = {}, (), False, None
+        texts = [message.content for message in self.conversation.messages if message.role == "user"]
+        self.query_one(Prompt).remember(texts)
+        self.sync([])
+        self.query_one(Transcript).to_end()
+
+    def sync(self, events: Sequence[Event]) -> None:
+        """Draw what changed in the conversation."""
+        conversation = self.conversation
+        messages = self._shown_messages()
+        structure = (tuple(m.id for m in messages), conversation.phase == "idle", conversation.not_sent)
+        if structure != self._structure:
+            self._structure = structure
+            self._standings = self._place(messages)
+        if events or structure[0] != tuple(e.message.id for e in self._transcript.entries):
+            standings = [self._live(message, messages) for message in messages]
+            self._transcript.show(messages, standings)
+        limit = conversation.context_limit
+        name = self.headrace.figures.model.name or conversation.session.model or ""
+        self.query_one(StatusBar).tell(
+            sanitise(name), sanitise(conversation.session.title), conversation.context_tokens, limit
+        )
+        state = (
+            conversation.phase,
+            self.headrace.engine.state,
+            conversation.notice,
+            limit,
+            bool(messages),
+            self.editing,
+        )
+        if state != self._state:
+            self._state = state
+            self._state_changed(empty=not messages)
+        if conversation.question is not None and not self._asked:
+            self._asked = True
+            self.actions.ask_about_context()
+        elif conversation.question is None:
+            self._asked = False
+
+    @property
+    def _transcript(self) -> Transcript:
+        return self.query_one(Transcript)
+
+    def _shown_messages(self) -> list[Message]:
+        """The branch, and a stand-in while an answer has no text yet."""
+        messages = list(self.conversation.messages)
+        waiting = self.conversation.phase in ("waiting", "prefill", "answering", "summarising")
+        if waiting and (not messages or messages[-1].role == "user"):
+            messages.append(Message(_PENDING, self.conversation.session.id, None, "assistant", "", 0.0, partial=True))
+        return messages
+
+    def _place(self, messages: list[Message]) -> dict[int, Standing]:
+        """Where every message stands; asked of the store only when the branch changed."""
+        standings = {}
+        unsent = self.conversation.not_sent
+        for number, message in enumerate(messages):
+            shown, count = 0, 1
+            if message.id != _PENDING:
+                branches = self.conversation.branches(message.id)
+                shown, count = branches.shown, len(branches.ids)
+            standings[message.id] = Standing(shown, count, sent=number >= unsent)
+        return standings
+
+    def _live(self, message: Message, messages: list[Message]) -> Standing:
+        standing = self._standings[message.id]
+        growing = message is messages[-1] and message.role == "assistant" and self.conversation.phase != "idle"
+        if not growing:
+            return standing
+        return Standing(standing.branch, standing.branches, standing.sent, growing=True, waiting=self._waiting())
+
+    def _waiting(self) -> str:
+        """What goes on while there is no text yet."""
+        figures, phase = self.headrace.figures, self.conversation.phase
+        if phase == "summarising":
+            return "summarising what was said so far …"
+        if phase == "waiting" and self.headrace.engine.state == "loading":
+            return "waiting for the model to load …"
+        if figures.phase == "prefill" and figures.prefill_total:
+            reused = f", {figures.reused} reused" if figures.reused else ""
+            return f"reading the prompt: {figures.prefill_done} of {figures.prefill_total} tokens{reused}"
+        return "▍"
+
+    def _state_changed(self, *, empty: bool) -> None:
+        """Keys, hints and the notice follow the state."""
+        self.refresh_bindings()
+        prompt = self.query_one(Prompt)
+        busy = self.conversation.phase != "idle"
+        if self.editing is not None:
+            prompt.border_title = "editing: Enter makes a branch, Esc leaves it"
+        else:
+            prompt.border_title = "answering: Esc stops" if busy else ""
+        self._show_notice()
+        if empty:
+            self._transcript.welcome(welcome_lines(self.headrace.engine, self.conversation.session))
+
+    def _show_notice(self) -> None:
+        notice = self.query_one("#notice", Static)
+        down = self.headrace.engine.state in ("dead", "failed")
+        text = self.conversation.notice or ("the engine is not running" if down else "")
+        if down:
+            text = f"✗ {text.rstrip('.')}. F8 starts it again."
+        notice.display = bool(text)
+        notice.set_class(down, "-error")
+        notice.update(Content(sanitise(text)))
+
+    def show_figures(self, figures: LiveFigures, frozen: bool) -> None:
+        """The decode panel, where it is open."""
+        panel = self.query_one(DecodePanel)
+        if panel.display:
+            panel.show(figures, frozen)
+
+    # -- keys ------------------------------------------------------------------------------------------------------
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "stop":
+            return self.conversation.phase != "idle" or self.editing is not None
+        if action == "do" and parameters == ("restart",):
+            return self.headrace.engine.state in ("dead", "failed")
+        return True
+
+    def action_stop(self) -> None:
+        """Esc: leave editing, else stop the answer."""
+        if self.editing is not None:
+            self.editing = None
+            self.query_one(Prompt).put("")
+        elif self.conversation.phase != "idle":
+            self.conversation.stop()
+
+    def action_interrupt(self) -> None:
+        """Ctrl+C: copy a selection, else stop the answer, else empty the input, else say how to leave."""
+        selected = self.get_selected_text()
+        prompt = self.query_one(Prompt)
+        if selected:
+            self.headrace.copy(selected, "the selection")
+            self.clear_selection()
+        elif self.conversation.phase != "idle":
+            self.conversation.stop()
+        elif prompt.text:
+            prompt.put("")
+        else:
+            self.headrace.say("Ctrl+Q or /quit leaves")
+
+    def action_do(self, name: str) -> None:
+        self.run_command(name, "")
+
+    def action_panel(self) -> None:
+        """Off, narrow, wide, and off again."""
+        at = _WIDTHS.index(self._width or "off")
+        self._set_panel(_WIDTHS[(at + 1) % len(_WIDTHS)])
+
+    def _set_panel(self, width: Width) -> None:
+        self._width = width
+        narrow = self.headrace.settings.screen.decode_view_width
+        self.query_one(DecodePanel).set_width({"off": 0, "narrow": narrow, "wide": narrow + _WIDER}[width])
+        self.call_after_refresh(self.headrace.draw_figures, force=True)
+
+    def action_to_transcript(self) -> None:
+        self._transcript.focus()
+        self._transcript.action_select(-1)
+
+    def action_page(self, by: int) -> None:
+        if by < 0:
+            self._transcript.scroll_page_up(animate=False)
+        else:
+            self._transcript.scroll_page_down(animate=False)
+
+    def action_tail(self) -> None:
+        self._transcript.to_end()
+
+    # -- messages from the widgets ---------------------------------------------------------------------------------
+
+    def on_prompt_sent(self, event: Prompt.Sent) -> None:
+        invocation = parse_command(event.text) if self.editing is None else None
+        if invocation is not None:
+            if invocation.command is None:
+                self.headrace.say(f"there is no command /{invocation.name}; F1 lists them", problem=True)
+                return
+            self.query_one(Prompt).take()
+            self.run_command(invocation.command.name, invocation.argument)
+            return
+        self.actions.send(event.text)
+
+    def run_command(self, name: str, argument: str) -> None:
+        """Carry out a slash command; what it refuses is said, nothing breaks."""
+        try:
+            getattr(self.actions, f"do_{name}")(argument)
+        except HeadraceError as error:
+            self.headrace.say(f"{error}" + (f" ({error.hint})" if error.hint else ""), problem=True)
+
+    def on_prompt_typing(self, event: Prompt.Typing) -> None:
+        menu = self.query_one(CompletionMenu)
+        menu.offer(event.before_cursor)
+        self.query_one(Prompt).menu_open = menu.is_open
+
+    def on_prompt_menu_key(self, event: Prompt.MenuKey) -> None:
+        menu, prompt = self.query_one(CompletionMenu), self.query_one(Prompt)
+        if event.key in ("up", "down"):
+            menu.move(-1 if event.key == "up" else 1)
+        elif event.key == "close":
+            menu.close()
+        elif (choice := menu.accept()) is not None:
+            prompt.complete(choice.replace, choice.insert)
+            if choice.run:
+                prompt.post_message(Prompt.Sent(prompt.whole_text))
+        prompt.menu_open = menu.is_open
+
+    def on_prompt_interrupted(self) -> None:
+        self.action_interrupt()
+
+    async def on_prompt_ended(self) -> None:
+        await self.app.action_quit()
+
+    def on_transcript_left(self) -> None:
+        self.query_one(Prompt).focus()
+
+    def on_transcript_act(self, event: Transcript.Act) -> None:
+        try:
+            self.actions.act(event.action, event.message)
+        except HeadraceError as error:
+            self.headrace.say(str(error), problem=True)

@@ -1,0 +1,71 @@
+"""The slash commands: their names, arguments and one-line help. The chat screen carries them out."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """`argument` is what stands after the name in the help; empty when the command takes none."""
+
+    name: str
+    help: str
+    argument: str = ""
+    key: str = ""
+
+    @property
+    def takes_argument(self) -> bool:
+        return bool(self.argument)
+
+
+COMMANDS = (
+    Command("help", "keys and commands", key="F1"),
+    Command("model", "switch the model, or pick one", "[NAME]", key="F5"),
+    Command("system", "set the system prompt; without text, open the parameters", "[TEXT]"),
+    Command("set", "set a parameter, as in /set temperature 0.7", "[NAME VALUE]", key="F6"),
+    Command("file", "attach a text file", "PATH"),
+    Command("regen", "answer the last question again", key="Ctrl+R"),
+    Command("continue", "go on with a stopped answer", key="Ctrl+G"),
+    Command("edit", "edit your last message and branch; `/edit answer` edits the answer", "[answer]"),
+    Command("branch", "show the next branch, or `/branch back`", "[back]"),
+    Command("copy", "copy the last answer; `/copy code` its last code block", "[code]", key="Ctrl+Y"),
+    Command("new", "start a new session", key="Ctrl+N"),
+    Command("sessions", "resume, rename, delete and export sessions", key="F4"),
+    Command("search", "search all sessions", "[WORDS]"),
+    Command("rename", "rename this session", "TITLE"),
+    Command("export", "write this session to a .md or .json file", "[FILE]"),
+    Command("stats", "the decode view in full", key="F2"),
+    Command("think", "show or hide thinking sections", key="Ctrl+T"),
+    Command("restart", "start the engine again", key="F8"),
+    Command("quit", "leave", key="Ctrl+Q"),
+)
+
+_BY_NAME = {command.name: command for command in COMMANDS}
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """A command line, taken apart. `command` is None when there is no such command."""
+
+    name: str
+    argument: str
+    command: Command | None
+
+
+def parse_command(text: str) -> Invocation | None:
+    """The command a message starts with, None for an ordinary message. `//` starts an ordinary message with a slash.
+
+    A path such as `/etc/hosts is empty` is no command: a command's name has letters only.
+    """
+    if not text.startswith("/") or text.startswith("//"):
+        return None
+    name, _, argument = text[1:].partition(" ")
+    name = name.strip()
+    if not name.isalpha() or "\n" in name:
+        return None
+    return Invocation(name, argument.strip(), _BY_NAME.get(name))
+
+
+def matching(prefix: str) -> list[Command]:
+    """Commands whose name starts with `prefix`, then those that contain it."""
+    first = [command for command in COMMANDS if command.name.startswith(prefix)]
+    return first + [command for command in COMMANDS if prefix in command.name and command not in first]

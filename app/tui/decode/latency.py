@@ -1,0 +1,137 @@
+"""The step latency history: braille bars on a zero baseline, percentiles, stall marks, and a cursor on one step."""
+
+from collections.abc import Sequence
+
+from textual import events
+from textual.content import Content
+
+from app.tui.braille import bars
+from app.tui.decode.section import Section, spread
+from app.tui.decode.speed import seconds
+from app.tui.figures import LiveFigures
+from runtime.telemetry import Percentiles, StepRecord
+from runtime.units import format_bytes
+
+_LABEL = 8  # cells of the scale at the left
+_HEADROOM = 1.25  # the chart reaches this far above p99; what is higher is cut and marked
+
+
+class LatencySection(Section):
+    """Inter-token latency of the latest steps, newest at the right; two steps a cell."""
+
+    TITLE = "step latency, ms"
+
+    def __init__(self, figures: LiveFigures, id: str | None = None) -> None:
+        super().__init__(figures, id)
+        self.cursor: int | None = None
+        """Steps back from the newest; None shows no cursor."""
+
+    def move_cursor(self, by: int) -> None:
+        """Move it by steps (positive is newer); past the newest step it disappears."""
+        kept = len(_steps(self.figures))
+        if not kept:
+            return
+        at = (self.cursor if self.cursor is not None else -1 if by < 0 else 0) - by
+        self.cursor = None if at < 0 else min(at, kept - 1)
+        self.refresh()
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        offset = event.get_content_offset(self)
+        back = None if offset is None else 2 * (self.content_size.width - 1 - offset.x)
+        kept = len(_steps(self.figures))
+        wanted = back if back is not None and back < kept and offset is not None and offset.x >= _LABEL else None
+        if wanted != self.cursor:
+            self.cursor = wanted
+            self.refresh()
+
+    def on_leave(self) -> None:
+        if self.cursor is not None:
+            self.cursor = None
+            self.refresh()
+
+    def lines(self, figures: LiveFigures, width: int, height: int) -> Sequence[Content]:
+        steps = _steps(figures)
+        itl = Percentiles.of([step.latency_s for step in steps])
+        foot = self._foot(figures, steps, itl, width)
+        chart_height, chart_width = height - len(foot) - 1, width - _LABEL
+        if itl is None or chart_height < 1 or chart_width < 4:
+            waiting = Content.styled("no steps yet", "$faint")
+            return [waiting, *[Content("")] * max(0, height - 1 - len(foot)), *foot]
+        return [
+            self._marks(figures, steps, itl, chart_width),
+            *self._chart(steps, itl, chart_width, chart_height),
+            *foot,
+        ]
+
+    def _marks(self, figures: LiveFigures, steps: list[StepRecord], itl: Percentiles, width: int) -> Content:
+        """The line above the chart: ▼ over the cursor, ▲ where a step stalled."""
+        marks = [" "] * width
+        shown = steps[-2 * width :]
+        for place, step in enumerate(reversed(shown)):
+            if figures.is_stall(step, itl.p50):
+                marks[width - 1 - place // 2] = "▲"
+        stalls = sum(figures.is_stall(step, itl.p50) for step in steps)
+        line = Content.styled("".join(marks), "bold $text-error")
+        if self.cursor is not None and self.cursor // 2 < width:
+            at = width - 1 - self.cursor // 2
+            line = Content.assemble(line[:at], ("▼", "bold $text-accent"), line[at + 1 :])
+        label = f"▲{stalls}" if stalls else ""
+        return Content.assemble((f"{label:<{_LABEL}}", "bold $text-error"), line)
+
+    def _chart(self, steps: list[StepRecord], itl: Percentiles, width: int, height: int) -> list[Content]:
+        top = itl.p99 * _HEADROOM
+        drawn = bars([step.latency_s for step in steps[-2 * width :]], top, width, height)
+        at = width - 1 - self.cursor // 2 if self.cursor is not None and self.cursor // 2 < width else None
+        lines = []
+        for number, text in enumerate(drawn):
+            label = seconds(top) if number == 0 else "0" if number == height - 1 else ""
+            body = Content.styled(text, "$primary")
+            if at is not None:
+                body = Content.assemble(
+                    body[:at], (text[at] if text[at] != " " else "│", "bold $text-accent"), body[at + 1 :]
+                )
+            lines.append(Content.assemble((f"{label:>{_LABEL - 1}} ", "$quiet"), body))
+        return lines
+
+    def _foot(
+        self, figures: LiveFigures, steps: list[StepRecord], itl: Percentiles | None, width: int
+    ) -> list[Content]:
+        if self.cursor is not None and self.cursor < len(steps):
+            return _step_lines(figures, steps[-1 - self.cursor], width)
+        if itl is None:
+            return []
+        pieces: list[tuple[str, str]] = []
+        for name, value in (("p50", itl.p50), ("p95", itl.p95), ("p99", itl.p99), ("max", itl.max)):
+            gap = "  " if width >= 44 else " "
+            pieces += [(f"{name} ", "$quiet"), (f"{_milliseconds(value)}{gap}", "bold")]
+        return [Content.assemble(*pieces).truncate(width)]
+
+
+def _steps(figures: LiveFigures) -> list[StepRecord]:
+    """All kept steps but the first, whose latency is not between tokens."""
+    return [step for step in figures.steps if step.index > 0]
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value * 1e3:.2f}" if value < 0.00995 else f"{value * 1e3:.1f}" if value < 0.0995 else f"{value * 1e3:.0f}"
+
+
+def _step_lines(figures: LiveFigures, step: StepRecord, width: int) -> list[Content]:
+    """One step's record, as two lines."""
+    share = step.achieved_gb_s / figures.machine.measured_gb_s if figures.machine.measured_gb_s else None
+    first = Content.assemble(
+        (f"step {step.index}", "bold $text-accent"),
+        ("  context ", "$quiet"),
+        f"{step.context}",
+        ("  latency ", "$quiet"),
+        (seconds(step.latency_s), "bold"),
+    )
+    second = Content.assemble(
+        f"{step.achieved_gb_s:.1f} GB/s",
+        (f"  MBU {share:.0%}" if share is not None else "", ""),
+        ("  KV ", "$quiet"),
+        format_bytes(step.kv_bytes_read),
+        ("  of ", "$quiet"),
+        format_bytes(step.step_bytes),
+    )
+    return [spread(first, Content(""), width).truncate(width), second.truncate(width)]

@@ -1,0 +1,46 @@
+"""The history of turns: what each answer cost."""
+
+from collections.abc import Sequence
+
+from textual.content import Content
+
+from app.tui.decode.section import Section
+from app.tui.decode.speed import rate_text, seconds
+from app.tui.figures import LiveFigures, Turn
+
+_COLUMNS = (("turn", 4), ("prompt", 7), ("reused", 7), ("TTFT", 8), ("tok/s", 7), ("MBU", 6), ("tokens", 7), ("end", 9))
+
+
+class TurnsSection(Section):
+    """Newest last; columns that do not fit are left out from the right."""
+
+    TITLE = "turns"
+
+    def lines(self, figures: LiveFigures, width: int, height: int) -> Sequence[Content]:
+        if not figures.turns:
+            return [Content.styled("no answers yet", "$faint")]
+        shown, used = 0, 0
+        for _, cells in _COLUMNS:
+            if used + cells > width:
+                break
+            shown, used = shown + 1, used + cells
+        head = "".join(f"{name:>{cells}}" for name, cells in _COLUMNS[:shown])
+        rows = [Content.styled(head, "$quiet")]
+        kept = figures.turns[-max(1, height - 1) :]
+        for turn in kept:
+            text = "".join(f"{cell:>{cells}}" for cell, (_, cells) in zip(_cells(turn)[:shown], _COLUMNS, strict=False))
+            rows.append(Content.styled(text, "bold" if turn is kept[-1] else ""))
+        return rows
+
+
+def _cells(turn: Turn) -> tuple[str, ...]:
+    return (
+        str(turn.number),
+        str(turn.prompt_tokens),
+        str(turn.reused_tokens),
+        seconds(turn.ttft_s),
+        rate_text(turn.tokens_per_second),
+        f"{turn.mbu:.0%}" if turn.mbu is not None else "–",
+        str(turn.completion_tokens),
+        turn.finish_reason,
+    )

@@ -1,0 +1,68 @@
+"""Small questions in a box: type a line, say yes or no, choose one of a few."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+
+class AskText(ModalScreen[str | None]):
+    """One line of text; None when the user turned away."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel")]
+
+    def __init__(self, title: str, value: str = "", placeholder: str = "") -> None:
+        super().__init__()
+        self._title, self._value, self._placeholder = title, value, placeholder
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog") as box:
+            box.border_title = Content(self._title)
+            yield Input(self._value, placeholder=self._placeholder)
+            yield Static(Content.styled("Enter accepts · Esc cancels", "$quiet"), classes="hint")
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self.dismiss(event.value.strip() or None)
+
+
+class Choose(ModalScreen[str | None]):
+    """One of a few answers, each with a key of its own; None when the user turned away."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel")]
+
+    def __init__(self, title: str, text: str, answers: Sequence[tuple[str, str, str]]) -> None:
+        """`answers`: (result, key, what it does)."""
+        super().__init__()
+        self._title, self._text, self._answers = title, text, list(answers)
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog") as box:
+            box.border_title = Content(self._title)
+            yield Static(Content(self._text), classes="question")
+            yield OptionList(
+                *(
+                    Option(Content.assemble((f" {key} ", "bold $text-accent"), f" {text}"), id=result)
+                    for result, key, text in self._answers
+                )
+            )
+            yield Static(Content.styled("↑ ↓ and Enter, or the letter · Esc cancels", "$quiet"), classes="hint")
+
+    def on_mount(self) -> None:
+        self.query_one(OptionList).focus()
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        self.dismiss(event.option_id)
+
+    def on_key(self, event: events.Key) -> None:
+        """Answer by letter."""
+        for result, letter, _ in self._answers:
+            if event.key == letter:
+                event.stop()
+                self.dismiss(result)

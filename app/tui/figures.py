@@ -1,0 +1,239 @@
+"""The figures of the decode view: what the engine's records say, gathered for drawing. Knows no widget.
+
+Fed by the chat as events come in, read by the view a few times a second. `version` grows with every change, so a
+view redraws only when there is news; `frozen()` is a copy that stays as it is. Bytes are computed from shapes
+(see `runtime.telemetry`), times are seconds.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from runtime.telemetry import RING_SIZE, Percentiles, StepRecord, Summary, mbu
+
+Phase = Literal["start", "load", "prefill", "decode", "idle", "dead"]
+
+NOW_S = 1.0  # "now" is what the steps of the last second say
+STALL = 3.0  # a step this many times slower than the median is a stall
+_MIN_STEPS = 8  # before that many steps a median says little
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    """What a step is measured against. None where the machine does not say."""
+
+    name: str = ""
+    backend: str = ""
+    memory_bytes: int | None = None
+    measured_gb_s: float | None = None
+    nominal_gb_s: float | None = None
+    peak_flops: float | None = None  # dense half-precision, by the vendor
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """The loaded model's sizes. `flops_per_token` leaves out attention, which grows with the context."""
+
+    name: str = ""
+    context_limit: int = 0
+    weight_bytes: int = 0
+    kv_bytes_per_token: int = 0
+    flops_per_token: float | None = None
+    load_s: float = 0.0
+    kernels: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One answer in the history of turns."""
+
+    number: int
+    prompt_tokens: int
+    reused_tokens: int
+    completion_tokens: int
+    ttft_s: float | None
+    prefill_tokens_per_second: float | None
+    tokens_per_second: float | None
+    mbu: float | None
+    finish_reason: str
+
+
+class LiveFigures:
+    """Everything the decode view draws."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.phase: Phase = "start"
+        self.machine = MachineFacts()
+        self.model = ModelFacts()
+        self.load_stage = ""
+        self.load_share: float | None = None
+        self.prefill_done = self.prefill_total = self.reused = 0
+        self.prefill_s: float | None = None
+        self.ttft_s: float | None = None
+        self.steps: deque[StepRecord] = deque(maxlen=RING_SIZE)  # of the latest turn
+        self.turns: list[Turn] = []
+        self.prefill_rate: float | None = None  # tokens per second, of the latest prefill long enough to say
+        self.prefill_batch = 0  # tokens the latest such prefill fed
+
+    # -- fed by the chat -------------------------------------------------------------------------------------------
+
+    def loading(self, stage: str, share: float | None) -> None:
+        """The engine's process starts, or the model is being read (`share` 0 to 1, None unknown)."""
+        self.phase, self.load_stage, self.load_share = "load", stage, share
+        self._changed()
+
+    def ready(self, model: ModelFacts, machine: MachineFacts) -> None:
+        self.phase, self.model, self.machine = "idle", model, machine
+        self._changed()
+
+    def submitted(self) -> None:
+        """A request is on its way: the next turn begins."""
+        self.phase = "prefill"
+        self.prefill_done = self.prefill_total = self.reused = 0
+        self.prefill_s = self.ttft_s = None
+        self.steps.clear()
+        self._changed()
+
+    def prefilling(self, done: int, total: int, reused: int) -> None:
+        self.phase, self.prefill_done, self.prefill_total, self.reused = "prefill", done, total, reused
+        self._changed()
+
+    def stepped(self, records: Iterable[StepRecord]) -> None:
+        before = len(self.steps)
+        self.steps.extend(records)
+        if len(self.steps) != before or self.steps:
+            self.phase = "decode"
+            self._changed()
+
+    def finished(self, summary: Summary, reason: str, ttft_s: float | None) -> None:
+        self.phase, self.reused = "idle", summary.reused_tokens
+        self.prefill_s, self.ttft_s = summary.prefill_s, ttft_s
+        self.prefill_done = self.prefill_total = summary.prefill_tokens
+        rate = summary.prefill_tokens_per_second
+        if rate is not None and summary.prefill_tokens >= _MIN_STEPS:
+            self.prefill_rate, self.prefill_batch = rate, summary.prefill_tokens
+        turn = Turn(
+            number=len(self.turns) + 1,
+            prompt_tokens=summary.prompt_tokens,
+            reused_tokens=summary.reused_tokens,
+            completion_tokens=summary.completion_tokens,
+            ttft_s=ttft_s,
+            prefill_tokens_per_second=rate,
+            tokens_per_second=summary.decode_tokens_per_second,
+            mbu=mbu(summary.achieved_gb_s, self.machine.measured_gb_s),
+            finish_reason=reason,
+        )
+        self.turns.append(turn)
+        self._changed()
+
+    def ended_early(self) -> None:
+        """The request ended without a summary (it was refused)."""
+        self.phase = "idle"
+        self._changed()
+
+    def died(self) -> None:
+        self.phase = "dead"
+        self._changed()
+
+    def _changed(self) -> None:
+        self.version += 1
+
+    # -- read by the view ------------------------------------------------------------------------------------------
+
+    @property
+    def last(self) -> StepRecord | None:
+        return self.steps[-1] if self.steps else None
+
+    @property
+    def recent(self) -> list[StepRecord]:
+        """The steps of the last NOW_S seconds of decoding, at least one where there are any."""
+        chosen: list[StepRecord] = []
+        span = 0.0
+        for record in reversed(self.steps):
+            chosen.append(record)
+            span += record.latency_s
+            if span >= NOW_S:
+                break
+        return chosen[::-1]
+
+    @property
+    def rate_now(self) -> float | None:
+        """Tokens per second over the last second."""
+        recent = [record for record in self.recent if record.index > 0] or self.recent
+        seconds = sum(record.latency_s for record in recent)
+        return len(recent) / seconds if seconds > 0 else None
+
+    @property
+    def rate_average(self) -> float | None:
+        """Tokens per second over the turn: 1 / TPOT, so the first step does not count."""
+        later = [record.latency_s for record in self.steps if record.index > 0]
+        return len(later) / sum(later) if later and sum(later) > 0 else None
+
+    @property
+    def achieved_gb_s(self) -> float | None:
+        """Bandwidth over the last second, computed: bytes of those steps / their time."""
+        recent = self.recent
+        seconds = sum(record.latency_s for record in recent)
+        return sum(record.step_bytes for record in recent) / seconds / 1e9 if seconds > 0 else None
+
+    @property
+    def mbu(self) -> float | None:
+        return mbu(self.achieved_gb_s, self.machine.measured_gb_s)
+
+    @property
+    def roofline_rate(self) -> float | None:
+        """Tokens per second if every byte of a step arrived at the measured peak."""
+        last, peak = self.last, self.machine.measured_gb_s
+        return peak * 1e9 / last.step_bytes if last and peak and last.step_bytes else None
+
+    @property
+    def latencies(self) -> Percentiles | None:
+        """ITL percentiles of the kept steps, the first (which is not between tokens) left out."""
+        return Percentiles.of([record.latency_s for record in self.steps if record.index > 0])
+
+    @property
+    def context(self) -> int:
+        """Cache entries of the latest step."""
+        return self.last.context if self.last else 0
+
+    def is_stall(self, record: StepRecord, median: float | None) -> bool:
+        return median is not None and len(self.steps) >= _MIN_STEPS and record.latency_s > STALL * median
+
+    def frozen(self) -> "LiveFigures":
+        """A copy that later events leave alone."""
+        copy = LiveFigures()
+        copy.__dict__.update(self.__dict__)
+        copy.steps = deque(self.steps, maxlen=RING_SIZE)
+        copy.turns = list(self.turns)
+        return copy
+
+    def document(self) -> dict[str, Any]:
+        """Everything as one JSON-ready document. Bandwidth and MBU are computed, not read from a counter."""
+        itl = self.latencies
+        return {
+            "phase": self.phase,
+            "model": asdict(self.model),
+            "machine": asdict(self.machine),
+            "decode_tokens_per_second": self.rate_average,
+            "itl_ms": {name: value * 1e3 for name, value in asdict(itl).items()} if itl else None,
+            "achieved_bandwidth_gb_s": self.achieved_gb_s,
+            "mbu": self.mbu,
+            "roofline_tokens_per_second": self.roofline_rate,
+            "turns": [asdict(turn) for turn in self.turns],
+            "steps": [{**asdict(step), "achieved_bandwidth_gb_s": step.achieved_gb_s} for step in self.steps],
+        }
+
+
+def with_peaks(machine: MachineFacts, measured_gb_s: float) -> MachineFacts:
+    """The same machine once its bandwidth has been measured."""
+    return replace(machine, measured_gb_s=measured_gb_s)
+
+
+def moving_share(steps: Sequence[StepRecord]) -> float | None:
+    """How much of the last step's bytes are KV, 0 to 1."""
+    if not steps or not steps[-1].step_bytes:
+        return None
+    last = steps[-1]
+    return (last.kv_bytes_read + last.kv_bytes_written) / last.step_bytes

@@ -1,0 +1,64 @@
+"""Markdown that grows: only its last block is parsed and laid out again when text arrives.
+
+A top-level block is finished once another one has begun after it; its lines are kept until the width or the theme
+changes. So a long answer costs no more per update than its last block.
+"""
+
+from textual.content import Content
+
+from app.tui.markdown_lines import parser, render_tokens
+
+
+class GrowingMarkdown:
+    """The text so far and its lines."""
+
+    def __init__(self, text: str = "") -> None:
+        self.text = ""
+        self._width = 0
+        self._look = (False, True)
+        self._finished: list[str] = []  # sources of finished blocks
+        self._finished_lines: list[Content] = []
+        self._tail = ""
+        self._tail_lines: list[Content] | None = None
+        self.append(text)
+
+    def append(self, text: str) -> None:
+        """More text."""
+        if text:
+            self.text += text
+            self._tail += text
+            self._tail_lines = None
+
+    def lines(self, width: int, *, ansi: bool = False, dark: bool = True) -> list[Content]:
+        """Everything laid out at this width. The list is the caller's to keep, not to change."""
+        if (width, (ansi, dark)) != (self._width, self._look):
+            self._width, self._look = width, (ansi, dark)
+            self._finished_lines = []
+            for source in self._finished:
+                self._finish(source)
+            self._tail_lines = None
+        if self._tail_lines is None:
+            self._settle()
+            self._tail_lines = self._laid_out(self._tail)
+        between = [Content("")] if self._finished_lines and self._tail_lines else []
+        return [*self._finished_lines, *between, *self._tail_lines]
+
+    def _settle(self) -> None:
+        """Move every block but the last from the tail to the finished ones."""
+        tokens = parser().parse(self._tail)
+        starts = [token.map[0] for token in tokens if token.level == 0 and token.map and token.nesting >= 0]
+        if len(starts) < 2:
+            return
+        source = self._tail.splitlines(keepends=True)
+        head, self._tail = "".join(source[: starts[-1]]), "".join(source[starts[-1] :])
+        self._finished.append(head)
+        self._finish(head)
+
+    def _finish(self, source: str) -> None:
+        if self._finished_lines:
+            self._finished_lines.append(Content(""))
+        self._finished_lines += self._laid_out(source)
+
+    def _laid_out(self, source: str) -> list[Content]:
+        ansi, dark = self._look
+        return render_tokens(parser().parse(source), self._width, ansi=ansi, dark=dark)

@@ -1,0 +1,79 @@
+"""F1: every key and every command on one page."""
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from app.tui.commands import COMMANDS
+
+_KEYS = (
+    (
+        "writing",
+        (
+            ("Enter", "send"),
+            ("Ctrl+J, Shift+Enter", "new line"),
+            ("Up, Down", "what you sent before (on the first, last line)"),
+            ("/", "commands; Tab or Enter takes the marked one"),
+            ("@path, /file path", "attach a text file"),
+            ("Esc, Ctrl+C", "stop the answer; what was said stays"),
+            ("Ctrl+Q, Ctrl+D", "leave"),
+        ),
+    ),
+    (
+        "reading",
+        (
+            ("PgUp, PgDn, wheel", "scroll; at the end the text is followed"),
+            ("Ctrl+End", "to the end"),
+            ("Ctrl+Up", "select messages, then:"),
+            ("↑ ↓", "another message"),
+            ("c  b", "copy it, copy its code block"),
+            ("e  r  n", "edit, regenerate, continue"),
+            ("[  ]", "the branch before, after"),
+            ("Esc", "back to the input"),
+        ),
+    ),
+    (
+        "screens",
+        (
+            ("F2", "decode view in full"),
+            ("F3", "decode panel: off, narrow, wide (or drag its edge)"),
+            ("F4  F5  F6", "sessions, models, settings of this session"),
+            ("F7", "freeze the figures, let them go on"),
+            ("F8", "start the engine again"),
+            ("Ctrl+P", "command palette, themes"),
+            ("Ctrl+Z", "suspend; `fg` comes back"),
+        ),
+    ),
+)
+
+
+class HelpScreen(ModalScreen[None]):
+    """Any of Esc, F1 and q closes it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q", "dismiss", "Close")]
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(classes="dialog -large") as box:
+            box.border_title = Content("keys and commands")
+            box.border_subtitle = Content("Esc closes")
+            yield Static(_page(), markup=False)
+
+
+def _page() -> Content:
+    lines: list[Content] = []
+    for title, keys in _KEYS:
+        lines += [Content.styled(title, "bold $text-primary"), *(_line(key, text) for key, text in keys), Content("")]
+    lines.append(Content.styled("commands", "bold $text-primary"))
+    for command in COMMANDS:
+        name = f"/{command.name} {command.argument}".rstrip()
+        lines.append(_line(name, command.help + (f"  ({command.key})" if command.key else "")))
+    return Content("\n").join(lines)
+
+
+def _line(key: str, text: str) -> Content:
+    return Content.assemble((f"  {key:<22}", "bold $text-accent"), text)

@@ -1,0 +1,67 @@
+"""This session's parameters: system prompt and sampling. Empty means what the model recommends."""
+
+from typing import Any, ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Footer, Input, Label, Static, TextArea
+
+from app.conversation import Conversation
+from app.engine_messages import ModelCard
+from app.tui.parameters import PARAMETERS, read_parameter, write_parameter
+from runtime.errors import UsageError
+
+
+class ParametersScreen(ModalScreen[None]):
+    """Ctrl+S keeps what is written here, Esc does not."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+s", "save", "Keep", priority=True),
+        Binding("escape,f6", "dismiss", "Leave as it was", key_display="Esc"),
+    ]
+
+    def __init__(self, conversation: Conversation, card: ModelCard | None) -> None:
+        super().__init__()
+        self._conversation = conversation
+        self._recommended = dict(card.generation_defaults) if card is not None else {}
+
+    def compose(self) -> ComposeResult:
+        session = self._conversation.session
+        with VerticalScroll(classes="dialog -large", id="parameters") as box:
+            box.border_title = Content("parameters of this session")
+            yield Label("system prompt")
+            yield TextArea(session.system, id="system", tab_behavior="focus")
+            for parameter in PARAMETERS:
+                with Horizontal(classes="parameter"):
+                    yield Label(parameter.name)
+                    recommended = self._recommended.get(parameter.name)
+                    yield Input(
+                        write_parameter(parameter.name, session.sampling),
+                        placeholder=f"model: {recommended}" if recommended is not None else "default",
+                        id=parameter.name,
+                        compact=True,
+                    )
+                    yield Static(Content.styled(f"{parameter.help} ({parameter.range})", "$quiet"))
+            yield Static("", id="complaint", markup=False)
+        yield Footer()
+
+    def on_input_submitted(self) -> None:
+        self.action_save()
+
+    def action_save(self) -> None:
+        """All or nothing: the first value that cannot be is named and nothing changes."""
+        values: dict[str, Any] = {}
+        for parameter in PARAMETERS:
+            field = self.query_one(f"#{parameter.name}", Input)
+            try:
+                values[parameter.name] = read_parameter(parameter.name, field.value)
+            except UsageError as error:
+                self.query_one("#complaint", Static).update(Content.styled(f"✗ {error}", "bold $text-error"))
+                field.focus()
+                return
+        self._conversation.set_system(self.query_one("#system", TextArea).text.strip())
+        self._conversation.set_sampling(values)
+        self.dismiss()

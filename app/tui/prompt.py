@@ -1,0 +1,193 @@
+"""The input: several lines, grows to ten, Enter sends. Keeps a history and drives the completion menu.
+
+Enter sends, Ctrl+J and Shift+Enter (where the terminal tells it apart) make a new line. Up on the first line and
+Down on the last walk through what was sent before.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.message import Message as Event
+from textual.widgets import TextArea
+
+_BIG_PASTE = 2000  # characters from which a paste is folded into one line
+_FOLDED = "[pasted text {number}: {lines} lines, {characters} characters]"
+
+
+class Prompt(TextArea):
+    """Where the user writes."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "send", "Send", priority=False),
+        Binding("ctrl+j,shift+enter,alt+enter", "newline", "New line", key_display="^j"),
+        Binding("tab", "complete", "Complete", show=False),
+        Binding("ctrl+d", "end_of_input", "Quit", show=False),
+    ]
+
+    @dataclass
+    class Sent(Event):
+        """Enter was pressed; `text` is whole, folded pastes included."""
+
+        text: str
+
+    @dataclass
+    class Typing(Event):
+        """The text or the cursor moved: completions may have changed."""
+
+        before_cursor: str
+
+    @dataclass
+    class MenuKey(Event):
+        """A key meant for the completion menu: up, down, accept or close."""
+
+        key: str
+
+    @dataclass
+    class Ended(Event):
+        """Ctrl+D on an empty line."""
+
+    @dataclass
+    class Interrupted(Event):
+        """Ctrl+C with nothing selected."""
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id, tab_behavior="focus", highlight_cursor_line=False)
+        self.menu_open = False
+        self._history: list[str] = []
+        self._place: int | None = None  # in the history; None: the draft
+        self._draft = ""
+        self._pastes: dict[str, str] = {}  # folded form -> text
+
+    # -- sending ---------------------------------------------------------------------------------------------------
+
+    @property
+    def whole_text(self) -> str:
+        """What is sent: folded pastes in full."""
+        text = self.text
+        for folded, pasted in self._pastes.items():
+            text = text.replace(folded, pasted)
+        return text
+
+    def action_send(self) -> None:
+        if self.menu_open:
+            self.post_message(self.MenuKey("accept"))
+            return
+        text = self.whole_text
+        if text.strip():
+            self.post_message(self.Sent(text))
+
+    def take(self) -> None:
+        """The text was sent: remember it, empty the input."""
+        text = self.text
+        if text.strip() and (not self._history or self._history[-1] != text):
+            self._history.append(text)
+        self._place, self._draft = None, ""
+        self.load_text("")
+
+    def put(self, text: str) -> None:
+        """Replace the text, the cursor at its end."""
+        self.load_text(text)
+        self.move_cursor(self.document.end)
+        self.focus()
+
+    def complete(self, replace: int, insert: str) -> None:
+        """Put `insert` in the place of the `replace` characters before the cursor."""
+        row, column = self.cursor_location
+        self.replace(insert, (row, max(0, column - replace)), (row, column), maintain_selection_offset=False)
+
+    def remember(self, texts: list[str]) -> None:
+        """The history of a resumed session."""
+        self._history, self._place = list(texts), None
+
+    def action_newline(self) -> None:
+        self._replace_via_keyboard("\n", *self.selection)
+
+    def action_copy(self) -> None:
+        """Ctrl+C copies a selection; without one it is the screen's."""
+        if self.selected_text:
+            super().action_copy()
+        else:
+            self.post_message(self.Interrupted())
+
+    def action_end_of_input(self) -> None:
+        if self.text:
+            self.action_delete_right()
+        else:
+            self.post_message(self.Ended())
+
+    # -- keys that mean different things ---------------------------------------------------------------------------
+
+    async def _on_key(self, event: events.Key) -> None:
+        if self.menu_open and event.key in ("up", "down", "escape", "tab"):
+            event.stop()
+            event.prevent_default()
+            self.post_message(self.MenuKey({"escape": "close", "tab": "accept"}.get(event.key, event.key)))
+            return
+        if event.key == "enter":
+            event.stop()
+            event.prevent_default()
+            self.action_send()
+            return
+        await super()._on_key(event)
+
+    def action_complete(self) -> None:
+        if self.menu_open:
+            self.post_message(self.MenuKey("accept"))
+        else:
+            self.screen.focus_next()
+
+    def action_cursor_up(self, select: bool = False) -> None:
+        if not select and self.cursor_at_first_line and self._walk(-1):
+            return
+        super().action_cursor_up(select)
+
+    def action_cursor_down(self, select: bool = False) -> None:
+        if not select and self.cursor_at_last_line and self._walk(1):
+            return
+        super().action_cursor_down(select)
+
+    def _walk(self, by: int) -> bool:
+        """Show the entry before or after in the history; False where there is none."""
+        place = len(self._history) if self._place is None else self._place
+        if not 0 <= place + by <= len(self._history) or (self._place is None and by > 0):
+            return False
+        if self._place is None:
+            self._draft = self.text
+        place += by
+        self._place = None if place == len(self._history) else place
+        self.load_text(self._draft if self._place is None else self._history[place])
+        self.move_cursor(self.document.end)
+        return True
+
+    # -- text ------------------------------------------------------------------------------------------------------
+
+    async def _on_paste(self, event: events.Paste) -> None:
+        """A big paste is folded into one line, so that it can be worked around; it is sent whole."""
+        text = event.text.replace("\r\n", "\n").replace("\r", "\n")
+        if len(text) > _BIG_PASTE:
+            event.prevent_default()
+            event.stop()
+            folded = _FOLDED.format(number=len(self._pastes) + 1, lines=text.count("\n") + 1, characters=len(text))
+            self._pastes[folded] = text
+            self._replace_via_keyboard(folded, *self.selection)
+            return
+        if text != event.text:
+            event.prevent_default()
+            event.stop()
+            self._replace_via_keyboard(text, *self.selection)
+            return
+        await super()._on_paste(event)
+
+    def on_text_area_changed(self) -> None:
+        self._tell()
+
+    def on_text_area_selection_changed(self) -> None:
+        self._tell()
+
+    def _tell(self) -> None:
+        row, column = self.cursor_location
+        lines = self.text.split("\n")
+        before = "\n".join([*lines[:row], lines[row][:column]]) if row < len(lines) else self.text
+        self.post_message(self.Typing(before))

@@ -1,0 +1,169 @@
+"""The sessions: all of them, or those whose messages hold some words. Resume, rename, delete, export."""
+
+import time
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Footer, Input, OptionList
+from textual.widgets.option_list import Option
+
+from app.sanitise import sanitise
+from app.sessions.records import Hit, SessionEntry
+from app.sessions.search import search
+from app.tui.dialogs import AskText, Choose
+
+if TYPE_CHECKING:
+    from app.tui.app import HeadraceApp
+
+_UNITS = ((86400 * 365, "y"), (86400 * 30, "mo"), (86400, "d"), (3600, "h"), (60, "min"))
+
+
+class SessionsScreen(ModalScreen[None]):
+    """The field on top searches as one types; the list below has the keys."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,f4", "dismiss", "Close", key_display="Esc"),
+        Binding("ctrl+r,f2", "rename", "Rename", key_display="^r"),
+        Binding("ctrl+d,delete", "delete", "Delete", key_display="^d", priority=True),
+        Binding("ctrl+e", "export('md')", "Export .md", priority=True),
+        Binding("ctrl+o", "export('json')", "Export .json"),
+    ]
+
+    def __init__(self, words: str = "") -> None:
+        super().__init__()
+        self._words = words
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog -large") as box:
+            box.border_title = Content("sessions")
+            yield Input(self._words, placeholder="search all messages", id="words")
+            yield OptionList(id="sessions")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self._fill()
+        self.query_one(Input).focus()
+
+    @property
+    def _headrace(self) -> "HeadraceApp":
+        return cast("HeadraceApp", self.app)
+
+    @property
+    def _list(self) -> OptionList:
+        return self.query_one("#sessions", OptionList)
+
+    def _fill(self) -> None:
+        """List what there is, or what the words find."""
+        words, store = self.query_one(Input).value.strip(), self._headrace.store
+        options = (
+            [_found(hit) for hit in search(store, words)] if words else [_listed(entry) for entry in store.sessions()]
+        )
+        self._list.clear_options()
+        if not options:
+            options = [Option(Content.styled("nothing found" if words else "no sessions yet", "$quiet"), disabled=True)]
+        self._list.add_options(options)
+        self._list.highlighted = 0 if not options[0].disabled else None
+
+    @property
+    def _chosen(self) -> str | None:
+        """Id of the highlighted session."""
+        at = self._list.highlighted
+        option = self._list.get_option_at_index(at) if at is not None else None
+        return option.id.split("/")[0] if option is not None and option.id else None
+
+    def on_input_changed(self) -> None:
+        self._fill()
+
+    def on_input_submitted(self) -> None:
+        self._resume()
+
+    def on_option_list_option_selected(self) -> None:
+        self._resume()
+
+    def on_key(self, event: events.Key) -> None:
+        """Up and down move in the list while the field has the focus."""
+        if event.key in ("up", "down", "pageup", "pagedown") and self.query_one(Input).has_focus:
+            event.stop()
+            event.prevent_default()
+            if event.key == "up":
+                self._list.action_cursor_up()
+            elif event.key == "down":
+                self._list.action_cursor_down()
+            elif event.key == "pageup":
+                self._list.action_page_up()  # type: ignore[no-untyped-call]
+            else:
+                self._list.action_page_down()  # type: ignore[no-untyped-call]
+
+    def _resume(self) -> None:
+        if (chosen := self._chosen) is not None:
+            session = self._headrace.store.session(chosen)
+            self.dismiss()
+            if chosen != self._headrace.conversation.session.id:
+                self._headrace.open_session(session)
+
+    def action_rename(self) -> None:
+        chosen = self._chosen
+        if chosen is None:
+            return
+
+        def renamed(title: str | None) -> None:
+            if title is None:
+                return
+            if chosen == self._headrace.conversation.session.id:
+                self._headrace.conversation.rename(title)
+            else:
+                self._headrace.store.rename(chosen, title)
+            self._fill()
+
+        self.app.push_screen(AskText("rename the session", self._headrace.store.session(chosen).title), renamed)
+
+    def action_delete(self) -> None:
+        chosen = self._chosen
+        if chosen is None:
+            return
+        if chosen == self._headrace.conversation.session.id:
+            self._headrace.say("this session is open; start another one first (/new)", problem=True)
+            return
+
+        def answered(answer: str | None) -> None:
+            if answer == "delete":
+                self._headrace.store.delete(chosen)
+                self._fill()
+
+        title = self._headrace.store.session(chosen).title
+        question = Choose(
+            "delete", f"Delete {title!r} and all its messages?", [("delete", "y", "delete"), ("keep", "n", "keep")]
+        )
+        self.app.push_screen(question, answered)
+
+    def action_export(self, form: str) -> None:
+        if (chosen := self._chosen) is not None:
+            self._headrace.export_session(chosen, f"headrace-{chosen}.{form}")
+
+
+def _listed(entry: SessionEntry) -> Option:
+    session = entry.session
+    facts = f"{entry.messages} messages · {sanitise(session.model or 'default model')} · {ago(session.updated_at)}"
+    title = sanitise(session.title or "untitled").replace("\n", " ")
+    return Option(Content.assemble((title, "bold"), "\n", (facts, "$quiet")), id=session.id)
+
+
+def _found(hit: Hit) -> Option:
+    """A hit: the words found stand between « and », as the store gives them."""
+    snippet = " ".join(sanitise(hit.snippet).split())
+    head = Content.assemble((sanitise(hit.title), "bold"), (f"  {hit.role} · {ago(hit.created_at)}", "$quiet"))
+    return Option(Content.assemble(head, "\n", (snippet, "$quiet")), id=f"{hit.session_id}/{hit.message_id}")
+
+
+def ago(moment: float) -> str:
+    """How long ago, in one unit."""
+    seconds = max(0.0, time.time() - moment)
+    for size, unit in _UNITS:
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit} ago"
+    return "just now"

@@ -1,0 +1,89 @@
+"""The two themes of the house. Water for what moves, wood for what marks; every text at least 4.5:1 on its ground.
+
+Two variables of our own, `$quiet` (labels) and `$faint` (what is not there yet), are made for any theme.
+"""
+
+import os
+
+from textual.color import Color
+from textual.theme import Theme
+
+
+def own_variables(theme: Theme) -> dict[str, str]:
+    """`quiet` and `faint` for a theme: the foreground faded towards the ground; plain grey where colours are ANSI."""
+    if theme.ansi:
+        return {"quiet": "ansi_default", "faint": "ansi_bright_black"}
+    ground = Color.parse(theme.background or ("#121212" if theme.dark else "#f0f0f0"))
+    text = Color.parse(theme.foreground or ("#e0e0e0" if theme.dark else "#202020"))
+    return {"quiet": ground.blend(text, 0.66).hex, "faint": ground.blend(text, 0.42).hex}
+
+
+DARK = Theme(
+    name="headrace-dark",
+    primary="#57b6e6",
+    secondary="#3f7fae",
+    accent="#f0b357",
+    success="#7fcf95",
+    warning="#f2a65a",
+    error="#f0766b",
+    foreground="#d7e0e8",
+    background="#0e141a",
+    surface="#18212a",
+    panel="#22303c",
+    dark=True,
+    variables={
+        "footer-background": "#131b22",
+        "footer-key-foreground": "#f0b357",
+        "footer-description-foreground": "#93a4b3",
+        "border": "#2f4251",
+        "border-blurred": "#22303c",
+        "scrollbar": "#2a3a47",
+        "scrollbar-hover": "#3b5366",
+        "scrollbar-active": "#57b6e6",
+        "scrollbar-background": "#0e141a",
+        "scrollbar-background-hover": "#0e141a",
+        "scrollbar-background-active": "#0e141a",
+        "block-cursor-background": "#27506b",
+        "block-cursor-foreground": "#f2f7fb",
+        "block-cursor-text-style": "bold",
+        "input-selection-background": "#57b6e6 30%",
+    },
+)
+
+LIGHT = Theme(
+    name="headrace-light",
+    primary="#0f6a99",
+    secondary="#4a8db5",
+    accent="#a35a00",
+    success="#227a3d",
+    warning="#9a5b00",
+    error="#b3261e",
+    foreground="#1d2830",
+    background="#f7f9fa",
+    surface="#e9eef2",
+    panel="#dbe3e9",
+    dark=False,
+    variables={
+        "footer-background": "#e9eef2",
+        "footer-key-foreground": "#a35a00",
+        "footer-description-foreground": "#4c5d69",
+        "border": "#b9c7d1",
+        "border-blurred": "#d0dae1",
+        "scrollbar": "#c3d0d9",
+        "scrollbar-hover": "#9db3c2",
+        "scrollbar-active": "#0f6a99",
+        "scrollbar-background": "#f7f9fa",
+        "scrollbar-background-hover": "#f7f9fa",
+        "scrollbar-background-active": "#f7f9fa",
+        "block-cursor-background": "#0f6a99",
+        "block-cursor-foreground": "#ffffff",
+        "block-cursor-text-style": "bold",
+        "input-selection-background": "#0f6a99 25%",
+    },
+)
+
+
+def after_terminal() -> str:
+    """The theme that suits the terminal, as far as it says (COLORFGBG: foreground;background, 0 to 15)."""
+    ground = os.environ.get("COLORFGBG", "").rpartition(";")[2]
+    return LIGHT.name if ground in ("7", "15") else DARK.name
