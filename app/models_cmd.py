@@ -93,7 +93,7 @@ def show(name: str | None, as_json: bool) -> None:
 @click.argument("name", required=False)
 def path(name: str | None) -> None:
     """Print the directory of an installed model."""
-    click.echo(resolve(name, fetch=False).path)
+    click.echo(_local(name).path)
 
 
 @models.command()
@@ -150,7 +150,13 @@ def _document(name: str | None) -> Document:
         from models.catalog import find
 
         return catalog_document(find(source.name))
-    return checkpoint_document(resolve(name, fetch=False))
+    return checkpoint_document(_local(name))
+
+
+def _local(name: str | None) -> ResolvedModel:
+    """The model without any download; a .gguf file that is new to the store is converted."""
+    with drawn_progress() as progress:
+        return resolve(name, progress=progress, fetch=False)
 
 
 def _rows(document: Document) -> list[tuple[str, str]]:
