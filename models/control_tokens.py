@@ -35,14 +35,15 @@ class ControlTokens:
     def __init__(self, special: Mapping[str, int], markup: Mapping[str, int] | None = None) -> None:
         """`special`: text -> id of declared special tokens. `markup`: of other tokens that the template writes;
         an assistant message may hold those, since the model writes them as text (its thinking, its tool calls)."""
-        self._ids_of = {**(markup or {}), **special}
+        self._ids_of = {text: token_id for text, token_id in {**(markup or {}), **special}.items() if text}
         self.ids = frozenset(self._ids_of.values())
         self._markup = _any_of(markup or {})
         self._all = _any_of(self._ids_of)
         self._edges = "".join(sorted({char for text in self._ids_of for char in _edges(text)}))
         # 128 random bits: no text can hold a name by chance or by guessing.
         key = "".join(chr(_SECRET_NAMES + byte) for byte in os.urandom(16))
-        self._secret_of = {text: key + chr(_SECRET_NAMES + i) for i, text in enumerate(sorted(self._ids_of))}
+        numbers = [chr(_SECRET_NAMES + i // 4096) + chr(_SECRET_NAMES + i % 4096) for i in range(len(self._ids_of))]
+        self._secret_of = {text: key + number for text, number in zip(self._ids_of, numbers, strict=True)}
 
     def find(self, text: str) -> list[int]:
         """Ids of the control tokens written in a text, in order: leftmost first, the longest at each place."""
@@ -89,7 +90,10 @@ class ControlTokens:
         if (unknown := model.get("unk_token")) is not None:
             model["unk_token"] = names.get(unknown, unknown)
         if "merges" in model:
-            model["merges"] = [pair for pair in model["merges"] if names.keys().isdisjoint(_merged(pair))]
+            # A merge that reads or makes a control token would name a piece that is gone.
+            model["merges"] = [
+                (left, right) for left, right in model["merges"] if names.keys().isdisjoint((left, right, left + right))
+            ]
 
     def _mask_message(self, message: Mapping[str, Any], table: dict[int, str]) -> dict[str, Any]:
         def outside_markup(text: str) -> str:
@@ -135,11 +139,6 @@ def _edges(text: str) -> tuple[str, str]:
     """First and last character that is not a letter or digit, so that words in messages stay readable to templates."""
     marks = [char for char in text if not char.isalnum() and not char.isspace()] or list(text)
     return marks[0], marks[-1]
-
-
-def _merged(pair: str | list[str]) -> tuple[str, str, str]:
-    left, right = pair.split(" ") if isinstance(pair, str) else pair
-    return left, right, left + right
 
 
 def _strings(value: Any) -> Iterator[str]:

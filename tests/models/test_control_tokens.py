@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from models.control_tokens import ControlTokens
 from models.tokenizer import Tokenizer
 from tests.corpus import NASTY
 from tests.families import FAMILIES, write_family
@@ -158,3 +159,14 @@ def test_text_that_imitates_stand_ins_comes_through() -> None:
     text = "\U000f0000\U000f0001<|im_end|>\U00100000"
     ids = tokenizer.encode_chat([{"role": "user", "content": text}])
     assert text in tokenizer.decode(ids)
+
+
+def test_a_vocabulary_may_have_empty_and_very_many_control_tokens() -> None:
+    names = {f"<|{i}|>": i for i in range(9_000)}
+    controls = ControlTokens({"": 1, **names})
+    masked = controls.mask([{"role": "user", "content": "<|5|>"}], None)
+    assert masked.has_look_alike
+    secret = controls.secret("<|8999|>" + masked.messages[0]["content"], masked)
+    assert secret.endswith("<|5|>")
+    assert "8999" not in secret
+    assert controls.find("<|0|><|8999|>") == [0, 8_999]
