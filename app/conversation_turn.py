@@ -31,6 +31,7 @@ class Turn:
 
     def grow(self, text: str, model: str | None) -> None:
         """More of the answer; `model` is who says it."""
+        text = text.replace("\0", "\ufffd")  # as the store will have it: no database likes NUL in a text
         if self.summarising:
             self.summary += text
             return

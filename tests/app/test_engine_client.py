@@ -1,0 +1,353 @@
+"""The engine in its own process, with a tiny real model: what it answers, what it survives, and that it never stays."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from app.engine_client import EngineClient
+from app.engine_link import log_path
+from app.engine_messages import (
+    ContextFull,
+    Delta,
+    Died,
+    Done,
+    Dropped,
+    Event,
+    Failed,
+    Generate,
+    LoadProgress,
+    ModelSpec,
+    Prefill,
+    Pulled,
+    PullFailed,
+    Ready,
+)
+from runtime.errors import EngineError
+from tests.tiny_chat import IM_END, write_chat_model
+
+E = TypeVar("E")
+PATIENCE_S = 60
+HELLO = [{"role": "user", "content": "hello"}]
+ENDLESS = {"temperature": 1.0, "seed": 1, "logit_bias": [f"{IM_END}=-100"]}
+LETTERS = {"logit_bias": [f"{ord(letter) - 33}=100" for letter in "abcdefghijklmnopqrstuvwxyz"]}  # greedy, valid text
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_model(tmp_path_factory.mktemp("tiny") / "chat", context=1_000_000)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def client() -> Iterator[EngineClient]:
+    client = EngineClient()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def ready(client: EngineClient, model: Path) -> EngineClient:
+    client.start(ModelSpec(str(model), context=2048))
+    until(client, Ready)
+    return client
+
+
+def until(client: EngineClient, wanted: type[E], seen: list[Event] | None = None) -> E:
+    """Poll until an event of this kind comes; all events go into `seen`."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        found = None
+        for event in client.poll():
+            if seen is not None:
+                seen.append(event)
+            if isinstance(event, wanted):
+                found = event
+        if found is not None:
+            return found
+        time.sleep(0.005)
+    raise AssertionError(f"no {wanted.__name__} came; {log_path().read_text()}")
+
+
+def said(events: list[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Delta))
+
+
+def gone(pid: int) -> bool:
+    """Whether a child of ours is no more, not even a zombie."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def ended(pid: int) -> bool:
+    """Whether an orphan has ended; whoever adopted it may be slow to bury it."""
+    stat = Path(f"/proc/{pid}/stat")
+    return gone(pid) or (stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] == "Z")
+
+
+def eventually(true: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return true()
+
+
+def test_loading_and_answering(client: EngineClient, model: Path) -> None:
+    assert (client.state, client.card) == ("stopped", None)
+    client.start(ModelSpec(str(model), context=2048))
+    client.submit(Generate(1, HELLO, ENDLESS, max_tokens=40))  # waits for the model
+    events: list[Event] = []
+    done = until(client, Done, events)
+    assert isinstance(events[0], LoadProgress)
+    (card,) = (event.card for event in events if isinstance(event, Ready))
+    assert client.card == card
+    assert (client.state, card.name, card.kind, card.context_limit) == ("ready", "chat", "headrace", 2048)
+    assert card.kv_bytes_per_token == card.cost.kv_bytes_per_token > 0
+    assert card.machine.usable_cores >= 1
+    deltas = [event for event in events if isinstance(event, Delta)]
+    assert [record.index for delta in deltas for record in delta.records] == list(range(40))
+    assert len(deltas) < 40  # several tokens in one message
+    assert deltas[0].text or not deltas[0].records[1:]
+    assert (done.id, done.reason, done.summary.completion_tokens) == (1, "length", 40)
+    assert done.ttft_s is not None
+    assert done.ttft_s > done.summary.ttft_s  # loading and the way over are in it
+
+
+def test_the_next_turn_reuses_the_conversation(ready: EngineClient) -> None:
+    events: list[Event] = []
+    ready.submit(Generate(1, HELLO, ENDLESS, max_tokens=30))
+    first = until(ready, Done, events)
+    answer = said(events)
+    again = [*HELLO, {"role": "assistant", "content": answer}, {"role": "user", "content": "go on"}]
+    events.clear()
+    ready.submit(Generate(2, again, ENDLESS, max_tokens=5))
+    done = until(ready, Done, events)
+    assert done.summary.reused_tokens >= first.summary.prompt_tokens
+    assert next(event for event in events if isinstance(event, Prefill)).reused == done.summary.reused_tokens
+
+
+def test_continuing_says_what_one_go_would_have_said(ready: EngineClient) -> None:
+    whole: list[Event] = []
+    ready.submit(Generate(1, HELLO, LETTERS, max_tokens=24))
+    until(ready, Done, whole)
+    half: list[Event] = []
+    ready.submit(Generate(2, HELLO, LETTERS, max_tokens=10))
+    until(ready, Done, half)
+    rest: list[Event] = []
+    ready.submit(Generate(3, HELLO, LETTERS, max_tokens=14, continue_text=said(half)))
+    done = until(ready, Done, rest)
+    assert len(said(whole)) == 24
+    assert said(half) + said(rest) == said(whole)
+    assert done.summary.reused_tokens == done.summary.prompt_tokens - 1  # all but the token that is fed anyway
+
+
+@pytest.mark.parametrize("wait_for", [None, Prefill, Delta])
+def test_cancelling_at_any_time(ready: EngineClient, wait_for: type[Event] | None) -> None:
+    prompt = [{"role": "user", "content": "hello " * 200}]
+    ready.submit(Generate(1, prompt, ENDLESS))
+    if wait_for is not None:
+        until(ready, wait_for)
+    ready.cancel()
+    assert until(ready, Done).reason == "cancelled"
+    ready.submit(Generate(2, HELLO, ENDLESS, max_tokens=3))
+    assert until(ready, Done).summary.completion_tokens == 3
+
+
+def test_failures_leave_the_engine_alive(ready: EngineClient) -> None:
+    bad: list[dict[str, Any]] = [
+        {"sampling": {"temperature": -1}},
+        {"messages": [{"role": "wizard", "content": "x"}]},
+        {"messages": []},
+        {"max_tokens": 0},
+        {"sampling": {"no_such_setting": 1}},
+    ]
+    for number, change in enumerate(bad):
+        ready.submit(Generate(**{"id": number, "messages": HELLO, **change}))
+        failed = until(ready, Failed)
+        assert failed.id == number
+        assert "\n" not in failed.message
+    ready.submit(Generate(99, HELLO, ENDLESS, max_tokens=2))
+    assert until(ready, Done).id == 99
+
+
+def test_a_stop_string_ends_the_answer(ready: EngineClient) -> None:
+    events: list[Event] = []
+    ready.submit(Generate(1, HELLO, {"logit_bias": [f"{IM_END}=-100"]}, max_tokens=20))
+    until(ready, Done, events)
+    text = said(events)
+    events.clear()
+    ready.submit(Generate(2, HELLO, {"logit_bias": [f"{IM_END}=-100"]}, max_tokens=20, stop=(text[5:8],)))
+    assert until(ready, Done, events).reason == "stop"
+    assert said(events) == text[: text.index(text[5:8])]
+
+
+def test_the_context_limit_is_never_passed_silently(client: EngineClient, model: Path) -> None:
+    client.start(ModelSpec(str(model), context=400))
+    turns = [{"role": "system", "content": "brief"}]
+    for i in range(4):
+        turns += [{"role": "user", "content": f"{i}" * 60}, {"role": "assistant", "content": "a" * 60}]
+    turns.append({"role": "user", "content": "last"})
+    client.submit(Generate(1, turns, ENDLESS))
+    full = until(client, ContextFull)
+    assert full.prompt_tokens > full.limit == 400
+    events: list[Event] = []
+    client.submit(Generate(2, turns, ENDLESS, drop_oldest=True))
+    done = until(client, Done, events)
+    (dropped,) = (event for event in events if isinstance(event, Dropped))
+    assert dropped.messages in (2, 4, 6)
+    assert done.summary.prompt_tokens <= 300
+    assert (done.reason, done.context_full) == ("length", True)
+    client.submit(Generate(3, [{"role": "user", "content": "x" * 500}], ENDLESS, drop_oldest=True))
+    assert until(client, ContextFull).id == 3
+
+
+def test_a_model_that_cannot_be_loaded(client: EngineClient, tmp_path: Path, model: Path) -> None:
+    for name in ("no-such-model-anywhere", str(tmp_path)):
+        client.start(ModelSpec(name))
+        failed = until(client, Failed)
+        assert failed.id is None
+        assert "\n" not in failed.message
+        assert client.state == "failed"
+        with pytest.raises(EngineError, match="not running"):
+            client.submit(Generate(1, HELLO))
+    client.start(ModelSpec(str(model), context=256))
+    until(client, Ready)
+
+
+def test_switching_models_ends_what_was_going_on(ready: EngineClient, model: Path) -> None:
+    old = ready.pid
+    assert old is not None
+    ready.submit(Generate(1, HELLO, ENDLESS))
+    until(ready, Delta)
+    ready.start(ModelSpec(str(model), context=512))
+    assert gone(old)
+    assert until(ready, Failed).id == 1
+    assert until(ready, Ready).card.context_limit == 512
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_a_killed_engine_is_reported_once_and_comes_back(ready: EngineClient, number: signal.Signals) -> None:
+    ready.submit(Generate(1, HELLO, ENDLESS))
+    until(ready, Delta)
+    pid = ready.pid
+    assert pid is not None
+    os.kill(pid, number)
+    died = until(ready, Died)
+    assert number.name in died.message
+    assert "\n" not in died.message
+    assert gone(pid)
+    assert (ready.state, ready.card, ready.pid) == ("dead", None, None)
+    assert ready.poll() == []
+    with pytest.raises(EngineError, match="not running"):
+        ready.submit(Generate(2, HELLO))
+    ready.restart()
+    ready.submit(Generate(3, HELLO, ENDLESS, max_tokens=2))
+    assert until(ready, Done).id == 3
+
+
+def test_ctrl_c_and_a_closed_terminal_are_not_the_engines_business(ready: EngineClient) -> None:
+    pid = ready.pid
+    assert pid is not None
+    assert os.getsid(pid) == pid != os.getsid(0)  # no terminal sends it anything
+    os.kill(pid, signal.SIGINT)
+    ready.submit(Generate(1, HELLO, ENDLESS, max_tokens=3))
+    assert until(ready, Done).summary.completion_tokens == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_nothing_the_engine_prints_reaches_the_terminal(ready: EngineClient) -> None:
+    fds = Path(f"/proc/{ready.pid}/fd")
+    assert [str((fds / str(n)).readlink()) for n in range(3)] == ["/dev/null", str(log_path()), str(log_path())]
+
+
+def test_closing_leaves_nothing_behind(client: EngineClient, model: Path) -> None:
+    client.start(ModelSpec(str(model)))
+    pid = client.pid
+    assert pid is not None
+    client.close()
+    client.close()
+    assert gone(pid)
+    assert client.state == "stopped"
+
+
+@pytest.mark.parametrize("moment", ["loading", "answering"])
+def test_the_engine_does_not_outlive_the_chat(model: Path, moment: str) -> None:
+    script = (
+        "import sys, time\nfrom app.engine_client import EngineClient\nfrom app.engine_messages import *\n"
+        "client = EngineClient(); client.start(ModelSpec(sys.argv[1])); print(client.pid, flush=True)\n"
+        f"client.submit(Generate(1, {HELLO!r}, {ENDLESS!r}))\n"
+        "while True:\n"
+        "    for event in client.poll(): print(type(event).__name__, flush=True)\n"
+        "    time.sleep(0.01)\n"
+    )
+    chat = subprocess.Popen([sys.executable, "-c", script, str(model)], stdout=subprocess.PIPE, cwd=ROOT)
+    assert chat.stdout is not None
+    engine = int(chat.stdout.readline())
+    while moment == "answering" and b"Delta" not in chat.stdout.readline():
+        pass
+    chat.kill()
+    chat.communicate()
+    assert eventually(lambda: ended(engine))
+
+
+def test_a_folder_called_app_is_not_ours(
+    client: EngineClient, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "__init__.py").write_text("raise SystemExit('somebody else\\'s code ran')")
+    monkeypatch.chdir(tmp_path)
+    client.start(ModelSpec(str(model)))
+    until(client, Ready)
+
+
+def test_fetching_in_the_background(client: EngineClient, model: Path) -> None:
+    client.pull(str(model))
+    with pytest.raises(EngineError, match="still being fetched"):
+        client.pull("another")
+    assert until(client, Pulled).name == str(model)
+    client.pull("no-such-model-anywhere")
+    failed = until(client, PullFailed)
+    assert failed.name == "no-such-model-anywhere"
+    assert "\n" not in failed.message
+    client.pull("no-such-model-anywhere")
+    client.cancel_pull()
+    assert until(client, PullFailed).message.endswith("was stopped")
+    assert client.state == "stopped"  # of the engine nothing was asked
+
+
+def test_polling_and_sending_cost_nothing_while_the_engine_hangs(ready: EngineClient) -> None:
+    pid = ready.pid
+    assert pid is not None
+    ready.submit(Generate(1, HELLO, ENDLESS))
+    until(ready, Delta)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        for _ in range(50):
+            ready.poll()
+        ready.cancel()
+        assert ready.state == "ready"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert until(ready, Done).reason == "cancelled"
+
+
+def test_the_client_needs_no_mlx() -> None:
+    script = (
+        "import sys, app.engine_client, app.conversation; assert not {'mlx', 'textual', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)

@@ -1,0 +1,62 @@
+"""A chat that never ends, for tests that kill it: a Conversation with a scripted engine, as fast as it goes.
+
+Run as `python -m tests.faults.chat_writer DATABASE SEED`. Every line on standard output is a promise about what is
+in the database now: `message ID LENGTH CRC whole` or `message ID LENGTH CRC growing`.
+"""
+
+import random
+import sys
+import zlib
+from pathlib import Path
+
+from app.conversation import Conversation
+from app.sessions.records import Message
+from app.sessions.store import SessionStore
+from tests.app.scripted_engine import Script, ScriptedEngine
+
+WORDS = ("water ", "wheel ", "über ", "字", "🙂 ", "`code`\n", "<think>\n", "mill ")
+
+
+def promise(message: Message, *, growing: bool = False) -> None:
+    state = "growing" if growing else "whole"
+    print("message", message.id, len(message.content), zlib.crc32(message.content.encode()), state, flush=True)
+
+
+def main(database: Path, seed: int) -> None:
+    choose = random.Random(seed)
+    store = SessionStore(database)
+    engine = ScriptedEngine()
+    chat = Conversation(engine, store)
+    chat.load_model()
+    chat.poll()
+    print("ready", flush=True)
+    while True:
+        pieces = [choose.choice(WORDS) for _ in range(choose.randrange(1, 40))]
+        engine.script(Script(pieces=pieces, prompt_tokens=choose.randrange(2, 99)))
+        engine.pieces_per_poll = choose.randrange(1, 9)
+        answers = [message for message in chat.messages if message.role == "assistant"]
+        action = choose.choice(("send", "send", "send", "regenerate", "edit", "continue", "new"))
+        if action == "regenerate" and answers:
+            chat.regenerate(choose.choice(answers).id)
+        elif action == "edit" and chat.messages:
+            chat.edit(chat.messages[0].id, choose.choice(WORDS))
+        elif action == "continue" and answers:
+            promise(chat.messages[-1], growing=True)
+            chat.continue_answer()
+        elif action == "new" and len(chat.messages) > 10:
+            chat.close()
+            chat = Conversation(engine, store)
+            continue
+        else:
+            promise(chat.send(choose.choice(WORDS) * choose.randrange(1, 50)))
+        while chat.phase != "idle":
+            chat.poll()
+            if chat.phase == "answering" and chat.messages[-1].content and choose.random() < 0.3:
+                promise(chat.messages[-1], growing=True)
+            if choose.random() < 0.01:
+                chat.stop()
+        promise(chat.messages[-1])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,177 @@
+"""200 SIGKILLs at random moments of a chat: 120 of the process that writes sessions, 80 of the engine.
+
+Several of either at a time, so that the databases of killed writers are shared with living ones and the machine's
+cores are kept busy. No kill may leave a database that cannot be read, lose a message that was complete, lose more of
+a growing one than what came since the last poll, or leave a process behind.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from app.conversation import Conversation
+from app.engine_client import EngineClient
+from app.engine_messages import Died
+from app.sessions.database import Database
+from app.sessions.search import search
+from app.sessions.store import SessionStore
+from tests.tiny_chat import IM_END, write_chat_model
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+LANES = 4
+WRITER_KILLS, ENGINE_KILLS = 120, 80
+PATIENCE_S = 60
+
+
+def in_lanes(lane: Callable[[int], None]) -> None:
+    """Run LANES of these at once; the first failure counts."""
+    with ThreadPoolExecutor(LANES) as pool:
+        for future in [pool.submit(lane, number) for number in range(LANES)]:
+            future.result()
+
+
+# --- the writer ----------------------------------------------------------------------------------------------
+
+
+def promises_until_killed(database: Path, seed: int, seconds: float) -> list[str]:
+    """Let a writer live for a while after its first promise; everything it promised."""
+    command = [sys.executable, "-m", "tests.faults.chat_writer", str(database), str(seed)]
+    writer = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == b"ready\n", writer.communicate()
+    killer = threading.Timer(seconds, writer.kill)
+    killer.start()
+    out, errors = writer.communicate()
+    killer.join()
+    assert (writer.returncode, errors) == (-signal.SIGKILL, b"")
+    return [line for line in out.decode().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def keeps(store: SessionStore, promises: list[str]) -> None:
+    """Check the last promise about every message."""
+    last = {line.split()[1]: line.split()[2:] for line in promises}
+    for number, (length, crc, state) in last.items():
+        message = store.message(int(number))
+        kept = message.content if state == "whole" else message.content[: int(length)]
+        assert (len(kept), zlib.crc32(kept.encode())) == (int(length), int(crc))
+        if state == "whole" and message.role == "assistant":
+            assert message.finish_reason is not None
+
+
+def test_killing_the_writer(tmp_path: Path) -> None:
+    database = tmp_path / "sessions.db"
+    kept: list[list[str]] = [[] for _ in range(LANES)]
+
+    def lane(number: int) -> None:
+        choose = random.Random(number)
+        for kill in range(WRITER_KILLS // LANES):
+            promises = promises_until_killed(database, number * 1000 + kill, choose.uniform(0, 0.15))
+            store = SessionStore(database)
+            keeps(store, promises)
+            store.close()
+            kept[number] += promises
+
+    in_lanes(lane)
+    store = SessionStore(database)
+    assert [row[0] for row in store.db.rows("PRAGMA integrity_check")] == ["ok"]
+    assert store.db.rows("PRAGMA foreign_key_check") == []
+    promises = [line for lane_promises in kept for line in lane_promises]
+    assert len(promises) > WRITER_KILLS
+    keeps(store, promises)
+    for entry in store.sessions():
+        store.recover(entry.session.id)
+        assert store.branch(entry.session.id)
+    assert store.db.rows("SELECT * FROM pieces") == []
+    store.db.run("INSERT INTO message_index(message_index, rank) VALUES ('integrity-check', 1)")
+    assert search(store, "wheel")
+    store.close()
+
+
+# --- the engine ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_model(tmp_path_factory.mktemp("tiny") / "chat", context=1_000_000)
+
+
+def wait(chat: Conversation, true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        chat.poll()
+        assert time.monotonic() < deadline
+        time.sleep(0.003)
+
+
+def test_killing_the_engine(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    database = tmp_path / "sessions.db"
+
+    def lane(number: int) -> None:
+        choose = random.Random(number)
+        store = SessionStore(database)
+        client = EngineClient()
+        chat = Conversation(client, store, context=4096)
+        chat.set_sampling({"temperature": 1.0, "logit_bias": [f"{IM_END}=-100"]})
+        chat.session = store.set_model(chat.session.id, str(model))
+        chat.load_model()
+        try:
+            for _ in range(ENGINE_KILLS // LANES):
+                killed_once(chat, client, choose)
+            chat.set_sampling({"max_tokens": 4})
+            chat.send("still well?")
+            wait(chat, lambda: chat.phase == "idle")
+            assert chat.messages[-1].finish_reason == "length"
+        finally:
+            client.close()
+            store.close()
+
+    in_lanes(lane)
+    database_is_sound(Database(database))
+    store = SessionStore(database)
+    died = [m for entry in store.sessions() for m in store.messages(entry.session.id) if m.finish_reason == "died"]
+    assert len(died) > ENGINE_KILLS // 4  # kills during an answer, all of which is still there
+    assert sum(len(message.content) for message in died) > 1000
+    store.close()
+
+
+def killed_once(chat: Conversation, client: EngineClient, choose: random.Random) -> None:
+    """One question, one kill while it loads, prefills or answers, and a restart."""
+    chat.send("hello " * choose.randrange(1, 30))
+    if choose.random() < 0.5:
+        wait(chat, lambda: chat.phase == "answering")
+    wait_until = time.monotonic() + choose.uniform(0, 0.2)
+    wait(chat, lambda: time.monotonic() >= wait_until)
+    shown = chat.messages
+    pid = client.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait(chat, lambda: client.state == "dead")
+    assert chat.phase == "idle"
+    assert chat.notice is not None
+    assert "SIGKILL" in chat.notice
+    for before, after in zip(shown, chat.messages, strict=False):
+        assert after.content.startswith(before.content)
+    if chat.messages[-1].role == "assistant":
+        assert (chat.messages[-1].partial, chat.messages[-1].finish_reason) == (True, "died")
+    assert chat.messages == chat.store.branch(chat.session.id)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert not any(isinstance(event, Died) for event in chat.poll())
+    client.restart()
+
+
+def database_is_sound(database: Database) -> None:
+    assert [row[0] for row in database.rows("PRAGMA integrity_check")] == ["ok"]
+    assert database.rows("SELECT * FROM pieces") == []
+    database.close()
