@@ -192,7 +192,7 @@ def _decoder(config: Mapping[str, Any]) -> tuple[DecoderConfig, _Experts | None]
     count, active = config.get("num_experts") or config.get("num_local_experts"), config.get("num_experts_per_tok")
     width = config.get("moe_intermediate_size") or decoder.intermediate_size
     if not all(isinstance(value, int) and value > 0 for value in (count, active, width)):
-        raise CheckpointError("config.json: a mixture must state how many experts there are, how many are active, how wide")
+        raise CheckpointError("config.json: a mixture must state its experts: how many, how many active, how wide")
     return decoder, _Experts(int(count or 1), int(active or 1), int(width))
 
 

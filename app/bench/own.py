@@ -20,17 +20,23 @@ WARM_UP_TOKENS = 16
 
 
 class OwnEngine:
-    """Measures one network. `limit` bounds prompt plus generation over all tests."""
+    """Measures one network. `limit` bounds prompt plus generation over all tests.
 
-    def __init__(self, name: str, network: Network[Any], *, limit: int, seed: int = 0) -> None:
-        self.name = name
+    `held`: bytes MLX holds for something else (other models, the bandwidth reader), which are no part of a test's peak.
+    """
+
+    engine = "headrace"
+
+    def __init__(self, model: str, network: Network[Any], *, limit: int, held: int = 0, seed: int = 0) -> None:
+        self.model = model
         self.cost: StepCost = network.cost
         self._network = network
         self._limit = limit
         self._random = random.Random(seed)
         self._base = self._tokens(limit)
         self._engines: dict[int, Engine] = {}
-        self._held: dict[int, int] = {}  # bytes of the caches kept, by depth
+        self._caches: dict[int, int] = {}  # bytes of the caches kept, by depth
+        self._held = held
 
     def warm_up(self, test: Test) -> None:
         """Fill the cache to the test's depth and run a short form of it."""
@@ -38,12 +44,12 @@ class OwnEngine:
         self.measure(Test(prompt, generate, test.depth))
 
     def measure(self, test: Test) -> Sample:
-        """One repetition through the engine. The step after a pure prefill only dates its first token."""
-        fed = self._tokens(test.prompt + (0 if test.kind == "both" else 1))
+        """One repetition through the engine. The first step feeds the last of the tokens."""
+        fed = self._tokens(max(test.prompt, 1))
         request = Request([*self._base[: test.depth], *fed], max_tokens=test.generate or 1)
         steps, summary = _follow(self._engine(test.depth).generate(request))
-        others = sum(size for depth, size in self._held.items() if depth != test.depth)
-        self._held[test.depth] = steps[-1].kv_allocated_bytes if test.depth else 0
+        others = self._held + sum(size for depth, size in self._caches.items() if depth != test.depth)
+        self._caches[test.depth] = steps[-1].kv_allocated_bytes if test.depth else 0
         decode = steps[1:]
         return Sample(
             prefill_s=summary.prefill_s,
@@ -52,7 +58,7 @@ class OwnEngine:
             weight_bytes=_mean([step.weight_bytes for step in decode]),
             kv_bytes=_mean([step.kv_bytes_read + step.kv_bytes_written for step in decode]),
             flops=_mean([self.cost.step_flops(step.context - 1) for step in decode]),
-            peak_memory_bytes=summary.peak_memory_bytes - others,
+            peak_memory_bytes=max(0, summary.peak_memory_bytes - others),
         )
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
 """One repetition of one test, as a contestant reports it, and what a contestant is.
 
-The definitions of `runtime.telemetry` hold: decode speed is the inverse of TPOT, prefill speed the prompt's tokens over
-the time until they are in the cache, prompt + generation all tokens over all of the time.
+The definitions of `runtime.telemetry` hold: decode speed is the inverse of TPOT. A prefill test is over with its first
+token, as in llama-bench and mlx-lm: its speed is the prompt's tokens over TTFT. Prompt + generation is all tokens over
+all of the time.
 """
 
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ class Sample:
     def tokens_per_second(self, test: Test) -> float:
         """The test's speed; see the module's definitions."""
         if test.kind == "prefill":
-            return test.prompt / self.prefill_s
+            return test.prompt / (self.ttft_s or self.prefill_s)
         if test.kind == "decode":
             return len(self.latencies_s) / self.decode_s
         return (test.prompt + test.generate) / (self.prefill_s + (self.first_step_s or 0.0) + self.decode_s)
@@ -57,7 +58,9 @@ class Repetition:
 class Contestant(Protocol):
     """Something that can be measured: our engine with one model, or another implementation with the same weights."""
 
-    name: str
+    engine: str
+    """Whose implementation: `headrace`, `mlx-lm`, `llama.cpp`."""
+    model: str
 
     def warm_up(self, test: Test) -> None:
         """Whatever must happen before the first repetition counts: kernels compiled, depth in the cache."""

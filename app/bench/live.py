@@ -1,0 +1,62 @@
+"""A run while it runs: the table filling up, what is being measured, a bar and the time left. On stderr only.
+
+Drawn where stderr is a terminal; elsewhere a run is silent until its results are there.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from app.bench.session import Progress
+from app.bench.table import results_table
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+Show = Callable[[Progress, Sequence[dict[str, Any]]], None]
+
+
+def console(*, stderr: bool = False) -> "Console":
+    """A rich console that respects NO_COLOR and lets no text be read as markup."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, markup=False, no_color=bool(os.environ.get("NO_COLOR")))
+
+
+@contextmanager
+def live_view() -> Iterator[Show]:
+    """A function to call with every `Progress` and the results so far; the view is gone when the block ends."""
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield lambda _progress, _results: None
+        return
+    from rich.live import Live
+
+    screen = console(stderr=True)
+    with Live(console=screen, transient=True, refresh_per_second=4) as live:
+        yield lambda progress, results: live.update(_view(progress, results, screen.width), refresh=True)
+
+
+def _view(progress: Progress, results: Sequence[dict[str, Any]], width: int) -> "RenderableType":
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    line = Table.grid(padding=(0, 1))
+    round_text = f"round {progress.round}" if progress.round else "warm-up"
+    line.add_row(
+        ProgressBar(total=max(progress.total, 1), completed=progress.done, width=24),
+        Text(f"{progress.done / max(progress.total, 1):4.0%}"),
+        Text(f"{round_text} · {_left(progress.left_s)}", style="dim"),
+    )
+    now = Text(progress.doing, style="cyan", overflow="ellipsis", no_wrap=True)
+    return Group(results_table(results, width), line, now) if results else Group(line, now)
+
+
+def _left(seconds: float | None) -> str:
+    if seconds is None:
+        return "time left unknown"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s left" if minutes else f"{rest} s left"

@@ -1,0 +1,46 @@
+"""How fast memory is while a benchmark runs: short streaming reads between the measurements, not once before.
+
+On a shared machine bandwidth wanders by a third within seconds, so a peak from another moment would make MBU a
+lottery. The run's peak is the upper quartile of all its passes, as in `runtime.bandwidth`.
+"""
+
+from statistics import median
+from typing import Any
+
+from runtime.bandwidth import Reader
+
+PASSES = 6
+
+
+class MemorySpeed:
+    """Reads memory on demand and remembers every rate."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._rates: list[float] = []
+
+    def read(self) -> float:
+        """The median rate of a few passes, now, in GB/s."""
+        rates = [self._reader.pass_bytes / self._reader.one_pass() / 1e9 for _ in range(PASSES)]
+        self._rates += rates
+        return median(rates)
+
+    @property
+    def peak_gb_s(self) -> float | None:
+        """Upper quartile of every pass so far."""
+        return sorted(self._rates)[len(self._rates) * 3 // 4] if self._rates else None
+
+    def document(self) -> dict[str, Any] | None:
+        """The spread of the passes, for the JSON document."""
+        if not self._rates:
+            return None
+        ordered = sorted(self._rates)
+        low, high = ordered[len(ordered) // 20], ordered[-1 - len(ordered) // 20]
+        return {
+            "upper_quartile": self.peak_gb_s,
+            "median": median(ordered),
+            "p5": low,
+            "p95": high,
+            "passes": len(ordered),
+            "method": self._reader.method,
+        }

@@ -1,0 +1,146 @@
+"""One benchmark from models and options to the document: load, measure (showing how it goes), account.
+
+Interrupted by Ctrl-C, what was measured so far becomes the document all the same.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from app.bench.document import Document, document, model_document
+from app.bench.fit import fit_step_cost, points_of
+from app.bench.fit_store import remember
+from app.bench.live import Show
+from app.bench.memory_speed import MemorySpeed
+from app.bench.own import OwnEngine
+from app.bench.peers import Peer, open_peers
+from app.bench.plan import Test
+from app.bench.result import Result, Work, result
+from app.bench.sample import Contestant
+from app.bench.session import Session
+from runtime.bandwidth import streaming_reader
+from runtime.errors import UsageError
+from runtime.hardware import Machine, machine
+
+if TYPE_CHECKING:
+    from models.load import LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to run. `rounds` None: until the figures are precise (see `app.bench.session`)."""
+
+    models: Sequence[str | None]
+    tests: Sequence[Test]
+    rounds: int | None = None
+    threads: int | None = None
+    measure_memory: bool = True
+    force: bool = False
+    profile: bool = False
+    peers: Sequence[Peer] = field(default_factory=list)
+
+
+def run(options: Options, show: Show) -> Document:
+    """Do it. Raises HeadraceError for a model that cannot be loaded, or an interrupt before anything was measured."""
+    if options.threads is not None:
+        _use_threads(options.threads)
+    host = machine()
+    with ExitStack() as stack:
+        loaded = [_load(name, options) for name in options.models]
+        reader = stack.enter_context(streaming_reader(host)) if options.measure_memory else None
+        held = reader.pass_bytes if reader and host.backend != "cpu" else 0
+        limit = max(test.tokens for test in options.tests)
+        own = _own(loaded, limit, held)
+        peers, notes = open_peers(options.peers, loaded, limit, options.threads)
+        for contestant in (*own, *peers):
+            stack.callback(contestant.close)
+        memory = MemorySpeed(reader) if reader else None
+        session = Session([*own, *peers], options.tests, rounds=options.rounds, memory=memory.read if memory else None)
+        works = {model.name: prefill_work(model) for model in loaded}
+        interrupted, rounds = False, 0
+        try:
+            for progress in session.run():
+                rounds = progress.round
+                show(progress, _results(session, host, memory, works))
+        except KeyboardInterrupt:
+            interrupted = True
+        results = _results(session, host, memory, works)
+        if not results:
+            raise KeyboardInterrupt
+        models = [model_document(model) for model in loaded]
+    if fit := fit_step_cost(points_of(results, "headrace")):
+        remember(host, fit)
+    return document(
+        host=host, memory=memory, models=models, peers=notes, results=results, rounds=rounds, interrupted=interrupted
+    )
+
+
+def prefill_work(model: "LoadedModel") -> Work | None:
+    """What a prefill test moves and computes, where the model's matrices are known; see `models.step_shape`."""
+    from models.shape_sources import shape_of_checkpoint
+    from models.step_shape import total
+    from runtime.errors import UnsupportedModelError
+
+    try:
+        shape = shape_of_checkpoint(model.checkpoint)
+    except UnsupportedModelError:
+        return None
+    return lambda test: total([*shape.prefill(test.prompt - 1, test.depth), *shape.step(test.depth + test.prompt - 1)])
+
+
+def _results(
+    session: Session, host: Machine, memory: MemorySpeed | None, works: dict[str, Work | None]
+) -> list[Result]:
+    """Entries for everything measured so far."""
+    nominal = host.nominal_bandwidth
+    return [
+        result(
+            test,
+            kept,
+            model=model,
+            engine=engine,
+            peak_gb_s=memory.peak_gb_s if memory else None,
+            nominal_gb_s=nominal / 1e9 if nominal else None,
+            prefill_work=works.get(model) if engine == "headrace" else None,
+        )
+        for (engine, model, test), kept in session.repetitions.items()
+        if kept
+    ]
+
+
+def _load(name: str | None, options: Options) -> "LoadedModel":
+    from app.progress import drawn_progress
+    from models.load import load_model
+    from models.resolve import resolve
+
+    limit = max(test.tokens for test in options.tests)
+    with drawn_progress() as progress:
+        resolved = resolve(name, progress=progress)
+    return load_model(resolved.path, name=resolved.name, context=limit, force=options.force)
+
+
+def _own(loaded: Sequence["LoadedModel"], limit: int, held: int) -> list[Contestant]:
+    sizes = [sum(array.nbytes for array in _arrays(model)) for model in loaded]
+    if len({model.name for model in loaded}) < len(loaded):
+        raise UsageError("a model was given twice")
+    return [
+        OwnEngine(model.name, model.network, limit=limit, held=held + sum(sizes) - size)
+        for model, size in zip(loaded, sizes, strict=True)
+    ]
+
+
+def _arrays(model: "LoadedModel") -> list[Any]:
+    return list(getattr(model.network, "arrays", []))
+
+
+def _use_threads(threads: int) -> None:
+    """The number of CPU threads of headrace's own kernels; stock MLX operations choose for themselves."""
+    try:
+        from runtime import _native
+    except ImportError:
+        raise UsageError(
+            "--threads sets the threads of headrace's own CPU kernels, which are not built here",
+            "`headrace doctor` shows which kernels are active",
+        ) from None
+    _native.set_threads(threads)

@@ -1,0 +1,65 @@
+"""A finished run on a terminal: machine and model, the table, and what follows from it."""
+
+from typing import TYPE_CHECKING, Any
+
+from app.bench.formats import model_line, peak_line, ratio_line, step_cost_line
+from app.bench.live import console
+from app.bench.table import results_table
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+
+def show(document: dict[str, Any]) -> None:
+    """Print it on standard output."""
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    screen = console()
+    device = document["device"]
+    screen.print()
+    backend = {"metal": "Metal", "cuda": "CUDA", "cpu": "CPU"}.get(device["backend"], device["backend"])
+    kernels = device["kernels"].get("kernels", "?")
+    screen.print(Text.assemble((device["name"], "bold"), (f"  {backend}, {kernels} kernels", "dim")))
+    for model in document.get("models") or [document["model"]]:
+        screen.print(Text(model_line(model), style="dim"))
+    screen.print(results_table(document["results"], screen.width))
+    facts = Table.grid(padding=(0, 1))
+    facts.add_column(style="dim", min_width=9)
+    facts.add_column()
+    for label, text in _facts(document):
+        facts.add_row(label, text)
+    screen.print(Padding(facts, (0, 0, 1, 1)))
+
+
+def _facts(document: dict[str, Any]) -> list[tuple[str, "Text"]]:
+    from rich.text import Text
+
+    rows = [("memory", Text(peak_line(document["device"])))]
+    if document["step_cost"]:
+        rows.append(("step", Text(step_cost_line(document["step_cost"]).removeprefix("step cost: "))))
+    for number, ratio in enumerate(document["ratios"]):
+        style = "green" if ratio["low"] > 1 else "red" if ratio["high"] < 1 else ""
+        rows.append(("" if number else "ratio", Text(ratio_line(ratio), style=style)))
+    if document.get("profile"):
+        from app.bench.profile_view import profile_rows
+
+        rows += profile_rows(document["profile"])
+    notes = [*document["notes"], *_power(document["device"]["power"])]
+    for entry in document["results"]:
+        notes += [f"{entry['test']} @ d{entry['depth']}: {note}" for note in entry["notes"]]
+    if document["interrupted"]:
+        notes.append(f"interrupted in round {document['rounds']}: fewer repetitions than asked for")
+    rows += [("" if number else "note", Text(note, style="yellow")) for number, note in enumerate(notes)]
+    return rows
+
+
+def _power(power: dict[str, Any]) -> list[str]:
+    """What slows a Mac down, where it says so."""
+    said = (
+        (power.get("on_battery"), "on battery"),
+        (power.get("low_power_mode"), "low power mode is on"),
+        (power.get("throttled"), "the system is throttled for heat"),
+    )
+    return [text for is_so, text in said if is_so]

@@ -1,0 +1,170 @@
+"""`headrace bench`: measure this machine; compare two measurements; look at earlier ones.
+
+Options in, `app.bench` does the work, results out: the table on a terminal, Markdown elsewhere, or one of the formats
+asked for. Ctrl-C prints what is done and exits with 130.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from runtime.errors import UsageError
+
+FORMATS = ("table", "md", "csv", "json", "jsonl")
+
+
+@click.group(invoke_without_command=True)
+@click.option("-m", "--model", "models", multiple=True, metavar="MODEL", help="As for run. Repeatable.")
+@click.option("-p", "--prompt", "prompts", default="512", show_default=True, metavar="N,...", help="Prefills.")
+@click.option("-n", "--generate", "generates", default="128", show_default=True, metavar="N,...", help="Decodes.")
+@click.option("-d", "--depth", "depths", default="0", show_default=True, metavar="N,...", help="Cache depths.")
+@click.option("--pg/--no-pg", "combined", default=True, help="Prompt + generation tests too. Default: yes.")
+@click.option("-r", "--repetitions", type=click.IntRange(1, 1000), help="Rounds. Default: 5, more where it is noisy.")
+@click.option("--threads", type=click.IntRange(1, 1024), help="CPU threads of the native kernels (and of llama.cpp).")
+@click.option("--vs", "peers", multiple=True, type=click.Choice(["mlx-lm", "llama.cpp"]), help="Compare. Repeatable.")
+@click.option("--llama-python", metavar="PYTHON", help="A Python with llama-cpp-python, instead of llama-bench.")
+@click.option("--llama-model", metavar="FILE", help="The GGUF that llama.cpp reads, if -m is not one.")
+@click.option("--mlx-python", metavar="PYTHON", help="A Python with mlx-lm, instead of this one.")
+@click.option("--profile", is_flag=True, help="Attribute one step's time to its parts.")
+@click.option("-o", "--output", "form", type=click.Choice(FORMATS), help="Default: table on a terminal, else md.")
+@click.option("--json", "as_json", is_flag=True, help="The same as -o json: one document on one line.")
+@click.option("--report", type=click.Path(dir_okay=False), metavar="FILE", help="Write a page with plots.")
+@click.option("--save", is_flag=True, help="Keep the results for `headrace bench history`.")
+@click.option("--force", is_flag=True, help="Load even if memory looks too small.")
+@click.pass_context
+def bench(ctx: click.Context, **options: Any) -> int:
+    """Measure prefill and decode speed, and how close decoding comes to the memory's limit."""
+    if ctx.invoked_subcommand is not None:
+        return 0
+    return _bench(**options)
+
+
+@bench.command()
+@click.argument("a", type=click.Path(exists=True, dir_okay=False))
+@click.argument("b", type=click.Path(exists=True, dir_okay=False))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def compare(a: str, b: str, as_json: bool) -> int:
+    """Say which tests of B differ significantly from A. Exit code 1 if any test of B is slower."""
+    from app.bench.compare import compare_documents
+    from app.bench.compare_view import lines, show
+    from app.bench.stored import read_document
+
+    comparison = compare_documents(read_document(Path(a)), read_document(Path(b)))
+    if as_json:
+        click.echo(json.dumps(comparison))
+    elif sys.stdout.isatty():
+        show(comparison)
+    else:
+        click.echo("\n".join(lines(comparison)))
+    return 1 if any(row["verdict"] == "slower" for row in comparison["tests"]) else 0
+
+
+@bench.command()
+@click.option("--show", "number", type=click.IntRange(1), metavar="ID", help="Show this run again.")
+@click.option("--delete", type=click.IntRange(1), metavar="ID", help="Forget this run.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document a run.")
+def history(number: int | None, delete: int | None, as_json: bool) -> None:
+    """List the saved runs, and how each test's speed went over time."""
+    from app.bench.history import History
+    from app.bench.history_view import show_history
+
+    with History() as kept:
+        if delete is not None:
+            kept.delete(delete)
+        elif number is not None:
+            _print(kept.get(number), "json" if as_json else None)
+        elif as_json:
+            for _, document in kept.documents():
+                click.echo(json.dumps(document))
+        else:
+            show_history(kept)
+
+
+def _bench(
+    models: tuple[str, ...],
+    prompts: str,
+    generates: str,
+    depths: str,
+    combined: bool,
+    repetitions: int | None,
+    threads: int | None,
+    form: str | None,
+    as_json: bool,
+    report: str | None,
+    save: bool,
+    profile: bool,
+    force: bool,
+    **peer_options: Any,
+) -> int:
+    from app.bench.live import live_view
+    from app.bench.plan import parse_counts, plan
+    from app.bench.run import Options, run
+
+    tests = plan(
+        parse_counts(prompts, "-p"), parse_counts(generates, "-n"), parse_counts(depths, "-d"), combined=combined
+    )
+    options = Options(
+        models=models or (None,),
+        tests=tests,
+        rounds=repetitions,
+        threads=threads,
+        force=force,
+        profile=profile,
+        peers=_peers(models, **peer_options),
+    )
+    with live_view() as show:
+        document = run(options, show)
+    _print(document, "json" if as_json else form)
+    if report:
+        _write_report(document, report)
+    if save:
+        from app.bench.history import History
+
+        with History() as kept:
+            click.echo(f"saved as run {kept.add(document)}; `headrace bench history` lists them", err=True)
+    return 130 if document["interrupted"] else 0
+
+
+def _peers(
+    models: tuple[str, ...],
+    peers: tuple[str, ...],
+    llama_python: str | None,
+    llama_model: str | None,
+    mlx_python: str | None,
+) -> list[Any]:
+    from app.bench.peers import Peer
+
+    if (llama_python or llama_model) and "llama.cpp" not in peers:
+        raise UsageError("--llama-python and --llama-model go with --vs llama.cpp")
+    if llama_model and not Path(llama_model).is_file():
+        raise UsageError(f"no such file: {llama_model}")
+    gguf = llama_model or next((model for model in models[:1] if model.lower().endswith(".gguf")), None)
+    known = {"mlx-lm": Peer("mlx-lm", mlx_python), "llama.cpp": Peer("llama.cpp", llama_python, gguf)}
+    return [known[name] for name in dict.fromkeys(peers)]
+
+
+def _print(document: dict[str, Any], form: str | None) -> None:
+    """On standard output, in the form asked for."""
+    form = form or ("table" if sys.stdout.isatty() else "md")
+    if form == "table":
+        from app.bench.summary_view import show
+
+        show(document)
+        return
+    from app.bench import formats
+
+    writers = {"md": formats.markdown, "csv": formats.csv_text, "json": json.dumps, "jsonl": formats.json_lines}
+    click.echo(writers[form](document))
+
+
+def _write_report(document: dict[str, Any], path: str) -> None:
+    from app.bench.report import html
+
+    try:
+        Path(path).write_text(html(document), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    click.echo(f"report written to {path}", err=True)
