@@ -2,12 +2,16 @@
 
     python -m tests.parity.record_llama_cpp_greedy MODEL.gguf
 
-needs llama-cpp-python and rewrites `llama_cpp_greedy.json`: for every prompt its token ids and, for each of the 32
-tokens that follow, llama.cpp's best tokens with their logits, best first.
+needs llama-cpp-python. For every prompt it records the token ids and, for each of the 32 tokens that follow,
+llama.cpp's best tokens with their logits, best first, in two files:
+
+    llama_cpp_greedy.json      the file as it is; llama.cpp then rounds activations to 8 bits before multiplying
+    llama_cpp_f32_greedy.json  the same weights expanded to F32 by llama.cpp itself, with K/V in F32: no such rounding
 """
 
-import json
 import sys
+import tempfile
+from ctypes import byref
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +19,37 @@ import llama_cpp
 import numpy as np
 
 from tests.parity.prompts import PROMPTS
+from tests.parity.recorded import write
 
-ANSWERS = Path(__file__).with_name("llama_cpp_greedy.json")
+HERE = Path(__file__).parent
 STEPS, BEST = 32, 4
 
 
 def main() -> None:
-    model = llama_cpp.Llama(sys.argv[1], n_ctx=2048, n_threads=2, verbose=False, logits_all=False)
-    record = {
-        "llama_cpp_python": llama_cpp.__version__,
-        "answers": {name: answer(model, text) for name, text in PROMPTS.items()},
-    }
-    ANSWERS.write_text(compact(record))
+    source = Path(sys.argv[1])
+    record(source, HERE / "llama_cpp_greedy.json")
+    with tempfile.TemporaryDirectory() as scratch:
+        expanded = Path(scratch) / "f32.gguf"
+        expand(source, expanded)
+        f32 = llama_cpp.GGML_TYPE_F32
+        record(expanded, HERE / "llama_cpp_f32_greedy.json", type_k=f32, type_v=f32)
+
+
+def record(model_file: Path, answers: Path, **options: Any) -> None:
+    model = llama_cpp.Llama(str(model_file), n_ctx=2048, n_threads=2, verbose=False, **options)
+    write(
+        answers,
+        f"llama-cpp-python {llama_cpp.__version__}",
+        {name: answer(model, text) for name, text in PROMPTS.items()},
+    )
+
+
+def expand(source: Path, target: Path) -> None:
+    """The same weights as F32, converted by llama.cpp."""
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype, params.allow_requantize = llama_cpp.LLAMA_FTYPE_ALL_F32, True
+    if llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), byref(params)):
+        raise SystemExit(f"llama.cpp could not expand {source}")
 
 
 def answer(model: Any, text: str) -> dict[str, Any]:
@@ -41,17 +64,6 @@ def answer(model: Any, text: str) -> dict[str, Any]:
         steps.append([(int(token), round(float(logits[token]), 4)) for token in best])
         model.eval([steps[-1][0][0]])
     return {"prompt": prompt, "steps": steps}
-
-
-def compact(record: dict[str, Any]) -> str:
-    """JSON with one line per prompt and per step."""
-    parts = []
-    for name, each in record["answers"].items():
-        steps = ",\n      ".join(json.dumps(step) for step in each["steps"])
-        prompt = json.dumps(each["prompt"])
-        parts.append(f'    {json.dumps(name)}: {{\n    "prompt": {prompt},\n    "steps": [\n      {steps}\n    ]}}')
-    body = ",\n".join(parts)
-    return f'{{\n  "llama_cpp_python": {json.dumps(record["llama_cpp_python"])},\n  "answers": {{\n{body}\n  }}\n}}\n'
 
 
 if __name__ == "__main__":
