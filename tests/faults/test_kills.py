@@ -21,7 +21,7 @@ import pytest
 
 from app.conversation import Conversation
 from app.engine_client import EngineClient
-from app.engine_messages import Died
+from app.engine_messages import Died, ModelSpec
 from app.sessions.database import Database
 from app.sessions.search import search
 from app.sessions.store import SessionStore
@@ -121,13 +121,11 @@ def test_killing_the_engine(tmp_path: Path, model: Path, monkeypatch: pytest.Mon
         choose = random.Random(number)
         store = SessionStore(database)
         client = EngineClient()
-        chat = Conversation(client, store, context=4096)
-        chat.set_sampling({"temperature": 1.0, "logit_bias": [f"{IM_END}=-100"]})
-        chat.session = store.set_model(chat.session.id, str(model))
-        chat.load_model()
+        client.start(ModelSpec(str(model), context=4096))
         try:
             for _ in range(ENGINE_KILLS // LANES):
-                killed_once(chat, client, choose)
+                killed_once(endless_chat(client, store), client, choose)
+            chat = endless_chat(client, store)
             chat.set_sampling({"max_tokens": 4})
             chat.send("still well?")
             wait(chat, lambda: chat.phase == "idle")
@@ -145,10 +143,15 @@ def test_killing_the_engine(tmp_path: Path, model: Path, monkeypatch: pytest.Mon
     store.close()
 
 
+def endless_chat(client: EngineClient, store: SessionStore) -> Conversation:
+    session = store.create(sampling={"temperature": 1.0, "logit_bias": [f"{IM_END}=-100"]})
+    return Conversation(client, store, session)
+
+
 def killed_once(chat: Conversation, client: EngineClient, choose: random.Random) -> None:
     """One question, one kill while it loads, prefills or answers, and a restart."""
     chat.send("hello " * choose.randrange(1, 30))
-    if choose.random() < 0.5:
+    if choose.random() < 0.4:
         wait(chat, lambda: chat.phase == "answering")
     wait_until = time.monotonic() + choose.uniform(0, 0.2)
     wait(chat, lambda: time.monotonic() >= wait_until)
