@@ -22,7 +22,7 @@ def split_thinking(text: str, *, growing: bool = False) -> Parts:
     """The parts of `text`. While it is `growing`, half a tag at its end belongs to neither part yet."""
     start = text.lstrip()
     if not start.startswith(OPEN):
-        if growing and start and OPEN.startswith(start):
+        if growing and OPEN.startswith(start):
             return Parts(None, "")
         return Parts(None, text)
     body = start[len(OPEN) :]

@@ -1,0 +1,75 @@
+"""Which words of a message name files, and which files can be sent."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from app.attachments import MAX_BYTES, take_attachments, with_attachments
+from app.sessions.records import Attachment
+from runtime.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "notes.txt").write_text("notes")
+    (tmp_path / "my file.md").write_text("mine")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a.py").write_text("a = 1")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "rest", "names"),
+    [
+        ("plain", "plain", []),
+        ("/file notes.txt\nwhat?", "what?", ["notes.txt"]),
+        ("what?\n/file my file.md", "what?", ["my file.md"]),
+        ('/file "my file.md"  \n/file notes.txt', "", ["my file.md", "notes.txt"]),
+        ("see @notes.txt.", "see @notes.txt.", ["notes.txt"]),
+        (
+            "see @src/a.py, @~/notes.txt and @src/a.py",
+            "see @src/a.py, @~/notes.txt and @src/a.py",
+            ["a.py", "notes.txt"],
+        ),
+        ('see @"my file.md"', 'see @"my file.md"', ["my file.md"]),
+        ("mail me@notes.txt", "mail me@notes.txt", []),
+        ("@property and @john, a/file notes.txt", "@property and @john, a/file notes.txt", []),
+        ("@org/name is a model", "@org/name is a model", []),
+    ],
+)
+def test_what_names_a_file(text: str, rest: str, names: list[str]) -> None:
+    found, attachments = take_attachments(text)
+    assert (found, [attachment.name for attachment in attachments]) == (rest, names)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("/file missing.txt", "cannot read missing.txt: No such file"),
+        ("@./missing.txt", "cannot read ./missing.txt"),
+        ("/file src", "src is a directory"),
+        ("/file binary", "binary is not UTF-8 text"),
+        ("/file nul", "nul is not a text file"),
+        ("/file large", "more than the 256 KiB"),
+        ("/file /dev/zero", "not a regular file"),
+        ("/file pipe", "not a regular file"),
+        ("/file " + "x" * 5000, "cannot read"),
+    ],
+)
+def test_what_cannot_be_sent(text: str, complaint: str, folder: Path) -> None:
+    (folder / "binary").write_bytes(b"\x89PNG\xff\xfe")
+    (folder / "nul").write_bytes(b"a\0b")
+    (folder / "large").write_bytes(b"x" * (MAX_BYTES + 1))
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(UsageError, match=complaint) as caught:
+        take_attachments(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_fence_is_longer_than_any_in_the_file() -> None:
+    text = with_attachments("Why?", [Attachment("a.md", "````\ncode\n````\n"), Attachment("b", "plain")])
+    assert text == "File a.md:\n`````\n````\ncode\n````\n`````\n\nFile b:\n```\nplain\n```\n\nWhy?"
+    assert with_attachments("", [Attachment("b", "plain")]) == "File b:\n```\nplain\n```"

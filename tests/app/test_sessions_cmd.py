@@ -1,0 +1,135 @@
+"""`headrace sessions` and `headrace paths` as a user runs them: a process of its own, in a home of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.sessions.records import Attachment, TurnFigures
+from app.sessions.store import SessionStore
+
+FIGURES = TurnFigures(20, 12, 7, 0.05, 300.0, 150.0, 15.0, 0.31, 9000)
+EVIL = "\x1b]52;c;ZXZpbA==\x07\u202etxet\x9b31m"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def store(home: Path) -> SessionStore:
+    return SessionStore(home / "data" / "sessions.db")
+
+
+@pytest.fixture
+def session(store: SessionStore) -> str:
+    """Two branches; the shown one has thinking, an attachment and text that attacks terminals."""
+    session = store.create(model="qwen3-4b", system="Be brief.")
+    asked = store.add(
+        session.id, None, "user", f"What is a millrace? {EVIL}", attachments=[Attachment("n.txt", "text")]
+    )
+    first = store.begin_answer(session.id, asked.id, "m")
+    store.grow(first.id, "A discarded answer.")
+    store.finish(first.id, "stop", FIGURES)
+    second = store.begin_answer(session.id, asked.id, "m")
+    store.grow(second.id, f"<think>\nhm\n</think>\n\nA channel.{EVIL}\n")
+    store.finish(second.id, "cancelled", FIGURES, partial=True)
+    store.close()
+    return session.id
+
+
+def headrace(home: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "app", *arguments],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+        env={**os.environ, "HEADRACE_HOME": str(home)},
+    )
+    assert done.returncode == code, done.stderr
+    assert not set("\x1b\x07\x9b\u202e") & set(done.stdout + done.stderr)
+    return done
+
+
+def document(home: Path, *arguments: str) -> Any:
+    return json.loads(headrace(home, "sessions", *arguments, "--json").stdout)
+
+
+def test_list(home: Path, session: str) -> None:
+    line = headrace(home, "sessions", "list").stdout
+    assert line.startswith(session)
+    assert "What is a millrace?" in line
+    assert "qwen3-4b" in line
+    (row,) = document(home, "list")
+    assert (row["id"], row["messages"], row["system"]) == (session, 3, "Be brief.")
+
+
+def test_nothing_there_yet(home: Path) -> None:
+    done = headrace(home, "sessions", "list")
+    assert (done.stdout, done.stderr) == ("", "no conversations yet\n")
+    assert document(home, "list") == []
+    assert "there is no session" in headrace(home, "sessions", "show", "last", code=1).stderr
+
+
+def test_show_and_export(home: Path, session: str, tmp_path: Path) -> None:
+    shown = headrace(home, "sessions", "show", session[:5]).stdout
+    assert "A channel." in shown
+    assert "A discarded answer." not in shown
+    assert "<details><summary>Thinking</summary>\n\nhm\n\n</details>" in shown
+    assert "*Attached: n.txt*" in shown
+    assert "*Not complete: cancelled.*" in shown
+    assert "7 tokens · prompt 20 (12 reused) · TTFT 0.05 s · 150.0 tok/s · MBU 31%" in shown
+    file = tmp_path / "chat.md"
+    headrace(home, "sessions", "export", "last", "-o", str(file))
+    assert file.read_text() == shown
+    assert "exists already" in headrace(home, "sessions", "export", "last", "-o", str(file), code=2).stderr
+    headrace(home, "sessions", "export", "last", "-o", str(file), "--format", "json", "--force")
+    exported = json.loads(file.read_text())
+    assert exported == document(home, "show", "last")
+    assert [m["content"] for m in exported["messages"]][1] == "A discarded answer."
+    assert [m["parent_id"] for m in exported["messages"]] == [None, *[exported["messages"][0]["id"]] * 2]
+    assert EVIL in exported["messages"][2]["content"]
+
+
+def test_search(home: Path, session: str) -> None:
+    line = headrace(home, "sessions", "search", "millr", "what").stdout
+    assert line.startswith(session)
+    assert "«millrace»" in line
+    (hit,) = document(home, "search", "discarded")
+    assert (hit["session_id"], hit["role"]) == (session, "assistant")
+    assert headrace(home, "sessions", "search", "nowhere", code=1).stderr == "headrace: nothing found\n"
+
+
+def test_rename_and_rm(home: Path, session: str) -> None:
+    headrace(home, "sessions", "rename", session, "mills")
+    assert document(home, "list")[0]["title"] == "mills"
+    assert "--yes" in headrace(home, "sessions", "rm", session, code=2).stderr
+    assert headrace(home, "sessions", "rm", session, "--yes").stdout == f"deleted {session}\n"
+    assert document(home, "list") == []
+
+
+def test_paths(home: Path) -> None:
+    lines = headrace(home, "paths").stdout.splitlines()
+    assert len(lines) == 5
+    assert all(str(home) in line and line.endswith("(not there yet)") for line in lines)
+    places = json.loads(headrace(home, "paths", "--json", "--write-settings").stdout)
+    assert set(places) == {"settings", "sessions", "models", "cache", "engine_log"}
+    assert Path(places["settings"]).read_text().startswith("# headrace settings.")
+    assert "exists already" in headrace(home, "paths", "--write-settings").stderr
+
+
+def test_listing_and_paths_import_nothing_heavy(home: Path) -> None:
+    script = (
+        "import sys; from app.cli import cli\n"
+        "for command in (['sessions', 'list'], ['paths']): cli.main(command, standalone_mode=False)\n"
+        "assert not {'mlx', 'textual', 'numpy', 'tokenizers', 'rich'} & set(sys.modules), sys.modules.keys()"
+    )
+    subprocess.run(
+        [sys.executable, "-c", script], check=True, env={**os.environ, "HEADRACE_HOME": str(home)}, capture_output=True
+    )

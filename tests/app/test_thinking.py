@@ -1,0 +1,48 @@
+"""Splitting thinking from answers, whole and while it grows."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.thinking import CLOSE, OPEN, Parts, split_thinking
+
+pieces = st.lists(st.sampled_from([OPEN, CLOSE, "<", "</", "think>", "a", "\n", " ", "é", "x < y"]), max_size=12)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("", Parts(None, "")),
+        ("Just an answer.", Parts(None, "Just an answer.")),
+        ("<think>\nhm\n</think>\n\nYes.", Parts("hm", "Yes.")),
+        ("\n<think>hm</think>Yes.", Parts("hm", "Yes.")),
+        ("<think>\n\n</think>\n\nYes.", Parts("", "Yes.")),
+        ("<think>hm", Parts("hm", "", is_open=True)),
+        ("Say <think>no</think>.", Parts(None, "Say <think>no</think>.")),
+        ("<think>a</think>b<think>c</think>", Parts("a", "b<think>c</think>")),
+        ("<thinker>", Parts(None, "<thinker>")),
+    ],
+)
+def test_whole_texts(text: str, parts: Parts) -> None:
+    assert split_thinking(text) == parts
+
+
+@given(pieces)
+def test_nothing_shown_while_growing_is_taken_back(parts: list[str]) -> None:
+    text = "".join(parts)
+    last = Parts(None, "")
+    for end in range(len(text) + 1):
+        now = split_thinking(text[:end], growing=True)
+        assert now.answer.startswith(last.answer)
+        assert (now.thinking or "").startswith((last.thinking or "").rstrip("\n"))
+        assert last.thinking is None or now.thinking is not None
+        last = now
+    whole = split_thinking(text)
+    assert whole.answer.startswith(last.answer)
+    assert len(whole.answer) - len(last.answer) < len(OPEN)
+
+
+def test_half_a_tag_waits() -> None:
+    assert split_thinking("<thi", growing=True) == Parts(None, "")
+    assert split_thinking("<think>hm</thi", growing=True) == Parts("hm", "", is_open=True)
+    assert split_thinking("<think>hm</thi") == Parts("hm</thi", "", is_open=True)
