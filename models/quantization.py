@@ -51,7 +51,7 @@ def layer_quantization(section: Mapping[str, Any] | None, module: str) -> Quanti
     if mode != "affine":
         raise UnsupportedModelError(f"{module} is quantized in mode {mode!r}; headrace's own decoder reads affine")
     bits, group_size = entry.get("bits", section.get("bits")), entry.get("group_size", section.get("group_size"))
-    if bits not in BITS or group_size not in GROUP_SIZES:
+    if bits not in BITS or group_size not in GROUP_SIZES or {type(bits), type(group_size)} != {int}:
         raise UnsupportedModelError(f"{module} is quantized to {bits!r} bits in groups of {group_size!r}")
     return Quantization(bits, group_size)
 
