@@ -1,0 +1,243 @@
+"""Architectures headrace has no decoder for, through mlx-lm's classes and our engine, against mlx-lm's own loop."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from models.checkpoint import open_checkpoint
+from models.config import decoder_config
+from models.mlx_lm_network import MlxLmNetwork
+from models.quantization import Quantization
+from runtime.engine import Engine
+from runtime.errors import CheckpointError, UnsupportedModelError
+from runtime.request import CancelFlag, Request, Step
+from tests.watched import WatchedNetwork, answer, split
+
+pytestmark = pytest.mark.peer
+
+VOCAB, WINDOW = 96, 16
+PROMPT = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(41)]  # two chunks of prefill
+STEPS = 40
+
+_BASE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 512,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "phi3": {**_BASE, "model_type": "phi3"},
+    "olmo2": {**_BASE, "model_type": "olmo2", "tie_word_embeddings": False},
+    "qwen3_moe": {
+        **_BASE,
+        "model_type": "qwen3_moe",
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": 64,
+        "head_dim": 32,
+        "tie_word_embeddings": False,
+        "norm_topk_prob": True,
+    },
+    "cohere2": {
+        **_BASE,
+        "model_type": "cohere2",
+        "head_dim": 16,
+        "logit_scale": 1.0,
+        "sliding_window": WINDOW,
+        "sliding_window_pattern": 4,
+    },
+    "gpt_oss": {
+        **_BASE,
+        "model_type": "gpt_oss",
+        "head_dim": 32,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "tie_word_embeddings": False,
+    },
+    "mamba": {
+        "model_type": "mamba",
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "state_size": 8,
+        "num_hidden_layers": 3,
+        "conv_kernel": 4,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "time_step_rank": 4,
+    },
+}
+ROTATING = ("cohere2", "gpt_oss")
+RECURRENT = ("mamba",)
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("peer"), CONFIGS[request.param])
+
+
+def write(target: Path, config: dict[str, Any]) -> Path:
+    """A checkpoint of the architecture with weights as mlx-lm's class draws them."""
+    from mlx_lm.utils import _get_classes
+
+    mx.random.seed(3)
+    model_class, arguments = _get_classes(config)
+    weights = dict(tree_flatten(model_class(arguments.from_dict(config)).parameters()))
+    mx.save_safetensors(str(target / "model.safetensors"), weights)
+    (target / "config.json").write_text(json.dumps(config))
+    return target
+
+
+def load(directory: Path, **options: Any) -> MlxLmNetwork:
+    return MlxLmNetwork(open_checkpoint(directory), device=mx.DeviceType.cpu, **options)
+
+
+def peers_answer(network: MlxLmNetwork, steps: int) -> list[int]:
+    from mlx_lm.generate import generate_step
+
+    return [int(token) for token, _ in generate_step(mx.array(PROMPT), network._model, max_tokens=steps)]
+
+
+class NeverAhead(WatchedNetwork):
+    """Its caches are asked whether they can roll back, and say no."""
+
+    def make_cache(self, limit: int) -> Any:
+        cache = super().make_cache(limit)
+
+        class Stubborn(type(cache)):  # type: ignore[misc]
+            can_rollback = False
+
+        cache.__class__ = Stubborn
+        return cache
+
+
+def kind(directory: Path) -> str:
+    return str(json.loads((directory / "config.json").read_text())["model_type"])
+
+
+def test_greedy_tokens_equal_mlx_lms_own_loop(directory: Path) -> None:
+    assert decoder_config(open_checkpoint(directory).config) is None
+    network = load(directory)
+    watched = WatchedNetwork(network)
+    tokens, end = answer(watched, Request(PROMPT, max_tokens=STEPS))  # far beyond the rotating window
+    assert tokens == peers_answer(network, STEPS)
+    whole = network.layers(mx.array([[*PROMPT, *tokens[:-1]]]), network.make_cache(256))[0, -STEPS:]
+    stepwise = mx.concatenate(watched.logits_seen)
+    assert (mx.abs(stepwise - whole).max() / mx.abs(whole).max()).item() < 1e-4
+    assert end.summary.prefill_tokens == len(PROMPT) - 1
+
+
+def test_a_short_prompt_crosses_the_window_while_decoding(directory: Path) -> None:
+    """The step built ahead must neither be fed twice nor lost where a rotating cache starts to rotate."""
+    watched = WatchedNetwork(load(directory))
+    tokens, _ = answer(watched, Request(PROMPT[:5], max_tokens=2 * WINDOW))
+    fed = [token for batch in watched.fed for token in batch[0].tolist()]
+    assert fed == [*PROMPT[:5], *tokens[:-1]]
+    assert tokens == answer(NeverAhead(load(directory)), Request(PROMPT[:5], max_tokens=2 * WINDOW))[0]
+
+
+def test_it_runs_ahead_only_where_it_can_step_back(directory: Path) -> None:
+    watched = WatchedNetwork(load(directory))
+    answer(watched, Request(PROMPT[:5], max_tokens=2 * WINDOW))
+    ahead = [length - committed for length, committed in watched.positions[1:]]
+    if kind(directory) in RECURRENT:
+        assert set(ahead) == {0}
+    elif kind(directory) in ROTATING:
+        turning = WINDOW - 5  # about where the window is full
+        assert set(ahead[1 : turning - 2]) == {1}
+        assert set(ahead[turning + 2 :]) == {0}
+    else:
+        assert set(ahead[1:]) == {1}
+
+
+@pytest.mark.parametrize("after", [1, 9, 11, 12, 20])
+def test_cancel_leaves_only_what_was_said(directory: Path, after: int) -> None:
+    watched, cancel, said = WatchedNetwork(load(directory)), CancelFlag(), 0
+    for event in Engine(watched, context_limit=256).generate(Request(PROMPT[:5], cancel=cancel)):
+        said += isinstance(event, Step)
+        if said == after:
+            cancel.set()
+    cache = watched.caches[0]
+    assert said == after
+    assert cache.length == cache.committed == 4 + after
+    for part in cache.parts:
+        assert getattr(part, "offset", 4 + after) == 4 + after
+
+
+def test_the_context_limit_holds(directory: Path) -> None:
+    tokens, end = answer(load(directory), Request(PROMPT), context_limit=len(PROMPT) + 2)
+    assert (len(tokens), end.reason) == (3, "length")
+
+
+def test_the_engine_is_ready_again(directory: Path) -> None:
+    engine = Engine(load(directory), context_limit=256)
+    runs = [split(list(engine.generate(Request(PROMPT, max_tokens=6))))[0] for _ in range(2)]
+    assert runs[0] == runs[1]
+
+
+def test_costs_are_those_of_the_tensors(directory: Path) -> None:
+    network = load(directory)
+    sizes = {name: array.nbytes for name, array in tree_flatten(network._model.parameters())}
+    total = sum(sizes.values())
+    cost = network.cost
+    if kind(directory) == "qwen3_moe":
+        experts = sum(size for name, size in sizes.items() if "switch_mlp" in name)
+        table = sum(size for name, size in sizes.items() if "embed_tokens" in name)
+        assert cost.weight_bytes == total - table - experts * 6 // 8  # two of eight experts are active
+    assert 0 < cost.weight_bytes <= total
+    row = 2 * CONFIGS[kind(directory)].get("num_key_value_heads", 0) * 4
+    head_dim = CONFIGS[kind(directory)].get("head_dim", 16)
+    assert cost.kv_bytes_per_token == 4 * row * head_dim  # float32, four layers; nothing where state is recurrent
+    if kind(directory) in ROTATING:
+        assert cost.kv_bytes_read(100) < 101 * cost.kv_bytes_per_token
+
+
+def test_quantize_on_load(directory: Path) -> None:
+    plain, small = load(directory), load(directory, requantize=Quantization(8, 32))
+    assert small.cost.weight_bytes < 0.45 * plain.cost.weight_bytes
+    assert small.cost.weight_flops == pytest.approx(plain.cost.weight_flops, rel=0.02)
+    assert len(answer(small, Request(PROMPT, max_tokens=5))[0]) == 5
+
+
+def test_what_nobody_can_run_is_one_line(tmp_path: Path) -> None:
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), {"a": mx.zeros(3)})
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "perpetuum_mobile"}))
+    with pytest.raises(UnsupportedModelError, match="perpetuum_mobile"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("change", ["missing tensor", "wrong shape", "missing key", "wrong type"])
+def test_broken_checkpoints_are_one_line(tmp_path: Path, change: str) -> None:
+    write(tmp_path, CONFIGS["olmo2"])
+    weights = mx.load(str(tmp_path / "model.safetensors"))
+    assert isinstance(weights, dict)
+    config = dict(CONFIGS["olmo2"])
+    name = "model.layers.1.mlp.up_proj.weight"
+    match change:
+        case "missing tensor":
+            del weights[name]
+        case "wrong shape":
+            weights[name] = weights[name].T
+        case "missing key":
+            del config["hidden_size"]
+        case "wrong type":
+            config["hidden_size"] = "64"
+    mx.eval(list(weights.values()))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="mlx-lm cannot load") as caught:
+        load(tmp_path)
+    assert "\n" not in str(caught.value)
