@@ -1,0 +1,133 @@
+"""The real default model, float32 on the CPU: our greedy decode against mlx-lm's own class on the same weights.
+
+128 tokens on every prompt against what mlx-lm answered when it was recorded; and mlx-lm itself, here and now, on one.
+There it need not generate as well: one forward pass over prompt and answer gives its choice at every position, and if
+each equals our token, its greedy answer is ours.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from models.decoder import Decoder
+from runtime.ops import Ops, reference
+from runtime.request import Request
+from tests.kernels import KERNELS, name_of
+from tests.parity.prompts import PROMPTS
+from tests.parity.recorded import read
+from tests.tiny import load_decoder
+from tests.watched import WatchedNetwork, answer, committed_rows
+
+pytestmark = [pytest.mark.real, pytest.mark.peer]
+
+RECORDED = read(Path(__file__).with_name("mlx_lm_greedy.json"))
+STEPS = 128
+LIVE = "prose"
+# On x86 stock MLX is thirty times slower than the native kernels: there it answers one prompt, they answer all.
+CASES = [
+    pytest.param(ops, name, id=f"{ops.name}-{name}")
+    for ops in KERNELS
+    for name in PROMPTS
+    if ops is not reference or len(KERNELS) == 1 or name == LIVE
+]
+
+
+def limit(ops: Ops) -> float:
+    """Relative difference of logits that rounding explains: of float32 sums, or of half-precision K/V."""
+    return 1e-4 if ops.kv_dtype(mx.float32) == mx.float32 else 3e-3
+
+
+@pytest.fixture(scope="module")
+def networks(default_model: Path) -> dict[str, Decoder]:
+    return {ops.name: load_decoder(default_model, ops) for ops in KERNELS}
+
+
+class Answers:
+    """Our 128 greedy tokens and the logits (128, V) they were chosen from; the last answer is kept."""
+
+    def __init__(self, networks: dict[str, Decoder]) -> None:
+        self._networks = networks
+        self._last: tuple[tuple[str, str], list[int], mx.array] | None = None
+
+    def __call__(self, ops: Ops, name: str) -> tuple[list[int], mx.array]:
+        if self._last is None or self._last[0] != (ops.name, name):
+            network = WatchedNetwork(self._networks[ops.name])
+            tokens, end = answer(network, Request(RECORDED[name].prompt, max_tokens=STEPS), context_limit=1024)
+            assert (len(tokens), end.reason) == (STEPS, "length")
+            self._last = (ops.name, name), tokens, mx.concatenate(network.logits_seen)
+        return self._last[1:]
+
+
+@pytest.fixture(scope="module")
+def answers(networks: dict[str, Decoder]) -> Answers:
+    return Answers(networks)
+
+
+@pytest.mark.parametrize(("ops", "name"), CASES)
+def test_128_greedy_tokens_equal_mlx_lms_record(answers: Answers, ops: Ops, name: str) -> None:
+    tokens, logits = answers(ops, name)
+    recorded = RECORDED[name]
+    for step, best in enumerate(recorded.steps):
+        theirs = [logit for _, logit in best]
+        ours: list[float] = logits[step, mx.array([token for token, _ in best])].tolist()  # type: ignore[assignment]
+        noise = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+        assert noise < limit(ops) * float(mx.abs(logits[step]).max().item()), f"step {step}"
+        if tokens[step] != recorded.tokens[step]:
+            # Moving every logit by up to `noise` can overturn a lead of twice that. From here on the texts differ.
+            lead = theirs[0] - dict(best)[tokens[step]]
+            assert lead <= 2 * noise, f"step {step}: mlx-lm's token leads by {lead:.5f}, noise is {noise:.5f}"
+            break
+
+
+@pytest.fixture(scope="module")
+def peer_logits(default_model: Path) -> Any:
+    """tokens -> mlx-lm's logits (T, V), its weights expanded to float32, which MLX multiplies faster."""
+    from mlx_lm.utils import dequantize_model, load_model
+
+    model, _ = load_model(default_model, lazy=True)
+    model.set_dtype(mx.float32)  # scales first: they are what the expansion computes in
+    model = dequantize_model(model)
+    done: dict[tuple[int, ...], mx.array] = {}
+
+    def run(tokens: list[int]) -> mx.array:
+        if tuple(tokens) not in done:
+            done[tuple(tokens)] = model(mx.array([tokens]))[0]
+        return done[tuple(tokens)]
+
+    return run
+
+
+@pytest.mark.parametrize("ops", KERNELS, ids=name_of)
+def test_all_logits_equal_mlx_lms(answers: Answers, peer_logits: Any, ops: Ops) -> None:
+    tokens, mine = answers(ops, LIVE)
+    theirs = peer_logits([*RECORDED[LIVE].prompt, *tokens[:-1]])[-STEPS:]
+    assert float((mx.abs(mine - theirs).max() / mx.abs(theirs).max()).item()) < limit(ops)
+    assert mx.argmax(theirs, axis=-1).tolist() == tokens
+
+
+@pytest.mark.parametrize("ops", KERNELS, ids=name_of)
+def test_however_the_prompt_is_cut_up(networks: dict[str, Decoder], ops: Ops) -> None:
+    """Whole, in chunks of 64 or 7, or one token at a time: the same logits and the same cache."""
+    network = networks[ops.name]
+    tokens = RECORDED["digits" if ops is not reference else "prose"].prompt
+    length = len(tokens)
+
+    def feed(size: int) -> tuple[mx.array, list[mx.array]]:
+        cache = network.make_cache(length)
+        for done in range(0, length, size):
+            part = tokens[done : done + size]
+            cache.reserve(len(part))
+            hidden = network.layers(network.embed(mx.array([part])), cache)
+            cache.advance(len(part))
+            cache.commit(len(part))
+            mx.eval(cache.arrays)
+        return network.logits(hidden), committed_rows(cache)
+
+    whole, whole_rows = feed(length)
+    for size in (1, 7, 64):
+        cut, rows = feed(size)
+        assert float((mx.abs(cut - whole).max() / mx.abs(whole).max()).item()) < limit(ops)
+        for a, b in zip(rows, whole_rows, strict=True):
+            assert float((mx.abs(a - b).max() / mx.abs(b).max()).item()) < 2 * limit(ops)
