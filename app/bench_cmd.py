@@ -6,6 +6,7 @@ asked for. Ctrl-C prints what is done and exits with 130.
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ FORMATS = ("table", "md", "csv", "json", "jsonl")
 @click.option("--save", is_flag=True, help="Keep the results for `headrace bench history`.")
 @click.option("--force", is_flag=True, help="Load even if memory looks too small.")
 @click.pass_context
-def bench(ctx: click.Context, **options: Any) -> int:
+def bench(ctx: click.Context, /, **options: Any) -> int:
     """Measure prefill and decode speed, and how close decoding comes to the memory's limit."""
     if ctx.invoked_subcommand is not None:
         return 0
@@ -156,7 +157,12 @@ def _print(document: dict[str, Any], form: str | None) -> None:
         return
     from app.bench import formats
 
-    writers = {"md": formats.markdown, "csv": formats.csv_text, "json": json.dumps, "jsonl": formats.json_lines}
+    writers: dict[str, Callable[[dict[str, Any]], str]] = {
+        "md": formats.markdown,
+        "csv": formats.csv_text,
+        "json": json.dumps,
+        "jsonl": formats.json_lines,
+    }
     click.echo(writers[form](document))
 
 

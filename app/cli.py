@@ -20,6 +20,7 @@ DEBUG = "HEADRACE_DEBUG"
 _COMMANDS = {
     "chat": ("app.chat_cmd", "chat", "Chat in the terminal, with the decode loop in view (the default)."),
     "run": ("app.run", "run", "Answer one prompt, streamed to standard output."),
+    "bench": ("app.bench_cmd", "bench", "Measure how fast this machine decodes, and how close to its limit."),
     "models": ("app.models_cmd", "models", "List, fetch, inspect and remove models."),
     "sessions": ("app.sessions_cmd", "sessions", "List, show, search, export and delete stored conversations."),
     "paths": ("app.paths_cmd", "paths", "Show where headrace keeps its files."),

@@ -6,6 +6,7 @@ H / Hkv = query / key-value heads, D = head dimension, V = vocabulary.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -49,6 +50,17 @@ class Decoder:
         tied = config.tied_embeddings or "lm_head.weight" not in parameters
         self._head = self._table if tied else parameters.matrix("lm_head", config.vocab_size, width)
         self.vocab_size = config.vocab_size
+
+    @property
+    def ops(self) -> Ops:
+        """The operations it runs on."""
+        return self._ops
+
+    def with_ops(self, ops: Ops) -> "Decoder":
+        """The same weights on other operations of the same kind: a profiler's that note what they pass on."""
+        twin = copy(self)
+        twin._ops = ops
+        return twin
 
     @property
     def arrays(self) -> list[mx.array]:

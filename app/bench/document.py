@@ -34,12 +34,13 @@ def document(
     host: Machine,
     memory: MemorySpeed | None,
     models: Sequence[Document],
-    peers: Sequence[str],
+    notes: Sequence[str],
     results: Sequence[Result],
     rounds: int,
     interrupted: bool,
+    profile: Document | None = None,
 ) -> Document:
-    """One run. `rounds`: whole rounds that were asked for and done."""
+    """One run. `rounds`: how many were begun. `notes`: what the reader should know besides."""
     engines = sorted({entry["engine"] for entry in results} - {"headrace"})
     fit = fit_step_cost(points_of(results, "headrace"))
     return {
@@ -56,7 +57,8 @@ def document(
         "step_cost": fit.document() if fit else None,
         "ratios": [ratio for engine in engines for ratio in ratios(results, engine)],
         "peer_agreement": [entry for engine in engines for entry in agreement(results, engine)],
-        "notes": list(peers),
+        "profile": profile,
+        "notes": list(notes),
     }
 
 

@@ -5,6 +5,7 @@ import io
 import json
 from typing import Any
 
+from app.bench.profile_view import profile_lines
 from runtime.units import format_bytes
 
 Document = dict[str, Any]
@@ -30,6 +31,7 @@ def circumstances(document: Document) -> list[str]:
         peak_line(device),
         *([step_cost_line(document["step_cost"])] if document["step_cost"] else []),
         *(ratio_line(ratio) for ratio in document["ratios"]),
+        *(profile_lines(document["profile"]) if document["profile"] else []),
         *document["notes"],
         versions,
         f"`{document['command']}`, {document['rounds']} rounds"
@@ -110,7 +112,7 @@ def flat(values: Document, prefix: str = "") -> Document:
 
 
 def label(entry: Document) -> str:
-    return entry["test"] + (f" @ d{entry['depth']}" if entry["depth"] else "")
+    return str(entry["test"]) + (f" @ d{entry['depth']}" if entry["depth"] else "")
 
 
 def _engines(document: Document) -> set[tuple[str, str]]:

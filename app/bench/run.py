@@ -3,6 +3,7 @@
 Interrupted by Ctrl-C, what was measured so far becomes the document all the same.
 """
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from app.bench.memory_speed import MemorySpeed
 from app.bench.own import OwnEngine
 from app.bench.peers import Peer, open_peers
 from app.bench.plan import Test
+from app.bench.profile import profile
 from app.bench.result import Result, Work, result
 from app.bench.sample import Contestant
 from app.bench.session import Session
@@ -46,6 +48,7 @@ def run(options: Options, show: Show) -> Document:
     if options.threads is not None:
         _use_threads(options.threads)
     host = machine()
+    busy = _busy(host)
     with ExitStack() as stack:
         loaded = [_load(name, options) for name in options.models]
         reader = stack.enter_context(streaming_reader(host)) if options.measure_memory else None
@@ -69,10 +72,19 @@ def run(options: Options, show: Show) -> Document:
         if not results:
             raise KeyboardInterrupt
         models = [model_document(model) for model in loaded]
+        deepest = max(test.depth for test in options.tests)
+        profiled = profile(loaded[0].network, deepest) if options.profile and not interrupted else None
     if fit := fit_step_cost(points_of(results, "headrace")):
         remember(host, fit)
     return document(
-        host=host, memory=memory, models=models, peers=notes, results=results, rounds=rounds, interrupted=interrupted
+        host=host,
+        memory=memory,
+        models=models,
+        notes=[*notes, *busy],
+        results=results,
+        rounds=rounds,
+        interrupted=interrupted,
+        profile=profiled,
     )
 
 
@@ -109,6 +121,14 @@ def _results(
     ]
 
 
+def _busy(host: Machine) -> list[str]:
+    """A warning where other programs keep the processors busy: decode on a CPU suffers, and peers that spin most."""
+    load = os.getloadavg()[0]
+    if load < max(1.0, host.usable_cores / 2):
+        return []
+    return [f"this machine is busy: load average {load:.1f} on {host.usable_cores} cores before the run began"]
+
+
 def _load(name: str | None, options: Options) -> "LoadedModel":
     from app.progress import drawn_progress
     from models.load import load_model
@@ -136,11 +156,11 @@ def _arrays(model: "LoadedModel") -> list[Any]:
 
 def _use_threads(threads: int) -> None:
     """The number of CPU threads of headrace's own kernels; stock MLX operations choose for themselves."""
-    try:
-        from runtime import _native
-    except ImportError:
+    from runtime.ops import native
+
+    if not native.status().available:
         raise UsageError(
             "--threads sets the threads of headrace's own CPU kernels, which are not built here",
             "`headrace doctor` shows which kernels are active",
-        ) from None
-    _native.set_threads(threads)
+        )
+    native.set_threads(threads)

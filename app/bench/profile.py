@@ -1,0 +1,165 @@
+"""Where one decode step's time goes, from measurements of its parts.
+
+A step is recorded once: every operation with its inputs. Then each kind of operation is run again by itself, all
+layers of it in one go on the inputs it had, so its weights stream from memory as they do in a step and synchronisation
+is paid once. Building the graph is timed in the step itself. Rounds are interleaved and medians taken; `closure` says
+by how much the parts' sum misses a step that is built, run and read without overlap. In the real loop the next step is
+built while the device works: `overlap_ms` is what that hides.
+
+Only headrace's own decoder can be taken apart this way. Norms that are fused with a projection count with it.
+"""
+
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from statistics import median
+from typing import Any, cast
+
+import mlx.core as mx
+
+from models.decoder import Decoder
+from runtime.cache import KVCache
+from runtime.decode import Choice, decode, decode_step
+from runtime.errors import UsageError
+from runtime.ops import Ops
+from runtime.prefill import prefill
+from runtime.sampling import Sampler, SamplingParams
+
+ROUNDS = 30
+_KINDS = {
+    "linear": "weights",
+    "linear_add": "weights",
+    "norm_linear": "weights",
+    "norm_glu": "weights",
+    "attend": "attention and KV",
+    "rms_norm": "norms and the rest",
+    "glu": "norms and the rest",
+    "embed": "norms and the rest",
+}
+PARTS = ("weights", "attention and KV", "norms and the rest", "token selection", "graph building")
+
+
+class _Recorder:
+    """An `Ops` that notes every call of a step and passes it on."""
+
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._ops, name)
+        if name not in _KINDS:
+            return function
+
+        def noted(*arguments: Any) -> Any:
+            self.calls.append((name, arguments))
+            return function(*arguments)
+
+        return noted
+
+
+def profile(network: object, depth: int, *, rounds: int = ROUNDS) -> dict[str, Any]:
+    """One step at `depth`, in milliseconds by part. Raises UsageError for a network of mlx-lm's."""
+    if not isinstance(network, Decoder):
+        raise UsageError("--profile takes headrace's own decoder apart; this model runs through mlx-lm's classes")
+    sampler = Sampler(SamplingParams(), vocab_size=network.vocab_size, prompt=())
+    cache = network.make_cache(depth + 2 * rounds + 8)
+    for _ in prefill(network, cache, [1 + i % (network.vocab_size - 1) for i in range(depth)]):
+        pass
+    token = mx.array([1])
+    calls, logits = _record(network, cache, token)
+    works: dict[str, Callable[[], Any]] = {
+        "weights": lambda: [_again(network.ops, call) for call in calls if _KINDS[call[0]] == "weights"],
+        "attention and KV": lambda: _attend_again(cache, calls),
+        "norms and the rest": lambda: [
+            _again(network.ops, call) for call in calls if _KINDS[call[0]] == "norms and the rest"
+        ],
+        "token selection": lambda: sampler(logits),
+    }
+    times: dict[str, list[float]] = {name: [] for name in (*PARTS, "step", "synchronous")}
+    for _ in range(rounds):
+        for name, work in works.items():
+            times[name].append(_evaluated(work))
+            cache.rollback()
+        built, whole = _synchronous(network, cache, sampler, token)
+        times["graph building"].append(built)
+        times["synchronous"].append(whole)
+    times["step"] = _loop(network, cache, sampler, token, rounds)
+    found = {name: median(values) * 1e3 for name, values in times.items()}
+    total = sum(found[name] for name in PARTS)
+    return {
+        "depth": depth,
+        "step_ms": found["step"],
+        "synchronous_step_ms": found["synchronous"],
+        "parts_ms": {name: found[name] for name in PARTS},
+        "closure": total / found["synchronous"] - 1,
+        "overlap_ms": max(0.0, found["synchronous"] - found["step"]),
+        "rounds": rounds,
+    }
+
+
+def _record(network: Decoder, cache: KVCache, token: mx.array) -> tuple[list[tuple[str, tuple[Any, ...]]], mx.array]:
+    """The calls of one step with their inputs computed, and its logits. The cache is as before."""
+    recorder = _Recorder(network.ops)
+    twin = network.with_ops(cast(Ops, recorder))
+    kept: list[mx.array] = []
+    cache.reserve(1)
+    x = twin.embed(token[:, None])
+
+    class Noting:
+        """The cache, with attention's inputs noted (its buffers must keep a single owner)."""
+
+        def attend(self, layer: int, qkv: mx.array, spec: Any) -> mx.array:
+            recorder.calls.append(("attend", (layer, qkv, spec)))
+            return cache.attend(layer, qkv, spec)
+
+    x = twin.layers(x, cast(KVCache, Noting()))
+    logits = twin.logits(x)
+    cache.advance(1)
+    for _, arguments in recorder.calls:
+        kept += [argument for argument in arguments if isinstance(argument, mx.array)]
+    mx.eval(logits, kept, cache.arrays)
+    cache.rollback()
+    return recorder.calls, logits
+
+
+def _again(ops: Ops, call: tuple[str, tuple[Any, ...]]) -> Any:
+    name, arguments = call
+    return getattr(ops, name)(*arguments)
+
+
+def _attend_again(cache: KVCache, calls: list[tuple[str, tuple[Any, ...]]]) -> list[mx.array]:
+    cache.reserve(1)
+    outputs = [cache.attend(*arguments) for name, arguments in calls if name == "attend"]
+    cache.advance(1)
+    return [*outputs, *cache.arrays]
+
+
+def _evaluated(work: Callable[[], Any]) -> float:
+    """Seconds to compute what `work` builds; building it is not counted."""
+    outputs = work()
+    began = time.perf_counter()
+    mx.eval(outputs)
+    return time.perf_counter() - began
+
+
+def _synchronous(network: Decoder, cache: KVCache, sampler: Sampler, token: mx.array) -> tuple[float, float]:
+    """(seconds to build, seconds in all) of a step that overlaps with nothing."""
+    began = time.perf_counter()
+    choice = decode_step(network, cache, lambda logits: Choice(sampler(logits)), token)
+    built = time.perf_counter()
+    choice.token.item()
+    ended = time.perf_counter()
+    cache.rollback()
+    return built - began, ended - began
+
+
+def _loop(network: Decoder, cache: KVCache, sampler: Sampler, token: mx.array, steps: int) -> list[float]:
+    """Step latencies of the real loop, the first one left out."""
+    ready = []
+    choices = decode(network, cache, lambda logits: Choice(sampler(logits)), token, steps + 1)
+    for choice in choices:
+        choice.token.item()
+        ready.append(time.perf_counter())
+        cache.commit(1)
+    return [b - a for a, b in pairwise(ready)]

@@ -1,0 +1,35 @@
+"""A step's parts on a terminal: a bar, milliseconds and share each, and how well they add up."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+_BAR = 24
+
+
+def profile_rows(profile: dict[str, Any]) -> list[tuple[str, "Text"]]:
+    """(label, text) rows for the facts below the table."""
+    from rich.text import Text
+
+    total = sum(profile["parts_ms"].values())
+    rows = [("profile", Text(headline(profile)))]
+    for name, milliseconds in profile["parts_ms"].items():
+        filled = round(milliseconds / total * _BAR)
+        bar = (("━" * filled, "cyan"), ("─" * (_BAR - filled), "dim"))
+        rows.append(("", Text.assemble(f"{name:<19}", *bar, f" {milliseconds:7.3f} ms {milliseconds / total:5.0%}")))
+    return rows
+
+
+def headline(profile: dict[str, Any]) -> str:
+    total = sum(profile["parts_ms"].values())
+    return (
+        f"one step at depth {profile['depth']}: parts {total:.2f} ms, measured without overlap "
+        f"{profile['synchronous_step_ms']:.2f} ms ({profile['closure']:+.0%}), in the loop {profile['step_ms']:.2f} ms"
+    )
+
+
+def profile_lines(profile: dict[str, Any]) -> list[str]:
+    """The same as plain text."""
+    parts = ", ".join(f"{name} {milliseconds:.3f} ms" for name, milliseconds in profile["parts_ms"].items())
+    return [headline(profile), parts]

@@ -1,0 +1,79 @@
+"""Is B really slower than A? Two samples of speeds, each with how fast memory was at the time.
+
+The model is an analysis of covariance on logarithms: log(speed) = run + slope * log(memory speed) + noise. Both runs
+share the slope, which lies between 0 (bound by nothing in memory) and 1 (by nothing else). On a machine whose memory
+wanders this takes out what the machine did and leaves what the code did. Without memory speeds it is the two-sample
+t test.
+Source: Cox and McCullagh, "Some aspects of analysis of covariance", Biometrics 38(3), 1982.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from app.bench.stats import student_cdf, student_quantile
+
+Pairs = Sequence[tuple[float, float | None]]
+"""(speed, memory speed beside it)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """B over A: the ratio of speeds at equal memory speed, its 95 % interval, the two-sided p value, the slope."""
+
+    ratio: float
+    low: float
+    high: float
+    p: float
+    slope: float
+
+
+def difference(a: Pairs, b: Pairs) -> Difference | None:
+    """None for fewer than two repetitions on a side."""
+    if len(a) < 2 or len(b) < 2:
+        return None
+    samples = [([math.log(speed) for speed, _ in side], _centred_memory(side, (*a, *b))) for side in (a, b)]
+    (ya, xa), (yb, xb) = samples
+    sxx = sum(_products(x, x) for _, x in samples)
+    sxy = sum(_products(x, y) for y, x in samples)
+    slope = min(1.0, max(0.0, sxy / sxx)) if sxx > 0 else 0.0
+    df = len(a) + len(b) - (3 if sxx > 0 else 2)
+    apart = fmean(xb) - fmean(xa)
+    shift = fmean(yb) - fmean(ya) - slope * apart
+    syy = sum(_products(y, y) for y, _ in samples)
+    residual = max(0.0, syy - 2 * slope * sxy + slope * slope * sxx)
+    spread = residual / max(df, 1) * (1 / len(a) + 1 / len(b) + (apart * apart / sxx if sxx > 0 else 0.0))
+    error = math.sqrt(spread)
+    if error == 0:
+        p = 1.0 if shift == 0 else 0.0
+        return Difference(math.exp(shift), math.exp(shift), math.exp(shift), p, slope)
+    margin = student_quantile(0.975, max(df, 1)) * error
+    p = 2 * (1 - student_cdf(abs(shift) / error, max(df, 1)))
+    return Difference(math.exp(shift), math.exp(shift - margin), math.exp(shift + margin), p, slope)
+
+
+def holm(p_values: Sequence[float], level: float = 0.05) -> list[bool]:
+    """Which of several tests are significant with at most `level` false alarms over all of them (Holm, 1979)."""
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    significant = [False] * len(p_values)
+    for rank, i in enumerate(order):
+        if p_values[i] > level / (len(p_values) - rank):
+            break
+        significant[i] = True
+    return significant
+
+
+def _centred_memory(side: Pairs, both: Pairs) -> list[float]:
+    """Log memory speeds less their overall mean; zeros where any of them is unknown."""
+    known = [math.log(memory) for _, memory in both if memory]
+    if len(known) < len(both):
+        return [0.0] * len(side)
+    middle = fmean(known)
+    return [math.log(memory) - middle for _, memory in side if memory]
+
+
+def _products(u: Sequence[float], v: Sequence[float]) -> float:
+    """Sum of products of deviations from the means."""
+    mean_u, mean_v = fmean(u), fmean(v)
+    return sum((x - mean_u) * (y - mean_v) for x, y in zip(u, v, strict=True))
