@@ -41,11 +41,11 @@ def embed(tokens: mx.array, table: Weight, dtype: mx.Dtype) -> mx.array:
         return table.data[tokens].astype(dtype)
     return mx.dequantize(
         table.data[tokens],
-        scales=table.scales[tokens],
-        biases=table.biases[tokens],
+        scales=table.scales[tokens].astype(dtype),  # or it would compute in theirs
+        biases=table.biases[tokens].astype(dtype),
         group_size=table.group_size,
         bits=table.bits,
-    ).astype(dtype)
+    )
 
 
 def linear(x: mx.array, w: Weight) -> mx.array:
