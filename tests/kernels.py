@@ -1,10 +1,27 @@
 """Every set of operations that can run here, for tests to be parametrised over, and how exactly they compute."""
 
+from typing import Any
+
 import mlx.core as mx
 
 from runtime.ops import Ops, native, reference
 
-KERNELS: list[Ops] = [reference, *([native] if native.status().available else [])]
+
+class FullPrecisionKV:
+    """The native kernels with K/V kept in float32: what remains is their own rounding."""
+
+    name = "native-f32-kv"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(native, name)
+
+    def kv_dtype(self, compute: mx.Dtype) -> mx.Dtype:
+        return compute
+
+
+_built = native.status().available
+KERNELS: list[Ops] = [reference, *([native, FullPrecisionKV()] if _built else [])]
+FAST: Ops = native if _built else reference
 
 
 def name_of(ops: Ops) -> str:

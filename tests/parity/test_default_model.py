@@ -35,8 +35,8 @@ CASES = [
 
 
 def limit(ops: Ops) -> float:
-    """Relative difference of logits that rounding explains: of float32 sums, or of half-precision K/V."""
-    return 1e-4 if ops.kv_dtype(mx.float32) == mx.float32 else 3e-3
+    """Relative difference of logits that rounding explains: 3e-6 was measured with K/V in float32, 1e-3 in float16."""
+    return 2e-5 if ops.kv_dtype(mx.float32) == mx.float32 else 2e-3
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import mlx.core as mx
 import pytest
 
 from runtime.request import Request
-from tests.kernels import KERNELS
+from tests.kernels import FAST
 from tests.parity.prompts import PROMPTS
 from tests.parity.recorded import Answer, read
 from tests.tiny import load_decoder
@@ -32,7 +32,7 @@ Greedy = Callable[[str], tuple[list[int], list[mx.array]]]
 @pytest.fixture(scope="module")
 def greedy(default_model: Path) -> Greedy:
     """prompt name -> (our 32 tokens, the logits (1, V) each was chosen from)."""
-    network = load_decoder(default_model, KERNELS[-1])
+    network = load_decoder(default_model, FAST)
     done: dict[str, tuple[list[int], list[mx.array]]] = {}
 
     def run(name: str) -> tuple[list[int], list[mx.array]]:
