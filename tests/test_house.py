@@ -1,0 +1,62 @@
+"""The house rules that a machine can check: import contracts, and what a start may import.
+
+Cold start is a feature, so what `headrace --help` and an ordinary run of the default model import is fixed here.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def imported_by(tmp_path: Path, *arguments: str, home: Path | None = None) -> set[str]:
+    """Packages in memory after `headrace ARGUMENTS`, run in a process of its own."""
+    report = tmp_path / "modules.json"
+    code = (
+        "import atexit, json, pathlib, sys\n"
+        f"report = pathlib.Path({str(report)!r})\n"
+        "atexit.register(lambda: report.write_text(json.dumps(sorted(sys.modules))))\n"
+        "from app.cli import main\n"
+        "main()\n"
+    )
+    environment = {**os.environ, "HEADRACE_HOME": str(home or tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    return {name.partition(".")[0] for name in json.loads(report.read_text())}
+
+
+def test_import_contracts_are_kept() -> None:
+    linter = Path(sys.executable).with_name("lint-imports")
+    if not linter.exists():
+        pytest.skip("import-linter is not installed")
+    done = subprocess.run([linter], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
+    heavy = {"mlx", "mlx_lm", "textual", "transformers", "numpy", "tokenizers", "huggingface_hub", "gguf", "jinja2"}
+    assert not heavy & imported_by(tmp_path, "--help")
+
+
+@pytest.mark.parametrize("command", ["chat", "run", "bench", "models", "sessions", "paths", "doctor"])
+def test_a_commands_help_draws_nothing_and_loads_no_model_code(tmp_path: Path, command: str) -> None:
+    heavy = {"mlx_lm", "textual", "transformers", "numpy", "tokenizers", "huggingface_hub", "gguf"}
+    assert not heavy & imported_by(tmp_path, command, "--help")
+
+
+@pytest.mark.real
+def test_an_ordinary_run_of_the_default_model_starts_lean(tmp_path: Path, default_model: Path) -> None:
+    """What it may use: mlx, tokenizers, jinja2 for the chat template, click. Nothing else that is large."""
+    home = default_model.parents[2]
+    modules = imported_by(tmp_path, "run", "Say hello.", "-n", "2", home=home)
+    assert {"mlx", "tokenizers"} <= modules
+    assert not {"transformers", "mlx_lm", "textual", "numpy", "gguf", "huggingface_hub", "torch"} & modules
