@@ -14,7 +14,8 @@ namespace headrace {
 std::shared_ptr<Rope> make_rope(const mx::array& periods, float amplitude);
 
 // What one layer's attention needs besides activations and cache: runtime.ops.weights.AttentionSpec.
-class AttentionPlan {
+// Shared like MatrixHandle, and for the same reason.
+class AttentionPlan : public std::enable_shared_from_this<AttentionPlan> {
  public:
   AttentionPlan(int heads, int kv_heads, int dim, float scale, std::shared_ptr<Rope> rope,
                 const std::optional<mx::array>& q_norm, const std::optional<mx::array>& k_norm, float norm_eps,

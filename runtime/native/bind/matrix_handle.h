@@ -17,7 +17,9 @@ Type type_of(mx::Dtype dtype);  // throws std::invalid_argument for anything but
 // `a` evaluated and row-contiguous.
 mx::array settled(const mx::array& a);
 
-class MatrixHandle {
+// Graph nodes share it with Python through its own control block: a node that dies on the stream's thread must not need
+// the interpreter lock, which another thread may hold while it waits for that very stream.
+class MatrixHandle : public std::enable_shared_from_this<MatrixHandle> {
  public:
   // Arrays as runtime.ops.weights.Weight holds them. Throws std::invalid_argument for shapes or types that do not
   // fit together, or that the kernels do not know.

@@ -17,6 +17,8 @@ namespace hr = headrace;
 
 namespace {
 
+using Optional = std::optional<hr::mx::array>;
+
 double streaming_read(const hr::mx::array& a, int passes) {
   const hr::mx::array settled = hr::settled(a);
   nb::gil_scoped_release release;
@@ -29,13 +31,19 @@ NB_MODULE(_native, m) {
   m.doc() = "headrace's CPU kernels as nodes of MLX's lazy graph.";
 
   nb::class_<hr::MatrixHandle>(m, "Matrix")
-      .def(nb::init<const hr::mx::array&, const std::optional<hr::mx::array>&, const std::optional<hr::mx::array>&,
-                    const std::optional<hr::mx::array>&, int, int>(),
+      .def(nb::new_([](const hr::mx::array& data, const Optional& scales, const Optional& biases, const Optional& bias,
+                       int bits, int group) {
+             return std::make_shared<hr::MatrixHandle>(data, scales, biases, bias, bits, group);
+           }),
            "data"_a, "scales"_a.none(), "biases"_a.none(), "bias"_a.none(), "bits"_a, "group_size"_a);
   nb::class_<hr::Rope>(m, "Rope").def_prop_ro("dims", &hr::Rope::dims);
   nb::class_<hr::AttentionPlan>(m, "AttentionPlan")
-      .def(nb::init<int, int, int, float, std::shared_ptr<hr::Rope>, const std::optional<hr::mx::array>&,
-                    const std::optional<hr::mx::array>&, float, std::optional<int>, std::optional<float>>(),
+      .def(nb::new_([](int heads, int kv_heads, int dim, float scale, std::shared_ptr<hr::Rope> rope,
+                       const Optional& q_norm, const Optional& k_norm, float norm_eps, std::optional<int> window,
+                       std::optional<float> softcap) {
+             return std::make_shared<hr::AttentionPlan>(heads, kv_heads, dim, scale, std::move(rope), q_norm, k_norm,
+                                                        norm_eps, window, softcap);
+           }),
            "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "rope"_a.none(), "q_norm"_a.none(), "k_norm"_a.none(),
            "norm_eps"_a, "window"_a.none(), "softcap"_a.none());
 

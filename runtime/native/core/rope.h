@@ -10,7 +10,7 @@
 
 namespace headrace {
 
-class Rope {
+class Rope : public std::enable_shared_from_this<Rope> {
  public:
   // `periods` (dims / 2): radians = position / period. `amplitude` scales what is rotated.
   Rope(std::vector<float> periods, float amplitude);
