@@ -31,8 +31,8 @@ from app.tui.themes import DARK, LIGHT, after_terminal, own_variables
 from runtime.errors import HeadraceError
 from runtime.paths import data_dir
 
-POLLS_PER_SECOND = 12
-_FIGURES_EVERY = 3  # polls between two drawings of the decode view
+POLLS_PER_SECOND = 10
+_FIGURES_EVERY = 4  # polls between two drawings of the decode view
 _SHARE = 0.05  # of the time that drawing may take; the rest belongs to the decode loop
 
 
@@ -132,6 +132,8 @@ class HeadraceApp(App[None]):
         if (chat := self.chat) is not None:
             chat.sync(events)
         if self._ticks % _FIGURES_EVERY == 0:
+            if chat is not None:
+                chat.tell_status()
             self.draw_figures()
         self._rest_until = started + (time.perf_counter() - started) / _SHARE if events else 0.0
 

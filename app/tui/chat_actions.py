@@ -36,6 +36,7 @@ class ChatActions:
     def send(self, text: str) -> None:
         """Say it, or finish an edit. The input is emptied only when it was taken."""
         from app.tui.prompt import Prompt
+        from app.tui.transcript import Transcript
 
         screen, prompt = self._screen, self._screen.query_one(Prompt)
         text = text[1:] if text.startswith("//") else text
@@ -50,7 +51,7 @@ class ChatActions:
             return
         prompt.take()
         screen.sync([])
-        screen.query_one("Transcript").scroll_end(animate=False)
+        screen.query_one(Transcript).to_end()
 
     def do_regen(self, _: str) -> None:
         self._conversation.regenerate()

@@ -136,10 +136,6 @@ class ChatScreen(Screen[None]):
             standings = [self._live(message, messages) for message in messages]
             self._transcript.show(messages, standings)
         limit = conversation.context_limit
-        name = self.headrace.figures.model.name or conversation.session.model or ""
-        self.query_one(StatusBar).tell(
-            sanitise(name), sanitise(conversation.session.title), conversation.context_tokens, limit
-        )
         state = (
             conversation.phase,
             self.headrace.engine.state,
@@ -200,9 +196,17 @@ class ChatScreen(Screen[None]):
             return f"reading the prompt: {figures.prefill_done} of {figures.prefill_total} tokens{reused}"
         return "▍"
 
+    def tell_status(self) -> None:
+        """The line at the top."""
+        session = self.conversation.session
+        name = self.headrace.figures.model.name or session.model or ""
+        tokens, limit = self.conversation.context_tokens, self.conversation.context_limit
+        self.query_one(StatusBar).tell(sanitise(name), sanitise(session.title), tokens, limit)
+
     def _state_changed(self, *, empty: bool) -> None:
         """Keys, hints and the notice follow the state."""
         self.refresh_bindings()
+        self.tell_status()
         prompt = self.query_one(Prompt)
         busy = self.conversation.phase != "idle"
         if self.editing is not None:
@@ -279,10 +283,7 @@ class ChatScreen(Screen[None]):
         self._transcript.action_select(-1)
 
     def action_page(self, by: int) -> None:
-        if by < 0:
-            self._transcript.scroll_page_up(animate=False)
-        else:
-            self._transcript.scroll_page_down(animate=False)
+        self._transcript.scroll_pages(by)
 
     def action_tail(self) -> None:
         self._transcript.to_end()

@@ -20,6 +20,7 @@ class GrowingMarkdown:
         self._finished_lines: list[Content] = []
         self._tail = ""
         self._tail_lines: list[Content] | None = None
+        self._before: list[Content] = []  # the tail's lines as they were laid out last
         self.append(text)
 
     def append(self, text: str) -> None:
@@ -39,7 +40,8 @@ class GrowingMarkdown:
             self._tail_lines = None
         if self._tail_lines is None:
             self._settle()
-            self._tail_lines = self._laid_out(self._tail)
+            self._tail_lines = _reusing(self._before, self._laid_out(self._tail))
+            self._before = self._tail_lines
         between = [Content("")] if self._finished_lines and self._tail_lines else []
         return [*self._finished_lines, *between, *self._tail_lines]
 
@@ -62,3 +64,11 @@ class GrowingMarkdown:
     def _laid_out(self, source: str) -> list[Content]:
         ansi, dark = self._look
         return render_tokens(parser().parse(source), self._width, ansi=ansi, dark=dark)
+
+
+def _reusing(old: list[Content], new: list[Content]) -> list[Content]:
+    """`new`, with the very objects of `old` where nothing changed: what was drawn from them stays good."""
+    for place, (before, line) in enumerate(zip(old, new, strict=False)):
+        if before.is_same(line):
+            new[place] = before
+    return new

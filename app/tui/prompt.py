@@ -13,6 +13,7 @@ from textual.message import Message as Event
 from textual.widgets import TextArea
 
 _BIG_PASTE = 2000  # characters from which a paste is folded into one line
+_PLACEHOLDER = "message, or / for commands"
 _FOLDED = "[pasted text {number}: {lines} lines, {characters} characters]"
 
 
@@ -53,7 +54,8 @@ class Prompt(TextArea):
         """Ctrl+C with nothing selected."""
 
     def __init__(self, id: str | None = None) -> None:
-        super().__init__(id=id, tab_behavior="focus", highlight_cursor_line=False)
+        super().__init__(id=id, tab_behavior="focus", highlight_cursor_line=False, placeholder=_PLACEHOLDER)
+        self.cursor_blink = False  # a blinking cursor redraws the input twice a second, for ever
         self.menu_open = False
         self._history: list[str] = []
         self._place: int | None = None  # in the history; None: the draft

@@ -1,7 +1,8 @@
-"""The conversation on the screen: one scrolling widget that draws lines, whatever the number of messages.
+"""The conversation on the screen: one widget that draws lines and scrolls itself, whatever the number of messages.
 
-It follows the tail while it stands at the end and stays put when it was scrolled up. A message can be selected
-with the keys; what can be done with it is the chat screen's business (see the messages below).
+It follows the tail while it stands at the end and stays put when it was scrolled up. It is no ScrollView, because
+that lays the whole screen out anew with every line that is added; this draws the lines that changed. A message can
+be selected with the keys; what can be done with it is the chat screen's business (see the messages below).
 """
 
 from bisect import bisect_right
@@ -12,25 +13,27 @@ from typing import ClassVar
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.content import Content
-from textual.geometry import Size
+from textual.geometry import Region
 from textual.message import Message as Event
 from textual.reactive import reactive
-from textual.scroll_view import ScrollView
 from textual.selection import Selection
 from textual.strip import Strip
 from textual.style import Style
 from textual.visual import RenderOptions
+from textual.widget import Widget
 
 from app.sessions.records import Message
-from app.tui.entry import Entry, Look, Row, Standing
+from app.tui.entry import Entry, Look, Row, RowKind, Standing
 
 _GUTTER = 3  # cells left of the text: the selection mark and air
 _MARGIN = 2  # cells right of it
 _READABLE = 104  # lines longer than this are hard to read
 _STRIPS_KEPT = 4000
+_WHEEL = 3  # lines a turn of the wheel moves
+_BLANK: Row = (Content(""), "blank")
 
 
-class Transcript(ScrollView, can_focus=True):
+class Transcript(Widget, can_focus=True):
     """Shows entries; `show` brings it up to date."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -43,7 +46,7 @@ class Transcript(ScrollView, can_focus=True):
         Binding("n", "act('continue')", "Continue"),
         Binding("left_square_bracket", "act('branch_back')", "Branch ‹", key_display="["),
         Binding("right_square_bracket", "act('branch_on')", "Branch ›", key_display="]"),
-        Binding("home", "scroll_home", "Top", show=False),
+        Binding("home", "to_start", "Top", show=False),
         Binding("end", "to_end", "End", show=False),
         Binding("escape", "leave", "Back to input", show=False),
     ]
@@ -66,9 +69,13 @@ class Transcript(ScrollView, can_focus=True):
         self.entries: list[Entry] = []
         self.selected: int | None = None
         """Index of the selected entry; the last one is meant where there is none."""
+        self.top = 0
+        """The first line in view."""
+        self.following = True
+        """At the end, and to stay there."""
         self._starts: list[int] = []  # first line of every entry
         self._rows: list[Row] = []
-        self._strips: dict[int, tuple[Content, Strip]] = {}
+        self._strips: dict[tuple[int, bool], tuple[Content, Strip]] = {}
         self._welcome: list[Content] = []
 
     # -- content ---------------------------------------------------------------------------------------------------
@@ -94,9 +101,35 @@ class Transcript(ScrollView, can_focus=True):
         if not self.entries:
             self._lay_out(0)
 
+    # -- scrolling -------------------------------------------------------------------------------------------------
+
+    @property
+    def _last_top(self) -> int:
+        return max(0, len(self._rows) - self.size.height)
+
+    def scroll_lines(self, by: int) -> None:
+        """Down by so many lines, up where negative; reaching the end means following it."""
+        top = min(self._last_top, max(0, self.top + by))
+        self.following = top == self._last_top
+        if top != self.top:
+            self.top = top
+            self.refresh()
+
+    def scroll_pages(self, by: int) -> None:
+        """A page less two lines, for orientation."""
+        self.scroll_lines(by * max(1, self.size.height - 2))
+
     def to_end(self) -> None:
         """Go to the end and follow it from now on."""
-        self.scroll_end(animate=False, immediate=True)
+        self.scroll_lines(len(self._rows))
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.stop()
+        self.scroll_lines(-_WHEEL)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.stop()
+        self.scroll_lines(_WHEEL)
 
     @property
     def chosen(self) -> Entry | None:
@@ -107,21 +140,22 @@ class Transcript(ScrollView, can_focus=True):
 
     @property
     def look(self) -> Look:
-        width = max(12, min(_READABLE, self.scrollable_content_region.width - _GUTTER - _MARGIN))
+        width = max(12, min(_READABLE, self.size.width - _GUTTER - _MARGIN))
         theme = self.app.current_theme
         return Look(width, ansi=self.app.native_ansi_color, dark=theme.dark, show_thinking=self.show_thinking)
 
     def _lay_out(self, first: int) -> None:
-        """Recompute the rows from entry `first` on, keep the tail in view if it was."""
+        """Recompute the rows from entry `first` on, keep the tail in view if it is followed."""
         if not self.size.width:
             return
-        follow = self.is_vertical_scroll_end or self.max_scroll_y == 0
-        before = len(self._rows)
         kept = self._starts[first] if first < len(self._starts) else len(self._rows)
         if not self.entries or not self._starts:
             first = kept = 0
+        before = self._rows[kept:]
         del self._rows[kept:], self._starts[first:]
         look = self.look
+        if not first:
+            self._rows = [_BLANK]
         for entry in self.entries[first:]:
             self._starts.append(len(self._rows))
             self._rows += entry.rows(look)
@@ -129,10 +163,17 @@ class Transcript(ScrollView, can_focus=True):
             self._rows = [(line, "body") for line in self._centred_welcome()]
         if len(self._strips) > _STRIPS_KEPT:
             self._strips.clear()
-        self.virtual_size = Size(self.size.width, len(self._rows))
-        if follow and self.entries and len(self._rows) != before:
-            self.scroll_end(animate=False, immediate=True)
-        self.refresh_lines(max(0, kept), max(before, len(self._rows)) - kept + 1)
+        top = self._last_top if self.following and self.entries else min(self.top, self._last_top)
+        if top != self.top:
+            self.top = top
+            self.refresh()
+            return
+        for (old, _), (new, _) in zip(before, self._rows[kept:], strict=False):
+            if old is not new:
+                break
+            kept += 1
+        if kept < top + self.size.height:
+            self.refresh(Region(0, max(0, kept - top), self.size.width, self.size.height))
 
     def _centred_welcome(self) -> list[Content]:
         above = max(0, (self.size.height - len(self._welcome)) // 3)
@@ -146,11 +187,9 @@ class Transcript(ScrollView, can_focus=True):
         self._rows.clear()
         self._lay_out(0)
 
-    def on_resize(self, event: events.Resize) -> None:  # noqa: ARG002
-        follow = self.is_vertical_scroll_end
+    def on_resize(self) -> None:
         self._start_over()
-        if follow and self.entries:
-            self.scroll_end(animate=False, immediate=True)
+        self.scroll_lines(0)
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
@@ -163,33 +202,65 @@ class Transcript(ScrollView, can_focus=True):
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """The lines of a part of the widget. Past the styles' own cache, which costs more than drawing a line anew."""
+        filters, ground = self.get_line_filters(), self.background_colors[1]
+        strips = []
+        for y in crop.line_range:
+            strip = self.render_line(y)
+            for line_filter in filters:
+                strip = strip.apply_filter(line_filter, ground)
+            strips.append(strip.crop(crop.x, crop.right) if crop.width != self.size.width else strip)
+        return strips
+
     def render_line(self, y: int) -> Strip:
-        line = y + self.scroll_offset.y
-        width = self.size.width
+        """One line of the conversation, from the store of lines already drawn if it is there."""
+        line, thumb = y + self.top, y in self._thumb
         if line >= len(self._rows):
-            return Strip.blank(width, self.rich_style)
+            return self._drawn(Content(""), "blank", thumb)
+        content, kind = self._rows[line]
         selection = self.text_selection
         span = selection.get_span(line) if selection is not None else None
-        content, kind = self._rows[line]
         marked = self.selected is not None and self.has_focus and self._entry_at(line) == self.selected
-        if span is None and not marked:
-            kept = self._strips.get(id(content))
-            if kept is not None and kept[0] is content and kept[1].cell_length == width:
-                return kept[1].apply_offsets(0, line)
-        gutter = "▌".ljust(_GUTTER) if marked else " " * _GUTTER
-        whole = Content.assemble((gutter, "$accent"), content)
+        if span is not None or marked:
+            return self._drawn(content, kind, thumb, marked, span).apply_offsets(0, line)
+        kept = self._strips.get((id(content), thumb))
+        if kept is None or kept[0] is not content or kept[1].cell_length != self.size.width:
+            kept = content, self._drawn(content, kind, thumb)
+            self._strips[id(content), thumb] = kept
+        return kept[1].apply_offsets(0, line)
+
+    @property
+    def _thumb(self) -> range:
+        """The lines of the view in which the scroll bar's thumb shows; none while everything is in view."""
+        height, total = self.size.height, len(self._rows)
+        if total <= height:
+            return range(0)
+        length = max(1, height * height // total)
+        start = round(self.top / max(1, total - height) * (height - length))
+        return range(start, start + length)
+
+    def _drawn(
+        self,
+        content: Content,
+        kind: RowKind,
+        thumb: bool,
+        marked: bool = False,
+        span: tuple[int, int] | None = None,
+    ) -> Strip:
+        """A line with its gutter at the left and the scroll bar at the right."""
+        width = self.size.width - 1
+        whole = Content.assemble(("▌".ljust(_GUTTER) if marked else " " * _GUTTER, "$accent"), content)
+        whole = whole.pad_right(max(0, width - whole.cell_length))
         if kind == "user":
-            whole = whole.pad_right(max(0, width - whole.cell_length)).stylize_before("on $surface")
+            whole = whole.stylize_before("on $surface")
         if span is not None:
             start, end = span
             style = Style.from_styles(self.screen.get_component_styles("screen--selection"))
             whole = whole.stylize(style, start, len(whole.plain) if end == -1 else end)
+        whole = Content.assemble(whole.truncate(width), ("▐" if thumb else " ", "$scrollbar"))
         options = RenderOptions(self._get_style, self.styles.get_rules())
-        strips = whole.render_strips(width, 1, self.visual_style, options)
-        strip = (strips[0] if strips else Strip([])).adjust_cell_length(width, self.rich_style)
-        if span is None and not marked:
-            self._strips[id(content)] = (content, strip)
-        return strip.apply_offsets(0, line)
+        return whole.render_strips(width + 1, 1, self.visual_style, options)[0]
 
     def _entry_at(self, line: int) -> int:
         return bisect_right(self._starts, line) - 1
@@ -212,16 +283,18 @@ class Transcript(ScrollView, can_focus=True):
         self.selected = min(len(self.entries) - 1, max(0, at + by))
         top = self._starts[self.selected]
         bottom = self._starts[self.selected + 1] if self.selected + 1 < len(self._starts) else len(self._rows)
-        view = self.scrollable_content_region.height
-        if top < self.scroll_offset.y or bottom - top >= view:
-            self.scroll_to(y=top, animate=False)
-        elif bottom > self.scroll_offset.y + view:
-            self.scroll_to(y=bottom - view, animate=False)
+        if top < self.top or bottom - top >= self.size.height:
+            self.scroll_lines(top - self.top)
+        elif bottom > self.top + self.size.height:
+            self.scroll_lines(bottom - self.size.height - self.top)
         self.refresh()
 
     def action_act(self, action: str) -> None:
         if self.chosen is not None:
             self.post_message(self.Act(action, self.chosen.message))
+
+    def action_to_start(self) -> None:
+        self.scroll_lines(-len(self._rows))
 
     def action_to_end(self) -> None:
         self.to_end()
@@ -231,7 +304,7 @@ class Transcript(ScrollView, can_focus=True):
 
     def on_click(self, event: events.Click) -> None:
         """Select what was clicked; on a thinking section's head, open or close it."""
-        line = event.y + self.scroll_offset.y
+        line = event.y + self.top
         if 0 <= line < len(self._rows) and self.entries:
             self.selected = self._entry_at(line)
             if self._rows[line][1] == "thinking":

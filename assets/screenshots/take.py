@@ -77,6 +77,7 @@ async def take(name: str, size: tuple[int, int], theme: str, out: Path) -> Path:
     with tempfile.TemporaryDirectory() as folder:
         store = SessionStore(Path(folder) / "sessions.db")
         app = HeadraceApp(EngineClient(), store, settings=Settings(screen=ScreenSettings(theme=theme)))
+        app.conversation.set_sampling({"max_tokens": 320})
         async with app.run_test(size=size, notifications=True) as pilot:
             await _idle(app, pilot)
             await SCENES[name](app, pilot)

@@ -79,8 +79,10 @@ class LatencySection(Section):
         return Content.assemble((f"{label:<{_LABEL}}", "bold $text-error"), line)
 
     def _chart(self, steps: list[StepRecord], itl: Percentiles, width: int, height: int) -> list[Content]:
-        top = itl.p99 * _HEADROOM
-        drawn = bars([step.latency_s for step in steps[-2 * width :]], top, width, height)
+        shown = [step.latency_s for step in steps[-2 * width :]]
+        visible = Percentiles.of(shown)
+        top = (visible or itl).p99 * _HEADROOM
+        drawn = bars(shown, top, width, height)
         at = width - 1 - self.cursor // 2 if self.cursor is not None and self.cursor // 2 < width else None
         lines = []
         for number, text in enumerate(drawn):

@@ -4,7 +4,7 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.widget import Widget
-from textual.widgets import Digits, Static
+from textual.widgets import Digits
 
 from app.tui.decode.section import spread
 from app.tui.figures import LiveFigures, Phase
@@ -26,7 +26,7 @@ class SpeedSection(Vertical):
     def compose(self) -> ComposeResult:
         with Horizontal(id="speed-row"):
             yield Digits("–", id="speed-now")
-            yield Static(id="speed-facts")
+            yield SpeedFacts(self.figures)
         yield PhaseStrip(self.figures)
 
     def show(self, figures: LiveFigures, frozen: bool = False) -> None:
@@ -38,11 +38,26 @@ class SpeedSection(Vertical):
         rate = rate_text(figures.rate_now)
         if digits.value != rate:
             digits.update(rate)
-        self.query_one("#speed-facts", Static).update(_facts(figures))
+        self.query_one(SpeedFacts).show(figures)
         self.query_one(PhaseStrip).show(figures)
 
     def on_mount(self) -> None:
         self.show(self.figures)
+
+
+class SpeedFacts(Widget):
+    """What stands beside the digits. No Static: updating one lays the screen out anew."""
+
+    def __init__(self, figures: LiveFigures) -> None:
+        super().__init__()
+        self.figures = figures
+
+    def show(self, figures: LiveFigures) -> None:
+        self.figures = figures
+        self.refresh()
+
+    def render(self) -> Content:
+        return _facts(self.figures)
 
 
 class PhaseStrip(Widget):
