@@ -133,7 +133,8 @@ def _stored_dtype(checkpoint: Checkpoint) -> str:
 
 def _fitting_context(checkpoint: Checkpoint, limit: int, *, asked: bool) -> int:
     """The context to run with: `limit`, or, where nobody asked for a particular one, what memory allows of it."""
-    cost = checkpoint_cost(checkpoint)
+    dtype = compute_dtype(mx.default_device().type, _stored_dtype(checkpoint))
+    cost = checkpoint_cost(checkpoint, kv_bytes=ops.select().kv_dtype(dtype).size)
     per_token = cost.kv_bytes_per_token if cost is not None else 0
     budget = memory.budget()
     if budget is not None and per_token and not asked:
