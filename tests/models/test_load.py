@@ -1,0 +1,134 @@
+"""From a directory to something that can answer: which decoder, how much context, and refusals with numbers."""
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from models.checkpoint import open_checkpoint
+from models.dtypes import compute_dtype
+from models.load import LEAST_CONTEXT, WORKING_MEMORY, context_length, generation_defaults, load_model, network_kind
+from models.quantization import Quantization
+from runtime import memory
+from runtime.errors import CheckpointError, NotEnoughMemoryError, UsageError
+from runtime.memory import Budget
+from runtime.request import Request
+from tests.tiny import config_of, write_model
+from tests.tiny_chat import write_chat_model
+from tests.watched import answer
+
+CONTEXT = 4096
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return write_chat_model(tmp_path / "model", context=CONTEXT)
+
+
+def with_memory(monkeypatch: pytest.MonkeyPatch, usable: int | None) -> None:
+    found = None if usable is None else Budget(total=2 * usable, free=usable, reserve=0, source="available RAM")
+    monkeypatch.setattr(memory, "budget", lambda: found)
+
+
+def test_a_loaded_model_answers(directory: Path) -> None:
+    model = load_model(directory, name="tiny", context=64)
+    assert (model.name, model.kind, model.context_limit) == ("tiny", "headrace", 64)
+    assert len(answer(model.network, Request([1, 2, 3], max_tokens=4), model.context_limit)[0]) == 4
+    assert model.generation_defaults == {"eos_token_id": 258}
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({}, "headrace"),
+        ({"model_type": "olmo2"}, "mlx-lm"),
+        ({"rope_traditional": True}, "mlx-lm"),
+        ({"quantization": {"bits": 4, "group_size": 32}}, "headrace"),
+        ({"quantization": {"bits": 4, "group_size": 32, "mode": "mxfp4"}}, "mlx-lm"),
+        ({"quantization": {"bits": 4, "group_size": 32, "lm_head": {"mode": "nvfp4"}}}, "mlx-lm"),
+    ],
+)
+def test_which_decoder_runs(tmp_path: Path, changes: dict[str, object], kind: str) -> None:
+    directory = write_model(tmp_path, "llama")
+    (directory / "config.json").write_text(json.dumps({**config_of("llama"), **changes}))
+    assert network_kind(open_checkpoint(directory)) == kind
+
+
+@pytest.mark.parametrize(
+    ("changes", "length"),
+    [
+        ({}, 256),
+        ({"max_position_embeddings": None}, 2048),
+        ({"max_position_embeddings": "many"}, 2048),
+        ({"text_config": {"max_position_embeddings": 77}}, 77),
+        ({"text_config": 5}, 2048),
+    ],
+)
+def test_the_context_a_model_was_made_for(tmp_path: Path, changes: dict[str, object], length: int) -> None:
+    directory = write_model(tmp_path, "llama")
+    (directory / "config.json").write_text(json.dumps({**config_of("llama"), **changes}))
+    assert context_length(open_checkpoint(directory)) == length
+
+
+def test_more_context_than_the_model_was_made_for_needs_force(directory: Path) -> None:
+    with pytest.raises(UsageError, match=f"{CONTEXT + 1} tokens was asked for, but tiny was made for {CONTEXT}"):
+        load_model(directory, name="tiny", context=CONTEXT + 1)
+    assert load_model(directory, name="tiny", context=CONTEXT + 1, force=True).context_limit == CONTEXT + 1
+
+
+def test_without_a_wish_the_context_is_what_fits(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = open_checkpoint(directory)
+    per_token = load_model(directory, name="tiny").network.cost.kv_bytes_per_token
+    needed = checkpoint.nbytes + WORKING_MEMORY
+    for room, limit in ((CONTEXT, CONTEXT), (CONTEXT - 1, CONTEXT - 1), (1000, 1000)):
+        with_memory(monkeypatch, needed + room * per_token)
+        assert load_model(directory, name="tiny").context_limit == limit
+    with_memory(monkeypatch, None)  # nothing is known about this machine
+    assert load_model(directory, name="tiny").context_limit == CONTEXT
+
+
+def test_what_does_not_fit_is_refused_with_what_would(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    per_token = load_model(directory, name="tiny").network.cost.kv_bytes_per_token
+    with_memory(monkeypatch, open_checkpoint(directory).nbytes + WORKING_MEMORY + 1000 * per_token)
+    with pytest.raises(NotEnoughMemoryError) as caught:
+        load_model(directory, name="tiny", context=CONTEXT)
+    assert caught.value.hint is not None
+    assert "1,000" in caught.value.hint or "1000" in caught.value.hint
+    assert load_model(directory, name="tiny", context=CONTEXT, force=True).context_limit == CONTEXT
+    with_memory(monkeypatch, WORKING_MEMORY + LEAST_CONTEXT * per_token // 2)  # not even the shortest one fits
+    with pytest.raises(NotEnoughMemoryError):
+        load_model(directory, name="tiny")
+
+
+def test_quantizing_twice_is_refused(directory: Path) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "quantization": {"bits": 4, "group_size": 32}}))
+    with pytest.raises(UsageError, match="quantized already"):
+        load_model(directory, name="tiny", requantize=Quantization(4, 32))
+
+
+@pytest.mark.parametrize("content", [b"[]", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a": "' + b"x" * (1 << 20) + b'"}'])
+def test_broken_generation_settings_are_one_error(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "generation_config.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"generation_config\.json cannot be read"):
+        generation_defaults(tmp_path)
+
+
+def test_no_generation_settings_are_no_error(tmp_path: Path) -> None:
+    assert generation_defaults(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("device", "stored", "dtype"),
+    [
+        (mx.DeviceType.cpu, "F16", mx.float32),
+        (mx.DeviceType.cpu, "BF16", mx.float32),
+        (mx.DeviceType.cpu, "F32", mx.float32),
+        (mx.DeviceType.gpu, "F16", mx.float16),
+        (mx.DeviceType.gpu, "BF16", mx.bfloat16),
+        (mx.DeviceType.gpu, "F32", mx.bfloat16),
+    ],
+)
+def test_the_dtype_policy(device: mx.DeviceType, stored: str, dtype: mx.Dtype) -> None:
+    assert compute_dtype(device, stored) == dtype
