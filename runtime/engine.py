@@ -68,8 +68,11 @@ class Engine:
         try:
             yield from self._answer(request)
         finally:
-            mx.clear_cache()  # the K/V buffers went with `_answer`'s frame, unless they are kept
             self._busy = False
+            # clear_cache waits for the device with the interpreter lock held, and a task that ends there may need it:
+            # wait without the lock first, for the step that was built ahead.
+            mx.synchronize()
+            mx.clear_cache()  # the K/V buffers went with `_answer`'s frame, unless they are kept
 
     def _answer(self, request: Request) -> Iterator[Event]:
         mx.reset_peak_memory()

@@ -1,0 +1,125 @@
+"""A chat with the real default model, from the first question to a resumed session, through the real engine process."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from app.conversation import Conversation
+from app.engine_client import EngineClient
+from app.engine_messages import Delta, Event
+from app.sessions.export import to_markdown
+from app.sessions.search import search
+from app.sessions.store import SessionStore
+
+pytestmark = pytest.mark.real
+PATIENCE_S = 120
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineClient]:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    client = EngineClient()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SessionStore]:
+    store = SessionStore(tmp_path / "sessions.db")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def chat(client: EngineClient, store: SessionStore, default_model: Path) -> Conversation:
+    chat = Conversation(client, store, store.create(model=str(default_model), sampling={"temperature": 0}))
+    chat.load_model()
+    return chat
+
+
+def wait(chat: Conversation, true: Callable[[], bool]) -> list[Event]:
+    events: list[Event] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        events += chat.poll()
+        assert time.monotonic() < deadline, chat.notice
+        time.sleep(0.02)
+    return events
+
+
+def ask(chat: Conversation, text: str) -> list[Event]:
+    chat.send(text)
+    return wait(chat, lambda: chat.phase == "idle")
+
+
+def test_a_day_in_the_life_of_a_chat(chat: Conversation, client: EngineClient, store: SessionStore) -> None:
+    events = ask(chat, "What is the capital of France?")
+    question, answer = chat.messages
+    assert "Paris" in answer.content
+    assert not answer.partial
+    assert answer.figures is not None
+    records = [record for event in events if isinstance(event, Delta) for record in event.records]
+    assert len(records) == answer.figures.completion_tokens
+    assert client.card is not None
+    assert {record.weight_bytes for record in records} == {client.card.cost.weight_bytes}
+
+    chat.regenerate()
+    wait(chat, lambda: chat.phase == "idle")
+    again = chat.messages[-1]
+    assert again.content == answer.content  # greedy, whatever was reused
+    assert again.figures is not None
+    assert again.figures.reused_tokens == again.figures.prompt_tokens - 1
+
+    chat.send("Tell me a very long story about a water mill.")
+    wait(chat, lambda: len(chat.messages[-1].content) > 100)
+    chat.stop()
+    wait(chat, lambda: chat.phase == "idle")
+    stopped = chat.messages[-1]
+    assert stopped.partial
+    chat.set_sampling({"max_tokens": 16})
+    chat.continue_answer()
+    wait(chat, lambda: chat.phase == "idle")
+    assert chat.messages[-1].content.startswith(stopped.content)
+    assert chat.messages[-1].figures is not None
+    assert chat.messages[-1].figures.reused_tokens > 50
+
+    assert client.pid is not None
+    chat.set_sampling({"max_tokens": None})
+    chat.send("And now the same about a windmill.")
+    wait(chat, lambda: chat.phase == "answering" and len(chat.messages[-1].content) > 20)
+    os.kill(client.pid, signal.SIGKILL)
+    wait(chat, lambda: client.state == "dead")
+    assert len(chat.messages[-1].content) > 20
+    client.restart()
+    chat.edit(question.id, "What is the capital of Italy?")
+    wait(chat, lambda: chat.phase == "idle")
+    assert [message.partial for message in chat.messages] == [False, False]
+    assert chat.messages[-1].content
+    chat.switch_branch(chat.messages[0].id, -1)
+    assert "windmill" in chat.messages[-2].content
+
+    chat.close()
+    resumed = Conversation(client, store, store.find("last"))
+    assert resumed.messages == chat.messages
+    assert [hit.message_id for hit in search(store, "capital Italy")] == [
+        message.id for message in store.messages(chat.session.id) if "capital of Italy" in message.content
+    ][::-1]
+    assert "Paris" in to_markdown(resumed.session, resumed.messages)
+
+
+def test_every_turn_prefills_only_what_is_new(chat: Conversation) -> None:
+    chat.set_sampling({"max_tokens": 12})
+    reused = 0
+    for turn in range(8):
+        ask(chat, f"Name one animal, number {turn}.")
+        figures = chat.messages[-1].figures
+        assert figures is not None
+        assert figures.reused_tokens >= reused
+        assert (
+            figures.prompt_tokens - figures.reused_tokens < 45
+        )  # the question, a turn's frame, the answer's last token
+        reused = figures.prompt_tokens - 1
