@@ -21,6 +21,8 @@ _COMMANDS = {
     "chat": ("app.chat_cmd", "chat", "Chat in the terminal, with the decode loop in view (the default)."),
     "run": ("app.run", "run", "Answer one prompt, streamed to standard output."),
     "bench": ("app.bench_cmd", "bench", "Measure how fast this machine decodes, and how close to its limit."),
+    "predict": ("app.predict_cmd", "predict", "Say how fast a model would decode on a chip, before fetching it."),
+    "fit": ("app.predict_cmd", "fit", "Say which models fit this machine, and how fast each would be."),
     "models": ("app.models_cmd", "models", "List, fetch, inspect and remove models."),
     "sessions": ("app.sessions_cmd", "sessions", "List, show, search, export and delete stored conversations."),
     "paths": ("app.paths_cmd", "paths", "Show where headrace keeps its files."),

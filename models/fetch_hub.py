@@ -65,6 +65,20 @@ def fetch_hub(hub: HubId, *, file: str | None = None, progress: Progress = silen
         raise _explain(error, hub) from error
 
 
+def fetch_config(hub: HubId) -> dict[str, Any]:
+    """config.json of `hub` and nothing else, from the hub or its cache. Raises as `fetch_hub` does."""
+    from huggingface_hub import hf_hub_download
+
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
+    try:
+        path = hf_hub_download(
+            hub.repo, "config.json", revision=hub.revision, etag_timeout=_API_TIMEOUT_SECONDS, tqdm_class=_Mute
+        )
+    except Exception as error:
+        raise _explain(error, hub) from error
+    return _json_object(Path(path))
+
+
 def _api() -> Any:
     from huggingface_hub import HfApi
 

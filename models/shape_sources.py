@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from models.checkpoint import Checkpoint
 from models.config import DecoderConfig, LayerConfig, decoder_config
 from models.costs import kv_layers
-from models.step_shape import Matrix, StepShape
+from models.step_shape import Matrix, StepShape, quantized_bytes
 from runtime.errors import CheckpointError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ class _Experts:
     width: int
 
 
-def shape_of_config(config: Mapping[str, Any], bits: int | None = None, group_size: int = 64) -> StepShape:
-    """From config.json. `bits` asks "what if": every projection quantized to that width instead of what it says."""
+def shape_of_config(config: Mapping[str, Any]) -> StepShape:
+    """From config.json alone."""
     stored = config.get("quantization") or config.get("quantization_config")
     section = stored if isinstance(stored, Mapping) and stored.get("bits") else None
     dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
@@ -51,13 +51,12 @@ def shape_of_config(config: Mapping[str, Any], bits: int | None = None, group_si
     biased = _biased_modules(config)
 
     def size_of(module: str, rows: int, columns: int) -> int:
-        width, group = (bits, group_size) if bits else _settings(section, module)
+        width, group = _settings(section, module)
         bias = rows * _HALF if module.rpartition(".")[2] in biased else 0
         return bias + (rows * columns * plain if width is None else quantized_bytes(rows * columns, width, group))
 
-    source = f"config.json, {f'{bits}-bit, groups of {group_size}' if bits else _described(section, dtype)}"
     decoder, experts = _decoder(config)
-    return _build(decoder, experts, size_of, source)
+    return _build(decoder, experts, size_of, f"config.json, {_described(section, dtype)}")
 
 
 def shape_of_checkpoint(checkpoint: Checkpoint) -> StepShape:
@@ -125,11 +124,6 @@ def shape_of_entry(entry: "CatalogEntry") -> StepShape:
 
     built = _build(config, experts, size_of, f"catalog, {entry.quantization}")
     return replace(built, resident_bytes=entry.weight_bytes)
-
-
-def quantized_bytes(weights: int, bits: int, group_size: int, scale_bytes: int = _HALF) -> int:
-    """MLX affine storage: `bits` per weight, and a scale and a bias per group."""
-    return weights * bits // 8 + 2 * scale_bytes * weights // group_size
 
 
 def _build(config: DecoderConfig, experts: _Experts | None, size_of: SizeOf, source: str) -> StepShape:
@@ -218,5 +212,3 @@ def _settings(section: Mapping[str, Any] | None, module: str) -> tuple[int | Non
 
 def _described(section: Mapping[str, Any] | None, dtype: str) -> str:
     return f"{section.get('bits')}-bit, groups of {section.get('group_size')}" if section else dtype
-
-

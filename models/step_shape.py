@@ -6,7 +6,7 @@ multiplication or addition. Of a mixture of experts only the active share of eac
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from runtime.cost import LayerKV, StepCost
@@ -45,7 +45,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One row of the account: what is read (or written), how often, and what is computed with it."""
+    """One row of the account: what is read (or written) `count` times, and what is computed with it each time."""
 
     name: str
     count: int
@@ -82,6 +82,21 @@ class StepShape:
         """Weights of all matrices, inactive experts included, an untied embedding table not."""
         return sum(matrix.count * matrix.weights for matrix in self.matrices)
 
+    def stored_at(self, bits: int, group_size: int = 64) -> "StepShape":
+        """What if every matrix were quantized this way? Vectors stay as they are."""
+
+        def stored(matrix: Matrix) -> Matrix:
+            return replace(matrix, nbytes=quantized_bytes(matrix.weights, bits, group_size))
+
+        matrices = [stored(matrix) for matrix in self.matrices]
+        change = sum(new.count * (new.nbytes - old.nbytes) for new, old in zip(matrices, self.matrices, strict=True))
+        return replace(self, matrices=matrices, resident_bytes=self.resident_bytes + change)
+
+    def with_kv(self, share: Fraction) -> "StepShape":
+        """What if a cache entry took `share` of its bytes?"""
+        kv = [replace(layer, bytes_per_token=round(layer.bytes_per_token * share)) for layer in self.kv]
+        return replace(self, kv=kv)
+
     @property
     def cost(self) -> StepCost:
         """The totals."""
@@ -103,7 +118,7 @@ class StepShape:
         return [*rows, self._vectors(), *self._cache(past, tokens)]
 
     def _vectors(self) -> Operation:
-        return Operation("norms and other vectors", 1, "", self.vector_bytes, 0)
+        return Operation("norms", 1, "", self.vector_bytes, 0)
 
     def _cache(self, past: int, tokens: int) -> Iterator[Operation]:
         per_entry = self.cost.attention_flops_per_entry
@@ -111,30 +126,35 @@ class StepShape:
             # Query i attends to the past and the i + 1 newest entries, inside its window.
             seen = sum(_inside(past + i + 1, layer.window) for i in range(tokens))
             read = _inside(past + tokens, None if layer.window is None else layer.window + tokens - 1)
-            name = "K/V read, attention" if layer.window is None else f"K/V read, window {layer.window}"
+            name = "K/V read" if layer.window is None else f"K/V, window {layer.window}"
             yield Operation(
                 name,
                 layer.count,
                 f"{read} x {2 * self.kv_heads} x {self.head_dim}",
-                layer.count * layer.bytes_per_token * read,
-                layer.count * per_entry * seen,
+                layer.bytes_per_token * read,
+                per_entry * seen,
             )
-        appended = self.cost.kv_bytes_per_token * tokens
-        yield Operation("K/V append", self.layers, f"{tokens} x {2 * self.kv_heads} x {self.head_dim}", appended, 0)
+        for layer in self.kv:
+            shape = f"{tokens} x {2 * self.kv_heads} x {self.head_dim}"
+            yield Operation("K/V append", layer.count, shape, layer.bytes_per_token * tokens, 0)
 
 
 def total(operations: Sequence[Operation]) -> tuple[int, int]:
     """(bytes, FLOPs) of all rows."""
-    return sum(row.nbytes for row in operations), sum(row.flops for row in operations)
+    return sum(row.count * row.nbytes for row in operations), sum(row.count * row.flops for row in operations)
 
 
 def _operation(matrix: Matrix, tokens: int) -> Operation:
     shape = f"{matrix.rows} x {matrix.columns}"
-    if matrix.share != 1:
-        shape += f", {matrix.share.numerator} of {matrix.share.denominator}"
+    if tokens == 1:
+        return Operation(matrix.name, round(matrix.count * matrix.share), shape, matrix.nbytes, 2 * matrix.weights)
     # Enough tokens use every expert; how many do is the router's affair, so all are counted once there are several.
-    nbytes = matrix.step_bytes if tokens == 1 else matrix.count * matrix.nbytes
-    return Operation(matrix.name, matrix.count, shape, nbytes, matrix.step_flops * tokens)
+    return Operation(matrix.name, matrix.count, shape, matrix.nbytes, round(2 * matrix.weights * tokens * matrix.share))
+
+
+def quantized_bytes(weights: int, bits: int, group_size: int, scale_bytes: int = 2) -> int:
+    """MLX affine storage: `bits` per weight, and a scale and a bias per group."""
+    return weights * bits // 8 + 2 * scale_bytes * weights // group_size
 
 
 def _inside(entries: int, window: int | None) -> int:

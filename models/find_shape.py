@@ -1,0 +1,62 @@
+"""From what the user typed after `-m` to a `StepShape`, without downloading, converting or reading weights.
+
+What is installed or local is read from its headers. A catalog name that is not installed falls back to the catalog's
+facts, a hub id to its config.json, which is all that is fetched.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from models.resolve import DEFAULT_MODEL, stored_name
+from models.shape_sources import shape_of_checkpoint, shape_of_config, shape_of_entry, shape_of_gguf
+from models.source import CatalogName, HubId, LocalDirectory, LocalGGUF, parse_source
+from models.step_shape import StepShape
+from models.store import Store
+from runtime.errors import CheckpointError
+
+_MAX_CONFIG_BYTES = 32 << 20
+
+
+def find_shape(name: str | None, store: Store | None = None) -> tuple[str, StepShape]:
+    """(name for people, shape). Raises ModelNotFoundError, UnsupportedModelError, CheckpointError or FetchError."""
+    store = store if store is not None else Store()
+    text = name if name is not None else DEFAULT_MODEL
+    source = parse_source(text)
+    match source:
+        case LocalDirectory(path):
+            return path.name, _of_directory(path)
+        case LocalGGUF(file):
+            return file.name, shape_of_gguf(file)
+        case CatalogName() | HubId():
+            here = store.get(stored_name(text) or text)
+            if here is not None:
+                return text, _of_directory(here.path)
+            if isinstance(source, HubId):
+                from models.fetch_hub import fetch_config
+
+                return str(source), shape_of_config(fetch_config(source))
+            from models.catalog import find
+
+            return text, shape_of_entry(find(source.name))
+
+
+def _of_directory(path: Path) -> StepShape:
+    """Headers where there are weights, config.json alone where there are none."""
+    if any(path.glob("*.safetensors")):
+        from models.checkpoint import open_checkpoint
+
+        return shape_of_checkpoint(open_checkpoint(path))
+    return shape_of_config(_read_config(path / "config.json"))
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    try:
+        if file.stat().st_size > _MAX_CONFIG_BYTES:
+            raise ValueError("it is too large")
+        config = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{file} is not a JSON object")
+    return config
