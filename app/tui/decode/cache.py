@@ -20,7 +20,9 @@ class CacheSection(Section):
         used = last.kv_used_bytes if last else 0
         allocated = last.kv_allocated_bytes if last else 0
         limit = model.kv_bytes_per_token * model.context_limit
-        self.border_subtitle = Content(f"─ limit {format_bytes(limit)}" if limit else "")
+        subtitle = f"─ limit {format_bytes(limit)}" if limit else ""
+        if str(self.border_subtitle or "") != subtitle:
+            self.border_subtitle = Content(subtitle)
         tokens = Content.assemble(
             (f"{figures.context:,}", "bold"),
             (f" of {model.context_limit:,} tokens" if model.context_limit else " tokens", "$quiet"),

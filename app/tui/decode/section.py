@@ -21,11 +21,19 @@ class Section(Widget):
         super().__init__(id=id)
         self.figures = figures
         self.border_title = self.TITLE
+        self._shown: object = None
 
     def show(self, figures: LiveFigures) -> None:
-        """Draw these figures from now on."""
+        """Draw these figures from now on, if there is anything new in them."""
         self.figures = figures
-        self.refresh()
+        news = self.news(figures)
+        if news != self._shown:
+            self._shown = news
+            self.refresh()
+
+    def news(self, figures: LiveFigures) -> object:
+        """What has to differ for drawing again to be worth it."""
+        return id(figures), figures.version
 
     def lines(self, figures: LiveFigures, width: int, height: int) -> Sequence[Content]:
         """At most `height` lines of at most `width` cells."""

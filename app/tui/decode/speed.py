@@ -3,15 +3,14 @@
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
+from textual.renderables.digits import Digits
 from textual.widget import Widget
-from textual.widgets import Digits
 
 from app.tui.decode.section import spread
 from app.tui.figures import LiveFigures, Phase
 from runtime.units import format_bytes
 
 _ORDER: tuple[Phase, ...] = ("load", "prefill", "decode", "idle")
-_FROZEN_OR_NOT = {True: ("❚❚ frozen", "$warning"), False: ("", "")}
 
 
 class SpeedSection(Vertical):
@@ -22,10 +21,11 @@ class SpeedSection(Vertical):
     def __init__(self, figures: LiveFigures, id: str | None = None) -> None:
         super().__init__(id=id)
         self.figures = figures
+        self._frozen = False
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="speed-row"):
-            yield Digits("–", id="speed-now")
+            yield BigRate(self.figures)
             yield SpeedFacts(self.figures)
         yield PhaseStrip(self.figures)
 
@@ -33,11 +33,10 @@ class SpeedSection(Vertical):
         self.figures = figures
         if not self.is_mounted:
             return
-        self.border_subtitle = Content.styled(*_FROZEN_OR_NOT[frozen])
-        digits = self.query_one("#speed-now", Digits)
-        rate = rate_text(figures.rate_now)
-        if digits.value != rate:
-            digits.update(rate)
+        if frozen != self._frozen:
+            self._frozen = frozen
+            self.border_subtitle = Content("❚❚ frozen") if frozen else Content("")
+        self.query_one(BigRate).show(figures)
         self.query_one(SpeedFacts).show(figures)
         self.query_one(PhaseStrip).show(figures)
 
@@ -45,8 +44,25 @@ class SpeedSection(Vertical):
         self.show(self.figures)
 
 
+class BigRate(Widget):
+    """Tokens per second now. No Digits widget: one whose text gets longer lays the screen out anew."""
+
+    def __init__(self, figures: LiveFigures) -> None:
+        super().__init__()
+        self.rate = rate_text(figures.rate_now)
+
+    def show(self, figures: LiveFigures) -> None:
+        rate = rate_text(figures.rate_now)
+        if rate != self.rate:
+            self.rate = rate
+            self.refresh()
+
+    def render(self) -> Digits:
+        return Digits(self.rate, self.rich_style)
+
+
 class SpeedFacts(Widget):
-    """What stands beside the digits. No Static: updating one lays the screen out anew."""
+    """What stands beside the digits. No Static, for the same reason."""
 
     def __init__(self, figures: LiveFigures) -> None:
         super().__init__()

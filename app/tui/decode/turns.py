@@ -16,6 +16,9 @@ class TurnsSection(Section):
 
     TITLE = "turns"
 
+    def news(self, figures: LiveFigures) -> object:
+        return id(figures), len(figures.turns)
+
     def lines(self, figures: LiveFigures, width: int, height: int) -> Sequence[Content]:
         if not figures.turns:
             return [Content.styled("no answers yet", "$faint")]
