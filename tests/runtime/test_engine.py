@@ -20,9 +20,10 @@ PROMPT = [5, 17, 3, 88, 42, 9, 61]
 LONG = [(7 * i * i + 3 * i + 5) % 96 for i in range(300)]
 
 
+@pytest.mark.parametrize("max_tokens", [None, 100])
 @pytest.mark.parametrize(("limit", "tokens"), [(7, 1), (8, 2), (12, 6)])
-def test_the_context_limit_ends_with_length(network: Decoder, limit: int, tokens: int) -> None:
-    said, end = answer(network, Request(PROMPT), context_limit=limit)
+def test_the_context_limit_ends_with_length(network: Decoder, limit: int, tokens: int, max_tokens: int | None) -> None:
+    said, end = answer(network, Request(PROMPT, max_tokens), context_limit=limit)
     assert (len(said), end.reason) == (tokens, "length")
     assert end.summary.kv_cache_bytes == limit * network.cost.kv_bytes_per_token  # filled to the last entry
 
