@@ -5,9 +5,9 @@ in the store before the engine hears of it, and an answer grows in the store as 
 raise HeadraceError with nothing changed; what goes wrong later ends up in `notice`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec
 
 from app.attachments import take_attachments
 from app.conversation_prompt import SUMMARY_TOKENS, first_sent, prompt_messages, runs, summary_messages
@@ -17,10 +17,11 @@ from app.engine_messages import ContextFull, Delta, Died, Done, Dropped, Event, 
 from app.sessions.records import Attachment, Message, Role, Session
 from app.sessions.store import SessionStore
 from app.thinking import split_thinking
-from runtime.errors import EngineError, UsageError
+from runtime.errors import EngineError, SessionError, UsageError
 
 Phase = Literal["idle", "waiting", "prefill", "answering", "summarising"]
 ContextChoice = Literal["drop", "summarise", "new"]
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +183,17 @@ class Conversation:
         """Take in what happened since the last call; the events are also returned, in order, for figures and panels."""
         events = self.engine.poll()
         for event in events:
-            self._take(event)
+            self._or_notice(self._take, event)
         if self._turn is not None:
-            self._turn.save()
+            self._or_notice(self._turn.save)
         return events
+
+    def _or_notice(self, action: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """A store that fails (a full disk) is said so and tried again; the chat goes on without it."""
+        try:
+            action(*args, **kwargs)
+        except SessionError as error:
+            self.notice = str(error)
 
     def _take(self, event: Event) -> None:
         turn = self._turn
@@ -249,8 +257,8 @@ class Conversation:
                 self.messages.append(turn.answer)
 
     def _end_turn(self, turn: Turn, reason: str, done: Done | None = None) -> None:
-        turn.end(reason, figures(done) if done else None)
         self._turn, self.phase = None, "idle"
+        turn.end(reason, figures(done) if done else None)
         tokens = self.context_tokens
         self._reload()
         self.context_tokens = tokens

@@ -30,14 +30,15 @@ class Turn:
         self._unsaved = ""
 
     def grow(self, text: str, model: str | None) -> None:
-        """More of the answer; `model` is who says it."""
+        """More of the answer; `model` is who says it. Raises SessionError where the message cannot be begun."""
         text = text.replace("\0", "\ufffd")  # as the store will have it: no database likes NUL in a text
         if self.summarising:
             self.summary += text
             return
+        self._unsaved += text
         if self.answer is None:
             self.answer = self._store.begin_answer(self.leaf.session_id, self.leaf.id, model)
-        self._unsaved += text
+            text = self._unsaved  # with what could not be put anywhere when the store failed before
         self.answer = replace(self.answer, content=self.answer.content + text, partial=True)
 
     def save(self) -> None:

@@ -62,6 +62,10 @@ class Inbox:
 
         return self._cancelled.setdefault(generation, CancelFlag())
 
+    def over(self, generation: int) -> None:
+        """The generation has ended; its flag is not needed any more."""
+        self._cancelled.pop(generation, None)
+
     def _read(self) -> None:
         try:
             while True:
@@ -99,7 +103,7 @@ class Server:
             elif isinstance(command, Generate):
                 if self._host is None:
                     raise EngineError("no model is loaded")
-                self._host.generate(command, self._inbox.cancel_flag(command.id), self._send)
+                self._generate(self._host, command)
             elif isinstance(command, Pull):
                 self._pull(command.name)
         except HeadraceError as error:
@@ -107,6 +111,12 @@ class Server:
         except Exception as error:
             traceback.print_exc()  # into the log
             self._send(_failure(command, f"internal error: {error!r:.300}", "engine.log has the details"))
+
+    def _generate(self, host: "EngineHost", command: Generate) -> None:
+        try:
+            host.generate(command, self._inbox.cancel_flag(command.id), self._send)
+        finally:
+            self._inbox.over(command.id)
 
     def _load(self, spec: ModelSpec) -> None:
         self._send(LoadProgress("starting", 0, None))

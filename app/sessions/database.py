@@ -14,6 +14,14 @@ from runtime.errors import SessionError
 
 VERSION = 1
 _BUSY_MS = 5000  # how long to wait for another process's transaction, which takes milliseconds
+_HINTS = {
+    "locked": "another headrace holds it; try again",
+    "full": "make room on the disk",
+    "readonly": "it must be writable, and so must its folder",
+    "fts5": "this Python's SQLite was built without FTS5; another Python has it",
+    "not a database": "move the file away to begin anew",
+    "malformed": "move the file away to begin anew; `sqlite3 FILE .recover` may save what is in it",
+}
 
 _SCHEMA = """
 CREATE TABLE sessions (
@@ -100,11 +108,12 @@ class Database:
             self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield
+            with self._explained():
+                self._connection.execute("COMMIT")
         except BaseException:
-            self._connection.execute("ROLLBACK")
+            if self._connection.in_transaction:  # a full disk has ended it already
+                self._connection.execute("ROLLBACK")
             raise
-        with self._explained():
-            self._connection.execute("COMMIT")
 
     def close(self) -> None:
         self._connection.close()
@@ -134,9 +143,7 @@ class Database:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            hint = (
-                "another headrace holds it; try again" if "locked" in str(error) else "move the file away to begin anew"
-            )
+            hint = next((hint for part, hint in _HINTS.items() if part in str(error)), None)
             raise SessionError(f"the sessions in {self.path} cannot be used: {error}", hint) from error
         except OSError as error:
             raise SessionError(f"{self.path} cannot be opened: {error.strerror}") from error

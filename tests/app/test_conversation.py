@@ -389,6 +389,21 @@ def test_attachments_are_sent_but_not_shown_as_text(chat: Conversation, engine: 
     assert len(stored(chat)) == 2
 
 
+def test_a_full_disk_is_said_so_and_the_chat_goes_on(chat: Conversation, engine: ScriptedEngine) -> None:
+    engine.script(Script(pieces=["water " * 500] * 80))
+    chat.send("flood")
+    pages = chat.store.db.rows("PRAGMA page_count")[0][0]
+    chat.store.db.rows(f"PRAGMA max_page_count = {pages + 20}")
+    until_idle(chat)
+    assert chat.notice is not None
+    assert "full" in chat.notice
+    assert "\n" not in chat.notice
+    assert shown(chat)[-1].startswith("water water")
+    chat.store.db.rows("PRAGMA max_page_count = 100000")
+    ask(chat, "and now?", "fine")
+    assert shown(chat)[-1] == "fine"
+
+
 def test_steps_without_text_change_no_message(chat: Conversation, engine: ScriptedEngine) -> None:
     engine.script(Script(pieces=("", "", "x", "")))
     chat.send("q")
