@@ -9,7 +9,7 @@ from app.sanitise import sanitise
 from app.sessions.records import Message
 from app.tui.markdown_lines import parser
 from app.tui.parameters import read_parameter, write_parameter
-from runtime.errors import UsageError
+from runtime.errors import HeadraceError, UsageError
 
 if TYPE_CHECKING:
     from app.conversation import ContextChoice, Conversation
@@ -46,7 +46,7 @@ class ChatActions:
                 screen.editing = None
             else:
                 self._conversation.send(text)
-        except UsageError as error:
+        except HeadraceError as error:
             self._app.say(str(error), problem=True)
             return
         prompt.take()

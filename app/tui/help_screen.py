@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
@@ -11,6 +12,7 @@ from textual.widgets import Static
 
 from app.tui.commands import COMMANDS
 
+_SIDE_BY_SIDE = 110  # cells from which keys and commands stand next to each other
 _KEYS = (
     (
         "writing",
@@ -58,22 +60,32 @@ class HelpScreen(ModalScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q", "dismiss", "Close")]
 
     def compose(self) -> ComposeResult:
-        with VerticalScroll(classes="dialog -large") as box:
+        with VerticalScroll(classes="dialog -large", id="help") as box:
             box.border_title = Content("keys and commands")
             box.border_subtitle = Content("Esc closes")
-            yield Static(_page(), markup=False)
+            yield Static(_keys(), markup=False)
+            yield Static(_commands(), markup=False)
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.query_one("#help").set_class(event.size.width >= _SIDE_BY_SIDE, "-columns")
 
 
-def _page() -> Content:
+def _keys() -> Content:
     lines: list[Content] = []
     for title, keys in _KEYS:
         lines += [Content.styled(title, "bold $text-primary"), *(_line(key, text) for key, text in keys), Content("")]
-    lines.append(Content.styled("commands", "bold $text-primary"))
+    return Content("\n").join(lines)
+
+
+def _commands() -> Content:
+    lines = [Content.styled("commands", "bold $text-primary")]
     for command in COMMANDS:
         name = f"/{command.name} {command.argument}".rstrip()
-        lines.append(_line(name, command.help + (f"  ({command.key})" if command.key else "")))
+        lines.append(_line(name, command.help))
+        if command.key:
+            lines[-1] = Content.assemble(lines[-1], (f"  {command.key}", "$quiet"))
     return Content("\n").join(lines)
 
 
 def _line(key: str, text: str) -> Content:
-    return Content.assemble((f"  {key:<22}", "bold $text-accent"), text)
+    return Content.assemble((f"{key:<20}", "bold $text-accent"), text)

@@ -1,0 +1,120 @@
+"""Driving the real application over a scripted engine: no process, no model, no clock."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import app.tui.app as application
+import pytest
+from app.sessions.store import SessionStore
+from app.settings import Settings
+from app.tui.app import HeadraceApp
+from app.tui.prompt import Prompt
+from app.tui.transcript import Transcript
+from textual.pilot import Pilot
+
+from tests.app.scripted_engine import ScriptedEngine
+
+Scenario = Callable[["Driver"], Awaitable[None]]
+
+
+class Driver:
+    """An app under test and the few things every scenario does with it."""
+
+    def __init__(self, app: HeadraceApp, pilot: Pilot[None], engine: ScriptedEngine) -> None:
+        self.app, self.pilot, self.engine = app, pilot, engine
+
+    async def until(self, condition: Callable[[], Any], what: str = "") -> None:
+        """Wait for a condition, two seconds at most."""
+        for _ in range(200):
+            if condition():
+                await self.pilot.pause()
+                return
+            await self.pilot.pause(0.01)
+        raise AssertionError(f"never happened: {what or condition}\n{self.text()}")
+
+    async def idle(self) -> None:
+        await self.until(lambda: self.app.engine.state == "ready" and self.app.conversation.phase == "idle", "idle")
+        self.app.tick()
+        await self.pilot.pause()
+
+    async def write(self, text: str) -> None:
+        """Put text into the input and press Enter, the completion menu out of the way."""
+        self.prompt.put(text)
+        await self.pilot.pause()
+        if self.prompt.menu_open:
+            await self.pilot.press("escape")
+        await self.pilot.press("enter")
+        await self.pilot.pause()
+
+    async def ask(self, text: str) -> None:
+        """A question and its whole answer."""
+        await self.write(text)
+        await self.idle()
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+        await self.pilot.pause()
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.app.chat.query_one(Prompt)  # type: ignore[union-attr]
+
+    @property
+    def transcript(self) -> Transcript:
+        return self.app.chat.query_one(Transcript)  # type: ignore[union-attr]
+
+    @property
+    def said(self) -> list[str]:
+        """The messages of the branch that shows."""
+        return [message.content for message in self.app.conversation.messages]
+
+    def text(self) -> str:
+        """The screen as plain text, without trailing spaces."""
+        width, height = self.app.size
+        lines = []
+        for strip in self.app.screen._compositor.render_strips():
+            lines.append("".join(segment.text for segment in strip).rstrip())
+        return "\n".join(lines[:height])
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home of its own, and fast polling."""
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.delenv("COLORFGBG", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(application, "POLLS_PER_SECOND", 100)
+    monkeypatch.setattr(application, "_SHARE", 1.0)
+    return tmp_path
+
+
+@pytest.fixture
+def play(home: Path) -> Callable[..., None]:
+    """Run a scenario in the app: `play(scenario, engine, size=(120, 40), settings=...)`."""
+
+    def run(
+        scenario: Scenario,
+        engine: ScriptedEngine | None = None,
+        *,
+        size: tuple[int, int] = (120, 40),
+        settings: Settings | None = None,
+        ready: bool = True,
+    ) -> None:
+        async def main() -> None:
+            used = engine if engine is not None else ScriptedEngine()
+            store = SessionStore(home / "sessions.db")
+            app = HeadraceApp(used, store, settings=settings)
+            async with app.run_test(size=size, notifications=True) as pilot:
+                driver = Driver(app, pilot, used)
+                if ready:
+                    await driver.idle()
+                await scenario(driver)
+                app.leave()
+            store.close()
+
+        asyncio.run(main())
+
+    return run

@@ -1,0 +1,495 @@
+"""The chat, key by key and command by command, over a scripted engine."""
+
+import json
+from pathlib import Path
+
+import pytest
+from app.tui.chat_screen import ChatScreen
+from app.tui.completion import CompletionMenu
+from app.tui.decode.screen import DecodeScreen
+from app.tui.dialogs import Choose
+from app.tui.help_screen import HelpScreen
+from textual import events
+from textual.widgets import Input, OptionList
+
+from tests.app.scripted_engine import Script, ScriptedEngine, with_context
+from tests.tui.conftest import Driver
+
+
+def test_question_and_answer_are_on_the_screen(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("Who is there?")
+        screen = it.text()
+        assert "❯ Who is there?" in screen
+        assert "Hello, world." in screen
+        assert "4 tokens" in screen and "167 tok/s" in screen and "TTFT 50.0 ms" in screen
+        assert "24 / 512" in screen  # context tokens of the limit
+
+    play(scenario)
+
+
+def test_typing_works_before_the_model_is_loaded(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.write("early")
+        assert "❯ early" in it.text()
+        await it.idle()
+        assert it.said == ["early", "Hello, world."]
+
+    play(scenario, ready=False)
+
+
+@pytest.mark.parametrize("key", ["escape", "ctrl+c"])
+def test_stop_keeps_what_was_said_and_continue_goes_on(play, key: str) -> None:
+    engine = ScriptedEngine().script(Script(["one ", "two ", "three"], hold=1), Script(["three"]))
+
+    async def scenario(it: Driver) -> None:
+        await it.write("count")
+        await it.until(lambda: it.said[-1] == "one two ")
+        await it.press(key)
+        await it.idle()
+        assert it.app.conversation.messages[-1].partial
+        assert "■ stopped" in it.text()
+        await it.write("/continue")
+        await it.idle()
+        assert it.said == ["count", "one two three"]
+        assert engine.commands[-1].continue_text == "one two "
+
+    play(scenario, engine)
+
+
+def test_regenerate_branches_and_branches_switch(play) -> None:
+    engine = ScriptedEngine().script(Script(["first"]), Script(["second"]))
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("again?")
+        await it.press("ctrl+r")
+        await it.until(lambda: it.said == ["again?", "second"])
+        await it.idle()
+        assert "‹2/2›" in it.text()
+        await it.write("/branch")
+        assert it.said[-1] == "first"
+        await it.write("/branch back")
+        assert it.said[-1] == "second"
+
+    play(scenario, engine)
+
+
+def test_edit_branches_and_escape_leaves_it(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("What is up?")
+        await it.write("/edit")
+        assert it.prompt.text == "What is up?"
+        assert "editing" in it.text()
+        await it.press("escape")
+        assert it.prompt.text == ""
+        await it.write("/edit")
+        await it.ask("What is down?")
+        assert it.said[0] == "What is down?"
+        assert it.app.conversation.branches(it.app.conversation.messages[0].id).ids[0] != 0
+        assert "‹2/2›" in it.text()
+
+    play(scenario)
+
+
+def test_an_answer_is_edited_and_continued(play) -> None:
+    engine = ScriptedEngine().script(Script(["The sky is green."]), Script([" and deep."]))
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("sky?")
+        await it.write("/edit answer")
+        await it.write("The sky is blue")
+        assert it.said[-1] == "The sky is blue"
+        await it.write("/continue")
+        await it.until(lambda: it.said[-1] == "The sky is blue and deep.")
+
+    play(scenario, engine)
+
+
+def test_keys_on_a_selected_message(play) -> None:
+    engine = ScriptedEngine().script(Script(["```python\nprint(1)\n```"]), Script(["other"]))
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("code")
+        await it.press("ctrl+up")
+        assert it.transcript.has_focus
+        await it.press("b")
+        assert it.app.clipboard == "print(1)\n"
+        await it.press("c")
+        assert it.app.clipboard.startswith("```python")
+        await it.press("up", "c")
+        assert it.app.clipboard == "code"
+        await it.press("down", "r")
+        await it.until(lambda: it.said[-1] == "other")
+        await it.idle()
+        await it.press("left_square_bracket")
+        assert "print(1)" in it.said[-1]
+        await it.press("right_square_bracket")
+        assert it.said[-1] == "other"
+        await it.press("up", "e")
+        assert it.prompt.text == "code" and it.prompt.has_focus
+
+    play(scenario, engine)
+
+
+def test_copy_commands(play) -> None:
+    engine = ScriptedEngine().script(Script(["say\n\n```\na\n```\n\n```\nb\n```"]))
+
+    async def scenario(it: Driver) -> None:
+        await it.write("/copy")
+        assert "there is no answer yet" in it.text()
+        await it.ask("x")
+        await it.write("/copy code")
+        assert it.app.clipboard == "b\n"
+        await it.press("ctrl+o")
+        assert it.app.clipboard.startswith("say")
+
+    play(scenario, engine)
+
+
+def test_new_session_and_resume(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("the first session")
+        first = it.app.conversation.session.id
+        await it.write("/new")
+        assert it.app.conversation.session.id != first
+        assert "commands" in it.text()
+        await it.press("f4")
+        assert "the first session" in it.text()
+        await it.press("enter")
+        assert it.app.conversation.session.id == first
+        assert "Hello, world." in it.text()
+
+    play(scenario)
+
+
+def test_search_finds_words_in_other_sessions(play) -> None:
+    engine = ScriptedEngine().script(Script(["A waterwheel turns."]))
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("mill")
+        first = it.app.conversation.session.id
+        await it.write("/new")
+        await it.write("/search waterwheel")
+        assert "«waterwheel»" in it.text()
+        await it.press("enter")
+        assert it.app.conversation.session.id == first
+
+    play(scenario, engine)
+
+
+def test_rename_and_delete_sessions(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("old name")
+        await it.write("/rename A better name")
+        assert it.app.conversation.session.title == "A better name"
+        await it.press("f4", "ctrl+d")
+        assert "this session is open" in it.text()
+        await it.press("escape")
+        await it.write("/new")
+        await it.press("f4", "ctrl+r")
+        it.app.screen.query_one(Input).value = "Renamed"
+        await it.press("enter")
+        assert "Renamed" in it.text()
+        await it.press("ctrl+d", "y")
+        await it.until(lambda: not it.app.store.sessions())
+        assert "no sessions yet" in it.text()
+
+    play(scenario)
+
+
+def test_export_as_markdown_and_json(play, home: Path) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("keep this")
+        await it.write("/export talk.md")
+        await it.write("/export talk.json")
+        assert "keep this" in (home / "talk.md").read_text()
+        assert json.loads((home / "talk.json").read_text())["messages"][0]["content"] == "keep this"
+        await it.write("/export /nowhere/at/all.md")
+        await it.until(lambda: "cannot write" in it.text() or Path("/nowhere/at/all.md").exists())
+
+    play(scenario)
+
+
+def test_parameters_by_command(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.write("/set temperature 0.7")
+        await it.write("/system Be brief.")
+        await it.ask("x")
+        assert it.engine.commands[-1].sampling == {"temperature": 0.7}
+        assert it.engine.commands[-1].messages[0] == {"role": "system", "content": "Be brief."}
+        await it.write("/set top_p 3")
+        assert "top_p must be above 0, at most 1" in it.text()
+        await it.write("/set warmth 3")
+        assert "there is no parameter 'warmth'" in it.text()
+
+    play(scenario)
+
+
+def test_parameters_screen_keeps_all_or_nothing(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("f6")
+        it.app.screen.query_one("#temperature", Input).value = "0.5"
+        it.app.screen.query_one("#seed", Input).value = "many"
+        await it.press("ctrl+s")
+        assert "✗ seed must be" in it.text()
+        assert it.app.conversation.session.sampling == {}
+        it.app.screen.query_one("#seed", Input).value = "7"
+        await it.press("ctrl+s")
+        assert isinstance(it.app.screen, ChatScreen)
+        assert it.app.conversation.session.sampling == {"temperature": 0.5, "seed": 7}
+
+    play(scenario)
+
+
+def test_help_decode_view_freeze_and_export(play, home: Path) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("x")
+        await it.press("f1")
+        assert isinstance(it.app.screen, HelpScreen) and "/regen" in it.text() and "Shift+Enter" in it.text()
+        await it.press("escape", "f2")
+        assert isinstance(it.app.screen, DecodeScreen)
+        assert "roofline" in it.text() and "1 of" not in it.text()
+        await it.press("space")
+        assert it.app.frozen is not None
+        await it.until(lambda: "frozen" in it.text())
+        await it.press("left")
+        assert "step 3" in it.text() and "context" in it.text()
+        await it.press("left")
+        assert "step 2" in it.text()
+        await it.press("x")
+        (path,) = (home / "home" / "data" / "exports").glob("decode-*.json")
+        document = json.loads(path.read_text())
+        assert len(document["steps"]) == 4 and document["turns"][0]["prompt_tokens"] == 20
+        await it.press("space", "f2")
+        assert it.app.frozen is None and isinstance(it.app.screen, ChatScreen)
+        await it.write("/stats")
+        assert isinstance(it.app.screen, DecodeScreen)
+
+    play(scenario)
+
+
+def test_quit_ends_the_engine(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.write("/quit")
+        await it.until(lambda: it.engine.state == "stopped")
+
+    play(scenario)
+
+
+def test_unknown_command_is_named_and_kept(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.write("/frobnicate now")
+        assert "there is no command /frobnicate" in it.text()
+        assert it.prompt.text == "/frobnicate now"
+
+    play(scenario)
+
+
+def test_commands_complete(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("slash", "s", "t")
+        menu = it.app.screen.query_one(CompletionMenu)
+        assert menu.display and "/stats" in it.text()
+        await it.press("enter")
+        assert isinstance(it.app.screen, DecodeScreen)
+
+    play(scenario)
+
+
+def test_menu_moves_closes_and_fills_in(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("slash", "e")
+        await it.press("down", "tab")  # /edit, /export: the second
+        assert it.prompt.text == "/export "
+        it.prompt.put("")
+        await it.press("slash")
+        await it.press("escape")
+        assert not it.app.screen.query_one(CompletionMenu).display
+        assert it.app.conversation.messages == []
+
+    play(scenario)
+
+
+def test_paths_complete_and_files_are_attached(play, home: Path) -> None:
+    (home / "notes.txt").write_text("the mill stands")
+
+    async def scenario(it: Driver) -> None:
+        for key in "read @no":
+            await it.press(key if key not in " @" else {" ": "space", "@": "at"}[key])
+        await it.press("tab")
+        assert it.prompt.text == "read @notes.txt "
+        await it.press("enter")
+        await it.idle()
+        assert "the mill stands" in it.engine.commands[-1].messages[-1]["content"]
+        assert "+ notes.txt" in it.text()
+
+    play(scenario)
+
+
+def test_a_missing_file_is_said_and_the_text_kept(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.write("look at @./missing.txt")
+        assert "cannot read ./missing.txt" in it.text()
+        assert it.prompt.text == "look at @./missing.txt"
+
+    play(scenario)
+
+
+def test_lines_history_and_growth(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("a", "ctrl+j", "b")
+        assert it.prompt.text == "a\nb"
+        await it.press("enter")
+        await it.idle()
+        assert it.said[0] == "a\nb"
+        await it.ask("second")
+        await it.press("up")
+        assert it.prompt.text == "second"
+        await it.press("up")
+        assert it.prompt.text == "a\nb"
+        await it.press("down", "down")
+        assert it.prompt.text == ""
+        it.prompt.put("\n".join("0123456789abcdef"))
+        await it.pilot.pause()
+        assert it.prompt.size.height == 10
+
+    play(scenario)
+
+
+def test_a_big_paste_is_folded_and_sent_whole(play) -> None:
+    text = "line of a large file\r\n" * 400 + "end"
+
+    async def scenario(it: Driver) -> None:
+        it.prompt.post_message(events.Paste(text))
+        await it.pilot.pause()
+        assert it.prompt.text.startswith("[pasted text 1: 401 lines")
+        await it.press("enter")
+        await it.idle()
+        assert it.said[0] == text.replace("\r\n", "\n")
+
+    play(scenario)
+
+
+def test_a_dead_engine_leaves_the_chat_alive(play) -> None:
+    engine = ScriptedEngine().script(Script(["half an ", "answer"], hold=1))
+
+    async def scenario(it: Driver) -> None:
+        await it.write("go")
+        await it.until(lambda: it.said[-1] == "half an ")
+        engine.die()
+        await it.until(lambda: "F8 starts it again" in it.text())
+        assert it.said == ["go", "half an "]
+        assert "✗ the engine died here" in it.text()
+        await it.write("are you there?")
+        assert it.prompt.text == "are you there?"  # refused, and kept
+        await it.press("f8")
+        await it.idle()
+        await it.press("enter")
+        await it.idle()
+        assert it.said[-1] == "Hello, world."
+
+    play(scenario, engine)
+
+
+def test_a_model_that_cannot_be_loaded(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.until(lambda: "not enough memory" in it.text())
+        assert "F8 starts it again" in it.text()
+
+    play(scenario, ScriptedEngine(load_failure="not enough memory: needs 40 GiB"), ready=False)
+
+
+@pytest.mark.parametrize(("key", "choice"), [("d", "drop"), ("s", "summarise"), ("n", "new")])
+def test_the_full_context_is_asked_about(play, key: str, choice: str) -> None:
+    engine = ScriptedEngine(card_to_load=with_context(64))
+    engine.script(Script(), Script(full=True), Script(["short"]), Script(["after"]))
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("one")
+        await it.write("two")
+        await it.until(lambda: isinstance(it.app.screen, Choose))
+        assert "65 tokens" in it.text()
+        before = it.app.conversation.session.id
+        await it.press(key)
+        await it.idle()
+        if choice == "drop":
+            assert engine.commands[-1].drop_oldest
+        elif choice == "summarise":
+            assert len(engine.commands) == 4 and it.said[-1] == "after"
+        else:
+            assert it.app.conversation.session.id != before
+
+    play(scenario, engine)
+
+
+def test_models_are_listed_switched_and_fetched(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("f5")
+        models = it.app.screen.query_one("#models", OptionList)
+        await it.until(lambda: models.option_count > 3)
+        assert "smollm2-135m" in it.text() and "tok/s up to" in it.text()
+        await it.press("enter")
+        await it.until(lambda: it.engine.pulls == ["smollm2-135m"])
+        await it.until(lambda: "smollm2-135m is installed" in it.text())
+        await it.press("escape")
+        await it.write("/model qwen3-0.6b")
+        await it.until(lambda: it.engine.specs[-1].name == "qwen3-0.6b")
+
+    play(scenario)
+
+
+def test_thinking_is_folded_until_asked_for(play) -> None:
+    engine = ScriptedEngine().script(Script(["<think>\n", "let me see", "\n</think>\n", "It is 4."]))
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("2+2")
+        assert "▸ thought 3 words" in it.text() and "let me see" not in it.text() and "It is 4." in it.text()
+        await it.press("ctrl+t")
+        assert "▾ thought" in it.text() and "let me see" in it.text()
+
+    play(scenario, engine)
+
+
+def test_the_tail_is_followed_until_scrolled_up(play) -> None:
+    engine = ScriptedEngine(pieces_per_poll=3).script(Script([f"line {n}\n\n" for n in range(60)], hold=20))
+
+    async def scenario(it: Driver) -> None:
+        await it.write("many lines")
+        await it.until(lambda: "line 39" in it.text())
+        await it.press("pageup")
+        top = it.transcript.top
+        engine.release()
+        await it.idle()
+        assert it.transcript.top == top and "line 59" not in it.text()
+        await it.press("ctrl+end")
+        assert "line 59" in it.text()
+
+    play(scenario, engine)
+
+
+def test_the_panel_goes_through_its_widths(play) -> None:
+    async def scenario(it: Driver) -> None:
+        panel = it.app.screen.query_one("#panel")
+        assert panel.display
+        narrow = panel.size.width
+        await it.press("f3")
+        assert panel.size.width > narrow
+        await it.press("f3")
+        assert not panel.display
+        await it.press("f3")
+        assert panel.display
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (40, 10), (20, 5), (8, 3), (1, 1)])
+def test_any_window_size_works(play, size: tuple[int, int]) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("| a | b |\n|---|---|\n| 1 | 2 |")
+        for key in ("f2", "escape", "f1", "escape", "f4", "escape"):
+            await it.press(key)
+        await it.pilot.resize_terminal(120, 40)
+        await it.pilot.pause()
+        assert "Hello, world." in it.text()
+
+    play(scenario, size=size)
