@@ -15,6 +15,7 @@ from app.bench.typical import typical_speed
 from runtime.telemetry import Percentiles, mbu
 
 Result = dict[str, Any]
+DRIFT = 0.05  # as a fraction; more than that is worth a word
 Work = Callable[[Test], tuple[int, int]]
 """(bytes, FLOPs) that a test's prefill moves and computes."""
 
@@ -147,6 +148,4 @@ def _notes(entry: Result) -> list[str]:
             "MBU above 1 says that the peak is not this test's ceiling: part of what a step reads stays in a cache, "
             "or memory was slower while the peak was measured"
         )
-    if entry["drift"] is not None and abs(entry["drift"]) > 0.05:
-        notes.append(f"speed drifted by {entry['drift']:+.0%} over the run")
     return notes

@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-from app.bench.formats import model_line, peak_line, ratio_line, step_cost_line
+from app.bench.formats import label, model_line, peak_line, ratio_line, step_cost_line
 from app.bench.live import console
+from app.bench.result import DRIFT
 from app.bench.table import results_table
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ def show(document: dict[str, Any]) -> None:
     facts = Table.grid(padding=(0, 1))
     facts.add_column(style="dim", min_width=9)
     facts.add_column()
-    for label, text in _facts(document):
-        facts.add_row(label, text)
+    for name, text in _facts(document):
+        facts.add_row(name, text)
     screen.print(Padding(facts, (0, 0, 1, 1)))
 
 
@@ -46,13 +47,28 @@ def _facts(document: dict[str, Any]) -> list[tuple[str, "Text"]]:
         from app.bench.profile_view import profile_rows
 
         rows += profile_rows(document["profile"])
-    notes = [*document["notes"], *_power(document["device"]["power"])]
-    for entry in document["results"]:
-        notes += [f"{entry['test']} @ d{entry['depth']}: {note}" for note in entry["notes"]]
+    notes = [*document["notes"], *_power(document["device"]["power"]), *_test_notes(document["results"])]
     if document["interrupted"]:
         notes.append(f"interrupted in round {document['rounds']}: fewer repetitions than asked for")
     rows += [("" if number else "note", Text(note, style="yellow")) for number, note in enumerate(notes)]
     return rows
+
+
+def _test_notes(results: list[dict[str, Any]]) -> list[str]:
+    """Notes that belong to tests, each said once."""
+    tests: dict[str, list[str]] = {}
+    for entry in results:
+        for note in entry["notes"]:
+            tests.setdefault(note, []).append(label(entry))
+    lines = [f"{', '.join(dict.fromkeys(names))}: {note}" for note, names in tests.items()]
+    drifts = [entry for entry in results if entry["drift"] is not None and abs(entry["drift"]) > DRIFT]
+    if drifts:
+        worst = max(drifts, key=lambda entry: abs(entry["drift"]))
+        lines.append(
+            f"speed drifted over the run in {len(drifts)} of {len(results)} tests, "
+            f"most in {label(worst)} ({worst['engine']}): {worst['drift']:+.0%} from the first third to the last"
+        )
+    return lines
 
 
 def _power(power: dict[str, Any]) -> list[str]:
