@@ -9,13 +9,14 @@ import os
 import weakref
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from runtime.ops import reference
 from runtime.ops.weights import AttentionSpec, Rope, Weight
 
+_missing: str | None = None
 if TYPE_CHECKING:
     from runtime import _native
 else:
@@ -27,8 +28,8 @@ else:
 name = "native"
 
 _fallbacks: Counter[str] = Counter()
-_plans: dict[int, Any] = {}  # id(spec) -> its AttentionPlan, or None where the kernels cannot take it
-_ropes: dict[int, Any] = {}  # id(rope) -> the shared rotation
+_plans: "dict[int, _native.AttentionPlan | None]" = {}  # by id(spec); None where the kernels cannot take it
+_ropes: "dict[int, _native.Rope]" = {}  # by id(rope), shared by layers that rotate alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Status:
 
 def status() -> Status:
     """Whether the kernels were built and load here, what they run on, and what had to fall back."""
-    if _native is None:
+    if _missing is not None:
         return Status(False, f"runtime._native is not built ({_missing}); it needs a C++20 compiler at install")
     return Status(
         True,
@@ -149,7 +150,7 @@ def attend(
 
 def _matrix(x: mx.array, w: Weight) -> "_native.Matrix | None":
     """What the kernels hold of a weight; None, counted, where this product has to run on the reference."""
-    matrix = getattr(w, "matrix", None)
+    matrix = w.matrix if isinstance(w, PreparedWeight) else None
     if matrix is None or x.dtype != mx.float32:
         _fallbacks["linear: weight was not prepared" if matrix is None else f"linear: {x.dtype}"] += 1
         return None
@@ -187,5 +188,5 @@ def _rope(rope: Rope) -> "_native.Rope":
     return _ropes[key]
 
 
-if _native is not None and os.environ.get("HEADRACE_THREADS", "").isdigit():
+if _missing is None and os.environ.get("HEADRACE_THREADS", "").isdigit():
     set_threads(int(os.environ["HEADRACE_THREADS"]))

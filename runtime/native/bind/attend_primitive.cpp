@@ -13,6 +13,15 @@
 namespace headrace {
 namespace {
 
+// How many handles on an array exist. MLX keeps this to itself; naming a private member in an explicit instantiation
+// is the one way the language allows.
+template <auto Member>
+struct HandlesOf {
+  friend long handles(const mx::array& a) { return (a.*Member).use_count(); }
+};
+long handles(const mx::array& a);
+template struct HandlesOf<&mx::array::array_desc_>;
+
 // Inputs: qkv, keys, values. Outputs: out, keys, values.
 class Attend : public Node {
  public:
@@ -21,8 +30,8 @@ class Attend : public Node {
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
-    const bool copy_keys = !take_over(inputs[1], outputs[1]);
-    const bool copy_values = !take_over(inputs[2], outputs[2]);
+    const bool copy_keys = !take_over(inputs[1], outputs[1], outputs.size());
+    const bool copy_values = !take_over(inputs[2], outputs[2], outputs.size());
     AttendCall call = plan_->call();
     call.batch = inputs[0].shape(0);
     call.length = inputs[0].shape(1);
@@ -46,9 +55,11 @@ class Attend : public Node {
   const char* name() const override { return "HeadraceAttend"; }
 
  private:
-  // True where `out` now is `in`'s own buffer; else it has a new one, still to be filled.
-  static bool take_over(const mx::array& in, mx::array& out) {
-    if (in.is_donatable() && in.flags().row_contiguous) {
+  // True where `out` now is `in`'s own buffer; else it has a new one, still to be filled. The buffer is taken when no
+  // handle on `in` is left but those of this node's outputs. MLX's is_donatable() would never allow it: each of several
+  // outputs holds the inputs, and tasks still queued on this stream (which run before ours) hold the buffer.
+  static bool take_over(const mx::array& in, mx::array& out, size_t outputs) {
+    if (in.flags().row_contiguous && handles(in) <= static_cast<long>(outputs)) {
       out.copy_shared_buffer(in);
       return true;
     }

@@ -5,19 +5,21 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 
 namespace headrace {
 namespace {
 
 constexpr std::size_t kTaskBytes = std::size_t{1} << 20;
-typedef uint64_t Line __attribute__((vector_size(64), aligned(8)));
+typedef uint64_t Line __attribute__((vector_size(64)));
 
 uint64_t sum_of(const char* data, std::size_t bytes) {
   Line total[4] = {};
-  const auto* lines = reinterpret_cast<const Line*>(data);
-  for (std::size_t i = 0; i + 4 <= bytes / sizeof(Line); i += 4) {
-    for (std::size_t j = 0; j < 4; ++j) total[j] += lines[i + j];
+  for (; bytes >= sizeof total; bytes -= sizeof total, data += sizeof total) {
+    Line lines[4];
+    std::memcpy(lines, data, sizeof lines);  // the buffer need not be aligned
+    for (int i = 0; i < 4; ++i) total[i] += lines[i];
   }
   const Line all = (total[0] + total[1]) + (total[2] + total[3]);
   uint64_t sum = 0;

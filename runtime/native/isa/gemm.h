@@ -12,12 +12,13 @@ constexpr int kPanel = kPanelVectors * W;
 template <class F>
 inline void unpack_columns(const Matrix& w, int64_t row, int64_t rows, int64_t k0, int64_t kc, float* out) {
   alignas(64) float rows_of_k[W][kPanelDepth];
+  const Groups<F> groups(w);
   const int64_t vectors = ceil_div(kc, F::kBlock) * F::kSteps;
   for (int64_t r = 0; r < W; ++r) {
     float* to = rows_of_k[r];
     if (r < rows) {
       const int64_t first_block = k0 / F::kBlock;
-      TileReader<F, 1>(w, row + r).walk(k0, k0 + kc, [&](int64_t b, int step, const vf(&v)[1]) {
+      TileReader<F, 1>(w, groups, row + r).walk(k0, k0 + kc, [&](int64_t b, int step, const vf(&v)[1]) {
         store(to + ((b - first_block) * F::kSteps + step) * W, v[0]);
       });
     } else {

@@ -9,7 +9,8 @@ namespace headrace::HEADRACE_ISA {
 
 inline int64_t prepared_size(const Matrix& w) {
   return with_format(w, [&](auto format) {
-    return padded_depth<decltype(format)>(w) + round_up(w.groups(), 16);
+    using F = decltype(format);
+    return padded_depth<F>(w) + (F::kPaired ? 2 : 1) * round_up(w.groups(), 16);
   });
 }
 
@@ -20,14 +21,19 @@ inline void order_block(const float* x, float* out) {
   }
 }
 
+// Sums over each group of `w`; with Odd, of the values at odd places only (what paired nibbles need besides).
+template <bool Odd>
 inline void group_sums(const Matrix& w, const float* x, float* sums_out) {
   const int64_t groups = w.groups();
-  for (int64_t g = 0; g < groups; ++g) {
-    vf total = zero();
-    for (int64_t i = 0; i < w.group; i += W) total = add(total, load(x + g * w.group + i));
-    sums_out[g] = sum(total);
+  const int64_t shift = __builtin_ctzll(static_cast<uint64_t>(w.group));
+  for (int64_t g = 0; g < round_up(groups, 16); ++g) {
+    float lanes[8] = {};
+    for (int64_t i = g << shift; g < groups && i < (g + 1) << shift; i += 8) {
+      for (int j = 0; j < 8; ++j) lanes[j] += x[i + j];
+    }
+    const float odd = (lanes[1] + lanes[3]) + (lanes[5] + lanes[7]);
+    sums_out[g] = Odd ? odd : odd + ((lanes[0] + lanes[2]) + (lanes[4] + lanes[6]));
   }
-  for (int64_t g = groups; g < round_up(groups, 16); ++g) sums_out[g] = 0;
 }
 
 inline void prepare(const Matrix& w, const float* x, float* out) {
@@ -45,7 +51,8 @@ inline void prepare(const Matrix& w, const float* x, float* out) {
         }
       }
     }
-    if (w.quantized()) group_sums(w, x, out + depth);
+    if (w.quantized()) group_sums<false>(w, x, out + depth);
+    if (F::kPaired) group_sums<true>(w, x, out + depth + round_up(w.groups(), 16));
   });
 }
 

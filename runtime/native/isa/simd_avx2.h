@@ -81,16 +81,23 @@ inline void store_first_f16(uint16_t* p, vf v, int64_t n) {
   std::memcpy(p, &half, static_cast<size_t>(n) * sizeof *p);
 }
 
+inline void prefetch(const void* p) { __builtin_prefetch(p); }
 inline vi load_words(const uint32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const vi*>(p)); }
 inline vi load_first_words(const uint32_t* p, int64_t n) {
   return _mm256_maskload_epi32(reinterpret_cast<const int*>(p), first(n));
 }
 
+// Value `step` of each lane's dword. Other instruction sets may encode it: `decode` adapts scale and offset.
 template <int Bits>
 inline vf quant(vi words, int step) {
   const vi shifted = _mm256_srli_epi32(words, step * Bits);
   return _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32((1 << Bits) - 1)));
 }
+
+template <int Bits>
+inline void decode(vf&, vf&) {}
+constexpr bool kPairedNibbles = false;
+inline void nibbles(vi, int, vf&, vf&) {}
 
 // Eight consecutive values of an odd width fill Bits bytes.
 template <int Bits>
@@ -119,9 +126,9 @@ inline vf unpack(const uint8_t* p) {
 
 struct Spread {
   vi index;
-  explicit Spread(int64_t per_lane) {
+  explicit Spread(int lane_shift) {
     alignas(32) int32_t at[W];
-    for (int i = 0; i < W; ++i) at[i] = static_cast<int32_t>(i / per_lane);
+    for (int i = 0; i < W; ++i) at[i] = i >> lane_shift;
     index = _mm256_load_si256(reinterpret_cast<const vi*>(at));
   }
   vf pick(vf scales, int64_t from) const {

@@ -70,24 +70,43 @@ inline void store_first_f16(uint16_t* p, vf v, int64_t n) {
 }
 
 // Sixteen dwords of packed weights.
+inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 inline vi load_words(const uint32_t* p) { return _mm512_loadu_si512(p); }
 inline vi load_first_words(const uint32_t* p, int64_t n) { return _mm512_maskz_loadu_epi32(first(n), p); }
 
-// Value `step` of each lane's dword as float. vpermps reads only the low four bits of its index: a table lookup
-// is shift and lookup, without mask and conversion.
+// Value q at `step` of each lane's dword, encoded as the float 1 + q / 2^Bits: its bits moved to the top of a
+// significand, under the exponent of 1. Two cheap instructions; `decode` pays the difference once per group.
 template <int Bits>
 inline vf quant(vi words, int step) {
   using Unsigned = uint32_t __attribute__((vector_size(64)));
-  const vi shifted = (vi)((Unsigned)words >> static_cast<uint32_t>(step * Bits));
-  if constexpr (Bits == 4) {
-    const vf table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    return _mm512_permutexvar_ps(shifted, table);
-  } else if constexpr (Bits == 2) {
-    const vf table = _mm512_setr_ps(0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3);
-    return _mm512_permutexvar_ps(shifted, table);
-  } else {
-    return _mm512_cvtepi32_ps(_mm512_and_si512(shifted, _mm512_set1_epi32((1 << Bits) - 1)));
-  }
+  const int up = 23 - Bits - step * Bits;
+  const auto raw = (Unsigned)words;
+  const vi moved = (vi)(up >= 0 ? raw << static_cast<uint32_t>(up) : raw >> static_cast<uint32_t>(-up));
+  const vi field = _mm512_set1_epi32(((1 << Bits) - 1) << (23 - Bits));
+  constexpr int kAndOr = 0xea;  // (moved & field) | one
+  return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(moved, field, _mm512_set1_epi32(0x3f800000), kAndOr));
+}
+
+// scale * q + offset = scale' * quant + offset'.
+template <int Bits>
+inline void decode(vf& scale, vf& offset) {
+  scale = mul(scale, set1(static_cast<float>(1 << Bits)));
+  offset = sub(offset, scale);
+}
+
+// Both nibbles of byte `pair` of each dword: low = q / 256, high = 1 + q / 16. One shift serves two values, and the
+// subtraction (exact) runs beside the integer instructions, which limit this kernel, as a multiply-add.
+constexpr bool kPairedNibbles = true;
+inline void nibbles(vi words, int pair, vf& low, vf& high) {
+  using Unsigned = uint32_t __attribute__((vector_size(64)));
+  const int up = 15 - 8 * pair;
+  const auto raw = (Unsigned)words;
+  const vi moved = (vi)(up >= 0 ? raw << static_cast<uint32_t>(up) : raw >> static_cast<uint32_t>(-up));
+  const vi one = _mm512_set1_epi32(0x3f800000);
+  constexpr int kAndOr = 0xea;  // (moved & field) | one
+  const vi byte = _mm512_ternarylogic_epi32(moved, _mm512_set1_epi32(0xff << 15), one, kAndOr);
+  high = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(moved, _mm512_set1_epi32(0xf << 19), one, kAndOr));
+  low = _mm512_fmsub_ps(_mm512_castsi512_ps(byte), set1(1.0f), high);
 }
 
 // Sixteen consecutive values of an odd width, starting at a byte boundary (16 values fill 2 * Bits bytes).
@@ -113,12 +132,12 @@ inline vf unpack(const uint8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_and_si512(shifted, _mm512_set1_epi32((1 << Bits) - 1)));
 }
 
-// Which of W scales belongs to each lane of a block of packed words, `per_lane` lanes to a scale.
+// Which of W scales belongs to each lane of a block of packed words, 1 << lane_shift lanes to a scale.
 struct Spread {
   vi index;
-  explicit Spread(int64_t per_lane) {
+  explicit Spread(int lane_shift) {
     alignas(64) int32_t at[W];
-    for (int i = 0; i < W; ++i) at[i] = static_cast<int32_t>(i / per_lane);
+    for (int i = 0; i < W; ++i) at[i] = i >> lane_shift;
     index = _mm512_load_si512(at);
   }
   vf pick(vf scales, int64_t from) const {

@@ -79,6 +79,7 @@ inline void store_first_f16(uint16_t* p, vf v, int64_t n) {
   for (int64_t i = 0; i < n; ++i) p[i] = f32_to_f16(v[i]);
 }
 
+inline void prefetch(const void* p) { __builtin_prefetch(p); }
 inline vi load_words(const uint32_t* p) {
   vi v;
   __builtin_memcpy(&v, p, sizeof v);
@@ -90,11 +91,17 @@ inline vi load_first_words(const uint32_t* p, int64_t n) {
   return v;
 }
 
+// Value `step` of each lane's dword. Other instruction sets may encode it: `decode` adapts scale and offset.
 template <int Bits>
 inline vf quant(vi words, int step) {
   const vi value = (words >> static_cast<uint32_t>(step * Bits)) & ((1u << Bits) - 1);
   return __builtin_convertvector((vs)value, vf);
 }
+
+template <int Bits>
+inline void decode(vf&, vf&) {}
+constexpr bool kPairedNibbles = false;
+inline void nibbles(vi, int, vf&, vf&) {}
 
 // Four consecutive values of an odd width: every other call starts in the middle of a byte.
 template <int Bits>
@@ -110,8 +117,8 @@ inline vf unpack4(const uint8_t* p, int bit) {
 
 struct Spread {
   vs index;
-  explicit Spread(int64_t per_lane) {
-    for (int i = 0; i < W; ++i) index[i] = static_cast<int32_t>(i / per_lane);
+  explicit Spread(int lane_shift) {
+    for (int i = 0; i < W; ++i) index[i] = i >> lane_shift;
   }
   vf pick(vf scales, int64_t from) const {
     const vs at = index + static_cast<int32_t>(from);

@@ -1,8 +1,9 @@
 // How each storage format of weights is read, block by block, as vectors of floats.
 //
 // A format names: kBlock, the values in a block; kSteps, the vectors they come out as; load, the block's raw
-// bits (load_last where the row ends inside it); value, vector `step` of them, not yet scaled. The order in which values
-// come out is the format's own ("prepared order"); `source` tells which value of the row it is.
+// bits (load_last where the row ends inside it); value, vector `step` of them, to be scaled after `adapt` has fitted
+// scale and offset to how values come out. Their order is the format's own ("prepared order"); `source` tells
+// which value of the row it is.
 #pragma once
 
 #include "simd.h"
@@ -15,6 +16,7 @@ struct Words {
   static constexpr int kBits = Bits;
   static constexpr int kSteps = 32 / Bits;
   static constexpr int kBlock = W * kSteps;
+  static constexpr bool kPaired = kPairedNibbles && Bits == 4;  // the matvec takes steps 2j and 2j + 1 together
   using Raw = vi;
 
   static Raw load(const uint8_t* row, int64_t block) {
@@ -24,8 +26,9 @@ struct Words {
     return load_first_words(reinterpret_cast<const uint32_t*>(row) + block * W, values / kSteps);
   }
   static vf value(Raw raw, int step) { return quant<Bits>(raw, step); }
+  static void adapt(vf& scale, vf& offset) { decode<Bits>(scale, offset); }
   static int64_t source(int step, int lane) { return lane * kSteps + step; }
-  static Spread spread(int64_t group) { return Spread(group / kSteps); }
+  static Spread spread(int64_t group_shift) { return Spread(static_cast<int>(group_shift) - __builtin_ctz(kSteps)); }
 };
 
 // 3, 5 and 6 bits: 32 values at a time (a whole number of bytes, never across groups), in their own order.
@@ -34,6 +37,7 @@ struct Stream {
   static constexpr int kBits = Bits;
   static constexpr int kSteps = 32 / W;
   static constexpr int kBlock = 32;
+  static constexpr bool kPaired = false;
   using Raw = const uint8_t*;
 
   static Raw load(const uint8_t* row, int64_t block) { return row + block * (4 * Bits); }
@@ -45,8 +49,9 @@ struct Stream {
       return unpack4<Bits>(raw, step * (W * Bits));
     }
   }
+  static void adapt(vf&, vf&) {}
   static int64_t source(int step, int lane) { return step * W + lane; }
-  static Spread spread(int64_t) { return Spread(W); }
+  static Spread spread(int64_t) { return Spread(5); }  // one scale for all lanes
 };
 
 // Plain numbers.
@@ -55,6 +60,7 @@ struct Plain {
   static constexpr int kBits = 0;
   static constexpr int kSteps = 1;
   static constexpr int kBlock = W;
+  static constexpr bool kPaired = false;
   using Raw = vf;
 
   static Raw load(const uint8_t* row, int64_t block) { return load_as<T>(row, block * W); }
@@ -94,13 +100,25 @@ inline const uint8_t* row_data(const Matrix& w, int64_t row) {
   return static_cast<const uint8_t*>(w.data) + row * w.row_bytes();
 }
 
-// Walks the groups of a row W at a time, the blocks within, and tells which scale a block starts at.
-struct GroupWalk {
-  int64_t groups;
-  int64_t group_shift;  // log2(group)
+// What all rows of a quantized matrix share: how its groups lie in blocks. Empty for plain rows.
+template <class F, bool Quantized = F::kBits != 0>
+struct Groups {
+  explicit Groups(const Matrix&) {}
+};
 
-  explicit GroupWalk(const Matrix& w) : groups(w.groups()), group_shift(__builtin_ctzll(static_cast<uint64_t>(w.group))) {}
-  int64_t in_batch(int64_t first) const { return groups - first < W ? groups - first : W; }
+template <class F>
+struct Groups<F, true> {
+  int64_t count;   // in a row
+  int64_t shift;   // log2(values in a group)
+  Spread spread;
+
+  explicit Groups(const Matrix& w)
+      : count(w.groups()), shift(__builtin_ctzll(static_cast<uint64_t>(w.group))), spread(F::spread(shift)) {}
+
+  // Groups are taken W at a time: how many there are from `first` on.
+  int64_t batch(int64_t first) const { return count - first < W ? count - first : W; }
+  // Which of a batch's scales block b starts with.
+  int64_t scale_at(int64_t b, int64_t first) const { return ((b * F::kBlock) >> shift) - first; }
 };
 
 }  // namespace headrace::HEADRACE_ISA
