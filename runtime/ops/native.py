@@ -126,6 +126,11 @@ def norm_linear(x: mx.array, norm: mx.array, eps: float, w: Weight) -> mx.array:
     return reference.norm_linear(x, norm, eps, w) if matrix is None else _native.linear(x, matrix, norm, eps)
 
 
+def glu(gate_up: mx.array, activation: str) -> mx.array:
+    """Gated linear unit of gate and up projections that could not be stacked. (B, T, 2 F) -> (B, T, F)."""
+    return reference.glu(gate_up, activation)
+
+
 def norm_glu(x: mx.array, norm: mx.array, eps: float, w: Weight, activation: str) -> mx.array:
     """RMSNorm, gate and up projections, act(gate) * up, in one node. x (B, T, E) -> (B, T, F)."""
     matrix = _matrix(x, w)
