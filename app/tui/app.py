@@ -18,6 +18,7 @@ from textual.theme import Theme
 from app.conversation import Conversation
 from app.engine_client import ChatEngine
 from app.engine_messages import Event, Pulled, PullFailed, PullProgress, Ready
+from app.sanitise import sanitise
 from app.sessions.records import Session
 from app.sessions.store import SessionStore
 from app.settings import Settings, save_setting
@@ -27,6 +28,7 @@ from app.tui.decode.screen import DecodeScreen
 from app.tui.feed import feed
 from app.tui.figures import LiveFigures
 from app.tui.palette import AppCommands
+from app.tui.status_bar import Status
 from app.tui.themes import DARK, LIGHT, after_terminal, own_variables
 from runtime.errors import HeadraceError
 from runtime.paths import data_dir
@@ -45,7 +47,7 @@ class HeadraceApp(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+q", "quit", "Quit", show=False, priority=True),
         Binding("ctrl+z", "suspend_process", "Suspend", show=False, priority=True),
-        Binding("f1", "show_keys", "Help"),
+        Binding("f1", "show_keys", "Help", key_display="F1"),
     ]
 
     def __init__(
@@ -137,6 +139,12 @@ class HeadraceApp(App[None]):
             self.draw_figures()
         self._rest_until = started + (time.perf_counter() - started) / _SHARE if events else 0.0
 
+    def status(self) -> Status:
+        """What the line at the top says."""
+        talk = self.conversation
+        name = self.figures.model.name or talk.session.model or ""
+        return Status(sanitise(name), sanitise(talk.session.title), talk.context_tokens, talk.context_limit)
+
     def draw_figures(self, *, force: bool = False) -> None:
         """Draw the decode view, if it shows and if there is news."""
         shown = self.frozen or self.figures
@@ -144,7 +152,7 @@ class HeadraceApp(App[None]):
             return
         self._drawn_version = shown.version
         if isinstance(self.screen, DecodeScreen):
-            self.screen.show(shown, self.frozen is not None)
+            self.screen.show(shown, self.status(), frozen=self.frozen is not None)
         elif isinstance(self.screen, ChatScreen):
             self.screen.show_figures(shown, self.frozen is not None)
 

@@ -47,13 +47,14 @@ class ChatScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "stop", "Stop"),
         Binding("ctrl+c", "interrupt", "Stop", show=False),
-        Binding("f8", "do('restart')", "Restart engine"),
-        Binding("f2", "app.decode_view", "Decode"),
-        Binding("f3", "panel", "Panel"),
-        Binding("f4", "do('sessions')", "Sessions"),
-        Binding("f5", "do('model')", "Model"),
-        Binding("f6", "do('set')", "Settings", priority=True),
-        Binding("f7", "app.freeze", "Freeze", show=False, priority=True),
+        Binding("f8", "do('restart')", "Restart engine", key_display="F8"),
+        Binding("f1", "app.show_keys", "Help", key_display="F1"),
+        Binding("f2", "app.decode_view", "Decode", key_display="F2"),
+        Binding("f3", "panel", "Panel", key_display="F3"),
+        Binding("f4", "do('sessions')", "Sessions", key_display="F4"),
+        Binding("f5", "do('model')", "Model", key_display="F5"),
+        Binding("f6", "do('set')", "Settings", key_display="F6"),
+        Binding("f7", "app.freeze", "Freeze", show=False),
         Binding("ctrl+r", "do('regen')", "Again"),
         Binding("ctrl+g", "do('continue')", "Continue", show=False),
         Binding("ctrl+n", "do('new')", "New", show=False),
@@ -198,10 +199,7 @@ class ChatScreen(Screen[None]):
 
     def tell_status(self) -> None:
         """The line at the top."""
-        session = self.conversation.session
-        name = self.headrace.figures.model.name or session.model or ""
-        tokens, limit = self.conversation.context_tokens, self.conversation.context_limit
-        self.query_one(StatusBar).tell(sanitise(name), sanitise(session.title), tokens, limit)
+        self.query_one(StatusBar).tell(self.headrace.status())
 
     def _state_changed(self, *, empty: bool) -> None:
         """Keys, hints and the notice follow the state."""

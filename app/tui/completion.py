@@ -36,7 +36,7 @@ class CompletionMenu(OptionList, can_focus=False):
         if before_cursor == self._for:
             return
         self._for = before_cursor
-        options, self._choices = _options(before_cursor)
+        options, self._choices = _options(before_cursor, max(20, self.screen.size.width - 8))
         self.clear_options()
         self.add_options(options)
         self.display = bool(options)
@@ -62,7 +62,7 @@ class CompletionMenu(OptionList, can_focus=False):
         return choice
 
 
-def _options(before: str) -> tuple[list[Option], list[Choice]]:
+def _options(before: str, width: int) -> tuple[list[Option], list[Choice]]:
     path = typed_path(before)
     if path is not None:
         found = completions(path)
@@ -78,7 +78,7 @@ def _options(before: str) -> tuple[list[Option], list[Choice]]:
                     (f" {command.argument}".ljust(max(1, 24 - len(command.name))), "$quiet"),
                     command.help,
                     (f"  {command.key}" if command.key else "", "$text-accent"),
-                )
+                ).truncate(width, ellipsis=True)
             )
             for command in commands
         ]

@@ -117,8 +117,13 @@ class _Renderer:
             return Content.styled(code, "$text")
         from textual import highlight  # brings Pygments: with the first code block
 
-        themes = (highlight.ANSILightHighlightTheme, highlight.ANSIDarkHighlightTheme)
-        theme = themes[self._dark] if self._ansi else highlight.HighlightTheme
+        theme: type[highlight.HighlightTheme]
+        if self._ansi:
+            theme = (highlight.ANSILightHighlightTheme, highlight.ANSIDarkHighlightTheme)[self._dark]
+        else:
+            from app.tui.code_theme import CodeTheme
+
+            theme = CodeTheme
         return highlight.highlight(code, language=language, theme=theme)
 
 

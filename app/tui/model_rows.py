@@ -28,11 +28,14 @@ class ModelRow:
 def model_rows(card: ModelCard | None) -> list[ModelRow]:
     """Installed models first, then the rest of the catalog. Reads files: call it in a thread."""
     from app.models_report import overview
+    from models.catalog import load_catalog
     from models.store import Store
 
     rows = []
     usable = card.budget.usable + card.active_memory_bytes if card and card.budget else None
     peak = card.peak.bytes_per_second if card and card.peak else None
+    # A mixture reads a part of its weights only, and the catalog does not say which part.
+    mixtures = {entry.name for entry in load_catalog().values() if entry.shape.experts > 1}
     for document in overview(Store()):
         size = document["disk_bytes"] if document["installed"] else document["download_bytes"]
         memory = document["memory_bytes"]
@@ -49,7 +52,7 @@ def model_rows(card: ModelCard | None) -> list[ModelRow]:
                 context=document["context"],
                 quantization=document["quantization"] or "",
                 fits=memory <= usable if memory is not None and usable is not None else None,
-                tokens_per_second=peak / weights if peak and weights else None,
+                tokens_per_second=peak / weights if peak and weights and document["name"] not in mixtures else None,
                 problem=document.get("problem"),
             )
         )

@@ -22,9 +22,12 @@ class Prompt(TextArea):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "send", "Send", priority=False),
-        Binding("ctrl+j,shift+enter,alt+enter", "newline", "New line", key_display="^j"),
+        Binding("ctrl+j,shift+enter,alt+enter", "newline", "New line", key_display="^J"),
         Binding("tab", "complete", "Complete", show=False),
         Binding("ctrl+d", "end_of_input", "Quit", show=False),
+        # A text area would select with these.
+        Binding("f6", "screen.do('set')", "Settings", show=False),
+        Binding("f7", "app.freeze", "Freeze", show=False),
     ]
 
     @dataclass

@@ -1,5 +1,7 @@
 """The line at the top: which model, which session, how fast, and how full the context is. Always visible."""
 
+from dataclasses import dataclass
+
 from textual.content import Content
 from textual.widget import Widget
 
@@ -10,23 +12,30 @@ _METER = 10
 _NEARLY_FULL = 0.85
 
 
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Model and title are safe to show; `limit` None until a model is loaded."""
+
+    model: str = ""
+    title: str = ""
+    tokens: int = 0
+    limit: int | None = None
+
+
 class StatusBar(Widget):
     """Drawn from plain values; `tell` sets them."""
 
     def __init__(self, figures: LiveFigures, id: str | None = None) -> None:
         super().__init__(id=id)
         self._figures = figures
-        self._model = self._title = ""
-        self._tokens = 0
-        self._limit: int | None = None
+        self._status = Status()
         self._drawn: tuple[object, ...] = ()
 
-    def tell(self, model: str, title: str, tokens: int, limit: int | None) -> None:
+    def tell(self, status: Status) -> None:
         """New values; draws only if something is different."""
-        now = (model, title, tokens, limit, rate_text(self._figures.rate_now), self._figures.phase)
+        now = (status, rate_text(self._figures.rate_now), self._figures.phase)
         if now != self._drawn:
-            self._drawn = now
-            self._model, self._title, self._tokens, self._limit = model, title, tokens, limit
+            self._drawn, self._status = now, status
             self.refresh()
 
     def render(self) -> Content:
@@ -37,10 +46,10 @@ class StatusBar(Widget):
 
     def _left(self, room: int) -> Content:
         parts: list[Content | tuple[str, str]] = [("▚ headrace", "bold $text-primary")]
-        if self._model:
-            parts += [("  ", ""), (self._model, "bold")]
-        if self._title:
-            parts += [("  ", ""), (self._title, "$quiet")]
+        if self._status.model:
+            parts += [("  ", ""), (self._status.model, "bold")]
+        if self._status.title:
+            parts += [("  ", ""), (self._status.title, "$quiet")]
         return Content.assemble(*parts).truncate(max(0, room), ellipsis=True)
 
     def _right(self, width: int) -> Content:
@@ -49,7 +58,7 @@ class StatusBar(Widget):
             share = f" MBU {self._figures.mbu:.0%}" if self._figures.mbu is not None else ""
             rate = rate_text(self._figures.rate_now)
             speed = Content.assemble((f"{rate} tok/s", "bold"), (share, "$quiet"), "   ")
-        meter = context_meter(self._tokens, self._limit)
+        meter = context_meter(self._status.tokens, self._status.limit)
         return Content.assemble(speed, meter) if width >= 70 else meter
 
 

@@ -16,7 +16,7 @@ def welcome_lines(engine: ChatEngine, session: Session) -> list[Content]:
     card = engine.card
     lines = [
         Content.styled(_WATER[0], "$secondary"),
-        Content.assemble(("h e a d r a c e ", "bold $text-primary"), (_WATER[1].lstrip()[:9], "$secondary")),
+        Content.assemble(("h e a d r a c e", "bold $text-primary"), (_WATER[1].lstrip()[:9], "$secondary")),
         Content(""),
     ]
     if card is not None:

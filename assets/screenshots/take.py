@@ -13,12 +13,13 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from textual.pilot import Pilot
+
 from app.engine_client import EngineClient
 from app.sessions.store import SessionStore
 from app.settings import ScreenSettings, Settings
 from app.tui.app import HeadraceApp
 from app.tui.prompt import Prompt
-from textual.pilot import Pilot
 
 HERE = Path(__file__).parent
 QUESTION = "Write a short Python function that adds two numbers, and explain it in a list of three points."
@@ -57,13 +58,13 @@ async def decode(app: HeadraceApp, pilot: Pilot[None]) -> None:
     await pilot.pause(0.6)
 
 
-async def models(app: HeadraceApp, pilot: Pilot[None]) -> None:
+async def models(_: HeadraceApp, pilot: Pilot[None]) -> None:
     """The model picker."""
     await pilot.press("f5")
     await pilot.pause(1.5)
 
 
-async def welcome(app: HeadraceApp, pilot: Pilot[None]) -> None:
+async def welcome(_: HeadraceApp, pilot: Pilot[None]) -> None:
     """Right after the start."""
     await pilot.press("slash")
     await pilot.pause(0.3)

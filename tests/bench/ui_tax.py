@@ -168,7 +168,8 @@ def main() -> None:
                 plain.pop()
             else:
                 inside.append(rate)
-                print(f"run {plain[-1]:.1f} tok/s, app {rate:.1f} tok/s: {rate / plain[-1]:.1%}; screen {share:.1%} of a core", flush=True)
+                sides = f"run {plain[-1]:.1f} tok/s, app {rate:.1f} tok/s"
+                print(f"{sides}: {rate / plain[-1]:.1%}; screen {share:.1%} of a core", flush=True)
     ratio = statistics.median(inside) / statistics.median(plain)
     print(f"median: run {statistics.median(plain):.1f}, app {statistics.median(inside):.1f} tok/s: {ratio:.1%}")
     if (spread := Percentiles.of(echoes)) is not None:

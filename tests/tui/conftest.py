@@ -5,15 +5,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import app.tui.app as application
 import pytest
+from textual.pilot import Pilot
+
+import app.tui.app as application
 from app.sessions.store import SessionStore
 from app.settings import Settings
 from app.tui.app import HeadraceApp
 from app.tui.prompt import Prompt
 from app.tui.transcript import Transcript
-from textual.pilot import Pilot
-
 from tests.app.scripted_engine import ScriptedEngine
 
 Scenario = Callable[["Driver"], Awaitable[None]]
@@ -72,7 +72,7 @@ class Driver:
 
     def text(self) -> str:
         """The screen as plain text, without trailing spaces."""
-        width, height = self.app.size
+        _width, height = self.app.size
         lines = []
         for strip in self.app.screen._compositor.render_strips():
             lines.append("".join(segment.text for segment in strip).rstrip())

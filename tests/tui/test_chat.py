@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+from textual import events
+from textual.widgets import Input, OptionList
+
 from app.tui.chat_screen import ChatScreen
 from app.tui.completion import CompletionMenu
 from app.tui.decode.screen import DecodeScreen
 from app.tui.dialogs import Choose
 from app.tui.help_screen import HelpScreen
-from textual import events
-from textual.widgets import Input, OptionList
-
 from tests.app.scripted_engine import Script, ScriptedEngine, with_context
 from tests.tui.conftest import Driver
 
@@ -22,7 +22,9 @@ def test_question_and_answer_are_on_the_screen(play) -> None:
         screen = it.text()
         assert "❯ Who is there?" in screen
         assert "Hello, world." in screen
-        assert "4 tokens" in screen and "167 tok/s" in screen and "TTFT 50.0 ms" in screen
+        assert "4 tokens" in screen
+        assert "167 tok/s" in screen
+        assert "TTFT 50.0 ms" in screen
         assert "24 / 512" in screen  # context tokens of the limit
 
     play(scenario)
@@ -126,7 +128,8 @@ def test_keys_on_a_selected_message(play) -> None:
         await it.press("right_square_bracket")
         assert it.said[-1] == "other"
         await it.press("up", "e")
-        assert it.prompt.text == "code" and it.prompt.has_focus
+        assert it.prompt.text == "code"
+        assert it.prompt.has_focus
 
     play(scenario, engine)
 
@@ -245,23 +248,29 @@ def test_help_decode_view_freeze_and_export(play, home: Path) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("x")
         await it.press("f1")
-        assert isinstance(it.app.screen, HelpScreen) and "/regen" in it.text() and "Shift+Enter" in it.text()
+        assert isinstance(it.app.screen, HelpScreen)
+        assert "/regen" in it.text()
+        assert "Shift+Enter" in it.text()
         await it.press("escape", "f2")
         assert isinstance(it.app.screen, DecodeScreen)
-        assert "roofline" in it.text() and "1 of" not in it.text()
+        assert "roofline" in it.text()
+        assert "1 of" not in it.text()
         await it.press("space")
         assert it.app.frozen is not None
         await it.until(lambda: "frozen" in it.text())
         await it.press("left")
-        assert "step 3" in it.text() and "context" in it.text()
+        assert "step 3" in it.text()
+        assert "context" in it.text()
         await it.press("left")
         assert "step 2" in it.text()
         await it.press("x")
         (path,) = (home / "home" / "data" / "exports").glob("decode-*.json")
         document = json.loads(path.read_text())
-        assert len(document["steps"]) == 4 and document["turns"][0]["prompt_tokens"] == 20
+        assert len(document["steps"]) == 4
+        assert document["turns"][0]["prompt_tokens"] == 20
         await it.press("space", "f2")
-        assert it.app.frozen is None and isinstance(it.app.screen, ChatScreen)
+        assert it.app.frozen is None
+        assert isinstance(it.app.screen, ChatScreen)
         await it.write("/stats")
         assert isinstance(it.app.screen, DecodeScreen)
 
@@ -289,7 +298,8 @@ def test_commands_complete(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("slash", "s", "t")
         menu = it.app.screen.query_one(CompletionMenu)
-        assert menu.display and "/stats" in it.text()
+        assert menu.display
+        assert "/stats" in it.text()
         await it.press("enter")
         assert isinstance(it.app.screen, DecodeScreen)
 
@@ -415,7 +425,8 @@ def test_the_full_context_is_asked_about(play, key: str, choice: str) -> None:
         if choice == "drop":
             assert engine.commands[-1].drop_oldest
         elif choice == "summarise":
-            assert len(engine.commands) == 4 and it.said[-1] == "after"
+            assert len(engine.commands) == 4
+            assert it.said[-1] == "after"
         else:
             assert it.app.conversation.session.id != before
 
@@ -427,7 +438,8 @@ def test_models_are_listed_switched_and_fetched(play) -> None:
         await it.press("f5")
         models = it.app.screen.query_one("#models", OptionList)
         await it.until(lambda: models.option_count > 3)
-        assert "smollm2-135m" in it.text() and "tok/s up to" in it.text()
+        assert "smollm2-135m" in it.text()
+        assert "tok/s up to" in it.text()
         await it.press("enter")
         await it.until(lambda: it.engine.pulls == ["smollm2-135m"])
         await it.until(lambda: "smollm2-135m is installed" in it.text())
@@ -443,9 +455,12 @@ def test_thinking_is_folded_until_asked_for(play) -> None:
 
     async def scenario(it: Driver) -> None:
         await it.ask("2+2")
-        assert "▸ thought 3 words" in it.text() and "let me see" not in it.text() and "It is 4." in it.text()
+        assert "▸ thought 3 words" in it.text()
+        assert "let me see" not in it.text()
+        assert "It is 4." in it.text()
         await it.press("ctrl+t")
-        assert "▾ thought" in it.text() and "let me see" in it.text()
+        assert "▾ thought" in it.text()
+        assert "let me see" in it.text()
 
     play(scenario, engine)
 
@@ -460,7 +475,8 @@ def test_the_tail_is_followed_until_scrolled_up(play) -> None:
         top = it.transcript.top
         engine.release()
         await it.idle()
-        assert it.transcript.top == top and "line 59" not in it.text()
+        assert it.transcript.top == top
+        assert "line 59" not in it.text()
         await it.press("ctrl+end")
         assert "line 59" in it.text()
 

@@ -53,7 +53,7 @@ def _bytes_per_step(figures: LiveFigures, width: int) -> list[Content]:
     last, share = figures.last, moving_share(figures.steps)
     if last is None or share is None:
         weights = figures.model.weight_bytes
-        text = f"a step reads {format_bytes(weights)} of weights, and the KV cache" if weights else ""
+        text = f"a step reads {format_bytes(weights)} of weights + KV" if weights else ""
         return [Content.styled(text, "$quiet").truncate(width)]
     cells = max(0, min(width, round(share * width) or (1 if share > 0 else 0)))
     split = Content.assemble(("█" * (width - cells), "$secondary"), ("▒" * cells, "$accent"))

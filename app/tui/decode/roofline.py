@@ -30,14 +30,17 @@ class Point:
 class RooflineSection(Section):
     """Where decode and prefill stand under the machine's ceilings."""
 
-    TITLE = "roofline (computed, log-log)"
+    TITLE = "roofline, FLOP/s (computed)"
 
     def lines(self, figures: LiveFigures, width: int, height: int) -> Sequence[Content]:
         points = [point for point in (decode_point(figures), prefill_point(figures)) if point]
         bandwidth = figures.machine.measured_gb_s
         if bandwidth is None or not points or height < 4:
             return [Content.styled("after the first answer", "$faint")]
-        return [*_plot(points, bandwidth * 1e9, figures.machine.peak_flops, width, height - 1), _legend(points, width)]
+        roof = figures.machine.peak_flops
+        if roof is None and not self.border_subtitle:
+            self.border_subtitle = Content("compute peak unknown")
+        return [*_plot(points, bandwidth * 1e9, roof, width, height - 2), *_legend(points, width)]
 
 
 def decode_point(figures: LiveFigures) -> Point | None:
@@ -82,25 +85,22 @@ def _plot(points: list[Point], bandwidth: float, roof: float | None, width: int,
         if 0 <= line < canvas_height and 0 <= column < canvas_width:
             before, after = rows[line][:column], rows[line][column + 1 :]
             rows[line] = Content.assemble(before, (point.mark, point.style), after)
-    return [
-        Content.assemble(
-            (
-                f"{_flops(10**high_y) if n == 0 else _flops(10**low_y) if n == height - 1 else '':>{_LABEL - 1}} ",
-                "$quiet",
-            ),
-            line,
-        )
-        for n, line in enumerate(rows)
+    labels = {0: _flops(10**high_y), canvas_height - 1: _flops(10**low_y)}
+    lines = [
+        Content.assemble((f"{labels.get(number, ''):>{_LABEL - 1}} ", "$quiet"), line)
+        for number, line in enumerate(rows)
     ]
+    axis = spread(Content(f"{10**low_x:g}"), Content(f"FLOP/byte {10**high_x:g}"), canvas_width)
+    return [*lines, Content.assemble(" " * _LABEL, axis.stylize("$quiet"))]
 
 
-def _legend(points: list[Point], width: int) -> Content:
+def _legend(points: list[Point], width: int) -> list[Content]:
     names = {"◆": "decode", "▲": "prefill"}
     pieces: list[Content] = []
     for point in points:
         text = f" {names[point.mark]} {_intensity(point.intensity)} FLOP/B {_flops(point.flops)}  "
         pieces.append(Content.assemble((point.mark, point.style), (text, "$quiet")))
-    return spread(Content.assemble(*pieces), Content(""), width).truncate(width)
+    return [Content.assemble(*pieces).truncate(width)]
 
 
 def _flops(value: float) -> str:

@@ -18,7 +18,7 @@ from app.tui.decode.section import Section
 from app.tui.decode.speed import SpeedSection
 from app.tui.decode.turns import TurnsSection
 from app.tui.figures import LiveFigures
-from app.tui.status_bar import StatusBar
+from app.tui.status_bar import Status, StatusBar
 
 _WIDE = 132  # cells from which the right column is the wider one
 _TALL = 32  # lines from which every part has room
@@ -56,8 +56,9 @@ class DecodeScreen(Screen[None]):
                 yield TurnsSection(self.figures, id="turns")
         yield Footer()
 
-    def show(self, figures: LiveFigures, frozen: bool) -> None:
+    def show(self, figures: LiveFigures, status: Status, *, frozen: bool) -> None:
         """Draw these figures."""
+        self.query_one(StatusBar).tell(status)
         self.query_one(SpeedSection).show(figures, frozen)
         for section in self.query(Section):
             section.show(figures)
