@@ -5,16 +5,17 @@ in the store before the engine hears of it, and an answer grows in the store as 
 raise HeadraceError with nothing changed; what goes wrong later ends up in `notice`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, ParamSpec
+from typing import Literal, ParamSpec
 
 from app.attachments import take_attachments
-from app.conversation_prompt import SUMMARY_TOKENS, first_sent, prompt_messages, runs, summary_messages
+from app.conversation_prompt import SUMMARY_TOKENS, prompt_messages, runs, summary_messages
 from app.conversation_turn import Turn, figures
 from app.engine_client import ChatEngine
 from app.engine_messages import ContextFull, Delta, Died, Done, Dropped, Event, Failed, Generate, ModelSpec, Prefill
-from app.sessions.records import Attachment, Message, Role, Session
+from app.open_session import OpenSession
+from app.sessions.records import Attachment, Message, Session
 from app.sessions.store import SessionStore
 from app.thinking import split_thinking
 from runtime.errors import EngineError, SessionError, UsageError
@@ -38,38 +39,24 @@ class ContextQuestion:
     leaf: int
 
 
-@dataclass(frozen=True, slots=True)
-class Branches:
-    """The alternatives at one message: their ids, oldest first, and which one is shown."""
-
-    ids: tuple[int, ...]
-    shown: int  # index into ids
-
-
-class Conversation:
+class Conversation(OpenSession):
     """One session being talked to.
 
     messages: the active branch, first to last, the growing answer included. context_tokens: of prompt and answer, as
     last known. question: set while the user has to choose, see `resolve`. notice: one line the user should see.
     """
 
-    messages: list[Message]
-    context_tokens: int
-
     def __init__(
         self, engine: ChatEngine, store: SessionStore, session: Session | None = None, *, context: int | None = None
     ) -> None:
         """`session` None begins a new one. `context`: the limit to load models with, None for what memory allows."""
+        super().__init__(store, session if session is not None else store.create())
         self.engine = engine
-        self.store = store
-        self.session = session if session is not None else store.create()
         self.phase: Phase = "idle"
         self.question: ContextQuestion | None = None
         self.notice: str | None = None
         self._context = context
         self._turn: Turn | None = None
-        store.recover(self.session.id)
-        self._reload()
 
     # --- what the screen shows -------------------------------------------------------------------------------
 
@@ -77,16 +64,6 @@ class Conversation:
     def context_limit(self) -> int | None:
         """Tokens; None until a model is loaded."""
         return self.engine.card.context_limit if self.engine.card else None
-
-    @property
-    def not_sent(self) -> int:
-        """How many messages at the start of the active branch the model no longer sees."""
-        return first_sent(self.session, self.messages)
-
-    def branches(self, message_id: int) -> Branches:
-        """The alternatives at a message of the active branch."""
-        ids = self.store.alternatives(self._message(message_id))
-        return Branches(tuple(ids), ids.index(message_id))
 
     # --- what a person does ----------------------------------------------------------------------------------
 
@@ -103,21 +80,22 @@ class Conversation:
     def regenerate(self, message_id: int | None = None) -> None:
         """Another answer in the place of this one (None: the last), as a new branch."""
         self._ready_to_ask()
-        answer = self._last("assistant") if message_id is None else self._message(message_id)
+        answer = self.last("assistant") if message_id is None else self.message(message_id)
         if answer.role != "assistant" or answer.parent_id is None:
             raise UsageError("only an answer can be generated again")
         self._ask(answer.parent_id)
 
     def edit(self, message_id: int, text: str) -> None:
         """A new branch with another text: a user message is answered at once, an answer can be continued."""
-        self._ready_to_ask()
-        old = self._message(message_id)
+        self._idle()
+        old = self.message(message_id)
         if old.role == "user":
+            self._ready_to_ask()
             content, attachments = _spoken(text)
             self._add_and_ask(old.parent_id, content, attachments or old.attachments)
         else:
             self.store.add(self.session.id, old.parent_id, "assistant", text, model=old.model)
-            self._reload()
+            self.reload()
 
     def continue_answer(self) -> None:
         """Go on where the last answer ended; a last message without an answer is answered."""
@@ -127,13 +105,10 @@ class Conversation:
         self._ask(self.messages[-1].id, continuing=self.messages[-1].role == "assistant")
 
     def switch_branch(self, message_id: int, step: int) -> None:
-        """Show the next (1) or previous (-1) alternative at this message; at the end nothing happens."""
+        """See `OpenSession.switch_branch`."""
         self._idle()
-        branches = self.branches(message_id)
-        wanted = min(max(branches.shown + step, 0), len(branches.ids) - 1)
-        self.store.activate(self.store.message(branches.ids[wanted]))
+        super().switch_branch(message_id, step)
         self.question = None
-        self._reload()
 
     def load_model(self) -> None:
         """Start the engine with the session's model."""
@@ -143,19 +118,6 @@ class Conversation:
         """Go on with another model, from this session's next answer on."""
         self.session = self.store.set_model(self.session.id, name)
         self.load_model()
-
-    def set_system(self, text: str) -> None:
-        """The system prompt of this session, from the next answer on."""
-        self.session = self.store.set_system(self.session.id, text)
-
-    def set_sampling(self, values: Mapping[str, Any]) -> None:
-        """Change sampling settings (SamplingParams fields, max_tokens, stop) of this session; None takes one back."""
-        merged = {key: value for key, value in {**self.session.sampling, **values}.items() if value is not None}
-        self.session = self.store.set_sampling(self.session.id, merged)
-
-    def rename(self, title: str) -> None:
-        """Give the session a name."""
-        self.session = self.store.rename(self.session.id, title)
 
     def resolve(self, choice: ContextChoice) -> None:
         """Answer `question`: drop the oldest turns, put a summary in their place, or go on in a new session."""
@@ -260,7 +222,7 @@ class Conversation:
         self._turn, self.phase = None, "idle"
         turn.end(reason, figures(done) if done else None)
         tokens = self.context_tokens
-        self._reload()
+        self.reload()
         self.context_tokens = tokens
 
     # --- the full context ------------------------------------------------------------------------------------
@@ -279,17 +241,17 @@ class Conversation:
         self.session = self.store.set_prompt_from(self.session.id, first.id, self.session.summary)
 
     def _begin_anew(self, *, with_last: bool) -> None:
-        last, old = self._last("user"), self.session
+        last, old = self.last("user"), self.session
         self.session = self.store.create(model=old.model, system=old.system, sampling=old.sampling)
         self.question = None
-        self._reload()
+        self.reload()
         if with_last:
             self._ready_to_ask()
             self._add_and_ask(None, last.content, last.attachments)
 
     def _summarise(self, question: ContextQuestion) -> None:
         self._ready_to_ask()
-        turn = Turn(self.store, self._message(question.leaf), continuing=question.during_answer, summarising=True)
+        turn = Turn(self.store, self.message(question.leaf), continuing=question.during_answer, summarising=True)
         messages = summary_messages(self.session, self.messages)
         self.engine.submit(Generate(turn.id, messages, max_tokens=SUMMARY_TOKENS, drop_oldest=True))
         self._turn, self.phase = turn, "summarising"
@@ -300,21 +262,21 @@ class Conversation:
         if not cancelled and not summary:
             self.notice = "the model gave no summary"
         elif not cancelled:
-            self.session = self.store.set_prompt_from(self.session.id, self._last("user").id, summary)
+            self.session = self.store.set_prompt_from(self.session.id, self.last("user").id, summary)
             self._ask(turn.leaf.id, continuing=turn.continuing)
 
     # --- common ground ---------------------------------------------------------------------------------------
 
     def _add_and_ask(self, parent: int | None, content: str, attachments: tuple[Attachment, ...]) -> Message:
         message = self.store.add(self.session.id, parent, "user", content, attachments=attachments)
-        self._reload()
+        self.reload()
         self._ask(message.id)
         return message
 
     def _ask(self, leaf_id: int, *, continuing: bool = False, drop_oldest: bool = False) -> None:
         """Submit the branch up to this message; with `continuing` it is the answer so far."""
         self._ready_to_ask()
-        leaf = self._message(leaf_id)
+        leaf = self.message(leaf_id)
         branch = self.messages[: self.messages.index(leaf) + 1]
         turn = Turn(self.store, leaf, continuing=continuing)
         sampling = dict(self.session.sampling)
@@ -342,25 +304,6 @@ class Conversation:
     def _idle(self) -> None:
         if self._turn is not None:
             raise EngineError("an answer is being written", "stop it first")
-
-    def _reload(self) -> None:
-        """The active branch and the session as they are in the store."""
-        self.session = self.store.session(self.session.id)
-        self.messages = self.store.branch(self.session.id)
-        last = next((message.figures for message in reversed(self.messages) if message.figures), None)
-        self.context_tokens = last.prompt_tokens + last.completion_tokens if last else 0
-
-    def _message(self, message_id: int) -> Message:
-        for message in self.messages:
-            if message.id == message_id:
-                return message
-        raise UsageError(f"message {message_id} is not on this branch")
-
-    def _last(self, role: Role) -> Message:
-        for message in reversed(self.messages):
-            if message.role == role:
-                return message
-        raise UsageError("there is no answer yet" if role == "assistant" else "nothing was asked yet")
 
 
 def _spoken(text: str) -> tuple[str, tuple[Attachment, ...]]:
