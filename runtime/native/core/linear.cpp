@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kBatchRows = 16;      // more activation rows than this: panels
 constexpr int64_t kTaskBytes = 1 << 15; // weight bytes worth handing to another thread
-constexpr int64_t kTasksPerThread = 6;
+constexpr int64_t kTasksPerThread = 4;
 constexpr int64_t kMaxTileRows = 512;   // activation rows that share one unpacked panel
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

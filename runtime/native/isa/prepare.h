@@ -10,7 +10,7 @@ namespace headrace::HEADRACE_ISA {
 inline int64_t prepared_size(const Matrix& w) {
   return with_format(w, [&](auto format) {
     using F = decltype(format);
-    return padded_depth<F>(w) + (F::kPaired ? 2 : 1) * round_up(w.groups(), 16);
+    return padded_depth<F>(w) + round_up(w.groups(), 16);
   });
 }
 
@@ -21,19 +21,16 @@ inline void order_block(const float* x, float* out) {
   }
 }
 
-// Sums over each group of `w`; with Odd, of the values at odd places only (what paired nibbles need besides).
-template <bool Odd>
 inline void group_sums(const Matrix& w, const float* x, float* sums_out) {
   const int64_t groups = w.groups();
-  const int64_t shift = __builtin_ctzll(static_cast<uint64_t>(w.group));
-  for (int64_t g = 0; g < round_up(groups, 16); ++g) {
+  for (int64_t g = 0; g < groups; ++g) {
     float lanes[8] = {};
-    for (int64_t i = g << shift; g < groups && i < (g + 1) << shift; i += 8) {
+    for (int64_t i = g * w.group; i < (g + 1) * w.group; i += 8) {
       for (int j = 0; j < 8; ++j) lanes[j] += x[i + j];
     }
-    const float odd = (lanes[1] + lanes[3]) + (lanes[5] + lanes[7]);
-    sums_out[g] = Odd ? odd : odd + ((lanes[0] + lanes[2]) + (lanes[4] + lanes[6]));
+    sums_out[g] = ((lanes[0] + lanes[4]) + (lanes[1] + lanes[5])) + ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7]));
   }
+  for (int64_t g = groups; g < round_up(groups, 16); ++g) sums_out[g] = 0;
 }
 
 inline void prepare(const Matrix& w, const float* x, float* out) {
@@ -51,8 +48,7 @@ inline void prepare(const Matrix& w, const float* x, float* out) {
         }
       }
     }
-    if (w.quantized()) group_sums<false>(w, x, out + depth);
-    if (F::kPaired) group_sums<true>(w, x, out + depth + round_up(w.groups(), 16));
+    if (w.quantized()) group_sums(w, x, out + depth);
   });
 }
 

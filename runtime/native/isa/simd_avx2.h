@@ -81,7 +81,6 @@ inline void store_first_f16(uint16_t* p, vf v, int64_t n) {
   std::memcpy(p, &half, static_cast<size_t>(n) * sizeof *p);
 }
 
-inline void prefetch(const void* p) { __builtin_prefetch(p); }
 inline vi load_words(const uint32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const vi*>(p)); }
 inline vi load_first_words(const uint32_t* p, int64_t n) {
   return _mm256_maskload_epi32(reinterpret_cast<const int*>(p), first(n));
@@ -96,8 +95,6 @@ inline vf quant(vi words, int step) {
 
 template <int Bits>
 inline void decode(vf&, vf&) {}
-constexpr bool kPairedNibbles = false;
-inline void nibbles(vi, int, vf&, vf&) {}
 
 // Eight consecutive values of an odd width fill Bits bytes.
 template <int Bits>

@@ -70,7 +70,6 @@ inline void store_first_f16(uint16_t* p, vf v, int64_t n) {
 }
 
 // Sixteen dwords of packed weights.
-inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 inline vi load_words(const uint32_t* p) { return _mm512_loadu_si512(p); }
 inline vi load_first_words(const uint32_t* p, int64_t n) { return _mm512_maskz_loadu_epi32(first(n), p); }
 
@@ -92,21 +91,6 @@ template <int Bits>
 inline void decode(vf& scale, vf& offset) {
   scale = mul(scale, set1(static_cast<float>(1 << Bits)));
   offset = sub(offset, scale);
-}
-
-// Both nibbles of byte `pair` of each dword: low = q / 256, high = 1 + q / 16. One shift serves two values, and the
-// subtraction (exact) runs beside the integer instructions, which limit this kernel, as a multiply-add.
-constexpr bool kPairedNibbles = true;
-inline void nibbles(vi words, int pair, vf& low, vf& high) {
-  using Unsigned = uint32_t __attribute__((vector_size(64)));
-  const int up = 15 - 8 * pair;
-  const auto raw = (Unsigned)words;
-  const vi moved = (vi)(up >= 0 ? raw << static_cast<uint32_t>(up) : raw >> static_cast<uint32_t>(-up));
-  const vi one = _mm512_set1_epi32(0x3f800000);
-  constexpr int kAndOr = 0xea;  // (moved & field) | one
-  const vi byte = _mm512_ternarylogic_epi32(moved, _mm512_set1_epi32(0xff << 15), one, kAndOr);
-  high = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(moved, _mm512_set1_epi32(0xf << 19), one, kAndOr));
-  low = _mm512_fmsub_ps(_mm512_castsi512_ps(byte), set1(1.0f), high);
 }
 
 // Sixteen consecutive values of an odd width, starting at a byte boundary (16 values fill 2 * Bits bytes).

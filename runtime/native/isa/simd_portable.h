@@ -79,7 +79,6 @@ inline void store_first_f16(uint16_t* p, vf v, int64_t n) {
   for (int64_t i = 0; i < n; ++i) p[i] = f32_to_f16(v[i]);
 }
 
-inline void prefetch(const void* p) { __builtin_prefetch(p); }
 inline vi load_words(const uint32_t* p) {
   vi v;
   __builtin_memcpy(&v, p, sizeof v);
@@ -100,8 +99,6 @@ inline vf quant(vi words, int step) {
 
 template <int Bits>
 inline void decode(vf&, vf&) {}
-constexpr bool kPairedNibbles = false;
-inline void nibbles(vi, int, vf&, vf&) {}
 
 // Four consecutive values of an odd width: every other call starts in the middle of a byte.
 template <int Bits>

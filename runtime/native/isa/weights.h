@@ -16,7 +16,6 @@ struct Words {
   static constexpr int kBits = Bits;
   static constexpr int kSteps = 32 / Bits;
   static constexpr int kBlock = W * kSteps;
-  static constexpr bool kPaired = kPairedNibbles && Bits == 4;  // the matvec takes steps 2j and 2j + 1 together
   using Raw = vi;
 
   static Raw load(const uint8_t* row, int64_t block) {
@@ -37,7 +36,6 @@ struct Stream {
   static constexpr int kBits = Bits;
   static constexpr int kSteps = 32 / W;
   static constexpr int kBlock = 32;
-  static constexpr bool kPaired = false;
   using Raw = const uint8_t*;
 
   static Raw load(const uint8_t* row, int64_t block) { return row + block * (4 * Bits); }
@@ -60,7 +58,6 @@ struct Plain {
   static constexpr int kBits = 0;
   static constexpr int kSteps = 1;
   static constexpr int kBlock = W;
-  static constexpr bool kPaired = false;
   using Raw = vf;
 
   static Raw load(const uint8_t* row, int64_t block) { return load_as<T>(row, block * W); }
