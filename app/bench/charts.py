@@ -77,7 +77,7 @@ def roofline(results: Sequence[Entry], peak_gb_s: float | None) -> str | None:
         most = max(entry["arithmetic_intensity"] for entry in shown) * 2
         least = min(entry["arithmetic_intensity"] for entry in shown) / 2
         axes.plot([least, most], [least * peak_gb_s, most * peak_gb_s], color=INK, linestyle="--")
-        below: dict[str, Any] = {"xytext": (-6, -12), "textcoords": "offset points", "ha": "right", "color": INK}
+        below: dict[str, Any] = {"xytext": (-36, -4), "textcoords": "offset points", "ha": "right", "color": INK}
         axes.annotate(f"memory: {peak_gb_s:.0f} GB/s", (most, most * peak_gb_s), **below)
         for colour, kind in zip(SERIES, ("prefill", "decode"), strict=False):
             points = [entry for entry in shown if bool(entry["generated_tokens"]) == (kind == "decode")]

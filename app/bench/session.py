@@ -8,10 +8,10 @@ Without a fixed number of repetitions a run takes MIN_ROUNDS and goes on until e
 PRECISION, or the rounds or the time are used up: a quiet machine is done in seconds, a noisy one gets what it needs.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import log, sqrt
 
 from app.bench.plan import Test
 from app.bench.sample import Contestant, Repetition
@@ -87,23 +87,33 @@ class Session:
             return self._round >= self._rounds
         if self._round < MIN_ROUNDS:
             return False
-        return self._round >= MAX_ROUNDS or elapsed > MAX_SECONDS or self._precise()
+        return self._round >= MAX_ROUNDS or elapsed > MAX_SECONDS or self._worst_precision() <= PRECISION
 
-    def _precise(self) -> bool:
-        return all(
-            precision([log(typical_speed(test, repetition.sample)) for repetition in kept]) <= PRECISION
+    def _worst_precision(self) -> float:
+        return max(
+            precision([math.log(typical_speed(test, repetition.sample)) for repetition in kept])
             for (_, _, test), kept in self.repetitions.items()
         )
 
     def _total(self) -> int:
-        """Measurements in the whole run, warm-ups included; without a fixed number, what is certain so far."""
-        rounds = self._rounds if self._rounds is not None else max(MIN_ROUNDS, self._round)
-        return len(self._pairs) * (rounds + 1)
+        """Measurements in the whole run, warm-ups included."""
+        return len(self._pairs) * (self._rounds_expected() + 1)
+
+    def _rounds_expected(self) -> int:
+        """The fixed number, or how many it will take if the noise stays what it is: the error falls as 1 / sqrt(n)."""
+        if self._rounds is not None:
+            return self._rounds
+        counts = [len(kept) for kept in self.repetitions.values()]
+        if min(counts) < MIN_ROUNDS:
+            return max(MIN_ROUNDS, self._round)
+        needed = math.ceil(min(counts) * (self._worst_precision() / PRECISION) ** 2)
+        affordable = math.ceil(MAX_SECONDS / max(sum(self._took.values()), 1e-9))
+        return max(self._round, min(needed, affordable, MAX_ROUNDS))
 
     def _left(self, pairs: Sequence[tuple[Contestant, Test]]) -> float | None:
         if len(self._took) < len(self._pairs):
             return None
-        rounds = self._rounds if self._rounds is not None else max(MIN_ROUNDS, self._round)
+        rounds = self._rounds_expected()
         this_round = sum(self._took[_key(*pair)] for pair in pairs)
         return this_round + (rounds - self._round) * sum(self._took.values())
 
@@ -119,5 +129,5 @@ def _key(contestant: Contestant, test: Test) -> Key:
 def precision(logs: Sequence[float]) -> float:
     """Half the width of the 95 % t interval of the mean of logarithms: a relative error."""
     if len(logs) < 2:
-        return float("inf")
-    return student_quantile(0.975, len(logs) - 1) * sd(logs) / sqrt(len(logs))
+        return math.inf
+    return student_quantile(0.975, len(logs) - 1) * sd(logs) / math.sqrt(len(logs))

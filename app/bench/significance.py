@@ -3,13 +3,16 @@
 The model is an analysis of covariance on logarithms: log(speed) = run + slope * log(memory speed) + noise. Both runs
 share the slope, which lies between 0 (bound by nothing in memory) and 1 (by nothing else). On a machine whose memory
 wanders this takes out what the machine did and leaves what the code did. Without memory speeds it is the two-sample
-t test.
-Source: Cox and McCullagh, "Some aspects of analysis of covariance", Biometrics 38(3), 1982.
+t test. Noise that lasts longer than a round makes repetitions resemble their neighbours; the error is widened by the
+first autocorrelation of what is left, so that a slow minute is not taken for slow code.
+Sources: Cox and McCullagh, "Some aspects of analysis of covariance", Biometrics 38(3), 1982; Bayley and Hammersley,
+"The effective number of independent observations in an autocorrelated time series", JRSS Supplement 8(2), 1946.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
 
 from app.bench.stats import student_cdf, student_quantile
@@ -44,13 +47,33 @@ def difference(a: Pairs, b: Pairs) -> Difference | None:
     syy = sum(_products(y, y) for y, _ in samples)
     residual = max(0.0, syy - 2 * slope * sxy + slope * slope * sxx)
     spread = residual / max(df, 1) * (1 / len(a) + 1 / len(b) + (apart * apart / sxx if sxx > 0 else 0.0))
-    error = math.sqrt(spread)
+    error = math.sqrt(spread * _inflation([_residuals(x, y, slope) for y, x in samples]))
     if error == 0:
         p = 1.0 if shift == 0 else 0.0
         return Difference(math.exp(shift), math.exp(shift), math.exp(shift), p, slope)
     margin = student_quantile(0.975, max(df, 1)) * error
     p = 2 * (1 - student_cdf(abs(shift) / error, max(df, 1)))
     return Difference(math.exp(shift), math.exp(shift - margin), math.exp(shift + margin), p, slope)
+
+
+def _residuals(x: Sequence[float], y: Sequence[float], slope: float) -> list[float]:
+    """What a side's speeds leave unexplained, in the order they were measured."""
+    mean_x, mean_y = fmean(x), fmean(y)
+    return [v - mean_y - slope * (u - mean_x) for u, v in zip(x, y, strict=True)]
+
+
+def _inflation(sides: Sequence[Sequence[float]]) -> float:
+    """How much wider the variance of a mean is than for independent repetitions: (1 + r) / (1 - r), at least 1.
+
+    r is the first autocorrelation, corrected for its bias in short series (Kendall, 1954).
+    """
+    squares = sum(e * e for side in sides for e in side)
+    if squares == 0:
+        return 1.0
+    raw = sum(a * b for side in sides for a, b in pairwise(side)) / squares
+    count = sum(map(len, sides)) / len(sides)
+    r = min(0.9, max(0.0, raw + (1 + 3 * raw) / count))
+    return (1 + r) / (1 - r)
 
 
 def holm(p_values: Sequence[float], level: float = 0.05) -> list[bool]:

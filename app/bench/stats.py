@@ -6,6 +6,7 @@ Nothing here knows what was measured. A dependency on numpy or scipy would cost 
 import math
 import random
 from collections.abc import Callable, Sequence
+from functools import cache
 from statistics import NormalDist, fmean, median, stdev
 
 __all__ = ["Interval", "bootstrap", "fmean", "geometric_ratio", "median", "sd", "student_cdf", "student_quantile"]
@@ -65,6 +66,7 @@ def student_cdf(t: float, df: int) -> float:
     return (1 + inside) / 2
 
 
+@cache
 def student_quantile(p: float, df: int) -> float:
     """The t with student_cdf(t, df) = p, for p of at least one half."""
     low, high = 0.0, 1.0

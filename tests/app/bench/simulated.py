@@ -1,0 +1,99 @@
+"""A machine that exists only as a clock and a memory speed: for testing statistics without timing anything.
+
+The noise is that of the two-core virtual machine this was written on, from a minute of 2 ms streaming reads: memory
+speed has a relative deviation of 4 % and forgets where it was within about a second; single measurements add 1 %.
+"""
+
+import math
+import random
+from collections.abc import Sequence
+
+from app.bench.plan import Test
+from app.bench.sample import Sample
+from app.bench.session import Session
+from app.bench.typical import typical_speed
+
+MEMORY_SD, MEMORY_SECONDS = 0.04, 0.8
+JITTER = 0.01
+
+
+class Machine:
+    """Time passes when somebody works; memory speed wanders with it (an Ornstein-Uhlenbeck process)."""
+
+    def __init__(self, seed: int, *, sd: float = MEMORY_SD, seconds: float = MEMORY_SECONDS) -> None:
+        self.now = 0.0
+        self._random = random.Random(seed)
+        self._sd, self._seconds = sd, seconds
+        self._state = self._random.gauss(0, sd)
+
+    def clock(self) -> float:
+        return self.now
+
+    def pass_time(self, seconds: float) -> float:
+        """Let time pass; the mean log memory speed meanwhile."""
+        states = []
+        for _ in range(8):
+            kept = math.exp(-seconds / 8 / self._seconds)
+            self._state = self._state * kept + self._random.gauss(0, self._sd * math.sqrt(1 - kept * kept))
+            states.append(self._state)
+        self.now += seconds
+        return sum(states) / len(states)
+
+    def memory_gb_s(self) -> float:
+        return 45 * math.exp(self.pass_time(0.04) + self._random.gauss(0, JITTER))
+
+    def step_s(self, seconds: float, steps: int) -> float:
+        """The typical latency of `steps` steps that take `seconds` each at average memory speed."""
+        return seconds / math.exp(0.8 * self.pass_time(seconds * steps) + self._random.gauss(0, JITTER))
+
+
+class Contestant:
+    """Decodes at 4 ms a step (times `slower`), prefills at 2 ms a token."""
+
+    engine, model = "headrace", "simulated"
+
+    def __init__(self, machine: Machine, slower: float = 1.0) -> None:
+        self._machine, self._slower = machine, slower
+        self.warmed: list[Test] = []
+        self.measured: list[Test] = []
+
+    def warm_up(self, test: Test) -> None:
+        self.warmed.append(test)
+        self._machine.pass_time(0.1)
+
+    def measure(self, test: Test) -> Sample:
+        self.measured.append(test)
+        prefill = self._machine.step_s(0.002 * self._slower, test.prompt) * test.prompt if test.prompt else 0.0
+        steps = max(test.generate - 1, 0)
+        step = self._machine.step_s(0.004 * self._slower, steps) if steps else 0.0
+        return Sample(prefill, 0.004, [step] * steps)
+
+    def close(self) -> None: ...
+
+
+def document(
+    seed: int, tests: Sequence[Test], *, slower: float = 1.0, rounds: int | None = None, **noise: float
+) -> dict:
+    """What `compare` needs of a run on a simulated machine."""
+    machine = Machine(seed, **noise)
+    session = Session(
+        [Contestant(machine, slower)], tests, rounds=rounds, memory=machine.memory_gb_s, clock=machine.clock
+    )
+    for _ in session.run():
+        pass
+    results = [
+        {
+            "engine": engine, "model": model, "test": test.name, "depth": test.depth,
+            "tokens_per_second": {"mean": typical_speed(test, kept[0].sample)},
+            "repetitions": [
+                {"typical_tokens_per_second": typical_speed(test, one.sample), "memory_gb_s": one.memory_gb_s}
+                for one in kept
+            ],
+        }
+        for (engine, model, test), kept in session.repetitions.items()
+    ]  # fmt: skip
+    device = {"name": "simulated", "backend": "cpu", "kernels": {}, "measured_peak_gb_s": 45.0}
+    return {
+        "schema": "headrace-bench/1", "created": "", "command": "", "device": device, "model": {}, "versions": {},
+        "results": results,
+    }  # fmt: skip

@@ -1,0 +1,66 @@
+"""`bench compare` against simulated machines whose truth is known (see `simulated`): false alarms and missed slowdowns."""
+
+import pytest
+
+from app.bench.compare import compare_documents
+from app.bench.compare_view import lines
+from app.bench.plan import Test
+from tests.app.bench.simulated import document
+
+TESTS = [Test(512, 0), Test(0, 128), Test(512, 128)]
+
+
+def false_alarms(pairs: int, **options: float) -> float:
+    """The share of comparisons of two runs of the same build in which any test is called different."""
+    alarms = 0
+    for i in range(pairs):
+        found = compare_documents(document(2 * i, TESTS, **options), document(2 * i + 1, TESTS, **options))
+        alarms += any(row["verdict"] in ("slower", "faster") for row in found["tests"])
+    return alarms / pairs
+
+
+def test_two_runs_of_the_same_build_come_out_equal() -> None:
+    assert false_alarms(120) <= 0.05
+
+
+def test_also_with_five_rounds() -> None:
+    assert false_alarms(200, rounds=5) <= 0.05
+
+
+@pytest.mark.parametrize("seconds", [3.0, 10.0])
+def test_also_where_the_noise_outlasts_a_round(seconds: float) -> None:
+    assert false_alarms(40, seconds=seconds) <= 0.05
+
+
+def test_a_slowdown_of_three_percent_is_found_at_the_default_repetitions() -> None:
+    found = 0
+    for i in range(25):
+        rows = compare_documents(document(2 * i, TESTS), document(2 * i + 1, TESTS, slower=1.03))["tests"]
+        found += all(row["verdict"] == "slower" for row in rows if row["test"] != "pp512")
+    assert found >= 24
+
+
+def test_a_slowdown_is_measured_without_bias() -> None:
+    ratios = [
+        compare_documents(document(2 * i, TESTS), document(2 * i + 1, TESTS, slower=1.1))["tests"][1]["ratio"]
+        for i in range(20)
+    ]
+    assert sum(ratios) / 20 == pytest.approx(1 / 1.1, abs=0.005)
+
+
+def test_what_only_one_side_has_and_what_else_differs_is_said() -> None:
+    a, b = document(1, TESTS[:2], rounds=2), document(2, TESTS[1:], rounds=2)
+    b["device"] = {**b["device"], "name": "another", "measured_peak_gb_s": 60.0}
+    found = compare_documents(a, b)
+    assert [row["test"] for row in found["tests"]] == ["tg128"]
+    assert found["only_in_a"] == ["headrace simulated pp512"]
+    assert found["only_in_b"] == ["headrace simulated pp512+tg128"]
+    text = "\n".join(lines(found))
+    assert "device: simulated and another" in text
+    assert "only in A: headrace simulated pp512" in text
+    assert "45.0 and 60.0 GB/s" in text
+
+
+def test_one_repetition_decides_nothing() -> None:
+    found = compare_documents(document(1, TESTS, rounds=1), document(2, TESTS, slower=3, rounds=1))
+    assert {row["verdict"] for row in found["tests"]} == {"too few repetitions"}

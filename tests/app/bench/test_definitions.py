@@ -1,0 +1,126 @@
+"""Every figure of a test, on timelines whose answers are known without measuring."""
+
+import math
+
+import pytest
+
+from app.bench.fit import Point, fit_step_cost, points_of
+from app.bench.plan import Test
+from app.bench.result import drift, result
+from app.bench.sample import Repetition, Sample
+from app.bench.typical import typical_speed
+
+
+def entry(test: Test, *samples: Sample, memory: float | None = 50.0, peak: float | None = 50.0) -> dict:
+    repetitions = [Repetition(sample, float(i), memory) for i, sample in enumerate(samples)]
+    return result(test, repetitions, model="m", engine="headrace", peak_gb_s=peak, nominal_gb_s=100.0)
+
+
+def decode(latencies: list[float], weights: float = 90e6, kv: float = 10e6) -> Sample:
+    return Sample(0.0, 0.5, latencies, weights, kv, 300e6, 1000)
+
+
+def test_decode_speed_is_the_inverse_of_tpot() -> None:
+    found = entry(Test(0, 5), decode([0.01, 0.02, 0.03, 0.04]))
+    assert found["tokens_per_second"]["mean"] == pytest.approx(4 / 0.1)
+    assert found["ttft_ms"] is None  # a decode starts from a cache that is full already
+
+
+def test_prefill_speed_is_the_prompt_over_ttft() -> None:
+    found = entry(Test(512, 0), Sample(0.9, 0.124, []))
+    assert found["tokens_per_second"]["mean"] == pytest.approx(500)
+    assert found["ttft_ms"]["median"] == pytest.approx(1024)
+    assert found["itl_ms"] == {"p50": None, "p95": None, "p99": None, "max": None}
+    assert found["mbu"] is None
+    assert found["roofline_tokens_per_second"] is None
+
+
+def test_prompt_and_generation_is_all_tokens_over_all_time() -> None:
+    found = entry(Test(100, 3), Sample(0.4, 0.1, [0.25, 0.25], 1.0, 1.0, 1.0))
+    assert found["tokens_per_second"]["mean"] == pytest.approx(103 / 1.0)
+
+
+def test_itl_percentiles_are_over_all_steps_of_all_repetitions() -> None:
+    found = entry(Test(0, 51), decode([i / 1000 for i in range(1, 51)]), decode([i / 1000 for i in range(51, 101)]))
+    itl = found["itl_ms"]
+    assert itl["p50"] == pytest.approx(50.5)
+    assert itl["p95"] == pytest.approx(95.05)
+    assert itl["p99"] == pytest.approx(99.01)
+    assert itl["max"] == pytest.approx(100)
+
+
+def test_bandwidth_mbu_roofline_and_intensity() -> None:
+    found = entry(Test(0, 3), decode([0.004, 0.004]))
+    assert found["achieved_bandwidth_gb_s"] == pytest.approx(25)
+    assert found["mbu"] == pytest.approx(0.5)
+    assert found["mbu_nominal"] == pytest.approx(0.25)
+    assert found["mbu_paired"]["mean"] == pytest.approx(0.5)
+    assert found["roofline_tokens_per_second"] == pytest.approx(500)
+    assert found["arithmetic_intensity"] == pytest.approx(3)
+    assert found["achieved_gflop_s"] == pytest.approx(75)
+
+
+def test_an_mbu_above_one_says_that_it_makes_no_sense() -> None:
+    found = entry(Test(0, 3), decode([0.001, 0.001]))
+    assert found["mbu"] == pytest.approx(2)
+    assert any("MBU above 1" in note for note in found["notes"])
+    assert not entry(Test(0, 3), decode([0.004, 0.004]))["notes"]
+
+
+def test_without_a_peak_there_is_no_mbu() -> None:
+    found = entry(Test(0, 3), decode([0.004, 0.004]), memory=None, peak=None)
+    assert found["achieved_bandwidth_gb_s"] == pytest.approx(25)
+    assert found["mbu"] is found["roofline_tokens_per_second"] is found["mbu_paired"] is None
+
+
+def test_a_peer_without_byte_counts() -> None:
+    found = entry(Test(0, 3), Sample(0.0, 0.0, [0.01, 0.01], own_tokens_per_second=99.0))
+    assert found["achieved_bandwidth_gb_s"] is None
+    assert found["repetitions"][0]["own_tokens_per_second"] == 99.0
+
+
+def test_stalls_do_not_move_the_typical_step() -> None:
+    calm, stalled = decode([0.01] * 9), decode([0.01] * 8 + [5.0])
+    assert typical_speed(Test(0, 10), calm) == typical_speed(Test(0, 10), stalled) == pytest.approx(100)
+
+
+def test_drift_compares_the_last_third_with_the_first() -> None:
+    assert drift([100, 100, 1, 1, 110, 110]) == pytest.approx(0.1)
+    assert drift([100, 50]) is None
+
+
+def test_the_step_cost_model_finds_the_line_it_came_from() -> None:
+    points = [Point(str(nbytes), nbytes, 0.00226 + nbytes / 497e9) for nbytes in (2.3e9, 2.7e9, 4.5e9, 8.3e9)]
+    fit = fit_step_cost(points)
+    assert fit is not None
+    assert fit.fixed_s == pytest.approx(0.00226)
+    assert fit.bytes_per_second == pytest.approx(497e9)
+    assert fit.document()["largest_residual"] < 1e-9
+
+
+def test_the_step_cost_model_fits_the_published_m4_max_figures() -> None:
+    """mlx-lm's table for one model at seven precisions, bytes as MLX stores them (see assets/published.toml)."""
+    from app.bench.published import points
+
+    own = [p for p in points() if p.chip == "Apple M4 Max" and p.engine == "mlx-lm"]
+    fit = fit_step_cost([Point(p.stored_as, p.nbytes, 1 / p.tokens_per_second) for p in own])
+    assert fit is not None
+    assert fit.fixed_s == pytest.approx(2.26e-3, rel=0.1)
+    assert fit.bytes_per_second == pytest.approx(497e9, rel=0.03)
+    assert fit.document()["largest_residual"] < 0.02
+
+
+@pytest.mark.parametrize(
+    "points",
+    [[], [Point("a", 1e9, 1.0)], [Point("a", 1e9, 1.0), Point("b", 1.1e9, 2.0)], [Point("a", 1e9, 2.0), Point("b", 2e9, 1.0)]],
+)
+def test_no_line_where_the_points_carry_none(points: list[Point]) -> None:
+    assert fit_step_cost(points) is None
+
+
+def test_only_decode_tests_of_the_engine_are_fitted() -> None:
+    tests = [Test(0, 3), Test(0, 3, 512), Test(64, 0), Test(64, 3)]
+    entries = [entry(test, decode([0.004, 0.004]) if test.generate else Sample(1.0, 0.1, [])) for test in tests]
+    found = points_of([*entries, {**entries[0], "engine": "mlx-lm"}], "headrace")
+    assert [point.label for point in found] == ["m tg3 @ d0", "m tg3 @ d512"]
+    assert all(math.isclose(point.seconds, 0.004) for point in found)

@@ -1,0 +1,44 @@
+"""What gets measured, and what it is called."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.bench.plan import Test, parse_counts, plan
+from runtime.errors import UsageError
+
+
+def test_all_combinations_in_reading_order() -> None:
+    tests = plan([512], [128], [0, 2048], combined=True)
+    assert [test.label for test in tests] == [
+        "pp512", "tg128", "pp512+tg128", "pp512 @ d2048", "tg128 @ d2048", "pp512+tg128 @ d2048",
+    ]  # fmt: skip
+
+
+def test_a_length_of_zero_is_no_test() -> None:
+    assert [test.name for test in plan([0], [16], [0], combined=True)] == ["tg16"]
+
+
+@pytest.mark.parametrize(("prompts", "generates"), [([], []), ([0], [0]), ([8], [1])])
+def test_nothing_to_measure_is_refused(prompts: list[int], generates: list[int]) -> None:
+    with pytest.raises(UsageError):
+        plan(prompts, generates, [0], combined=True)
+
+
+@given(st.lists(st.integers(0, 1 << 24)))
+def test_counts_are_read_back_each_once(counts: list[int]) -> None:
+    assert parse_counts(",".join(map(str, counts)), "-p") == list(dict.fromkeys(counts))
+
+
+@given(st.text(alphabet="0123456789,.- x", max_size=12))
+def test_other_text_is_a_clear_error(text: str) -> None:
+    try:
+        counts = parse_counts(text, "-d")
+    except UsageError as error:
+        assert "-d" in str(error)
+    else:
+        assert all(0 <= count <= 1 << 24 for count in counts)
+
+
+def test_kinds() -> None:
+    assert [Test(8, 0).kind, Test(0, 8).kind, Test(8, 8).kind] == ["prefill", "decode", "both"]
