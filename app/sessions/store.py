@@ -20,6 +20,7 @@ from runtime.errors import SessionError
 from runtime.paths import data_dir
 
 _TITLE_LENGTH = 60  # characters
+_ABANDONED_S = 86400.0  # an empty session that old has nobody sitting before it
 _MESSAGE = """
     SELECT *, content || coalesce(
         (SELECT group_concat(text, '') FROM (SELECT text FROM pieces WHERE message_id = messages.id ORDER BY id)), ''
@@ -45,6 +46,8 @@ class SessionStore:
         now = time.time()
         new = Session(secrets.token_hex(4), title, now, now, model, system, dict(sampling or {}))
         with self.db.transaction():
+            # What a killed process left without ever saying anything in it.
+            self.db.run("DELETE FROM sessions WHERE active_leaf IS NULL AND updated_at < ?", now - _ABANDONED_S)
             self.db.run(
                 "INSERT INTO sessions (id, title, created_at, updated_at, model, system, sampling)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -62,7 +65,7 @@ class SessionStore:
     def find(self, text: str) -> Session:
         """The session that a person means by `text`: its id, the beginning of it, or `last`."""
         if text == "last":
-            rows = self.db.rows("SELECT * FROM sessions ORDER BY updated_at DESC LIMIT 1")
+            rows = self.db.rows("SELECT * FROM sessions WHERE active_leaf IS NOT NULL ORDER BY updated_at DESC LIMIT 1")
         else:
             rows = self.db.rows("SELECT * FROM sessions WHERE substr(id, 1, ?) = ?", len(text), text) if text else []
         if len(rows) != 1:

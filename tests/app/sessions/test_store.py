@@ -101,6 +101,20 @@ def test_list_find_rename_delete(store: SessionStore) -> None:
             store.find(missing)
 
 
+def test_empty_sessions_are_nobodys_last_and_go_away_in_time(store: SessionStore) -> None:
+    spoken = store.create()
+    answered(store, spoken.id, "q", "a")
+    empty = store.create()
+    assert store.find("last").id == spoken.id
+    store.create()
+    assert store.session(empty.id) == empty
+    store.db.run("UPDATE sessions SET updated_at = 0")
+    store.create()
+    assert store.session(spoken.id).id == spoken.id
+    with pytest.raises(SessionError):
+        store.session(empty.id)
+
+
 def test_deleting_a_very_long_chat(store: SessionStore) -> None:
     session = store.create()
     parent = None
