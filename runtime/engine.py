@@ -69,8 +69,8 @@ class Engine:
             yield from self._answer(request)
         finally:
             self._busy = False
-            # clear_cache waits for the device with the interpreter lock held, and a task that ends there may need it:
-            # wait without the lock first, for the step that was built ahead.
+            # clear_cache waits for the device with the interpreter lock held, which would stop every other thread for
+            # the rest of the step that was built ahead: wait for that one without the lock first.
             mx.synchronize()
             mx.clear_cache()  # the K/V buffers went with `_answer`'s frame, unless they are kept
 

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from runtime import _native
 else:
     try:
-        from runtime import _native
-    except ImportError as error:
-        _native, _missing = None, str(error)
+        import runtime._native as _native
+    except ModuleNotFoundError:
+        _native, _missing = None, "not built here: installing them needs Linux and a C++20 compiler"
+    except ImportError as error:  # built against another mlx, say
+        _native, _missing = None, f"built, but they do not load: {error}"
 
 name = "native"
 
@@ -46,7 +48,7 @@ class Status:
 def status() -> Status:
     """Whether the kernels were built and load here, what they run on, and what had to fall back."""
     if _missing is not None:
-        return Status(False, f"runtime._native is not built ({_missing}); it needs a C++20 compiler at install")
+        return Status(False, _missing)
     return Status(
         True,
         instruction_set=_native.instruction_set(),
@@ -58,6 +60,11 @@ def status() -> Status:
 def set_threads(threads: int) -> None:
     """How many threads the kernels use; 0 means one per physical core. HEADRACE_THREADS sets it at import."""
     _native.set_threads(threads)
+
+
+def use_instruction_set(name: str) -> bool:
+    """Compute with "avx512", "avx2", "neon" or "portable"; False where this processor cannot. For tests and benchmarks."""
+    return _native.use_instruction_set(name)
 
 
 def streaming_read(array: mx.array, passes: int = 1) -> float:
