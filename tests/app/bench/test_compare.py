@@ -1,4 +1,4 @@
-"""`bench compare` against simulated machines whose truth is known (see `simulated`): false alarms and missed slowdowns."""
+"""`bench compare` on simulated machines whose truth is known (see `simulated`): false alarms, missed slowdowns."""
 
 import pytest
 

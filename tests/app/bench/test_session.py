@@ -1,0 +1,108 @@
+"""How a run goes: warm-up, rounds, order, when it is enough, and what an interrupt leaves behind."""
+
+import itertools
+
+import pytest
+
+from app.bench.plan import Test
+from app.bench.ratios import agreement, ratios
+from app.bench.sample import Sample
+from app.bench.session import MAX_ROUNDS, MIN_ROUNDS, Session, precision
+from tests.app.bench.simulated import Contestant, Machine
+
+TESTS = [Test(64, 0), Test(0, 32)]
+
+
+def session(machine: Machine, *contestants: Contestant, rounds: int | None = 3) -> Session:
+    return Session(contestants, TESTS, rounds=rounds, memory=machine.memory_gb_s, clock=machine.clock)
+
+
+def test_every_test_is_warmed_up_once_and_measured_every_round() -> None:
+    machine = Machine(1)
+    contestant = Contestant(machine)
+    run = session(machine, contestant)
+    seen = list(run.run())
+    assert contestant.warmed == TESTS
+    assert contestant.measured == [*TESTS, *TESTS[::-1], *TESTS]  # odd rounds go backwards
+    assert {len(kept) for kept in run.repetitions.values()} == {3}
+    assert [progress.done for progress in seen] == list(range(9))
+    assert {progress.total for progress in seen} == {8}
+    assert seen[-1].left_s == 0
+
+
+def test_contestants_take_turns_test_by_test() -> None:
+    machine = Machine(1)
+    ours, theirs = Contestant(machine), Contestant(machine)
+    theirs.engine = "peer"
+    order = [progress.doing for progress in session(machine, ours, theirs, rounds=1).run() if progress.round]
+    assert order[:4] == [
+        "pp64 · headrace simulated", "pp64 · peer simulated", "tg32 · headrace simulated", "tg32 · peer simulated",
+    ]  # fmt: skip
+
+
+def test_time_left_is_told_once_everything_was_measured() -> None:
+    machine = Machine(1, sd=0)
+    left = [progress.left_s for progress in session(machine, Contestant(machine)).run() if progress.round]
+    assert left[:2] == [None, None]
+    told = [seconds for seconds in left[2:] if seconds is not None]
+    assert told == sorted(told, reverse=True)
+
+
+def test_a_quiet_machine_is_done_after_the_least_rounds_and_a_noisy_one_goes_on() -> None:
+    def rounds(sd: float) -> int:
+        machine = Machine(4, sd=sd)
+        run = session(machine, Contestant(machine), rounds=None)
+        return max(progress.round for progress in run.run())
+
+    assert rounds(0.0) in range(MIN_ROUNDS, MIN_ROUNDS + 8)
+    assert rounds(0.2) == MAX_ROUNDS
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 5])
+def test_an_interrupt_keeps_what_is_done(after: int) -> None:
+    machine = Machine(1)
+
+    class Interrupted(Contestant):
+        def measure(self, test: Test) -> Sample:
+            if len(self.measured) == after:
+                raise KeyboardInterrupt
+            return super().measure(test)
+
+    run = session(machine, Interrupted(machine))
+    with pytest.raises(KeyboardInterrupt):
+        list(run.run())
+    assert sum(len(kept) for kept in run.repetitions.values()) == after
+
+
+def test_repetitions_know_when_they_began_and_how_fast_memory_was() -> None:
+    machine = Machine(1)
+    run = session(machine, Contestant(machine))
+    list(run.run())
+    kept = [one for many in run.repetitions.values() for one in many]
+    assert all(one.memory_gb_s is not None and 30 < one.memory_gb_s < 60 for one in kept)
+    began = sorted(one.began_s for one in kept)
+    assert all(a < b for a, b in itertools.pairwise(began))
+
+
+def test_precision_is_the_relative_half_width_of_the_t_interval() -> None:
+    assert precision([1.0]) == float("inf")
+    assert precision([0.0, 0.02, -0.02, 0.0]) == pytest.approx(3.1824 * 0.016329932 / 2, rel=1e-4)
+
+
+def entry(engine: str, speeds: list[float], own: list[float | None]) -> dict:
+    repetitions = [
+        {"tokens_per_second": speed, "own_tokens_per_second": said} for speed, said in zip(speeds, own, strict=True)
+    ]
+    return {
+        "engine": engine, "model": "m", "test": "tg8", "depth": 0, "samples": speeds, "repetitions": repetitions,
+    }  # fmt: skip
+
+
+def test_ratios_pair_rounds_and_leave_an_interrupted_one_out() -> None:
+    ours = entry("headrace", [20.0, 40.0, 60.0], [None] * 3)
+    theirs = entry("peer", [10.0, 20.0], [9.9, 20.2])
+    (found,) = ratios([ours, theirs], "peer")
+    assert (found["ratio"], found["low"], found["high"], found["pairs"]) == (2.0, 2.0, 2.0, 2)
+    (said,) = agreement([ours, theirs], "peer")
+    assert said["measured_over_own"] == pytest.approx((10 / 9.9 + 20 / 20.2) / 2)
+    assert agreement([ours], "headrace") == []

@@ -1,0 +1,208 @@
+"""Every way a run is shown: formats that can be read back, tables that fit, a page that stands alone."""
+
+import csv
+import io
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.bench import formats
+from app.bench.document import SCHEMA
+from app.bench.history import History
+from app.bench.history_view import blocks
+from app.bench.plan import Test
+from app.bench.ratios import ratios
+from app.bench.result import result
+from app.bench.sample import Repetition, Sample
+from app.bench.stored import read_document
+from app.bench.table import results_table, speed_text
+from runtime.errors import HeadraceError, UsageError
+
+KEYS = {
+    "test", "depth", "tokens_per_second", "itl_ms", "weight_bytes_per_step", "kv_bytes_per_step",
+    "achieved_bandwidth_gb_s", "mbu", "roofline_tokens_per_second", "arithmetic_intensity", "samples",
+}  # fmt: skip
+
+
+def document() -> dict[str, Any]:
+    """A whole document of a run that never was, from the code that makes real ones."""
+    results = []
+    for engine, factor in (("headrace", 1.0), ("llama.cpp", 1.3)):
+        for test in (Test(512, 0), Test(0, 64), Test(0, 64, 2048), Test(512, 64)):
+            samples = [
+                Sample(
+                    factor * (0.5 + i / 100) if test.prompt else 0.0, 0.004,
+                    [factor * (0.004 + i * 1e-4)] * (test.generate - 1),
+                    98e6 if engine == "headrace" else None, 3e6 + test.depth * 23040, 3e8, 10**8,
+                )
+                for i in range(5)
+            ]  # fmt: skip
+            repetitions = [Repetition(sample, float(i), 45.0 + i) for i, sample in enumerate(samples)]
+            work = (lambda _test: (10**9, 10**11)) if engine == "headrace" else None
+            results.append(
+                result(
+                    test,
+                    repetitions,
+                    model="tiny <b>",
+                    engine=engine,
+                    peak_gb_s=50.0,
+                    nominal_gb_s=None,
+                    prefill_work=work,
+                )
+            )
+    peak = {"upper_quartile": 50.0, "median": 48.0, "p5": 40.0, "p95": 52.0, "passes": 60, "method": "memcmp"}
+    model = {
+        "name": "tiny <b>", "quantization": {"4-bit": 3}, "sha256": None, "weight_bytes_per_step": 98e6,
+        "kv_bytes_per_token": 23040, "headers_sha256": "0" * 64,
+    }  # fmt: skip
+    return {
+        "schema": SCHEMA, "created": "2026-01-02T03:04:05Z", "command": "headrace bench", "interrupted": False,
+        "rounds": 5,
+        "device": {
+            "name": "Made-up CPU", "backend": "cpu", "os": "None", "kernels": {"kernels": "native"},
+            "measured_peak_gb_s": 50.0, "nominal_peak_gb_s": None, "measured_peak": peak,
+            "power": {"on_battery": True, "low_power_mode": False, "throttled": None},
+        },
+        "model": model, "models": [model], "versions": {"python": "3"}, "results": results, "step_cost": None,
+        "ratios": ratios(results, "llama.cpp"), "peer_agreement": [],
+        "profile": {
+            "depth": 0, "step_ms": 4.0, "synchronous_step_ms": 4.2, "closure": -0.02, "overlap_ms": 0.2, "rounds": 3,
+            "parts_ms": {"weights": 3.0, "attention and KV": 0.6, "graph building": 0.5},
+        },
+        "notes": ["a note"],
+    }  # fmt: skip
+
+
+DOCUMENT = document()
+
+
+def test_results_have_every_key_of_the_contract_and_survive_json() -> None:
+    again = json.loads(json.dumps(DOCUMENT))
+    for entry in again["results"]:
+        assert set(entry) >= KEYS
+        assert set(entry["tokens_per_second"]) == {"mean", "sd", "median", "low", "high"}
+        assert set(entry["itl_ms"]) == {"p50", "p95", "p99", "max"}
+        assert len(entry["samples"]) == 5
+    assert {"measured_peak_gb_s", "nominal_peak_gb_s"} <= set(again["device"])
+
+
+def test_the_documented_schema_names_every_key_there_is() -> None:
+    described = (Path(__file__).parents[3] / "docs" / "bench-json.md").read_text()
+    keys = {key for part in (DOCUMENT, DOCUMENT["device"], *DOCUMENT["results"]) for key in part}
+    keys |= {key for entry in DOCUMENT["results"] for key in entry["repetitions"][0]} | set(DOCUMENT["ratios"][0])
+    assert not {key for key in keys if f"`{key}`" not in described}
+
+
+def test_markdown_is_one_table_and_the_circumstances() -> None:
+    lines = formats.markdown(DOCUMENT).splitlines()
+    table = [line for line in lines if line.startswith("|")]
+    assert len(table) == 2 + 8
+    assert len({line.count("|") for line in table}) == 1
+    assert any("1.30x llama.cpp" in line for line in lines)
+    assert any("2026-01-02" in line for line in lines)
+
+
+def test_csv_reads_back() -> None:
+    rows = list(csv.DictReader(io.StringIO(formats.csv_text(DOCUMENT))))
+    assert len(rows) == 8
+    assert float(rows[1]["tokens_per_second.mean"]) == pytest.approx(
+        DOCUMENT["results"][1]["tokens_per_second"]["mean"]
+    )
+    assert rows[0]["device.name"] == "Made-up CPU"
+    assert len(rows[0]["samples"].split()) == 5
+
+
+def test_json_lines_stand_alone() -> None:
+    lines = formats.json_lines(DOCUMENT).splitlines()
+    assert [json.loads(line)["test"] for line in lines] == [entry["test"] for entry in DOCUMENT["results"]]
+    assert all(json.loads(line)["device"]["name"] == "Made-up CPU" for line in lines)
+
+
+@pytest.mark.parametrize("width", [80, 96, 100, 104, 112, 120, 130, 140, 150, 200])
+def test_tables_fit_and_nothing_is_cut(width: int) -> None:
+    from rich.console import Console
+
+    out = Console(width=width, file=io.StringIO(), highlight=False, markup=False)
+    out.print(results_table(DOCUMENT["results"], width))
+    text = out.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    assert "tg64 @ d2048" in text
+    assert ("roofline" in text) == (width >= 112)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, ""), (0.123, "0.12"), (9.996, "10.0"), (12.34, "12.3"), (99.96, "100"), (12345.6, "12,346")],
+)
+def test_speeds_have_three_digits(value: float | None, text: str) -> None:
+    assert speed_text(value) == text
+
+
+def test_blocks_have_a_zero_baseline() -> None:
+    assert blocks([100.0, 98.0, 100.0]) == "███"
+    assert blocks([100.0, 50.0, 1.0]) == "█▄▁"
+
+
+def test_the_report_stands_alone() -> None:
+    pytest.importorskip("matplotlib")
+    from app.bench.report import html
+
+    page = html(DOCUMENT)
+    assert page == html(DOCUMENT)
+    assert page.count("<svg") == page.count("</svg>") == 6
+    assert "tiny &lt;b&gt;" in page
+    assert "<b>" not in re.sub(r'<div class="tile"><b>', "", page)
+    assert not re.search(r"(src|href)=[\"']https?://|@import|<script|url\(http", page)
+    assert not re.search(r"#0(?:10101|20202|a0a0\d)", page), "a placeholder colour is left"
+    assert "prefers-color-scheme: dark" in page
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    HTMLParser().feed(page)
+
+
+def test_a_report_of_almost_nothing() -> None:
+    pytest.importorskip("matplotlib")
+    from app.bench.report import html
+
+    page = html({**DOCUMENT, "results": DOCUMENT["results"][:1], "ratios": [], "profile": None})
+    assert page.count("<svg") == 1
+
+
+def test_history_keeps_runs_in_order_and_forgets_on_request(tmp_path: Path) -> None:
+    with History(tmp_path / "deep" / "bench.sqlite") as kept:
+        newer = kept.add({**DOCUMENT, "created": "2026-02-01T00:00:00Z"})
+        older = kept.add(DOCUMENT)
+    with History(tmp_path / "deep" / "bench.sqlite") as kept:
+        assert [number for number, _ in kept.documents()] == [older, newer]
+        assert kept.get(older) == json.loads(json.dumps(DOCUMENT))
+        kept.delete(older)
+        with pytest.raises(UsageError, match="no saved run"):
+            kept.get(older)
+        with pytest.raises(UsageError):
+            kept.delete(older)
+
+
+def test_a_file_that_is_no_database_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "bench.sqlite").write_text("this is a shopping list, and rather a long one at that " * 40)
+    with pytest.raises(HeadraceError, match="cannot use"):
+        History(tmp_path / "bench.sqlite")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "[]", "not json", '{"schema": "headrace-bench/1"}', '{"schema": "headrace-bench/1", "results": [1]}'],
+)
+def test_what_is_no_document_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(UsageError):
+        read_document(tmp_path / "a.json")
+
+
+def test_a_document_after_other_output_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(f"some noise\n{json.dumps(DOCUMENT)}\n")
+    assert read_document(tmp_path / "a.json")["created"] == DOCUMENT["created"]
