@@ -17,6 +17,7 @@ from app.tui.growing_markdown import GrowingMarkdown
 RowKind = Literal["user", "body", "thinking", "meta", "blank"]
 Row = tuple[Content, RowKind]
 
+BLANK: Row = (Content(""), "blank")
 _ENDINGS = {
     "cancelled": "■ stopped",
     "length": "▲ limit reached",
@@ -109,7 +110,7 @@ class Entry:
         notes = self._notes()
         if notes:
             rows.append((Content.styled("  " + " · ".join(notes), "$quiet"), "meta"))
-        return [*rows, (Content(""), "blank")]
+        return [*rows, BLANK]
 
     def _answer_rows(self, look: Look) -> list[Row]:
         rows: list[Row] = []
@@ -123,8 +124,9 @@ class Entry:
             rows = [(Content.styled(self.standing.waiting or "▍", "$text-accent"), "meta")]
         meta = self._meta()
         if meta:
+            rows += [BLANK] if body else []
             rows.append((Content.styled(meta, "$quiet").truncate(look.width, ellipsis=True), "meta"))
-        return [*rows, (Content(""), "blank")]
+        return [*rows, BLANK]
 
     def _thinking_rows(self, look: Look) -> list[Row]:
         words = len(self._thinking.text.split())
@@ -138,7 +140,7 @@ class Entry:
                 (Content.assemble(("┊ ", "$text-secondary"), line.stylize_before("$quiet")), "thinking")
                 for line in lines
             ]
-        return [*rows, (Content(""), "blank")]
+        return [*rows, BLANK]
 
     def _meta(self) -> str:
         if self.standing.growing:
@@ -171,7 +173,7 @@ def figures_text(figures: TurnFigures) -> list[str]:
     if figures.mbu is not None:
         parts.append(f"MBU {figures.mbu:.0%}")
     if figures.reused_tokens:
-        parts.append(f"{figures.reused_tokens} of {figures.prompt_tokens} prompt tokens reused")
+        parts.append(f"reused {figures.reused_tokens} of {figures.prompt_tokens}")
     return parts
 
 

@@ -46,13 +46,19 @@ class GrowingMarkdown:
         return [*self._finished_lines, *between, *self._tail_lines]
 
     def _settle(self) -> None:
-        """Move every block but the last from the tail to the finished ones."""
+        """Move finished blocks from the tail to where they stay.
+
+        The last block is never finished; nor is a list before it, which what has begun after it may still join.
+        """
         tokens = parser().parse(self._tail)
-        starts = [token.map[0] for token in tokens if token.level == 0 and token.map and token.nesting >= 0]
-        if len(starts) < 2:
+        blocks = [token for token in tokens if token.level == 0 and token.map and token.nesting >= 0]
+        last = len(blocks) - 1
+        if last > 0 and blocks[last - 1].type in ("bullet_list_open", "ordered_list_open"):
+            last -= 1
+        if last < 1:
             return
-        source = self._tail.splitlines(keepends=True)
-        head, self._tail = "".join(source[: starts[-1]]), "".join(source[starts[-1] :])
+        source, begin = self._tail.split("\n"), (blocks[last].map or [0])[0]
+        head, self._tail = "\n".join(source[:begin]) + "\n", "\n".join(source[begin:])
         self._finished.append(head)
         self._finish(head)
 

@@ -73,8 +73,10 @@ class ModelsScreen(ModalScreen[str | None]):
         self._rows = rows
         current = self._headrace.figures.model.name
         models.clear_options()
+        width = max(20, models.size.width - 2)
+        lines = [_line(row, row.name == current).truncate(width, ellipsis=True) for row in rows]
         models.add_options(
-            [Option(_line(row, row.name == current), id=row.name, disabled=bool(row.problem)) for row in rows]
+            [Option(line, id=row.name, disabled=bool(row.problem)) for line, row in zip(lines, rows, strict=True)]
         )
         models.highlighted = at if at is not None and at < len(rows) else 0
 
@@ -93,7 +95,7 @@ class ModelsScreen(ModalScreen[str | None]):
         line.display = True
         line.update(
             Content.assemble(
-                (f"{pull.name}: {pull.stage} ", "bold"),
+                (f"{sanitise(pull.name)}: {pull.stage} ", "bold"),
                 ("━" * cells, "$accent"),
                 ("─" * (24 - cells), "$faint"),
                 f" {format_bytes(pull.done)}{total}",

@@ -23,14 +23,13 @@ from textual.visual import RenderOptions
 from textual.widget import Widget
 
 from app.sessions.records import Message
-from app.tui.entry import Entry, Look, Row, RowKind, Standing
+from app.tui.entry import BLANK, Entry, Look, Row, RowKind, Standing
 
 _GUTTER = 3  # cells left of the text: the selection mark and air
 _MARGIN = 2  # cells right of it
 _READABLE = 104  # lines longer than this are hard to read
 _STRIPS_KEPT = 4000
 _WHEEL = 3  # lines a turn of the wheel moves
-_BLANK: Row = (Content(""), "blank")
 
 
 class Transcript(Widget, can_focus=True):
@@ -155,7 +154,7 @@ class Transcript(Widget, can_focus=True):
         del self._rows[kept:], self._starts[first:]
         look = self.look
         if not first:
-            self._rows = [_BLANK]
+            self._rows = [BLANK]
         for entry in self.entries[first:]:
             self._starts.append(len(self._rows))
             self._rows += entry.rows(look)
@@ -217,7 +216,7 @@ class Transcript(Widget, can_focus=True):
         """One line of the conversation, from the store of lines already drawn if it is there."""
         line, thumb = y + self.top, y in self._thumb
         if line >= len(self._rows):
-            return self._drawn(Content(""), "blank", thumb)
+            return self._drawn(*BLANK, thumb)
         content, kind = self._rows[line]
         selection = self.text_selection
         span = selection.get_span(line) if selection is not None else None
@@ -234,7 +233,7 @@ class Transcript(Widget, can_focus=True):
     def _thumb(self) -> range:
         """The lines of the view in which the scroll bar's thumb shows; none while everything is in view."""
         height, total = self.size.height, len(self._rows)
-        if total <= height:
+        if total <= height or not self.entries:
             return range(0)
         length = max(1, height * height // total)
         start = round(self.top / max(1, total - height) * (height - length))

@@ -15,6 +15,7 @@ from app.tui.decode.section import Section, spread
 from app.tui.figures import LiveFigures
 
 _LABEL = 6
+_ROOMY = 52  # cells from which the legend says the intensities too
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,8 @@ def _legend(points: list[Point], width: int) -> list[Content]:
     names = {"◆": "decode", "▲": "prefill"}
     pieces: list[Content] = []
     for point in points:
-        text = f" {names[point.mark]} {_intensity(point.intensity)} FLOP/B {_flops(point.flops)}  "
+        intensity = f" {_intensity(point.intensity)} FLOP/B" if width >= _ROOMY else ""
+        text = f" {names[point.mark]}{intensity} {_flops(point.flops)}  "
         pieces.append(Content.assemble((point.mark, point.style), (text, "$quiet")))
     return [Content.assemble(*pieces).truncate(width)]
 

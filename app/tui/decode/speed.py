@@ -120,7 +120,7 @@ def phases(figures: LiveFigures, width: int) -> Content:
     for place, name in enumerate(_ORDER):
         if place == now:
             style, mark = ("bold $text-accent", "●") if name != "idle" else ("bold $text-success", "●")
-        elif place < now:
+        elif place < now and (figures.turns or name == "load" or figures.phase != "idle"):
             style, mark = "$quiet", "✓"
         else:
             style, mark = "$faint", "○"

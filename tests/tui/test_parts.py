@@ -1,0 +1,203 @@
+"""The parts that know no screen: growing Markdown, braille, figures, commands, paths, parameters."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.sessions.records import Message
+from app.tui.braille import Canvas, bars
+from app.tui.chat_actions import ChatActions, code_blocks
+from app.tui.commands import COMMANDS, matching, parse_command
+from app.tui.decode.latency import LatencySection
+from app.tui.decode.roofline import decode_point, prefill_point
+from app.tui.decode.speed import phases, rate_text, seconds
+from app.tui.entry import Entry, Look, Standing
+from app.tui.feed import facts
+from app.tui.figures import LiveFigures
+from app.tui.growing_markdown import GrowingMarkdown
+from app.tui.markdown_lines import render
+from app.tui.parameters import PARAMETERS, read_parameter, write_parameter
+from app.tui.paths import completions, typed_path
+from runtime.errors import UsageError
+from runtime.telemetry import StepRecord
+from tests.app.scripted_engine import CARD, record, summary
+
+BLOCKS = st.sampled_from(
+    ["A paragraph of words.", "# Title", "- one\n- two", "1. a\n2. b", "> quote", "```py\nx = 1\n\ny = 2\n```", "---"]
+)
+
+
+@given(st.lists(BLOCKS, max_size=8), st.integers(1, 30))
+def test_growing_markdown_ends_like_markdown_that_was_there_at_once(blocks: list[str], cut: int) -> None:
+    source = "\n\n".join(blocks)
+    growing = GrowingMarkdown()
+    for start in range(0, len(source), cut):
+        growing.append(source[start : start + cut])
+        growing.lines(50)
+    whole = [line.plain.rstrip() for line in GrowingMarkdown(source).lines(50)]
+    assert [line.plain.rstrip() for line in growing.lines(50)] == whole
+
+
+def test_an_unfinished_block_only_is_laid_out_again() -> None:
+    growing = GrowingMarkdown("first\n\nsecond\n\nthi")
+    before = growing.lines(40)
+    growing.append("rd")
+    after = growing.lines(40)
+    assert [a is b for a, b in zip(before, after, strict=True)][:3] == [True, True, True]
+    assert after[-1].plain == "third"
+    assert [line.plain for line in growing.lines(20)] == ["first", "", "second", "", "third"]
+
+
+def test_markdown_keeps_line_breaks_and_shows_links_as_written() -> None:
+    assert [line.plain for line in render("a\nb\n[x](http://y)", 40)] == ["a", "b", "[x](http://y)"]
+
+
+def test_code_lines_too_long_are_folded_not_lost() -> None:
+    code = "x" * 90
+    lines = [line.plain.removeprefix("▏ ") for line in render(f"```\n{code}\n```", 40)]
+    assert "".join(lines) == code
+
+
+def test_bars_stand_on_zero() -> None:
+    assert bars([0.0, 4.0, 8.0, 8.0], top=8.0, width=2, height=2) == [" ⣿", "⢸⣿"]
+    assert bars([1e-9], top=1.0, width=1, height=1) == ["⢀"]  # above zero shows a dot
+    assert bars([99.0, 99.0], top=1.0, width=1, height=1) == ["⣿"]
+    assert bars([], top=1.0, width=2, height=1) == ["  "]
+
+
+def test_canvas_counts_from_the_lower_left() -> None:
+    canvas = Canvas(2, 1)
+    canvas.dot(0, 0)
+    canvas.dot(3, 3)
+    canvas.dot(9, 9)  # outside
+    assert canvas.rows() == ["⡀⠈"]
+
+
+def _figures(steps: int = 30) -> LiveFigures:
+    figures = LiveFigures()
+    figures.ready(*facts(CARD))
+    figures.submitted()
+    figures.stepped(record(n, 20 + n) for n in range(steps))
+    return figures
+
+
+def test_figures_follow_the_definitions() -> None:
+    figures = _figures()
+    later = [step.latency_s for step in figures.steps if step.index > 0]
+    assert figures.rate_average == pytest.approx(len(later) / sum(later))
+    assert figures.mbu == pytest.approx((figures.achieved_gb_s or 0) / 54.0)
+    last = figures.steps[-1]
+    assert figures.roofline_rate == pytest.approx(54e9 / last.step_bytes)
+    assert LiveFigures().rate_now is None
+    assert LiveFigures().mbu is None
+
+
+def test_frozen_figures_stay() -> None:
+    figures = _figures()
+    frozen = figures.frozen()
+    figures.stepped([record(30, 50)])
+    figures.finished(summary(20, 5, 31), "stop", 0.1)
+    assert len(frozen.steps) == 30
+    assert not frozen.turns
+    assert frozen.document()["phase"] == "decode"
+    assert figures.turns[0].reused_tokens == 5
+
+
+def test_a_stall_is_marked_by_a_sign() -> None:
+    figures = _figures()
+    slow = record(30, 50)
+    figures.stepped([StepRecord(**{**_fields(slow), "latency_s": 0.2})])
+    section = LatencySection(figures)
+    lines = [line.plain for line in section.lines(figures, 40, 10)]
+    assert lines[0].startswith("▲1")
+    assert lines[0].rstrip().endswith("▲")
+    assert "max 200" in lines[-1]
+
+
+def test_the_roofline_points_lie_under_the_roof() -> None:
+    figures = _figures()
+    figures.finished(summary(200, 0, 30), "stop", 0.1)
+    point = decode_point(figures)
+    assert point is not None
+    assert point.flops <= 54e9 * point.intensity
+    prefill = prefill_point(figures)
+    assert prefill is not None
+    assert prefill.intensity > point.intensity
+
+
+@pytest.mark.parametrize(("rate", "text"), [(None, "–"), (9.836, "9.84"), (96.1, "96.1"), (211.7, "212")])
+def test_rates_have_the_digits_that_mean_something(rate: float | None, text: str) -> None:
+    assert rate_text(rate) == text
+
+
+def test_times_have_a_suitable_unit() -> None:
+    assert [seconds(value) for value in (None, 0.0042, 0.42, 4.2)] == ["–", "4.2 ms", "420 ms", "4.20 s"]
+
+
+def test_phases_are_told_apart_without_colour() -> None:
+    figures = LiveFigures()
+    figures.ready(*facts(CARD))
+    assert phases(figures, 60).plain == "✓ load ─ ○ prefill ─ ○ decode ─ ● idle"
+    figures.submitted()
+    assert phases(figures, 60).plain == "✓ load ─ ● prefill ─ ○ decode ─ ○ idle"
+    figures.died()
+    assert phases(figures, 60).plain.startswith("✗")
+
+
+def test_every_command_is_carried_out_by_a_method() -> None:
+    assert {f"do_{command.name}" for command in COMMANDS} - {"do_file"} <= set(dir(ChatActions))
+
+
+def test_commands_are_told_from_messages() -> None:
+    assert parse_command("/set temperature 1").argument == "temperature 1"  # type: ignore[union-attr]
+    assert parse_command("/nope").command is None  # type: ignore[union-attr]
+    for text in ("hello", "//quit", "/etc/hosts is empty", "/usr", "a /quit"):
+        invocation = parse_command(text)
+        assert invocation is None or invocation.command is None
+    assert [command.name for command in matching("re")][:3] == ["regen", "rename", "restart"]
+
+
+def test_paths_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "data.csv").touch()
+    (tmp_path / ".hidden").touch()
+    assert completions("d") == ["docs/", "data.csv"]
+    assert completions(".h") == [".hidden"]
+    assert completions("nowhere/x") == []
+    assert typed_path("see @da") == "da"
+    assert typed_path("mail a@b") is None
+    assert typed_path("/file do") == "do"
+
+
+@pytest.mark.parametrize("parameter", PARAMETERS, ids=lambda parameter: parameter.name)
+def test_parameters_are_read_as_written(parameter) -> None:
+    text = {"stop": "END | \\n", "temperature": "0.7"}.get(parameter.name, "1")
+    value = read_parameter(parameter.name, text)
+    assert read_parameter(parameter.name, write_parameter(parameter.name, {parameter.name: value})) == value
+    assert read_parameter(parameter.name, "default") is None
+    if parameter.name != "stop":
+        with pytest.raises(UsageError, match=parameter.name):
+            read_parameter(parameter.name, "warm")
+        with pytest.raises(UsageError, match=parameter.name):
+            read_parameter(parameter.name, "nan")
+
+
+def test_code_blocks_are_found() -> None:
+    assert code_blocks("a\n\n```py\nx\n```\n\nb\n\n~~~\ny\n~~~\n") == ["x\n", "y\n"]
+
+
+def test_an_entry_takes_up_what_grew() -> None:
+    message = Message(1, "s", None, "assistant", "half", 0.0, partial=True)
+    entry = Entry(message, Standing(growing=True))
+    look = Look(40)
+    assert entry.rows(look)[0][0].plain == "half▍"
+    grown = Message(1, "s", None, "assistant", "half and\n\nwhole \x1b[1m", 0.0, finish_reason="stop")
+    assert entry.update(grown, Standing())
+    assert [content.plain for content, _ in entry.rows(look)][:3] == ["half and", "", "whole ␛[1m"]
+
+
+def _fields(step: StepRecord) -> dict[str, object]:
+    return {name: getattr(step, name) for name in StepRecord.__slots__}

@@ -1,0 +1,57 @@
+"""What a model says is text: it cannot move the terminal, be markup, be a link, or hide."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from textual.geometry import Region
+
+from app.tui.markdown_lines import render
+from tests.app.scripted_engine import Script, ScriptedEngine
+from tests.tui.conftest import Driver
+
+ATTACKS = (
+    "\x1b]52;c;aGFoYQ==\x07",
+    "\x1b[2J\x1b[31mred",
+    "\x9b31mred",
+    "[bold red]markup[/] [@click=app.quit]go[/]",
+    "[link](javascript:alert(1)) <https://example.org> https://example.org ![x](file:///etc/passwd)",
+    "<script>alert(1)</script> <b>html</b>",
+    "abc\u202edef\u2066ghi",
+)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_an_answer_cannot_act(play, attack: str) -> None:
+    cut = len(attack) // 2  # also across two tokens
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("attack")
+        strips = it.transcript.render_lines(Region(0, 0, *it.transcript.size))
+        text = "\n".join(strip.text for strip in strips)
+        assert not set(text) & {chr(code) for code in [*range(10), *range(11, 32), *range(127, 160)]}
+        assert "\u202e" not in text and "\u2066" not in text  # noqa: PT018
+        for strip in strips:
+            for segment in strip:
+                assert segment.style is None or segment.style.link is None
+                assert segment.style is None or not set(segment.style.meta) - {"offset"}
+        for written in ("markup", "javascript", "<b>html</b>", "example.org"):
+            assert (written in attack) <= (written in text)
+
+    play(scenario, ScriptedEngine().script(Script([attack[:cut], attack[cut:]])))
+
+
+def test_titles_and_names_are_no_markup_either(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("[bold]x[/bold] \x1b[31m")
+        await it.press("f4")
+        assert "[bold]x[/bold] ␛[31m" in it.text()
+
+    play(scenario)
+
+
+@given(st.text(alphabet="ab <>&[](){}*_`#>|-+.1\n\\!~:/'\"", max_size=200), st.integers(12, 60))
+def test_any_markdown_fits_its_width(source: str, width: int) -> None:
+    lines = render(source, width)
+    for line in lines:
+        assert "\n" not in line.plain
+        assert line.cell_length <= max(width, 12) + 60  # deep nesting and wide tables may stick out; nothing is lost

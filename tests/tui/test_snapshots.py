@@ -1,0 +1,78 @@
+"""The screens as pictures: chat and decode view at three sizes in two themes, compared with the SVG files beside.
+
+HEADRACE_SNAPSHOTS=update writes them anew. A picture that differs is left in the temporary folder the failure names.
+Only the class names that textual derives from the content are evened out; every character and colour counts.
+"""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from app.settings import ScreenSettings, Settings
+from tests.app.scripted_engine import Script, ScriptedEngine
+from tests.tui.conftest import Driver
+
+FOLDER = Path(__file__).parent / "snapshots"
+SIZES = ((80, 24), (120, 40), (200, 50))
+THEMES = ("headrace-dark", "headrace-light")
+
+ANSWER = """Decoding reads **every weight** once per token, so:
+
+1. the bytes of a step are known,
+2. the time of a step is measured,
+3. their quotient is the `achieved` bandwidth.
+
+```python
+def mbu(achieved: float, peak: float) -> float:
+    # a share of what the machine can do
+    return achieved / peak
+```
+
+| phase | limited by |
+|---|---|
+| prefill | arithmetic |
+| decode | memory |
+
+> Water turns the wheel.
+"""
+
+
+def compare(svg: str, name: str, actual: Path) -> None:
+    """Fail unless the picture is the one on file."""
+    even = re.sub(r"terminal-\d+", "terminal", svg)
+    expected = FOLDER / f"{name}.svg"
+    if os.environ.get("HEADRACE_SNAPSHOTS") == "update":
+        FOLDER.mkdir(exist_ok=True)
+        expected.write_text(even)
+        return
+    assert expected.exists(), f"no snapshot {expected.name}; HEADRACE_SNAPSHOTS=update makes it"
+    if even != expected.read_text():
+        actual.write_text(even)
+        pytest.fail(f"{expected.name} looks different now: compare it with {actual}")
+
+
+def scripted() -> ScriptedEngine:
+    pieces = [ANSWER[n : n + 6] for n in range(0, len(ANSWER), 6)]
+    return ScriptedEngine(pieces_per_poll=200).script(Script(pieces, prompt_tokens=60, reused=20))
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("screen", ["chat", "decode"])
+def test_screen(play, tmp_path: Path, screen: str, size: tuple[int, int], theme: str) -> None:
+    name = f"{screen}-{size[0]}x{size[1]}-{theme.removeprefix('headrace-')}"
+    picture: list[str] = []
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("Why is decoding limited by memory?")
+        if screen == "decode":
+            await it.press("f2", "left", "left")
+        it.app.draw_figures(force=True)
+        it.app.chat.tell_status()  # type: ignore[union-attr]
+        await it.pilot.pause()
+        picture.append(it.app.export_screenshot(title="headrace"))
+
+    play(scenario, scripted(), size=size, settings=Settings(screen=ScreenSettings(theme=theme)))
+    compare(picture[0], name, tmp_path / f"{name}.svg")
