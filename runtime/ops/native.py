@@ -63,7 +63,7 @@ def set_threads(threads: int) -> None:
 
 
 def use_instruction_set(name: str) -> bool:
-    """Compute with "avx512", "avx2", "neon" or "portable"; False where this processor cannot. For tests and benchmarks."""
+    """Compute with "avx512", "avx2", "neon" or "portable"; False where this processor cannot. For tests."""
     return _native.use_instruction_set(name)
 
 

@@ -54,6 +54,7 @@ NB_MODULE(_native, m) {
   m.def("attend", &hr::attend, "qkv"_a, "keys"_a, "values"_a, "offset"_a, "plan"_a);
 
   m.def("instruction_set", [] { return hr::best_kernels().name; });
+  m.def("use_instruction_set", [](const std::string& name) { return hr::use_kernels(name.c_str()); }, "name"_a);
   m.def("threads", [] { return hr::Pool::shared().threads(); });
   m.def("set_threads", [](int threads) { hr::Pool::shared().set_threads(threads); }, "threads"_a);
   m.def("streaming_read", &streaming_read, "array"_a, "passes"_a = 1);

@@ -1,4 +1,5 @@
 // Which kernels this processor can run, asked once at run time.
+#include <atomic>
 #include <cstring>
 
 #include "kernels.h"
@@ -29,6 +30,7 @@ bool can_run(const Kernels& kernels) {
   return &kernels == &kernels_portable();
 }
 
+// In order of preference.
 const Kernels* const kFastestFirst[] = {
 #if defined(__x86_64__)
     &kernels_avx512(),
@@ -37,23 +39,29 @@ const Kernels* const kFastestFirst[] = {
     &kernels_portable(),
 };
 
-}  // namespace
-
-const Kernels* find_kernels(const char* name) {
+const Kernels* fastest() {
   for (const Kernels* kernels : kFastestFirst) {
-    if (std::strcmp(kernels->name, name) == 0) return can_run(*kernels) ? kernels : nullptr;
+    if (can_run(*kernels)) return kernels;
   }
-  return nullptr;
+  return &kernels_portable();
 }
 
-const Kernels& best_kernels() {
-  static const Kernels* best = [] {
-    for (const Kernels* kernels : kFastestFirst) {
-      if (can_run(*kernels)) return kernels;
-    }
-    return &kernels_portable();
-  }();
-  return *best;
+std::atomic<const Kernels*>& in_use() {
+  static std::atomic<const Kernels*> kernels{fastest()};
+  return kernels;
+}
+
+}  // namespace
+
+const Kernels& best_kernels() { return *in_use().load(std::memory_order_relaxed); }
+
+bool use_kernels(const char* name) {
+  for (const Kernels* kernels : kFastestFirst) {
+    if (std::strcmp(kernels->name, name) != 0 || !can_run(*kernels)) continue;
+    in_use().store(kernels, std::memory_order_relaxed);
+    return true;
+  }
+  return false;
 }
 
 }  // namespace headrace

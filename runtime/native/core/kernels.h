@@ -107,8 +107,10 @@ struct Kernels {
   void (*rescale)(float* acc, float factor, int64_t n);
 };
 
-// The fastest kernels this processor can run, or those named (nullptr where it cannot run them).
+// The kernels in use: the fastest this processor can run, unless use_kernels has named others.
 const Kernels& best_kernels();
-const Kernels* find_kernels(const char* name);
+
+// Switches to the kernels named "avx512", "avx2", "neon" or "portable". False where this processor cannot run them.
+bool use_kernels(const char* name);
 
 }  // namespace headrace

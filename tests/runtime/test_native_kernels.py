@@ -1,0 +1,215 @@
+"""Every native kernel against the MLX reference operation, in float32, on every instruction set of this machine.
+
+Bounds. Projections differ from the reference by the order of additions only: at most 1e-6 of the sum of absolute
+products. Attention over float32 K/V keeps 2e-5 of the largest output; half precision K/V are rounded alike on both
+sides, so cache rows may differ by one unit in the last place, and outputs by what such a difference makes.
+"""
+
+from collections.abc import Iterator
+
+import mlx.core as mx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.ops import AttentionSpec, Rope, Weight, native, reference
+
+pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
+
+_SETS = ["avx512", "avx2", "neon", "portable"]
+_FLOATS = [mx.float32, mx.float16, mx.bfloat16]
+_ULP = {mx.float32: 2e-5, mx.float16: 2e-3, mx.bfloat16: 1.6e-2}
+
+
+@pytest.fixture(params=_SETS, autouse=True)
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+    best = native.status().instruction_set
+    assert best is not None
+    if not native.use_instruction_set(request.param):
+        pytest.skip(f"this processor has no {request.param}")
+    yield request.param
+    native.use_instruction_set(best)
+
+
+def _difference(ours: mx.array, theirs: mx.array) -> float:
+    """Largest difference relative to the largest expected value."""
+    assert ours.shape == theirs.shape
+    if ours.size == 0:
+        return 0.0
+    theirs = theirs.astype(mx.float32)
+    largest = mx.maximum(mx.abs(theirs).max(), 1e-6)
+    return float((mx.abs(ours.astype(mx.float32) - theirs).max() / largest).item())
+
+
+def _agree(ours: mx.array, theirs: mx.array, scale: mx.array, bound: float = 1e-6) -> bool:
+    """Whether every element agrees to `bound` of `scale`, the sum of absolute terms it was added up from."""
+    assert ours.shape == theirs.shape
+    return bool((mx.abs(ours - theirs) <= bound * scale + 1e-7).all().item())
+
+
+def _absolute_sums(x: mx.array, w: Weight) -> mx.array:
+    """Sum over k of |x w| for every output."""
+    full = reference.linear(mx.eye(w.columns), Weight(w.data, w.scales, w.biases, w.bits, w.group_size))
+    sums = mx.abs(x) @ mx.abs(full)
+    return sums if w.bias is None else sums + mx.abs(w.bias)
+
+
+def _weight(rows: int, columns: int, bits: int, group: int, dtype: mx.Dtype, bias: bool) -> Weight:
+    plain = mx.random.normal((rows, columns))
+    extra = mx.random.normal((rows,)) if bias else None
+    if bits == 0:
+        return Weight(plain.astype(dtype), bias=extra)
+    data, scales, biases = mx.quantize(plain, group_size=group, bits=bits)
+    return Weight(data, scales.astype(dtype), biases.astype(dtype), bits, group, extra)
+
+
+@st.composite
+def _projections(draw: st.DrawFn) -> tuple[Weight, mx.array]:
+    """A weight of any format and activations (B, T, K), sometimes strided or broadcast."""
+    mx.random.seed(draw(st.integers(0, 2**31)))
+    bits = draw(st.sampled_from([0, 2, 3, 4, 5, 6, 8]))
+    group = draw(st.sampled_from([32, 64, 128])) if bits else 0
+    columns = draw(st.integers(1, 9)) * group if bits else draw(st.integers(1, 300))
+    rows = draw(st.integers(1, 150))
+    weight = _weight(rows, columns, bits, group, draw(st.sampled_from(_FLOATS)), draw(st.booleans()))
+    batch, length = draw(st.integers(1, 3)), draw(st.integers(1, 40))
+    match draw(st.sampled_from(["plain", "strided", "broadcast", "transposed"])):
+        case "strided":
+            x = mx.random.normal((batch, length, 2 * columns))[..., ::2]
+        case "broadcast":
+            x = mx.broadcast_to(mx.random.normal((1, 1, columns)), (batch, length, columns))
+        case "transposed":
+            x = mx.random.normal((batch, columns, length)).swapaxes(1, 2)
+        case _:
+            x = mx.random.normal((batch, length, columns))
+    return weight, x
+
+
+@given(_projections())
+def test_projections(case: tuple[Weight, mx.array]) -> None:
+    weight, x = case
+    ours, theirs = native.prepare(weight, mx.float32), reference.prepare(weight, mx.float32)
+    norm = mx.random.normal((weight.columns,))
+    scale = _absolute_sums(x, theirs)
+    assert _agree(native.linear(x, ours), reference.linear(x, theirs), scale)
+    residual = mx.random.normal((*x.shape[:2], weight.rows))
+    assert _agree(native.linear_add(x, ours, residual), reference.linear_add(x, theirs, residual), scale + 3)
+    scale = _absolute_sums(reference.rms_norm(x, norm, 1e-5), theirs)
+    assert _agree(native.norm_linear(x, norm, 1e-5, ours), reference.norm_linear(x, norm, 1e-5, theirs), scale)
+
+
+@given(_projections(), st.sampled_from(["silu", "gelu"]))
+def test_gated_units(case: tuple[Weight, mx.array], activation: str) -> None:
+    weight, x = case
+    if weight.rows % 2:
+        weight = Weight(
+            *(None if a is None else mx.concatenate([a, a]) for a in (weight.data, weight.scales, weight.biases)),
+            weight.bits,
+            weight.group_size,
+        )
+    ours, theirs = native.prepare(weight, mx.float32), reference.prepare(weight, mx.float32)
+    norm = mx.random.normal((weight.columns,))
+    gate, up = mx.split(_absolute_sums(reference.rms_norm(x, norm, 1e-5), theirs), 2, axis=-1)
+    expected = reference.norm_glu(x, norm, 1e-5, theirs, activation)
+    assert _agree(native.norm_glu(x, norm, 1e-5, ours, activation), expected, gate * up + gate + up)
+
+
+@pytest.mark.parametrize("bits", [0, 4])
+def test_no_rows_at_all(bits: int) -> None:
+    # (MLX's own quantized_matmul divides by zero here, so there is nothing to compare with.)
+    weight = native.prepare(_weight(10, 64, bits, 32 if bits else 0, mx.float16, False), mx.float32)
+    assert native.linear(mx.zeros((1, 0, 64)), weight).tolist() == [[]]
+    assert native.norm_glu(mx.zeros((2, 0, 64)), mx.ones((64,)), 1e-5, weight, "silu").shape == (2, 0, 5)
+
+
+@given(st.integers(0, 5), st.integers(1, 700), st.integers(0, 2**31))
+def test_rms_norm(rows: int, columns: int, seed: int) -> None:
+    mx.random.seed(seed)
+    x, weight = mx.random.normal((1, rows, columns)), mx.random.normal((columns,))
+    assert _difference(native.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6)) < 1e-5
+
+
+@st.composite
+def _attentions(draw: st.DrawFn) -> tuple[AttentionSpec, int, int, int, mx.Dtype]:
+    """A layout, B, T, offset and the K/V type."""
+    mx.random.seed(draw(st.integers(0, 2**31)))
+    kv_heads, shared = draw(st.integers(1, 3)), draw(st.integers(1, 6))
+    dim = draw(st.sampled_from([16, 32, 48, 64, 80, 128, 256]))
+    dims = draw(st.sampled_from([dim, dim // 2]))
+    rope = Rope(dims, 10_000 ** (mx.arange(0, dims, 2) / dims), draw(st.sampled_from([1.0, 1.25])))
+    normed = draw(st.booleans())
+    spec = AttentionSpec(
+        kv_heads * shared,
+        kv_heads,
+        dim,
+        dim**-0.5,
+        draw(st.sampled_from([rope, None])),
+        mx.random.normal((dim,)) if normed else None,
+        mx.random.normal((dim,)) if normed else None,
+        1e-6,
+        draw(st.sampled_from([None, 1, 5, 70])),
+        draw(st.sampled_from([None, 5.0])),
+    )
+    length = draw(st.sampled_from([1, 1, 2, 4, 5, 47, 48, 49, 110]))
+    return spec, draw(st.integers(1, 2)), length, draw(st.integers(0, 600)), draw(st.sampled_from(_FLOATS))
+
+
+@given(_attentions())
+def test_attention(case: tuple[AttentionSpec, int, int, int, mx.Dtype]) -> None:
+    spec, batch, length, offset, dtype = case
+    shape = (batch, spec.kv_heads, offset + length + 3, spec.head_dim)
+    keys, values = mx.random.normal(shape).astype(dtype), mx.random.normal(shape).astype(dtype)
+    qkv = mx.random.normal((batch, length, (spec.heads + 2 * spec.kv_heads) * spec.head_dim))
+    mx.eval(keys, values, qkv)
+    untouched = mx.array(keys)
+    ours = native.attend(qkv, keys, values, offset, spec)
+    mx.eval(ours)
+    assert mx.array_equal(untouched, keys)  # still referenced here, so it must have been copied
+    theirs = reference.attend(qkv, mx.array(keys), mx.array(values), offset, spec)
+    for mine, expected in zip(ours, theirs, strict=True):
+        assert _difference(mine, expected) < _ULP[dtype]
+
+
+def test_a_buffer_nobody_else_holds_is_written_in_place() -> None:
+    spec = AttentionSpec(2, 1, 64, 0.125)
+    cache = [mx.zeros((1, 1, 1 << 16, 64), mx.float16) for _ in range(2)]  # 8 MB each
+    qkv = mx.random.normal((1, 1, 4 * 64))
+    mx.eval(cache, qkv)
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    for offset in range(8):
+        out, keys, values = native.attend(qkv, cache.pop(0), cache.pop(0), offset, spec)
+        cache += [keys, values]
+        del keys, values
+        mx.async_eval(out)
+    mx.synchronize()
+    assert mx.get_peak_memory() - before < 1 << 20
+
+
+def test_one_token_at_a_time_equals_all_at_once() -> None:
+    mx.random.seed(3)
+    rope = Rope(64, 10_000 ** (mx.arange(0, 64, 2) / 64))
+    spec = AttentionSpec(4, 2, 64, 0.125, rope)
+    qkv = mx.random.normal((1, 70, 8 * 64))
+    whole, *_ = native.attend(qkv, mx.zeros((1, 2, 70, 64)), mx.zeros((1, 2, 70, 64)), 0, spec)
+    keys, values, outs = mx.zeros((1, 2, 70, 64)), mx.zeros((1, 2, 70, 64)), []
+    for t in range(70):
+        out, keys, values = native.attend(qkv[:, t : t + 1], keys, values, t, spec)
+        outs.append(out)
+    assert _difference(mx.concatenate(outs, axis=1), whole) < 1e-5
+
+
+def test_what_does_not_fit_is_refused_before_it_runs() -> None:
+    weight = native.prepare(Weight(mx.zeros((8, 64))), mx.float32)
+    with pytest.raises(ValueError, match="last axis"):
+        native.linear(mx.zeros((1, 1, 32)), weight)
+    spec = AttentionSpec(2, 1, 64, 0.125)
+    with pytest.raises(ValueError, match="no room"):
+        native.attend(mx.zeros((1, 2, 256)), mx.zeros((1, 1, 4, 64)), mx.zeros((1, 1, 4, 64)), 3, spec)
+
+
+def test_what_the_kernels_do_not_know_runs_on_the_reference_and_is_counted() -> None:
+    before = sum(native.status().fallbacks.values())
+    weight = native.prepare(Weight(mx.ones((8, 64))), mx.float16)
+    assert mx.array_equal(native.linear(mx.ones((1, 1, 64), mx.float16), weight), mx.full((1, 1, 8), 64, mx.float16))
+    assert sum(native.status().fallbacks.values()) == before + 1
