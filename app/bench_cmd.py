@@ -19,19 +19,26 @@ FORMATS = ("table", "md", "csv", "json", "jsonl")
 
 @click.group(invoke_without_command=True)
 @click.option("-m", "--model", "models", multiple=True, metavar="MODEL", help="As for run. Repeatable.")
-@click.option("-p", "--prompt", "prompts", default="512", show_default=True, metavar="N,...", help="Prefills.")
-@click.option("-n", "--generate", "generates", default="128", show_default=True, metavar="N,...", help="Decodes.")
-@click.option("-d", "--depth", "depths", default="0", show_default=True, metavar="N,...", help="Cache depths.")
-@click.option("--pg/--no-pg", "combined", default=True, help="Prompt + generation tests too. Default: yes.")
-@click.option("-r", "--repetitions", type=click.IntRange(1, 1000), help="Rounds. Default: 5, more where it is noisy.")
-@click.option("--threads", type=click.IntRange(1, 1024), help="CPU threads of the native kernels (and of llama.cpp).")
-@click.option("--vs", "peers", multiple=True, type=click.Choice(["mlx-lm", "llama.cpp"]), help="Compare. Repeatable.")
-@click.option("--llama-python", metavar="PYTHON", help="A Python with llama-cpp-python, instead of llama-bench.")
-@click.option("--llama-model", metavar="FILE", help="The GGUF that llama.cpp reads, if -m is not one.")
-@click.option("--mlx-python", metavar="PYTHON", help="A Python with mlx-lm, instead of this one.")
+@click.option("-p", "--prompt", "prompts", default="512", metavar="N,...", help="Prompt lengths to prefill [512].")
+@click.option("-n", "--generate", "generates", default="128", metavar="N,...", help="How many tokens to decode [128].")
+@click.option("-d", "--depth", "depths", default="0", metavar="N,...", help="Tokens already in the KV cache [0].")
+@click.option("--pg/--no-pg", "combined", default=True, help="Also test prompt + generation [yes].")
+@click.option("-r", "--repetitions", type=click.IntRange(1), metavar="N", help="Rounds [5, more where it is noisy].")
+@click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="CPU threads, of llama.cpp too.")
+@click.option(
+    "--vs",
+    "peers",
+    multiple=True,
+    type=click.Choice(["mlx-lm", "llama.cpp"]),
+    metavar="PEER",
+    help="mlx-lm or llama.cpp. Repeatable.",
+)
+@click.option("--llama-python", metavar="PYTHON", help="One with llama-cpp-python, for llama-bench.")
+@click.option("--llama-model", metavar="FILE", help="What llama.cpp reads, if -m is no GGUF.")
+@click.option("--mlx-python", metavar="PYTHON", help="One with mlx-lm, for this one.")
 @click.option("--profile", is_flag=True, help="Attribute one step's time to its parts.")
-@click.option("-o", "--output", "form", type=click.Choice(FORMATS), help="Default: table on a terminal, else md.")
-@click.option("--json", "as_json", is_flag=True, help="The same as -o json: one document on one line.")
+@click.option("-o", "--output", "form", metavar="FORM", type=click.Choice(FORMATS), help="table, md, csv, json, jsonl.")
+@click.option("--json", "as_json", is_flag=True, help="As -o json: one document on one line.")
 @click.option("--report", type=click.Path(dir_okay=False), metavar="FILE", help="Write a page with plots.")
 @click.option("--save", is_flag=True, help="Keep the results for `headrace bench history`.")
 @click.option("--force", is_flag=True, help="Load even if memory looks too small.")

@@ -27,7 +27,7 @@ def circumstances(document: Document) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
     return [
         f"{device['name']}, {device['backend']}, {device['kernels'].get('kernels', '?')} kernels; {device['os']}",
-        *(model_line(entry) for entry in document.get("models") or [model]),
+        *(f"{model_line(entry)}; sha256 {_digest(entry)}" for entry in document.get("models") or [model]),
         peak_line(device),
         *([step_cost_line(document["step_cost"])] if document["step_cost"] else []),
         *(ratio_line(ratio) for ratio in document["ratios"]),
@@ -41,11 +41,12 @@ def circumstances(document: Document) -> list[str]:
 
 
 def model_line(model: Document) -> str:
-    formats = ", ".join(f"{count} x {name}" for name, count in (model["quantization"] or {}).items())
-    digest = f", sha256 {model['sha256'][:12]}" if model.get("sha256") else ""
+    """What a step reads of it, and how most of it is stored."""
+    formats = list(model["quantization"] or {})
+    stored = f", {'mostly ' if len(formats) > 1 else ''}{formats[0]}" if formats else ""
     return (
-        f"{model['name']}: {format_bytes(model['weight_bytes_per_step'])} of weights per step, "
-        f"{format_bytes(model['kv_bytes_per_token'])} of K/V per token; {formats}{digest}"
+        f"{model['name']}: {format_bytes(model['weight_bytes_per_step'])} a step, "
+        f"{format_bytes(model['kv_bytes_per_token'])} of K/V a token{stored}"
     )
 
 
@@ -109,6 +110,12 @@ def flat(values: Document, prefix: str = "") -> Document:
     for key, value in values.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return found
+
+
+def _digest(model: Document) -> str:
+    """Of the file the model came from, or else of its headers."""
+    whole = model.get("sha256")
+    return f"{whole[:12]}" if whole else f"{str(model.get('headers_sha256'))[:12]} (headers)"
 
 
 def label(entry: Document) -> str:

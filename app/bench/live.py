@@ -15,7 +15,9 @@ from app.bench.table import results_table
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-Show = Callable[[Progress, Sequence[dict[str, Any]]], None]
+Results = Sequence[dict[str, Any]]
+Show = Callable[[Progress, Callable[[], Results]], None]
+"""Told what happens, and how to get the results so far if anybody wants to see them."""
 
 
 def console(*, stderr: bool = False) -> "Console":
@@ -27,7 +29,7 @@ def console(*, stderr: bool = False) -> "Console":
 
 @contextmanager
 def live_view() -> Iterator[Show]:
-    """A function to call with every `Progress` and the results so far; the view is gone when the block ends."""
+    """A function to call with every `Progress`; the view is gone when the block ends."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield lambda _progress, _results: None
         return
@@ -35,10 +37,10 @@ def live_view() -> Iterator[Show]:
 
     screen = console(stderr=True)
     with Live(console=screen, transient=True, refresh_per_second=4) as live:
-        yield lambda progress, results: live.update(_view(progress, results, screen.width), refresh=True)
+        yield lambda progress, results: live.update(_view(progress, results(), screen.width), refresh=True)
 
 
-def _view(progress: Progress, results: Sequence[dict[str, Any]], width: int) -> "RenderableType":
+def _view(progress: Progress, results: Results, width: int) -> "RenderableType":
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table

@@ -20,7 +20,7 @@ from app.bench.plan import Test
 from app.bench.profile import profile
 from app.bench.result import Result, Work, result
 from app.bench.sample import Contestant
-from app.bench.session import Session
+from app.bench.session import Key, Session
 from runtime.bandwidth import streaming_reader
 from runtime.errors import UsageError
 from runtime.hardware import Machine, machine
@@ -61,14 +61,15 @@ def run(options: Options, show: Show) -> Document:
         memory = MemorySpeed(reader) if reader else None
         session = Session([*own, *peers], options.tests, rounds=options.rounds, memory=memory.read if memory else None)
         works = {model.name: prefill_work(model) for model in loaded}
+        account = _Account(session, host, memory, works)
         interrupted, rounds = False, 0
         try:
             for progress in session.run():
                 rounds = progress.round
-                show(progress, _results(session, host, memory, works))
+                show(progress, account.so_far)
         except KeyboardInterrupt:
             interrupted = True
-        results = _results(session, host, memory, works)
+        results = account.final()
         if not results:
             raise KeyboardInterrupt
         models = [model_document(model) for model in loaded]
@@ -101,24 +102,38 @@ def prefill_work(model: "LoadedModel") -> Work | None:
     return lambda test: total([*shape.prefill(test.prompt - 1, test.depth), *shape.step(test.depth + test.prompt - 1)])
 
 
-def _results(
-    session: Session, host: Machine, memory: MemorySpeed | None, works: dict[str, Work | None]
-) -> list[Result]:
-    """Entries for everything measured so far."""
-    nominal = host.nominal_bandwidth
-    return [
-        result(
+class _Account:
+    """Entries for everything measured so far; while a run lasts, only what is new is worked out again."""
+
+    def __init__(
+        self, session: Session, host: Machine, memory: MemorySpeed | None, works: dict[str, Work | None]
+    ) -> None:
+        self._session, self._host, self._memory, self._works = session, host, memory, works
+        self._known: dict[Key, tuple[int, Result]] = {}
+
+    def so_far(self) -> list[Result]:
+        """As of now; an entry's peak is that of when its last repetition was done."""
+        for key, kept in self._session.repetitions.items():
+            if kept and self._known.get(key, (0, None))[0] != len(kept):
+                self._known[key] = len(kept), self._result(key)
+        return [self._known[key][1] for key in self._session.repetitions if key in self._known]
+
+    def final(self) -> list[Result]:
+        """All of them against the peak of the whole run."""
+        return [self._result(key) for key, kept in self._session.repetitions.items() if kept]
+
+    def _result(self, key: Key) -> Result:
+        engine, model, test = key
+        nominal = self._host.nominal_bandwidth
+        return result(
             test,
-            kept,
+            self._session.repetitions[key],
             model=model,
             engine=engine,
-            peak_gb_s=memory.peak_gb_s if memory else None,
+            peak_gb_s=self._memory.peak_gb_s if self._memory else None,
             nominal_gb_s=nominal / 1e9 if nominal else None,
-            prefill_work=works.get(model) if engine == "headrace" else None,
+            prefill_work=self._works.get(model) if engine == "headrace" else None,
         )
-        for (engine, model, test), kept in session.repetitions.items()
-        if kept
-    ]
 
 
 def _busy(host: Machine) -> list[str]:

@@ -1,0 +1,191 @@
+"""`headrace bench`, `predict` and `fit` as their users run them, on a tiny model that decodes in microseconds."""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from app.bench_cmd import bench
+from app.predict_cmd import fit, predict
+from runtime.errors import HeadraceError, UsageError
+from tests.tiny import config_of
+from tests.tiny_chat import write_chat_model
+
+SHORT = ("-p", "8", "-n", "4", "-r", "2")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(bench, arguments, catch_exceptions=False, standalone_mode=False)
+
+
+def test_the_last_line_of_json_is_the_document(model: Path) -> None:
+    done = run("-m", str(model), *SHORT, "-d", "0,16", "--json")
+    document = json.loads(done.stdout.strip().splitlines()[-1])
+    names = [(entry["test"], entry["depth"]) for entry in document["results"]]
+    assert names == [("pp8", 0), ("tg4", 0), ("pp8+tg4", 0), ("pp8", 16), ("tg4", 16), ("pp8+tg4", 16)]
+    decode = document["results"][4]
+    per_token = document["model"]["kv_bytes_per_token"]
+    assert decode["weight_bytes_per_step"] == document["model"]["weight_bytes_per_step"]
+    # Three intervals at depth 16: steps with 17, 18 and 19 entries behind them read one more each and write one.
+    assert decode["kv_bytes_per_step"] == pytest.approx(per_token * ((18 + 19 + 20) / 3 + 1))
+    assert len(decode["repetitions"]) == 2
+    assert len(decode["repetitions"][0]["itl_ms"]) == 3
+    assert document["device"]["measured_peak"]["passes"] > 0
+    assert not document["interrupted"]
+
+
+def test_several_models_are_measured_side_by_side(model: Path, tmp_path: Path) -> None:
+    other = write_chat_model(tmp_path / "other")
+    done = run("-m", str(model), "-m", str(other), *SHORT, "--no-pg", "-o", "jsonl")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {line["model"] for line in lines} == {"tiny", "other"}
+    with pytest.raises(UsageError, match="twice"):
+        run("-m", str(model), "-m", str(model), *SHORT)
+
+
+def test_markdown_where_nobody_sees_colours(model: Path) -> None:
+    done = run("-m", str(model), *SHORT, "--profile")
+    assert done.stdout.startswith("| model | test | tok/s |")
+    assert "\x1b" not in done.stdout
+    assert re.search(r"one step at depth 0: parts .* ms", done.stdout)
+
+
+def test_saved_runs_come_back(model: Path) -> None:
+    run("-m", str(model), *SHORT, "--no-pg", "--save")
+    run("-m", str(model), *SHORT, "--no-pg", "--save")
+    listed = run("history").stdout.splitlines()
+    assert [line.split("\t")[0] for line in listed] == ["1", "2"]
+    assert run("history", "--show", "1").stdout.startswith("| model")
+    run("history", "--delete", "1")
+    assert len(run("history", "--json").stdout.splitlines()) == 1
+
+
+def test_compare_and_its_exit_code(model: Path, tmp_path: Path) -> None:
+    document = json.loads(run("-m", str(model), "-p", "0", "-n", "8", "-r", "6", "--json").stdout)
+    slower = json.loads(json.dumps(document))
+    for one in slower["results"][0]["repetitions"]:
+        one["typical_tokens_per_second"] /= 100
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for file, content in zip(files, (document, slower), strict=True):
+        file.write_text(json.dumps(content))
+    a, b = map(str, files)
+    assert run("compare", a, a).return_value == 0
+    assert run("compare", a, b).return_value == 1
+    assert json.loads(run("compare", b, a, "--json").stdout)["tests"][0]["verdict"] == "faster"
+
+
+def test_a_report_is_written(model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    run("-m", str(model), *SHORT, "--report", str(tmp_path / "out.html"))
+    assert (tmp_path / "out.html").read_text().startswith("<!doctype html>")
+
+
+def test_peers_that_are_not_there_are_lines(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    gguf = tmp_path / "some.gguf"
+    gguf.write_bytes(b"GGUF")
+    notes = [
+        json.loads(run("-m", str(model), *SHORT, "--no-pg", "--json", "--vs", "llama.cpp", *more).stdout)["notes"]
+        for more in (
+            (),
+            ("--llama-model", str(gguf)),
+            ("--llama-model", str(gguf), "--llama-python", "/nowhere/python"),
+        )
+    ]
+    said = [next(line for line in lines if line.startswith("llama.cpp is left out")) for lines in notes]
+    assert "GGUF" in said[0]
+    assert "llama-bench" in said[1]
+    assert "/nowhere/python" in said[2]
+
+
+LLAMA_BENCH = """#!{python}
+import json, sys
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+tokens = int(options["-p"]) + int(options["-n"]) + sum(map(int, options.get("-pg", "0,0").split(",")))
+print(json.dumps([{{"samples_ns": [tokens * 10**7], "avg_ts": 100.0}}]))
+"""
+
+
+def test_llama_bench_on_the_path_is_measured_and_believed(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "llama-bench"
+    program.write_text(LLAMA_BENCH.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    gguf = tmp_path / "some.gguf"
+    gguf.write_bytes(b"GGUF")
+    done = run("-m", str(model), *SHORT, "--json", "--vs", "llama.cpp", "--llama-model", str(gguf))
+    document = json.loads(done.stdout)
+    theirs = [entry for entry in document["results"] if entry["engine"] == "llama.cpp"]
+    assert [entry["tokens_per_second"]["mean"] for entry in theirs] == pytest.approx([100.0, 100.0, 100.0])
+    assert [ratio["pairs"] for ratio in document["ratios"]] == [2, 2, 2]
+    assert all(said["measured_over_own"] == pytest.approx(1) for said in document["peer_agreement"])
+    assert any("NOT known to be the same weights" in note for note in document["notes"])
+
+
+@pytest.mark.peer
+def test_mlx_lm_is_measured_and_agrees_with_its_own_figures(model: Path) -> None:
+    done = run("-m", str(model), "-p", "32", "-n", "32", "-d", "0,16", "-r", "3", "--no-pg", "--json", "--vs", "mlx-lm")
+    document = json.loads(done.stdout)
+    theirs = [entry for entry in document["results"] if entry["engine"] == "mlx-lm"]
+    assert [len(entry["repetitions"]) for entry in theirs] == [3, 3, 3, 3], document["notes"]
+    assert all(said["measured_over_own"] == pytest.approx(1, rel=0.2) for said in document["peer_agreement"])
+
+
+def test_ctrl_c_prints_what_is_done(model: Path) -> None:
+    import pexpect
+
+    child = pexpect.spawn(
+        sys.executable, ["-m", "app", "bench", "-m", str(model), "-p", "8", "-n", "4", "-r", "100000"],
+        cwd=str(Path(__file__).parents[3]), dimensions=(40, 80), encoding="utf-8", timeout=60,
+    )  # fmt: skip
+    child.expect("round 3 ")
+    child.sendintr()
+    child.expect("interrupted in round")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 130
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("-p", "x"), ("-p", "", "-n", ""), ("-n", "1"), ("--llama-python", "x"), ("-m", "/nowhere"), ("-d", "-1")],
+)
+def test_what_cannot_be_run_is_one_clear_error(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(HeadraceError) as caught:
+        run(*arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_predict_needs_nothing_but_a_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config_of("qwen3")))
+    arguments = ["-m", str(tmp_path), "--chip", "M4 Max (40-core)", "--context", "0,100"]
+    found = json.loads(CliRunner().invoke(predict, [*arguments, "--json"], catch_exceptions=False).stdout)
+    assert [one["context"] for one in found["targets"][0]["predictions"]] == [0, 100]
+    shown = CliRunner().invoke(predict, arguments, catch_exceptions=False).stdout
+    assert "M4 Max (40-core)" in shown
+    assert "weights at 4 bits" in shown
+    explained = CliRunner().invoke(predict, [*arguments, "--explain"], catch_exceptions=False).stdout
+    assert "101 x 4 x 32" in explained
+    assert "Prefill of 512 tokens" in explained
+
+
+def test_fit_lists_the_catalog() -> None:
+    shown = CliRunner().invoke(fit, ["--chip", "M2 (8-core)", "--memory", "8"], catch_exceptions=False).stdout
+    assert re.search(r"smollm2-135m .*✓", shown)
+    assert re.search(r"qwen2.5-32b .*✗", shown)
