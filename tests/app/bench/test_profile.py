@@ -1,0 +1,38 @@
+"""A step taken apart: the parts are there, add up in kind, and leave the network and its cache as they were."""
+
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from app.bench.profile import PARTS, profile
+from runtime.engine import Engine
+from runtime.errors import UsageError
+from runtime.request import Request, Step
+from tests.tiny import VARIANTS, load_decoder, write_model
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_architecture_comes_apart(variant: str, tmp_path: Path) -> None:
+    decoder = load_decoder(write_model(tmp_path / "model", variant))
+
+    def answer() -> list[int]:
+        request = Request([5, 6, 7], max_tokens=8)
+        events = Engine(decoder, context_limit=64).generate(request)
+        return [event.token for event in events if isinstance(event, Step)]
+
+    before = answer()
+    found = profile(decoder, 20, rounds=2)
+    assert tuple(found["parts_ms"]) == PARTS
+    assert all(value > 0 for value in found["parts_ms"].values())
+    total = sum(found["parts_ms"].values())
+    assert found["closure"] == pytest.approx(total / found["synchronous_step_ms"] - 1)
+    assert answer() == before
+
+
+def test_only_our_own_decoder_can_be_taken_apart() -> None:
+    class Foreign:
+        arrays: list[mx.array]
+
+    with pytest.raises(UsageError, match="mlx-lm"):
+        profile(Foreign(), 0)
