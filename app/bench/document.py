@@ -43,13 +43,14 @@ def document(
     """One run. `rounds`: how many were begun. `notes`: what the reader should know besides."""
     engines = sorted({entry["engine"] for entry in results} - {"headrace"})
     fit = fit_step_cost(points_of(results, "headrace"))
+    device = device_document(host, memory)
     return {
         "schema": SCHEMA,
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": shlex.join(["headrace", *sys.argv[1:]]),
         "interrupted": interrupted,
         "rounds": rounds,
-        "device": device_document(host, memory),
+        "device": device,
         "model": models[0],
         "models": list(models),
         "versions": versions(),
@@ -58,7 +59,7 @@ def document(
         "ratios": [ratio for engine in engines for ratio in ratios(results, engine)],
         "peer_agreement": [entry for engine in engines for entry in agreement(results, engine)],
         "profile": profile,
-        "notes": list(notes),
+        "notes": [*notes, *_power_notes(device["power"])],
     }
 
 
@@ -80,6 +81,16 @@ def device_document(host: Machine, memory: MemorySpeed | None) -> Document:
         "kernels": ops.describe(),
         "power": asdict(power_state()),
     }
+
+
+def _power_notes(power: Document) -> list[str]:
+    """What slows a Mac down, where it says so."""
+    said = (
+        ("on_battery", "this machine runs on battery"),
+        ("low_power_mode", "low power mode is on"),
+        ("throttled", "the system is throttled for heat"),
+    )
+    return [text for key, text in said if power.get(key)]
 
 
 def model_document(loaded: "LoadedModel") -> Document:

@@ -12,6 +12,7 @@ from app.bench.plan import Test
 from app.bench.sample import Sample
 from runtime.cost import StepCost
 from runtime.engine import Engine
+from runtime.errors import EngineError
 from runtime.network import Network
 from runtime.request import Event, Finished, Request, Step
 from runtime.telemetry import StepRecord, Summary
@@ -45,9 +46,14 @@ class OwnEngine:
 
     def measure(self, test: Test) -> Sample:
         """One repetition through the engine. The first step feeds the last of the tokens."""
+        engine, before = self._engine(test.depth), self._base[: test.depth]
+        if before:
+            # Leaves exactly `before` in the cache: a step where it can be trimmed, all of it where it cannot.
+            _follow(engine.generate(Request(before, max_tokens=1)))
         fed = self._tokens(max(test.prompt, 1))
-        request = Request([*self._base[: test.depth], *fed], max_tokens=test.generate or 1)
-        steps, summary = _follow(self._engine(test.depth).generate(request))
+        steps, summary = _follow(engine.generate(Request([*before, *fed], max_tokens=test.generate or 1)))
+        if summary.prefill_tokens != len(fed) - 1:
+            raise EngineError(f"{test.label}: the cache did not keep its {test.depth} tokens")
         others = self._held + sum(size for depth, size in self._caches.items() if depth != test.depth)
         self._caches[test.depth] = steps[-1].kv_allocated_bytes if test.depth else 0
         decode = steps[1:]

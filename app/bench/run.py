@@ -81,7 +81,7 @@ def run(options: Options, show: Show) -> Document:
         host=host,
         memory=memory,
         models=models,
-        notes=[*notes, *busy],
+        notes=[*notes, *session.notes, *busy],
         results=results,
         rounds=rounds,
         interrupted=interrupted,

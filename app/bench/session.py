@@ -12,11 +12,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from app.bench.plan import Test
 from app.bench.sample import Contestant, Repetition
 from app.bench.stats import sd, student_quantile
 from app.bench.typical import typical_speed
+from runtime.errors import EngineError
 
 MIN_ROUNDS, MAX_ROUNDS, MAX_SECONDS = 5, 40, 120.0
 PRECISION = 0.01  # half the width of the 95 % interval, as a fraction
@@ -54,6 +56,9 @@ class Session:
         self._clock = clock
         self._took: dict[Key, float] = {}
         self._round = 0
+        self._failed: list[Contestant] = []
+        self.notes: list[str] = []
+        """Peers that failed and were left out from then on."""
         self.repetitions: dict[Key, list[Repetition]] = {_key(*pair): [] for pair in self._pairs}
 
     def run(self) -> Iterator[Progress]:
@@ -63,6 +68,7 @@ class Session:
                 f"warming up {contestant.engine}, {contestant.model} {test.label}", number, self._total(), None, 0
             )
             contestant.warm_up(test)
+        self._leave_out_failed()
         began = self._clock()
         while not self._finished(self._clock() - began):
             self._round += 1
@@ -70,8 +76,24 @@ class Session:
             for done, (contestant, test) in enumerate(pairs):
                 counted = len(self._pairs) * self._round + done
                 yield Progress(_named(contestant, test), counted, self._total(), self._left(pairs[done:]), self._round)
-                self._measure(contestant, test, began)
+                self._attempt(contestant, partial(self._measure, contestant, test, began))
+            self._leave_out_failed()
         yield Progress("done", self._total(), self._total(), 0.0, self._round)
+
+    def _attempt(self, contestant: Contestant, work: Callable[[], None]) -> None:
+        """Do something with a contestant: an error of ours ends the run, a peer's ends its part in it."""
+        if contestant in self._failed:
+            return
+        try:
+            work()
+        except EngineError as error:
+            if contestant.engine == "headrace":
+                raise
+            self._failed.append(contestant)
+            self.notes.append(f"{contestant.engine} is left out from round {self._round} on: {error}")
+
+    def _leave_out_failed(self) -> None:
+        self._pairs = [pair for pair in self._pairs if pair[0] not in self._failed]
 
     def _measure(self, contestant: Contestant, test: Test, began: float) -> None:
         started = self._clock()
@@ -89,10 +111,13 @@ class Session:
             return False
         return self._round >= MAX_ROUNDS or elapsed > MAX_SECONDS or self._worst_precision() <= PRECISION
 
+    def _active(self) -> list[tuple[Key, list[Repetition]]]:
+        return [(key, self.repetitions[key]) for key in (_key(*pair) for pair in self._pairs)]
+
     def _worst_precision(self) -> float:
         return max(
             precision([math.log(typical_speed(test, repetition.sample)) for repetition in kept])
-            for (_, _, test), kept in self.repetitions.items()
+            for (_, _, test), kept in self._active()
         )
 
     def _total(self) -> int:
@@ -103,7 +128,7 @@ class Session:
         """The fixed number, or how many it will take if the noise stays what it is: the error falls as 1 / sqrt(n)."""
         if self._rounds is not None:
             return self._rounds
-        counts = [len(kept) for kept in self.repetitions.values()]
+        counts = [len(kept) for _, kept in self._active()]
         if min(counts) < MIN_ROUNDS:
             return max(MIN_ROUNDS, self._round)
         needed = math.ceil(min(counts) * (self._worst_precision() / PRECISION) ** 2)
@@ -111,7 +136,7 @@ class Session:
         return max(self._round, min(needed, affordable, MAX_ROUNDS))
 
     def _left(self, pairs: Sequence[tuple[Contestant, Test]]) -> float | None:
-        if len(self._took) < len(self._pairs):
+        if any(_key(*pair) not in self._took for pair in self._pairs):
             return None
         rounds = self._rounds_expected()
         this_round = sum(self._took[_key(*pair)] for pair in pairs)

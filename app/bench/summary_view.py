@@ -47,7 +47,7 @@ def _facts(document: dict[str, Any]) -> list[tuple[str, "Text"]]:
         from app.bench.profile_view import profile_rows
 
         rows += profile_rows(document["profile"])
-    notes = [*document["notes"], *_power(document["device"]["power"]), *_test_notes(document["results"])]
+    notes = [*document["notes"], *_test_notes(document["results"])]
     if document["interrupted"]:
         notes.append(f"interrupted in round {document['rounds']}: fewer repetitions than asked for")
     rows += [("" if number else "note", Text(note, style="yellow")) for number, note in enumerate(notes)]
@@ -69,13 +69,3 @@ def _test_notes(results: list[dict[str, Any]]) -> list[str]:
             f"most in {label(worst)} ({worst['engine']}): {worst['drift']:+.0%} from the first third to the last"
         )
     return lines
-
-
-def _power(power: dict[str, Any]) -> list[str]:
-    """What slows a Mac down, where it says so."""
-    said = (
-        (power.get("on_battery"), "on battery"),
-        (power.get("low_power_mode"), "low power mode is on"),
-        (power.get("throttled"), "the system is throttled for heat"),
-    )
-    return [text for is_so, text in said if is_so]

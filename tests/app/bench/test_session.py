@@ -8,6 +8,7 @@ from app.bench.plan import Test
 from app.bench.ratios import agreement, ratios
 from app.bench.sample import Sample
 from app.bench.session import MAX_ROUNDS, MIN_ROUNDS, Session, precision
+from runtime.errors import EngineError
 from tests.app.bench.simulated import Contestant, Machine
 
 TESTS = [Test(64, 0), Test(0, 32)]
@@ -72,6 +73,35 @@ def test_an_interrupt_keeps_what_is_done(after: int) -> None:
     with pytest.raises(KeyboardInterrupt):
         list(run.run())
     assert sum(len(kept) for kept in run.repetitions.values()) == after
+
+
+def test_a_peer_that_fails_is_left_out_and_we_go_on() -> None:
+    machine = Machine(1)
+
+    class Failing(Contestant):
+        engine = "peer"
+
+        def measure(self, test: Test) -> Sample:
+            if len(self.measured) == 3:
+                raise EngineError("it fell over")
+            return super().measure(test)
+
+    run = session(machine, Contestant(machine), Failing(machine))
+    list(run.run())
+    assert {len(kept) for (engine, _, _), kept in run.repetitions.items() if engine == "headrace"} == {3}
+    assert sum(len(kept) for (engine, _, _), kept in run.repetitions.items() if engine == "peer") == 3
+    assert run.notes == ["peer is left out from round 2 on: it fell over"]
+
+
+def test_an_error_of_ours_ends_the_run() -> None:
+    machine = Machine(1)
+
+    class Failing(Contestant):
+        def warm_up(self, _test: Test) -> None:
+            raise EngineError("no")
+
+    with pytest.raises(EngineError):
+        list(session(machine, Failing(machine)).run())
 
 
 def test_repetitions_know_when_they_began_and_how_fast_memory_was() -> None:
