@@ -1,0 +1,89 @@
+"""The engine as a contestant: the right tokens at the right depth, with caches that trim and caches that cannot."""
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from app.bench.own import OwnEngine
+from app.bench.plan import Test
+from models.checkpoint import open_checkpoint
+from models.decoder import Decoder
+from models.mlx_lm_network import MlxLmNetwork
+from runtime.cache import KVCache
+from tests.tiny import load_decoder, write_model
+
+MAMBA = {
+    "model_type": "mamba", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 128, "state_size": 8,
+    "num_hidden_layers": 2, "conv_kernel": 4, "use_bias": False, "use_conv_bias": True, "time_step_rank": 4,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    return load_decoder(write_model(tmp_path_factory.mktemp("own") / "tiny", "qwen3"))
+
+
+@pytest.mark.parametrize("depth", [0, 1, 40])
+def test_a_decode_counts_the_bytes_of_its_own_depth(decoder: Decoder, depth: int) -> None:
+    contestant = OwnEngine("tiny", decoder, limit=128)
+    for _ in range(3):
+        sample = contestant.measure(Test(0, 5, depth))
+        assert len(sample.latencies_s) == 4
+        # The first step feeds one token and is no interval; the others have depth + 1 ... depth + 4 entries before them.
+        expected = [decoder.cost.step_bytes(depth + k) for k in range(1, 5)]
+        assert sample.weight_bytes is not None
+        assert sample.kv_bytes is not None
+        assert sample.weight_bytes + sample.kv_bytes == sum(expected) / 4
+        assert sample.flops == sum(decoder.cost.step_flops(depth + k) for k in range(1, 5)) / 4
+
+
+def test_a_depth_is_prefilled_once_and_kept(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    fed: list[int] = []
+    advance = KVCache.advance
+
+    def counted(cache: KVCache, tokens: int) -> None:
+        fed.append(tokens)
+        advance(cache, tokens)
+
+    monkeypatch.setattr(KVCache, "advance", counted)
+    contestant = OwnEngine("tiny", decoder, limit=256)
+    contestant.warm_up(Test(0, 4, 100))
+    assert sum(fed) >= 100
+    fed.clear()
+    contestant.measure(Test(0, 4, 100))
+    assert sum(fed) <= 1 + 4  # the last token of the depth, and the steps
+    fed.clear()
+    contestant.measure(Test(32, 0, 100))
+    assert sum(fed) == 1 + 31 + 1  # ... the prompt but its last token, and the step that feeds it
+
+
+def test_depths_do_not_disturb_each_other(decoder: Decoder) -> None:
+    contestant = OwnEngine("tiny", decoder, limit=256)
+    for test in (Test(0, 4, 64), Test(0, 4, 8), Test(8, 4, 64), Test(8, 0), Test(0, 4, 8), Test(0, 4, 64)):
+        sample = contestant.measure(test)
+        if test.kind == "decode":
+            assert sample.kv_bytes == sum(
+                decoder.cost.step_bytes(test.depth + k) - decoder.cost.weight_bytes for k in (1, 2, 3)
+            ) / 3  # fmt: skip
+
+
+def test_a_prefill_test_ends_with_its_first_token(decoder: Decoder) -> None:
+    sample = OwnEngine("tiny", decoder, limit=64).measure(Test(16, 0))
+    assert sample.ttft_s == pytest.approx(sample.prefill_s + (sample.first_step_s or 0))
+    assert not sample.latencies_s
+    assert sample.tokens_per_second(Test(16, 0)) == pytest.approx(16 / (sample.ttft_s or 1))
+
+
+def test_a_cache_that_cannot_be_trimmed_is_filled_anew(tmp_path: Path) -> None:
+    from mlx.utils import tree_flatten
+    from mlx_lm.models.mamba import Model, ModelArgs
+
+    weights = dict(tree_flatten(Model(ModelArgs.from_dict(MAMBA)).parameters()))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights)
+    (tmp_path / "config.json").write_text(json.dumps(MAMBA))
+    network = MlxLmNetwork(open_checkpoint(tmp_path), device=mx.DeviceType.cpu)
+    contestant = OwnEngine("mamba", network, limit=128)
+    for test in (Test(0, 4, 20), Test(8, 0, 20), Test(0, 4, 20), Test(8, 4)):
+        contestant.measure(test)  # raises if the depth was not there before the clock started
