@@ -1,0 +1,83 @@
+"""Native kernels and the life of a process: exit while they run, children, several threads."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime.ops import native
+
+pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
+
+_WORK = """
+import multiprocessing, sys, threading
+import mlx.core as mx
+from runtime.ops import Weight, native
+
+def chain(steps=50):
+    weight = native.prepare(Weight(mx.full((512, 512), 1 / 512)), mx.float32)
+    x = mx.ones((1, 1, 512))
+    for _ in range(steps):
+        x = native.linear(x, weight)
+    return x
+
+def total(steps=50):
+    return round(chain(steps).sum().item())
+
+def child():
+    sys.exit(0 if total() == 512 else 1)
+"""
+
+
+def _run(program: str) -> None:
+    subprocess.run([sys.executable, "-c", _WORK + program], check=True, timeout=120)
+
+
+def test_exit_while_kernels_run() -> None:
+    _run("mx.async_eval(chain(20_000))")
+
+
+def test_an_exception_while_kernels_run() -> None:
+    program = "mx.async_eval(chain(5_000)); raise RuntimeError('on purpose')"
+    done = subprocess.run([sys.executable, "-c", _WORK + program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "on purpose" in done.stderr
+
+
+def test_two_engines_in_one_process_share_the_pool() -> None:
+    _run("""
+results = []
+def engine():
+    results.append([total(200) for _ in range(20)])
+threads = [threading.Thread(target=engine) for _ in range(2)]
+for t in threads: t.start()
+for t in threads: t.join()
+assert results == [[512] * 20] * 2, results
+""")
+
+
+def test_a_spawned_child_computes(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(
+        _WORK
+        + """
+if __name__ == "__main__":
+    assert total() == 512
+    process = multiprocessing.get_context("spawn").Process(target=child)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0, process.exitcode
+"""
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    subprocess.run([sys.executable, str(script)], check=True, timeout=120, env=environment)
+
+
+def test_the_number_of_threads_can_change() -> None:
+    before = native.status().threads
+    native.set_threads(1)
+    assert native.status().threads == 1
+    native.set_threads(0)
+    assert native.status().threads == before
