@@ -319,7 +319,7 @@ class ChatScreen(Screen[None]):
             menu.close()
         elif (choice := menu.accept()) is not None:
             prompt.complete(choice.replace, choice.insert)
-            if choice.run:
+            if choice.run and event.key == "accept":
                 prompt.post_message(Prompt.Sent(prompt.whole_text))
         prompt.menu_open = menu.is_open
 

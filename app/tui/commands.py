@@ -16,6 +16,11 @@ class Command:
     def takes_argument(self) -> bool:
         return bool(self.argument)
 
+    @property
+    def needs_argument(self) -> bool:
+        """Whether it means nothing without one: optional ones stand in brackets."""
+        return bool(self.argument) and not self.argument.startswith("[")
+
 
 COMMANDS = (
     Command("help", "keys and commands", key="F1"),

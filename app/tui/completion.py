@@ -12,7 +12,10 @@ from app.tui.paths import completions, typed_path
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What accepting an entry does: put `insert` where `replace` characters stood before the cursor; then run it."""
+    """What taking an entry does: put `insert` where `replace` characters stood before the cursor.
+
+    run: Enter sends it at once, Tab only fills it in.
+    """
 
     insert: str
     replace: int
@@ -86,7 +89,7 @@ def _options(before: str, width: int) -> tuple[list[Option], list[Choice]]:
             Choice(
                 f"/{command.name}" + (" " if command.takes_argument else ""),
                 len(before),
-                run=not command.takes_argument,
+                run=not command.needs_argument,
             )
             for command in commands
         ]

@@ -143,16 +143,13 @@ class Entry:
         return [*rows, BLANK]
 
     def _meta(self) -> str:
+        """How it ended, which branch it is, what it cost; what matters most first, the line may be cut."""
         if self.standing.growing:
             return ""
-        parts = (
-            []
-            if self.message.finish_reason == "stop"
-            else [_ENDINGS.get(self.message.finish_reason or "", "■ incomplete")]
-        )
-        if self.message.figures is not None:
-            parts += figures_text(self.message.figures)
-        return " · ".join(parts + self._notes())
+        reason = self.message.finish_reason or ""
+        parts = [] if reason == "stop" else [_ENDINGS.get(reason, "■ incomplete")]
+        costs = figures_text(self.message.figures) if self.message.figures is not None else []
+        return " · ".join([*parts, *self._notes(), *costs])
 
     def _notes(self) -> list[str]:
         notes = []

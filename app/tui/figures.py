@@ -55,7 +55,7 @@ class Turn:
     ttft_s: float | None
     prefill_tokens_per_second: float | None
     tokens_per_second: float | None
-    mbu: float | None
+    achieved_gb_s: float | None
     finish_reason: str
 
 
@@ -122,7 +122,7 @@ class LiveFigures:
             ttft_s=ttft_s,
             prefill_tokens_per_second=rate,
             tokens_per_second=summary.decode_tokens_per_second,
-            mbu=mbu(summary.achieved_gb_s, self.machine.measured_gb_s),
+            achieved_gb_s=summary.achieved_gb_s,
             finish_reason=reason,
         )
         self.turns.append(turn)

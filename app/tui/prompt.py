@@ -44,7 +44,7 @@ class Prompt(TextArea):
 
     @dataclass
     class MenuKey(Event):
-        """A key meant for the completion menu: up, down, accept or close."""
+        """A key meant for the completion menu: up, down, accept (Enter), fill (Tab) or close."""
 
         key: str
 
@@ -128,7 +128,7 @@ class Prompt(TextArea):
         if self.menu_open and event.key in ("up", "down", "escape", "tab"):
             event.stop()
             event.prevent_default()
-            self.post_message(self.MenuKey({"escape": "close", "tab": "accept"}.get(event.key, event.key)))
+            self.post_message(self.MenuKey({"escape": "close", "tab": "fill"}.get(event.key, event.key)))
             return
         if event.key == "enter":
             event.stop()
@@ -139,7 +139,7 @@ class Prompt(TextArea):
 
     def action_complete(self) -> None:
         if self.menu_open:
-            self.post_message(self.MenuKey("accept"))
+            self.post_message(self.MenuKey("fill"))
         else:
             self.screen.focus_next()
 

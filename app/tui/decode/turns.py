@@ -7,8 +7,9 @@ from textual.content import Content
 from app.tui.decode.section import Section
 from app.tui.decode.speed import rate_text, seconds
 from app.tui.figures import LiveFigures, Turn
+from runtime.telemetry import mbu
 
-_COLUMNS = (("turn", 4), ("prompt", 7), ("reused", 7), ("TTFT", 8), ("tok/s", 7), ("MBU", 6), ("tokens", 7), ("end", 9))
+_COLUMNS = (("turn", 4), ("prompt", 7), ("reused", 7), ("TTFT", 8), ("tok/s", 7), ("MBU", 6), ("tokens", 7), ("end", 11))
 
 
 class TurnsSection(Section):
@@ -17,7 +18,7 @@ class TurnsSection(Section):
     TITLE = "turns"
 
     def news(self, figures: LiveFigures) -> object:
-        return id(figures), len(figures.turns)
+        return id(figures), len(figures.turns), figures.machine.measured_gb_s
 
     def lines(self, figures: LiveFigures, width: int, height: int) -> Sequence[Content]:
         if not figures.turns:
@@ -31,19 +32,20 @@ class TurnsSection(Section):
         rows = [Content.styled(head, "$quiet")]
         kept = figures.turns[-max(1, height - 1) :]
         for turn in kept:
-            text = "".join(f"{cell:>{cells}}" for cell, (_, cells) in zip(_cells(turn)[:shown], _COLUMNS, strict=False))
+            text = "".join(f"{cell:>{cells}}" for cell, (_, cells) in zip(_cells(turn, figures)[:shown], _COLUMNS, strict=False))
             rows.append(Content.styled(text, "bold" if turn is kept[-1] else ""))
         return rows
 
 
-def _cells(turn: Turn) -> tuple[str, ...]:
+def _cells(turn: Turn, figures: LiveFigures) -> tuple[str, ...]:
+    share = mbu(turn.achieved_gb_s, figures.machine.measured_gb_s)
     return (
         str(turn.number),
         str(turn.prompt_tokens),
         str(turn.reused_tokens),
         seconds(turn.ttft_s),
         rate_text(turn.tokens_per_second),
-        f"{turn.mbu:.0%}" if turn.mbu is not None else "–",
+        f"{share:.0%}" if share is not None else "–",
         str(turn.completion_tokens),
         turn.finish_reason,
     )

@@ -1,0 +1,203 @@
+"""The whole program in a real terminal (tmux) with the real model: a session from start to quit, and how it ends.
+
+Skipped where tmux is not installed. Needs no network once the default model is there.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from app.sessions.store import SessionStore
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed"),
+]
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 60.0
+
+
+class Tmux:
+    """A tmux server of its own with one window."""
+
+    def __init__(self, home: Path, model: Path, size: tuple[int, int] = (120, 40)) -> None:
+        self.home, self._model, self._size = home, model, size
+        self._socket = str(home / "tmux.sock")
+        self._env = {
+            **{name: value for name, value in os.environ.items() if name not in ("TMUX", "NO_COLOR")},
+            "HEADRACE_HOME": str(home),
+            "PYTHONPATH": str(ROOT),
+            "TERM": "xterm-256color",
+            "LC_ALL": "C.UTF-8",
+        }
+
+    def run(self, *command: str) -> str:
+        done = subprocess.run(
+            ["tmux", "-S", self._socket, "-u", *command], env=self._env, capture_output=True, text=True, check=False
+        )
+        return done.stdout
+
+    def start(self, *arguments: str) -> None:
+        """A shell that starts the program and says how it left."""
+        program = " ".join([sys.executable, "-m", "app", "chat", "-m", str(self._model), *arguments])
+        width, height = (str(cells) for cells in self._size)
+        shell = f"cd {self.home}; {program}; echo left with $?; exec sh"
+        self.run("new-session", "-d", "-x", width, "-y", height, shell)
+
+    def type(self, text: str) -> None:
+        self.run("send-keys", "-l", text)
+
+    def press(self, *keys: str) -> None:
+        self.run("send-keys", *keys)
+
+    def ask(self, text: str) -> None:
+        self.type(text)
+        self.press("Enter")
+
+    @property
+    def screen(self) -> str:
+        return self.run("capture-pane", "-p")
+
+    def until(self, holds: Callable[[str], object]) -> str:
+        """The screen once something holds on it."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            screen = self.screen
+            if holds(screen):
+                return screen
+            time.sleep(0.1)
+        raise AssertionError(f"never came up:\n{self.screen}")
+
+    def sees(self, *texts: str) -> str:
+        return self.until(lambda screen: all(text in screen for text in texts))
+
+    def engines(self) -> list[int]:
+        """Engine processes of this home."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and b"app.engine_process" in (entry / "cmdline").read_bytes():
+                    environment = (entry / "environ").read_bytes()
+                    if f"HEADRACE_HOME={self.home}".encode() in environment.split(b"\0"):
+                        found.append(int(entry.name))
+            except OSError:
+                continue
+        return found
+
+
+@pytest.fixture
+def tmux(tmp_path: Path, default_model: Path) -> Iterator[Tmux]:
+    config = tmp_path / "config"
+    config.mkdir()
+    (config / "settings.toml").write_text("[sampling]\ntemperature = 0.0\nmax_tokens = 3000\n")
+    terminal = Tmux(tmp_path, default_model)
+    yield terminal
+    terminal.run("kill-server")
+
+
+def test_a_session_from_start_to_quit(tmux: Tmux) -> None:
+    tmux.start()
+    tmux.sees("headrace", "loaded in")
+
+    tmux.ask("What is the capital of France?")
+    screen = tmux.sees("Paris", "TTFT", "● idle")
+    assert "GB/s achieved" in screen
+    assert "MBU" in screen
+
+    tmux.ask("Write a very long story about a mill.")
+    tmux.sees("answering", "● decode")
+    tmux.until(_words)
+    tmux.press("Escape")
+    tmux.sees("■ stopped")
+
+    tmux.press("C-r")  # another answer in its place
+    tmux.until(_words)
+    tmux.press("Escape")
+    tmux.sees("‹2/2›")
+    tmux.ask("/branch")
+    tmux.sees("‹1/2›")
+
+    tmux.press("F2")
+    tmux.sees("roofline", "turns", "Export JSON")
+    tmux.press("F2")
+    tmux.sees("message, or / for commands")
+
+    tmux.ask("/export talk.json")
+    tmux.sees("wrote talk.json")
+    document = json.loads((tmux.home / "talk.json").read_text())
+    assert "Paris" in document["messages"][1]["content"]
+    identity = document["session"]["id"]
+
+    tmux.ask("/search capital")
+    tmux.sees("«capital»")
+    tmux.press("Escape")
+    tmux.until(lambda screen: "«capital»" not in screen)  # else the next key would be Alt and that key
+    tmux.press("C-c")
+    tmux.ask("/quit")
+    tmux.sees("left with 0")
+    tmux.until(lambda _: not tmux.engines())
+    assert "headrace  " not in tmux.screen  # the screen is as it was before
+
+    tmux.type(f"{sys.executable} -m app chat --resume {identity[:5]}")
+    tmux.press("Enter")
+    tmux.sees("story about a mill", "‹1/2›")
+    tmux.press("C-q")
+
+
+def _words(screen: str) -> bool:
+    """Whether an answer is being written and has some words by now."""
+    return any("▍" in line and len(line.split()) > 1 for line in _chat(screen))
+
+
+def _chat(screen: str) -> list[str]:
+    """The lines of the chat, without the decode panel."""
+    return [line[:74].rstrip() for line in screen.splitlines()]
+
+
+def test_killing_the_engine_in_the_middle_of_an_answer(tmux: Tmux) -> None:
+    tmux.start()
+    tmux.sees("loaded in")
+    tmux.ask("Write a very long story about a mill.")
+    tmux.sees("● decode")
+    (engine,) = tmux.engines()
+    os.kill(engine, signal.SIGKILL)
+    tmux.sees("F8 starts it again", "✗ the engine died here")
+    tmux.press("F8")
+    tmux.until(lambda screen: "F8 starts it again" not in screen)
+    tmux.ask("What is the capital of France?")
+    tmux.sees("Paris", "TTFT")
+
+
+def test_suspend_resize_and_a_closed_terminal(tmux: Tmux) -> None:
+    tmux.run("new-session", "-d", "-x", "100", "-y", "30", "sh")
+    tmux.type(f"cd {tmux.home}; {sys.executable} -m app chat -m {tmux._model}")
+    tmux.press("Enter")
+    tmux.sees("loaded in")
+    tmux.run("resize-window", "-x", "60", "-y", "15")
+    tmux.sees("headrace", "Send")
+    tmux.run("resize-window", "-x", "120", "-y", "40")
+    tmux.type("hello")
+    tmux.sees("hello")
+    tmux.press("C-z")
+    tmux.sees("Stopped")
+    tmux.ask("fg")
+    tmux.sees("hello", "Send")
+    tmux.press("Enter")
+    tmux.sees("TTFT")
+    tmux.run("kill-server")  # SIGHUP
+    deadline = time.monotonic() + 20
+    while tmux.engines() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not tmux.engines()
+    store = SessionStore(tmux.home / "data" / "sessions.db")
+    (entry,) = store.sessions()
+    assert [message.role for message in store.branch(entry.session.id)] == ["user", "assistant"]
+    store.close()
