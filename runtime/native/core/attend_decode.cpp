@@ -12,7 +12,7 @@
 namespace headrace {
 namespace {
 
-constexpr int64_t kStretch = 256;            // positions a task reads at once
+constexpr int64_t kStretch = 128;            // positions a task reads at once
 constexpr int64_t kAloneProducts = 1 << 15;  // fewer multiply-adds than this are not worth waking anybody
 
 // How the tasks of one call are numbered: sequence, token, kv head, part of its queries, stretch of positions.
