@@ -63,10 +63,10 @@ def peak_line(device: Document) -> str:
 
 
 def step_cost_line(fit: Document) -> str:
-    return (
-        f"step cost: {fit['fixed_ms']:.2f} ms + bytes / {fit['effective_bandwidth_gb_s']:.1f} GB/s, "
-        f"off by at most {fit['largest_residual']:.1%} at {len(fit['points'])} points"
-    )
+    line = f"step cost: {fit['fixed_ms']:.2f} ms + bytes / {fit['effective_bandwidth_gb_s']:.1f} GB/s"
+    if len(fit["points"]) == 2:
+        return f"{line}, through 2 points (more depths would test it)"
+    return f"{line}, off by at most {fit['largest_residual']:.1%} at {len(fit['points'])} points"
 
 
 def ratio_line(ratio: Document) -> str:

@@ -66,10 +66,10 @@ def plan(prompts: Sequence[int], generates: Sequence[int], depths: Sequence[int]
 
 def parse_counts(text: str, option: str) -> list[int]:
     """Comma-separated token counts, each once: `0,512,2048`. Raises UsageError naming the option."""
-    try:
-        counts = [int(part) for part in text.split(",")] if text.strip() else []
-    except ValueError:
-        raise UsageError(f"{option} takes token counts such as 128 or 0,512,2048, not {text!r}") from None
-    if any(not 0 <= count <= 1 << 24 for count in counts):
-        raise UsageError(f"{option}: a token count lies between 0 and {1 << 24}")
+    parts = [part.strip() for part in text.split(",")] if text.strip() else []
+    if not all(part.isascii() and part.isdigit() and len(part) < 16 for part in parts):
+        raise UsageError(f"{option} takes token counts such as 128 or 0,512,2048, not {text[:60]!r}")
+    counts = [int(part) for part in parts]
+    if any(count > 1 << 24 for count in counts):
+        raise UsageError(f"{option}: a token count is at most {1 << 24:,}")
     return list(dict.fromkeys(counts))

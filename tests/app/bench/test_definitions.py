@@ -129,3 +129,12 @@ def test_only_decode_tests_of_the_engine_are_fitted() -> None:
     found = points_of([*entries, {**entries[0], "engine": "mlx-lm"}], "headrace")
     assert [point.label for point in found] == ["m tg3 @ d0", "m tg3 @ d512"]
     assert all(math.isclose(point.seconds, 0.004) for point in found)
+
+
+def test_a_line_through_two_points_claims_no_accuracy() -> None:
+    from app.bench.formats import step_cost_line
+
+    fit = fit_step_cost([Point("a", 1e9, 0.01), Point("b", 2e9, 0.02)])
+    assert fit is not None
+    assert "2 points" in step_cost_line(fit.document())
+    assert "%" not in step_cost_line(fit.document())

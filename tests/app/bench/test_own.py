@@ -31,7 +31,7 @@ def test_a_decode_counts_the_bytes_of_its_own_depth(decoder: Decoder, depth: int
     for _ in range(3):
         sample = contestant.measure(Test(0, 5, depth))
         assert len(sample.latencies_s) == 4
-        # The first step feeds one token and is no interval; the others have depth + 1 ... depth + 4 entries before them.
+        # The first step is no interval; the others have depth + 1 ... depth + 4 entries before them.
         expected = [decoder.cost.step_bytes(depth + k) for k in range(1, 5)]
         assert sample.weight_bytes is not None
         assert sample.kv_bytes is not None
