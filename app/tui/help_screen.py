@@ -13,6 +13,7 @@ from textual.widgets import Static
 from app.tui.commands import COMMANDS
 
 _SIDE_BY_SIDE = 110  # cells from which keys and commands stand next to each other
+_KEY_CELLS = 20
 _KEYS = (
     (
         "writing",
@@ -63,29 +64,36 @@ class HelpScreen(ModalScreen[None]):
         with VerticalScroll(classes="dialog -large", id="help") as box:
             box.border_title = Content("keys and commands")
             box.border_subtitle = Content("Esc closes")
-            yield Static(_keys(), markup=False)
-            yield Static(_commands(), markup=False)
+            yield Static(id="help-keys", markup=False)
+            yield Static(id="help-commands", markup=False)
 
     def on_resize(self, event: events.Resize) -> None:
-        self.query_one("#help").set_class(event.size.width >= _SIDE_BY_SIDE, "-columns")
+        """Two columns where there is room; what is said of a key wraps under itself."""
+        columns = event.size.width >= _SIDE_BY_SIDE
+        self.query_one("#help").set_class(columns, "-columns")
+        width = (min(136, event.size.width - 3) - 12) // 2 if columns else min(68, event.size.width - 4) - 10
+        self.query_one("#help-keys", Static).update(_keys(width))
+        self.query_one("#help-commands", Static).update(_commands(width))
 
 
-def _keys() -> Content:
+def _keys(width: int) -> Content:
     lines: list[Content] = []
     for title, keys in _KEYS:
-        lines += [Content.styled(title, "bold $text-primary"), *(_line(key, text) for key, text in keys), Content("")]
+        lines += [Content.styled(title, "bold $text-primary"), *(_entry(key, text, "", width) for key, text in keys)]
+        lines.append(Content(""))
     return Content("\n").join(lines)
 
 
-def _commands() -> Content:
+def _commands(width: int) -> Content:
     lines = [Content.styled("commands", "bold $text-primary")]
     for command in COMMANDS:
-        name = f"/{command.name} {command.argument}".rstrip()
-        lines.append(_line(name, command.help))
-        if command.key:
-            lines[-1] = Content.assemble(lines[-1], (f"  {command.key}", "$quiet"))
+        lines.append(_entry(f"/{command.name} {command.argument}".rstrip(), command.help, command.key, width))
     return Content("\n").join(lines)
 
 
-def _line(key: str, text: str) -> Content:
-    return Content.assemble((f"{key:<20}", "bold $text-accent"), text)
+def _entry(key: str, text: str, shortcut: str, width: int) -> Content:
+    """A key or command at the left, what it does at the right."""
+    about = Content.assemble(text, (f"  {shortcut}" if shortcut else "", "$quiet"))
+    first, *rest = about.wrap(max(16, width - _KEY_CELLS))
+    head = Content.assemble((f"{key:<{_KEY_CELLS}}", "bold $text-accent"), first)
+    return Content("\n").join([head, *(line.pad_left(_KEY_CELLS) for line in rest)])

@@ -44,7 +44,7 @@ class ParametersScreen(ModalScreen[None]):
                         id=parameter.name,
                         compact=True,
                     )
-                    yield Static(Content.styled(f"{parameter.help} ({parameter.range})", "$quiet"))
+                    yield Static(Content.styled(f"{parameter.help} ({parameter.range})", "$quiet"), classes="about")
             yield Static("", id="complaint", markup=False)
         yield Footer()
 

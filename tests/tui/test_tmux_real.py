@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from app.sessions.store import SessionStore
 
 pytestmark = [

@@ -9,7 +9,16 @@ from app.tui.decode.speed import rate_text, seconds
 from app.tui.figures import LiveFigures, Turn
 from runtime.telemetry import mbu
 
-_COLUMNS = (("turn", 4), ("prompt", 7), ("reused", 7), ("TTFT", 8), ("tok/s", 7), ("MBU", 6), ("tokens", 7), ("end", 11))
+_COLUMNS = (
+    ("turn", 4),
+    ("prompt", 7),
+    ("reused", 7),
+    ("TTFT", 8),
+    ("tok/s", 7),
+    ("MBU", 6),
+    ("tokens", 7),
+    ("end", 11),
+)
 
 
 class TurnsSection(Section):
@@ -32,7 +41,9 @@ class TurnsSection(Section):
         rows = [Content.styled(head, "$quiet")]
         kept = figures.turns[-max(1, height - 1) :]
         for turn in kept:
-            text = "".join(f"{cell:>{cells}}" for cell, (_, cells) in zip(_cells(turn, figures)[:shown], _COLUMNS, strict=False))
+            text = "".join(
+                f"{cell:>{cells}}" for cell, (_, cells) in zip(_cells(turn, figures)[:shown], _COLUMNS, strict=False)
+            )
             rows.append(Content.styled(text, "bold" if turn is kept[-1] else ""))
         return rows
 

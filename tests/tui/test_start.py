@@ -1,0 +1,88 @@
+"""How the program starts: what it needs of a terminal, what it imports, and which session and theme it opens with."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.settings import load_settings
+from app.tui.app import HeadraceApp
+from app.tui.themes import after_terminal
+from tests.tui.conftest import Driver
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "app", *arguments]
+    return subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+
+
+def test_without_a_terminal_it_says_what_to_use(home: Path) -> None:
+    done = _headrace("chat")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "the chat needs a terminal" in done.stderr
+    assert "headrace run" in done.stderr
+    assert not (home / "home").exists()
+
+
+@pytest.mark.usefixtures("home")
+def test_bare_headrace_in_a_pipe_is_help() -> None:
+    done = _headrace()
+    assert done.returncode == 2
+    assert "Usage:" in done.stdout
+    assert "chat" in done.stdout
+
+
+def test_the_screen_imports_no_model_code() -> None:
+    heavy = "{'mlx.core', 'transformers', 'tokenizers', 'numpy', 'gguf', 'jinja2', 'pygments', 'markdown_it'}"
+    code = f"import sys, app.tui.app; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("ground", "theme"), [("15;0", "headrace-dark"), ("0;15", "headrace-light"), ("", "headrace-dark")]
+)
+def test_the_theme_follows_the_terminal(monkeypatch: pytest.MonkeyPatch, ground: str, theme: str) -> None:
+    monkeypatch.setenv("COLORFGBG", ground)
+    assert after_terminal() == theme
+
+
+def test_a_theme_that_was_chosen_is_kept(play) -> None:
+    async def scenario(it: Driver) -> None:
+        it.app.theme = "headrace-light"
+        await it.until(lambda: load_settings().screen.theme == "headrace-light")
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("theme", ["ansi-dark", "ansi-light", "nord", "textual-light"])
+def test_other_themes_draw_too(play, theme: str) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("hello")
+        it.app.theme = theme
+        await it.pilot.pause()
+        assert "Hello, world." in it.text()
+        await it.press("f2")
+        assert "roofline" in it.text()
+
+    play(scenario)
+
+
+def test_no_color_means_no_colour(play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("hello")
+        assert isinstance(it.app, HeadraceApp)
+        for strip in it.app.screen._compositor.render_strips():
+            for segment in strip:
+                color = segment.style.color if segment.style else None
+                if color is not None and color.triplet is not None:
+                    red, green, blue = color.triplet
+                    assert max(red, green, blue) - min(red, green, blue) <= 2
+
+    play(scenario)
