@@ -6,6 +6,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _BAR = 24
+CLOSURE = 0.10  # parts that miss the step by more do not explain it
 
 
 def profile_rows(profile: dict[str, Any]) -> list[tuple[str, "Text"]]:
@@ -23,9 +24,10 @@ def profile_rows(profile: dict[str, Any]) -> list[tuple[str, "Text"]]:
 
 def headline(profile: dict[str, Any]) -> str:
     total = sum(profile["parts_ms"].values())
+    doubt = "" if abs(profile["closure"]) <= CLOSURE else ": too far apart to trust, measure again on a quieter machine"
     return (
         f"one step at depth {profile['depth']}: parts {total:.2f} ms, measured without overlap "
-        f"{profile['synchronous_step_ms']:.2f} ms ({profile['closure']:+.0%}), in the loop {profile['step_ms']:.2f} ms"
+        f"{profile['synchronous_step_ms']:.2f} ms ({profile['closure']:+.0%}), in the loop {profile['step_ms']:.2f} ms{doubt}"
     )
 
 

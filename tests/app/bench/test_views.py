@@ -206,3 +206,10 @@ def test_what_is_no_document_is_refused(text: str, tmp_path: Path) -> None:
 def test_a_document_after_other_output_is_found(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(f"some noise\n{json.dumps(DOCUMENT)}\n")
     assert read_document(tmp_path / "a.json")["created"] == DOCUMENT["created"]
+
+
+@pytest.mark.parametrize(("closure", "doubted"), [(-0.02, False), (0.1, False), (-0.28, True)])
+def test_a_profile_that_does_not_add_up_says_so(closure: float, doubted: bool) -> None:
+    from app.bench.profile_view import headline
+
+    assert ("too far apart" in headline({**DOCUMENT["profile"], "closure": closure})) is doubted
