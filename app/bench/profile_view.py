@@ -24,7 +24,8 @@ def profile_rows(profile: dict[str, Any]) -> list[tuple[str, "Text"]]:
 
 def headline(profile: dict[str, Any]) -> str:
     total = sum(profile["parts_ms"].values())
-    doubt = "" if abs(profile["closure"]) <= CLOSURE else ": too far apart to trust, measure again on a quieter machine"
+    apart = abs(profile["closure"]) > CLOSURE
+    doubt = ": too far apart to trust, measure again on a quieter machine" if apart else ""
     return (
         f"one step at depth {profile['depth']}: parts {total:.2f} ms, measured without overlap "
         f"{profile['synchronous_step_ms']:.2f} ms ({profile['closure']:+.0%}), in the loop {profile['step_ms']:.2f} ms{doubt}"
