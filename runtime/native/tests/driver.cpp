@@ -89,7 +89,7 @@ struct Projection {
 };
 
 void test_projection(Pool& pool, const Kernels& kernels, int bits, int group, Type type, int64_t rows) {
-  const int64_t n = 37, k = bits == 0 ? 149 : 5 * group;
+  const int64_t n = 13, k = bits == 0 ? 149 : 3 * group;
   const Projection w(n, k, bits, group, type);
   const std::vector<float> x = random_floats(rows * k), residual = random_floats(rows * n);
   std::vector<float> out(static_cast<size_t>(rows * n));
@@ -170,8 +170,8 @@ void count_regions(Pool& pool, int regions) {
 void test_pool() {
   Pool& pool = Pool::shared();
   pool.set_threads(4);
-  std::thread other([&] { count_regions(pool, 3000); });
-  count_regions(pool, 3000);
+  std::thread other([&] { count_regions(pool, 1000); });
+  count_regions(pool, 1000);
   other.join();
   pool.set_threads(2);
   count_regions(pool, 500);
@@ -198,20 +198,25 @@ int main() {
   for (const char* name : {"avx512", "avx2", "neon", "portable"}) {
     if (!use_kernels(name)) continue;
     const Kernels& kernels = best_kernels();
-    for (const Type type : {Type::f32, Type::f16, Type::bf16}) {
-      for (const int64_t rows : {1, 2, 5, 8, 13, 16, 19, 50}) {
-        test_projection(pool, kernels, 0, 0, type, rows);
-        for (const int bits : {2, 3, 4, 5, 6, 8}) {
-          for (const int group : {32, 64, 128}) test_projection(pool, kernels, bits, group, type, rows);
-        }
+    constexpr Type kTypes[] = {Type::f32, Type::f16, Type::bf16};
+    int turn = 0;  // each case takes the next type: all meet all widths, without a run of minutes
+    for (const int64_t rows : {1, 5, 13, 17}) {
+      for (const Type type : kTypes) test_projection(pool, kernels, 0, 0, type, rows);
+      for (const int bits : {2, 3, 4, 5, 6, 8}) {
+        for (const int group : {32, 64, 128}) test_projection(pool, kernels, bits, group, kTypes[turn++ % 3], rows);
+        ++turn;
       }
-      for (const int64_t length : {1, 3, 5, 60}) {
-        for (const int64_t offset : {0, 1, 300}) {
-          for (const int64_t window : {0, 1, 40}) test_attention(pool, kernels, type, length, offset, window);
+    }
+    for (const int64_t length : {1, 3, 50}) {
+      for (const int64_t offset : {0, 150}) {
+        for (const int64_t window : {0, 1, 40}) {
+          test_attention(pool, kernels, kTypes[turn++ % 3], length, offset, window);
         }
+        ++turn;
       }
     }
     std::printf("%s: %s\n", name, failures == 0 ? "passed" : "FAILED");
+    std::fflush(stdout);
   }
   // Leave while another thread's regions are still running: exit must neither wait nor crash.
   std::thread([&pool] {
