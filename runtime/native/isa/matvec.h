@@ -8,6 +8,11 @@
 
 namespace headrace::HEADRACE_ISA {
 
+// How far ahead of the arithmetic each stream of weights and of scales is asked for, in bytes. Rows are short (288 bytes
+// at K = 576, 4 bits) and a round follows a dozen streams, more than the processor's own prefetcher keeps up with.
+constexpr int64_t kWeightsAhead = 1024;
+constexpr int64_t kScalesAhead = 256;
+
 // acc[r] += w[row + r * apart] . x, per lane.
 template <class F, Type T, int R>
 [[gnu::always_inline]] inline void accumulate_quantized(const Matrix& w, const Groups<F>& groups, const float* x,
@@ -23,6 +28,8 @@ template <class F, Type T, int R>
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       const int64_t at = (row + r * apart) * groups.count + g;
+      __builtin_prefetch(static_cast<const uint8_t*>(w.scales) + at * size_of(T) + kScalesAhead);
+      __builtin_prefetch(static_cast<const uint8_t*>(w.offsets) + at * size_of(T) + kScalesAhead);
       vf offset = n == W ? load_as<T>(w.offsets, at) : load_first_as<T>(w.offsets, at, n);
       scales[r] = n == W ? load_as<T>(w.scales, at) : load_first_as<T>(w.scales, at, n);
       F::adapt(scales[r], offset);
@@ -32,7 +39,10 @@ template <class F, Type T, int R>
       typename F::Raw raw[R];
       vf dot[R];
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) raw[r] = load_raw(data + r * stride);
+      for (int r = 0; r < R; ++r) {
+        raw[r] = load_raw(data + r * stride);
+        __builtin_prefetch(data + r * stride + b * F::kBlock * F::kBits / 8 + kWeightsAhead);
+      }
 #pragma GCC unroll 16
       for (int step = 0; step < F::kSteps; ++step) {
         const vf xs = load(x + (b * F::kSteps + step) * W);
