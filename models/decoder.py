@@ -7,7 +7,6 @@ H / Hkv = query / key-value heads, D = head dimension, V = vocabulary.
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
 
 import mlx.core as mx
 
@@ -17,22 +16,7 @@ from models.parameters import Parameters
 from models.rope import make_rope
 from runtime.cache import KVCache
 from runtime.cost import StepCost
-from runtime.ops import AttentionSpec, Ops, Weight
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Layer:
-    """One layer's weights. `qkv` and `gate_up` are single matrices unless their parts are quantized differently."""
-
-    attention: AttentionSpec
-    input_norm: mx.array
-    qkv: list[Weight]  # together ((H + 2 Hkv) * D, E)
-    output: Weight  # (E, H * D)
-    attention_post_norm: mx.array | None
-    mlp_norm: mx.array
-    gate_up: list[Weight]  # together (2 F, E)
-    down: Weight  # (E, F)
-    mlp_post_norm: mx.array | None
+from runtime.ops import AttentionSpec, LayerNode, LayerWeights, Ops, Weight
 
 
 class Decoder:
@@ -46,6 +30,7 @@ class Decoder:
         width = config.hidden_size
         self._table = parameters.matrix("model.embed_tokens", config.vocab_size, width)
         self._layers = _read_layers(config, parameters)
+        self._nodes = self._fuse(ops)
         self._norm = parameters.vector("model.norm.weight", width, config.norm_weight_offset)
         tied = config.tied_embeddings or "lm_head.weight" not in parameters
         self._head = self._table if tied else parameters.matrix("lm_head", config.vocab_size, width)
@@ -60,6 +45,7 @@ class Decoder:
         """The same weights on other operations of the same kind: a profiler's that note what they pass on."""
         twin = copy(self)
         twin._ops = ops
+        twin._nodes = twin._fuse(ops)
         return twin
 
     @property
@@ -114,7 +100,10 @@ class Decoder:
     def layers(self, x: mx.array, cache: KVCache) -> mx.array:
         """x (B, T, E) -> (B, T, E), T entries per layer appended to the cache."""
         ops, eps = self._ops, self.config.norm_eps
-        for index, layer in enumerate(self._layers):
+        for index, (layer, node) in enumerate(zip(self._layers, self._nodes, strict=True)):
+            if node is not None:  # the same five operations, computed as one
+                x = cache.through(index, x, node)
+                continue
             qkv = _project(ops, x, layer.input_norm, eps, layer.qkv)  # (B, T, (H + 2 Hkv) * D)
             heads = cache.attend(index, qkv, layer.attention)  # (B, T, H * D)
             x = _add(ops, x, heads, layer.output, layer.attention_post_norm, eps)
@@ -132,7 +121,10 @@ class Decoder:
         cap = self.config.logit_softcap
         return logits if cap is None else mx.tanh(logits / cap) * cap
 
-    def _feed_forward(self, x: mx.array, layer: Layer) -> mx.array:
+    def _fuse(self, ops: Ops) -> list[LayerNode | None]:
+        return [ops.fuse(layer, self.config.norm_eps, self.config.activation) for layer in self._layers]
+
+    def _feed_forward(self, x: mx.array, layer: LayerWeights) -> mx.array:
         ops, config = self._ops, self.config
         if len(layer.gate_up) == 1:
             return ops.norm_glu(x, layer.mlp_norm, config.norm_eps, layer.gate_up[0], config.activation)
@@ -155,7 +147,7 @@ def _add(ops: Ops, residual: mx.array, x: mx.array, weight: Weight, post_norm: m
     return residual + ops.rms_norm(ops.linear(x, weight), post_norm, eps)
 
 
-def _read_layers(config: DecoderConfig, parameters: Parameters) -> list[Layer]:
+def _read_layers(config: DecoderConfig, parameters: Parameters) -> list[LayerWeights]:
     ropes = {
         layer.rope: make_rope(layer.rope, config.head_dim, config.context_length)
         for layer in config.layers
@@ -182,14 +174,14 @@ def _read_layers(config: DecoderConfig, parameters: Parameters) -> list[Layer]:
             softcap=config.attention_softcap,
         )
 
-    def read(index: int, layer: LayerConfig) -> Layer:
+    def read(index: int, layer: LayerConfig) -> LayerWeights:
         at = f"model.layers.{index}"
         attn, mlp = f"{at}.self_attn", f"{at}.mlp"
 
         def norm(name: str) -> mx.array:
             return parameters.vector(f"{at}.{name}.weight", width, offset)
 
-        return Layer(
+        return LayerWeights(
             attention=attention(attn, layer),
             input_norm=norm("input_layernorm"),
             qkv=parameters.fused(

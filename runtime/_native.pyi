@@ -38,6 +38,22 @@ class AttentionPlan:
         softcap: float | None,
     ) -> None: ...
 
+class LayerPlan:
+    """A whole layer's weights. Raises ValueError where their shapes do not follow from one another."""
+
+    def __init__(
+        self,
+        attention: AttentionPlan,
+        input_norm: mx.array,
+        qkv: Matrix | None,
+        output: Matrix | None,
+        mlp_norm: mx.array,
+        gate_up: Matrix | None,
+        down: Matrix | None,
+        eps: float,
+        activation: str,
+    ) -> None: ...
+
 def make_rope(periods: mx.array, amplitude: float) -> Rope: ...
 def linear(
     x: mx.array,
@@ -50,6 +66,9 @@ def linear(
 def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array: ...
 def attend(
     qkv: mx.array, keys: mx.array, values: mx.array, offset: int, plan: AttentionPlan
+) -> tuple[mx.array, mx.array, mx.array]: ...
+def layer(
+    x: mx.array, keys: mx.array, values: mx.array, offset: int, plan: LayerPlan
 ) -> tuple[mx.array, mx.array, mx.array]: ...
 def instruction_set() -> str: ...
 def use_instruction_set(name: str) -> bool: ...

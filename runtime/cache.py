@@ -11,7 +11,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from runtime.errors import ContextLimitError
-from runtime.ops import AttentionSpec, Ops
+from runtime.ops import AttentionSpec, LayerNode, Ops
 
 CHUNK = 256  # entries; capacities are multiples of it
 
@@ -124,6 +124,11 @@ class KVCache(Lengths):
             qkv, self._keys[layer], self._values[layer], self.length, spec
         )
         return out
+
+    def through(self, layer: int, x: mx.array, node: LayerNode) -> mx.array:
+        """Pass x (B, T, E) through a whole layer that appends and attends by itself; needs what `attend` needs."""
+        x, self._keys[layer], self._values[layer] = node(x, self._keys[layer], self._values[layer], self.length)
+        return x
 
     def reserve(self, tokens: int) -> None:
         """Make room for `tokens` more entries, at least doubling so that copying stays amortised O(1)."""

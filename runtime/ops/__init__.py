@@ -11,9 +11,9 @@ from typing import Protocol
 import mlx.core as mx
 
 from runtime.ops import native, reference
-from runtime.ops.weights import AttentionSpec, Rope, Weight
+from runtime.ops.weights import AttentionSpec, LayerNode, LayerWeights, Rope, Weight
 
-__all__ = ["AttentionSpec", "Ops", "Rope", "Weight", "describe", "select"]
+__all__ = ["AttentionSpec", "LayerNode", "LayerWeights", "Ops", "Rope", "Weight", "describe", "select"]
 
 
 class Ops(Protocol):
@@ -34,6 +34,7 @@ class Ops(Protocol):
     def attend(
         self, qkv: mx.array, keys: mx.array, values: mx.array, offset: int, spec: AttentionSpec
     ) -> tuple[mx.array, mx.array, mx.array]: ...
+    def fuse(self, layer: LayerWeights, eps: float, activation: str, /) -> LayerNode | None: ...
 
 
 def select() -> Ops:

@@ -6,7 +6,7 @@ T = new tokens, E = model width, F = feed-forward width, H and Hkv = query and k
 
 import mlx.core as mx
 
-from runtime.ops.weights import AttentionSpec, Weight
+from runtime.ops.weights import AttentionSpec, LayerNode, LayerWeights, Weight
 
 name = "reference"
 
@@ -116,6 +116,11 @@ def attend(
     else:
         out = _softcapped_attention(q, seen_keys, seen_values, mask, spec)
     return out.transpose(0, 2, 1, 3).reshape(batch, length, -1), keys, values
+
+
+def fuse(_layer: LayerWeights, _eps: float, _activation: str) -> LayerNode | None:
+    """A whole layer as one node: stock MLX has no such thing."""
+    return None
 
 
 def _split_heads(qkv: mx.array, spec: AttentionSpec) -> tuple[mx.array, mx.array, mx.array]:

@@ -1,8 +1,9 @@
-"""What the fused operations take besides activations: a weight matrix, a rotation, an attention layout.
+"""What the fused operations take besides activations: a weight matrix, a rotation, an attention layout, a layer.
 
 Plain data. Shapes use N = output features, K = input features, G = group size, D = head dimension.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -80,3 +81,25 @@ class AttentionSpec:
     norm_eps: float = 1e-6
     window: int | None = None
     softcap: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerWeights:
+    """One decoder layer. E = width, F = feed-forward size.
+
+    `qkv` and `gate_up` are single matrices unless their parts are quantized differently. The post norms are Gemma's.
+    """
+
+    attention: AttentionSpec
+    input_norm: mx.array
+    qkv: list[Weight]  # together ((H + 2 Hkv) * D, E)
+    output: Weight  # (E, H * D)
+    attention_post_norm: mx.array | None
+    mlp_norm: mx.array
+    gate_up: list[Weight]  # together (2 F, E)
+    down: Weight  # (E, F)
+    mlp_post_norm: mx.array | None
+
+
+# A whole layer as one graph node: (x (B, T, E), keys, values, offset) -> (x, keys, values), the buffers as in `attend`.
+LayerNode = Callable[[mx.array, mx.array, mx.array, int], tuple[mx.array, mx.array, mx.array]]

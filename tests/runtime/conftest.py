@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from models.decoder import Decoder
@@ -12,4 +13,6 @@ from tests.tiny import load_decoder, write_model
 def network(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     """A 3-layer llama of random weights, vocabulary of 96, on the reference operations."""
     directory: Path = tmp_path_factory.mktemp("tiny") / "llama"
-    return load_decoder(write_model(directory, "llama"))
+    network = load_decoder(write_model(directory, "llama"))
+    mx.eval(network.arrays)  # tests that weigh memory start from loaded weights, whichever runs first
+    return network

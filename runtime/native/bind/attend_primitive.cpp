@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "cache_buffers.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/ops.h"
 #include "mlx/primitives.h"
@@ -13,15 +14,6 @@
 namespace headrace {
 namespace {
 
-// How many handles on an array exist. MLX keeps this to itself; naming a private member in an explicit instantiation
-// is the one way the language allows.
-template <auto Member>
-struct HandlesOf {
-  friend long handles(const mx::array& a) { return (a.*Member).use_count(); }
-};
-long handles(const mx::array& a);
-template struct HandlesOf<&mx::array::array_desc_>;
-
 // Inputs: qkv, keys, values. Outputs: out, keys, values.
 class Attend : public Node {
  public:
@@ -30,21 +22,15 @@ class Attend : public Node {
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
-    const bool copy_keys = !take_over(inputs[1], outputs[1], outputs.size());
-    const bool copy_values = !take_over(inputs[2], outputs[2], outputs.size());
+    CacheBuffers cache(inputs[1], inputs[2], outputs);
     AttendCall call = plan_->call();
     call.batch = inputs[0].shape(0);
     call.length = inputs[0].shape(1);
-    call.capacity = inputs[1].shape(2);
     call.offset = offset_;
-    call.kv_type = type_of(inputs[1].dtype());
-    call.keys = outputs[1].data<void>();
-    call.values = outputs[2].data<void>();
     call.out = outputs[0].data<float>();
-    auto task = [call, plan = plan_, qkv = Rows(inputs[0]), keys = Rows(inputs[1]), values = Rows(inputs[2]),
-                 copy_keys, copy_values]() mutable {
-      if (copy_keys) keys.copy_to(static_cast<char*>(call.keys));
-      if (copy_values) values.copy_to(static_cast<char*>(call.values));
+    cache.describe(call);
+    auto task = [call, plan = plan_, qkv = Rows(inputs[0]), cache = std::move(cache)]() mutable {
+      cache.fill();
       std::vector<char> copy;
       call.qkv = qkv.read<float>(copy);
       run_attend(Pool::shared(), best_kernels(), call);
@@ -55,18 +41,6 @@ class Attend : public Node {
   const char* name() const override { return "HeadraceAttend"; }
 
  private:
-  // True where `out` now is `in`'s own buffer; else it has a new one, still to be filled. The buffer is taken when no
-  // handle on `in` is left but those of this node's outputs. MLX's is_donatable() would never allow it: each of several
-  // outputs holds the inputs, and tasks still queued on this stream (which run before ours) hold the buffer.
-  static bool take_over(const mx::array& in, mx::array& out, size_t outputs) {
-    if (in.flags().row_contiguous && handles(in) <= static_cast<long>(outputs)) {
-      out.copy_shared_buffer(in);
-      return true;
-    }
-    out.set_data(mx::allocator::malloc(out.nbytes()));
-    return false;
-  }
-
   std::shared_ptr<AttentionPlan> plan_;
   int64_t offset_;
 };
@@ -117,11 +91,7 @@ std::tuple<mx::array, mx::array, mx::array> attend(const mx::array& qkv, const m
   require(qkv.dtype() == mx::float32, "activations must be float32");
   require(qkv.ndim() == 3 && qkv.shape(2) == (call.heads + 2 * call.kv_heads) * call.dim,
           "qkv must be (B, T, (H + 2 Hkv) * D)");
-  require(keys.ndim() == 4 && keys.shape() == values.shape() && keys.dtype() == values.dtype() &&
-              keys.shape(0) == qkv.shape(0) && keys.shape(1) == call.kv_heads && keys.shape(3) == call.dim,
-          "keys and values must be (B, Hkv, capacity, D)");
-  require(offset >= 0 && offset + qkv.shape(1) <= keys.shape(2), "the cache has no room for these tokens");
-  type_of(keys.dtype());
+  require_cache_fits(call, keys, values, qkv.shape(0), qkv.shape(1), offset);
   auto node = std::make_shared<Attend>(cpu_stream(), plan, offset);
   const mx::Shape out{qkv.shape(0), qkv.shape(1), static_cast<int>(call.heads * call.dim)};
   auto arrays = mx::array::make_arrays({out, keys.shape(), values.shape()},

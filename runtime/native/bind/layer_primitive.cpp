@@ -1,0 +1,134 @@
+// See layer_primitive.h.
+#include "layer_primitive.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "../core/linear.h"
+#include "cache_buffers.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "mlx/ops.h"
+#include "node.h"
+#include "strided.h"
+
+namespace headrace {
+namespace {
+
+void require(bool fits, const char* what) {
+  if (!fits) throw std::invalid_argument(what);
+}
+
+LinearCall projection(const float* x, int64_t rows, const MatrixHandle& w, float* out) {
+  LinearCall call;
+  call.x = x;
+  call.rows = rows;
+  call.w = w.view();
+  call.out = out;
+  return call;
+}
+
+// The five calls, in order. `attend` has everything but its rows.
+void run_layer(const LayerPlan& plan, AttendCall attend, const float* x, float* out) {
+  Pool& pool = Pool::shared();
+  const Kernels& kernels = best_kernels();
+  const int64_t rows = attend.batch * attend.length;
+  std::vector<float> wide(static_cast<size_t>(rows * std::max(plan.qkv->view().n, plan.down->view().k)));
+  std::vector<float> heads(static_cast<size_t>(rows * plan.output->view().k));
+
+  LinearCall qkv = projection(x, rows, *plan.qkv, wide.data());
+  qkv.norm = plan.input_norm;
+  qkv.eps = plan.eps;
+  run_linear(pool, kernels, qkv);
+
+  attend.qkv = wide.data();
+  attend.out = heads.data();
+  run_attend(pool, kernels, attend);
+
+  LinearCall output = projection(heads.data(), rows, *plan.output, out);
+  output.residual = x;
+  run_linear(pool, kernels, output);
+
+  LinearCall gate_up = projection(out, rows, *plan.gate_up, wide.data());
+  gate_up.norm = plan.mlp_norm;
+  gate_up.eps = plan.eps;
+  gate_up.act = plan.act;
+  run_linear(pool, kernels, gate_up);
+
+  LinearCall down = projection(wide.data(), rows, *plan.down, out);
+  down.residual = out;
+  run_linear(pool, kernels, down);
+}
+
+// Inputs: x, keys, values. Outputs: x, keys, values.
+class Layer : public Node {
+ public:
+  Layer(mx::Stream stream, std::shared_ptr<LayerPlan> plan, int64_t offset)
+      : Node(stream), plan_(std::move(plan)), offset_(offset) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
+    CacheBuffers cache(inputs[1], inputs[2], outputs);
+    AttendCall call = plan_->attention->call();
+    call.batch = inputs[0].shape(0);
+    call.length = inputs[0].shape(1);
+    call.offset = offset_;
+    cache.describe(call);
+    auto task = [call, plan = plan_, x = Rows(inputs[0]), cache = std::move(cache), out = outputs[0].data<float>()] {
+      cache.fill();
+      std::vector<char> copy;
+      run_layer(*plan, call, x.read<float>(copy), out);
+    };
+    mx::cpu::get_command_encoder(stream()).dispatch(std::move(task));
+  }
+
+  const char* name() const override { return "HeadraceLayer"; }
+
+ private:
+  std::shared_ptr<LayerPlan> plan_;
+  int64_t offset_;
+};
+
+mx::array norm_of(const mx::array& weight, int64_t width) {
+  require(weight.shape() == mx::Shape{static_cast<int>(width)}, "a norm must be as wide as the layer");
+  return settled(mx::astype(weight, mx::float32, cpu_stream()));
+}
+
+}  // namespace
+
+LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, const mx::array& input,
+                     std::shared_ptr<MatrixHandle> qkv_, std::shared_ptr<MatrixHandle> output_, const mx::array& mlp,
+                     std::shared_ptr<MatrixHandle> gate_up_, std::shared_ptr<MatrixHandle> down_, float eps_,
+                     const std::string& activation)
+    : attention(std::move(attention_)),
+      qkv(std::move(qkv_)),
+      output(std::move(output_)),
+      gate_up(std::move(gate_up_)),
+      down(std::move(down_)),
+      eps(eps_),
+      act(activation == "silu" ? Act::silu : Act::gelu),
+      norms_{norm_of(input, qkv->view().k), norm_of(mlp, qkv->view().k)} {
+  const int64_t width = qkv->view().k;
+  const AttendCall& heads = attention->call();
+  require(activation == "silu" || activation == "gelu", "unknown activation");
+  require(qkv->view().n == (heads.heads + 2 * heads.kv_heads) * heads.dim, "qkv does not fit the attention");
+  require(output->view().k == heads.heads * heads.dim && output->view().n == width, "output does not fit");
+  require(gate_up->view().k == width && gate_up->view().n == 2 * down->view().k, "gate and up do not fit");
+  require(down->view().n == width, "down does not fit");
+  input_norm = norms_[0].data<float>();
+  mlp_norm = norms_[1].data<float>();
+}
+
+std::tuple<mx::array, mx::array, mx::array> layer(const mx::array& x, const mx::array& keys, const mx::array& values,
+                                                  int offset, const std::shared_ptr<LayerPlan>& plan) {
+  require(x.dtype() == mx::float32, "activations must be float32");
+  require(x.ndim() == 3 && x.shape(2) == plan->qkv->view().k, "x must be (B, T, E)");
+  require_cache_fits(plan->attention->call(), keys, values, x.shape(0), x.shape(1), offset);
+  auto node = std::make_shared<Layer>(cpu_stream(), plan, offset);
+  auto arrays = mx::array::make_arrays({x.shape(), keys.shape(), values.shape()},
+                                       {mx::float32, keys.dtype(), values.dtype()}, node, {x, keys, values});
+  return {arrays[0], arrays[1], arrays[2]};
+}
+
+}  // namespace headrace

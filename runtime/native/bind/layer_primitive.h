@@ -1,0 +1,40 @@
+// A whole decoder layer as one node of MLX's lazy graph.
+//
+// Five nodes a layer cost a decode step more in graph building and dispatch than its attention does; this one runs the
+// same five calls in a single task. Intermediate rows live in buffers of the task.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <tuple>
+
+#include "attend_primitive.h"
+#include "matrix_handle.h"
+#include "mlx/array.h"
+
+namespace headrace {
+
+// x + attention, then + feed-forward, both behind a norm of their own: the plain pre-norm layer.
+class LayerPlan : public std::enable_shared_from_this<LayerPlan> {
+ public:
+  // Throws std::invalid_argument where the weights' shapes do not follow from one another.
+  LayerPlan(std::shared_ptr<AttentionPlan> attention, const mx::array& input_norm, std::shared_ptr<MatrixHandle> qkv,
+            std::shared_ptr<MatrixHandle> output, const mx::array& mlp_norm, std::shared_ptr<MatrixHandle> gate_up,
+            std::shared_ptr<MatrixHandle> down, float eps, const std::string& activation);
+
+  // What a task needs. E = width, F = feed-forward size.
+  std::shared_ptr<AttentionPlan> attention;
+  std::shared_ptr<MatrixHandle> qkv, output, gate_up, down;
+  const float *input_norm, *mlp_norm;
+  float eps;
+  Act act;
+
+ private:
+  mx::array norms_[2];
+};
+
+// x (B, T, E) float32; keys, values (B, Hkv, capacity, D) -> (x (B, T, E), keys, values), as `attend` treats them.
+std::tuple<mx::array, mx::array, mx::array> layer(const mx::array& x, const mx::array& keys, const mx::array& values,
+                                                  int offset, const std::shared_ptr<LayerPlan>& plan);
+
+}  // namespace headrace
