@@ -168,8 +168,7 @@ def fuse(layer: LayerWeights, eps: float, activation: str) -> LayerNode | None:
     weights = (*layer.qkv, layer.output, *layer.gate_up, layer.down)
     matrices = [weight.matrix for weight in weights if isinstance(weight, PreparedWeight)]
     plan = _plan(layer.attention)
-    post_norms = (layer.attention_post_norm, layer.mlp_post_norm)
-    if len(matrices) != 4 or None in matrices or plan is None or post_norms != (None, None):
+    if len(matrices) != 4 or None in matrices or plan is None or layer.mlp_post_norm is not None:
         return None
     qkv, output, gate_up, down = matrices
     fused = _native.LayerPlan(plan, layer.input_norm, qkv, output, layer.mlp_norm, gate_up, down, eps, activation)
