@@ -4,6 +4,7 @@ A subcommand's module is imported when it is run, so `headrace --help` needs nei
 0 done, 1 failed, 2 asked for wrongly, 130 interrupted.
 """
 
+import contextlib
 import importlib
 import os
 import sys
@@ -12,6 +13,7 @@ from typing import NoReturn
 
 import click
 
+from app.standard_streams import OutputError, ReaderGoneError, prepare_streams, silence_stdout
 from runtime.errors import HeadraceError
 
 DEBUG = "HEADRACE_DEBUG"
@@ -30,18 +32,14 @@ _COMMANDS = {
 }
 
 
-class _ReaderGoneError(Exception):
-    """Whoever read standard output closed it. Not an OSError: click would exit with 1 on those by itself."""
-
-
 class _LazyGroup(click.Group):
     """A group that imports a subcommand only to run it or to show its own help."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError as error:
-            raise _ReaderGoneError from error
+        except BrokenPipeError as error:  # not standard output's; click would exit without a word
+            raise HeadraceError("a connection to another process broke") from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -67,9 +65,7 @@ def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) ->
         ctx.exit()
 
 
-@click.group(
-    cls=_LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
-)
+@click.group(cls=_LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Show it.")
 @click.pass_context
 def cli(ctx: click.Context) -> int | None:
@@ -85,6 +81,7 @@ def cli(ctx: click.Context) -> int | None:
 
 def main() -> NoReturn:
     """Run the command line and leave with its exit code."""
+    prepare_streams()
     sys.exit(_run())
 
 
@@ -92,9 +89,14 @@ def _run() -> int:
     try:
         code = cli.main(standalone_mode=False)
         sys.stdout.flush()
-    except (BrokenPipeError, _ReaderGoneError):
-        _silence_stdout()
+    except ReaderGoneError:
+        silence_stdout()
         return 0
+    except OutputError as error:
+        _debug_traceback()
+        silence_stdout()
+        _complain(str(error), error.hint)
+        return error.exit_code
     except KeyboardInterrupt:
         return 130
     except click.exceptions.Abort:
@@ -117,16 +119,12 @@ def _run() -> int:
 
 
 def _complain(message: str, hint: str | None) -> None:
-    click.echo(f"headrace: {message}", err=True)
-    if hint:
-        click.echo(f"  hint: {hint}", err=True)
+    with contextlib.suppress(OSError):  # nobody may be listening there either
+        click.echo(f"headrace: {message}", err=True)
+        if hint:
+            click.echo(f"  hint: {hint}", err=True)
 
 
 def _debug_traceback() -> None:
     if os.environ.get(DEBUG) == "1":
         traceback.print_exc()
-
-
-def _silence_stdout() -> None:
-    """Nobody reads standard output any more: keep the interpreter's last flush from complaining."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
