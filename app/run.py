@@ -70,6 +70,7 @@ def run(
     from runtime.request import Request
     from runtime.sampling import SamplingParams
 
+    _check_options(sampling, stop)
     started = time.perf_counter()
     loaded = _load(model, context, quantize, group_size, force)
     settings = SamplingParams(**sampling_settings(sampling, loaded.generation_defaults))
@@ -92,6 +93,15 @@ def run(
     return 130 if request.cancel and shown.reason == "cancelled" else 0
 
 
+def _check_options(sampling: dict[str, Any], stops: tuple[str, ...]) -> None:
+    """Raises UsageError now for what only the loaded model will be asked to do: a typo is not worth a download."""
+    from models.stop_strings import StopMatcher
+    from runtime.sampling import SamplingParams
+
+    SamplingParams(**sampling_settings(sampling, {}))
+    StopMatcher(stops)
+
+
 def _read_prompt(argument: str | None) -> str:
     """Piped text, a blank line, the argument; whichever there is. Raises UsageError if there is neither."""
     piped = ""
@@ -112,7 +122,7 @@ def _load(model: str | None, context: int | None, quantize: int | None, group_si
     from models.quantization import Quantization
     from models.resolve import resolve
 
-    requantize = Quantization(quantize, group_size) if quantize is not None else None
+    requantize = Quantization(quantize, group_size) if quantize is not None else None  # before anything is fetched
     with drawn_progress() as progress:
         resolved = resolve(model, progress=progress)
     return load_model(resolved.path, name=resolved.name, context=context, requantize=requantize, force=force)

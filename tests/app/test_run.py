@@ -150,6 +150,21 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
 
 
 @pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["-t", "-1"], "temperature must be 0 or more"),
+        (["--logit-bias", "x"], "--logit-bias takes ID=VALUE"),
+        (["--stop", ""], "stop string"),
+        (["--quantize", "7"], "cannot quantize to 7 bits"),
+    ],
+)
+def test_options_are_checked_before_the_model_is_looked_for(options: list[str], words: str, home: Path) -> None:
+    done = headrace("run", "hi", "-m", "./nowhere", *options, home=home)
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize(
     ("model_name", "words"),
     [("./nowhere", "no such file or directory"), ("no-such-model", "no-such-model")],
 )
