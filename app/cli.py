@@ -1,130 +1,48 @@
-"""The `headrace` command: names of subcommands, exit codes, and how errors look. Imports nothing heavy.
+"""The `headrace` process: usable streams, clean ends on signals, an exit code. What it does is in `app.commands`.
 
-A subcommand's module is imported when it is run, so `headrace --help` needs neither mlx nor textual. Exit codes:
-0 done, 1 failed, 2 asked for wrongly, 130 interrupted.
+Ctrl-C ends with 130 and never with a traceback, however early, late or often it comes; SIGTERM and SIGHUP unwind the
+stack as an exit does, so that downloads in other processes are ended and half-built models deleted.
 """
 
-import contextlib
-import importlib
-import os
+import signal
 import sys
-import traceback
-from typing import NoReturn
+from types import FrameType, TracebackType
 
-import click
-
-from app.standard_streams import OutputError, ReaderGoneError, prepare_streams, silence_stdout
-from runtime.errors import HeadraceError
-
-DEBUG = "HEADRACE_DEBUG"
-
-# name -> (module, attribute, one line for --help)
-_COMMANDS = {
-    "chat": ("app.chat_cmd", "chat", "Chat in the terminal, with the decode loop in view (the default)."),
-    "run": ("app.run", "run", "Answer one prompt, streamed to standard output."),
-    "bench": ("app.bench_cmd", "bench", "Measure how fast this machine decodes, and how close to its limit."),
-    "predict": ("app.predict_cmd", "predict", "Say how fast a model would decode on a chip, before fetching it."),
-    "fit": ("app.predict_cmd", "fit", "Say which models fit this machine, and how fast each would be."),
-    "models": ("app.models_cmd", "models", "List, fetch, inspect and remove models."),
-    "sessions": ("app.sessions_cmd", "sessions", "List, show, search, export and delete stored conversations."),
-    "paths": ("app.paths_cmd", "paths", "Show where headrace keeps its files."),
-    "doctor": ("app.doctor", "doctor", "Show what headrace knows about this machine, and what is wrong."),
-}
+_INTERRUPTED = 128 + signal.SIGINT
 
 
-class _LazyGroup(click.Group):
-    """A group that imports a subcommand only to run it or to show its own help."""
-
-    def invoke(self, ctx: click.Context) -> object:
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError as error:  # not standard output's; click would exit without a word
-            raise HeadraceError("a connection to another process broke") from error
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return None
-        module, attribute, _ = _COMMANDS[cmd_name]
-        command = getattr(importlib.import_module(module), attribute)
-        assert isinstance(command, click.Command)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, _, line) in _COMMANDS.items()])
-
-
-def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version
-
-        click.echo(f"headrace {version('headrace')}")
-        ctx.exit()
-
-
-@click.group(cls=_LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Show it.")
-@click.pass_context
-def cli(ctx: click.Context) -> int | None:
-    """Run a quantized language model on this machine and see how its decode loop behaves."""
-    if ctx.invoked_subcommand is not None:
-        return None
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise click.exceptions.NoArgsIsHelpError(ctx)
-    from app.chat_cmd import chat
-
-    return chat.main([], standalone_mode=False)  # type: ignore[no-any-return]
-
-
-def main() -> NoReturn:
+def main() -> None:
     """Run the command line and leave with its exit code."""
-    prepare_streams()
-    sys.exit(_run())
+    code = _INTERRUPTED
+    try:
+        sys.excepthook = _uncaught
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) == signal.SIG_DFL:  # nohup has it ignored
+                signal.signal(number, _leave)
+        try:
+            code = _run()
+        finally:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to interrupt
+    except KeyboardInterrupt:
+        pass
+    sys.exit(code)
 
 
 def _run() -> int:
-    try:
-        code = cli.main(standalone_mode=False)
-        sys.stdout.flush()
-    except ReaderGoneError:
-        silence_stdout()
-        return 0
-    except OutputError as error:
-        _debug_traceback()
-        silence_stdout()
-        _complain(str(error), error.hint)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    except click.exceptions.Abort:
-        return 130
-    except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message())
-        return 2
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except HeadraceError as error:
-        _debug_traceback()
-        _complain(str(error), error.hint)
-        return error.exit_code
-    except Exception as error:
-        _debug_traceback()
-        _complain(f"internal error: {error!r}", f"{DEBUG}=1 shows where; please report it")
-        return 1
-    return code if isinstance(code, int) else 0
+    from app.standard_streams import prepare_streams
+
+    prepare_streams()
+    from app.commands import run_command_line  # within reach of the handlers, since importing it takes a while
+
+    return run_command_line()
 
 
-def _complain(message: str, hint: str | None) -> None:
-    with contextlib.suppress(OSError):  # nobody may be listening there either
-        click.echo(f"headrace: {message}", err=True)
-        if hint:
-            click.echo(f"  hint: {hint}", err=True)
+def _leave(number: int, _frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)  # a second one would cut the cleaning up short
+    sys.exit(128 + number)
 
 
-def _debug_traceback() -> None:
-    if os.environ.get(DEBUG) == "1":
-        traceback.print_exc()
+def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """An interrupt between two of `main`'s own instructions."""
+    if not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)

@@ -243,7 +243,7 @@ def _interruptible(work: Callable[[], _Result], bar: type[_Mute]) -> _Result:
         try:
             while not finished.wait(0.1):
                 pass
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):  # the latter from a SIGTERM
             bar.stop.set()
             finished.wait(_STOP_SECONDS)
             raise

