@@ -1,6 +1,6 @@
 """`headrace doctor`: the machine, its bandwidth, what runs on it, and what is wrong, on one screen or as JSON.
 
-Exit code 0 when nothing is broken, 1 when something is. Colours and layout only on a terminal without NO_COLOR.
+Exit code 0 when nothing is broken, 1 when something is. Colours and layout only where `app.terminal` allows them.
 Facts and judgement come from `app.diagnosis`; this module only draws them.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from app.diagnosis import Finding, Report, findings, gather
+from app.terminal import can_redraw, may_style
 from runtime.units import format_bytes, format_rate
 
 # Instruction sets that decide how fast the CPU kernels are, by their Linux flag; the first hit of a group is shown.
@@ -39,7 +40,7 @@ def doctor(as_json: bool, calibrate: bool) -> None:
     found = findings(report)
     if as_json:
         click.echo(json.dumps(document(report, found), indent=2))
-    elif sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+    elif may_style(sys.stdout):
         _draw(sections(report), found)
     else:
         click.echo(_plain(sections(report), found))
@@ -48,9 +49,10 @@ def doctor(as_json: bool, calibrate: bool) -> None:
 
 
 def _show_progress(done: float) -> None:
-    if sys.stderr.isatty():
-        line = "" if done >= 1 else f"Measuring memory bandwidth {done:4.0%}"
-        click.echo(f"\r\x1b[K{line}", nl=False, err=True)
+    if can_redraw(sys.stderr):
+        click.echo(f"\rMeasuring memory bandwidth {done:4.0%}", nl=False, err=True)
+        if done >= 1:
+            click.echo(f"\r{'':<40}\r", nl=False, err=True)
 
 
 def sections(report: Report) -> list[tuple[str, Rows]]:

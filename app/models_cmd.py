@@ -5,7 +5,6 @@ downloaded files: they are printed without control characters.
 """
 
 import json
-import os
 import sys
 from typing import Any
 
@@ -13,6 +12,7 @@ import click
 
 from app.models_report import MEMORY_CONTEXT, Document, catalog_document, checkpoint_document, overview
 from app.progress import drawn_progress
+from app.terminal import may_style
 from models.progress import Progress
 from models.resolve import ResolvedModel, resolve, stored_name
 from models.source import CatalogName, parse_source
@@ -230,8 +230,7 @@ def _print_table(table: list[list[str]], right: set[int]) -> None:
 
 
 def _styled(text: str, **style: bool) -> str:
-    plain = bool(os.environ.get("NO_COLOR")) or not sys.stdout.isatty()
-    return text if plain else click.style(text, **style)
+    return click.style(text, **style) if may_style(sys.stdout) else text
 
 
 def _clean(text: str) -> str:

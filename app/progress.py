@@ -6,7 +6,6 @@
 rich is imported when the first bar is drawn, so work that is already done costs nothing. NO_COLOR is respected.
 """
 
-import os
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from app.terminal import can_redraw, may_style
 from models.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def drawn_progress(*, quiet: bool = False) -> Iterator[Progress]:
     """A sink for `models.progress` reports, from any thread; whatever it drew is finished on exit."""
     if quiet:
         yield silent
-    elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+    elif can_redraw(sys.stderr):
         bars = _Bars()
         try:
             yield bars
@@ -68,7 +68,7 @@ class _Bars:
                 DownloadColumn(binary_units=True),
                 TransferSpeedColumn(),
                 TimeRemainingColumn(),
-                console=Console(stderr=True, no_color=bool(os.environ.get("NO_COLOR"))),
+                console=Console(stderr=True, color_system="auto" if may_style(sys.stderr) else None),
                 transient=True,
             )
             self._display.start()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from app.sampling_options import sampling_options, sampling_settings
+from app.terminal import can_redraw, may_style
 from runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_TOKENS = 2048
 _PATIENCE_S = 1.0  # how long prefill may take before its progress is shown
+_PROGRESS_WIDTH = 60
 
 
 @click.command()
@@ -187,15 +189,15 @@ class _Shown:
             sys.stdout.flush()
 
     def _draw_progress(self, done: int, total: int) -> None:
-        if sys.stderr.isatty() and time.perf_counter() - self._submitted > _PATIENCE_S:
+        if can_redraw(sys.stderr) and time.perf_counter() - self._submitted > _PATIENCE_S:
             self._progress_drawn = True
-            sys.stderr.write(f"\r\x1b[Kprefill {done} of {total} tokens")
+            sys.stderr.write(f"\r{f'prefill {done} of {total} tokens':<{_PROGRESS_WIDTH}}")
             sys.stderr.flush()
 
     def _clear_progress(self) -> None:
         if self._progress_drawn:
             self._progress_drawn = False
-            sys.stderr.write("\r\x1b[K")
+            sys.stderr.write(f"\r{'':<{_PROGRESS_WIDTH}}\r")
             sys.stderr.flush()
 
 
@@ -232,4 +234,5 @@ def _report(account: "Account", *, as_json: bool, with_steps: bool, stats: bool)
         width = max(len(label) for label, _ in rows)
         click.echo("\n".join(f"{label:<{width}}  {value}" for label, value in rows), err=True)
     elif sys.stderr.isatty():
-        click.echo(click.style(summary_line(account), dim=True), err=True)
+        line = summary_line(account)
+        click.echo(click.style(line, dim=True) if may_style(sys.stderr) else line, err=True)

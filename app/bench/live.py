@@ -3,7 +3,6 @@
 Drawn where stderr is a terminal; elsewhere a run is silent until its results are there.
 """
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.bench.session import Progress
 from app.bench.table import results_table
+from app.terminal import can_redraw, may_style
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -21,16 +21,17 @@ Show = Callable[[Progress, Callable[[], Results]], None]
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """A rich console that respects NO_COLOR and lets no text be read as markup."""
+    """A rich console that styles only where `app.terminal` allows it and lets no text be read as markup."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, markup=False, no_color=bool(os.environ.get("NO_COLOR")))
+    styled = may_style(sys.stderr if stderr else sys.stdout)
+    return Console(stderr=stderr, highlight=False, markup=False, color_system="auto" if styled else None)
 
 
 @contextmanager
 def live_view() -> Iterator[Show]:
     """A function to call with every `Progress`; the view is gone when the block ends."""
-    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+    if not can_redraw(sys.stderr):
         yield lambda _progress, _results: None
         return
     from rich.live import Live

@@ -1,0 +1,51 @@
+"""Styles on a real (pseudo) terminal: there by default, none at all under NO_COLOR or TERM=dumb."""
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_chat import write_chat_model
+
+
+def on_a_terminal(arguments: list[str], home: Path, **environment: str) -> str:
+    """What the command writes to a terminal that is all three of its streams."""
+    ours, theirs = pty.openpty()
+    plain = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "app", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+        env={**plain, "TERM": "xterm-256color", "HEADRACE_HOME": str(home), **environment},
+    ) as process:
+        os.close(theirs)
+        written = b""
+        try:
+            while chunk := os.read(ours, 1 << 16):
+                written += chunk
+        except OSError:  # how Linux says that the other end is closed
+            pass
+    os.close(ours)
+    assert process.returncode == 0, written
+    return written.decode()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.mark.parametrize("command", ["run", "models", "fit"])
+def test_styles_stay_away_when_asked_to(command: str, home: Path) -> None:
+    arguments = {"run": ["run", "hi", "-n", "4", "-m"], "models": ["models", "list"], "fit": ["fit"]}[command]
+    if command == "run":
+        arguments.append(str(write_chat_model(home / "chat")))
+    if command == "fit":
+        arguments += ["--chip", "M4", "--memory", "16"]
+    assert "\x1b[" in on_a_terminal(arguments, home)
+    assert "\x1b" not in on_a_terminal(arguments, home, NO_COLOR="1")
+    assert "\x1b" not in on_a_terminal(arguments, home, TERM="dumb")
