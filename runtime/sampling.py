@@ -5,12 +5,13 @@
       -> repetition penalty      divides positive, multiplies negative logits of seen tokens (arXiv:1909.05858)
       -> presence, frequency     subtract once per seen token, and once per occurrence (the OpenAI API's definition;
                                  only generated tokens count for these two)
-      -> temperature             divides; 0 is greedy and skips the rest
+      -> temperature             divides; 0, or next to it, is greedy and skips the rest
       -> top-k                   the k most likely stay
       -> top-p                   the smallest set with at least p of the mass stays (arXiv:1904.09751)
       -> min-p                   tokens below p times the most likely one's probability go (arXiv:2407.01082)
       -> draw                    from what is left, with the request's own random key
 
+Penalties and temperature are computed in float32; SamplingParams refuses what would leave its range there.
 Same seed, same machine, same tokens. Everything stays on the device: nothing here waits for a value.
 B = sequences, V = vocabulary.
 """
@@ -23,6 +24,10 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from runtime.errors import UsageError
+
+LARGEST = 1e6  # of temperature and penalties: beyond any use, and times any count still a float32
+COLDEST = 1e-6  # temperatures below it are greedy: dividing by them tells float32 logits no further apart
+SMALLEST_P = 1e-30  # what would be 0 as a float32 still keeps the best token
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +50,22 @@ class SamplingParams:
             (all(map(math.isfinite, numbers)), "temperature and penalties must be finite numbers"),
             (not any(map(math.isnan, self.logit_bias.values())), "a logit bias must be a number"),
             (self.temperature >= 0, "temperature must be 0 or more"),
+            (all(abs(number) <= LARGEST for number in numbers), f"temperature and penalties end at {LARGEST:.0f}"),
             (self.top_k >= 0, "top-k must be 0 (off) or more"),
             (0 < self.top_p <= 1, "top-p must be above 0 and at most 1"),
             (0 <= self.min_p <= 1, "min-p must be between 0 and 1"),
             (self.repetition_penalty > 0, "repetition penalty must be above 0"),
+            (self.repetition_penalty >= 1 / LARGEST, f"repetition penalty must be at least {1 / LARGEST}"),
             (self.seed is None or 0 <= self.seed < 2**64, "seed must be between 0 and 2^64 - 1"),
         )
         for holds, complaint in rules:
             if not holds:
                 raise UsageError(complaint)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken every time."""
+        return self.temperature < COLDEST
 
 
 class Sampler:
@@ -79,7 +91,7 @@ class Sampler:
             logits = logits + self._bias.astype(logits.dtype)
         if self._penalises:
             logits = self._penalise(logits)
-        if params.temperature == 0:
+        if params.greedy:
             token = mx.argmax(logits, axis=-1)
         else:
             token = self._draw(logits.astype(mx.float32) / params.temperature)
@@ -89,9 +101,10 @@ class Sampler:
 
     def _penalise(self, logits: mx.array) -> mx.array:
         params = self._params
+        logits = logits.astype(mx.float32)
         generated = self._counts > 0
         if params.repetition_penalty != 1:
-            penalty = mx.array(params.repetition_penalty, logits.dtype)
+            penalty = params.repetition_penalty
             bent = mx.where(logits > 0, logits / penalty, logits * penalty)
             logits = mx.where(generated | self._in_prompt, bent, logits)
         if params.presence_penalty != 0:
@@ -123,7 +136,7 @@ def _keep_top_p(descending: mx.array, p: float) -> mx.array:
     """Keep columns until their mass reaches p, the one that crosses it included. (B, n) sorted -> (B, n)."""
     probabilities = mx.softmax(descending, axis=-1)
     before = mx.cumsum(probabilities, axis=-1) - probabilities
-    return mx.where(before < p, descending, -mx.inf)
+    return mx.where(before < max(p, SMALLEST_P), descending, -mx.inf)
 
 
 def _bias_row(bias: Mapping[int, float], vocab_size: int) -> mx.array | None:

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from runtime.errors import UsageError
-from runtime.sampling import Sampler, SamplingParams, logprobs
+from runtime.sampling import LARGEST, Sampler, SamplingParams, logprobs
 
 VOCAB = 12
 DRAWS = 500
@@ -140,7 +140,7 @@ def test_temperature_comes_before_top_p() -> None:
     assert set(draw(SamplingParams(temperature=0.2, top_p=0.9, seed=1), logits)) == {0}
 
 
-@pytest.mark.parametrize("top_p", [1e-9, 0.3999])
+@pytest.mark.parametrize("top_p", [1e-300, 1e-9, 0.3999])
 def test_a_tiny_top_p_leaves_the_best_token(top_p: float) -> None:
     logits = [math.log(0.4), *[math.log(0.6 / 11)] * 11]
     assert set(draw(SamplingParams(temperature=1, top_p=top_p, seed=3), logits)) == {0}
@@ -227,6 +227,10 @@ def test_logprobs_are_the_log_softmax(logits: list[float], token: int, top: int)
         {"min_p": -0.1},
         {"min_p": 1.1},
         {"repetition_penalty": 0.0},
+        {"repetition_penalty": 1e-300},
+        {"presence_penalty": 1e308},
+        {"frequency_penalty": -1e308},
+        {"temperature": 1e308},
         {"seed": -1},
         {"seed": 2**64},
     ],
@@ -234,6 +238,20 @@ def test_logprobs_are_the_log_softmax(logits: list[float], token: int, top: int)
 def test_values_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         SamplingParams(**wrong)
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e-7])
+def test_a_temperature_next_to_zero_is_greedy(temperature: float) -> None:
+    logits = mx.array([[0.0, 3.0, 2.999, -1.0] + [0.0] * (VOCAB - 4)])
+    sampler = Sampler(SamplingParams(temperature=temperature, seed=1), vocab_size=VOCAB, prompt=[])
+    assert [sampler(logits).item() for _ in range(50)] == [1] * 50
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+def test_the_largest_penalties_stay_apart_on_half_precision_logits(dtype: mx.Dtype) -> None:
+    sampler = Sampler(SamplingParams(frequency_penalty=LARGEST), vocab_size=3, prompt=[0])
+    chosen = [sampler(mx.array([[9.0, 8.0, 1.0]], dtype)).item() for _ in range(9)]
+    assert chosen == [0, 1, 2] * 3  # each once before any is said again
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB])
