@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "mlx/ops.h"
+#include "weight_arena.h"
 
 namespace headrace {
 namespace {
@@ -31,11 +32,6 @@ mx::array settled(const mx::array& a) {
   return out;
 }
 
-mx::array MatrixHandle::keep(const mx::array& a) {
-  arrays_.push_back(settled(a));
-  return arrays_.back();
-}
-
 MatrixHandle::MatrixHandle(const mx::array& data, const std::optional<mx::array>& scales,
                            const std::optional<mx::array>& offsets, const std::optional<mx::array>& bias,
                            int bits, int group) {
@@ -54,16 +50,20 @@ MatrixHandle::MatrixHandle(const mx::array& data, const std::optional<mx::array>
             "scales and biases must be (N, K / group)");
     require(scales->dtype() == offsets->dtype(), "scales and biases must share a type");
     view_.type = type_of(scales->dtype());
-    view_.scales = keep(*scales).data<void>();
-    view_.offsets = keep(*offsets).data<void>();
+    scales_ = in_huge_pages(settled(*scales));
+    offsets_ = in_huge_pages(settled(*offsets));
+    view_.scales = scales_->data<void>();
+    view_.offsets = offsets_->data<void>();
   } else {
     view_.k = data.shape(1);
     view_.type = type_of(data.dtype());
   }
-  view_.data = keep(data).data<void>();
+  data_ = in_huge_pages(settled(data));
+  view_.data = data_->data<void>();
   if (bias.has_value()) {
     require(bias->shape() == mx::Shape{data.shape(0)}, "a bias must be (N,)");
-    view_.bias = keep(mx::astype(*bias, mx::float32, mx::Device(mx::Device::cpu))).data<float>();
+    bias_ = settled(mx::astype(*bias, mx::float32, mx::Device(mx::Device::cpu)));
+    view_.bias = bias_->data<float>();
   }
 }
 

@@ -3,7 +3,6 @@
 
 #include <memory>
 #include <optional>
-#include <vector>
 
 #include "../core/kernels.h"
 #include "mlx/array.h"
@@ -28,11 +27,15 @@ class MatrixHandle : public std::enable_shared_from_this<MatrixHandle> {
 
   const Matrix& view() const { return view_; }
 
- private:
-  mx::array keep(const mx::array& a);
+  // The arrays as they are held, moved to where the kernels like them; the caller may let go of its own.
+  const mx::array& data() const { return *data_; }
+  const std::optional<mx::array>& scales() const { return scales_; }
+  const std::optional<mx::array>& offsets() const { return offsets_; }
+  const std::optional<mx::array>& bias() const { return bias_; }
 
+ private:
   Matrix view_;
-  std::vector<mx::array> arrays_;
+  std::optional<mx::array> data_, scales_, offsets_, bias_;
 };
 
 }  // namespace headrace

@@ -36,7 +36,11 @@ NB_MODULE(_native, m) {
                        int bits, int group) {
              return std::make_shared<hr::MatrixHandle>(data, scales, biases, bias, bits, group);
            }),
-           "data"_a, "scales"_a.none(), "biases"_a.none(), "bias"_a.none(), "bits"_a, "group_size"_a);
+           "data"_a, "scales"_a.none(), "biases"_a.none(), "bias"_a.none(), "bits"_a, "group_size"_a)
+      .def_prop_ro("data", &hr::MatrixHandle::data)
+      .def_prop_ro("scales", &hr::MatrixHandle::scales)
+      .def_prop_ro("biases", &hr::MatrixHandle::offsets)
+      .def_prop_ro("bias", &hr::MatrixHandle::bias);
   nb::class_<hr::Rope>(m, "Rope").def_prop_ro("dims", &hr::Rope::dims);
   nb::class_<hr::AttentionPlan>(m, "AttentionPlan")
       .def(nb::new_([](int heads, int kv_heads, int dim, float scale, std::shared_ptr<hr::Rope> rope,

@@ -9,8 +9,9 @@
 namespace headrace::HEADRACE_ISA {
 
 // How far ahead of the arithmetic each stream of weights and of scales is asked for, in bytes. Rows are short (288 bytes
-// at K = 576, 4 bits) and a round follows a dozen streams, more than the processor's own prefetcher keeps up with.
-constexpr int64_t kWeightsAhead = 1024;
+// at K = 576, 4 bits) and a round follows a dozen streams, more than the processor's own prefetcher keeps up with. A
+// step never comes back to a weight, so weights are asked for past the outer caches.
+constexpr int64_t kWeightsAhead = 1536;
 constexpr int64_t kScalesAhead = 256;
 
 // acc[r] += w[row + r * apart] . x, per lane.
@@ -41,7 +42,7 @@ template <class F, Type T, int R>
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
         raw[r] = load_raw(data + r * stride);
-        __builtin_prefetch(data + r * stride + b * F::kBlock * F::kBits / 8 + kWeightsAhead);
+        __builtin_prefetch(data + r * stride + b * F::kBlock * F::kBits / 8 + kWeightsAhead, 0, 0);
       }
 #pragma GCC unroll 16
       for (int step = 0; step < F::kSteps; ++step) {
