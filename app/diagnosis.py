@@ -11,13 +11,16 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from app.versions import versions
 from runtime.bandwidth import Peak
 from runtime.hardware import Machine, PowerState
 from runtime.memory import Budget
 from runtime.units import format_bytes, format_rate
+
+if TYPE_CHECKING:
+    from models.store import StoredModel
 
 PACKAGES = ("headrace", "mlx", "mlx-lm", "tokenizers", "gguf", "huggingface_hub", "textual")
 _LITTLE_MEMORY = 1 << 30  # bytes: not even a 1 B model at 4 bits with its cache
@@ -224,10 +227,23 @@ def _default_model(failures: list[Finding]) -> DefaultModel:
 
     try:
         stored = Store().get(DEFAULT_MODEL)
+        for model in Store().list():
+            _check_model(model, failures)
     except HeadraceError as error:
         failures.append(Finding("broken", str(error), error.hint or f"headrace models pull {DEFAULT_MODEL}"))
         return DefaultModel(DEFAULT_MODEL, None)
     return DefaultModel(DEFAULT_MODEL, stored.path if stored else None)
+
+
+def _check_model(model: "StoredModel", failures: list[Finding]) -> None:
+    from models.soundness import check_sound
+    from runtime.errors import CheckpointError
+
+    try:
+        check_sound(model.path)
+    except CheckpointError as error:
+        what = f"the stored model {model.name} is damaged: {error}"
+        failures.append(Finding("broken", what, f"headrace models rm {model.name}, then pull it again"))
 
 
 def _first_line(error: Exception) -> str:

