@@ -5,12 +5,14 @@ A missing file or key means the default. Reading needs the standard library only
 the file as the user wrote it.
 """
 
+import contextlib
+import os
 import tomllib
 from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from runtime.errors import UsageError
+from runtime.errors import HeadraceError, UsageError
 from runtime.paths import config_dir
 
 
@@ -116,23 +118,16 @@ def default_text() -> str:
 
 
 def write_default(path: Path | None = None) -> bool:
-    """Put the documented file there unless one exists; whether it was written. Raises UsageError if it cannot be."""
+    """Put the documented file there unless one exists; whether it was written. Raises HeadraceError if it cannot be."""
     path = path or settings_path()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
-            file.write(default_text())
-    except FileExistsError:
+    if path.exists():
         return False
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+    _replace(path, default_text())
     return True
 
 
 def save_setting(section: str, name: str, value: Any, path: Path | None = None) -> Settings:
     """Change one setting in the file, leaving everything else in it as it is. Raises UsageError as `load_settings`."""
-    import os
-
     import tomlkit
 
     path = path or settings_path()
@@ -141,13 +136,21 @@ def save_setting(section: str, name: str, value: Any, path: Path | None = None) 
     _section(path, section, {name: value})
     document = tomlkit.parse(path.read_text(encoding="utf-8"))
     document.setdefault(section, tomlkit.table())[name] = value
+    _replace(path, tomlkit.dumps(document))
+    return load_settings(path)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Put `text` there whole, or leave what is there. Raises HeadraceError if it cannot be written."""
     partial = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        partial.write_text(tomlkit.dumps(document), encoding="utf-8")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text, encoding="utf-8")
         partial.replace(path)
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
-    return load_settings(path)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise HeadraceError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def _section(path: Path, name: str, table: dict[str, Any]) -> Any:

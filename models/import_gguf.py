@@ -4,10 +4,11 @@ A file is known by the sha256 of its bytes. So that the second start neither has
 remembers the hash of each path together with the file's size and modification time (`.gguf.json`).
 """
 
+import contextlib
 import hashlib
 import json
+import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +80,18 @@ def _load(store: Store) -> dict[str, dict[str, Any]]:
 
 
 def _save(store: Store, seen: dict[str, dict[str, Any]]) -> None:
-    """Replace the file in one step; entries of deleted files and models are dropped on the way."""
+    """Replace the file in one step; entries of deleted files and models are dropped on the way.
+
+    Only a shortcut for the next start: a store that cannot be written does without.
+    """
     kept = {path: row for path, row in seen.items() if Path(path).exists() and _stored(row, store) is not None}
-    with tempfile.NamedTemporaryFile("w", dir=store.root, prefix=".gguf-", delete=False) as file:
-        json.dump(kept, file, indent=1)
-    Path(file.name).replace(store.root / _SEEN)
+    partial = store.root / f"{_SEEN}.{os.getpid()}"
+    try:
+        partial.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+        partial.replace(store.root / _SEEN)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def _stored(row: dict[str, Any], store: Store) -> StoredModel | None:

@@ -1,18 +1,29 @@
 """Where headrace keeps its files: model store, caches, settings.
 
 Platform directories by default; HEADRACE_HOME=DIR puts everything under one folder (tests, portable setups).
-Nothing is created here: whoever writes creates its folder.
+Nothing is created here: whoever writes creates its folder. UsageError if HEADRACE_HOME cannot be a folder.
 """
 
 import os
 from pathlib import Path
+
+from runtime.errors import UsageError
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 
 
 def _under_home(kind: str) -> Path | None:
     home = os.environ.get("HEADRACE_HOME")
-    return Path(home).expanduser() / kind if home else None
+    if not home:
+        return None
+    try:
+        path = Path(home).expanduser()
+        usable = path.is_dir() or not path.exists()
+    except (OSError, RuntimeError, ValueError):  # too long, an unknown ~user, not to be looked at
+        usable = False
+    if not usable:
+        raise UsageError(f"HEADRACE_HOME is not a folder: {home}")
+    return path / kind
 
 
 def data_dir() -> Path:

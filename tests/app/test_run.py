@@ -225,6 +225,23 @@ def test_a_damaged_model_of_the_store_says_how_to_replace_it(file: str, size: in
     assert "the stored model broken is damaged" in examined.stdout
 
 
+@pytest.mark.parametrize("command", [["run", "hi"], ["models", "list"], ["paths"], ["sessions", "list"], ["doctor"]])
+def test_a_home_that_is_no_folder_is_one_line(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for home in (tmp_path / "file", Path("/dev/null")):
+        done = headrace(*command, home=home)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == f"headrace: HEADRACE_HOME is not a folder: {home}\n"
+
+
+def test_settings_that_cannot_be_written_leave_nothing(tmp_path: Path) -> None:
+    program = ["/bin/sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *HEADRACE, "paths", "--write-settings"]
+    done = subprocess.run(program, capture_output=True, env={**os.environ, "HEADRACE_HOME": str(tmp_path)}, timeout=60)
+    assert done.returncode == 1
+    assert b"cannot be written" in done.stderr
+    assert list((tmp_path / "config").iterdir()) == []
+
+
 def start(*arguments: str, home: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [*HEADRACE, "run", *arguments],

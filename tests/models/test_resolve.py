@@ -1,6 +1,7 @@
 """One call from a name to a directory: every source end to end, with real downloads, conversions and stores."""
 
 import json
+import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -100,6 +101,20 @@ def test_broken_memory_of_ggufs_is_no_obstacle(store: Store, gguf: Path) -> None
     for content in (b"", b"[]", b"\xff", *broken):
         (store.root / ".gguf.json").write_bytes(content)
         assert resolve(str(gguf), store=store) == first
+
+
+def test_a_store_that_cannot_be_written_does_without_its_memory(store: Store, gguf: Path) -> None:
+    first = resolve(str(gguf), store=store)
+    copy = gguf.with_name("copy.gguf")
+    copy.write_bytes(gguf.read_bytes())
+    before = sorted(store.root.iterdir())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        assert resolve(str(copy), store=store) == first
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert sorted(store.root.iterdir()) == before
 
 
 def test_wheel_from_the_catalog(store: Store, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
