@@ -6,6 +6,16 @@
 
 namespace headrace::HEADRACE_ISA {
 
+// Entries ahead of the arithmetic that keys and values are asked for: they come from memory once a cache is long.
+constexpr int64_t kEntriesAhead = 32;
+
+// One entry's row, `kEntriesAhead` past `entry`, one request a cache line.
+template <Type T>
+inline void request_row(const void* rows, int64_t entry, int64_t dim) {
+  const char* row = static_cast<const char*>(rows) + (entry + kEntriesAhead) * dim * size_of(T);
+  for (int64_t byte = 0; byte < dim * size_of(T); byte += 64) __builtin_prefetch(row + byte);
+}
+
 inline vf bend(vf score, ScoreRule rule) {
   const vf scaled = mul(score, set1(rule.scale));
   if (rule.softcap <= 0) return scaled;
@@ -19,7 +29,10 @@ inline void score_block(const HeadCache& kv, const float* const* q, int64_t begi
   vf dots[Q][W];
   for (int p = 0; p < W; p += 4) {
     int64_t at[4];
-    for (int i = 0; i < 4; ++i) at[i] = (begin + p + i < end ? begin + p + i : end - 1) * kv.dim;
+    for (int i = 0; i < 4; ++i) {
+      at[i] = (begin + p + i < end ? begin + p + i : end - 1) * kv.dim;
+      request_row<T>(kv.keys, begin + p + i, kv.dim);
+    }
     vf acc[Q][4];
     for (int j = 0; j < Q; ++j) {
       for (int i = 0; i < 4; ++i) acc[j][i] = zero();
@@ -75,6 +88,7 @@ inline void weigh_values(const HeadCache& kv, int64_t begin, int64_t end, int64_
     for (int v = 0; v < V; ++v) acc[j][v] = mul(load(state[j].acc + d + v * W), set1(factors[j]));
   }
   for (int64_t p = begin; p < end; ++p) {
+    if (d == 0) request_row<T>(kv.values, p, kv.dim);
     vf value[V];
     for (int v = 0; v < V; ++v) value[v] = load_as<T>(kv.values, p * kv.dim + d + v * W);
     for (int j = 0; j < Q; ++j) {
