@@ -6,13 +6,17 @@ computed from shapes and latencies, not read from a hardware counter; every rend
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from runtime.bandwidth import Peak
+from runtime.cost import StepCost
 from runtime.hardware import Machine
-from runtime.request import Finished, Step
+from runtime.request import Finished, Request, Step
 from runtime.telemetry import Percentiles, StepRecord, mbu
 from runtime.units import format_bytes
+
+EndedBy = Literal["end_of_turn", "stop_string", "max_tokens", "context_limit", "cancelled"]
+_CUT_SHORT = {"max_tokens": "token limit", "context_limit": "context limit", "cancelled": "stopped"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,8 @@ class Account:
     text: str
     steps: Sequence[Step]
     finished: Finished
+    cost: StepCost
+    request: Request
     load_s: float
     tokenize_s: float
     ttft_s: float | None  # submitted -> first non-empty text delivered, tokenisation included
@@ -32,6 +38,39 @@ class Account:
     kernels: dict[str, str]
     versions: dict[str, str]
     context_limit: int
+
+    @property
+    def ended_by(self) -> EndedBy:
+        """What the finish reason leaves open: which stop, which limit."""
+        match self.finished.reason:
+            case "cancelled":
+                return "cancelled"
+            case "stop":
+                return "end_of_turn" if self.finished.stop_id is not None else "stop_string"
+            case "length":
+                said, most = self.finished.summary.completion_tokens, self.request.max_tokens
+                return "max_tokens" if most is not None and said >= most else "context_limit"
+
+    @property
+    def mean_past(self) -> int:
+        """Cache entries before a step, on average over the steps that have an inter-token latency."""
+        pasts = [step.record.context - 1 for step in self.steps[1:] or self.steps]
+        return round(sum(pasts) / len(pasts)) if pasts else self.finished.summary.prompt_tokens - 1
+
+    @property
+    def step_bytes(self) -> int:
+        """What a step at the mean context moves."""
+        return self.cost.step_bytes(self.mean_past)
+
+    @property
+    def roofline_tokens_per_second(self) -> float | None:
+        """Steps per second if a step at the mean context took as long as moving its bytes at the measured peak."""
+        return self.peak.bytes_per_second / self.step_bytes if self.peak else None
+
+    @property
+    def arithmetic_intensity(self) -> float:
+        """FLOPs per byte of a step at the mean context."""
+        return self.cost.step_flops(self.mean_past) / self.step_bytes
 
     @property
     def measured_peak_gb_s(self) -> float | None:
@@ -55,8 +94,10 @@ def document(account: Account, *, with_steps: bool) -> dict[str, Any]:
         "text": account.text,
         "tokens": [step.token for step in account.steps],
         "finish_reason": account.finished.reason,
+        "ended_by": account.ended_by,
         "prompt_tokens": summary.prompt_tokens,
         "completion_tokens": summary.completion_tokens,
+        "decode_steps": summary.steps,  # one more than tokens where the end-of-turn token took one
         "context_limit": account.context_limit,
         "load_s": account.load_s,
         "ttft_s": account.ttft_s,
@@ -75,6 +116,9 @@ def document(account: Account, *, with_steps: bool) -> dict[str, Any]:
         "measured_peak_gb_s": account.measured_peak_gb_s,
         "nominal_peak_gb_s": account.nominal_peak_gb_s,
         "mbu": account.mbu,
+        "roofline_tokens_per_second": account.roofline_tokens_per_second,
+        "arithmetic_intensity": account.arithmetic_intensity,
+        "sampling": asdict(account.request.sampling),
         "device": {
             "name": account.machine.device_name,
             "backend": account.machine.backend,
@@ -103,7 +147,7 @@ def summary_line(account: Account) -> str:
         parts.append(f"MBU {account.mbu:.0%} of {account.measured_peak_gb_s:.0f} GB/s")
     parts.append(f"KV {format_bytes(summary.kv_cache_bytes)}")
     if account.finished.reason != "stop":
-        parts.append({"length": "token limit", "cancelled": "stopped"}[account.finished.reason])
+        parts.append(_CUT_SHORT[account.ended_by])
     return " · ".join(parts)
 
 
@@ -113,7 +157,7 @@ def table(account: Account) -> list[tuple[str, str]]:
     rows = [
         ("model", f"{account.model} ({account.kind} decoder, {account.kernels.get('kernels', '?')} kernels)"),
         ("device", f"{account.machine.device_name} ({account.machine.backend})"),
-        ("finish reason", account.finished.reason),
+        ("finish reason", f"{account.finished.reason} ({account.ended_by.replace('_', ' ')})"),
         ("prompt", f"{summary.prompt_tokens} tokens"),
         ("completion", f"{summary.completion_tokens} tokens in {summary.steps} steps"),
         ("load", f"{account.load_s:.3f} s"),
@@ -131,10 +175,9 @@ def table(account: Account) -> list[tuple[str, str]]:
         ("nominal peak", _gb_s(account.nominal_peak_gb_s)),
         ("MBU", f"{account.mbu:.1%} of the measured peak" if account.mbu is not None else "unknown"),
     ]
-    peak = account.measured_peak_gb_s
-    if peak and summary.decode_tokens_per_second and summary.achieved_gb_s:
-        step_bytes = summary.achieved_gb_s * 1e9 / summary.decode_tokens_per_second
-        rows.append(("roofline", f"{peak * 1e9 / step_bytes:.1f} tok/s at {format_bytes(step_bytes)} per step"))
+    if (roofline := account.roofline_tokens_per_second) is not None:
+        rows.append(("roofline", f"{roofline:.1f} tok/s at {format_bytes(account.step_bytes)} per step"))
+    rows.append(("intensity", f"{account.arithmetic_intensity:.2f} FLOPs per byte"))
     return rows
 
 

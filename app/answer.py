@@ -49,6 +49,6 @@ def answer(engine: Engine, tokenizer: Tokenizer, request: Request, stops: Sequen
                 certain, stopped = matcher.feed(detokenizer.finish())
                 held, at_end = matcher.flush()
                 rest, stopped = certain + held, stopped or at_end
-            yield Ended(rest, replace(event, reason="stop") if stopped else event)
+            yield Ended(rest, replace(event, reason="stop", stop_id=None) if stopped else event)
         else:
             yield event

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from app.account import Account
     from app.answer import Part
     from models.load import LoadedModel
+    from runtime.request import Request
 
 DEFAULT_MAX_TOKENS = 2048
 _PATIENCE_S = 1.0  # how long prefill may take before its progress is shown
@@ -75,7 +76,7 @@ def run(
     _check_options(sampling, stop)
     started = time.perf_counter()
     loaded = _load(model, context, quantize, group_size, force)
-    settings = SamplingParams(**sampling_settings(sampling, loaded.generation_defaults))
+    settings = SamplingParams(**sampling_settings(sampling, loaded.generation_defaults)).with_seed()
     submitted = time.perf_counter()
     request = Request(
         prompt=_encode(loaded, text, system, raw),
@@ -91,7 +92,7 @@ def run(
         shown.follow(answer(engine, loaded.tokenizer, request, stop))
     timing = {"load_s": submitted - started, "tokenize_s": tokenized - submitted}
     if as_json or stats or sys.stderr.isatty():
-        _report(_account(loaded, shown, timing), as_json=as_json, with_steps=with_steps, stats=stats)
+        _report(_account(loaded, request, shown, timing), as_json=as_json, with_steps=with_steps, stats=stats)
     return 130 if request.cancel and shown.reason == "cancelled" else 0
 
 
@@ -203,7 +204,7 @@ class _Shown:
             sys.stderr.flush()
 
 
-def _account(loaded: "LoadedModel", shown: _Shown, timing: dict[str, float]) -> "Account":
+def _account(loaded: "LoadedModel", request: "Request", shown: _Shown, timing: dict[str, float]) -> "Account":
     from app.account import Account
     from app.versions import versions
     from runtime import ops
@@ -213,6 +214,8 @@ def _account(loaded: "LoadedModel", shown: _Shown, timing: dict[str, float]) -> 
     return Account(
         model=loaded.name,
         kind=loaded.kind,
+        cost=loaded.network.cost,
+        request=request,
         text=shown.text,
         steps=shown.steps,
         finished=shown.finished,

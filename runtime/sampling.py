@@ -19,7 +19,7 @@ B = sequences, V = vocabulary.
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 
@@ -61,6 +61,11 @@ class SamplingParams:
         for holds, complaint in rules:
             if not holds:
                 raise UsageError(complaint)
+
+    def with_seed(self) -> "SamplingParams":
+        """The same with a seed, drawn now if there was none: what it takes to get the same answer again."""
+        # 53 bits pass through any JSON reader unharmed.
+        return self if self.seed is not None else replace(self, seed=secrets.randbits(53))
 
     @property
     def greedy(self) -> bool:

@@ -19,7 +19,8 @@ KEYS = {
     "model", "text", "tokens", "finish_reason", "prompt_tokens", "completion_tokens", "ttft_s", "tokenize_s",
     "prefill_s", "prefill_tokens_per_second", "tpot_s", "decode_tokens_per_second", "itl_ms",
     "weight_bytes_per_step", "kv_bytes_per_token", "kv_cache_bytes", "achieved_bandwidth_gb_s",
-    "measured_peak_gb_s", "nominal_peak_gb_s", "mbu", "device", "versions",
+    "measured_peak_gb_s", "nominal_peak_gb_s", "mbu", "device", "versions", "ended_by", "decode_steps", "sampling",
+    "roofline_tokens_per_second", "arithmetic_intensity",
 }  # fmt: skip
 
 
@@ -81,7 +82,29 @@ def test_json_has_the_promised_keys_and_figures_that_agree(model: Path, home: Pa
     assert answer["kv_cache_bytes"] == held * answer["kv_bytes_per_token"]
     assert [step["index"] for step in answer["steps"]] == list(range(12))
     assert answer["steps"][-1]["context"] == held
+    moved = answer["achieved_bandwidth_gb_s"] * 1e9 * answer["tpot_s"]  # per step, on average
+    assert answer["roofline_tokens_per_second"] == pytest.approx(answer["measured_peak_gb_s"] * 1e9 / moved, rel=0.01)
+    assert answer["decode_steps"] == 12
+    assert answer["arithmetic_intensity"] > 0
     assert answer["ttft_s"] >= answer["tokenize_s"] + answer["prefill_s"]
+
+
+def test_the_end_of_turn_is_a_step_and_no_token(model: Path, home: Path) -> None:
+    answer = document("hi", "-m", str(model), "--logit-bias", f"{IM_END}=100", home=home)
+    assert (answer["completion_tokens"], answer["decode_steps"]) == (0, 1)
+    assert (answer["finish_reason"], answer["ended_by"]) == ("stop", "end_of_turn")
+
+
+def test_the_token_limit_is_told_from_the_context_limit(model: Path, home: Path) -> None:
+    assert document("hi", "-m", str(model), "-n", "3", home=home)["ended_by"] == "max_tokens"
+
+
+def test_the_drawn_seed_gives_the_answer_again(model: Path, home: Path) -> None:
+    first = document("hi", "-m", str(model), "-n", "16", "-t", "1.5", home=home)
+    seed = first["sampling"]["seed"]
+    assert first["sampling"]["temperature"] == 1.5
+    again = document("hi", "-m", str(model), "-n", "16", "-t", "1.5", "--seed", str(seed), home=home)
+    assert again["tokens"] == first["tokens"]
 
 
 def test_steps_are_left_out_unless_asked_for(model: Path, home: Path) -> None:
@@ -111,7 +134,7 @@ def test_a_stop_string_ends_the_answer_and_is_not_printed(model: Path, home: Pat
     whole = document("hi", "-m", str(model), "-n", "40", "-t", "1", "--seed", "3", home=home)["text"]
     stop = whole[6:9]
     cut = document("hi", "-m", str(model), "-n", "40", "-t", "1", "--seed", "3", "--stop", stop, home=home)
-    assert cut["finish_reason"] == "stop"
+    assert (cut["finish_reason"], cut["ended_by"]) == ("stop", "stop_string")
     assert cut["text"] == whole[: whole.index(stop)]
 
 
@@ -184,7 +207,7 @@ def test_a_prompt_longer_than_the_context_is_refused(model: Path, home: Path) ->
 
 def test_the_context_limit_ends_the_answer_with_length(model: Path, home: Path) -> None:
     answer = document("hi", "-m", str(model), "--raw", "--context", "16", home=home)
-    assert answer["finish_reason"] == "length"
+    assert (answer["finish_reason"], answer["ended_by"]) == ("length", "context_limit")
     assert answer["completion_tokens"] == 16 - len("hi") + 1
 
 
@@ -270,7 +293,7 @@ def test_an_interrupted_json_answer_is_still_a_document(endless: Path, home: Pat
     out, _ = process.communicate(timeout=20)
     assert process.returncode == 130
     answer = json.loads(out)
-    assert answer["finish_reason"] == "cancelled"
+    assert answer["finish_reason"] == answer["ended_by"] == "cancelled"
     assert answer["completion_tokens"] == len(answer["tokens"]) > 0
 
 
