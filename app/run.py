@@ -14,7 +14,7 @@ import click
 
 from app.sampling_options import sampling_options, sampling_settings
 from app.terminal import can_redraw, may_style
-from runtime.errors import UsageError
+from runtime.errors import ContextLimitError, UsageError
 
 if TYPE_CHECKING:
     from app.account import Account
@@ -37,7 +37,9 @@ _PROGRESS_WIDTH = 60
 @click.option("--context", type=click.IntRange(1), help="Context limit in tokens. Default: what the model allows.")
 @click.option("--quantize", type=int, metavar="BITS", help="Quantize a plain checkpoint while loading: 2 3 4 5 6 8.")
 @click.option("--group-size", type=int, default=64, show_default=True, help="Group size for --quantize.")
-@click.option("--force", is_flag=True, help="Load even if memory looks too small.")
+@click.option(
+    "--force", is_flag=True, help="Go beyond what memory, or with --context the model, allows."
+)
 @click.option("--raw", is_flag=True, help="No chat template: continue the prompt as it is.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the text.")
 @click.option("--steps", "with_steps", is_flag=True, help="With --json: one record per decode step.")
@@ -69,6 +71,7 @@ def run(
     # Kept out of the module's head: `headrace run --help` needs none of it.
     from app.answer import answer
     from app.interrupts import first_interrupt_cancels
+    from models.load import context_length
     from runtime.engine import Engine
     from runtime.request import Request
     from runtime.sampling import SamplingParams
@@ -89,7 +92,13 @@ def run(
     engine = Engine(loaded.network, context_limit=loaded.context_limit)
     with first_interrupt_cancels(request.cancel):
         shown = _Shown(submitted, echo=not as_json)
-        shown.follow(answer(engine, loaded.tokenizer, request, stop))
+        try:
+            shown.follow(answer(engine, loaded.tokenizer, request, stop))
+        except ContextLimitError as error:
+            longest = context_length(loaded.checkpoint)
+            if loaded.context_limit < longest:
+                error.hint = f"shorten the prompt, or raise the limit with --context, at most {longest}"
+            raise
     timing = {"load_s": submitted - started, "tokenize_s": tokenized - submitted}
     if as_json or stats or sys.stderr.isatty():
         _report(_account(loaded, request, shown, timing), as_json=as_json, with_steps=with_steps, stats=stats)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from models.chat_template import ChatTemplate, Message, read_sources
 from models.control_tokens import ControlTokens, is_markup
 from models.detokenizer import Detokenizer, DetokenizerFactory
-from runtime.errors import CheckpointError, UnsupportedModelError, UsageError
+from runtime.errors import CheckpointError, ContextLimitError, UnsupportedModelError, UsageError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
@@ -88,8 +88,10 @@ class Tokenizer:
     ) -> list[int]:
         """A conversation as the model's chat template writes it. `template_vars` are trusted, messages are not.
 
-        Raises UsageError if the model has no chat template, CheckpointError if the template fails.
+        Raises UsageError if the model has no chat template, ContextLimitError for more text than templates may hold,
+        CheckpointError if the template fails.
         """
+        _refuse_giants(messages)
         template = self.chat_template
         if template is None:
             raise UsageError("this model has no chat template", hint="give it plain text with --raw")
@@ -168,6 +170,15 @@ class Tokenizer:
             elif is_markup(added.content, self._template_source):
                 markup[added.content] = index
         return ControlTokens(special, markup)
+
+
+def _refuse_giants(messages: Sequence[Message]) -> None:
+    """Before a template gets to it: what no template may hold is the prompt's fault, and fits no context."""
+    from models.template_limits import MAX_TEXT
+
+    size = sum(len(content) for message in messages if isinstance(content := message.get("content"), str))
+    if size > MAX_TEXT:
+        raise ContextLimitError(f"the prompt is too long: {size} characters, where a chat may have {MAX_TEXT}")
 
 
 def _special_texts(*configs: Mapping[str, Any]) -> dict[str, str]:

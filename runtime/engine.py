@@ -59,7 +59,7 @@ class Engine:
         if len(request.prompt) > self.context_limit:
             raise ContextLimitError(
                 f"the prompt has {len(request.prompt)} tokens, the context limit is {self.context_limit}",
-                "shorten the prompt, or raise the limit with --context if the model allows it",
+                "shorten the prompt",
             )
 
     def _generate(self, request: Request) -> Iterator[Event]:

@@ -202,7 +202,14 @@ def test_a_prompt_longer_than_the_context_is_refused(model: Path, home: Path) ->
     done = headrace("run", "x" * 100, "-m", str(model), "--context", "64", home=home)
     assert done.returncode == 1
     assert "the context limit is 64" in done.stderr
+    assert "--context, at most" in done.stderr
     assert len(done.stderr.splitlines()) == 2
+    whole = headrace("run", "x" * 9000, "-m", str(model), home=home)
+    assert "the context limit is" in whole.stderr
+    assert "--context" not in whole.stderr  # the model has no longer one to offer
+    giant = headrace("run", "-m", str(model), home=home, stdin=b"x " * 4_500_000)
+    assert giant.stderr.startswith("headrace: the prompt is too long: ")
+    assert len(giant.stderr.splitlines()) == 1
 
 
 def test_the_context_limit_ends_the_answer_with_length(model: Path, home: Path) -> None:
