@@ -15,6 +15,7 @@ import click
 from app.standard_streams import OutputError, ReaderGoneError, silence_stdout
 from runtime.errors import HeadraceError
 
+PROGRAM = "headrace"
 DEBUG = "HEADRACE_DEBUG"
 
 # name -> (module, attribute, one line for --help)
@@ -65,7 +66,9 @@ def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) ->
 
 
 @click.group(cls=_LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Show it.")
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Show the version."
+)
 @click.pass_context
 def cli(ctx: click.Context) -> int | None:
     """Run a quantized language model on this machine and see how its decode loop behaves."""
@@ -81,7 +84,7 @@ def cli(ctx: click.Context) -> int | None:
 def run_command_line() -> int:
     """Do what the arguments say; the exit code. Every error but an interrupt ends here, in one line and a hint."""
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(prog_name=PROGRAM, standalone_mode=False)
         sys.stdout.flush()
     except ReaderGoneError:
         silence_stdout()
@@ -96,8 +99,12 @@ def run_command_line() -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         return 2
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else PROGRAM
+        _complain(_one_line(error.format_message()), f"`{command} --help` shows the options")
+        return error.exit_code
     except click.ClickException as error:
-        error.show()
+        _complain(_one_line(error.format_message()), None)
         return error.exit_code
     except HeadraceError as error:
         _debug_traceback()
@@ -108,6 +115,10 @@ def run_command_line() -> int:
         _complain(f"internal error: {error!r}", f"{DEBUG}=1 shows where; please report it")
         return 1
     return code if isinstance(code, int) else 0
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.split()).removesuffix(".")
 
 
 def _complain(message: str, hint: str | None) -> None:

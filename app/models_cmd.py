@@ -59,17 +59,19 @@ def list_models(as_json: bool) -> None:
 @models.command()
 @click.argument("name", required=False)
 @click.option("--quantize", type=int, metavar="BITS", help="Keep a copy of a plain checkpoint in 2 3 4 5 6 or 8 bits.")
-@click.option("--group-size", type=int, default=64, show_default=True, help="Weights per scale, for --quantize.")
+@click.option("--group-size", type=int, help="Weights per scale, for --quantize: 32, 64 (the default) or 128.")
 @click.option("--as", "kept_as", metavar="NEW_NAME", help="Name of that copy. Default: NAME and the width.")
 @_json_option
-def pull(name: str | None, quantize: int | None, group_size: int, kept_as: str | None, as_json: bool) -> None:
+def pull(name: str | None, quantize: int | None, group_size: int | None, kept_as: str | None, as_json: bool) -> None:
     """Fetch NAME (default: the default model), or bring it up to date."""
     if kept_as is not None and quantize is None:
         raise UsageError("--as names the copy that --quantize makes")
+    if group_size is not None and quantize is None:
+        raise UsageError("--group-size goes with --quantize")
     with drawn_progress() as progress:
         model = resolve(name, progress=progress, refresh=True)
         if quantize is not None:
-            model = _keep_quantized(model, quantize, group_size, kept_as, progress)
+            model = _keep_quantized(model, quantize, 64 if group_size is None else group_size, kept_as, progress)
     if as_json:
         _print_json(checkpoint_document(model))
     else:

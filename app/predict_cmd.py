@@ -44,9 +44,13 @@ def predict(
     from app.bench.plan import parse_counts
     from app.bench.predict_document import explanation, prediction
     from models.find_shape import find_shape
+    from runtime.errors import UsageError
 
+    counts = parse_counts(contexts, "--context")
+    if not counts:
+        raise UsageError("--context is empty", "it takes token counts such as 4096 or 0,4096")
     name, shape = find_shape(model)
-    asked = [min(context, shape.context_length - 1) for context in parse_counts(contexts, "--context")] or [0]
+    asked = [min(context, shape.context_length - 1) for context in counts]
     if explain:
         document = explanation(name, shape, past=asked[-1], prefill=prefill)
     else:

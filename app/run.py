@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from runtime.request import Request
 
 DEFAULT_MAX_TOKENS = 2048
+DEFAULT_GROUP_SIZE = 64
 _PATIENCE_S = 1.0  # how long prefill may take before its progress is shown
 _PROGRESS_WIDTH = 60
 
@@ -36,10 +37,8 @@ _PROGRESS_WIDTH = 60
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. Repeatable.")
 @click.option("--context", type=click.IntRange(1), help="Context limit in tokens. Default: what the model allows.")
 @click.option("--quantize", type=int, metavar="BITS", help="Quantize a plain checkpoint while loading: 2 3 4 5 6 8.")
-@click.option("--group-size", type=int, default=64, show_default=True, help="Group size for --quantize.")
-@click.option(
-    "--force", is_flag=True, help="Go beyond what memory, or with --context the model, allows."
-)
+@click.option("--group-size", type=int, help="Group size for --quantize: 32, 64 (the default) or 128.")
+@click.option("--force", is_flag=True, help="Go beyond what memory, or with --context the model, allows.")
 @click.option("--raw", is_flag=True, help="No chat template: continue the prompt as it is.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the text.")
 @click.option("--steps", "with_steps", is_flag=True, help="With --json: one record per decode step.")
@@ -53,7 +52,7 @@ def run(
     stop: tuple[str, ...],
     context: int | None,
     quantize: int | None,
-    group_size: int,
+    group_size: int | None,
     force: bool,
     raw: bool,
     as_json: bool,
@@ -65,6 +64,8 @@ def run(
     """Answer PROMPT. Text piped in goes before it, a blank line between."""
     if (with_steps or logprobs is not None) and not as_json:
         raise UsageError("--steps and --logprobs go with --json")
+    if group_size is not None and quantize is None:
+        raise UsageError("--group-size goes with --quantize")
     if raw and system:
         raise UsageError("--raw has no place for a system message")
     text = _read_prompt(prompt)
@@ -78,7 +79,7 @@ def run(
 
     _check_options(sampling, stop)
     started = time.perf_counter()
-    loaded = _load(model, context, quantize, group_size, force)
+    loaded = _load(model, context, quantize, DEFAULT_GROUP_SIZE if group_size is None else group_size, force)
     settings = SamplingParams(**sampling_settings(sampling, loaded.generation_defaults)).with_seed()
     submitted = time.perf_counter()
     request = Request(

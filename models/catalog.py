@@ -104,7 +104,7 @@ def find(name: str, others: Iterable[str] = ()) -> CatalogEntry:
         return catalog[name]
     from difflib import get_close_matches
 
-    near = get_close_matches(name.lower(), [*catalog, *others], n=3, cutoff=0.5)
+    near = get_close_matches(name.lower(), list(dict.fromkeys([*catalog, *others])), n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else "`headrace models list` shows what there is"
     raise ModelNotFoundError(f"no model called {name!r}", hint)
 

@@ -75,6 +75,10 @@ def fetch_config(hub: HubId) -> dict[str, Any]:
             hub.repo, "config.json", revision=hub.revision, etag_timeout=_API_TIMEOUT_SECONDS, tqdm_class=_Mute
         )
     except Exception as error:
+        from huggingface_hub.errors import LocalEntryNotFoundError
+
+        if isinstance(error, LocalEntryNotFoundError) or _is_offline(error):
+            raise _unreachable(hub) from error
         raise _explain(error, hub) from error
     return _json_object(Path(path))
 
@@ -128,10 +132,7 @@ def _from_cache(hub: HubId, file: str | None) -> HubFiles:
             (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()), hub.repo, file
         )
     except (OSError, ValueError, HeadraceError) as error:
-        raise FetchError(
-            f"cannot fetch {hub}: the hub cannot be reached, and the local cache does not have it whole",
-            "check the network (HF_ENDPOINT and proxies apply), or pass a local directory or .gguf file",
-        ) from error
+        raise _unreachable(hub) from error
     gguf = folder / names[0] if names[0].endswith(".gguf") else None
     return HubFiles(hub.repo, folder.name, folder, gguf, None)
 
@@ -269,6 +270,13 @@ def _no_requests_after(stop: threading.Event) -> Iterator[None]:
         yield
     finally:
         client.event_hooks = hooks
+
+
+def _unreachable(hub: HubId) -> FetchError:
+    return FetchError(
+        f"cannot fetch {hub}: the hub cannot be reached, and the local cache does not have it whole",
+        "check the network (HF_ENDPOINT and proxies apply), or pass a local directory or .gguf file",
+    )
 
 
 def _is_offline(error: Exception) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from models.progress import Progress, silent
 from models.store import Store, StoredModel
-from runtime.errors import HeadraceError, ModelNotFoundError
+from runtime.errors import CheckpointError, HeadraceError, ModelNotFoundError
 
 _CHUNK = 4 << 20
 _SEEN = ".gguf.json"
@@ -32,6 +32,7 @@ def import_gguf(file: Path, store: Store, *, progress: Progress = silent) -> Sto
         stamp = [status.st_size, status.st_mtime_ns]
         if key in seen and seen[key].get("stamp") == stamp and (known := _stored(seen[key], store)) is not None:
             return known
+        _check_magic(file)
         sha256 = _hash(file, status.st_size, progress)
     except OSError as error:
         raise ModelNotFoundError(f"cannot read {file}: {error.strerror}") from error
@@ -59,6 +60,13 @@ def stored_name(file: Path, sha256: str) -> str:
     """The name of the conversion in the store: readable, and different for different contents."""
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip(".-_") or "model"
     return f"{re.sub(r'[.]{2,}', '.', stem)[:80]}-{sha256[:12]}"
+
+
+def _check_magic(file: Path) -> None:
+    """Before gigabytes of something else are hashed."""
+    with file.open("rb") as stream:
+        if stream.read(4) != b"GGUF":
+            raise CheckpointError(f"{file.name}: not a GGUF file (wrong magic)")
 
 
 def _hash(file: Path, size: int, progress: Progress) -> str:

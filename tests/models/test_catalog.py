@@ -106,3 +106,9 @@ def test_unknown_name_suggests_the_nearest() -> None:
         find("qwen3-4bb")
     assert caught.value.hint is not None
     assert "qwen3-4b" in caught.value.hint
+
+
+def test_a_name_is_suggested_once() -> None:
+    with pytest.raises(ModelNotFoundError) as caught:
+        find("smollm2-135", ["smollm2-135m"])
+    assert str(caught.value.hint).count("smollm2-135m") == 1

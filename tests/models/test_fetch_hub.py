@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from models.checkpoint import open_checkpoint
-from models.fetch_hub import HubFiles, fetch_hub
+from models.fetch_hub import HubFiles, fetch_config, fetch_hub
 from models.hub_cache import cached_bytes, delete_cached
 from models.source import HubId
 from runtime.errors import CheckpointError, FetchError, HeadraceError, ModelNotFoundError, UnsupportedModelError
@@ -180,6 +180,8 @@ def test_without_network_the_cache_serves(hub: HubServer, tmp_path: Path, monkey
     point_at("http://127.0.0.1:9", tmp_path / "cache", monkeypatch)
     offline = fetch_hub(HUB)
     assert (offline.folder, offline.commit) == (online.folder, online.commit)
+    with pytest.raises(FetchError, match="cannot be reached"):
+        fetch_config(HubId("org/other"))
     with pytest.raises(FetchError, match="cannot be reached") as caught:
         fetch_hub(HubId("org/other"))
     assert "\n" not in str(caught.value)

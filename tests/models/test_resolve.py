@@ -94,6 +94,13 @@ def test_broken_gguf_leaves_nothing(store: Store, tmp_path: Path) -> None:
     assert nothing_left_behind(store)
 
 
+def test_what_is_no_gguf_is_not_hashed(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "movie.gguf").write_bytes(b"RIFF" + bytes(1000))
+    monkeypatch.delattr(import_gguf, "_hash")
+    with pytest.raises(CheckpointError, match="not a GGUF file"):
+        resolve(str(tmp_path / "movie.gguf"), store=store)
+
+
 def test_broken_memory_of_ggufs_is_no_obstacle(store: Store, gguf: Path) -> None:
     first = resolve(str(gguf), store=store)
     rows = ("7", '{"name": 7}', '{"name": "../x"}', '{"stamp": [1, 2]}')
