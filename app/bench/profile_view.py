@@ -28,7 +28,8 @@ def headline(profile: dict[str, Any]) -> str:
     doubt = ": too far apart to trust, measure again on a quieter machine" if apart else ""
     return (
         f"one step at depth {profile['depth']}: parts {total:.2f} ms, measured without overlap "
-        f"{profile['synchronous_step_ms']:.2f} ms ({profile['closure']:+.0%}), in the loop {profile['step_ms']:.2f} ms{doubt}"
+        f"{profile['synchronous_step_ms']:.2f} ms ({profile['closure']:+.0%}), "
+        f"in the loop {profile['step_ms']:.2f} ms{doubt}"
     )
 
 

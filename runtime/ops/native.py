@@ -91,9 +91,7 @@ def prepare(weight: Weight, dtype: mx.Dtype) -> Weight:
             _fallbacks[f"weight: {error}"] += 1
     if matrix is None:
         weight = reference.prepare(weight, dtype)
-        return PreparedWeight(
-            weight.data, weight.scales, weight.biases, weight.bits, weight.group_size, weight.bias
-        )
+        return PreparedWeight(weight.data, weight.scales, weight.biases, weight.bits, weight.group_size, weight.bias)
     # The kernels' own copies, so that the ones from the file can go.
     return PreparedWeight(
         matrix.data, matrix.scales, matrix.biases, weight.bits, weight.group_size, matrix.bias, matrix
