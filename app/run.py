@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from app.account import Account
     from app.answer import Part
     from models.load import LoadedModel
-    from runtime.request import Request
+    from runtime.request import Finished, Request, Step
 
 DEFAULT_MAX_TOKENS = 2048
 DEFAULT_GROUP_SIZE = 64
@@ -103,7 +103,7 @@ def run(
     timing = {"load_s": submitted - started, "tokenize_s": tokenized - submitted}
     if as_json or stats or sys.stderr.isatty():
         _report(_account(loaded, request, shown, timing), as_json=as_json, with_steps=with_steps, stats=stats)
-    return 130 if request.cancel and shown.reason == "cancelled" else 0
+    return 130 if request.cancel and shown.finished.reason == "cancelled" else 0
 
 
 def _check_options(sampling: dict[str, Any], stops: tuple[str, ...]) -> None:
@@ -161,17 +161,19 @@ class _Shown:
         self._sanitiser = Sanitiser()
         self._pieces: list[str] = []
         self._progress_drawn = False
-        self.steps: list[Any] = []
+        self.steps: list[Step] = []
         self.ttft_s: float | None = None
-        self.finished: Any = None
+        self._finished: Finished | None = None
 
     @property
     def text(self) -> str:
         return "".join(self._pieces)
 
     @property
-    def reason(self) -> str:
-        return str(self.finished.reason)
+    def finished(self) -> "Finished":
+        """How it ended; there once `follow` has returned."""
+        assert self._finished is not None
+        return self._finished
 
     def follow(self, parts: Iterable["Part"]) -> None:
         """Consume the answer to its end."""
@@ -184,7 +186,7 @@ class _Shown:
                 if isinstance(part, Said):
                     self.steps.append(part.step)
                 else:
-                    self.finished = part.finished
+                    self._finished = part.finished
             else:
                 self._draw_progress(part.done, part.total)
         if self._echo and self.text and not self.text.endswith("\n"):

@@ -75,7 +75,7 @@ def load_model(
         )
     limit = context or longest
     if not force:
-        limit = _fitting_context(checkpoint, limit, asked=context is not None)
+        limit = _fitting_context(checkpoint, limit, requantize, asked=context is not None)
     # Both read megabytes from disk and hold no interpreter lock for long: a cold start pays for the longer one only.
     with ThreadPoolExecutor(1) as beside:
         tokenizer = beside.submit(_tokenizer, checkpoint.path)
@@ -131,17 +131,24 @@ def _stored_dtype(checkpoint: Checkpoint) -> str:
     return max(set(kinds), key=kinds.count) if kinds else "F16"
 
 
-def _fitting_context(checkpoint: Checkpoint, limit: int, *, asked: bool) -> int:
+def _fitting_context(checkpoint: Checkpoint, limit: int, requantize: Quantization | None, *, asked: bool) -> int:
     """The context to run with: `limit`, or, where nobody asked for a particular one, what memory allows of it."""
     dtype = compute_dtype(mx.default_device().type, _stored_dtype(checkpoint))
     cost = checkpoint_cost(checkpoint, kv_bytes=ops.select().kv_dtype(dtype).size)
+    weights = checkpoint.nbytes if requantize is None else _quantized_bytes(checkpoint, requantize)
     per_token = cost.kv_bytes_per_token if cost is not None else 0
     budget = memory.budget()
     if budget is not None and per_token and not asked:
-        room = budget.usable - checkpoint.nbytes - WORKING_MEMORY
+        room = budget.usable - weights - WORKING_MEMORY
         limit = min(limit, max(room // per_token, LEAST_CONTEXT))
-    memory.check_fits(checkpoint.nbytes, limit * per_token, WORKING_MEMORY, budget, limit)
+    memory.check_fits(weights, limit * per_token, WORKING_MEMORY, budget, limit)
     return limit
+
+
+def _quantized_bytes(checkpoint: Checkpoint, kind: Quantization) -> int:
+    """Bytes of all tensors once every plain matrix whose rows divide into groups is quantized."""
+    shapes = [(info.shape, info.nbytes) for info in checkpoint.tensors.values()]
+    return sum(kind.nbytes(*shape) if len(shape) == 2 and kind.fits(shape[1]) else nbytes for shape, nbytes in shapes)
 
 
 def generation_defaults(directory: Path) -> dict[str, Any]:

@@ -34,6 +34,10 @@ class Quantization:
         """Whether rows of that many columns divide into groups."""
         return columns % self.group_size == 0
 
+    def nbytes(self, rows: int, columns: int) -> int:
+        """Bytes of a matrix (N, K) once quantized, with half-precision scales and biases."""
+        return rows * columns * self.bits // 8 + rows * (columns // self.group_size) * 4
+
     def apply(self, data: mx.array, bias: mx.array | None = None) -> Weight:
         """Quantize a plain matrix (N, K) with MLX's own quantizer."""
         packed, scales, biases = mx.quantize(data, group_size=self.group_size, bits=self.bits)

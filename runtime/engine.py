@@ -23,7 +23,7 @@ from runtime.timeline import Timeline
 
 
 class Engine:
-    """Runs one network. `context_limit` bounds prompt plus answer, in tokens.
+    """Runs one network. `context_limit` bounds the cache entries of a generation: an answer's last token needs none.
 
     keep_prefix: a conversation. The cache outlives its request, and of the next prompt only what is new is prefilled.
     """
@@ -76,6 +76,8 @@ class Engine:
 
     def _answer(self, request: Request) -> Iterator[Event]:
         mx.reset_peak_memory()
+        # First, since it may refuse the request, which must not cost a kept prefix.
+        sampler = Sampler(request.sampling, vocab_size=self.network.vocab_size, prompt=request.prompt)
         kept = self.prefix.take(request.prompt) if self.prefix else None
         timeline = Timeline(
             cost=self.network.cost,
@@ -83,7 +85,6 @@ class Engine:
             ring=self.steps,
             reused_tokens=kept.committed if kept else 0,
         )
-        sampler = Sampler(request.sampling, vocab_size=self.network.vocab_size, prompt=request.prompt)
         cache = kept or self.network.make_cache(self.context_limit)
         sequence = list(request.prompt)  # and every token read since; its first `cache.committed` are in the cache
         try:

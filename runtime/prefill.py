@@ -15,11 +15,9 @@ from runtime.cache import Cache
 from runtime.network import Network
 
 TARGET_S = 0.4
-FIRST, STEP, LARGEST = (
-    32,
-    32,
-    512,
-)  # tokens: first chunk, rounding, and what bounds attention's working memory
+FIRST = 32  # tokens of the first chunk
+STEP = 32  # chunks are rounded to a multiple of it
+LARGEST = 512  # bounds attention's working memory
 
 
 def prefill(network: Network[Any], cache: Cache, tokens: Sequence[int]) -> Iterator[int]:

@@ -88,6 +88,20 @@ def test_without_a_wish_the_context_is_what_fits(directory: Path, monkeypatch: p
     assert load_model(directory, name="tiny").context_limit == CONTEXT
 
 
+def test_what_is_quantized_while_loading_needs_the_memory_of_what_it_becomes(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = Quantization(4, 32)
+    quantized = load_model(directory, name="tiny", requantize=kind)
+    stored = sum(array.nbytes for array in quantized.network.arrays)  # type: ignore[attr-defined]
+    per_token = quantized.network.cost.kv_bytes_per_token
+    assert stored < open_checkpoint(directory).nbytes
+    with_memory(monkeypatch, open_checkpoint(directory).nbytes * 2 // 3 + WORKING_MEMORY + LEAST_CONTEXT * per_token)
+    assert load_model(directory, name="tiny", requantize=kind).context_limit >= LEAST_CONTEXT
+    with pytest.raises(NotEnoughMemoryError):
+        load_model(directory, name="tiny")
+
+
 def test_what_does_not_fit_is_refused_with_what_would(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     per_token = load_model(directory, name="tiny").network.cost.kv_bytes_per_token
     with_memory(monkeypatch, open_checkpoint(directory).nbytes + WORKING_MEMORY + 1000 * per_token)

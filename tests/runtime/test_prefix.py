@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from models.decoder import Decoder
 from runtime.engine import Engine
+from runtime.errors import UsageError
 from runtime.prefix import Prefix, common_prefix
 from runtime.request import CancelFlag, Event, Finished, PrefillProgress, Request, Step
 from runtime.sampling import SamplingParams
@@ -50,6 +51,15 @@ def test_the_next_turn_feeds_only_what_is_new(network: Decoder) -> None:
     assert (end.summary.reused_tokens, end.summary.prefill_tokens) == (in_cache, 3)
     assert len(watched.caches) == 1
     assert answer == fresh(network, Request(prompt, max_tokens=4))[0]
+
+
+def test_a_refused_request_does_not_cost_the_kept_prefix(network: Decoder) -> None:
+    engine = conversation(network)
+    list(engine.generate(Request(FIRST, max_tokens=8)))
+    with pytest.raises(UsageError, match="logit bias"):
+        list(engine.generate(Request(FIRST, sampling=SamplingParams(logit_bias={10**6: 1.0}))))
+    _, end = split(list(engine.generate(Request(FIRST, max_tokens=2))))
+    assert end.summary.reused_tokens == len(FIRST) - 1
 
 
 def test_the_same_prompt_again_feeds_its_last_token_only(network: Decoder) -> None:
