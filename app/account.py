@@ -6,12 +6,14 @@ computed from shapes and latencies, not read from a hardware counter; every rend
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import isfinite
 from typing import Any, Literal
 
 from runtime.bandwidth import Peak
 from runtime.cost import StepCost
 from runtime.hardware import Machine
 from runtime.request import Finished, Request, Step
+from runtime.sampling import SamplingParams
 from runtime.telemetry import Percentiles, StepRecord, mbu
 from runtime.units import format_bytes
 
@@ -118,7 +120,7 @@ def document(account: Account, *, with_steps: bool) -> dict[str, Any]:
         "mbu": account.mbu,
         "roofline_tokens_per_second": account.roofline_tokens_per_second,
         "arithmetic_intensity": account.arithmetic_intensity,
-        "sampling": asdict(account.request.sampling),
+        "sampling": _sampling(account.request.sampling),
         "device": {
             "name": account.machine.device_name,
             "backend": account.machine.backend,
@@ -184,6 +186,12 @@ def table(account: Account) -> list[tuple[str, str]]:
 def _step(record: StepRecord, peak_gb_s: float | None) -> dict[str, Any]:
     achieved = record.achieved_gb_s
     return {**asdict(record), "achieved_bandwidth_gb_s": achieved, "mbu": mbu(achieved, peak_gb_s)}
+
+
+def _sampling(params: SamplingParams) -> dict[str, Any]:
+    """JSON has no infinity, and a bias may be one: those are written as text."""
+    bias = {str(token): value if isfinite(value) else str(value) for token, value in params.logit_bias.items()}
+    return {**asdict(params), "logit_bias": bias}
 
 
 def _milliseconds(itl: Percentiles | None) -> dict[str, float | None]:

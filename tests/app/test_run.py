@@ -107,6 +107,12 @@ def test_the_drawn_seed_gives_the_answer_again(model: Path, home: Path) -> None:
     assert again["tokens"] == first["tokens"]
 
 
+def test_an_infinite_bias_is_still_json(model: Path, home: Path) -> None:
+    done = headrace("run", "hi", "-m", str(model), "-n", "2", "--logit-bias", "5=-inf", "--json", home=home)
+    assert "Infinity" not in done.stdout
+    assert json.loads(done.stdout)["sampling"]["logit_bias"] == {"5": "-inf"}
+
+
 def test_steps_are_left_out_unless_asked_for(model: Path, home: Path) -> None:
     assert "steps" not in document("hi", "-m", str(model), "-n", "2", home=home)
 
