@@ -3,8 +3,9 @@
 A step is recorded once: every operation with its inputs. Then each kind of operation is run again by itself, all
 layers of it in one go on the inputs it had, so its weights stream from memory as they do in a step and synchronisation
 is paid once. Building the graph is timed in the step itself. Rounds are interleaved and lower quartiles taken, because
-interruptions only ever add time. `closure` says by how much the parts' sum misses a step that is built, run and read
-without overlap. In the real loop the next step is built while the device works: `overlap_ms` is what that hides.
+interruptions only ever add time. `closure` says by how much the parts' sum misses a step of those same operations that
+is built, run and read without overlap. In the real loop the next step is built while the device works, and the native
+kernels compute a layer as one node: `overlap_ms` is what that hides and saves.
 
 Only headrace's own decoder can be taken apart this way. Norms that are fused with a projection count with it.
 """
@@ -39,16 +40,25 @@ _KINDS = {
 PARTS = ("weights", "attention and KV", "norms and the rest", "token selection", "graph building")
 
 
-class _Recorder:
-    """An `Ops` that notes every call of a step and passes it on."""
+class _Apart:
+    """An `Ops` that computes every operation of a layer by itself."""
 
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
-        self.calls: list[tuple[str, tuple[Any, ...]]] = []
 
     def fuse(self, _layer: LayerWeights, _eps: float, _activation: str) -> LayerNode | None:
-        """No: a layer is to be taken apart."""
         return None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ops, name)
+
+
+class _Recorder(_Apart):
+    """One that notes every call of a step and passes it on."""
+
+    def __init__(self, ops: Ops) -> None:
+        super().__init__(ops)
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
 
     def __getattr__(self, name: str) -> Any:
         function = getattr(self._ops, name)
@@ -80,12 +90,13 @@ def profile(network: object, depth: int, *, rounds: int = ROUNDS) -> dict[str, A
         ],
         "token selection": lambda: sampler(logits),
     }
+    apart = network.with_ops(cast(Ops, _Apart(network.ops)))
     times: dict[str, list[float]] = {name: [] for name in (*PARTS, "step", "synchronous")}
     for _ in range(rounds):
         for name, work in works.items():
             times[name].append(_evaluated(work))
             cache.rollback()
-        built, whole = _synchronous(network, cache, sampler, token)
+        built, whole = _synchronous(apart, cache, sampler, token)
         times["graph building"].append(built)
         times["synchronous"].append(whole)
     times["step"] = _loop(network, cache, sampler, token, rounds)
