@@ -1,6 +1,6 @@
 """Takes the README's screenshots from the real app with the real default model, as SVG files next to this one.
 
-    python assets/screenshots/take.py [--out DIR] [--size 120x40] [--theme NAME] [SCENE ...]
+    PYTHONPATH=. python assets/screenshots/take.py [--out DIR] [--size 120x40] [--theme NAME] [SCENE ...]
 
 Every scene is a few keys pressed in the app, headless; what is on the picture is what the model said and what its
 steps measured. Sessions go to a temporary folder, models come from the usual store.

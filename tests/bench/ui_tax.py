@@ -1,6 +1,6 @@
 """What the chat's screen costs: decode speed inside the real app against `headrace run`, and key press to echo.
 
-    python tests/bench/ui_tax.py [--rounds 5] [--tokens 200] [--size 120x40] [--no-panel]
+    python -m tests.bench.ui_tax [--rounds 5] [--tokens 200] [--size 120x40] [--no-panel]
 
 Both sides answer the same prompt greedily with the default model, taking turns, each in a process of its own. The
 app runs on a pseudo-terminal that is read as fast as it writes. Its tok/s are those it stored with the answer. For
