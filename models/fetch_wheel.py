@@ -110,9 +110,10 @@ def _raw_progress(log: Path) -> int:
 
 def _largest_file(folder: Path) -> int:
     sizes = [0]
-    for file in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # pip moves files while we look
-            sizes.append(file.stat().st_size)
+    for place, _, names in os.walk(folder):  # which, unlike rglob, bears folders that go while it looks
+        for name in names:
+            with contextlib.suppress(OSError):
+                sizes.append((Path(place) / name).stat().st_size)
     return max(sizes)
 
 

@@ -121,7 +121,7 @@ def test_killing_the_engine(tmp_path: Path, model: Path, monkeypatch: pytest.Mon
         choose = random.Random(number)
         store = SessionStore(database)
         client = EngineClient()
-        client.start(ModelSpec(str(model), context=4096))
+        client.start(ModelSpec(str(model), context=1_000_000))
         try:
             for _ in range(ENGINE_KILLS // LANES):
                 killed_once(endless_chat(client, store), client, choose)
@@ -144,7 +144,7 @@ def test_killing_the_engine(tmp_path: Path, model: Path, monkeypatch: pytest.Mon
 
 
 def endless_chat(client: EngineClient, store: SessionStore) -> Conversation:
-    session = store.create(sampling={"temperature": 1.0, "logit_bias": [f"{IM_END}=-100"]})
+    session = store.create(sampling={"temperature": 1.0, "max_tokens": 1_000_000, "logit_bias": [f"{IM_END}=-100"]})
     return Conversation(client, store, session)
 
 
