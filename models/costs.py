@@ -33,6 +33,11 @@ def kv_layers(config: DecoderConfig, kv_bytes: int) -> list[LayerKV]:
     return [LayerKV(len(list(group)), row, window or None) for window, group in groupby(windows)]
 
 
+def kv_bytes_per_token(config: DecoderConfig, kv_bytes: int) -> int:
+    """Bytes one more token adds to the cache, all layers. `kv_bytes`: bytes of one stored K or V element."""
+    return sum(layer.count * layer.bytes_per_token for layer in kv_layers(config, kv_bytes))
+
+
 def checkpoint_cost(checkpoint: Checkpoint, kv_bytes: int = 2) -> StepCost | None:
     """The cost of a step from headers alone, K/V in half precision. None where headrace has no decoder for it."""
     config = decoder_config(checkpoint.config)

@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from models.checkpoint import Checkpoint, open_checkpoint
 from models.config import DecoderConfig, decoder_config
-from models.costs import WORKING_MEMORY, checkpoint_cost
+from models.costs import WORKING_MEMORY, kv_bytes_per_token
 from models.dtypes import compute_dtype
 from models.quantization import Quantization, is_affine
 from models.tokenizer import Tokenizer
@@ -40,10 +40,14 @@ class LoadedModel:
     generation_defaults: dict[str, Any]
 
 
+def own_decoder(checkpoint: Checkpoint) -> DecoderConfig | None:
+    """What headrace's own decoder needs to run this checkpoint; None where mlx-lm's classes do. Headers only."""
+    return decoder_config(checkpoint.config) if is_affine(checkpoint.quantization) else None
+
+
 def network_kind(checkpoint: Checkpoint) -> NetworkKind:
     """Which decoder runs this checkpoint. Headers only."""
-    ours = decoder_config(checkpoint.config) is not None and is_affine(checkpoint.quantization)
-    return "headrace" if ours else "mlx-lm"
+    return "mlx-lm" if own_decoder(checkpoint) is None else "headrace"
 
 
 def context_length(checkpoint: Checkpoint) -> int:
@@ -67,6 +71,7 @@ def load_model(
     NotEnoughMemoryError, unless `force`, when weights and cache do not fit.
     """
     checkpoint = open_checkpoint(directory)
+    config = own_decoder(checkpoint)
     longest = context_length(checkpoint)
     if context is not None and context > longest and not force:
         raise UsageError(
@@ -75,17 +80,17 @@ def load_model(
         )
     limit = context or longest
     if not force:
-        limit = _fitting_context(checkpoint, limit, requantize, asked=context is not None)
+        limit = _fitting_context(checkpoint, config, limit, requantize, asked=context is not None)
     # Both read megabytes from disk and hold no interpreter lock for long: a cold start pays for the longer one only.
     with ThreadPoolExecutor(1) as beside:
         tokenizer = beside.submit(_tokenizer, checkpoint.path)
-        network = _build(checkpoint, requantize)
+        network = _build(checkpoint, config, requantize)
     memory.wire(network.cost.weight_bytes + network.cost.kv_bytes(limit))
     return LoadedModel(
         name=name,
         checkpoint=checkpoint,
         network=network,
-        kind=network_kind(checkpoint),
+        kind="mlx-lm" if config is None else "headrace",
         tokenizer=tokenizer.result(),
         context_limit=limit,
         generation_defaults=generation_defaults(checkpoint.path),
@@ -99,18 +104,16 @@ def _tokenizer(directory: Path) -> Tokenizer:
     return tokenizer
 
 
-def _build(checkpoint: Checkpoint, requantize: Quantization | None) -> Network[Any]:
+def _build(checkpoint: Checkpoint, config: DecoderConfig | None, requantize: Quantization | None) -> Network[Any]:
     device = mx.default_device().type
     if requantize is not None and checkpoint.quantization is not None:
         raise UsageError("the checkpoint is quantized already", "--quantize takes a plain one")
-    if network_kind(checkpoint) == "mlx-lm":
+    if config is None:
         from models.mlx_lm_network import MlxLmNetwork
 
         network = MlxLmNetwork(checkpoint, device=device, requantize=requantize)
         mx.eval(network.arrays)
         return network
-    config = decoder_config(checkpoint.config)
-    assert config is not None
     return _decoder(checkpoint, config, requantize)
 
 
@@ -131,12 +134,13 @@ def _stored_dtype(checkpoint: Checkpoint) -> str:
     return max(set(kinds), key=kinds.count) if kinds else "F16"
 
 
-def _fitting_context(checkpoint: Checkpoint, limit: int, requantize: Quantization | None, *, asked: bool) -> int:
+def _fitting_context(
+    checkpoint: Checkpoint, config: DecoderConfig | None, limit: int, requantize: Quantization | None, *, asked: bool
+) -> int:
     """The context to run with: `limit`, or, where nobody asked for a particular one, what memory allows of it."""
     dtype = compute_dtype(mx.default_device().type, _stored_dtype(checkpoint))
-    cost = checkpoint_cost(checkpoint, kv_bytes=ops.select().kv_dtype(dtype).size)
     weights = checkpoint.nbytes if requantize is None else _quantized_bytes(checkpoint, requantize)
-    per_token = cost.kv_bytes_per_token if cost is not None else 0
+    per_token = kv_bytes_per_token(config, ops.select().kv_dtype(dtype).size) if config is not None else 0
     budget = memory.budget()
     if budget is not None and per_token and not asked:
         room = budget.usable - weights - WORKING_MEMORY

@@ -6,7 +6,9 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
+from models import costs, load
 from models.checkpoint import open_checkpoint
+from models.config import decoder_config
 from models.dtypes import compute_dtype
 from models.load import LEAST_CONTEXT, WORKING_MEMORY, context_length, generation_defaults, load_model, network_kind
 from models.quantization import Quantization
@@ -69,6 +71,14 @@ def test_the_context_a_model_was_made_for(tmp_path: Path, changes: dict[str, obj
     directory = write_model(tmp_path, "llama")
     (directory / "config.json").write_text(json.dumps({**config_of("llama"), **changes}))
     assert context_length(open_checkpoint(directory)) == length
+
+
+def test_the_configuration_is_worked_out_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    for module in (load, costs):
+        monkeypatch.setattr(module, "decoder_config", lambda config: asked.append(config) or decoder_config(config))
+    load_model(directory, name="tiny")
+    assert len(asked) == 1
 
 
 def test_more_context_than_the_model_was_made_for_needs_force(directory: Path) -> None:
