@@ -5,16 +5,16 @@ logits are never evaluated. Its caches sit behind the same interface as ours. Im
 happens only here.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from models.checkpoint import Checkpoint
+from models.mlx_lm_costs import layers_kv, leaves, step_cost
 from models.quantization import Quantization
 from runtime.cache import Lengths
-from runtime.cost import LayerKV, StepCost
+from runtime.cost import LayerKV
 from runtime.errors import CheckpointError, UnsupportedModelError
 
 
@@ -28,7 +28,7 @@ class MlxLmCache(Lengths):
 
     @property
     def can_rollback(self) -> bool:
-        return all(_can_trim_after_one_more(part) for part in self.parts)
+        return all(_can_trim_after_one_more(part) for part in leaves(self.parts))
 
     def reserve(self, tokens: int) -> None:
         """mlx-lm's caches grow by themselves."""
@@ -51,7 +51,7 @@ class MlxLmCache(Lengths):
 
     @property
     def allocated_bytes(self) -> int:
-        return sum(int(array.nbytes) for array in self.arrays)
+        return sum(int(part.nbytes) for part in self.parts if not part.empty())
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -64,7 +64,7 @@ class MlxLmCache(Lengths):
 
 
 class MlxLmNetwork:
-    """A network (see `runtime.network`) around an mlx-lm model."""
+    """A network (see `runtime.network`) around an mlx-lm model. Until `arrays` are evaluated no weight is read."""
 
     def __init__(
         self, checkpoint: Checkpoint, *, device: mx.DeviceType, requantize: Quantization | None = None
@@ -78,8 +78,8 @@ class MlxLmNetwork:
         probe = self._fresh_parts()
         logits = self._model(mx.array([[0]]), cache=probe)  # shapes only: never evaluated
         self.vocab_size = int(logits.shape[-1])
-        self._kv = [_layer_kv(part) for part in probe]
-        self.cost = _step_cost(self._model, checkpoint.config, self._kv)
+        self._kv = layers_kv(probe)
+        self.cost = step_cost(self._model, checkpoint.config, self.vocab_size, self._kv)
 
     def make_cache(self, limit: int) -> MlxLmCache:
         return MlxLmCache(self._fresh_parts(), limit, self._kv)
@@ -131,40 +131,3 @@ def _quantize(model: Any, kind: Quantization) -> None:
 def _can_trim_after_one_more(part: Any) -> bool:
     window = getattr(part, "max_size", None)
     return bool(part.is_trimmable()) and (window is None or part.offset + 2 < window)
-
-
-def _layer_kv(part: Any) -> LayerKV:
-    """K/V bytes of one layer's cache, from the shapes (1, Hkv, capacity, D) it set up for one token."""
-    keys, values = getattr(part, "keys", None), getattr(part, "values", None)
-    if not isinstance(keys, mx.array) or not isinstance(values, mx.array):
-        return LayerKV(1, 0)  # recurrent state: constant, and not per token
-    row = sum(int(a.shape[1]) * int(a.shape[3]) * a.dtype.size for a in (keys, values))
-    return LayerKV(1, row, getattr(part, "max_size", None))
-
-
-def _step_cost(model: Any, config: Mapping[str, Any], kv: list[LayerKV]) -> StepCost:
-    """Bytes and FLOPs of a step: no untied embedding table, and of the experts only the active share."""
-    text = config.get("text_config", config)
-    experts = text.get("num_local_experts") or text.get("num_experts") or text.get("n_routed_experts") or 1
-    active = text.get("num_experts_per_tok") or text.get("num_experts_per_token") or experts
-    tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))
-    read_bytes = weights = 0.0
-    for name, array in tree_flatten(model.parameters()):
-        if not tied and "embed_tokens" in name:
-            continue
-        share = active / experts if "switch_mlp" in name or ".experts." in name else 1.0
-        read_bytes += share * array.nbytes
-        if array.ndim >= 2 and not name.endswith((".scales", ".biases")):
-            packing = _packing(model, name) if array.dtype == mx.uint32 else 1
-            weights += share * array.size * packing
-    heads, width = text.get("num_attention_heads", 0), text.get("hidden_size", 0)
-    head_dim = text.get("head_dim") or (width // heads if heads else 0)
-    return StepCost(round(read_bytes), 2 * round(weights), kv, 4 * heads * head_dim)
-
-
-def _packing(model: Any, name: str) -> float:
-    """Weights per uint32 of the quantized module that holds the parameter `name`."""
-    module = model
-    for part in name.split(".")[:-1]:
-        module = module[int(part)] if part.isdigit() else module[part]
-    return 32 / int(module.bits)

@@ -1,0 +1,108 @@
+"""The bytes of a step through mlx-lm's classes, held to the tensors that one really touches.
+
+A tensor is touched if a NaN in it reaches the logits: the whole tensor, one expert of a stack, all rows of a table
+but the one looked up, one row of a layer's keys.
+"""
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx.utils import tree_flatten, tree_unflatten
+
+from models.mlx_lm_costs import leaves
+from models.mlx_lm_network import MlxLmNetwork
+from models.quantization import Quantization
+from runtime.prefill import prefill
+from tests.models.test_mlx_lm_network import CONFIGS, WINDOW, load, write
+
+pytestmark = pytest.mark.peer
+
+TOKEN = 7
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "vocab_size": 96,
+    "n_embd": 64,
+    "n_head": 4,
+    "n_layer": 2,
+    "n_ctx": 128,
+    "n_positions": 128,
+    "layer_norm_epsilon": 1e-5,
+}
+ATTENTIVE = {**{name: config for name, config in CONFIGS.items() if name != "mamba"}, "gpt2": GPT2}
+
+
+class Step:
+    """One step of a network with `past` entries in its cache, to be repeated with something poisoned."""
+
+    def __init__(self, network: MlxLmNetwork, past: int) -> None:
+        self.model = network._model
+        self.cache = network.make_cache(past + 8)
+        for _ in prefill(network, self.cache, [(5 * i + 1) % 96 for i in range(past)]):
+            pass
+        assert not self.poisoned()
+
+    def poisoned(self, parts: list[Any] | None = None) -> bool:
+        """Whether a NaN reaches the logits."""
+        parts = deepcopy(self.cache.parts) if parts is None else parts
+        logits = self.model(mx.array([[TOKEN]]), cache=parts)
+        return bool(mx.isnan(logits).any().item())
+
+    def reads(self, name: str, clean: mx.array, at: Any) -> bool:
+        """Whether the elements `at` of a parameter matter."""
+        spoilt = mx.array(clean)
+        spoilt[at] = mx.nan
+        self.model.update(tree_unflatten([(name, spoilt)]))
+        try:
+            return self.poisoned()
+        finally:
+            self.model.update(tree_unflatten([(name, clean)]))
+
+    def weight_bytes(self) -> int:
+        return sum(
+            self._bytes_read(name, array)
+            for name, array in tree_flatten(self.model.parameters())
+            if array.dtype != mx.uint32  # goes with its scales
+        )
+
+    def _bytes_read(self, name: str, array: mx.array) -> int:
+        path, _, part = name.rpartition(".")
+        owner = dict(self.model.named_modules())[path]
+        nbytes = array.nbytes + (owner.weight.nbytes if part == "scales" else 0)
+        if isinstance(owner, nn.Embedding | nn.QuantizedEmbedding):
+            others = mx.array([row for row in range(array.shape[0]) if row != TOKEN])
+            position = array.shape[0] == GPT2["n_positions"]
+            return nbytes if self.reads(name, array, slice(0, 1) if position else others) else 0
+        if type(owner).__name__.endswith("SwitchLinear"):
+            experts = range(array.shape[0])
+            return nbytes // len(experts) * sum(self.reads(name, array, expert) for expert in experts)
+        return nbytes if self.reads(name, array, ...) else 0
+
+    def kv_bytes(self) -> int:
+        """Rows of the past that matter, the new row read, and the new row written; keys stand for values."""
+        total = 0
+        for index, leaf in enumerate(leaves(self.cache.parts)):
+            row = (leaf.keys.nbytes + leaf.values.nbytes) // leaf.keys.shape[2]
+            seen = 0
+            for place in range(min(leaf.keys.shape[2], leaf.offset)):
+                parts = deepcopy(self.cache.parts)
+                leaves(parts)[index].keys[..., place, :] = mx.nan
+                seen += self.poisoned(parts)
+            total += (seen + 2) * row
+        return total
+
+
+@pytest.mark.parametrize("past", [3, WINDOW + 3])
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize("architecture", ATTENTIVE)
+def test_bytes_of_a_step_are_those_of_the_tensors_touched(
+    architecture: str, quantized: bool, past: int, tmp_path: Path
+) -> None:
+    directory = write(tmp_path, ATTENTIVE[architecture])
+    network = load(directory, requantize=Quantization(8, 32) if quantized else None)
+    step = Step(network, past)
+    assert network.cost.weight_bytes == pytest.approx(step.weight_bytes(), rel=0.01)
+    assert network.cost.step_bytes(past) - network.cost.weight_bytes == pytest.approx(step.kv_bytes(), rel=0.01)
