@@ -5,6 +5,7 @@ decided here, once: headrace's own where it has one, mlx-lm's classes otherwise.
 """
 
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,8 +68,9 @@ def load_model(
 ) -> LoadedModel:
     """Load the model in `directory` for at most `context` tokens (None: what it was made for and memory allows).
 
-    Raises CheckpointError for broken files, UsageError for a context the model was not made for and
-    NotEnoughMemoryError, unless `force`, when weights and cache do not fit.
+    Raises CheckpointError for broken files, UnsupportedModelError where nothing here runs them, UsageError for a
+    context the model was not made for or for quantizing what is quantized, and NotEnoughMemoryError, unless `force`,
+    when weights and cache do not fit.
     """
     checkpoint = open_checkpoint(directory)
     config = own_decoder(checkpoint)
@@ -78,13 +80,17 @@ def load_model(
             f"a context of {context} tokens was asked for, but {name} was made for {longest}",
             "--force goes beyond it; answers may degrade",
         )
+    if requantize is not None and checkpoint.quantization is not None:
+        raise UsageError("the checkpoint is quantized already", "--quantize takes a plain one")
+    make, weights, per_token = _sized(checkpoint, config, requantize)
     limit = context or longest
     if not force:
-        limit = _fitting_context(checkpoint, config, limit, requantize, asked=context is not None)
+        limit = _fitting_context(weights, per_token, limit, asked=context is not None)
     # Both read megabytes from disk and hold no interpreter lock for long: a cold start pays for the longer one only.
     with ThreadPoolExecutor(1) as beside:
         tokenizer = beside.submit(_tokenizer, checkpoint.path)
-        network = _build(checkpoint, config, requantize)
+        network = make()
+        mx.eval(network.arrays)
     memory.wire(network.cost.weight_bytes + network.cost.kv_bytes(limit))
     return LoadedModel(
         name=name,
@@ -104,28 +110,34 @@ def _tokenizer(directory: Path) -> Tokenizer:
     return tokenizer
 
 
-def _build(checkpoint: Checkpoint, config: DecoderConfig | None, requantize: Quantization | None) -> Network[Any]:
+def _sized(
+    checkpoint: Checkpoint, config: DecoderConfig | None, requantize: Quantization | None
+) -> tuple[Callable[[], Network[Any]], int, int]:
+    """(what makes the network, bytes of its weights, bytes of K/V per token), without reading a weight.
+
+    Headers tell it of headrace's own decoder. mlx-lm's classes have to be made first, for sizes that hold whatever
+    the architecture; their arrays are read when they are evaluated.
+    """
     device = mx.default_device().type
-    if requantize is not None and checkpoint.quantization is not None:
-        raise UsageError("the checkpoint is quantized already", "--quantize takes a plain one")
     if config is None:
         from models.mlx_lm_network import MlxLmNetwork
 
         network = MlxLmNetwork(checkpoint, device=device, requantize=requantize)
-        mx.eval(network.arrays)
-        return network
-    return _decoder(checkpoint, config, requantize)
+        return lambda: network, sum(array.nbytes for array in network.arrays), network.cost.kv_bytes_per_token
+    dtype = compute_dtype(device, _stored_dtype(checkpoint))
+    weights = checkpoint.nbytes if requantize is None else _quantized_bytes(checkpoint, requantize)
+    per_token = kv_bytes_per_token(config, ops.select().kv_dtype(dtype).size)
+    return lambda: _decoder(checkpoint, config, dtype, requantize), weights, per_token
 
 
-def _decoder(checkpoint: Checkpoint, config: DecoderConfig, requantize: Quantization | None) -> Network[Any]:
+def _decoder(
+    checkpoint: Checkpoint, config: DecoderConfig, dtype: mx.Dtype, requantize: Quantization | None
+) -> Network[Any]:
     from models.decoder import Decoder
     from models.parameters import Parameters
 
-    dtype = compute_dtype(mx.default_device().type, _stored_dtype(checkpoint))
     kernels = ops.select()
-    decoder = Decoder(config, Parameters(checkpoint, kernels, dtype, requantize), kernels, dtype)
-    mx.eval(decoder.arrays)
-    return decoder
+    return Decoder(config, Parameters(checkpoint, kernels, dtype, requantize), kernels, dtype)
 
 
 def _stored_dtype(checkpoint: Checkpoint) -> str:
@@ -134,13 +146,11 @@ def _stored_dtype(checkpoint: Checkpoint) -> str:
     return max(set(kinds), key=kinds.count) if kinds else "F16"
 
 
-def _fitting_context(
-    checkpoint: Checkpoint, config: DecoderConfig | None, limit: int, requantize: Quantization | None, *, asked: bool
-) -> int:
-    """The context to run with: `limit`, or, where nobody asked for a particular one, what memory allows of it."""
-    dtype = compute_dtype(mx.default_device().type, _stored_dtype(checkpoint))
-    weights = checkpoint.nbytes if requantize is None else _quantized_bytes(checkpoint, requantize)
-    per_token = kv_bytes_per_token(config, ops.select().kv_dtype(dtype).size) if config is not None else 0
+def _fitting_context(weights: int, per_token: int, limit: int, *, asked: bool) -> int:
+    """The context to run with: `limit`, or, where nobody asked for a particular one, what memory allows of it.
+
+    A layer that attends through a sliding window counts like any other: more than mlx-lm's caches need of it.
+    """
     budget = memory.budget()
     if budget is not None and per_token and not asked:
         room = budget.usable - weights - WORKING_MEMORY

@@ -21,6 +21,11 @@ class Network(Protocol[C]):
     @property
     def vocab_size(self) -> int: ...
 
+    @property
+    def arrays(self) -> list[mx.array]:
+        """Every array it holds, to load before the first step and to count."""
+        ...
+
     def make_cache(self, limit: int) -> C:
         """An empty cache for one sequence of at most `limit` tokens."""
         ...

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from app.bench.document import Document, document, model_document
 from app.bench.fit import fit_step_cost, points_of
@@ -156,17 +156,13 @@ def _load(name: str | None, options: Options) -> "LoadedModel":
 
 
 def _own(loaded: Sequence["LoadedModel"], limit: int, held: int) -> list[Contestant]:
-    sizes = [sum(array.nbytes for array in _arrays(model)) for model in loaded]
+    sizes = [sum(array.nbytes for array in model.network.arrays) for model in loaded]
     if len({model.name for model in loaded}) < len(loaded):
         raise UsageError("a model was given twice")
     return [
         OwnEngine(model.name, model.network, limit=limit, held=held + sum(sizes) - size)
         for model, size in zip(loaded, sizes, strict=True)
     ]
-
-
-def _arrays(model: "LoadedModel") -> list[Any]:
-    return list(getattr(model.network, "arrays", []))
 
 
 def _use_threads(threads: int) -> None:

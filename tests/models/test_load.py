@@ -103,13 +103,28 @@ def test_what_is_quantized_while_loading_needs_the_memory_of_what_it_becomes(
 ) -> None:
     kind = Quantization(4, 32)
     quantized = load_model(directory, name="tiny", requantize=kind)
-    stored = sum(array.nbytes for array in quantized.network.arrays)  # type: ignore[attr-defined]
+    stored = sum(array.nbytes for array in quantized.network.arrays)
     per_token = quantized.network.cost.kv_bytes_per_token
     assert stored < open_checkpoint(directory).nbytes
     with_memory(monkeypatch, open_checkpoint(directory).nbytes * 2 // 3 + WORKING_MEMORY + LEAST_CONTEXT * per_token)
     assert load_model(directory, name="tiny", requantize=kind).context_limit >= LEAST_CONTEXT
     with pytest.raises(NotEnoughMemoryError):
         load_model(directory, name="tiny")
+
+
+def test_k_and_v_count_where_mlx_lms_classes_run(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "rope_traditional": True}))
+    model = load_model(directory, name="tiny")
+    assert (model.kind, model.context_limit) == ("mlx-lm", CONTEXT)
+    per_token = model.network.cost.kv_bytes_per_token
+    assert per_token > 0
+    with_memory(monkeypatch, sum(array.nbytes for array in model.network.arrays) + WORKING_MEMORY + 1000 * per_token)
+    assert load_model(directory, name="tiny").context_limit == 1000
+    before = mx.get_active_memory()
+    with pytest.raises(NotEnoughMemoryError, match=r"KV cache for 1,001 tokens"):
+        load_model(directory, name="tiny", context=1001)
+    assert mx.get_active_memory() == before  # refused before a weight was read
 
 
 def test_what_does_not_fit_is_refused_with_what_would(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
