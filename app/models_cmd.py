@@ -181,8 +181,9 @@ def _rows(document: Document) -> list[tuple[str, str]]:
         rows.append(("Decode step", _step_text(document)))
     if document["kv_bytes_per_token"] is not None:
         rows.append(("KV cache", f"{format_bytes(document['kv_bytes_per_token'])} a token, in half precision"))
-    at = _tokens(document["memory_context"])
-    rows.append(("Memory", f"{format_bytes(document['memory_bytes'])} with {at} tokens of context"))
+    if document["memory_bytes"] is not None:
+        at = _tokens(document["memory_context"])
+        rows.append(("Memory", f"{format_bytes(document['memory_bytes'])} with {at} tokens of context"))
     return rows
 
 

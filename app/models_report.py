@@ -14,7 +14,8 @@ from models.checkpoint import Checkpoint, open_checkpoint
 from models.costs import WORKING_MEMORY, checkpoint_cost
 from models.resolve import DEFAULT_MODEL, ResolvedModel
 from models.store import Store, StoredModel, directory_bytes
-from runtime.errors import CheckpointError
+from runtime.cost import StepCost
+from runtime.errors import CheckpointError, UnsupportedModelError
 
 MEMORY_CONTEXT = 4096
 
@@ -48,7 +49,7 @@ def checkpoint_document(model: ResolvedModel) -> Document:
     from models.load import context_length, network_kind  # brings mlx, which only this question needs
 
     checkpoint = open_checkpoint(model.path)
-    cost = checkpoint_cost(checkpoint)
+    cost = _step_cost(checkpoint)
     context = context_length(checkpoint)
     at = min(MEMORY_CONTEXT, context)
     return {
@@ -70,7 +71,7 @@ def checkpoint_document(model: ResolvedModel) -> Document:
         "kv_bytes_per_token": cost.kv_bytes_per_token if cost is not None else None,
         "bytes_per_step": cost.step_bytes(at) if cost is not None else None,
         "memory_context": at,
-        "memory_bytes": _memory(checkpoint, at),
+        "memory_bytes": _memory(checkpoint, cost, at),
     }
 
 
@@ -142,17 +143,32 @@ def _installed(model: StoredModel, entry: CatalogEntry | None) -> Document:
         checkpoint = open_checkpoint(model.path)
         context = checkpoint.config.get("max_position_embeddings")
         document["context"] = context if isinstance(context, int) else None
-        document["memory_bytes"] = _memory(checkpoint, min(MEMORY_CONTEXT, document["context"] or MEMORY_CONTEXT))
+        at = min(MEMORY_CONTEXT, document["context"] or MEMORY_CONTEXT)
+        document["memory_bytes"] = _memory(checkpoint, checkpoint_cost(checkpoint), at)
         document["quantization"] = next(iter(quantization_document(checkpoint)["formats"]), None)
     except CheckpointError as error:  # one broken model must not hide the others
         document["problem"] = str(error)
     return document
 
 
-def _memory(checkpoint: Checkpoint, context: int) -> int:
+def _step_cost(checkpoint: Checkpoint) -> StepCost | None:
+    """With K/V in half precision; None where not even mlx-lm has a network for the checkpoint."""
     cost = checkpoint_cost(checkpoint)
-    kv = cost.kv_bytes_per_token * context if cost is not None else 0
-    return checkpoint.nbytes + kv + WORKING_MEMORY
+    if cost is not None:
+        return cost
+    import mlx.core as mx
+
+    from models.mlx_lm_network import MlxLmNetwork  # half a second of imports, which a list does not spend
+
+    try:
+        return MlxLmNetwork(checkpoint, device=mx.DeviceType.gpu).cost  # made, but none of its arrays is read
+    except UnsupportedModelError:
+        return None
+
+
+def _memory(checkpoint: Checkpoint, cost: StepCost | None, context: int) -> int | None:
+    """Bytes it takes with `context` tokens in the cache; None where the size of a token is not known."""
+    return None if cost is None else checkpoint.nbytes + cost.kv_bytes(context) + WORKING_MEMORY
 
 
 def _disk_bytes(path: Path) -> int:

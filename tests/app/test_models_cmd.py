@@ -12,6 +12,7 @@ from typing import Any
 import pexpect
 import pytest
 
+from models.costs import WORKING_MEMORY
 from models.store import Store
 from tests.checkpoints import CONFIG, header, shard, write
 from tests.hub_server import HubServer
@@ -126,6 +127,19 @@ def test_show_says_what_a_step_costs(run: Run, store: Store) -> None:
     assert "headrace's own decoder" in text
     assert "768 B a token" in text
     assert "MIT" in text
+
+
+def test_show_sizes_what_mlx_lms_classes_run(run: Run, store: Store) -> None:
+    install(store)
+    config = store.root / "mine" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "rope_traditional": True}))
+    document = json.loads(run("show", "mine", "--json").stdout)
+    assert document["decoder"] == "mlx-lm"
+    weights, cache = document["weight_bytes"], 256 * document["kv_bytes_per_token"]
+    assert cache > 0
+    assert document["memory_bytes"] == weights + cache + WORKING_MEMORY
+    listed = next(row for row in json.loads(run("list", "--json").stdout) if row["name"] == "mine")
+    assert listed["memory_bytes"] is None  # a list does not take the time to find out
 
 
 def test_show_names_the_layers_that_differ(run: Run, tmp_path: Path) -> None:
