@@ -21,7 +21,7 @@ def make_rope(config: RopeConfig, head_dim: int, context_length: int) -> Rope:
     scaling = config.scaling or {}
     try:
         periods, amplitude = _scaled(config.kind, base, config.theta, head_dim, context_length, scaling)
-        if not all(0 < value < 1e30 for value in (*periods, amplitude)):  # also refuses NaN
+        if not all(1e-30 < value < 1e30 for value in (*periods, amplitude)):  # float32 holds these; refuses NaN too
             raise ValueError("it gives no usable periods")
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise CheckpointError(f"config.json: the {config.kind} rope scaling section is broken ({error!r})") from None

@@ -102,6 +102,7 @@ def test_yarn_without_truncation_ramps_between_fractional_pairs() -> None:
         ("linear", {}),
         ("linear", {"factor": "two"}),
         ("linear", {"factor": [2]}),
+        ("linear", {"factor": 2.4e-53}),  # a float, but nothing that float32 holds
         ("llama3", {}),
         ("llama3", {"factor": 0.0}),
         ("yarn", {"factor": None}),
