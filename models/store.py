@@ -94,7 +94,7 @@ class Store:
         """Install `name` by letting `build(directory)` fill an empty directory; returns what is then there.
 
         `build` returns facts for headrace.json, added to those it may have written there itself. Another process
-        installing the same model is waited for, and its result used unless `replace` is set. What is broken is replaced.
+        installing the same model is waited for, and its result used unless that is broken or `replace` is set.
         Raises what `build` raises, and HeadraceError when the disk is full or read-only.
         """
         with self._locked(_checked(name), progress):
