@@ -6,7 +6,7 @@ Instances are immutable and can be used from several threads.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,7 +73,11 @@ class Tokenizer:
         return self._shadow_encode(_well_formed(text))
 
     def encode_prompt(self, text: str, *, special: bool = False) -> list[int]:
-        """A raw prompt, without a chat template: the text's ids after the model's BOS token, if it wants one."""
+        """A raw prompt, without a chat template: the text's ids after the model's BOS token, if it wants one.
+
+        Raises ContextLimitError for more text than prompts may hold.
+        """
+        _refuse_giants([text])
         ids = self.encode(text, special=special)
         bos = self._bos_prefix
         return ids if ids[: len(bos)] == bos else bos + ids
@@ -88,10 +92,10 @@ class Tokenizer:
     ) -> list[int]:
         """A conversation as the model's chat template writes it. `template_vars` are trusted, messages are not.
 
-        Raises UsageError if the model has no chat template, ContextLimitError for more text than templates may hold,
+        Raises UsageError if the model has no chat template, ContextLimitError for more text than prompts may hold,
         CheckpointError if the template fails.
         """
-        _refuse_giants(messages)
+        _refuse_giants(message.get("content") for message in messages)
         template = self.chat_template
         if template is None:
             raise UsageError("this model has no chat template", hint="give it plain text with --raw")
@@ -172,13 +176,17 @@ class Tokenizer:
         return ControlTokens(special, markup)
 
 
-def _refuse_giants(messages: Sequence[Message]) -> None:
-    """Before a template gets to it: what no template may hold is the prompt's fault, and fits no context."""
+def _refuse_giants(texts: Iterable[object]) -> None:
+    """Before a template or the library spends minutes on them: what nobody types, and no context holds.
+
+    A limit and not a bound from the context and the longest token: normalizers, unknown characters and tokens that
+    swallow spaces make fewer tokens of a text than such a bound would allow.
+    """
     from models.template_limits import MAX_TEXT
 
-    size = sum(len(content) for message in messages if isinstance(content := message.get("content"), str))
+    size = sum(len(text) for text in texts if isinstance(text, str))
     if size > MAX_TEXT:
-        raise ContextLimitError(f"the prompt is too long: {size} characters, where a chat may have {MAX_TEXT}")
+        raise ContextLimitError(f"the prompt is too long: {size} characters, where one may have {MAX_TEXT}")
 
 
 def _special_texts(*configs: Mapping[str, Any]) -> dict[str, str]:

@@ -217,9 +217,10 @@ def test_a_prompt_longer_than_the_context_is_refused(model: Path, home: Path) ->
     whole = headrace("run", "x" * 9000, "-m", str(model), home=home)
     assert "the context limit is" in whole.stderr
     assert "--context" not in whole.stderr  # the model has no longer one to offer
-    giant = headrace("run", "-m", str(model), home=home, stdin=b"x " * 4_500_000)
-    assert giant.stderr.startswith("headrace: the prompt is too long: ")
-    assert len(giant.stderr.splitlines()) == 1
+    for options in ([], ["--raw"]):
+        giant = headrace("run", "-m", str(model), *options, home=home, stdin=b"x " * 4_500_000)
+        assert giant.stderr.startswith("headrace: the prompt is too long: ")
+        assert len(giant.stderr.splitlines()) == 1
 
 
 def test_the_context_limit_ends_the_answer_with_length(model: Path, home: Path) -> None:
