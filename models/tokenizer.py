@@ -72,15 +72,13 @@ class Tokenizer:
             return ids
         return self._shadow_encode(_well_formed(text))
 
-    def encode_prompt(self, text: str, *, special: bool = False) -> list[int]:
+    def encode_prompt(self, text: str) -> list[int]:
         """A raw prompt, without a chat template: the text's ids after the model's BOS token, if it wants one.
 
         Raises ContextLimitError for more text than prompts may hold.
         """
         _refuse_giants([text])
-        ids = self.encode(text, special=special)
-        bos = self._bos_prefix
-        return ids if ids[: len(bos)] == bos else bos + ids
+        return self._bos_prefix + self.encode(text)
 
     def encode_chat(
         self,
