@@ -99,8 +99,12 @@ def prepare(weight: Weight, dtype: mx.Dtype) -> Weight:
 
 
 def kv_dtype(compute: mx.Dtype) -> mx.Dtype:
-    """Half precision: the kernels convert as they read, and a step is bound by the bytes it reads."""
-    return mx.float16 if compute == mx.float32 else compute
+    """Half precision: the kernels convert as they read, and a step is bound by the bytes it reads.
+
+    HEADRACE_KV=float32 keeps K/V as they were computed, for comparisons with other implementations.
+    """
+    halved = compute == mx.float32 and os.environ.get("HEADRACE_KV") != "float32"
+    return mx.float16 if halved else compute
 
 
 def embed(tokens: mx.array, table: Weight, dtype: mx.Dtype) -> mx.array:

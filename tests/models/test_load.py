@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -15,10 +16,12 @@ from models.quantization import Quantization
 from runtime import memory
 from runtime.errors import CheckpointError, NotEnoughMemoryError, UsageError
 from runtime.memory import Budget
+from runtime.network import Network
+from runtime.ops import native
 from runtime.request import Request
 from tests.tiny import config_of, write_model
 from tests.tiny_chat import write_chat_model
-from tests.watched import answer
+from tests.watched import WatchedNetwork, answer
 
 CONTEXT = 4096
 
@@ -85,6 +88,25 @@ def test_more_context_than_the_model_was_made_for_needs_force(directory: Path) -
     with pytest.raises(UsageError, match=f"{CONTEXT + 1} tokens was asked for, but tiny was made for {CONTEXT}"):
         load_model(directory, name="tiny", context=CONTEXT + 1)
     assert load_model(directory, name="tiny", context=CONTEXT + 1, force=True).context_limit == CONTEXT + 1
+
+
+def test_k_and_v_in_float32_where_they_are_asked_for(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def loaded() -> tuple[Network[Any], mx.array]:
+        network = load_model(directory, name="tiny", context=64).network
+        watched = WatchedNetwork(network)
+        answer(watched, Request(list(range(40)), max_tokens=8))
+        return network, mx.concatenate(watched.logits_seen)
+
+    monkeypatch.setenv("HEADRACE_KERNELS", "reference")
+    exact, wanted = loaded()
+    monkeypatch.delenv("HEADRACE_KERNELS")
+    monkeypatch.setenv("HEADRACE_KV", "float32")
+    network, logits = loaded()
+    assert network.cost.kv_bytes_per_token == exact.cost.kv_bytes_per_token
+    assert (mx.abs(logits - wanted).max() / mx.abs(wanted).max()).item() < 1e-5
+    monkeypatch.delenv("HEADRACE_KV")
+    if native.status().available:
+        assert 2 * loaded()[0].cost.kv_bytes_per_token == exact.cost.kv_bytes_per_token
 
 
 def test_without_a_wish_the_context_is_what_fits(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
