@@ -91,6 +91,8 @@ def load_model(
         tokenizer = beside.submit(_tokenizer, checkpoint.path)
         network = make()
         mx.eval(network.arrays)
+        mx.synchronize()
+        mx.clear_cache()  # what it took to prepare the weights; kept, it would come on top of the first answer's peak
     memory.wire(network.cost.weight_bytes + network.cost.kv_bytes(limit))
     return LoadedModel(
         name=name,

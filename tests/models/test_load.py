@@ -84,6 +84,15 @@ def test_the_configuration_is_worked_out_once(directory: Path, monkeypatch: pyte
     assert len(asked) == 1
 
 
+@pytest.mark.parametrize("changes", [{}, {"rope_traditional": True}])  # our own decoder, mlx-lm's classes
+def test_loading_leaves_nothing_but_the_model_in_memory(directory: Path, changes: dict[str, object]) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, **changes}))
+    model = load_model(directory, name="tiny", requantize=Quantization(4, 32))
+    assert mx.get_cache_memory() == 0
+    assert model.context_limit == CONTEXT
+
+
 def test_more_context_than_the_model_was_made_for_needs_force(directory: Path) -> None:
     with pytest.raises(UsageError, match=f"{CONTEXT + 1} tokens was asked for, but tiny was made for {CONTEXT}"):
         load_model(directory, name="tiny", context=CONTEXT + 1)
