@@ -59,7 +59,7 @@ def document(
         "ratios": [ratio for engine in engines for ratio in ratios(results, engine)],
         "peer_agreement": [entry for engine in engines for entry in agreement(results, engine)],
         "profile": profile,
-        "notes": [*notes, *_power_notes(device["power"])],
+        "notes": [*notes, *power_notes(device["power"])],
     }
 
 
@@ -83,7 +83,7 @@ def device_document(host: Machine, memory: MemorySpeed | None) -> Document:
     }
 
 
-def _power_notes(power: Document) -> list[str]:
+def power_notes(power: Document) -> list[str]:
     """What slows a Mac down, where it says so."""
     said = (
         ("on_battery", "this machine runs on battery"),

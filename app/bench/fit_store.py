@@ -1,41 +1,97 @@
-"""The last step-cost fit of this machine, for predictions: one small file in the cache folder, keyed by machine."""
+"""The step-cost fits of this machine's recent benchmarks, for predictions: one small file in the cache folder.
+
+Whatever else runs on a machine only ever makes a step slower, so a prediction takes the fastest of the recent fits,
+and one whose run met a busy or throttled machine only where there is no other. Fits are kept by machine and kernels.
+"""
 
 import json
 import math
 import os
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 from app.bench.fit import StepCostFit
 from runtime import ops
 from runtime.hardware import Machine
 from runtime.paths import cache_dir
 
+KEPT = 8  # runs: enough to outlast a busy hour, few enough to follow a change of the machine
 
-def remember(host: Machine, fit: StepCostFit) -> None:
-    """Keep a fit that makes sense. A cache that cannot be written is no error."""
-    if fit.fixed_s < 0:
+
+@dataclass(frozen=True, slots=True)
+class MeasuredFit:
+    """A fit and the run it is from. created: UTC, ISO 8601. step_bytes: what that run's steps moved on average."""
+
+    fixed_s: float
+    bytes_per_second: float
+    step_bytes: float
+    created: str
+    command: str
+    quiet: bool
+
+    def seconds(self, nbytes: float) -> float:
+        """The expected time of a step that moves `nbytes`."""
+        return StepCostFit(self.fixed_s, self.bytes_per_second, ()).seconds(nbytes)
+
+    @property
+    def usable(self) -> bool:
+        """Whether it can be true: no negative cost, nothing infinite."""
+        sizes = (self.bytes_per_second, self.step_bytes)
+        return 0 <= self.fixed_s < math.inf and all(0 < size < math.inf for size in sizes)
+
+
+def remember(host: Machine, document: dict[str, Any], *, quiet: bool) -> None:
+    """Keep the fit of a benchmark, if it has one that makes sense. A cache that cannot be written is no error.
+
+    document: see docs/bench-json.md. quiet: nothing was known to slow the machine down during that run.
+    """
+    found = document["step_cost"]
+    if found is None:
         return
-    stored = _read() | {_key(host): {"fixed_s": fit.fixed_s, "bytes_per_second": fit.bytes_per_second}}
+    fit = MeasuredFit(
+        fixed_s=found["fixed_ms"] / 1e3,
+        bytes_per_second=found["effective_bandwidth_gb_s"] * 1e9,
+        step_bytes=sum(point["bytes"] for point in found["points"]) / len(found["points"]),
+        created=document["created"],
+        command=document["command"],
+        quiet=quiet,
+    )
+    if not fit.usable:
+        return
+    key = _key(host)
+    recent = [asdict(kept) for kept in (*_fits(_read().get(key)), fit)][-KEPT:]
     path = _path()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.name}.{os.getpid()}")
-        partial.write_text(json.dumps(stored, indent=2) + "\n")
+        partial.write_text(json.dumps({**_read(), key: recent}, indent=2) + "\n")
         partial.replace(path)
     except OSError:
         return
 
 
-def remembered(host: Machine) -> StepCostFit | None:
-    """The fit measured here with the kernels that are active now, if there is one."""
-    entry = _read().get(_key(host))
-    try:
-        fit = StepCostFit(float(entry["fixed_s"]), float(entry["bytes_per_second"]), ())  # type: ignore[index]
-    except (KeyError, TypeError, ValueError):
+def remembered(host: Machine) -> MeasuredFit | None:
+    """The fit to trust of those measured here with the kernels that are active now, if there is any."""
+    kept = _fits(_read().get(_key(host)))
+    candidates = [fit for fit in kept if fit.quiet] or kept
+    if not candidates:
         return None
-    return (
-        fit if math.isfinite(fit.fixed_s) and math.isfinite(fit.bytes_per_second) and fit.bytes_per_second > 0 else None
-    )
+    usual = median(fit.step_bytes for fit in candidates)
+    return min(candidates, key=lambda fit: fit.seconds(usual))
+
+
+def _fits(stored: object) -> list[MeasuredFit]:
+    """What of a file that anything may have happened to is a usable fit."""
+    found = []
+    for entry in stored if isinstance(stored, list) else []:
+        try:
+            fit = MeasuredFit(**entry)
+            found += [fit] if fit.usable and isinstance(fit.created, str) and isinstance(fit.command, str) else []
+        except TypeError:
+            continue
+    return found
 
 
 def _path() -> Path:
@@ -46,7 +102,7 @@ def _key(host: Machine) -> str:
     return f"{host.device_name} / {host.backend} / {host.usable_cores} cores / {ops.describe().get('kernels')}"
 
 
-def _read() -> dict[str, dict[str, float]]:
+def _read() -> dict[str, Any]:
     try:
         stored = json.loads(_path().read_text())
     except (OSError, ValueError, RecursionError):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from app.bench.fit import StepCostFit
+from app.bench.fit_store import MeasuredFit
 from app.bench.published import Assumptions
 from models.costs import WORKING_MEMORY
 from models.step_shape import StepShape
@@ -30,7 +30,7 @@ class Target:
     bandwidth: float
     memory: int | None
     apple: bool
-    fit: StepCostFit | None = None
+    fit: MeasuredFit | None = None
     measured: bool = False  # the bandwidth is a measured peak, not the vendor's figure
 
 
@@ -137,12 +137,12 @@ def _bare(name: str) -> str:
 def summarise_assumptions(targets: Sequence[Target], assumed: Assumptions) -> list[str]:
     """The lines that say what the figures rest on."""
     lines = []
-    if any(target.fit for target in targets):
-        fit = next(target.fit for target in targets if target.fit)
-        lines.append(
+    if fit := next((target.fit for target in targets if target.fit), None):
+        lines += [
             f"this machine: {fit.fixed_s * 1e3:.2f} ms + bytes / {fit.bytes_per_second / 1e9:.1f} GB/s, "
-            "from the last benchmark here"
-        )
+            f"measured {fit.created} by `{fit.command}`, the fastest of the recent runs here",
+            *([] if fit.quiet else ["the machine was busy or slowed down during that run: too low, if anything"]),
+        ]
     if any(target.apple and target.fit is None for target in targets):
         lines.append(
             f"Apple GPUs: {assumed.layer_s * 1e6:.0f} us a layer + bytes / ({assumed.efficiency:.0%} of nominal), "

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from app.bench.fit_store import MeasuredFit
 from app.bench.predict import Target, largest_context, levers, predict, summarise_assumptions
 from app.bench.published import assumptions
 from models.catalog import load_catalog
@@ -104,13 +105,22 @@ def _model(name: str, shape: StepShape) -> Document:
 
 
 def _target(target: Target) -> Document:
-    fit = target.fit
     return {
         "name": target.name,
         "bandwidth_gb_s": target.bandwidth / 1e9,
         "bandwidth_is_measured": target.measured,
         "usable_memory_bytes": target.memory,
-        "fit": {"fixed_ms": fit.fixed_s * 1e3, "bandwidth_gb_s": fit.bytes_per_second / 1e9} if fit else None,
+        "fit": _fit(target.fit) if target.fit else None,
+    }
+
+
+def _fit(fit: MeasuredFit) -> Document:
+    return {
+        "fixed_ms": fit.fixed_s * 1e3,
+        "bandwidth_gb_s": fit.bytes_per_second / 1e9,
+        "created": fit.created,
+        "command": fit.command,
+        "quiet": fit.quiet,
     }
 
 

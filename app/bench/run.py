@@ -9,8 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from app.bench.document import Document, document, model_document
-from app.bench.fit import fit_step_cost, points_of
+from app.bench.document import Document, document, model_document, power_notes
 from app.bench.fit_store import remember
 from app.bench.live import Show
 from app.bench.memory_speed import MemorySpeed
@@ -75,9 +74,7 @@ def run(options: Options, show: Show) -> Document:
         models = [model_document(model) for model in loaded]
         deepest = max(test.depth for test in options.tests)
         profiled = profile(loaded[0].network, deepest) if options.profile and not interrupted else None
-    if fit := fit_step_cost(points_of(results, "headrace")):
-        remember(host, fit)
-    return document(
+    found = document(
         host=host,
         memory=memory,
         models=models,
@@ -87,6 +84,8 @@ def run(options: Options, show: Show) -> Document:
         interrupted=interrupted,
         profile=profiled,
     )
+    remember(host, found, quiet=not (busy or power_notes(found["device"]["power"])))
+    return found
 
 
 def prefill_work(model: "LoadedModel") -> Work | None:

@@ -1,11 +1,20 @@
 """Predictions: against what others measured on Macs, and against arithmetic by hand."""
 
+from dataclasses import replace
 from statistics import median
 
 import pytest
 
-from app.bench.fit import StepCostFit
-from app.bench.predict import Target, chip_target, known_targets, largest_context, levers, predict
+from app.bench.fit_store import MeasuredFit
+from app.bench.predict import (
+    Target,
+    chip_target,
+    known_targets,
+    largest_context,
+    levers,
+    predict,
+    summarise_assumptions,
+)
 from app.bench.predict_document import catalog_fit, explanation, prediction
 from app.bench.published import Assumptions, PublishedPoint, assumptions, error, points
 from models.catalog import find
@@ -75,11 +84,16 @@ def test_roofline_memory_and_context_by_hand() -> None:
 
 
 def test_a_fit_of_this_machine_goes_before_published_constants() -> None:
-    fit = StepCostFit(0.001, 20e9, ())
+    fit = MeasuredFit(0.001, 20e9, 1e8, "2026-01-02T03:04:05Z", "headrace bench -d 0,2048", quiet=True)
     target = Target("here", 50e9, None, apple=False, fit=fit)
     found = predict(SHAPE, target, assumptions("mlx-lm"), 0)
     assert found.expected == pytest.approx(1 / fit.seconds(found.step_bytes))
     assert found.fits is None
+    lines = summarise_assumptions([target], assumptions("mlx-lm"))
+    assert "2026-01-02T03:04:05Z by `headrace bench -d 0,2048`" in lines[0]
+    assert not any("busy" in line for line in lines)
+    busy = summarise_assumptions([replace(target, fit=replace(fit, quiet=False))], assumptions("mlx-lm"))
+    assert any("busy" in line for line in busy)
     assert largest_context(SHAPE, target) is None
 
 

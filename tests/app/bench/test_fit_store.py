@@ -1,0 +1,100 @@
+"""Which of the fits measured here a prediction trusts, and that a file nobody looked after does no harm."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.bench.fit_store import KEPT, remember, remembered
+from runtime.hardware import machine
+
+BYTES = 100e6
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def measured(fixed_ms: float, gb_s: float, name: str, *, quiet: bool = True) -> None:
+    """A benchmark called `name` came to this fit."""
+    fit = {"fixed_ms": fixed_ms, "effective_bandwidth_gb_s": gb_s, "points": [{"bytes": BYTES}, {"bytes": 2 * BYTES}]}
+    remember(machine(), {"step_cost": fit, "created": "2026-01-02T03:04:05Z", "command": name}, quiet=quiet)
+
+
+def trusted() -> str | None:
+    fit = remembered(machine())
+    return fit.command if fit else None
+
+
+def test_nothing_measured_nothing_trusted() -> None:
+    remember(machine(), {"step_cost": None, "created": "", "command": ""}, quiet=True)
+    assert trusted() is None
+
+
+def test_a_run_under_load_does_not_replace_a_faster_one() -> None:
+    measured(0.5, 50, "quiet")
+    measured(0.6, 20, "under load that nobody noticed")
+    measured(0.1, 80, "fast, but the machine was busy", quiet=False)
+    assert trusted() == "quiet"
+
+
+def test_a_busy_machine_is_better_than_no_fit() -> None:
+    measured(0.5, 20, "slow", quiet=False)
+    measured(0.5, 30, "faster", quiet=False)
+    assert trusted() == "faster"
+    measured(0.5, 10, "quiet")
+    assert trusted() == "quiet"
+
+
+def test_fits_are_compared_at_the_bytes_that_were_measured() -> None:
+    measured(0.1, 40, "little overhead")  # 3.85 ms at 150 MB
+    measured(1.5, 60, "much bandwidth")  # 4.0 ms
+    assert trusted() == "little overhead"
+
+
+def test_old_fits_are_forgotten() -> None:
+    measured(0.1, 90, "before the memory was swapped")
+    for number in range(KEPT):
+        measured(0.5, 40, f"run {number}")
+    assert trusted() == "run 0"
+
+
+@pytest.mark.parametrize(("fixed_ms", "gb_s"), [(-0.1, 50), (float("nan"), 50), (0.1, float("inf")), (0.1, 0)])
+def test_a_fit_that_cannot_be_true_is_not_kept(fixed_ms: float, gb_s: float, home: Path) -> None:
+    measured(fixed_ms, gb_s, "nonsense")
+    assert trusted() is None
+    assert not (home / "cache" / "step_cost.json").exists()
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        5,
+        {"fixed_s": 1e-3, "bytes_per_second": 5e10},  # as an earlier version kept it
+        [None],
+        [[]],
+        [{"fixed_s": 1}],
+        [{"fixed_s": "1", "bytes_per_second": 1, "step_bytes": 1, "created": "", "command": "", "quiet": True}],
+        [{"fixed_s": 1, "bytes_per_second": 1, "step_bytes": 1, "created": 5, "command": "", "quiet": True}],
+    ],
+)
+def test_a_damaged_file_is_no_fit_and_no_obstacle(stored: Any, home: Path) -> None:
+    measured(0.5, 50, "first")
+    file = home / "cache" / "step_cost.json"
+    (key,) = json.loads(file.read_text())
+    file.write_text(json.dumps({key: stored}))
+    assert trusted() is None
+    measured(0.5, 50, "second")
+    assert trusted() == "second"
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", "[" * 100_000])
+def test_a_file_that_is_no_json_is_replaced(content: str, home: Path) -> None:
+    (home / "cache").mkdir()
+    (home / "cache" / "step_cost.json").write_text(content)
+    assert trusted() is None
+    measured(0.5, 50, "new")
+    assert trusted() == "new"
