@@ -1,0 +1,102 @@
+"""The documented JSON schemas and exit codes against what the commands really emit."""
+
+import json
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from app.bench.compare import compare_documents
+from app.bench_cmd import bench
+from app.run import run
+from tests.app.bench.test_bench_cmd import LLAMA_BENCH
+from tests.test_house import ROOT
+from tests.tiny_chat import write_chat_model
+
+Rows = dict[str, set[str]]
+"""Documented key -> everything in backticks in its row's meaning."""
+
+FREE = {"versions", "quantization", "logit_bias"}  # keyed by package, by format, by token
+
+
+def sections(file: str) -> dict[str, Rows]:
+    """The tables of a document by heading."""
+    found: dict[str, Rows] = {}
+    for part in re.split(r"^## ", (ROOT / "docs" / file).read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+        heading, _, body = part.partition("\n")
+        rows: Rows = {}
+        for line in re.findall(r"^\| `.*$", body, flags=re.MULTILINE):
+            keys, meaning = line.strip("| ").split(" | ", 1)
+            rows |= {key: set(re.findall(r"`([^`]+)`", meaning)) for key in re.findall(r"`([^`]+)`", keys)}
+        found[heading.replace("`", "")] = rows
+    return found
+
+
+def check(rows: Rows, node: dict[str, Any], own_section: tuple[str, ...] = ()) -> None:
+    """Every key of `node` has a row, every row a key, and a row names the keys below its own unless a section does."""
+    assert node.keys() == rows.keys()
+    for key, value in node.items():
+        below = value[0] if isinstance(value, list) and value else value
+        if isinstance(below, dict) and key not in FREE and key not in own_section:
+            assert below.keys() <= rows[key], key
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    return write_chat_model(tmp_path / "tiny")
+
+
+def output(command: Any, *arguments: str) -> dict[str, Any]:
+    done = CliRunner().invoke(command, arguments, catch_exceptions=False, standalone_mode=False)
+    document = json.loads(done.stdout.strip().splitlines()[-1])
+    assert isinstance(document, dict)
+    return document
+
+
+def test_the_document_of_run(model: Path) -> None:
+    described = sections("run-json.md")
+    found = output(run, "hi", "-m", str(model), "-n", "3", "--json", "--steps", "--logprobs", "2")
+    check(described["Document"], found, own_section=("steps",))
+    check(described["A record of steps"], found["steps"][0])
+
+
+def test_the_document_of_bench(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    described = sections("bench-json.md")
+    program, gguf = tmp_path / "llama-bench", tmp_path / "some.gguf"
+    program.write_text(LLAMA_BENCH.format(python=sys.executable))
+    program.chmod(0o755)
+    gguf.write_bytes(b"GGUF")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    peer = ("--vs", "llama.cpp", "--llama-model", str(gguf), "--profile")
+    found = output(bench, "-m", str(model), "-p", "8", "-n", "4", "-d", "0,2000", "-r", "3", "--json", *peer)
+    elsewhere = ("device", "model", "models", "results", "ratios", "peer_agreement", "profile", "step_cost")
+    check(described["Document"], found, own_section=elsewhere)
+    check(described["device"], found["device"])
+    check(described["model and an entry of models"], found["model"])
+    for entry in found["results"]:
+        check(described["An entry of results"], entry, own_section=("repetitions",))
+        check(described["An entry of repetitions"], entry["repetitions"][0])
+    check(described["An entry of ratios"], found["ratios"][0])
+    check(described["An entry of peer_agreement"], found["peer_agreement"][0])
+    check(described["profile"], found["profile"])
+    if found["step_cost"] is not None:  # two depths of a tiny model need not make a line
+        check(described["step_cost"], found["step_cost"])
+    compared = compare_documents(found, found)
+    check(described["The document of bench compare"], compared, own_section=("tests",))
+    check(described["An entry of tests"], compared["tests"][0])
+
+
+def test_exit_codes_are_documented() -> None:
+    codes = {"0", "1", "2", *(str(128 + number) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))}
+    table = re.findall(r"^\| (\d+) \|", (ROOT / "docs/run-json.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert set(table) == codes
+    sentence = re.search(
+        r"exit codes are ([^.]*)\.", (ROOT / "README.md").read_text(encoding="utf-8").replace("\n", " ")
+    )
+    assert sentence is not None
+    assert set(re.findall(r"\d+", sentence[1])) == codes
