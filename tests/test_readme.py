@@ -1,0 +1,81 @@
+"""What the README tells people to type: every command parses, every option and file it names exists, lines fit."""
+
+import re
+import shlex
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from app.commands import cli
+from tests.test_house import ROOT
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COLUMNS = 120
+
+
+def commands() -> list[str]:
+    """Every headrace command, of the shell blocks and of the text, without what is piped into it."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    typed = [part for line in lines for part in re.split(r"\s(?:&&|\|)\s", line)]
+    typed += re.findall(r"`((?:[A-Z_]+=\w+ )*headrace[^`]*)`", README)
+    stripped = [re.sub(r"^(?:[A-Z_]+=\w+ )+", "", command) for command in typed]
+    return [command for command in stripped if re.match(r"(?:\S*/)?headrace\b", command)]
+
+
+def subcommands(group: click.Group) -> Iterator[click.Command]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield command
+        if isinstance(command, click.Group):
+            yield from subcommands(command)
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(commands()) >= 10
+
+
+@pytest.mark.parametrize("line", commands())
+def test_every_command_parses(line: str) -> None:
+    """As click would parse it on the way to running it; unknown options and impossible values raise."""
+    arguments = shlex.split(line, comments=True)[1:]
+    command: click.Command = cli
+    context = click.Context(cli, info_name="headrace")
+    while isinstance(command, click.Group):
+        if not arguments or arguments[0].startswith("-"):
+            break
+        found = command.get_command(context, arguments[0])
+        if found is None and command is not cli:
+            break
+        assert found is not None, arguments[0]
+        command, arguments = found, arguments[1:]
+    command.make_context("headrace", arguments)
+
+
+def test_every_option_named_exists() -> None:
+    known = {"--help"}
+    for command in (cli, *subcommands(cli)):
+        known |= {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+    named = {
+        word for code in re.findall(r"`([^`\n]+)`", README) for word in re.findall(r"(?<!\S)--?[a-z][a-z-]*", code)
+    }
+    of_others = {"-m"} if "`python -m" in README else set()
+    assert named - of_others <= known
+    assert named
+
+
+def test_every_file_named_exists() -> None:
+    linked = re.findall(r"\]\((?!https?:)([^)#]+)", README)
+    modules = [name.replace(".", "/") + ".py" for name in re.findall(r"`python -m ([\w.]+)`", README)]
+    paths = re.findall(r"`((?:app|models|runtime|assets|docs|tests)/[\w./-]+)`", README)
+    assert linked
+    assert [name for name in (*linked, *modules, *paths) if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("file", ["README.md", "CONTRIBUTING.md"])
+def test_lines_fit(file: str) -> None:
+    lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
+    assert [number for number, line in enumerate(lines, 1) if len(line) > COLUMNS] == []
