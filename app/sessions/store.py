@@ -21,11 +21,12 @@ from runtime.paths import data_dir
 
 _TITLE_LENGTH = 60  # characters
 _ABANDONED_S = 86400.0  # an empty session that old has nobody sitting before it
-_MESSAGE = """
-    SELECT *, content || coalesce(
-        (SELECT group_concat(text, '') FROM (SELECT text FROM pieces WHERE message_id = messages.id ORDER BY id)), ''
-    ) AS whole FROM messages
+# What was appended to a message and not yet folded into it.
+_APPENDED = """
+    coalesce((SELECT group_concat(text, '') FROM
+        (SELECT text FROM pieces WHERE message_id = messages.id ORDER BY id)), '')
 """
+_MESSAGE = f"SELECT *, content || {_APPENDED} AS whole FROM messages"
 
 
 class SessionStore:
@@ -212,11 +213,7 @@ class SessionStore:
                     self._fold(row["message_id"])
 
     def _fold(self, message_id: int) -> None:
-        self.db.run(
-            "UPDATE messages SET content = content || coalesce((SELECT group_concat(text, '') FROM"
-            " (SELECT text FROM pieces WHERE message_id = messages.id ORDER BY id)), '') WHERE id = ?",
-            message_id,
-        )
+        self.db.run(f"UPDATE messages SET content = content || {_APPENDED} WHERE id = ?", message_id)
         self.db.run("DELETE FROM pieces WHERE message_id = ?", message_id)
 
     def _change(self, session_id: str, **columns: object) -> Session:
