@@ -9,7 +9,7 @@ from app.sanitise import sanitise
 from app.sessions.records import Message
 from app.tui.markdown_lines import parser
 from app.tui.parameters import read_parameter, write_parameter
-from runtime.errors import HeadraceError, UsageError
+from runtime.errors import UsageError
 
 if TYPE_CHECKING:
     from app.conversation import ContextChoice, Conversation
@@ -34,22 +34,16 @@ class ChatActions:
     # -- talking ---------------------------------------------------------------------------------------------------
 
     def send(self, text: str) -> None:
-        """Say it, or finish an edit. The input is emptied only when it was taken."""
-        from app.tui.prompt import Prompt
+        """Say it, or finish an edit."""
         from app.tui.transcript import Transcript
 
-        screen, prompt = self._screen, self._screen.query_one(Prompt)
+        screen = self._screen
         text = text[1:] if text.startswith("//") else text
-        try:
-            if screen.editing is not None:
-                self._conversation.edit(screen.editing, text)
-                screen.editing = None
-            else:
-                self._conversation.send(text)
-        except HeadraceError as error:
-            self._app.say(str(error), problem=True)
-            return
-        prompt.take()
+        if screen.editing is not None:
+            self._conversation.edit(screen.editing, text)
+            screen.editing = None
+        else:
+            self._conversation.send(text)
         screen.sync([])
         screen.query_one(Transcript).to_end()
 

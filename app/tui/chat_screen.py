@@ -28,7 +28,7 @@ from app.tui.prompt import Prompt
 from app.tui.status_bar import StatusBar
 from app.tui.transcript import Transcript
 from app.tui.welcome import welcome_lines
-from runtime.errors import HeadraceError
+from runtime.errors import HeadraceError, UsageError
 
 if TYPE_CHECKING:
     from app.conversation import Conversation
@@ -98,8 +98,9 @@ class ChatScreen(Screen[None]):
             with Vertical(id="chat-column"):
                 yield Transcript(id="transcript")
                 yield Static(id="notice", markup=False)
-                yield CompletionMenu(id="menu")
-                yield Prompt(id="prompt")
+                menu = CompletionMenu(id="menu")
+                yield menu
+                yield Prompt(menu, id="prompt")
             yield DecodePanel(figures, id="panel")
         yield Footer()
 
@@ -107,6 +108,10 @@ class ChatScreen(Screen[None]):
         self.query_one(Prompt).focus()
         self._transcript.show_thinking = self.headrace.settings.chat.show_thinking
         self.conversation_changed()
+
+    def on_screen_resume(self) -> None:
+        """The panel was not drawn while another screen was on top."""
+        self.call_after_refresh(self.headrace.draw_figures, force=True)
 
     def on_resize(self, event: events.Resize) -> None:
         """The first size decides whether the panel is open; after that the user does."""
@@ -290,14 +295,16 @@ class ChatScreen(Screen[None]):
 
     def on_prompt_sent(self, event: Prompt.Sent) -> None:
         invocation = parse_command(event.text) if self.editing is None else None
-        if invocation is not None:
-            if invocation.command is None:
-                self.headrace.say(f"there is no command /{invocation.name}; F1 lists them", problem=True)
-                return
-            self.query_one(Prompt).take()
-            self.run_command(invocation.command.name, invocation.argument)
-            return
-        self.actions.send(event.text)
+        try:
+            if invocation is None:
+                self.actions.send(event.text)
+            elif invocation.command is None:
+                raise UsageError(f"there is no command /{invocation.name}; F1 lists them")
+            else:
+                self.run_command(invocation.command.name, invocation.argument)
+        except HeadraceError as error:
+            self.query_one(Prompt).put_back(event.typed)
+            self.headrace.say(str(error), problem=True)
 
     def run_command(self, name: str, argument: str) -> None:
         """Carry out a slash command; what it refuses is said, nothing breaks."""
@@ -305,23 +312,6 @@ class ChatScreen(Screen[None]):
             getattr(self.actions, f"do_{name}")(argument)
         except HeadraceError as error:
             self.headrace.say(f"{error}" + (f" ({error.hint})" if error.hint else ""), problem=True)
-
-    def on_prompt_typing(self, event: Prompt.Typing) -> None:
-        menu = self.query_one(CompletionMenu)
-        menu.offer(event.before_cursor)
-        self.query_one(Prompt).menu_open = menu.is_open
-
-    def on_prompt_menu_key(self, event: Prompt.MenuKey) -> None:
-        menu, prompt = self.query_one(CompletionMenu), self.query_one(Prompt)
-        if event.key in ("up", "down"):
-            menu.move(-1 if event.key == "up" else 1)
-        elif event.key == "close":
-            menu.close()
-        elif (choice := menu.accept()) is not None:
-            prompt.complete(choice.replace, choice.insert)
-            if choice.run and event.key == "accept":
-                prompt.post_message(Prompt.Sent(prompt.whole_text))
-        prompt.menu_open = menu.is_open
 
     def on_prompt_interrupted(self) -> None:
         self.action_interrupt()

@@ -12,11 +12,13 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from app.tui.fields import Field
+
 
 class AskText(ModalScreen[str | None]):
     """One line of text; None when the user turned away."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel", priority=True)]
 
     def __init__(self, title: str, value: str = "", placeholder: str = "") -> None:
         super().__init__()
@@ -25,7 +27,7 @@ class AskText(ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as box:
             box.border_title = Content(self._title)
-            yield Input(self._value, placeholder=self._placeholder)
+            yield Field(self._value, placeholder=self._placeholder)
             yield Static(Content.styled("Enter accepts · Esc cancels", "$quiet"), classes="hint")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
@@ -35,7 +37,7 @@ class AskText(ModalScreen[str | None]):
 class Choose(ModalScreen[str | None]):
     """One of a few answers, each with a key of its own; None when the user turned away."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel", priority=True)]
 
     def __init__(self, title: str, text: str, answers: Sequence[tuple[str, str, str]]) -> None:
         """`answers`: (result, key, what it does)."""

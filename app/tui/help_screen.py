@@ -58,7 +58,7 @@ _KEYS = (
 class HelpScreen(ModalScreen[None]):
     """Any of Esc, F1 and q closes it."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q", "dismiss", "Close")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q", "dismiss", "Close", priority=True)]
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog -large", id="help") as box:

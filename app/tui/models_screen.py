@@ -25,7 +25,7 @@ class ModelsScreen(ModalScreen[str | None]):
     """Enter uses an installed model (the result) or fetches one; fetching goes on when the picker is closed."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,f5", "dismiss(None)", "Close", key_display="Esc"),
+        Binding("escape,f5", "dismiss(None)", "Close", key_display="Esc", priority=True),
         Binding("delete,x", "cancel_pull", "Stop fetching", key_display="x"),
     ]
 

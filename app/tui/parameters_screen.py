@@ -11,6 +11,7 @@ from textual.widgets import Footer, Input, Label, Static, TextArea
 
 from app.conversation import Conversation
 from app.engine_messages import ModelCard
+from app.tui.fields import Area, Field
 from app.tui.parameters import PARAMETERS, read_parameter, write_parameter
 from runtime.errors import UsageError
 
@@ -20,7 +21,7 @@ class ParametersScreen(ModalScreen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+s", "save", "Keep", priority=True),
-        Binding("escape,f6", "dismiss", "Leave as it was", key_display="Esc"),
+        Binding("escape,f6", "dismiss", "Leave as it was", key_display="Esc", priority=True),
     ]
 
     def __init__(self, conversation: Conversation, card: ModelCard | None) -> None:
@@ -33,12 +34,12 @@ class ParametersScreen(ModalScreen[None]):
         with VerticalScroll(classes="dialog -large", id="parameters") as box:
             box.border_title = Content("parameters of this session")
             yield Label("system prompt")
-            yield TextArea(session.system, id="system", tab_behavior="focus")
+            yield Area(session.system, id="system", tab_behavior="focus")
             for parameter in PARAMETERS:
                 with Horizontal(classes="parameter"):
                     yield Label(parameter.name)
                     recommended = self._recommended.get(parameter.name)
-                    yield Input(
+                    yield Field(
                         write_parameter(parameter.name, session.sampling),
                         placeholder=f"model: {recommended}" if recommended is not None else "default",
                         id=parameter.name,

@@ -1,7 +1,8 @@
 """The input: several lines, grows to ten, Enter sends. Keeps a history and drives the completion menu.
 
 Enter sends, Ctrl+J and Shift+Enter (where the terminal tells it apart) make a new line. Up on the first line and
-Down on the last walk through what was sent before.
+Down on the last walk through what was sent before. Everything a key does here is done before the next key: what
+Enter sends or completes is what stood there when it was pressed, even if the rest of the screen lags behind.
 """
 
 from dataclasses import dataclass
@@ -10,20 +11,21 @@ from typing import ClassVar
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message as Event
-from textual.widgets import TextArea
+
+from app.tui.completion import CompletionMenu
+from app.tui.fields import Area
 
 _BIG_PASTE = 2000  # characters from which a paste is folded into one line
 _PLACEHOLDER = "message, or / for commands"
 _FOLDED = "[pasted text {number}: {lines} lines, {characters} characters]"
 
 
-class Prompt(TextArea):
+class Prompt(Area):
     """Where the user writes."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "send", "Send", priority=False),
         Binding("ctrl+j,shift+enter,alt+enter", "newline", "New line", key_display="^J"),
-        Binding("tab", "complete", "Complete", show=False),
         Binding("ctrl+d", "end_of_input", "Quit", show=False),
         # A text area would select with these.
         Binding("f6", "screen.do('set')", "Settings", show=False),
@@ -32,21 +34,13 @@ class Prompt(TextArea):
 
     @dataclass
     class Sent(Event):
-        """Enter was pressed; `text` is whole, folded pastes included."""
+        """Enter was pressed, and the input is empty again.
+
+        `text` is whole, folded pastes included; `typed` is as it stood there: `put_back` where it is refused.
+        """
 
         text: str
-
-    @dataclass
-    class Typing(Event):
-        """The text or the cursor moved: completions may have changed."""
-
-        before_cursor: str
-
-    @dataclass
-    class MenuKey(Event):
-        """A key meant for the completion menu: up, down, accept (Enter), fill (Tab) or close."""
-
-        key: str
+        typed: str
 
     @dataclass
     class Ended(Event):
@@ -56,10 +50,10 @@ class Prompt(TextArea):
     class Interrupted(Event):
         """Ctrl+C with nothing selected."""
 
-    def __init__(self, id: str | None = None) -> None:
+    def __init__(self, menu: CompletionMenu, id: str | None = None) -> None:
         super().__init__(id=id, tab_behavior="focus", highlight_cursor_line=False, placeholder=_PLACEHOLDER)
         self.cursor_blink = False  # a blinking cursor redraws the input twice a second, for ever
-        self.menu_open = False
+        self._menu = menu
         self._history: list[str] = []
         self._place: int | None = None  # in the history; None: the draft
         self._draft = ""
@@ -76,31 +70,24 @@ class Prompt(TextArea):
         return text
 
     def action_send(self) -> None:
-        if self.menu_open:
-            self.post_message(self.MenuKey("accept"))
+        text, typed = self.whole_text, self.text
+        if not text.strip():
             return
-        text = self.whole_text
-        if text.strip():
-            self.post_message(self.Sent(text))
-
-    def take(self) -> None:
-        """The text was sent: remember it, empty the input."""
-        text = self.text
-        if text.strip() and (not self._history or self._history[-1] != text):
-            self._history.append(text)
+        if not self._history or self._history[-1] != typed:
+            self._history.append(typed)
         self._place, self._draft = None, ""
         self.load_text("")
+        self.post_message(self.Sent(text, typed))
+
+    def put_back(self, typed: str) -> None:
+        """What was sent was refused: it goes before what has been typed since."""
+        self.put(typed + self.text)
 
     def put(self, text: str) -> None:
         """Replace the text, the cursor at its end."""
         self.load_text(text)
         self.move_cursor(self.document.end)
         self.focus()
-
-    def complete(self, replace: int, insert: str) -> None:
-        """Put `insert` in the place of the `replace` characters before the cursor."""
-        row, column = self.cursor_location
-        self.replace(insert, (row, max(0, column - replace)), (row, column), maintain_selection_offset=False)
 
     def remember(self, texts: list[str]) -> None:
         """The history of a resumed session."""
@@ -125,23 +112,23 @@ class Prompt(TextArea):
     # -- keys that mean different things ---------------------------------------------------------------------------
 
     async def _on_key(self, event: events.Key) -> None:
-        if self.menu_open and event.key in ("up", "down", "escape", "tab"):
+        self._offer()
+        if self._menu.is_open and event.key in ("up", "down", "escape", "tab", "enter"):
             event.stop()
             event.prevent_default()
-            self.post_message(self.MenuKey({"escape": "close", "tab": "fill"}.get(event.key, event.key)))
-            return
-        if event.key == "enter":
-            event.stop()
-            event.prevent_default()
-            self.action_send()
-            return
-        await super()._on_key(event)
+            self._to_menu(event.key)
 
-    def action_complete(self) -> None:
-        if self.menu_open:
-            self.post_message(self.MenuKey("fill"))
-        else:
-            self.screen.focus_next()
+    def _to_menu(self, key: str) -> None:
+        if key in ("up", "down"):
+            self._menu.move(-1 if key == "up" else 1)
+        elif key == "escape":
+            self._menu.close()
+        elif (choice := self._menu.accept()) is not None:
+            row, column = self.cursor_location
+            start = (row, max(0, column - choice.replace))
+            self.replace(choice.insert, start, (row, column), maintain_selection_offset=False)
+            if choice.run and key == "enter":
+                self.action_send()
 
     def action_cursor_up(self, select: bool = False) -> None:
         if not select and self.cursor_at_first_line and self._walk(-1):
@@ -186,13 +173,13 @@ class Prompt(TextArea):
         await super()._on_paste(event)
 
     def on_text_area_changed(self) -> None:
-        self._tell()
+        self._offer()
 
     def on_text_area_selection_changed(self) -> None:
-        self._tell()
+        self._offer()
 
-    def _tell(self) -> None:
+    def _offer(self) -> None:
+        """Let the menu show what may follow the text before the cursor."""
         row, column = self.cursor_location
         lines = self.text.split("\n")
-        before = "\n".join([*lines[:row], lines[row][:column]]) if row < len(lines) else self.text
-        self.post_message(self.Typing(before))
+        self._menu.offer("\n".join([*lines[:row], lines[row][:column]]) if row < len(lines) else self.text)

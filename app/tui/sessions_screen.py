@@ -16,6 +16,7 @@ from app.sanitise import sanitise
 from app.sessions.records import Hit, SessionEntry
 from app.sessions.search import search
 from app.tui.dialogs import AskText, Choose
+from app.tui.fields import Field
 
 if TYPE_CHECKING:
     from app.tui.app import HeadraceApp
@@ -27,7 +28,7 @@ class SessionsScreen(ModalScreen[None]):
     """The field on top searches as one types; the list below has the keys."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,f4", "dismiss", "Close", key_display="Esc"),
+        Binding("escape,f4", "dismiss", "Close", key_display="Esc", priority=True),
         Binding("ctrl+r,f2", "rename", "Rename", key_display="^r"),
         Binding("ctrl+d,delete", "delete", "Delete", key_display="^d", priority=True),
         Binding("ctrl+e", "export('md')", "Export .md", priority=True),
@@ -41,7 +42,7 @@ class SessionsScreen(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog -large") as box:
             box.border_title = Content("sessions")
-            yield Input(self._words, placeholder="search all messages", id="words")
+            yield Field(self._words, placeholder="search all messages", id="words")
             yield OptionList(id="sessions")
         yield Footer()
 

@@ -12,6 +12,7 @@ import app.tui.app as application
 from app.sessions.store import SessionStore
 from app.settings import Settings
 from app.tui.app import HeadraceApp
+from app.tui.completion import CompletionMenu
 from app.tui.prompt import Prompt
 from app.tui.transcript import Transcript
 from tests.app.scripted_engine import ScriptedEngine
@@ -43,7 +44,7 @@ class Driver:
         """Put text into the input and press Enter, the completion menu out of the way."""
         self.prompt.put(text)
         await self.pilot.pause()
-        if self.prompt.menu_open:
+        if self.app.screen.query_one(CompletionMenu).is_open:
             await self.pilot.press("escape")
         await self.pilot.press("enter")
         await self.pilot.pause()

@@ -28,7 +28,7 @@ class DecodeScreen(Screen[None]):
     """Drawn from the figures the app gives it; the app decides whether they are live or frozen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("f2,escape,q", "app.pop_screen", "Back", key_display="F2"),
+        Binding("f2,escape,q", "app.pop_screen", "Back", key_display="F2", priority=True),
         Binding("space,f7", "app.freeze", "Freeze", key_display="space"),
         Binding("x", "app.export_figures", "Export JSON"),
         Binding("left", "cursor(-1)", "Step back", key_display="←"),

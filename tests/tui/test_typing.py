@@ -1,0 +1,114 @@
+"""Keys that come at once, as from a fast typist on a slow machine or line: none is lost, none overtakes another."""
+
+from pathlib import Path
+
+import pytest
+from textual import events
+from textual.widgets import Input
+
+from app.tui.chat_screen import ChatScreen
+from app.tui.decode.screen import DecodeScreen
+from tests.app.scripted_engine import ScriptedEngine
+from tests.tui.conftest import Driver
+
+KEYS = {"\r": "enter", "\b": "backspace", "\n": "ctrl+j", "\t": "tab", "←": "left", "↖": "home", "↘": "end"}
+
+
+def key(character: str) -> events.Key:
+    name = KEYS.get(character)
+    return events.Key(name, None) if name else events.Key(character, character)
+
+
+async def type_at_once(it: Driver, text: str) -> None:
+    """All keys before the app has handled the first."""
+    for character in text:
+        it.app.post_message(key(character))
+    await it.pilot.pause()
+    await it.pilot.pause()
+
+
+def test_editing_keys_keep_their_place_among_letters(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await type_at_once(it, "abc\bd←e\nfg↖X↘Y")
+        assert it.prompt.text == "abe\nXfgdY"
+
+    play(scenario)
+
+
+def test_fields_of_other_screens_keep_the_order_too(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("f4")
+        await type_at_once(it, "abc\bd")
+        assert it.app.screen.query_one(Input).value == "abd"
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("first", ["", "/", "/exp", "/export", "/export a"])
+def test_the_command_that_was_typed_is_the_one_that_runs(play, home: Path, first: str) -> None:
+    """Whatever the menu shows when the rest and Enter come at once."""
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("keep this")
+        before = set(home.rglob("*"))
+        await type_at_once(it, first)
+        await type_at_once(it, "/export a/talk.json\r".removeprefix(first))
+        assert it.prompt.text == ""
+        assert {path for path in set(home.rglob("*")) - before if path.is_file()} == {home / "a" / "talk.json"}
+
+    play(scenario)
+
+
+def test_completing_takes_what_stands_there_now(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await type_at_once(it, "/st\r")
+        assert isinstance(it.app.screen, DecodeScreen)
+        await it.press("escape")
+        await type_at_once(it, "/exp\tx.md")
+        assert it.prompt.text == "/export x.md"
+
+    play(scenario)
+
+
+def test_what_is_typed_after_enter_stays_in_the_input(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await type_at_once(it, "first\rsecond")
+        await it.idle()
+        assert it.said[0] == "first"
+        assert it.prompt.text == "second"
+
+    play(scenario)
+
+
+def test_what_is_refused_comes_back_before_what_was_typed_since(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.until(lambda: it.app.engine.state == "failed")
+        await type_at_once(it, "hello \rworld")
+        assert it.prompt.text == "hello world"
+
+    play(scenario, ScriptedEngine(load_failure="not enough memory"), ready=False)
+
+
+@pytest.mark.parametrize(("there", "back"), [("f2", "f2"), ("f1", "escape"), ("f4", "escape"), ("f6", "f6")])
+def test_letters_right_after_leaving_a_screen_go_to_the_input(play, there: str, back: str) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press(there)
+        assert not isinstance(it.app.screen, ChatScreen)
+        it.app.post_message(events.Key(back, None))
+        await type_at_once(it, "quick")
+        assert isinstance(it.app.screen, ChatScreen)
+        assert it.prompt.text == "quick"
+
+    play(scenario)
+
+
+def test_the_panel_shows_what_happened_behind_another_screen(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.write("go")
+        await it.press("f2")
+        await it.idle()
+        it.app.draw_figures()
+        await it.press("f2")
+        await it.until(lambda: "TTFT 50.0 ms" in it.text().split("decode speed")[1])
+
+    play(scenario)
