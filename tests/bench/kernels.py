@@ -8,36 +8,12 @@ Random weights; 135m is the default model's shape (4-bit group 32, 8-bit tied em
 import argparse
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import mlx.core as mx
 
 from runtime.ops import native, select
 from runtime.ops.weights import AttentionSpec, Rope, Weight
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A llama-shaped model. `group` is the quantization group of the layers."""
-
-    layers: int = 30
-    width: int = 576
-    heads: int = 9
-    kv_heads: int = 3
-    head_dim: int = 64
-    hidden: int = 1536
-    vocab: int = 49152
-    bits: int = 4
-    group: int = 32
-    head_bits: int = 8
-    head_group: int = 32
-
-
-SHAPES = {
-    "135m": Shape(),
-    "1b": Shape(16, 2048, 32, 8, 64, 8192, 128256, 4, 64, 4, 64),
-    "3b": Shape(28, 3072, 24, 8, 128, 8192, 128256, 4, 64, 4, 64),
-}
+from tests.bench.shapes import SHAPES, Shape
 
 
 class Model:
@@ -49,10 +25,9 @@ class Model:
         self.spec = AttentionSpec(
             s.heads, s.kv_heads, s.head_dim, s.head_dim**-0.5, Rope(s.head_dim, mx.ones(s.head_dim // 2))
         )
-        qkv = (s.heads + 2 * s.kv_heads) * s.head_dim
         self.layers = [
             (
-                self._weight(qkv, s.width),
+                self._weight(s.qkv_rows, s.width),
                 self._weight(s.width, s.heads * s.head_dim),
                 self._weight(2 * s.hidden, s.width),
                 self._weight(s.width, s.hidden),

@@ -1,0 +1,207 @@
+"""One random model in two files: an MLX checkpoint (4 bits, group 64) and a GGUF (Q4_0) that hold the same weights.
+
+    python -m tests.bench.make_model 3b FOLDER        writes FOLDER/3b-mlx/ and FOLDER/3b.gguf
+    headrace bench -m FOLDER/3b-mlx --vs llama.cpp --llama-python PYTHON --llama-model FOLDER/3b.gguf
+
+What a step costs depends on a model's shape, not on what its numbers say. Both files take 4.5 bits a weight, so both
+programs read the same bytes. Weights are made and written one matrix at a time. The tokenizer knows single bytes.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+
+from models.gguf.safetensors_writer import SafetensorsWriter
+from tests.bench.shapes import SHAPES, Shape
+
+_END, _MERGE = "<|end|>", ("Ġ", "Ġ")
+_GROUP, _BLOCK = 64, 32  # values that share a scale: MLX's group, Q4_0's block
+_CONTEXT, _ROPE_THETA, _NORM_EPS = 8192, 500000.0, 1e-5
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A projection of N rows by K columns. `rotated`: heads whose rows llama.cpp wants in its own RoPE order, or 0."""
+
+    name: str
+    gguf_name: str
+    rows: int
+    columns: int
+    rotated: int = 0
+
+
+def matrices(shape: Shape) -> Iterator[Matrix]:
+    """Every matrix of the model, in the order of both files."""
+    width, inner, dim = shape.width, shape.hidden, shape.head_dim
+    yield Matrix("model.embed_tokens", "token_embd", shape.vocab, width)
+    for i in range(shape.layers):
+        at, block = f"model.layers.{i}", f"blk.{i}"
+        yield Matrix(f"{at}.self_attn.q_proj", f"{block}.attn_q", shape.heads * dim, width, shape.heads)
+        yield Matrix(f"{at}.self_attn.k_proj", f"{block}.attn_k", shape.kv_heads * dim, width, shape.kv_heads)
+        yield Matrix(f"{at}.self_attn.v_proj", f"{block}.attn_v", shape.kv_heads * dim, width)
+        yield Matrix(f"{at}.self_attn.o_proj", f"{block}.attn_output", width, shape.heads * dim)
+        yield Matrix(f"{at}.mlp.gate_proj", f"{block}.ffn_gate", inner, width)
+        yield Matrix(f"{at}.mlp.up_proj", f"{block}.ffn_up", inner, width)
+        yield Matrix(f"{at}.mlp.down_proj", f"{block}.ffn_down", width, inner)
+
+
+def norms(shape: Shape) -> dict[str, str]:
+    """Names of the norm weights in the checkpoint, and in the GGUF. All are one."""
+    names = {"model.norm": "output_norm"}
+    for i in range(shape.layers):
+        names[f"model.layers.{i}.input_layernorm"] = f"blk.{i}.attn_norm"
+        names[f"model.layers.{i}.post_attention_layernorm"] = f"blk.{i}.ffn_norm"
+    return names
+
+
+def packed(matrix: Matrix, draw: np.random.Generator) -> npt.NDArray[np.uint8]:
+    """Random 4-bit values (N, K / 2), two to a byte, the lower half first: MLX's order."""
+    return np.frombuffer(draw.bytes(matrix.rows * matrix.columns // 2), np.uint8).reshape(matrix.rows, -1)
+
+
+def scale_of(matrix: Matrix) -> np.float16:
+    """One scale for all groups of a matrix: (q - 8) * scale has a variance of about 1 / K."""
+    return np.float16(1 / (4.6 * math.sqrt(matrix.columns)))
+
+
+def q4_0(matrix: Matrix, values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The same weights as Q4_0 blocks (N, K / 32 * 18): a half-precision scale, then values j and j + 16 in byte j."""
+    if matrix.rotated:  # pairs (i, i + D / 2) of a head become neighbours
+        halves = values.reshape(matrix.rotated, 2, -1, values.shape[1])
+        values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
+    halves = values.reshape(matrix.rows, -1, 2, _BLOCK // 4)
+    low, high = halves[:, :, 0], halves[:, :, 1]
+    blocks = np.empty((*low.shape[:2], 2 + _BLOCK // 2), np.uint8)
+    blocks[..., :2] = np.frombuffer(scale_of(matrix).tobytes(), np.uint8)
+    blocks[..., 2::2] = (low & 15) | (high << 4)
+    blocks[..., 3::2] = (low >> 4) | (high & 0xF0)
+    return blocks.reshape(matrix.rows, -1)
+
+
+def write_checkpoint(directory: Path, shape: Shape, seed: int = 0) -> None:
+    """An MLX model directory, which mlx-lm loads too."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(_config(shape), indent=2))
+    tokenizer = _tokenizer(shape.vocab)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": _END, "model_max_length": _CONTEXT})
+    )
+    draw = np.random.default_rng(seed)
+    parts = [f"{m.name}.{part}" for m in matrices(shape) for part in ("weight", "scales", "biases")]
+    names = [*parts, *(f"{name}.weight" for name in norms(shape))]
+    with SafetensorsWriter(directory / "model.safetensors", names) as file:
+        for m in matrices(shape):
+            scales = np.full((m.rows, m.columns // _GROUP), scale_of(m), np.float16)
+            file.add(f"{m.name}.weight", packed(m, draw).view("<u4"), "U32")
+            file.add(f"{m.name}.scales", scales, "F16")
+            file.add(f"{m.name}.biases", -8 * scales, "F16")
+        for name in norms(shape):
+            file.add(f"{name}.weight", np.ones(shape.width, np.float16), "F16")
+
+
+def write_gguf(path: Path, shape: Shape, seed: int = 0) -> None:
+    """The same weights for llama.cpp."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(_CONTEXT)
+    writer.add_block_count(shape.layers)
+    writer.add_embedding_length(shape.width)
+    writer.add_feed_forward_length(shape.hidden)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_rope_freq_base(_ROPE_THETA)
+    writer.add_layer_norm_rms_eps(_NORM_EPS)
+    writer.add_vocab_size(shape.vocab)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
+    _add_vocabulary(writer, shape.vocab)
+
+    kind = gguf.GGMLQuantizationType.Q4_0
+    for m in matrices(shape):
+        stored = (m.rows, m.columns // _BLOCK * 18)
+        writer.add_tensor_info(f"{m.gguf_name}.weight", stored, np.dtype(np.uint8), stored[0] * stored[1], kind)
+    for name in norms(shape).values():
+        writer.add_tensor_info(f"{name}.weight", (shape.width,), np.dtype(np.float32), shape.width * 4)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    draw = np.random.default_rng(seed)
+    for m in matrices(shape):
+        writer.write_tensor_data(q4_0(m, packed(m, draw)))
+    for _ in norms(shape):
+        writer.write_tensor_data(np.ones(shape.width, np.float32))
+    writer.close()
+
+
+def _config(shape: Shape) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": shape.width,
+        "intermediate_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab,
+        "max_position_embeddings": _CONTEXT,
+        "rope_theta": _ROPE_THETA,
+        "rms_norm_eps": _NORM_EPS,
+        "tie_word_embeddings": True,
+        "eos_token_id": _words(shape.vocab).index(_END),
+        "quantization": {"group_size": _GROUP, "bits": 4},
+    }
+
+
+def _words(vocab: int) -> list[str]:
+    """A vocabulary of this size: the bytes, one merge (an empty list of them is no valid GGUF), an end, and filling."""
+    known = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "".join(_MERGE), _END]
+    return [*known, *(f"<unused {i}>" for i in range(vocab - len(known)))]
+
+
+def _tokenizer(vocab: int) -> Tokenizer:
+    tokenizer = Tokenizer(BPE({word: i for i, word in enumerate(_words(vocab))}, [_MERGE]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([_END])
+    return tokenizer
+
+
+def _add_vocabulary(writer: gguf.GGUFWriter, vocab: int) -> None:
+    kinds = {_END: gguf.TokenType.CONTROL}
+    words = _words(vocab)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(words)
+    writer.add_token_types(
+        [kinds.get(w, gguf.TokenType.UNUSED if w.startswith("<unused") else gguf.TokenType.NORMAL) for w in words]
+    )
+    writer.add_token_merges([" ".join(_MERGE)])
+    writer.add_eos_token_id(words.index(_END))
+    writer.add_add_bos_token(False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("folder", type=Path)
+    options = parser.parse_args()
+    shape = SHAPES[options.shape]
+    write_checkpoint(options.folder / f"{options.shape}-mlx", shape)
+    write_gguf(options.folder / f"{options.shape}.gguf", shape)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""The shapes that speed is measured on: llama-style decoders of several sizes, as numbers only."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A llama-shaped model with tied embeddings. `bits` and `group` are of the layers, `head_*` of the embedding."""
+
+    layers: int = 30
+    width: int = 576
+    heads: int = 9
+    kv_heads: int = 3
+    head_dim: int = 64
+    hidden: int = 1536
+    vocab: int = 49152
+    bits: int = 4
+    group: int = 32
+    head_bits: int = 8
+    head_group: int = 32
+
+    @property
+    def qkv_rows(self) -> int:
+        """Rows of the query, key and value projections together."""
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+
+SHAPES = {
+    "135m": Shape(),  # the default model
+    "1b": Shape(16, 2048, 32, 8, 64, 8192, 128256, 4, 64, 4, 64),  # Llama 3.2 1B
+    "3b": Shape(28, 3072, 24, 8, 128, 8192, 128256, 4, 64, 4, 64),  # Llama 3.2 3B
+}
+TINY = Shape(2, 128, 4, 2, 32, 192, 320, 4, 64, 4, 64)

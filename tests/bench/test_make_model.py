@@ -1,0 +1,40 @@
+"""The benchmark's random models: both files load, and say the same."""
+
+from pathlib import Path
+
+import mlx.core as mx
+
+from models.import_gguf import convert
+from models.load import load_model
+from models.progress import silent
+from tests.bench.make_model import write_checkpoint, write_gguf
+from tests.bench.shapes import TINY
+
+
+def _logits(directory: Path, tokens: list[int]) -> mx.array:
+    model = load_model(directory, name="random", context=64)
+    network = model.network
+    cache = network.make_cache(len(tokens))
+    cache.reserve(len(tokens))
+    hidden = network.layers(network.embed(mx.array([tokens])), cache)
+    return network.logits(hidden)
+
+
+def test_checkpoint_and_gguf_hold_the_same_model(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "mlx", TINY)
+    write_gguf(tmp_path / "tiny.gguf", TINY)
+    (tmp_path / "imported").mkdir()
+    convert(tmp_path / "tiny.gguf", tmp_path / "imported", silent)
+    tokens = [5, 200, 17, 319, 64, 64, 1]
+    ours, theirs = _logits(tmp_path / "mlx", tokens), _logits(tmp_path / "imported", tokens)
+    assert ours.shape == (1, TINY.vocab)
+    assert mx.allclose(ours, theirs, rtol=1e-4, atol=1e-4).item()
+    assert float(mx.std(ours).item()) > 0.1  # neither is all zeros
+
+
+def test_its_tokenizer_fills_the_vocabulary(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, TINY)
+    tokenizer = load_model(tmp_path, name="random", context=64).tokenizer
+    assert tokenizer.vocab_size == TINY.vocab
+    assert tokenizer.decode(tokenizer.encode("Größe 1")) == "Größe 1"
+    assert len(tokenizer.eos_ids) == 1
