@@ -13,7 +13,7 @@ class Scratch {
 
   // At least `n` floats, 64-byte aligned, contents undefined. Invalidates what this slot gave out before.
   float* floats(int64_t n) {
-    if (n > size_) grow(n);
+    if (n > size_ || kExact) grow(n);
     return data_;
   }
 
@@ -22,11 +22,18 @@ class Scratch {
     std::free(data_);
     data_ = nullptr;
     size_ = 0;
-    const int64_t rounded = (n + n / 4 + 1023) / 1024 * 1024;
-    data_ = static_cast<float*>(std::aligned_alloc(64, static_cast<size_t>(rounded) * sizeof(float)));
-    if (data_ == nullptr) throw std::bad_alloc();
+    const int64_t rounded = kExact ? n : (n + n / 4 + 1023) / 1024 * 1024;
+    void* data = nullptr;
+    if (posix_memalign(&data, 64, static_cast<size_t>(rounded) * sizeof(float)) != 0) throw std::bad_alloc();
+    data_ = static_cast<float*>(data);
     size_ = rounded;
   }
+
+#if defined(__SANITIZE_ADDRESS__)  // shows any use beyond n, and any after the slot gave out other memory
+  static constexpr bool kExact = true;
+#else
+  static constexpr bool kExact = false;
+#endif
 
   float* data_ = nullptr;
   int64_t size_ = 0;

@@ -1,0 +1,56 @@
+// What the kernel tests share: the tally, guarded memory, random numbers, and numbers as they are stored.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "../core/half.h"
+#include "../core/kernels.h"
+
+namespace headrace::tests {
+
+// Counts a failure and says where; a few are shown of each run.
+void check(bool holds, const char* what, const char* where);
+int failures();
+
+void test_halves();
+void test_pool(bool forks);
+void test_streaming();
+void test_projections(const Kernels& kernels);
+void test_rows(const Kernels& kernels);
+void test_attention(const Kernels& kernels);
+
+// Memory of exactly `bytes` that ends where a page begins which nobody may touch: one byte too many ends the program,
+// whatever instruction asks for it. (The address sanitizer does not see into masked vector loads.) Under the
+// sanitizer the bytes before it are out of bounds too.
+class Guarded {
+ public:
+  explicit Guarded(int64_t bytes);
+  Guarded(Guarded&& other) noexcept;
+  Guarded(const Guarded&) = delete;
+  ~Guarded();
+
+  template <class T = void>
+  T* as() {
+    return reinterpret_cast<T*>(begin_);
+  }
+  template <class T = void>
+  const T* as() const {
+    return reinterpret_cast<const T*>(begin_);
+  }
+
+ private:
+  char* pages_;
+  int64_t mapped_;
+  char* begin_;
+};
+
+Guarded guarded(const std::vector<float>& values);
+Guarded stored(const std::vector<float>& values, Type type);
+Guarded random_bytes(int64_t n);
+std::vector<float> random_floats(int64_t n);
+float number(const void* stored, Type type, int64_t i);
+
+}  // namespace headrace::tests

@@ -1,0 +1,197 @@
+// Projections: every storage format by every number of activation rows, odd sizes, every epilogue, two callers at once.
+#include <cmath>
+#include <thread>
+
+#include "../core/linear.h"
+#include "checks.h"
+
+namespace headrace::tests {
+namespace {
+
+constexpr double kBound = 2e-6;  // of the sum of absolute products
+constexpr Type kTypes[] = {Type::f32, Type::f16, Type::bf16};
+
+// A matrix as the kernels see it, and in full.
+struct Weights {
+  Matrix view;
+  Guarded data, scales, offsets;
+  std::vector<double> full;  // (N, K)
+
+  Weights(int64_t n, int64_t k, int bits, int group, Type type)
+      : view(shape(n, k, bits, group, type)),
+        data(bits == 0 ? stored(random_floats(n * k), type) : random_bytes(n * view.row_bytes())),
+        scales(stored(random_floats(n * view.groups()), type)),
+        offsets(stored(random_floats(n * view.groups()), type)),
+        full(static_cast<size_t>(n * k)) {
+    view.data = data.as();
+    view.scales = scales.as();
+    view.offsets = offsets.as();
+    for (int64_t r = 0; r < n; ++r) {
+      for (int64_t i = 0; i < k; ++i) full[r * k + i] = at(r, i);
+    }
+  }
+
+ private:
+  static Matrix shape(int64_t n, int64_t k, int bits, int group, Type type) {
+    Matrix m;
+    m.n = n;
+    m.k = k;
+    m.bits = bits;
+    m.group = group;
+    m.type = type;
+    return m;
+  }
+
+  double at(int64_t row, int64_t k) const {
+    if (view.bits == 0) return number(data.as(), view.type, row * view.k + k);
+    const int64_t bit = k * view.bits;
+    const auto* bytes = data.as<uint8_t>() + row * view.row_bytes() + bit / 8;
+    uint32_t q = bytes[0];
+    if (bit % 8 + view.bits > 8) q |= static_cast<uint32_t>(bytes[1]) << 8;
+    q = q >> bit % 8 & ((1u << view.bits) - 1);
+    const int64_t g = row * view.groups() + k / view.group;
+    return static_cast<double>(number(scales.as(), view.type, g)) * q + number(offsets.as(), view.type, g);
+  }
+};
+
+struct Epilogue {
+  bool norm = false, bias = false, residual = false;
+  Act act = Act::none;
+};
+
+double bent(double g, Act act) {
+  if (act == Act::silu) return g / (1 + std::exp(-g));
+  return 0.5 * g * (1 + std::tanh(0.7978845608028654 * (g + 0.044715 * g * g * g)));
+}
+
+void test_projection(const Kernels& kernels, const Weights& w, int64_t rows, const Epilogue& epilogue = {}) {
+  const int64_t n = w.view.n, k = w.view.k, width = epilogue.act == Act::none ? n : n / 2;
+  auto values = random_floats(rows * k);
+  const auto norms = random_floats(k), biases = random_floats(n), residuals = random_floats(rows * width);
+  const Guarded x = guarded(values), norm = guarded(norms), bias = guarded(biases), residual = guarded(residuals);
+  Guarded out(rows * width * 4);
+  LinearCall call;
+  call.x = x.as<float>();
+  call.rows = rows;
+  call.w = w.view;
+  call.eps = 1e-5f;
+  call.act = epilogue.act;
+  call.out = out.as<float>();
+  if (epilogue.norm) call.norm = norm.as<float>();
+  if (epilogue.bias) call.w.bias = bias.as<float>();
+  if (epilogue.residual) call.residual = residual.as<float>();
+  run_linear(Pool::shared(), kernels, call);
+
+  std::vector<double> row(static_cast<size_t>(k));
+  std::vector<double> sums(static_cast<size_t>(n)), scales(static_cast<size_t>(n));
+  for (int64_t m = 0; m < rows; ++m) {
+    double squares = 0;
+    for (int64_t i = 0; i < k; ++i) squares += static_cast<double>(values[m * k + i]) * values[m * k + i];
+    const double factor = 1 / std::sqrt(squares / static_cast<double>(k) + 1e-5);
+    for (int64_t i = 0; i < k; ++i) row[i] = values[m * k + i] * (epilogue.norm ? factor * norms[i] : 1.0);
+    for (int64_t r = 0; r < n; ++r) {
+      sums[r] = epilogue.bias ? biases[r] : 0.0;
+      scales[r] = std::fabs(sums[r]);
+      for (int64_t i = 0; i < k; ++i) {
+        const double product = w.full[r * k + i] * row[i];
+        sums[r] += product;
+        scales[r] += std::fabs(product);
+      }
+    }
+    for (int64_t r = 0; r < width; ++r) {
+      double expected = sums[r], scale = scales[r];
+      if (epilogue.act != Act::none) {
+        expected = bent(sums[r], epilogue.act) * sums[width + r];
+        // 1.2: the steepest that either gate gets.
+        scale = 1.2 * (scales[r] * std::fabs(sums[width + r]) + scales[width + r] * std::fabs(sums[r])) +
+                std::fabs(expected);
+      } else if (epilogue.residual) {
+        expected += residuals[m * width + r];
+        scale += std::fabs(residuals[m * width + r]);
+      }
+      const double off = std::fabs(out.as<float>()[m * width + r] - expected);
+      if (!(off <= kBound * scale + 1e-30)) return check(false, "projection", kernels.name);
+    }
+  }
+}
+
+// Every format and type; the numbers of rows from 1 to 16 have kernels of their own, 17 and more have panels.
+void test_formats(const Kernels& kernels) {
+  for (const Type type : kTypes) {
+    for (const int bits : {0, 2, 3, 4, 5, 6, 8}) {
+      for (const int group : {32, 64, 128}) {
+        if (bits == 0 && group != 32) continue;
+        const Weights w(13, bits == 0 ? 149 : 3 * group, bits, group, type);
+        for (int64_t rows = 1; rows <= 18; ++rows) test_projection(kernels, w, rows);
+      }
+    }
+  }
+}
+
+// Rows and groups that fill no vector, tile, slab, panel or task; up to several tasks for every thread.
+void test_sizes(const Kernels& kernels) {
+  int turn = 0;
+  for (const int bits : {0, 4, 5, 8}) {
+    for (const int64_t n : {1, 2, 3, 67, 300}) {
+      for (const int64_t groups : {1, 2, 17, 35}) {
+        const int64_t k = bits == 0 ? groups * 32 - 1 : groups * 32;
+        const Weights w(n, k, bits, bits == 0 ? 0 : 32, kTypes[turn++ % 3]);
+        for (const int64_t rows : {1, 2, 8, 9, 16, 17}) {
+          if (n * k * rows < 1 << 19) test_projection(kernels, w, rows);
+        }
+      }
+    }
+  }
+  const Weights tall(70, 288, 4, 32, Type::f16);
+  for (const int64_t rows : {97, 520}) test_projection(kernels, tall, rows);
+}
+
+void test_epilogues(const Kernels& kernels) {
+  for (const int bits : {0, 4}) {
+    const Weights w(150, 192, bits, bits == 0 ? 0 : 64, Type::f16);
+    for (const int64_t rows : {1, 7, 40}) {
+      for (const bool norm : {false, true}) {
+        for (const bool bias : {false, true}) {
+          test_projection(kernels, w, rows, {norm, bias, true, Act::none});
+          test_projection(kernels, w, rows, {norm, bias, false, Act::silu});
+          test_projection(kernels, w, rows, {norm, bias, false, Act::gelu});
+        }
+      }
+    }
+  }
+}
+
+// Two engines: each must get the answers it gets alone, whoever of them has the pool.
+void test_two_callers(const Kernels& kernels) {
+  const Weights wide(600, 512, 8, 64, Type::f16);
+  const auto x = random_floats(20 * wide.view.k);
+  auto product = [&](int64_t rows) {
+    std::vector<float> out(static_cast<size_t>(rows * wide.view.n));
+    LinearCall call;
+    call.x = x.data();
+    call.rows = rows;
+    call.w = wide.view;
+    call.out = out.data();
+    run_linear(Pool::shared(), kernels, call);
+    return out;
+  };
+  auto repeat = [&](int64_t rows, const std::vector<float>& expected) {
+    for (int i = 0; i < 10; ++i) check(product(rows) == expected, "two callers", kernels.name);
+  };
+  const auto alone_1 = product(1), alone_5 = product(5), alone_20 = product(20);
+  std::thread one([&] { repeat(1, alone_1); }), batch([&] { repeat(5, alone_5); });
+  repeat(20, alone_20);
+  one.join();
+  batch.join();
+}
+
+}  // namespace
+
+void test_projections(const Kernels& kernels) {
+  test_formats(kernels);
+  test_sizes(kernels);
+  test_epilogues(kernels);
+  test_two_callers(kernels);
+}
+
+}  // namespace headrace::tests
