@@ -1,6 +1,7 @@
 """llama.cpp through llama-cpp-python's bindings. Run as: python llama_cpp_child.py MODEL.gguf CONTEXT THREADS
 
 Tokens are chosen greedily by llama.cpp's own sampler, as a chat would. THREADS 0 leaves the number to llama.cpp.
+One JSON line in, one out: see `app.bench.child`.
 """
 
 import json
@@ -11,58 +12,39 @@ import time
 from itertools import pairwise
 from typing import Any
 
+BATCH = 512  # tokens llama.cpp takes at once, its default
 
-def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
 
-    import llama_cpp as library
+class LlamaCpp:
+    """One model and one sequence. Its cache holds the beginning of a random text, so that depths can be shared."""
 
-    path, context, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) or None
-    batch = 512
-    llama = library.Llama(
-        path, n_ctx=context, n_batch=batch, n_threads=threads, n_threads_batch=threads, n_gpu_layers=-1, verbose=False
-    )
-    ctx = llama._ctx.ctx
-    memory = library.llama_get_memory(ctx)
-    sampler = library.llama_sampler_chain_init(library.llama_sampler_chain_default_params())
-    library.llama_sampler_chain_add(sampler, library.llama_sampler_init_greedy())
-    draw = random.Random(1)
-    vocabulary = llama.n_vocab()
-    base = [draw.randrange(vocabulary) for _ in range(context)]
-    filled = 0
+    def __init__(self, library: Any, path: str, context: int, threads: int | None) -> None:
+        self._library = library
+        self._llama = library.Llama(
+            path, n_ctx=context, n_batch=BATCH, n_threads=threads, n_threads_batch=threads, n_gpu_layers=-1,
+            verbose=False,
+        )  # fmt: skip
+        self._ctx = self._llama._ctx.ctx
+        self._memory = library.llama_get_memory(self._ctx)
+        self._sampler = library.llama_sampler_chain_init(library.llama_sampler_chain_default_params())
+        library.llama_sampler_chain_add(self._sampler, library.llama_sampler_init_greedy())
+        self._draw = random.Random(1)
+        self._base = self._tokens(context)
+        self._filled = 0
 
-    def feed(tokens: list[int]) -> None:
-        for start in range(0, len(tokens), batch):
-            chunk = tokens[start : start + batch]
-            array = (library.llama_token * len(chunk))(*chunk)
-            if library.llama_decode(ctx, library.llama_batch_get_one(array, len(chunk))) != 0:
-                raise RuntimeError("llama_decode failed")
-
-    def choose() -> Any:
-        return library.llama_sampler_sample(sampler, ctx, -1)
-
-    def at(depth: int) -> None:
-        """The first `depth` tokens of the base text in the cache, and nothing else."""
-        nonlocal filled
-        filled = min(filled, depth)
-        library.llama_memory_seq_rm(memory, -1, filled, -1)
-        if filled < depth:
-            feed(base[filled:depth])
-            filled = depth
-        library.llama_synchronize(ctx)
-
-    def measure(prompt: int, generate: int, depth: int) -> dict[str, Any]:
-        at(depth)
-        fed = [draw.randrange(vocabulary) for _ in range(prompt or 1)]
+    def measure(self, prompt: int, generate: int, depth: int) -> dict[str, Any]:
+        """Times of `prompt` tokens (0: one) fed after `depth` others, then `generate` tokens (0: one) chosen."""
+        library, ctx = self._library, self._ctx
+        self._fill(depth)
+        fed = self._tokens(prompt or 1)
         library.llama_perf_context_reset(ctx)
         began = time.perf_counter()
-        feed(fed)
-        token = choose()
+        self._feed(fed)
+        token = self._choose()
         arrivals = [time.perf_counter()]
         for _ in range((generate or 1) - 1):
-            feed([token])
-            token = choose()
+            self._feed([token])
+            token = self._choose()
             arrivals.append(time.perf_counter())
         performance = library.llama_perf_context(ctx)
         own = None
@@ -77,10 +59,41 @@ def main() -> None:
             "own_tokens_per_second": own,
         }
 
-    print(json.dumps({"ready": library.__version__}), file=answers, flush=True)
+    def _tokens(self, count: int) -> list[int]:
+        return [self._draw.randrange(self._llama.n_vocab()) for _ in range(count)]
+
+    def _fill(self, depth: int) -> None:
+        """The first `depth` tokens of the random text in the cache, and nothing else."""
+        self._filled = min(self._filled, depth)
+        self._library.llama_memory_seq_rm(self._memory, -1, self._filled, -1)
+        if self._filled < depth:
+            self._feed(self._base[self._filled : depth])
+            self._filled = depth
+        self._library.llama_synchronize(self._ctx)
+
+    def _feed(self, tokens: list[int]) -> None:
+        library = self._library
+        for start in range(0, len(tokens), BATCH):
+            chunk = tokens[start : start + BATCH]
+            array = (library.llama_token * len(chunk))(*chunk)
+            if library.llama_decode(self._ctx, library.llama_batch_get_one(array, len(chunk))) != 0:
+                raise RuntimeError("llama_decode failed")
+
+    def _choose(self) -> int:
+        return int(self._library.llama_sampler_sample(self._sampler, self._ctx, -1))
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever the library prints must not look like an answer
+
+    import llama_cpp
+
+    peer = LlamaCpp(llama_cpp, sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) or None)
+    print(json.dumps({"ready": llama_cpp.__version__}), file=answers, flush=True)
     for line in sys.stdin:
         try:
-            reply: dict[str, Any] = measure(**json.loads(line))
+            reply: dict[str, Any] = peer.measure(**json.loads(line))
         except Exception as error:
             reply = {"error": repr(error)}
         print(json.dumps(reply), file=answers, flush=True)
