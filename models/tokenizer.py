@@ -120,13 +120,6 @@ class Tokenizer:
         """A new stream whose pieces add up to what `decode` says."""
         return self._detokenizers.make(skip_special=skip_special)
 
-    def token_text(self, token_id: int) -> str:
-        """One token for display: its decoded text, or its name in the vocabulary where that is no text."""
-        text = self.decode([token_id], skip_special=False)
-        if text and "\ufffd" not in text:
-            return text
-        return self._rust.id_to_token(token_id) or f"<{token_id}>"
-
     # --- what the files say --------------------------------------------------------------------------------
 
     def _shadow_encode(self, text: str) -> list[int]:

@@ -33,9 +33,6 @@ class Metadata:
             raise self._wrong(key, f"a whole number from {least} to {most}", value)
         return value
 
-    def optional_integer(self, key: str, *, least: int = 0, most: int = 2**31 - 1) -> int | None:
-        return self.integer(key, least=least, most=most) if self.has(key) else None
-
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number that is not negative."""
         value = self._get(key, default)

@@ -134,14 +134,6 @@ def test_threads_share_a_tokenizer(write: Callable[..., Path]) -> None:
     assert all(result == encode_all(0) for result in results)
 
 
-def test_token_text_names_tokens_that_are_no_text(write: Callable[..., Path]) -> None:
-    tokenizer = Tokenizer.load(write("chatml"))
-    assert tokenizer.token_text(id_of(tokenizer, "<|im_end|>")) == "<|im_end|>"
-    assert tokenizer.token_text(tokenizer.encode(" a")[-1]).strip() == "a"
-    assert "\ufffd" not in tokenizer.token_text(tokenizer.encode("€")[0])
-    assert tokenizer.token_text(10**6) == "<1000000>"
-
-
 def test_a_directory_without_tokenizer_is_unsupported(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"tokenizer\.json"):
         Tokenizer.load(tmp_path)
