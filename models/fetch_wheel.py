@@ -28,6 +28,13 @@ from runtime.errors import FetchError
 
 _CHUNK = 1 << 20
 _POLL_SECONDS = 0.1
+# pip lives as long as the pipe that is its standard input: when this process ends, however it does, the pipe closes.
+_PIP = (
+    "import os, runpy, signal, threading\n"
+    "def leave(): os.read(0, 1); os.killpg(0, signal.SIGKILL)\n"
+    "threading.Thread(target=leave, daemon=True).start()\n"
+    "runpy.run_module('pip', run_name='__main__', alter_sys=True)\n"
+)
 _RAW_PROGRESS_SINCE = (24, 1)  # pip release whose --progress-bar takes "raw"
 
 
@@ -59,7 +66,7 @@ def fetch_wheel(wheel: Wheel, directory: Path, *, progress: Progress = silent) -
 
 def _pip_download(wheel: Wheel, downloads: Path, scratch: Path, progress: Progress) -> None:
     raw = _pip_version(wheel) >= _RAW_PROGRESS_SINCE
-    command = [sys.executable, "-m", "pip", "download", "--no-input", "--disable-pip-version-check"]
+    command = [sys.executable, "-c", _PIP, "download", "--no-input", "--disable-pip-version-check"]
     command += ["--no-deps", "--only-binary", ":all:", "--retries", "2"]
     command += ["--progress-bar", "raw" if raw else "off", "--dest", str(downloads), wheel.requirement]
     log = scratch / "log"
@@ -68,7 +75,7 @@ def _pip_download(wheel: Wheel, downloads: Path, scratch: Path, progress: Progre
         # A session of its own: Ctrl-C reaches us alone, and we end pip with whatever it started.
         pip = subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, "TMPDIR": str(scratch)},
@@ -83,6 +90,8 @@ def _pip_download(wheel: Wheel, downloads: Path, scratch: Path, progress: Progre
                 progress("downloading", done, wheel.bytes)
         finally:
             _end(pip)
+            assert pip.stdin is not None
+            pip.stdin.close()
     if pip.returncode != 0:
         raise _pip_failed(wheel, log.read_text(encoding="utf-8", errors="replace"))
     progress("downloading", wheel.bytes, wheel.bytes)
