@@ -238,7 +238,7 @@ def test_rm_does_not_act_unasked(run: Run, store: Store) -> None:
 @pytest.mark.parametrize(("answer", "remains", "code"), [("y\r", False, 0), ("n\r", True, 130), ("\x03", True, 130)])
 def test_rm_asks_on_a_terminal(store: Store, answer: str, remains: bool, code: int) -> None:
     install(store)
-    child = pexpect.spawn(sys.executable, ["-m", "app", "models", "rm", "mine"], encoding="utf-8", timeout=60)
+    child = pexpect.spawn(sys.executable, ["-m", "app", "models", "rm", "mine"], encoding="utf-8", timeout=120)
     child.expect(r"Remove mine \(.* KiB\)\? \[y/N\]")
     child.send(answer)
     child.expect(pexpect.EOF)
@@ -253,7 +253,7 @@ def test_colour_only_on_a_terminal_that_wants_it(store: Store, monkeypatch: pyte
     if no_color:
         monkeypatch.setenv("NO_COLOR", "1")
     output, status = pexpect.run(
-        f"{sys.executable} -m app models show mine", withexitstatus=True, env=dict(os.environ), timeout=60
+        f"{sys.executable} -m app models show mine", withexitstatus=True, env=dict(os.environ), timeout=120
     )
     assert status == 0
     assert (b"\x1b[" in output) != no_color
@@ -262,7 +262,7 @@ def test_colour_only_on_a_terminal_that_wants_it(store: Store, monkeypatch: pyte
 def test_progress_bar_on_a_terminal_goes_away(hub: HubServer) -> None:
     hub.add("org/name", MODEL | {"model.safetensors": shard({"a": {"dtype": "U8", "shape": [300_000],
             "data_offsets": [0, 300_000]}}, 300_000)})  # fmt: skip
-    child = pexpect.spawn(sys.executable, ["-m", "app", "models", "pull", "org/name"], encoding="utf-8", timeout=60)
+    child = pexpect.spawn(sys.executable, ["-m", "app", "models", "pull", "org/name"], encoding="utf-8", timeout=120)
     child.expect("Downloading")
     child.expect("org/name is ready in")
     child.expect(pexpect.EOF)
@@ -277,11 +277,11 @@ def test_ctrl_c_while_pulling_leaves_nothing(store: Store, tmp_path: Path, monke
         with subprocess.Popen(
             [sys.executable, "-m", "app", "models", "pull"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as process:
-            assert index.stalled.wait(60)
+            assert index.stalled.wait(120)
             process.send_signal(signal.SIGINT)
-            output, errors = process.communicate(timeout=60)
+            output, errors = process.communicate(timeout=120)
         assert process.returncode == 130
         assert (output, "Traceback" in errors) == ("", False)
-        assert index.gone.wait(30)
+        assert index.gone.wait(120)
     assert store.list() == []
     assert list((store.root / ".partial").iterdir()) == []

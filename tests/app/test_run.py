@@ -46,7 +46,7 @@ def headrace(
         [*HEADRACE, *arguments],
         input=stdin,
         capture_output=True,
-        timeout=60,
+        timeout=120,
         env={**os.environ, "HEADRACE_HOME": str(home), **environment},
     )
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
@@ -276,7 +276,7 @@ def test_a_home_that_is_no_folder_is_one_line(command: list[str], tmp_path: Path
 
 def test_settings_that_cannot_be_written_leave_nothing(tmp_path: Path) -> None:
     program = ["/bin/sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *HEADRACE, "paths", "--write-settings"]
-    done = subprocess.run(program, capture_output=True, env={**os.environ, "HEADRACE_HOME": str(tmp_path)}, timeout=60)
+    done = subprocess.run(program, capture_output=True, env={**os.environ, "HEADRACE_HOME": str(tmp_path)}, timeout=120)
     assert done.returncode == 1
     assert b"cannot be written" in done.stderr
     assert list((tmp_path / "config").iterdir()) == []
@@ -297,7 +297,7 @@ def test_the_first_interrupt_keeps_what_was_said(endless: Path, home: Path) -> N
     assert process.stdout is not None
     first = process.stdout.read(8)
     process.send_signal(signal.SIGINT)
-    rest, errors = process.communicate(timeout=60)
+    rest, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     assert len(first + rest) > 8
     assert b"Traceback" not in errors
@@ -319,7 +319,7 @@ def test_an_interrupted_json_answer_is_still_a_document(endless: Path, home: Pat
         command,
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=60,
+        timeout=120,
         env={**os.environ, "HEADRACE_HOME": str(home)},
     )
     out = process.stdout
@@ -335,6 +335,6 @@ def test_a_reader_that_leaves_early_is_no_error(endless: Path, home: Path) -> No
     assert process.stderr is not None
     process.stdout.read(4)
     process.stdout.close()
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=120) == 0
     assert process.stderr.read() == b""
     process.stderr.close()

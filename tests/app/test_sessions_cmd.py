@@ -49,7 +49,7 @@ def headrace(home: Path, *arguments: str, code: int = 0) -> subprocess.Completed
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
-        timeout=60,
+        timeout=120,
         env={**os.environ, "HEADRACE_HOME": str(home)},
     )
     assert done.returncode == code, done.stderr

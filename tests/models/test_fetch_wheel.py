@@ -162,8 +162,8 @@ def test_ctrl_c_ends_pip(links: Path, work: Path, monkeypatch: pytest.MonkeyPatc
     with PackageIndex(links, stall=True) as index:
         isolate_pip(monkeypatch, index=index.url)
         with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
-            assert index.stalled.wait(30)
+            assert index.stalled.wait(120)
             process.send_signal(signal.SIGINT)
-            output, _ = process.communicate(timeout=30)
+            output, _ = process.communicate(timeout=120)
         assert output == "interrupted\n"
-        assert index.gone.wait(30)
+        assert index.gone.wait(120)

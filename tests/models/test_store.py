@@ -212,7 +212,7 @@ def test_two_processes_build_once(store: Store, tmp_path: Path) -> None:
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(30)
+        worker.join(120)
     assert [worker.exitcode for worker in workers] == [0, 0]
     assert mark.read_text() == "x"
     assert store.get(NAME) is not None
@@ -241,7 +241,7 @@ def installing(store: Store, name: str) -> Iterator[Callable[[], None]]:
             stdin.flush()
 
         yield finish
-        assert other.wait(30) == 0
+        assert other.wait(120) == 0
 
 
 def test_a_model_being_installed_cannot_be_removed_nor_swept(store: Store) -> None:
