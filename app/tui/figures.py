@@ -59,6 +59,13 @@ class Turn:
     finish_reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Rates:
+    now: float | None = None
+    average: float | None = None
+    achieved_gb_s: float | None = None
+
+
 class LiveFigures:
     """Everything the decode view draws."""
 
@@ -76,6 +83,7 @@ class LiveFigures:
         self.turns: list[Turn] = []
         self.prefill_rate: float | None = None  # tokens per second, of the latest prefill long enough to say
         self.prefill_batch = 0  # tokens the latest such prefill fed
+        self._rates_kept, self._rates_of = _Rates(), 0  # and the version they are of
 
     # -- fed by the chat -------------------------------------------------------------------------------------------
 
@@ -147,36 +155,26 @@ class LiveFigures:
         return self.steps[-1] if self.steps else None
 
     @property
-    def recent(self) -> list[StepRecord]:
-        """The steps of the last NOW_S seconds of decoding, at least one where there are any."""
-        chosen: list[StepRecord] = []
-        span = 0.0
-        for record in reversed(self.steps):
-            chosen.append(record)
-            span += record.latency_s
-            if span >= NOW_S:
-                break
-        return chosen[::-1]
-
-    @property
     def rate_now(self) -> float | None:
         """Tokens per second over the last second."""
-        recent = [record for record in self.recent if record.index > 0] or self.recent
-        seconds = sum(record.latency_s for record in recent)
-        return len(recent) / seconds if seconds > 0 else None
+        return self._rates.now
 
     @property
     def rate_average(self) -> float | None:
         """Tokens per second over the turn: 1 / TPOT, so the first step does not count."""
-        later = [record.latency_s for record in self.steps if record.index > 0]
-        return len(later) / sum(later) if later and sum(later) > 0 else None
+        return self._rates.average
 
     @property
     def achieved_gb_s(self) -> float | None:
         """Bandwidth over the last second, computed: bytes of those steps / their time."""
-        recent = self.recent
-        seconds = sum(record.latency_s for record in recent)
-        return sum(record.step_bytes for record in recent) / seconds / 1e9 if seconds > 0 else None
+        return self._rates.achieved_gb_s
+
+    @property
+    def _rates(self) -> "_Rates":
+        """Worked out once for all who ask, as long as there is nothing new."""
+        if self._rates_of != self.version:
+            self._rates_of, self._rates_kept = self.version, _rates(self.steps)
+        return self._rates_kept
 
     @property
     def mbu(self) -> float | None:
@@ -224,6 +222,27 @@ class LiveFigures:
             "turns": [asdict(turn) for turn in self.turns],
             "steps": [{**asdict(step), "achieved_bandwidth_gb_s": step.achieved_gb_s} for step in self.steps],
         }
+
+
+def _rates(steps: Sequence[StepRecord]) -> _Rates:
+    """`now` and the bandwidth of the last NOW_S seconds of decoding, one step at least; the average of all steps."""
+    recent: list[StepRecord] = []
+    span = 0.0
+    for record in reversed(steps):
+        recent.append(record)
+        span += record.latency_s
+        if span >= NOW_S:
+            break
+    return _Rates(
+        now=_rate([record.latency_s for record in recent if record.index > 0] or [r.latency_s for r in recent]),
+        average=_rate([record.latency_s for record in steps if record.index > 0]),
+        achieved_gb_s=sum(record.step_bytes for record in recent) / span / 1e9 if span > 0 else None,
+    )
+
+
+def _rate(latencies: list[float]) -> float | None:
+    seconds = sum(latencies)
+    return len(latencies) / seconds if seconds > 0 else None
 
 
 def with_peaks(machine: MachineFacts, measured_gb_s: float) -> MachineFacts:

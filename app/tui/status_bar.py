@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 from textual.content import Content
+from textual.strip import Strip
 from textual.widget import Widget
 
+from app.tui.brush import Brush
 from app.tui.decode.speed import rate_text
 from app.tui.figures import LiveFigures
 
@@ -30,6 +32,7 @@ class StatusBar(Widget):
         self._figures = figures
         self._status = Status()
         self._drawn: tuple[object, ...] = ()
+        self._brush = Brush(self)
 
     def tell(self, status: Status) -> None:
         """New values; draws only if something is different."""
@@ -38,8 +41,16 @@ class StatusBar(Widget):
             self._drawn, self._status = now, status
             self.refresh()
 
-    def render(self) -> Content:
+    def render_line(self, y: int) -> Strip:  # noqa: ARG002
         width = self.content_size.width
+        return self._brush.strip(self.line(width), width)
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._brush.clear()
+
+    def line(self, width: int) -> Content:
+        """All of it: what stands at the left gives way."""
         right = self._right(width)
         left = self._left(width - right.cell_length - 2)
         return Content.assemble(left, " " * max(1, width - left.cell_length - right.cell_length), right)

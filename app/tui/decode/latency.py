@@ -33,7 +33,7 @@ class LatencySection(Section):
             return
         at = (self.cursor if self.cursor is not None else -1 if by < 0 else 0) - by
         self.cursor = None if at < 0 else min(at, kept - 1)
-        self.refresh()
+        self.redraw()
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
         offset = event.get_content_offset(self)
@@ -42,12 +42,12 @@ class LatencySection(Section):
         wanted = back if back is not None and back < kept and offset is not None and offset.x >= _LABEL else None
         if wanted != self.cursor:
             self.cursor = wanted
-            self.refresh()
+            self.redraw()
 
     def on_leave(self) -> None:
         if self.cursor is not None:
             self.cursor = None
-            self.refresh()
+            self.redraw()
 
     def lines(self, figures: LiveFigures, width: int, height: int) -> Sequence[Content]:
         steps = _steps(figures)

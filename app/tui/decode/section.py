@@ -1,27 +1,38 @@
-"""One framed part of the decode view: a title, and lines drawn from the figures at whatever size it has."""
+"""One framed part of the decode view: a title, and lines drawn from the figures at whatever size it has.
+
+Lines are made when the figures change, and only those that came out different are drawn again.
+"""
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from textual.content import Content
+from textual.geometry import Region
+from textual.strip import Strip
 from textual.widget import Widget
 
+from app.tui.brush import Brush
 from app.tui.figures import LiveFigures
 
 Piece = str | tuple[str, str]
 """Text, or text and its style."""
 
 
-class Section(Widget):
-    """Draws `lines(figures, width, height)`; redraws when told that the figures changed."""
+class Lines(Widget):
+    """Draws `lines(figures, width, height)`; `show` brings it up to date."""
 
-    TITLE = ""
+    ALLOW_SELECT = False
     can_focus = False
 
     def __init__(self, figures: LiveFigures, id: str | None = None) -> None:
         super().__init__(id=id)
         self.figures = figures
-        self.border_title = self.TITLE
         self._shown: object = None
+        self._lines: list[Content] = []
+        self._brush = Brush(self)
+        self._frame: list[Strip] = []  # the whole widget without its lines
+        self._framed: object = None  # what the frame was drawn for
+        self._drawn: dict[int, tuple[Content, Strip]] = {}  # finished lines, frame included
 
     def show(self, figures: LiveFigures) -> None:
         """Draw these figures from now on, if there is anything new in them."""
@@ -29,21 +40,78 @@ class Section(Widget):
         news = self.news(figures)
         if news != self._shown:
             self._shown = news
-            self.refresh()
+            self.redraw()
+
+    def redraw(self) -> None:
+        """Make the lines anew, draw those that are different."""
+        width, height = self.content_size
+        old, new = self._lines, []
+        if width >= 4 and height >= 1:
+            new = list(self.lines(self.figures, width, height)[:height])
+        for y, (before, line) in enumerate(zip(old, new, strict=False)):
+            if before.is_same(line):
+                new[y] = before
+        self._lines = new
+        if changed := [y for y, (a, b) in enumerate(zip_longest(old, new)) if a is not b]:
+            self.refresh(*(Region(0, y, width, 1) for y in changed))
 
     def news(self, figures: LiveFigures) -> object:
-        """What has to differ for drawing again to be worth it."""
+        """What has to differ for making the lines again to be worth it."""
         return id(figures), figures.version
 
     def lines(self, figures: LiveFigures, width: int, height: int) -> Sequence[Content]:
         """At most `height` lines of at most `width` cells."""
         raise NotImplementedError
 
-    def render(self) -> Content:
-        width, height = self.content_size
-        if width < 4 or height < 1:
-            return Content("")
-        return Content("\n").join(self.lines(self.figures, width, height)[:height])
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Lines with the frame around them, which is textual's; it costs more than they do and hardly ever changes."""
+        framed = self.outer_size, self.border_title, self.border_subtitle
+        if framed != self._framed:
+            self._framed = framed
+            self._frame = super().render_lines(self.outer_size.region)
+            self._drawn.clear()
+        strips = [self._line(y) for y in crop.line_range]
+        if crop.column_span == (0, self.outer_size.width):
+            return strips
+        return [strip.crop(crop.x, crop.right) for strip in strips]
+
+    def _line(self, y: int) -> Strip:
+        gutter, width, frame = self.gutter, self.content_size.width, self._frame[y]
+        place = y - gutter.top
+        if not 0 <= place < len(self._lines):
+            return frame
+        content = self._lines[place]
+        kept = self._drawn.get(y)
+        if kept is None or kept[0] is not content:
+            strip = self._brush.strip(content, width)
+            for line_filter in self.get_line_filters():
+                strip = strip.apply_filter(line_filter, self.background_colors[1])
+            whole = Strip.join([frame.crop(0, gutter.left), strip, frame.crop(gutter.left + width)])
+            kept = self._drawn[y] = content, whole
+        return kept[1]
+
+    def render_line(self, y: int) -> Strip:  # noqa: ARG002
+        return self._brush.strip(Content(""), self.content_size.width)
+
+    def on_resize(self) -> None:
+        self._lines = []
+        self.redraw()
+        self.refresh()
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._brush.clear()
+        self._framed = None
+
+
+class Section(Lines):
+    """Lines in a frame with a title."""
+
+    TITLE = ""
+
+    def __init__(self, figures: LiveFigures, id: str | None = None) -> None:
+        super().__init__(figures, id)
+        self.border_title = self.TITLE
 
 
 def row(*pieces: Piece) -> Content:

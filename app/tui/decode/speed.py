@@ -1,12 +1,17 @@
 """Tokens per second in large digits: now and average, and where the turn stands (the phase strip)."""
 
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+from rich.segment import Segment
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.renderables.digits import Digits
+from textual.strip import Strip
 from textual.widget import Widget
 
-from app.tui.decode.section import spread
+from app.tui.decode.section import Lines, spread
 from app.tui.figures import LiveFigures, Phase
 from runtime.units import format_bytes
 
@@ -47,6 +52,8 @@ class SpeedSection(Vertical):
 class BigRate(Widget):
     """Tokens per second now. No Digits widget: one whose text gets longer lays the screen out anew."""
 
+    ALLOW_SELECT = False
+
     def __init__(self, figures: LiveFigures) -> None:
         super().__init__()
         self.rate = rate_text(figures.rate_now)
@@ -57,40 +64,29 @@ class BigRate(Widget):
             self.rate = rate
             self.refresh()
 
-    def render(self) -> Digits:
-        return Digits(self.rate, self.rich_style)
+    def render_line(self, y: int) -> Strip:
+        style = self.rich_style
+        lines = list(Segment.split_lines(cast("Iterable[Segment]", Digits(self.rate, style).render(style))))
+        return Strip(lines[y] if y < len(lines) else []).adjust_cell_length(self.content_size.width, style)
 
 
-class SpeedFacts(Widget):
-    """What stands beside the digits. No Static, for the same reason."""
+class SpeedFacts(Lines):
+    """What stands beside the digits."""
 
-    def __init__(self, figures: LiveFigures) -> None:
-        super().__init__()
-        self.figures = figures
-
-    def show(self, figures: LiveFigures) -> None:
-        self.figures = figures
-        self.refresh()
-
-    def render(self) -> Content:
-        return _facts(self.figures)
+    def lines(self, figures: LiveFigures, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
+        average, roofline = rate_text(figures.rate_average), rate_text(figures.roofline_rate)
+        return [
+            Content.assemble(("tok/s", "bold"), (" now", "$quiet")),
+            Content.assemble((average, "bold $text-primary"), (" average", "$quiet")),
+            Content.assemble((roofline, "$quiet"), (" roofline", "$quiet")),
+        ]
 
 
-class PhaseStrip(Widget):
+class PhaseStrip(Lines):
     """load → prefill → decode → idle: what is done, what goes on, and for how long."""
 
-    def __init__(self, figures: LiveFigures) -> None:
-        super().__init__()
-        self.figures = figures
-
-    def show(self, figures: LiveFigures) -> None:
-        self.figures = figures
-        self.refresh()
-
-    def render(self) -> Content:
-        return Content("\n").join(
-            [phases(self.figures, self.content_size.width), detail(self.figures, self.content_size.width)]
-        )
+    def lines(self, figures: LiveFigures, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
+        return [phases(figures, width), detail(figures, width)]
 
 
 def rate_text(rate: float | None) -> str:
@@ -98,17 +94,6 @@ def rate_text(rate: float | None) -> str:
     if rate is None:
         return "–"
     return f"{rate:.2f}" if rate < 9.995 else f"{rate:.1f}" if rate < 99.95 else f"{rate:.0f}"
-
-
-def _facts(figures: LiveFigures) -> Content:
-    average, roofline = rate_text(figures.rate_average), rate_text(figures.roofline_rate)
-    return Content("\n").join(
-        [
-            Content.assemble(("tok/s", "bold"), (" now", "$quiet")),
-            Content.assemble((average, "bold $text-primary"), (" average", "$quiet")),
-            Content.assemble((roofline, "$quiet"), (" roofline", "$quiet")),
-        ]
-    )
 
 
 def phases(figures: LiveFigures, width: int) -> Content:

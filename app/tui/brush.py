@@ -1,0 +1,37 @@
+"""Draws lines of text in a widget's style: what textual does for any widget, without wrapping, aligning and measuring.
+
+For widgets that make their lines themselves, each no wider than they are, and redraw while an answer streams.
+"""
+
+from rich.segment import Segment
+from textual.content import Content
+from textual.strip import Strip
+from textual.style import Style
+from textual.widget import Widget
+
+
+class Brush:
+    """Remembers what the names of styles mean; to be told with `clear` when the widget's style or theme changed."""
+
+    def __init__(self, widget: Widget) -> None:
+        self._widget = widget
+        self._named: dict[str | Style, Style] = {}
+
+    def clear(self) -> None:
+        """Names may mean something else from now on."""
+        self._named.clear()
+
+    def strip(self, content: Content, width: int) -> Strip:
+        """One line of exactly `width` cells: filled up where it is shorter, cut where it is longer."""
+        base = self._widget.visual_style
+        segments = [Segment(text, style.rich_style) for text, style in content.render(base, "", self._meaning)]
+        cells = content.cell_length
+        if cells < width:
+            segments.append(Segment(" " * (width - cells), base.rich_style))
+        return Strip(segments, max(cells, width)).crop(0, width)
+
+    def _meaning(self, name: str | Style) -> Style:
+        style = self._named.get(name)
+        if style is None:
+            style = self._named[name] = self._widget._get_style(name)
+        return style
