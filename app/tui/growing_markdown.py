@@ -4,9 +4,14 @@ A top-level block is finished once another one has begun after it; its lines are
 changes. So a long answer costs no more per update than its last block.
 """
 
+from typing import TYPE_CHECKING
+
 from textual.content import Content
 
 from app.tui.markdown_lines import parser, render_tokens
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
 
 
 class GrowingMarkdown:
@@ -39,37 +44,37 @@ class GrowingMarkdown:
                 self._finish(source)
             self._tail_lines = None
         if self._tail_lines is None:
-            self._settle()
-            self._tail_lines = _reusing(self._before, self._laid_out(self._tail))
+            tokens = self._settled(parser().parse(self._tail))
+            self._tail_lines = _reusing(self._before, self._laid_out(tokens))
             self._before = self._tail_lines
         between = [Content("")] if self._finished_lines and self._tail_lines else []
         return [*self._finished_lines, *between, *self._tail_lines]
 
-    def _settle(self) -> None:
-        """Move finished blocks from the tail to where they stay.
+    def _settled(self, tokens: list["Token"]) -> list["Token"]:
+        """Move finished blocks from the tail, which parses as `tokens`, to where they stay; the tokens of the rest.
 
         The last block is never finished; nor is a list before it, which what has begun after it may still join.
         """
-        tokens = parser().parse(self._tail)
         blocks = [token for token in tokens if token.level == 0 and token.map and token.nesting >= 0]
         last = len(blocks) - 1
         if last > 0 and blocks[last - 1].type in ("bullet_list_open", "ordered_list_open"):
             last -= 1
         if last < 1:
-            return
+            return tokens
         source, begin = self._tail.split("\n"), (blocks[last].map or [0])[0]
         head, self._tail = "\n".join(source[:begin]) + "\n", "\n".join(source[begin:])
         self._finished.append(head)
         self._finish(head)
+        return parser().parse(self._tail)
 
     def _finish(self, source: str) -> None:
         if self._finished_lines:
             self._finished_lines.append(Content(""))
-        self._finished_lines += self._laid_out(source)
+        self._finished_lines += self._laid_out(parser().parse(source))
 
-    def _laid_out(self, source: str) -> list[Content]:
+    def _laid_out(self, tokens: list["Token"]) -> list[Content]:
         ansi, dark = self._look
-        return render_tokens(parser().parse(source), self._width, ansi=ansi, dark=dark)
+        return render_tokens(tokens, self._width, ansi=ansi, dark=dark)
 
 
 def _reusing(old: list[Content], new: list[Content]) -> list[Content]:

@@ -18,17 +18,14 @@ from textual.message import Message as Event
 from textual.reactive import reactive
 from textual.selection import Selection
 from textual.strip import Strip
-from textual.style import Style
-from textual.visual import RenderOptions
 from textual.widget import Widget
 
 from app.sessions.records import Message
-from app.tui.entry import BLANK, Entry, Look, Row, RowKind, Standing
+from app.tui.entry import BLANK, Entry, Look, Row, Standing
+from app.tui.row_strips import GUTTER, RowStrips
 
-_GUTTER = 3  # cells left of the text: the selection mark and air
 _MARGIN = 2  # cells right of it
 _READABLE = 104  # lines longer than this are hard to read
-_STRIPS_KEPT = 4000
 _WHEEL = 3  # lines a turn of the wheel moves
 
 
@@ -74,7 +71,7 @@ class Transcript(Widget, can_focus=True):
         """At the end, and to stay there."""
         self._starts: list[int] = []  # first line of every entry
         self._rows: list[Row] = []
-        self._strips: dict[tuple[int, bool], tuple[Content, Strip]] = {}
+        self._strips = RowStrips(self)
         self._welcome: list[Content] = []
 
     # -- content ---------------------------------------------------------------------------------------------------
@@ -139,7 +136,7 @@ class Transcript(Widget, can_focus=True):
 
     @property
     def look(self) -> Look:
-        width = max(12, min(_READABLE, self.size.width - _GUTTER - _MARGIN))
+        width = max(12, min(_READABLE, self.size.width - GUTTER - _MARGIN))
         theme = self.app.current_theme
         return Look(width, ansi=self.app.native_ansi_color, dark=theme.dark, show_thinking=self.show_thinking)
 
@@ -150,7 +147,7 @@ class Transcript(Widget, can_focus=True):
         kept = self._starts[first] if first < len(self._starts) else len(self._rows)
         if not self.entries or not self._starts:
             first = kept = 0
-        before = self._rows[kept:]
+        before, thumb = self._rows[kept:], self._thumb
         del self._rows[kept:], self._starts[first:]
         look = self.look
         if not first:
@@ -160,11 +157,9 @@ class Transcript(Widget, can_focus=True):
             self._rows += entry.rows(look)
         if not self.entries:
             self._rows = [(line, "body") for line in self._centred_welcome()]
-        if len(self._strips) > _STRIPS_KEPT:
-            self._strips.clear()
         top = self._last_top if self.following and self.entries else min(self.top, self._last_top)
-        if top != self.top:
-            self.top = top
+        moved, self.top = top != self.top, top
+        if moved or self._thumb != thumb:
             self.refresh()
             return
         for (old, _), (new, _) in zip(before, self._rows[kept:], strict=False):
@@ -177,7 +172,7 @@ class Transcript(Widget, can_focus=True):
     def _centred_welcome(self) -> list[Content]:
         above = max(0, (self.size.height - len(self._welcome)) // 3)
         block = max((line.cell_length for line in self._welcome), default=0)
-        indent = max(0, (self.size.width - block) // 2 - _GUTTER)
+        indent = max(0, (self.size.width - block) // 2 - GUTTER)
         return [Content("")] * above + [line.pad_left(indent) for line in self._welcome]
 
     def _start_over(self) -> None:
@@ -203,31 +198,29 @@ class Transcript(Widget, can_focus=True):
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """The lines of a part of the widget. Past the styles' own cache, which costs more than drawing a line anew."""
-        filters, ground = self.get_line_filters(), self.background_colors[1]
+        rows, thumb, marked, selection = self._rows, self._thumb, self._marked, self.text_selection
         strips = []
         for y in crop.line_range:
-            strip = self.render_line(y)
-            for line_filter in filters:
-                strip = strip.apply_filter(line_filter, ground)
-            strips.append(strip.crop(crop.x, crop.right) if crop.width != self.size.width else strip)
-        return strips
+            line = y + self.top
+            span = selection.get_span(line) if selection is not None else None
+            if line >= len(rows):
+                strip = self._strips.below(thumb=y in thumb)
+            elif span is None and line not in marked:
+                strip = self._strips.strip(line, rows[line], thumb=y in thumb)
+            else:
+                strip = self._strips.marked(line, rows[line], thumb=y in thumb, marked=line in marked, span=span)
+            strips.append(strip)
+        if crop.column_span == (0, self.size.width):
+            return strips
+        return [strip.crop(crop.x, crop.right) for strip in strips]
 
-    def render_line(self, y: int) -> Strip:
-        """One line of the conversation, from the store of lines already drawn if it is there."""
-        line, thumb = y + self.top, y in self._thumb
-        if line >= len(self._rows):
-            return self._drawn(*BLANK, thumb)
-        content, kind = self._rows[line]
-        selection = self.text_selection
-        span = selection.get_span(line) if selection is not None else None
-        marked = self.selected is not None and self.has_focus and self._entry_at(line) == self.selected
-        if span is not None or marked:
-            return self._drawn(content, kind, thumb, marked, span).apply_offsets(0, line)
-        kept = self._strips.get((id(content), thumb))
-        if kept is None or kept[0] is not content or kept[1].cell_length != self.size.width:
-            kept = content, self._drawn(content, kind, thumb)
-            self._strips[id(content), thumb] = kept
-        return kept[1].apply_offsets(0, line)
+    @property
+    def _marked(self) -> range:
+        """The lines of the selected message while the keys are here."""
+        if self.selected is None or self.selected >= len(self._starts) or not self.has_focus:
+            return range(0)
+        after = self._starts[self.selected + 1] if self.selected + 1 < len(self._starts) else len(self._rows)
+        return range(self._starts[self.selected], after)
 
     @property
     def _thumb(self) -> range:
@@ -239,35 +232,13 @@ class Transcript(Widget, can_focus=True):
         start = round(self.top / max(1, total - height) * (height - length))
         return range(start, start + length)
 
-    def _drawn(
-        self,
-        content: Content,
-        kind: RowKind,
-        thumb: bool,
-        marked: bool = False,
-        span: tuple[int, int] | None = None,
-    ) -> Strip:
-        """A line with its gutter at the left and the scroll bar at the right."""
-        width = self.size.width - 1
-        whole = Content.assemble(("▌".ljust(_GUTTER) if marked else " " * _GUTTER, "$accent"), content)
-        whole = whole.pad_right(max(0, width - whole.cell_length))
-        if kind == "user":
-            whole = whole.stylize_before("on $surface")
-        if span is not None:
-            start, end = span
-            style = Style.from_styles(self.screen.get_component_styles("screen--selection"))
-            whole = whole.stylize(style, start, len(whole.plain) if end == -1 else end)
-        whole = Content.assemble(whole.truncate(width), ("▐" if thumb else " ", "$scrollbar"))
-        options = RenderOptions(self._get_style, self.styles.get_rules())
-        return whole.render_strips(width + 1, 1, self.visual_style, options)[0]
-
     def _entry_at(self, line: int) -> int:
         return bisect_right(self._starts, line) - 1
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
-        text = "\n".join(" " * _GUTTER + content.plain for content, _ in self._rows)
+        text = "\n".join(" " * GUTTER + content.plain for content, _ in self._rows)
         picked = selection.extract(text)
-        return "\n".join(line.removeprefix(" " * _GUTTER).rstrip() for line in picked.split("\n")), "\n"
+        return "\n".join(line.removeprefix(" " * GUTTER).rstrip() for line in picked.split("\n")), "\n"
 
     def selection_updated(self, selection: Selection | None) -> None:  # noqa: ARG002
         self.refresh()
