@@ -12,8 +12,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
-from textual.screen import Screen
-from textual.widgets import Footer, Static
+from textual.widgets import Static
 
 from app.engine_messages import Event
 from app.sanitise import sanitise
@@ -24,6 +23,8 @@ from app.tui.completion import CompletionMenu
 from app.tui.decode.panel import DecodePanel
 from app.tui.entry import Standing
 from app.tui.figures import LiveFigures
+from app.tui.frugal_screen import FrugalScreen
+from app.tui.key_bar import KeyBar
 from app.tui.prompt import Prompt
 from app.tui.status_bar import StatusBar
 from app.tui.transcript import Transcript
@@ -41,7 +42,7 @@ _WIDER = 20
 _WIDTHS: tuple[Width, ...] = ("off", "narrow", "wide")
 
 
-class ChatScreen(Screen[None]):
+class ChatScreen(FrugalScreen):
     """One conversation."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -102,7 +103,7 @@ class ChatScreen(Screen[None]):
                 yield menu
                 yield Prompt(menu, id="prompt")
             yield DecodePanel(figures, id="panel")
-        yield Footer()
+        yield KeyBar()
 
     def on_mount(self) -> None:
         self.query_one(Prompt).focus()
@@ -143,7 +144,7 @@ class ChatScreen(Screen[None]):
             self._transcript.show(messages, standings)
         limit = conversation.context_limit
         state = (
-            conversation.phase,
+            conversation.phase == "idle",
             self.headrace.engine.state,
             conversation.notice,
             limit,

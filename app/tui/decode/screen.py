@@ -6,8 +6,6 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.screen import Screen
-from textual.widgets import Footer
 
 from app.tui.decode.bandwidth import BandwidthSection
 from app.tui.decode.cache import CacheSection
@@ -18,13 +16,15 @@ from app.tui.decode.section import Section
 from app.tui.decode.speed import SpeedSection
 from app.tui.decode.turns import TurnsSection
 from app.tui.figures import LiveFigures
+from app.tui.frugal_screen import FrugalScreen
+from app.tui.key_bar import KeyBar
 from app.tui.status_bar import Status, StatusBar
 
 _WIDE = 132  # cells from which the right column is the wider one
 _TALL = 32  # lines from which every part has room
 
 
-class DecodeScreen(Screen[None]):
+class DecodeScreen(FrugalScreen):
     """Drawn from the figures the app gives it; the app decides whether they are live or frozen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -54,7 +54,7 @@ class DecodeScreen(Screen[None]):
                 yield LatencySection(self.figures, id="latency")
                 yield CacheSection(self.figures, id="cache")
                 yield TurnsSection(self.figures, id="turns")
-        yield Footer()
+        yield KeyBar()
 
     def show(self, figures: LiveFigures, status: Status, *, frozen: bool) -> None:
         """Draw these figures."""

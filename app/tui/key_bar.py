@@ -1,0 +1,83 @@
+"""The keys that matter now, in one line at the bottom; a click on one presses it.
+
+Looks like textual's Footer, but is one widget instead of one a key: when an answer begins or ends the keys change,
+and nothing has to be mounted, styled and laid out for that while the model decodes.
+"""
+
+from textual import events
+from textual.binding import Binding
+from textual.content import Content
+from textual.screen import Screen
+from textual.strip import Strip
+from textual.widget import Widget
+
+from app.tui.brush import Brush
+
+_KEY = "bold $footer-key-foreground on $footer-key-background"
+_TEXT = "$footer-description-foreground on $footer-description-background"
+_DISABLED = "dim"
+
+
+class KeyBar(Widget, can_focus=False):
+    """Drawn anew when the bindings of its screen changed."""
+
+    ALLOW_SELECT = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._brush = Brush(self)
+        self._line = Content("")
+        self._places: list[tuple[range, Binding]] = []
+
+    def on_mount(self) -> None:
+        self.screen.bindings_updated_signal.subscribe(self, self._bindings_changed)
+
+    def _bindings_changed(self, screen: Screen[object]) -> None:
+        if screen.app.app_focus and self.is_attached and screen is self.screen:
+            self.call_after_refresh(self._take)
+
+    def on_resize(self) -> None:
+        self._take()
+
+    def _take(self) -> None:
+        """Lay out what the bindings are now: keys from the left, the palette's at the right."""
+        width, bindings = self.size.width, self.screen.active_bindings
+        last = bindings.get(self.app.COMMAND_PALETTE_BINDING)
+        shown: dict[str, tuple[Binding, bool]] = {}
+        for _, binding, enabled, _ in bindings.values():
+            if binding.show:
+                shown.setdefault(binding.action, (binding, enabled))
+        end = Content("")
+        if last is not None:
+            end = Content.assemble(("▏", "$foreground 20%"), self._key(last.binding, last.enabled)[1:])
+        line, self._places = Content(""), []
+        for binding, enabled in shown.values():
+            key = self._key(binding, enabled)
+            self._places.append((range(line.cell_length, line.cell_length + key.cell_length), binding))
+            line = line + key
+        room = max(0, width - end.cell_length)
+        self._places = [(cells, binding) for cells, binding in self._places if cells.start < room]
+        if last:
+            self._places.append((range(room, width), last.binding))
+        line = line.truncate(room)
+        line = Content.assemble(line, " " * (room - line.cell_length), end)
+        if not line.is_same(self._line):
+            self._line = line
+            self.refresh()
+
+    def _key(self, binding: Binding, enabled: bool) -> Content:
+        key = Content.assemble((f" {self.app.get_key_display(binding)} ", _KEY), (f"{binding.description} ", _TEXT))
+        return key if enabled else key.stylize(_DISABLED)
+
+    def render_line(self, y: int) -> Strip:
+        return self._brush.strip(self._line if y == 0 else Content(""), self.content_size.width)
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._brush.clear()
+
+    def on_mouse_down(self, event: events.MouseDown) -> None:
+        for cells, binding in self._places:
+            if event.x in cells:
+                self.app.simulate_key(binding.key)
+                return
