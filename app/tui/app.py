@@ -1,10 +1,11 @@
 """The application: one engine, one conversation at a time, and the screens that show them.
 
-It polls: a dozen times a second it takes what the engine's process said, and lets the screen that is on top draw
+It polls: up to ten times a second it takes what the engine's process said, and lets the screen that is on top draw
 it. Nothing is called per token. The engine's process starts after the first frame is on the screen.
 """
 
 import asyncio
+import gc
 import json
 import signal
 import time
@@ -27,6 +28,7 @@ from app.tui.clipboard import copy_with_tool
 from app.tui.decode.screen import DecodeScreen
 from app.tui.feed import feed
 from app.tui.figures import LiveFigures
+from app.tui.markdown_lines import parser
 from app.tui.palette import AppCommands
 from app.tui.status_bar import Status
 from app.tui.themes import DARK, LIGHT, after_terminal, own_variables
@@ -34,8 +36,9 @@ from runtime.errors import HeadraceError
 from runtime.paths import data_dir
 
 POLLS_PER_SECOND = 10
-_FIGURES_EVERY = 4  # polls between two drawings of the decode view
-_SHARE = 0.05  # of the time that drawing may take; the rest belongs to the decode loop
+_FIGURES_S = 0.45  # between two drawings of the decode view
+_SHARE = 0.03  # of a core that this process may take while an answer is written; the rest belongs to the decode loop
+_LONGEST_REST_S = 0.5  # however slow the machine
 
 
 class HeadraceApp(App[None]):
@@ -69,8 +72,9 @@ class HeadraceApp(App[None]):
         self.conversation = Conversation(engine, store, session, context=context)
         self.settings = settings or Settings()
         self._left = False
-        self._ticks = 0
+        self._figures_due = 0.0
         self._drawn_version = -1
+        self._spent = 0.0  # processor time of this process at the last poll
         self._rest_until = 0.0
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -95,6 +99,7 @@ class HeadraceApp(App[None]):
         if self.engine.state == "stopped":
             self.figures.loading("starting the engine", None)
             self.conversation.load_model()
+        gc.freeze()  # the app itself lives as long as the process: not to be looked through again for every answer
         self.set_interval(1 / POLLS_PER_SECOND, self.tick)
 
     async def action_quit(self) -> None:
@@ -123,21 +128,23 @@ class HeadraceApp(App[None]):
     # -- polling ---------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Take in what happened and draw it; drawing never takes more than a small share of the time."""
-        started = time.perf_counter()
-        if started < self._rest_until or self._left:
+        """Take in what happened and draw it, then rest in proportion to what that cost."""
+        now = time.perf_counter()
+        if now < self._rest_until or self._left:
             return
         events = self.conversation.poll()
         feed(self.figures, events)
         self._note(events)
-        self._ticks += 1
         if (chat := self.chat) is not None:
             chat.sync(events)
-        if self._ticks % _FIGURES_EVERY == 0:
+        if now >= self._figures_due:
+            self._figures_due = now + _FIGURES_S
             if chat is not None:
                 chat.tell_status()
             self.draw_figures()
-        self._rest_until = started + (time.perf_counter() - started) / _SHARE if events else 0.0
+        # What is marked to be drawn here is drawn after this returns: what a poll costs is known at the next.
+        spent, self._spent = time.process_time() - self._spent, time.process_time()
+        self._rest_until = now + min(spent / _SHARE, _LONGEST_REST_S) if events else 0.0
 
     def status(self) -> Status:
         """What the line at the top says."""
@@ -168,6 +175,7 @@ class HeadraceApp(App[None]):
                 self.say(f"{event.name}: {event.message}", problem=True)
             elif isinstance(event, Ready):
                 self.draw_figures(force=True)
+                self.call_after_refresh(parser)  # made now, not with the first answer's first words
 
     @property
     def chat(self) -> ChatScreen | None:
