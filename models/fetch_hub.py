@@ -9,7 +9,6 @@ Without network, what the cache already has is used.
 
 import glob
 import hashlib
-import json
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -20,9 +19,10 @@ from typing import Any, TypeVar
 
 from models.checkpoint import refuse_code
 from models.hub_files import choose_files
+from models.json_object import read_json_object
 from models.progress import Progress, silent
 from models.source import HubId
-from runtime.errors import CheckpointError, FetchError, HeadraceError, ModelNotFoundError
+from runtime.errors import FetchError, HeadraceError, ModelNotFoundError
 
 _API_TIMEOUT_SECONDS = 15.0
 _STOP_SECONDS = 15.0  # longer than the 10 s after which huggingface_hub gives up on a silent connection
@@ -80,7 +80,7 @@ def fetch_config(hub: HubId) -> dict[str, Any]:
         if isinstance(error, LocalEntryNotFoundError) or _is_offline(error):
             raise _unreachable(hub) from error
         raise _explain(error, hub) from error
-    return _json_object(Path(path))
+    return read_json_object(Path(path))
 
 
 def _api() -> Any:
@@ -97,7 +97,7 @@ def _download(hub: HubId, info: Any, file: str | None, progress: Progress) -> Hu
     commit = info.sha
     if "config.json" in names:  # a few hundred bytes decide whether gigabytes are worth fetching
         config = hf_hub_download(hub.repo, "config.json", revision=commit, tqdm_class=_Mute)
-        refuse_code(_json_object(Path(config)))
+        refuse_code(read_json_object(Path(config)))
     cached = {name for name in names if isinstance(try_to_load_from_cache(hub.repo, name, revision=commit), str)}
     sizes = {name: siblings[name].size or 0 for name in names}
     bar = _bar_class(progress, sum(sizes[name] for name in cached), sum(sizes.values()))
@@ -135,16 +135,6 @@ def _from_cache(hub: HubId, file: str | None) -> HubFiles:
         raise _unreachable(hub) from error
     gguf = folder / names[0] if names[0].endswith(".gguf") else None
     return HubFiles(hub.repo, folder.name, folder, gguf, None)
-
-
-def _json_object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"config.json is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError("config.json is not a JSON object")
-    return value
 
 
 def _licence(info: Any) -> str | None:

@@ -4,18 +4,14 @@ What is installed or local is read from its headers. A catalog name that is not 
 facts, a hub id to its config.json, which is all that is fetched.
 """
 
-import json
 from pathlib import Path
-from typing import Any
 
+from models.json_object import read_json_object
 from models.resolve import DEFAULT_MODEL, stored_name
 from models.shape_sources import shape_of_checkpoint, shape_of_config, shape_of_entry, shape_of_gguf
 from models.source import CatalogName, HubId, LocalDirectory, LocalGGUF, parse_source
 from models.step_shape import StepShape
 from models.store import Store
-from runtime.errors import CheckpointError
-
-_MAX_CONFIG_BYTES = 32 << 20
 
 
 def find_shape(name: str | None, store: Store | None = None) -> tuple[str, StepShape]:
@@ -47,16 +43,4 @@ def _of_directory(path: Path) -> StepShape:
         from models.checkpoint import open_checkpoint
 
         return shape_of_checkpoint(open_checkpoint(path))
-    return shape_of_config(_read_config(path / "config.json"))
-
-
-def _read_config(file: Path) -> dict[str, Any]:
-    try:
-        if file.stat().st_size > _MAX_CONFIG_BYTES:
-            raise ValueError("it is too large")
-        config = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from None
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{file} is not a JSON object")
-    return config
+    return shape_of_config(read_json_object(path / "config.json"))

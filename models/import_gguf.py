@@ -81,7 +81,7 @@ def _hash(file: Path, size: int, progress: Progress) -> str:
 def _load(store: Store) -> dict[str, dict[str, Any]]:
     try:
         seen = json.loads((store.root / _SEEN).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     rows = seen.items() if isinstance(seen, dict) else ()
     return {path: row for path, row in rows if isinstance(row, dict)}

@@ -4,7 +4,6 @@ The order matters: headers are checked, memory is checked, and only then are wei
 decided here, once: headrace's own where it has one, mlx-lm's classes otherwise.
 """
 
-import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,14 +16,14 @@ from models.checkpoint import Checkpoint, open_checkpoint
 from models.config import DecoderConfig, decoder_config
 from models.costs import WORKING_MEMORY, kv_bytes_per_token
 from models.dtypes import compute_dtype
+from models.json_object import read_json_object
 from models.quantization import Quantization, is_affine
 from models.tokenizer import Tokenizer
 from runtime import memory, ops
-from runtime.errors import CheckpointError, UsageError
+from runtime.errors import UsageError
 from runtime.network import Network
 
 NetworkKind = Literal["headrace", "mlx-lm"]
-MAX_SETTINGS_BYTES = 1 << 20
 LEAST_CONTEXT = 512  # a shorter one is not offered unasked
 
 
@@ -168,16 +167,9 @@ def _quantized_bytes(checkpoint: Checkpoint, kind: Quantization) -> int:
 
 
 def generation_defaults(directory: Path) -> dict[str, Any]:
-    """The sampling settings a checkpoint recommends, from generation_config.json; empty where there is none."""
-    path = directory / "generation_config.json"
-    if not path.is_file():
-        return {}
-    try:
-        if path.stat().st_size > MAX_SETTINGS_BYTES:
-            raise ValueError("it is too large")
-        values = json.loads(path.read_bytes())
-        if not isinstance(values, dict):
-            raise ValueError("it is not an object")
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"generation_config.json cannot be read: {error}") from None
-    return values
+    """The sampling settings a checkpoint recommends, from generation_config.json; empty where there is none.
+
+    Raises CheckpointError for a file that is no JSON object.
+    """
+    file = directory / "generation_config.json"
+    return read_json_object(file) if file.is_file() else {}

@@ -58,7 +58,7 @@ class Store:
             origin = json.loads((entry / ORIGIN_FILE).read_bytes())
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise _broken(name, entry) from error
         if not isinstance(origin, dict):
             raise _broken(name, entry)

@@ -5,7 +5,6 @@ becomes a control token (see `control_tokens`), while ordinary text gets exactly
 Instances are immutable and can be used from several threads.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from models.chat_template import ChatTemplate, Message, read_sources
 from models.control_tokens import ControlTokens, is_markup
 from models.detokenizer import Detokenizer, DetokenizerFactory
+from models.json_object import read_json_object
 from runtime.errors import CheckpointError, ContextLimitError, UnsupportedModelError, UsageError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Tokenizer:
         rust.no_padding()
         rust.no_truncation()
         names = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json")
-        configs = {name: _read_json(directory / name) for name in names}
+        configs = {name: read_json_object(file) if (file := directory / name).is_file() else {} for name in names}
         return cls(rust, configs, read_sources(directory, configs["tokenizer_config.json"]))
 
     # --- text to ids ---------------------------------------------------------------------------------------
@@ -198,18 +198,6 @@ def _well_formed(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file.name} cannot be read: {_first_line(error)}") from error
-    if not isinstance(document, dict):
-        raise CheckpointError(f"{file.name} is not a JSON object")
-    return document
 
 
 def _first_line(error: BaseException) -> str:

@@ -178,10 +178,10 @@ def test_quantizing_twice_is_refused(directory: Path) -> None:
         load_model(directory, name="tiny", requantize=Quantization(4, 32))
 
 
-@pytest.mark.parametrize("content", [b"[]", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a": "' + b"x" * (1 << 20) + b'"}'])
+@pytest.mark.parametrize("content", [b"[]", b"{", b"\xff\xfe", b"[" * 100_000, bytes((32 << 20) + 1)])
 def test_broken_generation_settings_are_one_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "generation_config.json").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"generation_config\.json cannot be read"):
+    with pytest.raises(CheckpointError, match=r"generation_config\.json (cannot be read|is not a JSON object)"):
         generation_defaults(tmp_path)
 
 

@@ -166,7 +166,7 @@ def test_hub_entries_stand_for_a_snapshot(store: Store, tmp_path: Path) -> None:
     assert snapshot.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"[" * 100_000])
 def test_a_broken_entry_says_how_to_get_rid_of_it(store: Store, content: bytes) -> None:
     model = store.install(NAME, build)
     (model.path / "headrace.json").write_bytes(content)

@@ -1,0 +1,25 @@
+"""Reading a JSON object from a file that anybody may have written: one error for whatever is wrong with it.
+
+For what accompanies the weights. What decides what is loaded goes through `models.checkpoint`, which is stricter.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import CheckpointError
+
+_MAX_BYTES = 32 << 20
+
+
+def read_json_object(file: Path) -> dict[str, Any]:
+    """The object in `file`. Raises CheckpointError if it cannot be read, is absurdly large or is no JSON object."""
+    try:
+        if file.stat().st_size > _MAX_BYTES:
+            raise ValueError(f"it is larger than {_MAX_BYTES >> 20} MiB")
+        value = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file.name} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file.name} is not a JSON object")
+    return value
