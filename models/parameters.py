@@ -1,7 +1,8 @@
 """A checkpoint's tensors as the network takes them: matrices, quantized or plain, and vectors.
 
 Arrays stay lazy (MLX reads them from the file when first evaluated). Whatever `checkpoint.py` could not know is
-checked here: that a tensor has the shape the config promises. Every problem is a CheckpointError that names it.
+checked here: that a tensor has the shape the config promises. Every problem is a CheckpointError that names it. A
+tensor is handed out once and then forgotten, so that preparing a model takes no second copy of it.
 """
 
 from collections.abc import Sequence
@@ -68,7 +69,7 @@ class Parameters:
         return Weight(data, scales, biases, kind.bits, kind.group_size, bias)
 
     def _take(self, name: str, shape: tuple[int, ...]) -> mx.array:
-        array = self._arrays.get(name)
+        array = self._arrays.pop(name, None)  # each is wanted once: what was read goes as soon as it is prepared
         if array is None:
             raise CheckpointError(f"the checkpoint has no tensor {name}, which its config.json calls for")
         if tuple(array.shape) != shape:

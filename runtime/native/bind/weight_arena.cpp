@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <mutex>
-#include <optional>
+#include <vector>
 
 #include "mlx/allocator.h"
 
@@ -15,7 +15,8 @@ namespace headrace {
 namespace {
 
 constexpr size_t kHuge = size_t{2} << 20;
-constexpr size_t kSlab = size_t{16} << 20;
+constexpr size_t kSlab = size_t{32} << 20;
+constexpr size_t kOpen = 8;  // slabs that are not given up as full
 constexpr size_t kLine = 64;
 
 size_t round_up(size_t n, size_t step) { return (n + step - 1) / step * step; }
@@ -27,7 +28,8 @@ struct Slab {
   size_t size;
   size_t used = 0;
 
-  explicit Slab(size_t bytes) : memory({static_cast<int>(bytes + kHuge)}, mx::uint8, nullptr, {}), size(bytes) {
+  explicit Slab(size_t bytes)  // in two dimensions, as one holds no more than 2 GiB
+      : memory({static_cast<int>(bytes / kHuge) + 1, static_cast<int>(kHuge)}, mx::uint8, nullptr, {}), size(bytes) {
     memory.set_data(mx::allocator::malloc(memory.nbytes()));
     const auto start = reinterpret_cast<uintptr_t>(memory.data<char>());
     base = reinterpret_cast<char*>(round_up(start, kHuge));
@@ -35,23 +37,35 @@ struct Slab {
   }
 };
 
+// Where the next `bytes` go: the first open slab with room, so that scales fill what large arrays leave.
+Slab& slab_for(size_t bytes) {
+  static auto& open = *new std::vector<Slab>();  // never destroyed: MLX's allocator may be gone before us
+  for (Slab& slab : open) {
+    if (slab.memory.data_shared_ptr().use_count() == 1) slab.used = 0;  // its arrays are gone
+    if (slab.size - slab.used >= bytes) return slab;
+  }
+  if (open.size() == kOpen) {
+    open.erase(std::min_element(open.begin(), open.end(), [](const Slab& a, const Slab& b) {
+      return a.size - a.used < b.size - b.used;
+    }));
+  }
+  return open.emplace_back(std::max(kSlab, round_up(bytes, kHuge)));
+}
+
 }  // namespace
 
 mx::array in_huge_pages(const mx::array& a) {
   static std::mutex mutex;
-  static auto& current = *new std::optional<Slab>();  // never destroyed: MLX's allocator may be gone before us
   const std::lock_guard lock(mutex);
   const size_t bytes = round_up(a.nbytes(), kLine);
-  if (!current.has_value() || current->used + bytes > current->size) {
-    current.emplace(std::max(kSlab, round_up(bytes, kHuge)));
-  }
-  char* to = current->base + current->used;
-  current->used += bytes;
+  Slab& slab = slab_for(bytes);
+  char* to = slab.base + slab.used;
+  slab.used += bytes;
   std::memcpy(to, a.data<char>(), a.nbytes());
 
   mx::array out(a.shape(), a.dtype(), nullptr, {});
-  const int64_t offset = to - current->memory.data<char>();
-  out.copy_shared_buffer(current->memory, a.strides(), a.flags(), a.data_size(), offset / out.itemsize());
+  const int64_t offset = to - slab.memory.data<char>();
+  out.copy_shared_buffer(slab.memory, a.strides(), a.flags(), a.data_size(), offset / out.itemsize());
   out.set_status(mx::array::Status::available);
   return out;
 }
