@@ -8,9 +8,9 @@ always holds the whole section.
 import re
 from collections.abc import Mapping, Sequence
 
+from app.thinking import CLOSE, OPEN
 from models.tokenizer import Tokenizer
 
-OPEN, CLOSE = "<think>", "</think>"
 _TAGS = re.compile(f"({OPEN}|{CLOSE})")
 _TAIL = 8  # tokens: where an opening tag at the end of a prompt can be
 

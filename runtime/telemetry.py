@@ -52,10 +52,11 @@ class Percentiles:
         if not values:
             return None
         ordered = sorted(values)
-        return cls(*(_quantile(ordered, q) for q in (0.50, 0.95, 0.99, 1.0)))
+        return cls(*(quantile(ordered, q) for q in (0.50, 0.95, 0.99, 1.0)))
 
 
-def _quantile(ordered: Sequence[float], q: float) -> float:
+def quantile(ordered: Sequence[float], q: float) -> float:
+    """The value at the fraction `q` of sorted values, interpolated between the two nearest."""
     position = q * (len(ordered) - 1)
     low = int(position)
     high = min(low + 1, len(ordered) - 1)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from statistics import NormalDist, fmean, median, stdev
 
+from runtime.telemetry import quantile
+
 __all__ = ["Interval", "bootstrap", "fmean", "geometric_ratio", "median", "sd", "student_cdf", "student_quantile"]
 
 Interval = tuple[float, float]
@@ -43,7 +45,7 @@ def bootstrap(
     found = sorted(statistic(draw.choices(values, k=count)) for _ in range(resamples))
     widened = math.sqrt(count / (count - 1)) * student_quantile((1 + confidence) / 2, count - 1)
     tail = NormalDist().cdf(-widened)
-    return _at(found, tail), _at(found, 1 - tail)
+    return quantile(found, tail), quantile(found, 1 - tail)
 
 
 def geometric_ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, Interval]:
@@ -76,10 +78,3 @@ def student_quantile(p: float, df: int) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if student_cdf(middle, df) < p else (low, middle)
     return (low + high) / 2
-
-
-def _at(ordered: Sequence[float], share: float) -> float:
-    position = share * (len(ordered) - 1)
-    low = int(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
