@@ -25,10 +25,11 @@ def layer():
 layers = [layer() for _ in range(4)]
 held = mx.get_active_memory()
 weights = sum(weight.nbytes for layer in layers for weight in layer)
-assert weights < held < 1.25 * weights, (held, weights)
+room = 1.1 * weights + 40e6  # the last slab is not full
+assert weights < held < room, (held, weights)
 del layers
 layers = [layer() for _ in range(4)]
-assert mx.get_active_memory() < 1.25 * weights, (mx.get_active_memory(), weights)
+assert mx.get_active_memory() < room, (mx.get_active_memory(), weights)
 """
 
 
