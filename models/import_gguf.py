@@ -4,16 +4,14 @@ A file is known by the sha256 of its bytes. So that the second start neither has
 remembers the hash of each path together with the file's size and modification time (`.gguf.json`).
 """
 
-import contextlib
 import hashlib
-import json
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 from models.progress import Progress, silent
 from models.store import Store, StoredModel
+from runtime.cache_file import read_cache, write_cache
 from runtime.errors import CheckpointError, HeadraceError, ModelNotFoundError
 
 _CHUNK = 4 << 20
@@ -79,27 +77,13 @@ def _hash(file: Path, size: int, progress: Progress) -> str:
 
 
 def _load(store: Store) -> dict[str, dict[str, Any]]:
-    try:
-        seen = json.loads((store.root / _SEEN).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    rows = seen.items() if isinstance(seen, dict) else ()
-    return {path: row for path, row in rows if isinstance(row, dict)}
+    return {path: row for path, row in read_cache(store.root / _SEEN).items() if isinstance(row, dict)}
 
 
 def _save(store: Store, seen: dict[str, dict[str, Any]]) -> None:
-    """Replace the file in one step; entries of deleted files and models are dropped on the way.
-
-    Only a shortcut for the next start: a store that cannot be written does without.
-    """
+    """Remember for the next start; entries of deleted files and models are dropped on the way."""
     kept = {path: row for path, row in seen.items() if Path(path).exists() and _stored(row, store) is not None}
-    partial = store.root / f"{_SEEN}.{os.getpid()}"
-    try:
-        partial.write_text(json.dumps(kept, indent=1), encoding="utf-8")
-        partial.replace(store.root / _SEEN)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+    write_cache(store.root / _SEEN, kept)
 
 
 def _stored(row: dict[str, Any], store: Store) -> StoredModel | None:

@@ -13,15 +13,14 @@ The peak is the upper quartile of the passes' rates. The single best pass is no 
 whose cores wander between memory controllers shows passes of nearly twice the rate it can keep up.
 """
 
-import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from runtime.cache_file import read_cache, write_cache
 from runtime.hardware import Machine, machine, memory_available
 from runtime.paths import cache_dir
 
@@ -59,11 +58,10 @@ class Peak:
 def cached_peak(host: Machine | None = None) -> Peak | None:
     """The last measurement made on this machine with this MLX, or None (never measured, or file unusable)."""
     try:
-        stored = json.loads(_cache_file().read_text())["peaks"][_key(host or machine())]
-        peak = Peak(**stored)
+        peak = Peak(**read_cache(_cache_file())["peaks"][_key(host or machine())])
         sound = all(math.isfinite(rate) and rate > 0 for rate in (peak.bytes_per_second, peak.median, peak.best))
         sound = sound and isinstance(peak.method, str) and isinstance(peak.measured_at, str)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (KeyError, TypeError):
         return None
     return peak if sound else None
 
@@ -197,18 +195,7 @@ def _cache_file() -> Path:
 
 
 def _remember(key: str, peak: Peak) -> None:
-    """Add to the cache file, keeping other machines' entries; the file is replaced whole."""
-    path = _cache_file()
-    try:
-        peaks = json.loads(path.read_text())["peaks"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        peaks = {}
-    if not isinstance(peaks, dict):
-        peaks = {}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{os.getpid()}")
-        partial.write_text(json.dumps({"peaks": {**peaks, key: asdict(peak)}}, indent=2) + "\n")
-        partial.replace(path)
-    except OSError:
-        return
+    """Add to the cache file, keeping other machines' entries."""
+    peaks = read_cache(_cache_file()).get("peaks")
+    others = peaks if isinstance(peaks, dict) else {}
+    write_cache(_cache_file(), {"peaks": {**others, key: asdict(peak)}})

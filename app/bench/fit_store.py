@@ -4,9 +4,7 @@ Whatever else runs on a machine only ever makes a step slower, so a prediction t
 and one whose run met a busy or throttled machine only where there is no other. Fits are kept by machine and kernels.
 """
 
-import json
 import math
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -14,6 +12,7 @@ from typing import Any
 
 from app.bench.fit import StepCostFit
 from runtime import ops
+from runtime.cache_file import read_cache, write_cache
 from runtime.hardware import Machine
 from runtime.paths import cache_dir
 
@@ -60,21 +59,14 @@ def remember(host: Machine, document: dict[str, Any], *, quiet: bool) -> None:
     )
     if not fit.usable:
         return
-    key = _key(host)
-    recent = [asdict(kept) for kept in (*_fits(_read().get(key)), fit)][-KEPT:]
-    path = _path()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{os.getpid()}")
-        partial.write_text(json.dumps({**_read(), key: recent}, indent=2) + "\n")
-        partial.replace(path)
-    except OSError:
-        return
+    key, stored = _key(host), read_cache(_path())
+    recent = [asdict(kept) for kept in (*_fits(stored.get(key)), fit)][-KEPT:]
+    write_cache(_path(), {**stored, key: recent})
 
 
 def remembered(host: Machine) -> MeasuredFit | None:
     """The fit to trust of those measured here with the kernels that are active now, if there is any."""
-    kept = _fits(_read().get(_key(host)))
+    kept = _fits(read_cache(_path()).get(_key(host)))
     candidates = [fit for fit in kept if fit.quiet] or kept
     if not candidates:
         return None
@@ -100,11 +92,3 @@ def _path() -> Path:
 
 def _key(host: Machine) -> str:
     return f"{host.device_name} / {host.backend} / {host.usable_cores} cores / {ops.describe().get('kernels')}"
-
-
-def _read() -> dict[str, Any]:
-    try:
-        stored = json.loads(_path().read_text())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return stored if isinstance(stored, dict) else {}
