@@ -20,7 +20,7 @@ from runtime.memory import Budget
 from runtime.units import format_bytes, format_rate
 
 if TYPE_CHECKING:
-    from models.store import StoredModel
+    from models.store import Store
 
 PACKAGES = ("headrace", "mlx", "mlx-lm", "tokenizers", "gguf", "huggingface_hub", "textual")
 _LITTLE_MEMORY = 1 << 30  # bytes: not even a 1 B model at 4 bits with its cache
@@ -225,25 +225,28 @@ def _default_model(failures: list[Finding]) -> DefaultModel:
     from models.store import Store
     from runtime.errors import HeadraceError
 
-    try:
-        stored = Store().get(DEFAULT_MODEL)
-        for model in Store().list():
-            _check_model(model, failures)
-    except HeadraceError as error:
-        failures.append(Finding("broken", str(error), error.hint or f"headrace models pull {DEFAULT_MODEL}"))
-        return DefaultModel(DEFAULT_MODEL, None)
-    return DefaultModel(DEFAULT_MODEL, stored.path if stored else None)
+    store, paths = Store(), {}
+    for name in store.names():
+        try:
+            paths[name] = _checked_path(store, name)
+        except HeadraceError as error:
+            failures.append(Finding("broken", str(error), error.hint or "pull it again"))
+    return DefaultModel(DEFAULT_MODEL, paths.get(DEFAULT_MODEL))
 
 
-def _check_model(model: "StoredModel", failures: list[Finding]) -> None:
-    from models.soundness import check_sound
+def _checked_path(store: "Store", name: str) -> Path | None:
+    """Where the files of a stored model are, if there are any; an error says what is wrong with it, and what to do."""
+    from models.soundness import check_sound, damaged
     from runtime.errors import CheckpointError
 
+    model = store.get(name)
+    if model is None:
+        return None
     try:
         check_sound(model.path)
     except CheckpointError as error:
-        what = f"the stored model {model.name} is damaged: {error}"
-        failures.append(Finding("broken", what, f"headrace models rm {model.name}, then pull it again"))
+        raise damaged(name, error) from error
+    return model.path
 
 
 def _first_line(error: Exception) -> str:

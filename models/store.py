@@ -17,7 +17,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,13 +69,16 @@ class Store:
         """Whether there is anything under that name, be it broken."""
         return os.path.lexists(self.root / _checked(name))
 
-    def list(self) -> list[StoredModel]:
-        """All installed models by name; entries that are no models are left out."""
+    def names(self) -> Sequence[str]:
+        """The names of all entries, in order, be they broken."""
         try:
-            names = sorted(entry.name for entry in self.root.iterdir() if _NAME.fullmatch(entry.name))
+            return sorted(entry.name for entry in self.root.iterdir() if _NAME.fullmatch(entry.name))
         except FileNotFoundError:
             return []
-        return [model for name in names if (model := self._get_or_none(name)) is not None]
+
+    def list(self) -> list[StoredModel]:
+        """All installed models by name; entries that are no models are left out."""
+        return [model for name in self.names() if (model := self._get_or_none(name)) is not None]
 
     def _get_or_none(self, name: str) -> StoredModel | None:
         try:

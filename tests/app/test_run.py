@@ -265,6 +265,16 @@ def test_a_damaged_model_of_the_store_says_how_to_replace_it(file: str, size: in
     assert "the stored model broken is damaged" in examined.stdout
 
 
+def test_an_entry_whose_origin_cannot_be_read_is_diagnosed(tmp_path: Path) -> None:
+    entry = write_chat_model(tmp_path / "data" / "models" / "broken")
+    (entry / "headrace.json").write_text("{")
+    for command in (["run", "hi", "-m", "broken"], ["doctor"]):
+        done = headrace(*command, home=tmp_path)
+        assert done.returncode == 1
+        assert "the store's entry for broken is broken" in done.stdout + done.stderr
+        assert "pulling it again replaces it; `headrace models rm broken` removes it" in done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("command", [["run", "hi"], ["models", "list"], ["paths"], ["sessions", "list"], ["doctor"]])
 def test_a_home_that_is_no_folder_is_one_line(command: list[str], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
