@@ -3,10 +3,11 @@
 # sanitizers, then under the thread sanitizer. Needs cmake and a C++20 compiler, and says so where a compiler has no
 # sanitizers; no Python, no MLX.
 #
-#   runtime/native/tests/sanitize.sh [address|thread|plain|aarch64]...
+#   runtime/native/tests/sanitize.sh [address|thread|plain|aarch64|python]...
 #
 # The default is address and thread. plain: as released; memory beyond every buffer is out of bounds there too. aarch64:
-# cross-compiled and emulated (Debian: g++-aarch64-linux-gnu, qemu-user). BUILD=... names the build folder.
+# cross-compiled and emulated (Debian: g++-aarch64-linux-gnu, qemu-user). python: the kernels' Python tests on a module
+# built for the address sanitizer; PYTHON=... has what the package needs. BUILD=... names the build folder.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../../.." && pwd)
 build=${BUILD:-$root/build/sanitize}
@@ -19,7 +20,16 @@ driver() {  # name, compiler flags, further cmake arguments
   echo "== $1"
 }
 
-[ $# -gt 0 ] || set -- address thread
+# An inline function that an instruction set's object file shares with others could be the one that all processors get.
+keep_to_themselves() {
+  local isa shared
+  for isa in avx512 avx2 portable; do
+    shared=$(find "$1" -name "$isa.cpp.o" -exec nm -C --defined-only --extern-only {} + |
+      grep -vE " headrace::$isa::|kernels_$isa\(\)$|DW.ref.__gxx_personality" || true)
+    [ -z "$shared" ] || { echo "$isa.cpp shares: $shared" >&2; exit 1; }
+  done
+}
+
 # The sanitizers' libraries come with the compiler, or do not.
 has() {
   echo 'int main() {}' | "${CXX:-c++}" -x c++ - "-fsanitize=$1" -o /dev/null 2>/dev/null && return
@@ -28,11 +38,13 @@ has() {
 }
 
 command -v ninja >/dev/null && export CMAKE_GENERATOR=Ninja
+[ $# -gt 0 ] || set -- address thread
 for kind in "$@"; do
   case $kind in
     address)
       has address,undefined || continue
       driver address "-O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all"
+      keep_to_themselves "$build/address"
       "$build/address/kernel_driver"
       ;;
     thread) # which does not follow a fork of a threaded process
@@ -49,8 +61,21 @@ for kind in "$@"; do
         -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_EXE_LINKER_FLAGS=-static
       qemu-aarch64 "$build/aarch64/kernel_driver" no-fork
       ;;
+    python)
+      python=${PYTHON:-python3}
+      tree=$build/python/tree
+      cmake -S "$root" -B "$build/python" -DPython_EXECUTABLE="$(command -v "$python")" -DCMAKE_BUILD_TYPE=None \
+        -DCMAKE_CXX_FLAGS="-O1 -g1 -fsanitize=address" >/dev/null
+      cmake --build "$build/python" --parallel "$(nproc)" --target _native >/dev/null
+      mkdir -p "$tree"
+      cp -R "$root"/{app,models,runtime,tests,assets,pyproject.toml} "$tree"
+      cp "$build"/python/_native*.so "$tree/runtime"
+      echo "== python"
+      (cd "$tree" && LD_PRELOAD="$(c++ -print-file-name=libasan.so) $(c++ -print-file-name=libstdc++.so)" \
+        "$python" -m pytest -p no:cacheprovider tests/runtime/test_native_{kernels,lifetime,weights}.py)
+      ;;
     *)
-      echo "address, thread, plain or aarch64, not $kind" >&2
+      echo "address, thread, plain, aarch64 or python, not $kind" >&2
       exit 2
       ;;
   esac
