@@ -67,6 +67,12 @@ def test_every_option_named_exists() -> None:
     assert named
 
 
+def test_every_variable_that_is_read_is_named() -> None:
+    sources = [file for floor in ("app", "models", "runtime") for file in (ROOT / floor).rglob("*.py")]
+    read = {name for file in sources for name in re.findall(r"HEADRACE_[A-Z]+", file.read_text(encoding="utf-8"))}
+    assert read == set(re.findall(r"HEADRACE_[A-Z]+", README))
+
+
 def test_every_file_named_exists() -> None:
     linked = re.findall(r"\]\((?!https?:)([^)#]+)", README)
     modules = [name.replace(".", "/") + ".py" for name in re.findall(r"`python -m ([\w.]+)`", README)]
