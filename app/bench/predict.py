@@ -141,7 +141,7 @@ def summarise_assumptions(targets: Sequence[Target], assumed: Assumptions) -> li
         lines += [
             f"this machine: {fit.fixed_s * 1e3:.2f} ms + bytes / {fit.bytes_per_second / 1e9:.1f} GB/s, "
             f"measured {fit.created} by `{fit.command}`, the fastest of the recent runs here",
-            *([] if fit.quiet else ["that run met a busy or slowed machine: what is expected here is too low, if anything"]),
+            *([] if fit.quiet else ["that run met a busy or slowed machine: expected speeds are too low, if anything"]),
         ]
     if any(target.apple and target.fit is None for target in targets):
         lines.append(
