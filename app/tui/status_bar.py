@@ -1,12 +1,11 @@
 """The line at the top: which model, which session, how fast, and how full the context is. Always visible."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from textual.content import Content
-from textual.strip import Strip
-from textual.widget import Widget
 
-from app.tui.brush import Brush
+from app.tui.decode.section import Lines
 from app.tui.decode.speed import rate_text
 from app.tui.figures import LiveFigures
 
@@ -24,36 +23,25 @@ class Status:
     limit: int | None = None
 
 
-class StatusBar(Widget):
-    """Drawn from plain values; `tell` sets them."""
+class StatusBar(Lines):
+    """`tell` sets what the figures do not know."""
 
     def __init__(self, figures: LiveFigures, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._figures = figures
+        super().__init__(figures, id)
         self._status = Status()
-        self._drawn: tuple[object, ...] = ()
-        self._brush = Brush(self)
 
     def tell(self, status: Status) -> None:
         """New values; draws only if something is different."""
-        now = (status, rate_text(self._figures.rate_now), self._figures.phase)
-        if now != self._drawn:
-            self._drawn, self._status = now, status
-            self.refresh()
+        self._status = status
+        self.show(self.figures)
 
-    def render_line(self, y: int) -> Strip:  # noqa: ARG002
-        width = self.content_size.width
-        return self._brush.strip(self.line(width), width)
+    def news(self, figures: LiveFigures) -> object:
+        return self._status, rate_text(figures.rate_now), figures.phase
 
-    def notify_style_update(self) -> None:
-        super().notify_style_update()
-        self._brush.clear()
-
-    def line(self, width: int) -> Content:
-        """All of it: what stands at the left gives way."""
+    def lines(self, figures: LiveFigures, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
         right = self._right(width)
         left = self._left(width - right.cell_length - 2)
-        return Content.assemble(left, " " * max(1, width - left.cell_length - right.cell_length), right)
+        return [Content.assemble(left, " " * max(1, width - left.cell_length - right.cell_length), right)]
 
     def _left(self, room: int) -> Content:
         parts: list[Content | tuple[str, str]] = [("▚ headrace", "bold $text-primary")]
@@ -65,9 +53,9 @@ class StatusBar(Widget):
 
     def _right(self, width: int) -> Content:
         speed = Content("")
-        if self._figures.steps:
-            share = f" MBU {self._figures.mbu:.0%}" if self._figures.mbu is not None else ""
-            rate = rate_text(self._figures.rate_now)
+        if self.figures.steps:
+            share = f" MBU {self.figures.mbu:.0%}" if self.figures.mbu is not None else ""
+            rate = rate_text(self.figures.rate_now)
             speed = Content.assemble((f"{rate} tok/s", "bold"), (share, "$quiet"), "   ")
         meter = context_meter(self._status.tokens, self._status.limit)
         return Content.assemble(speed, meter) if width >= 70 else meter

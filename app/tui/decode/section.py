@@ -6,6 +6,7 @@ Lines are made when the figures change, and only those that came out different a
 from collections.abc import Sequence
 from itertools import zip_longest
 
+from textual.color import Color
 from textual.content import Content
 from textual.geometry import Region
 from textual.strip import Strip
@@ -32,6 +33,7 @@ class Lines(Widget):
         self._brush = Brush(self)
         self._frame: list[Strip] = []  # the whole widget without its lines
         self._framed: object = None  # what the frame was drawn for
+        self._ground = Color(0, 0, 0)
         self._drawn: dict[int, tuple[Content, Strip]] = {}  # finished lines, frame included
 
     def show(self, figures: LiveFigures) -> None:
@@ -68,7 +70,7 @@ class Lines(Widget):
         framed = self.outer_size, self.border_title, self.border_subtitle
         if framed != self._framed:
             self._framed = framed
-            self._frame = super().render_lines(self.outer_size.region)
+            self._frame, self._ground = super().render_lines(self.outer_size.region), self.background_colors[1]
             self._drawn.clear()
         strips = [self._line(y) for y in crop.line_range]
         if crop.column_span == (0, self.outer_size.width):
@@ -85,7 +87,7 @@ class Lines(Widget):
         if kept is None or kept[0] is not content:
             strip = self._brush.strip(content, width)
             for line_filter in self.get_line_filters():
-                strip = strip.apply_filter(line_filter, self.background_colors[1])
+                strip = strip.apply_filter(line_filter, self._ground)
             whole = Strip.join([frame.crop(0, gutter.left), strip, frame.crop(gutter.left + width)])
             kept = self._drawn[y] = content, whole
         return kept[1]

@@ -4,12 +4,11 @@ from collections.abc import Iterable, Sequence
 from typing import cast
 
 from rich.segment import Segment
+from rich.style import Style
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.renderables.digits import Digits
-from textual.strip import Strip
-from textual.widget import Widget
 
 from app.tui.decode.section import Lines, spread
 from app.tui.figures import LiveFigures, Phase
@@ -49,25 +48,16 @@ class SpeedSection(Vertical):
         self.show(self.figures)
 
 
-class BigRate(Widget):
+class BigRate(Lines):
     """Tokens per second now. No Digits widget: one whose text gets longer lays the screen out anew."""
 
-    ALLOW_SELECT = False
+    def news(self, figures: LiveFigures) -> object:
+        return rate_text(figures.rate_now)
 
-    def __init__(self, figures: LiveFigures) -> None:
-        super().__init__()
-        self.rate = rate_text(figures.rate_now)
-
-    def show(self, figures: LiveFigures) -> None:
-        rate = rate_text(figures.rate_now)
-        if rate != self.rate:
-            self.rate = rate
-            self.refresh()
-
-    def render_line(self, y: int) -> Strip:
-        style = self.rich_style
-        lines = list(Segment.split_lines(cast("Iterable[Segment]", Digits(self.rate, style).render(style))))
-        return Strip(lines[y] if y < len(lines) else []).adjust_cell_length(self.content_size.width, style)
+    def lines(self, figures: LiveFigures, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
+        bold = Style(bold=True)
+        segments = cast("Iterable[Segment]", Digits(rate_text(figures.rate_now), bold).render(bold))
+        return [Content("".join(part.text for part in line)) for line in Segment.split_lines(segments)]
 
 
 class SpeedFacts(Lines):
