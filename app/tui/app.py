@@ -37,7 +37,7 @@ from runtime.paths import data_dir
 
 POLLS_PER_SECOND = 10
 _FIGURES_S = 0.45  # between two drawings of the decode view
-_SHARE = 0.03  # of a core that this process may take while an answer is written; the rest belongs to the decode loop
+_SHARE = 0.02  # of a core that drawing what the engine said may take; the rest belongs to the decode loop
 _LONGEST_REST_S = 0.5  # however slow the machine
 
 
@@ -74,8 +74,8 @@ class HeadraceApp(App[None]):
         self._left = False
         self._figures_due = 0.0
         self._drawn_version = -1
-        self._spent = 0.0  # processor time of this process at the last poll
-        self._rest_until = 0.0
+        self._polled_at: float | None = None  # processor time when the last poll began, until it is on the screen
+        self._cost_s = 0.0  # processor time of the last poll and of drawing what it brought
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -100,7 +100,8 @@ class HeadraceApp(App[None]):
             self.figures.loading("starting the engine", None)
             self.conversation.load_model()
         gc.freeze()  # the app itself lives as long as the process: not to be looked through again for every answer
-        self.set_interval(1 / POLLS_PER_SECOND, self.tick)
+        gc.set_threshold(20_000)
+        self.run_worker(self._poll())
 
     async def action_quit(self) -> None:
         self.leave()
@@ -127,24 +128,34 @@ class HeadraceApp(App[None]):
 
     # -- polling ---------------------------------------------------------------------------------------------------
 
+    async def _poll(self) -> None:
+        """For as long as the app lives: take in and draw, then rest in proportion to what that cost."""
+        while not self._left:
+            self._cost_s, self._polled_at = 0.0, time.process_time()
+            self.tick()
+            await asyncio.sleep(1 / POLLS_PER_SECOND)
+            if (rest := min(self._cost_s / _SHARE, _LONGEST_REST_S) - 1 / POLLS_PER_SECOND) > 0:
+                await asyncio.sleep(rest)
+
+    def post_display_hook(self) -> None:
+        """Something is on the screen; the first time after a poll it is what the poll brought."""
+        if self._polled_at is not None:
+            self._cost_s, self._polled_at = time.process_time() - self._polled_at, None
+
     def tick(self) -> None:
-        """Take in what happened and draw it, then rest in proportion to what that cost."""
-        now = time.perf_counter()
-        if now < self._rest_until or self._left:
+        """Take in what happened and mark what is to be drawn anew."""
+        if self._left:
             return
         events = self.conversation.poll()
         feed(self.figures, events)
         self._note(events)
         if (chat := self.chat) is not None:
             chat.sync(events)
-        if now >= self._figures_due:
+        if (now := time.perf_counter()) >= self._figures_due:
             self._figures_due = now + _FIGURES_S
             if chat is not None:
                 chat.tell_status()
             self.draw_figures()
-        # What is marked to be drawn here is drawn after this returns: what a poll costs is known at the next.
-        spent, self._spent = time.process_time() - self._spent, time.process_time()
-        self._rest_until = now + min(spent / _SHARE, _LONGEST_REST_S) if events else 0.0
 
     def status(self) -> Status:
         """What the line at the top says."""
