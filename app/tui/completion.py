@@ -39,7 +39,10 @@ class CompletionMenu(OptionList, can_focus=False):
         if before_cursor == self._for:
             return
         self._for = before_cursor
+        shown = self.is_open
         options, self._choices = _options(before_cursor, max(20, self.screen.size.width - 8))
+        if not options and not shown:
+            return  # nothing to lay out: this is called with every key
         self.clear_options()
         self.add_options(options)
         self.display = bool(options)
