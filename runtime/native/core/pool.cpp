@@ -21,12 +21,12 @@ constexpr uint64_t kEpochMask = 0xffffff;
 constexpr int kPauses = 300;                         // a few microseconds, then yield between looks
 constexpr std::chrono::microseconds kStayAwake{80};  // then sleep
 
-constexpr uint64_t pack(uint64_t epoch, uint64_t count) {
-  return (epoch & kEpochMask) << (2 * kTaskBits) | count << kTaskBits;
+constexpr uint64_t pack(uint64_t epoch, uint64_t begin, uint64_t end) {
+  return epoch << (2 * kTaskBits) | end << kTaskBits | begin;
 }
-constexpr uint64_t epoch_of(uint64_t region) { return region >> (2 * kTaskBits); }
-constexpr uint64_t count_of(uint64_t region) { return region >> kTaskBits & kTaskMask; }
-constexpr uint64_t next_of(uint64_t region) { return region & kTaskMask; }
+constexpr uint64_t epoch_of(uint64_t range) { return range >> (2 * kTaskBits); }
+constexpr uint64_t end_of(uint64_t range) { return range >> kTaskBits & kTaskMask; }
+constexpr uint64_t begin_of(uint64_t range) { return range & kTaskMask; }
 
 }  // namespace
 
@@ -37,7 +37,7 @@ bool Tasks::next() {
   }
   if (pool_ == nullptr) return ++index_ < count_;
   if (index_ >= 0) pool_->unfinished_.fetch_sub(1, std::memory_order_acq_rel);
-  return pool_->claim(*this, false);
+  return pool_->claim_own(*this, false) || pool_->claim_others(*this);
 }
 
 Pool& Pool::shared() {
@@ -51,7 +51,7 @@ Pool& Pool::shared() {
 Pool::Pool() { set_threads(0); }
 
 void Pool::set_threads(int threads) {
-  threads_.store(std::clamp(threads > 0 ? threads : physical_cores(), 1, 256), std::memory_order_relaxed);
+  threads_.store(std::clamp(threads > 0 ? threads : physical_cores(), 1, kMaxThreads), std::memory_order_relaxed);
 }
 
 // The child has none of the parent's workers and may have copied locks in any state: start afresh.
@@ -62,15 +62,31 @@ void Pool::after_fork() {
   pool.set_threads(threads);
 }
 
-bool Pool::claim(Tasks& tasks, bool any_epoch) {
-  uint64_t region = region_.load(std::memory_order_acquire);
-  while (next_of(region) < count_of(region) && (any_epoch || epoch_of(region) == tasks.epoch_)) {
-    if (region_.compare_exchange_weak(region, region + 1, std::memory_order_acq_rel,
-                                      std::memory_order_acquire)) {
+bool Pool::claim_own(Tasks& tasks, bool any_epoch) {
+  std::atomic<uint64_t>& own = ranges_[tasks.number_].left;
+  uint64_t range = own.load(std::memory_order_acquire);
+  while (begin_of(range) < end_of(range) && (any_epoch || epoch_of(range) == tasks.epoch_)) {
+    if (own.compare_exchange_weak(range, range + 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
       tasks.pool_ = this;
-      tasks.epoch_ = epoch_of(region);
-      tasks.index_ = static_cast<int64_t>(next_of(region));
+      tasks.epoch_ = epoch_of(range);
+      tasks.index_ = static_cast<int64_t>(begin_of(range));
       return true;
+    }
+  }
+  return false;
+}
+
+bool Pool::claim_others(Tasks& tasks) {
+  const int sharing = sharing_.load(std::memory_order_relaxed);
+  for (int step = 1; step <= sharing; ++step) {
+    std::atomic<uint64_t>& other = ranges_[(tasks.number_ + step) % sharing].left;
+    uint64_t range = other.load(std::memory_order_acquire);
+    while (begin_of(range) < end_of(range) && epoch_of(range) == tasks.epoch_) {
+      const uint64_t shorter = pack(epoch_of(range), begin_of(range), end_of(range) - 1);
+      if (other.compare_exchange_weak(range, shorter, std::memory_order_acq_rel, std::memory_order_acquire)) {
+        tasks.index_ = static_cast<int64_t>(end_of(range)) - 1;
+        return true;
+      }
     }
   }
   return false;
@@ -90,15 +106,20 @@ void Pool::run_region(int64_t tasks, Call call, void* context, bool worth_sharin
   call_ = call;
   context_ = context;
   unfinished_.store(tasks, std::memory_order_relaxed);
-  const uint64_t epoch = (epoch_of(region_.load(std::memory_order_relaxed)) + 1) & kEpochMask;
-  region_.store(pack(epoch, static_cast<uint64_t>(tasks)), std::memory_order_seq_cst);
+  epoch_ = (epoch_ + 1) & kEpochMask;
+  const int sharing = std::min(threads, started_ + 1);
+  sharing_.store(sharing, std::memory_order_relaxed);
+  for (int i = 0; i < sharing; ++i) {
+    const auto begin = static_cast<uint64_t>(tasks * i / sharing), end = static_cast<uint64_t>(tasks * (i + 1) / sharing);
+    ranges_[i].left.store(pack(epoch_, begin, end), std::memory_order_seq_cst);
+  }
   if (sleepers_.load(std::memory_order_seq_cst) > 0) {
     { std::lock_guard<std::mutex> guard(sleep_mutex_); }
     wake_.notify_all();
   }
   Tasks mine;
   mine.pool_ = this;
-  mine.epoch_ = epoch;
+  mine.epoch_ = epoch_;
   call(context, mine);
   for (int spin = 0; unfinished_.load(std::memory_order_acquire) != 0; ++spin) {
     if (spin < kPauses) {
@@ -125,15 +146,16 @@ void Pool::work(int number) {
   for (;;) {
     wait_for_tasks(number);
     Tasks mine;
-    if (!claim(mine, true)) continue;
+    mine.number_ = number;
+    if (!claim_own(mine, true)) continue;
     mine.claimed_ = true;  // keeps the region open, so call_ and context_ are this region's
     call_(context_, mine);
   }
 }
 
 bool Pool::has_tasks(int number) const {
-  const uint64_t region = region_.load(std::memory_order_seq_cst);
-  return next_of(region) < count_of(region) && number < threads();
+  const uint64_t range = ranges_[number].left.load(std::memory_order_seq_cst);
+  return begin_of(range) < end_of(range);
 }
 
 void Pool::wait_for_tasks(int number) {

@@ -1,8 +1,8 @@
 // The thread pool: hundreds of parallel regions of a few microseconds per decode step.
 //
-// Contract. run(tasks, body) hands task numbers [0, tasks) to the calling thread and the workers, in order of
-// asking, and returns when all are done. Workers that are late or preempted are not waited for unless they
-// hold a task. A region that finds the pool busy (a second engine) runs on its caller alone. Between regions
+// Contract. run(tasks, body) hands task numbers [0, tasks) to the calling thread and the workers and returns when all are
+// done. Each has a range of its own, taken from the front, so that its tasks follow each other in memory; whoever runs
+// out takes from the back of others'. Workers that are late or preempted are not waited for unless they hold a task. A region that finds the pool busy (a second engine) runs on its caller alone. Between regions
 // workers spin a few microseconds, then yield, then sleep. Workers are never joined: process exit does not wait for
 // them, and a forked child starts without any and makes its own.
 #pragma once
@@ -29,6 +29,7 @@ class Tasks {
 
   Pool* pool_ = nullptr;  // nullptr: the caller runs alone and counts for itself
   uint64_t epoch_ = 0;
+  int number_ = 0;  // whose range is its own: 0 for the caller
   int64_t count_ = 0;
   int64_t index_ = -1;
   bool claimed_ = false;  // index_ was claimed before the body began
@@ -62,11 +63,19 @@ class Pool {
   void work(int number);
   void wait_for_tasks(int number);
   bool has_tasks(int number) const;
-  bool claim(Tasks& tasks, bool any_epoch);
+  bool claim_own(Tasks& tasks, bool any_epoch);
+  bool claim_others(Tasks& tasks);
   static void after_fork();
 
-  // epoch (24 bits) | task count (20 bits) | next task (20 bits) in one word, so that a claim never mixes regions.
-  alignas(64) std::atomic<uint64_t> region_{0};
+  static constexpr int kMaxThreads = 256;
+
+  // epoch (24 bits) | end (20 bits) | begin (20 bits) of the tasks left, in one word, so that a claim never mixes regions.
+  struct alignas(64) Range {
+    std::atomic<uint64_t> left{0};
+  };
+  Range ranges_[kMaxThreads];
+  uint64_t epoch_ = 0;  // of the newest region, guarded by busy_
+  std::atomic<int> sharing_{1};  // threads with a range of the newest region
   alignas(64) std::atomic<int64_t> unfinished_{0};
   alignas(64) Call call_ = nullptr;  // call_ and context_ stand still while a task of their region is claimed
   void* context_ = nullptr;
