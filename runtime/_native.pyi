@@ -13,6 +13,7 @@ class Matrix:
         bias: mx.array | None,
         bits: int,
         group_size: int,
+        exact: bool = False,
     ) -> None: ...
     @property
     def data(self) -> mx.array: ...

@@ -79,13 +79,21 @@ class PreparedWeight(Weight):
     matrix: "_native.Matrix | None" = None
 
 
+def exact() -> bool:
+    """Whether HEADRACE_EXACT=1 asks for float32 throughout, for comparisons with other implementations."""
+    return os.environ.get("HEADRACE_EXACT") == "1"
+
+
 def prepare(weight: Weight, dtype: mx.Dtype) -> Weight:
-    """Hand the weight to the kernels. It stays in its stored types: half precision is read as it is."""
+    """Hand the weight to the kernels. It stays in its stored types: half precision is read as it is.
+
+    What meets 2-, 4- and 8-bit weights is rounded to 16 bits (a group of values shares a scale), unless `exact`.
+    """
     matrix = None
     if dtype == mx.float32:
         try:
             matrix = _native.Matrix(
-                weight.data, weight.scales, weight.biases, weight.bias, weight.bits, weight.group_size
+                weight.data, weight.scales, weight.biases, weight.bias, weight.bits, weight.group_size, exact()
             )
         except ValueError as error:
             _fallbacks[f"weight: {error}"] += 1
@@ -99,12 +107,8 @@ def prepare(weight: Weight, dtype: mx.Dtype) -> Weight:
 
 
 def kv_dtype(compute: mx.Dtype) -> mx.Dtype:
-    """Half precision: the kernels convert as they read, and a step is bound by the bytes it reads.
-
-    HEADRACE_KV=float32 keeps K/V as they were computed, for comparisons with other implementations.
-    """
-    halved = compute == mx.float32 and os.environ.get("HEADRACE_KV") != "float32"
-    return mx.float16 if halved else compute
+    """Half precision unless `exact`: the kernels convert as they read, and a step is bound by the bytes it reads."""
+    return mx.float16 if compute == mx.float32 and not exact() else compute
 
 
 def embed(tokens: mx.array, table: Weight, dtype: mx.Dtype) -> mx.array:

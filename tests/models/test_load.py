@@ -99,7 +99,7 @@ def test_more_context_than_the_model_was_made_for_needs_force(directory: Path) -
     assert load_model(directory, name="tiny", context=CONTEXT + 1, force=True).context_limit == CONTEXT + 1
 
 
-def test_k_and_v_in_float32_where_they_are_asked_for(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float32_throughout_where_it_is_asked_for(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def loaded() -> tuple[Network[Any], mx.array]:
         network = load_model(directory, name="tiny", context=64).network
         watched = WatchedNetwork(network)
@@ -109,11 +109,11 @@ def test_k_and_v_in_float32_where_they_are_asked_for(directory: Path, monkeypatc
     monkeypatch.setenv("HEADRACE_KERNELS", "reference")
     exact, wanted = loaded()
     monkeypatch.delenv("HEADRACE_KERNELS")
-    monkeypatch.setenv("HEADRACE_KV", "float32")
+    monkeypatch.setenv("HEADRACE_EXACT", "1")
     network, logits = loaded()
     assert network.cost.kv_bytes_per_token == exact.cost.kv_bytes_per_token
     assert (mx.abs(logits - wanted).max() / mx.abs(wanted).max()).item() < 1e-5
-    monkeypatch.delenv("HEADRACE_KV")
+    monkeypatch.delenv("HEADRACE_EXACT")
     if native.status().available:
         assert 2 * loaded()[0].cost.kv_bytes_per_token == exact.cost.kv_bytes_per_token
 

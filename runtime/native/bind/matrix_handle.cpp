@@ -34,9 +34,10 @@ mx::array settled(const mx::array& a) {
 
 MatrixHandle::MatrixHandle(const mx::array& data, const std::optional<mx::array>& scales,
                            const std::optional<mx::array>& offsets, const std::optional<mx::array>& bias,
-                           int bits, int group) {
+                           int bits, int group, bool exact) {
   require(data.ndim() == 2, "a weight has two dimensions");
   view_.n = data.shape(0);
+  view_.exact = exact;
   if (scales.has_value()) {
     require(offsets.has_value(), "affine quantization has scales and biases");
     require(known_width(bits), "bits must be 2, 3, 4, 5, 6 or 8");

@@ -23,7 +23,8 @@ class MatrixHandle : public std::enable_shared_from_this<MatrixHandle> {
   // Arrays as runtime.ops.weights.Weight holds them. Throws std::invalid_argument for shapes or types that do not
   // fit together, or that the kernels do not know.
   MatrixHandle(const mx::array& data, const std::optional<mx::array>& scales,
-               const std::optional<mx::array>& offsets, const std::optional<mx::array>& bias, int bits, int group);
+               const std::optional<mx::array>& offsets, const std::optional<mx::array>& bias, int bits, int group,
+               bool exact);
 
   const Matrix& view() const { return view_; }
 

@@ -33,10 +33,11 @@ NB_MODULE(_native, m) {
 
   nb::class_<hr::MatrixHandle>(m, "Matrix")
       .def(nb::new_([](const hr::mx::array& data, const Optional& scales, const Optional& biases, const Optional& bias,
-                       int bits, int group) {
-             return std::make_shared<hr::MatrixHandle>(data, scales, biases, bias, bits, group);
+                       int bits, int group, bool exact) {
+             return std::make_shared<hr::MatrixHandle>(data, scales, biases, bias, bits, group, exact);
            }),
-           "data"_a, "scales"_a.none(), "biases"_a.none(), "bias"_a.none(), "bits"_a, "group_size"_a)
+           "data"_a, "scales"_a.none(), "biases"_a.none(), "bias"_a.none(), "bits"_a, "group_size"_a,
+           "exact"_a = false)
       .def_prop_ro("data", &hr::MatrixHandle::data)
       .def_prop_ro("scales", &hr::MatrixHandle::scales)
       .def_prop_ro("biases", &hr::MatrixHandle::offsets)

@@ -21,7 +21,8 @@ bool can_run(const Kernels& kernels) {
   if (&kernels == &kernels_avx512()) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+           __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx2") &&
+           __builtin_cpu_supports("fma");
   }
   if (&kernels == &kernels_avx2()) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");

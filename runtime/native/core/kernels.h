@@ -24,10 +24,13 @@ struct Matrix {
   int64_t k = 0;
   int bits = 0;  // 0 for plain weights
   int group = 0;
+  bool exact = false;  // multiply in float32 also where activations could be rounded to 16 bits
   Type type = Type::f32;  // of scales and offsets, or of plain data
 
   // Always inlined: compiled for several instruction sets, see isa/simd.h.
   [[gnu::always_inline]] bool quantized() const { return bits != 0; }
+  // Whether products are taken in integers, with activations in block floating point: isa/rounded.h.
+  [[gnu::always_inline]] bool rounds() const { return !exact && (bits == 2 || bits == 4 || bits == 8); }
   [[gnu::always_inline]] int64_t groups() const { return quantized() ? k / group : 0; }
   [[gnu::always_inline]] int64_t row_bytes() const { return quantized() ? k * bits / 8 : k * size_of(type); }
 };
@@ -55,8 +58,9 @@ struct ScoreRule {
 
 constexpr int64_t kScorePad = 16;     // score rows are padded to a multiple of this
 constexpr int64_t kMaxQueries = 4;    // queries that attend_chunk takes at once
-constexpr int64_t kMaxBatch = 8;      // activation rows that matbatch takes at once
-constexpr int64_t kRowsAtOnce = 4;    // matvec runs best on multiples of this many rows
+constexpr int64_t kMaxBatch = 8;      // activation rows that matbatch takes at once in floats
+constexpr int64_t kRowMultiple = 16;   // matvec runs best on multiples of this many rows of weights,
+constexpr int64_t kTileMultiple = 32;  // matbatch on multiples of this many
 constexpr int64_t kPanelDepth = 256;  // values of k in a GEMM panel
 
 struct Kernels {
@@ -74,7 +78,8 @@ struct Kernels {
   // y[0, rows) = w[row, row + rows) . x for one prepared row. No bias.
   void (*matvec)(const Matrix& w, const float* prepared, int64_t row, int64_t rows, float* y);
 
-  // y[m * ldy + r] for m < batch <= kMaxBatch prepared rows (`stride` apart) and r < rows. No bias.
+  // y[m * ldy + r] for m < batch prepared rows (`stride` apart) and r < rows. No bias. At most kMaxBatch rows, except
+  // where the matrix rounds().
   void (*matbatch)(const Matrix& w, const float* prepared, int64_t stride, int64_t batch, int64_t row,
                    int64_t rows, float* y, int64_t ldy);
 

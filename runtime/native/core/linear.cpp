@@ -9,7 +9,8 @@
 namespace headrace {
 namespace {
 
-constexpr int64_t kBatchRows = 16;      // more activation rows than this: panels
+constexpr int64_t kBatchRows = 16;      // more activation rows than this: panels, for weights multiplied as floats
+constexpr int64_t kIntegerBatch = 64;   // activation rows that matbatch is given at once, for others
 constexpr int64_t kTaskBytes = 1 << 15; // weight bytes worth handing to another thread
 constexpr int64_t kTasksPerThread = 4;
 constexpr int64_t kMaxTileRows = 512;   // activation rows that share one unpacked panel
@@ -18,10 +19,10 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 // Rows of output per task: about kTasksPerThread tasks a thread, none smaller than kTaskBytes of weights.
-int64_t rows_per_task(const Pool& pool, int64_t rows, int64_t row_bytes) {
+int64_t rows_per_task(const Pool& pool, int64_t rows, int64_t row_bytes, int64_t multiple) {
   const int64_t balanced = ceil_div(rows, kTasksPerThread * pool.threads());
   const int64_t worthwhile = ceil_div(kTaskBytes, row_bytes);
-  return round_up(std::max(balanced, worthwhile), 4 * kRowsAtOnce);
+  return round_up(std::max(balanced, worthwhile), multiple);
 }
 
 // out[m][at, at + n) from the products of those columns; `up` holds the second half's for a gated unit.
@@ -63,7 +64,8 @@ void run_few(Pool& pool, const Kernels& kernels, const LinearCall& call) {
   const int64_t width = gated ? w.n / 2 : w.n;
   const int64_t stride = kernels.prepared_size(w);
   const int64_t batch = call.rows;
-  const int64_t step = rows_per_task(pool, width, w.row_bytes() * (gated ? 2 : 1));
+  const int64_t at_once = std::min(batch, w.rounds() ? kIntegerBatch : kMaxBatch);
+  const int64_t step = rows_per_task(pool, width, w.row_bytes() * (gated ? 2 : 1), batch <= 2 ? kRowMultiple : kTileMultiple);
 
   // A single row is cheaper to prepare on every thread than to wait for.
   float* shared = nullptr;
@@ -81,13 +83,13 @@ void run_few(Pool& pool, const Kernels& kernels, const LinearCall& call) {
       prepare_row(kernels, call, 0, own);
       prepared = own;
     }
-    float* products = scratch(Slot::output, 2 * kMaxBatch * step);
-    float* ups = gated ? products + kMaxBatch * step : nullptr;
+    float* products = scratch(Slot::output, 2 * at_once * step);
+    float* ups = gated ? products + at_once * step : nullptr;
     do {
       const int64_t at = tasks.index() * step;
       const int64_t n = std::min(step, width - at);
-      for (int64_t m = 0; m < batch; m += kMaxBatch) {
-        const int64_t here = std::min(kMaxBatch, batch - m);
+      for (int64_t m = 0; m < batch; m += at_once) {
+        const int64_t here = std::min(at_once, batch - m);
         for (int half = 0; half < (gated ? 2 : 1); ++half) {
           float* y = half == 0 ? products : ups;
           if (here == 1) {
@@ -154,7 +156,7 @@ void run_many(Pool& pool, const Kernels& kernels, const LinearCall& call) {
 
 void run_linear(Pool& pool, const Kernels& kernels, const LinearCall& call) {
   if (call.rows <= 0 || call.w.n <= 0) return;
-  if (call.rows <= kBatchRows) {
+  if (call.rows <= kBatchRows || call.w.rounds()) {
     run_few(pool, kernels, call);
   } else {
     run_many(pool, kernels, call);

@@ -1,13 +1,15 @@
-// Activations in the order a weight format's kernels read them, followed by their sum per group.
+// Activations as the kernels read them: rounded to 16 bits where the matrix rounds(), else in the weight format's order,
+// followed by their sum per group.
 //
 // The sums make the affine offset cheap: sum((s q + o) x) = s sum(q x) + o sum(x).
 #pragma once
 
-#include "weights.h"
+#include "rounded.h"
 
 namespace headrace::HEADRACE_ISA {
 
 inline int64_t prepared_size(const Matrix& w) {
+  if (w.rounds()) return with_words(w, [&](auto format) { return Rounded<decltype(format)>::size(w); });
   return with_format(w, [&](auto format) {
     using F = decltype(format);
     return padded_depth<F>(w) + round_up(w.groups(), 16);
@@ -34,6 +36,10 @@ inline void group_sums(const Matrix& w, const float* x, float* sums_out) {
 }
 
 inline void prepare(const Matrix& w, const float* x, float* out) {
+  if (w.rounds()) {
+    with_words(w, [&](auto format) { round_row<decltype(format)>(w, x, out); });
+    return;
+  }
   with_format(w, [&](auto format) {
     using F = decltype(format);
     const int64_t depth = padded_depth<F>(w);

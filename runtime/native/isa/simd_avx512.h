@@ -1,4 +1,4 @@
-// Sixteen float lanes on AVX-512 (F, BW, DQ, VL: every server since Skylake-X, Zen 4 and 5).
+// Sixteen float lanes on AVX-512 (F, BW, DQ, VL and VNNI: servers since Cascade Lake, Zen 4 and 5).
 //
 // The three simd_*.h files define the same names; kernels are written once against them. See simd.h.
 #pragma once
@@ -72,6 +72,37 @@ inline void store_first_f16(uint16_t* p, vf v, int64_t n) {
 // Sixteen dwords of packed weights.
 inline vi load_words(const uint32_t* p) { return _mm512_loadu_si512(p); }
 inline vi load_first_words(const uint32_t* p, int64_t n) { return _mm512_maskz_loadu_epi32(first(n), p); }
+
+// Two 16-bit numbers a dword (see rounded.h): values `step` and `step + 16 / Bits` of packed weights; sums of products;
+// the numbers of two vectors of whole floats.
+constexpr int kPairRows = 8;
+constexpr int kTileParts = 2;
+inline vi load_words(const float* p) { return _mm512_loadu_si512(p); }
+inline void store_words(float* p, vi v) { _mm512_storeu_si512(p, v); }
+template <int Bits>
+inline vi pairs(vi words, int step) {
+  using Unsigned = uint32_t __attribute__((vector_size(64)));
+  const auto shifted = (Unsigned)words >> static_cast<uint32_t>(step * Bits);
+  return _mm512_and_si512((vi)shifted, _mm512_set1_epi32(((1 << Bits) - 1) * 0x10001));
+}
+template <int Bits>
+inline vi next_pairs(vi words) {
+  return _mm512_srli_epi32(words, Bits);
+}
+inline vi set1_word(const float* p) { return _mm512_set1_epi32(__builtin_bit_cast(int, *p)); }
+inline vf as_floats(vi v) { return _mm512_castsi512_ps(v); }
+inline vi as_words(vf v) { return _mm512_castps_si512(v); }
+inline vi add_words(vi a, vi b) { return _mm512_add_epi32(a, b); }
+// In assembly, for compilers that copy the sum around the intrinsic.
+inline vi dot_pairs(vi acc, vi a, vi b) {
+  asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+  return acc;
+}
+inline vf to_float(vi v) { return _mm512_cvtepi32_ps(v); }
+inline vi join_pairs(vf low, vf high) {
+  const vi raised = _mm512_slli_epi32(_mm512_cvtps_epi32(high), 16);
+  return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_cvtps_epi32(low), raised);
+}
 
 // Value q at `step` of each lane's dword, encoded as the float 1 + q / 2^Bits: its bits moved to the top of a
 // significand, under the exponent of 1. Two cheap instructions; `decode` pays the difference once per group.
@@ -180,6 +211,28 @@ inline void transpose(vf (&v)[W]) {
     v[4 + i] = _mm512_shuffle_f32x4(t[4 + i], t[12 + i], 0x88);
     v[8 + i] = _mm512_shuffle_f32x4(t[i], t[8 + i], 0xdd);
     v[12 + i] = _mm512_shuffle_f32x4(t[4 + i], t[12 + i], 0xdd);
+  }
+}
+
+// Lane r of out[i] is rows[r][i]. Quarters of four rows are loaded side by side, so that half of a transposition is left.
+inline void load_turned(const uint32_t* const (&rows)[W], vi (&out)[W]) {
+  const auto quarter = [&](int r, int q) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[r] + 4 * q)); };
+#pragma GCC unroll 4
+  for (int q = 0; q < 4; ++q) {
+    vi v[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      v[i] = _mm512_castsi128_si512(quarter(i, q));
+      v[i] = _mm512_mask_broadcast_i32x4(v[i], 0x00f0, quarter(4 + i, q));
+      v[i] = _mm512_mask_broadcast_i32x4(v[i], 0x0f00, quarter(8 + i, q));
+      v[i] = _mm512_mask_broadcast_i32x4(v[i], 0xf000, quarter(12 + i, q));
+    }
+    const vi a = _mm512_unpacklo_epi32(v[0], v[1]), b = _mm512_unpackhi_epi32(v[0], v[1]);
+    const vi c = _mm512_unpacklo_epi32(v[2], v[3]), d = _mm512_unpackhi_epi32(v[2], v[3]);
+    out[4 * q] = _mm512_unpacklo_epi64(a, c);
+    out[4 * q + 1] = _mm512_unpackhi_epi64(a, c);
+    out[4 * q + 2] = _mm512_unpacklo_epi64(b, d);
+    out[4 * q + 3] = _mm512_unpackhi_epi64(b, d);
   }
 }
 

@@ -68,6 +68,16 @@ struct Plain {
   static int64_t source(int, int lane) { return lane; }
 };
 
+// Calls body(Format{}) with the format of a matrix that rounds().
+template <class Body>
+inline auto with_words(const Matrix& w, Body&& body) {
+  switch (w.bits) {
+    case 2: return body(Words<2>{});
+    case 4: return body(Words<4>{});
+    default: return body(Words<8>{});
+  }
+}
+
 // Calls body(Format{}) with the format a matrix is stored in.
 template <class Body>
 inline auto with_format(const Matrix& w, Body&& body) {

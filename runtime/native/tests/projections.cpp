@@ -1,4 +1,6 @@
-// Projections: every storage format by every number of activation rows, odd sizes, every epilogue, two callers at once.
+// Projections: every storage format by every number of activation rows, odd sizes, every epilogue, two callers at once;
+// exact, and with rounded activations where that differs.
+#include <algorithm>
 #include <cmath>
 #include <thread>
 
@@ -64,7 +66,7 @@ double bent(double g, Act act) {
   return 0.5 * g * (1 + std::tanh(0.7978845608028654 * (g + 0.044715 * g * g * g)));
 }
 
-void test_projection(const Kernels& kernels, const Weights& w, int64_t rows, const Epilogue& epilogue = {}) {
+void test_projection(const Kernels& kernels, const Weights& w, int64_t rows, const Epilogue& epilogue, bool exact) {
   const int64_t n = w.view.n, k = w.view.k, width = epilogue.act == Act::none ? n : n / 2;
   auto values = random_floats(rows * k);
   const auto norms = random_floats(k), biases = random_floats(n), residuals = random_floats(rows * width);
@@ -74,6 +76,7 @@ void test_projection(const Kernels& kernels, const Weights& w, int64_t rows, con
   call.x = x.as<float>();
   call.rows = rows;
   call.w = w.view;
+  call.w.exact = exact;
   call.eps = 1e-5f;
   call.act = epilogue.act;
   call.out = out.as<float>();
@@ -83,36 +86,52 @@ void test_projection(const Kernels& kernels, const Weights& w, int64_t rows, con
   run_linear(Pool::shared(), kernels, call);
 
   std::vector<double> row(static_cast<size_t>(k));
-  std::vector<double> sums(static_cast<size_t>(n)), scales(static_cast<size_t>(n));
+  std::vector<double> sums(static_cast<size_t>(n)), scales(static_cast<size_t>(n)), slack(static_cast<size_t>(n));
+  std::vector<double> rounding(static_cast<size_t>(k));  // the most a value may be moved
   for (int64_t m = 0; m < rows; ++m) {
     double squares = 0;
     for (int64_t i = 0; i < k; ++i) squares += static_cast<double>(values[m * k + i]) * values[m * k + i];
     const double factor = 1 / std::sqrt(squares / static_cast<double>(k) + 1e-5);
     for (int64_t i = 0; i < k; ++i) row[i] = values[m * k + i] * (epilogue.norm ? factor * norms[i] : 1.0);
+    if (call.w.rounds()) {
+      for (int64_t i = 0; i < k; i += w.view.group) {
+        double largest = 0;
+        for (int64_t j = i; j < i + w.view.group; ++j) largest = std::max(largest, std::fabs(row[j]));
+        for (int64_t j = i; j < i + w.view.group; ++j) rounding[j] = largest / 65534;
+      }
+    }
     for (int64_t r = 0; r < n; ++r) {
+      slack[r] = 0;
       sums[r] = epilogue.bias ? biases[r] : 0.0;
       scales[r] = std::fabs(sums[r]);
       for (int64_t i = 0; i < k; ++i) {
         const double product = w.full[r * k + i] * row[i];
         sums[r] += product;
         scales[r] += std::fabs(product);
+        slack[r] += std::fabs(w.full[r * k + i]) * rounding[i];
       }
     }
     for (int64_t r = 0; r < width; ++r) {
-      double expected = sums[r], scale = scales[r];
+      double expected = sums[r], scale = scales[r], moved = slack[r];
       if (epilogue.act != Act::none) {
         expected = bent(sums[r], epilogue.act) * sums[width + r];
         // 1.2: the steepest that either gate gets.
         scale = 1.2 * (scales[r] * std::fabs(sums[width + r]) + scales[width + r] * std::fabs(sums[r])) +
                 std::fabs(expected);
+        moved = 1.2 * (slack[r] * (std::fabs(sums[width + r]) + slack[width + r]) + std::fabs(sums[r]) * slack[width + r]);
       } else if (epilogue.residual) {
         expected += residuals[m * width + r];
         scale += std::fabs(residuals[m * width + r]);
       }
       const double off = std::fabs(out.as<float>()[m * width + r] - expected);
-      if (!(off <= kBound * scale + 1e-30)) return check(false, "projection", kernels.name);
+      if (!(off <= kBound * scale + moved + 1e-30)) return check(false, "projection", kernels.name);
     }
   }
+}
+
+void test_projection(const Kernels& kernels, const Weights& w, int64_t rows, const Epilogue& epilogue = {}) {
+  test_projection(kernels, w, rows, epilogue, true);
+  if (w.view.rounds()) test_projection(kernels, w, rows, epilogue, false);
 }
 
 // Every format and type; the numbers of rows from 1 to 16 have kernels of their own, 17 and more have panels.
@@ -144,6 +163,10 @@ void test_sizes(const Kernels& kernels) {
   }
   const Weights tall(70, 288, 4, 32, Type::f16);
   for (const int64_t rows : {97, 520}) test_projection(kernels, tall, rows);
+  for (const int bits : {2, 4, 8}) {  // more values of k than any kernel takes at once
+    const Weights wide(35, 3328, bits, 128, Type::f16);
+    for (const int64_t rows : {1, 3}) test_projection(kernels, wide, rows);
+  }
 }
 
 void test_epilogues(const Kernels& kernels) {
