@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "../core/linear.h"
+#include "../core/scratch.h"
 #include "cache_buffers.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/ops.h"
@@ -34,29 +35,29 @@ void run_layer(const LayerPlan& plan, AttendCall attend, const float* x, float* 
   Pool& pool = Pool::shared();
   const Kernels& kernels = best_kernels();
   const int64_t rows = attend.batch * attend.length;
-  std::vector<float> wide(static_cast<size_t>(rows * std::max(plan.qkv->view().n, plan.down->view().k)));
-  std::vector<float> heads(static_cast<size_t>(rows * plan.output->view().k));
+  float* wide = scratch(Slot::wide, rows * std::max(plan.qkv->view().n, plan.down->view().k));
+  float* heads = scratch(Slot::heads, rows * plan.output->view().k);
 
-  LinearCall qkv = projection(x, rows, *plan.qkv, wide.data());
+  LinearCall qkv = projection(x, rows, *plan.qkv, wide);
   qkv.norm = plan.input_norm;
   qkv.eps = plan.eps;
   run_linear(pool, kernels, qkv);
 
-  attend.qkv = wide.data();
-  attend.out = heads.data();
+  attend.qkv = wide;
+  attend.out = heads;
   run_attend(pool, kernels, attend);
 
-  LinearCall output = projection(heads.data(), rows, *plan.output, out);
+  LinearCall output = projection(heads, rows, *plan.output, out);
   output.residual = x;
   run_linear(pool, kernels, output);
 
-  LinearCall gate_up = projection(out, rows, *plan.gate_up, wide.data());
+  LinearCall gate_up = projection(out, rows, *plan.gate_up, wide);
   gate_up.norm = plan.mlp_norm;
   gate_up.eps = plan.eps;
   gate_up.act = plan.act;
   run_linear(pool, kernels, gate_up);
 
-  LinearCall down = projection(wide.data(), rows, *plan.down, out);
+  LinearCall down = projection(wide, rows, *plan.down, out);
   down.residual = out;
   run_linear(pool, kernels, down);
 }
