@@ -24,7 +24,7 @@ from runtime.request import CancelFlag, Request
 from runtime.sampling import SamplingParams
 from runtime.telemetry import StepRecord, mbu
 
-COALESCE_S = 0.03
+COALESCE_S = 0.05
 LEAST_ROOM = 256  # tokens an answer should have; an eighth of the context where that is less
 _ROOMY = 0.75  # of the context: what a prompt may take after oldest turns were dropped, so that more turns fit
 
