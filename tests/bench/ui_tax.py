@@ -1,10 +1,11 @@
-"""What the chat's screen costs: decode speed inside the real app against `headrace run`, and key press to echo.
+"""What the screen costs: decode speed inside the real app against `headrace run`, key press to echo, first frame.
 
-    python -m tests.bench.ui_tax [--rounds 5] [--tokens 200] [--size 120x40] [--no-panel]
+    python -m tests.bench.ui_tax [--rounds 5] [--tokens 600] [--size 120x40] [--no-panel]
 
 Both sides answer the same prompt greedily with the default model, taking turns, each in a process of its own. The
-app runs on a pseudo-terminal that is read as fast as it writes. Its tok/s are those it stored with the answer. For
-the echo, letters that no answer holds are typed while the answer streams, and awaited in the terminal's output.
+app runs on a pseudo-terminal that is read as fast as it writes. Its tok/s are those it stored with the answer; the
+ratio is the median over pairs of neighbours. On a busy machine look at the processor shares first: they hardly care.
+For the echo, letters that no answer holds are typed while the answer streams, and awaited in the terminal's output.
 A benchmark for people: nothing here passes or fails.
 """
 
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import termios
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from app.sessions.store import SessionStore
@@ -66,13 +68,13 @@ class Terminal:
                 return time.perf_counter() - began
         raise TimeoutError(f"{mark!r} did not appear")
 
-    def cpu_seconds(self) -> float:
-        """Processor time of the program so far (not of the engine's process); 0 where /proc is missing."""
+    def cpu_seconds(self) -> tuple[float, float]:
+        """Processor time so far of the program and of the engine's process, its one child; 0 where /proc is missing."""
         try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
         except OSError:
-            return 0.0
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            children = []
+        return _cpu_seconds(self.pid), sum(_cpu_seconds(int(child)) for child in children)
 
     def end(self) -> None:
         self.type("\x11")  # Ctrl+Q
@@ -95,17 +97,29 @@ def prepare(home: Path, tokens: int, *, panel: bool) -> dict[str, str]:
     return {**os.environ, "HEADRACE_HOME": str(home), "TERM": "xterm-256color", "COLORTERM": "truecolor"}
 
 
-def in_app(home: Path, env: dict[str, str], size: tuple[int, int], *, typing: bool) -> tuple[float, list[float], float]:
-    """(decode tok/s, seconds from key to echo, share of one core that the screen's process took) of one answer."""
+@dataclass(frozen=True, slots=True)
+class InApp:
+    """One answer in the app. Shares are of one core, while it streamed; echoes are seconds from key to screen."""
+
+    rate: float
+    first_frame_s: float
+    screen_share: float
+    engine_share: float
+    echoes: list[float]
+
+
+def in_app(home: Path, env: dict[str, str], size: tuple[int, int], *, typing: bool) -> InApp:
+    """Start the app, ask, and look on; `typing` while it answers."""
     terminal = Terminal([sys.executable, "-m", "app", "chat"], size, env)
     echoes: list[float] = []
     try:
+        first_frame = terminal.read_until(b"message, or")
         terminal.read_until(b"loaded in")
         terminal.type(PROMPT)
         terminal.read_until(b"beside it.")
         terminal.type("\r")
         terminal.read_until(b"answering")
-        began, busy = time.perf_counter(), terminal.cpu_seconds()
+        began, before = time.perf_counter(), terminal.cpu_seconds()
         while typing and len(echoes) < 40 and _answering(home):
             letter = LETTERS[len(echoes) % len(LETTERS)]
             terminal.type(letter)
@@ -115,11 +129,11 @@ def in_app(home: Path, env: dict[str, str], size: tuple[int, int], *, typing: bo
                 terminal.read(left)
         while _answering(home) and time.perf_counter() - began < _PATIENCE_S:
             terminal.read(0.2)
-        share = (terminal.cpu_seconds() - busy) / (time.perf_counter() - began)
-        rate = _stored_rate(home)
+        took, after = time.perf_counter() - began, terminal.cpu_seconds()
+        screen, engine = ((late - early) / took for early, late in zip(before, after, strict=True))
+        return InApp(_stored_rate(home), first_frame, screen, engine, echoes)
     finally:
         terminal.end()
-    return rate, echoes, share
 
 
 def _answering(home: Path) -> bool:
@@ -138,6 +152,14 @@ def _stored_rate(home: Path) -> float:
     return figures.decode_tokens_per_second or 0.0 if figures else 0.0
 
 
+def _cpu_seconds(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def in_run(tokens: int, env: dict[str, str]) -> float:
     """Decode tok/s of the same answer from `headrace run`."""
     command = [sys.executable, "-m", "app", "run", PROMPT, "-n", str(tokens), "-t", "0", "--json"]
@@ -149,32 +171,33 @@ def main() -> None:
     """Take turns and report medians."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--tokens", type=int, default=200)
+    options.add_argument("--tokens", type=int, default=600)
     options.add_argument("--size", default="120x40")
     options.add_argument("--no-panel", action="store_true")
     given = options.parse_args()
     width, _, height = given.size.partition("x")
     size = (int(width), int(height))
-    plain, inside, echoes = [], [], []
+    pairs: list[tuple[float, InApp]] = []
     for number in range(given.rounds + 1):
         with tempfile.TemporaryDirectory() as folder:
-            home = Path(folder)
-            env = prepare(home, given.tokens, panel=not given.no_panel)
-            plain.append(in_run(given.tokens, env))
+            env = prepare(Path(folder), given.tokens, panel=not given.no_panel)
             typing = number == given.rounds  # the last round types, and does not count for the speed
-            rate, seconds, share = in_app(home, env, size, typing=typing)
-            echoes += seconds
-            if typing:
-                plain.pop()
-            else:
-                inside.append(rate)
-                sides = f"run {plain[-1]:.1f} tok/s, app {rate:.1f} tok/s"
-                print(f"{sides}: {rate / plain[-1]:.1%}; screen {share:.1%} of a core", flush=True)
-    ratio = statistics.median(inside) / statistics.median(plain)
-    print(f"median: run {statistics.median(plain):.1f}, app {statistics.median(inside):.1f} tok/s: {ratio:.1%}")
-    if (spread := Percentiles.of(echoes)) is not None:
-        figures = f"p50 {spread.p50 * 1e3:.1f}, p95 {spread.p95 * 1e3:.1f}, max {spread.max * 1e3:.1f} ms"
-        print(f"key press to echo while decoding ({len(echoes)} keys): {figures}")
+            plain = 0.0 if typing else in_run(given.tokens, env)
+            inside = in_app(Path(folder), env, size, typing=typing)
+        if not typing:
+            pairs.append((plain, inside))
+            sides = f"run {plain:.1f} tok/s, app {inside.rate:.1f} tok/s: {inside.rate / plain:.1%}"
+            print(f"{sides}; of a core: screen {inside.screen_share:.1%}, engine {inside.engine_share:.0%}", flush=True)
+        elif (spread := Percentiles.of(inside.echoes)) is not None:
+            figures = f"p50 {spread.p50 * 1e3:.1f}, p95 {spread.p95 * 1e3:.1f}, max {spread.max * 1e3:.1f} ms"
+            print(f"key press to echo while decoding ({len(inside.echoes)} keys): {figures}")
+    ratio, share, frame = (
+        statistics.median(values)
+        for values in zip(
+            *((app.rate / plain, app.screen_share, app.first_frame_s) for plain, app in pairs), strict=True
+        )
+    )
+    print(f"median: app at {ratio:.1%} of run, screen {share:.1%} of a core, first frame {frame:.2f} s")
 
 
 if __name__ == "__main__":
