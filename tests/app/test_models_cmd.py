@@ -57,7 +57,7 @@ def run(store: Store) -> Run:
 
     def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "app", "models", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=600)
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
         return done
