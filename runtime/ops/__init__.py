@@ -55,5 +55,6 @@ def _choose() -> tuple[Ops, str]:
         return reference, "stock MLX operations on the GPU"
     status = native.status()
     if status.available:
-        return native, f"built for this machine: {status.instruction_set}, {status.threads} threads"
+        precision = "float32 throughout" if native.exact() else "activations in 16 bits"
+        return native, f"built for this machine: {status.instruction_set}, {status.threads} threads, {precision}"
     return reference, status.reason or "the native kernels are not available"
