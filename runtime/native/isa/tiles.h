@@ -75,7 +75,8 @@ struct TurnedTile {
   }
 };
 
-// acc[m][part] += w . x[m] over the words of a tile. Rows of x are ldx apart.
+// acc[m][part] += w . x[m] over the words of a tile. Rows of x are ldx apart. acc is memory, as registers hold the products
+// of the group at hand.
 template <class F, int R, int M>
 [[gnu::always_inline]] inline void meet_tile(const TurnedTile<F, R>& tile, const Matrix& w, const float* x, int64_t ldx,
                                              int64_t begin, int64_t end, float (&acc)[M][R][W]) {
@@ -93,7 +94,6 @@ template <class F, int R, int M>
       for (uint64_t i = 0; i < run; ++i) {
         vi left[R];
         for (int r = 0; r < R; ++r) left[r] = tile.words[word + i][r];
-        // Not unrolled: the compiler would spill sums in order to load ahead.
 #pragma GCC unroll 8
         for (int s = 0; s < kHalf; ++s) {
           vi weights[R];
@@ -143,6 +143,7 @@ inline void multiply_tile(const TurnedTile<F, R>& tile, const Matrix& w, const f
   each([&](int m, int part, float* to, int64_t n) { store_first(to, load(acc[m][part]), n); });
 }
 
+// y[m * ldy + r] for weight rows [row, row + rows), rows <= R * W: as many slabs of words as k has.
 template <class F, int R>
 inline void multiply_turned(const Matrix& w, const float* x, int64_t ldx, int64_t batch, int64_t row, int64_t rows,
                             float* y, int64_t ldy) {
