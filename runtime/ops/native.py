@@ -36,7 +36,7 @@ _ropes: "dict[int, _native.Rope]" = {}  # by id(rope), shared by layers that rot
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What `headrace doctor` shows. `fallbacks` counts reference calls by reason."""
+    """What runs here, or why not. `fallbacks` counts reference calls by reason."""
 
     available: bool
     reason: str | None = None  # why not
