@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from app.sessions.store import SessionStore
+from tests.processes import engines
 
 pytestmark = [
     pytest.mark.real,
@@ -82,17 +83,7 @@ class Tmux:
         return self.until(lambda screen: all(text in screen for text in texts))
 
     def engines(self) -> list[int]:
-        """Engine processes of this home."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            try:
-                if entry.name.isdigit() and b"app.engine_process" in (entry / "cmdline").read_bytes():
-                    environment = (entry / "environ").read_bytes()
-                    if f"HEADRACE_HOME={self.home}".encode() in environment.split(b"\0"):
-                        found.append(int(entry.name))
-            except OSError:
-                continue
-        return found
+        return engines(self.home)
 
 
 @pytest.fixture

@@ -1,0 +1,69 @@
+"""`headrace chat` on a pseudo-terminal that is read as fast as it writes, for tests that kill it."""
+
+import fcntl
+import os
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 120
+_ESCAPES = re.compile(rb"\x1b\[[0-9;:?<>=]*[A-Za-z]")
+
+
+class Chat:
+    """`headrace chat` on a pseudo-terminal; `written` is everything it wrote to it."""
+
+    def __init__(self, home: Path, *arguments: str) -> None:
+        self._ours, theirs = os.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "app", "chat", *arguments],
+            cwd=ROOT,
+            env={**os.environ, "HEADRACE_HOME": str(home), "TERM": "xterm-256color"},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        self.written = b""
+        self._stalled = False
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def type(self, text: str) -> None:
+        os.write(self._ours, text.encode())
+
+    def shows(self, text: str) -> bool:
+        return text.encode() in _ESCAPES.sub(b"", self.written)
+
+    def close(self) -> None:
+        """Close the terminal, as a window or a connection is closed."""
+        self._stalled = True
+        self._reader.join()
+        os.close(self._ours)
+
+    def stall(self) -> None:
+        """Read no more."""
+        self._stalled = True
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        os.close(self._ours)
+
+    def _read(self) -> None:
+        while not self._stalled:
+            if not select.select([self._ours], [], [], 0.1)[0]:
+                continue
+            try:
+                self.written += os.read(self._ours, 1 << 16)
+            except OSError:  # how Linux says that the other end is closed
+                return

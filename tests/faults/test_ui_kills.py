@@ -1,0 +1,100 @@
+"""SIGKILL of the chat's own process, the screen included, at random moments from its start to the middle of a talk.
+
+The real program on a pseudo-terminal with a tiny model, which is typed at as fast as it answers, killed, and resumed
+where it was, again and again. No kill may leave a database that cannot be read, lose a question that the screen
+showed or an answer that was whole, shorten one that was growing, or leave an engine behind.
+
+A few kills in the ordinary run; HEADRACE_UI_KILLS=200 asks for more.
+"""
+
+import os
+import random
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from app.sessions.records import Message, Session
+from app.sessions.store import SessionStore
+from tests.faults.chat_terminal import Chat
+from tests.processes import engines
+from tests.tiny_chat import IM_END, write_chat_model
+
+KILLS = int(os.environ.get("HEADRACE_UI_KILLS", "4"))
+LANES, LIVES = 2, 10  # at a time; of one session
+PATIENCE_S = 120
+
+
+def talk_until_killed(home: Path, store: SessionStore, session: Session, choose: random.Random, asked: int) -> int:
+    """One life of the chat; how many questions there were by its end. Checks what it left."""
+    before = store.messages(session.id)
+    chat = Chat(home, "--resume", session.id)
+    try:
+        moment = choose.choice(("starting", "talking", "answering", "answering"))
+        until = time.monotonic() + (choose.uniform(0, 1) if moment == "starting" else PATIENCE_S)
+        first = asked
+        while time.monotonic() < until:
+            now = store.messages(session.id)
+            for old, new in zip(before, now, strict=False):
+                assert new == old if old.finish_reason else new.content.startswith(old.content)
+            answered = not now or (now[-1].role == "assistant" and now[-1].finish_reason is not None)
+            if chat.shows("message, or / for commands") and (answered or asked == first):
+                if asked == first and moment == "talking":
+                    until = time.monotonic() + choose.uniform(0, 1.5)
+                if asked == first or any(message.content == f"question {asked:05}" for message in now):
+                    asked += 1
+                    chat.type(f"question {asked:05}\r")
+            if moment == "answering" and asked > first and not answered and now[-1].content:
+                moment, until = "answered", time.monotonic() + choose.uniform(0, 0.2)
+            before = now
+            time.sleep(0.005)
+            assert chat.process.poll() is None, chat.written
+    finally:
+        shown = [number for number in range(asked + 1) if chat.shows(f"❯ question {number:05}")]
+        chat.kill()
+    check(store, session, before, {f"question {number:05}" for number in shown})
+    return asked
+
+
+def check(store: SessionStore, session: Session, before: list[Message], shown: set[str]) -> None:
+    """The database after a kill: `before` was in it, and the screen had shown the questions `shown`."""
+    assert [row[0] for row in store.db.rows("PRAGMA integrity_check")] == ["ok"]
+    after = store.messages(session.id)
+    for old, new in zip(before, after, strict=False):
+        assert new == old if old.finish_reason else new.content.startswith(old.content)
+    assert len(after) >= len(before)
+    questions = [message.content for message in after if message.role == "user"]
+    assert shown <= set(questions)
+    assert len(questions) == len(set(questions))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc for what is left behind")
+def test_killing_the_chat(tmp_path: Path) -> None:
+    model = write_chat_model(tmp_path / "model", context=1_000_000)
+
+    def lane(number: int) -> tuple[int, int]:
+        choose, home = random.Random(number), tmp_path / f"home{number}"
+        store = SessionStore(home / "data" / "sessions.db")
+        sampling = {"temperature": 1.0, "max_tokens": 1000, "logit_bias": [f"{IM_END}=-100"]}
+        asked = 0
+        for life in range(KILLS // LANES):
+            if life % LIVES == 0:
+                session = store.create(model=str(model), sampling=sampling)
+            asked = talk_until_killed(home, store, session, choose, asked)
+        deadline = time.monotonic() + PATIENCE_S
+        while engines(home):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert store.db.rows("PRAGMA foreign_key_check") == []
+        store.db.run("INSERT INTO message_index(message_index, rank) VALUES ('integrity-check', 1)")
+        said = [message for entry in store.sessions() for message in store.messages(entry.session.id)]
+        store.close()
+        return asked, sum(message.role == "assistant" and message.finish_reason is None for message in said)
+
+    with ThreadPoolExecutor(LANES) as pool:
+        asked, cut_short = (sum(counts) for counts in zip(*pool.map(lane, range(LANES)), strict=True))
+    print(f"{KILLS} kills, {asked} questions, {cut_short} answers cut short")
+    assert asked >= KILLS // 2
+    assert cut_short >= KILLS // 20
