@@ -4,10 +4,8 @@ It polls: up to ten times a second it takes what the engine's process said, and 
 it. Nothing is called per token. The engine's process starts after the first frame is on the screen.
 """
 
-import asyncio
 import gc
 import json
-import signal
 import time
 from pathlib import Path
 from typing import ClassVar
@@ -28,6 +26,7 @@ from app.tui.clipboard import copy_with_tool
 from app.tui.decode.screen import DecodeScreen
 from app.tui.feed import feed
 from app.tui.figures import LiveFigures
+from app.tui.hangup import end_on_signals
 from app.tui.markdown_lines import parser
 from app.tui.palette import AppCommands
 from app.tui.status_bar import Status
@@ -89,8 +88,7 @@ class HeadraceApp(App[None]):
         self.theme = wanted if wanted in self.available_themes else after_terminal()
         self.theme_changed_signal.subscribe(self, self._remember_theme)
         if not self.is_headless:
-            for number in (signal.SIGHUP, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, self._hang_up)
+            end_on_signals(self.leave, lambda code: self.exit(return_code=code))
         self.push_screen(ChatScreen())
         self.call_after_refresh(self._start)
 
@@ -113,11 +111,6 @@ class HeadraceApp(App[None]):
             self._left = True
             self.conversation.close()
             self.engine.close()
-
-    def _hang_up(self) -> None:
-        """The terminal was closed, or somebody asked this process to end: leave in order."""
-        self.leave()
-        self.exit()
 
     def _remember_theme(self, theme: Theme) -> None:
         """The theme chosen in the palette is the one to start with next time."""
@@ -244,8 +237,8 @@ class HeadraceApp(App[None]):
     def action_decode_view(self) -> None:
         """The decode view in full."""
         if not isinstance(self.screen, DecodeScreen):
-            self.push_screen(DecodeScreen(self.frozen or self.figures))
-            self.call_after_refresh(self.draw_figures, force=True)
+            shown = self.frozen or self.figures
+            self.push_screen(DecodeScreen(shown, self.status(), frozen=self.frozen is not None))
 
     def action_show_keys(self) -> None:
         from app.tui.help_screen import HelpScreen

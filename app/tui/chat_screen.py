@@ -112,7 +112,7 @@ class ChatScreen(FrugalScreen):
 
     def on_screen_resume(self) -> None:
         """The panel was not drawn while another screen was on top."""
-        self.call_after_refresh(self.headrace.draw_figures, force=True)
+        self.headrace.draw_figures(force=True)
 
     def on_resize(self, event: events.Resize) -> None:
         """The first size decides whether the panel is open; after that the user does."""
@@ -280,7 +280,7 @@ class ChatScreen(FrugalScreen):
         self._width = width
         narrow = self.headrace.settings.screen.decode_view_width
         self.query_one(DecodePanel).set_width({"off": 0, "narrow": narrow, "wide": narrow + _WIDER}[width])
-        self.call_after_refresh(self.headrace.draw_figures, force=True)
+        self.headrace.draw_figures(force=True)
 
     def action_to_transcript(self) -> None:
         self._transcript.focus()

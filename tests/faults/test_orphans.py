@@ -1,14 +1,19 @@
-"""Nothing outlives a chat, however it ends: neither its engine nor the pip that was fetching a model for it."""
+"""Nothing outlives a chat, however it ends: not itself, not its engine, nor the pip that fetches a model for it."""
 
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from app.engine_client import EngineClient
+from app.sessions.store import SessionStore
+from tests.faults.chat_terminal import Chat
+from tests.processes import engines
+from tests.tiny_chat import IM_END, write_chat_model
 from tests.wheels import PackageIndex, build_wheel, isolate_pip
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,3 +58,33 @@ def test_a_download_that_is_stopped_is_over(index: PackageIndex, leave: str) -> 
         assert index.gone.wait(PATIENCE_S)
     finally:
         client.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_terminal_that_stalls_and_goes_away_holds_nothing_up(tmp_path: Path, number: signal.Signals) -> None:
+    model = write_chat_model(tmp_path / "model", context=1_000_000)
+    store = SessionStore(tmp_path / "data" / "sessions.db")
+    sampling = {"temperature": 1.0, "max_tokens": 1_000_000, "logit_bias": [f"{IM_END}=-100"]}
+    session = store.create(model=str(model), sampling=sampling)
+    chat = Chat(tmp_path, "--resume", session.id)
+    try:
+        eventually(lambda: chat.shows("message, or / for commands"))
+        chat.type("go\r")
+        eventually(lambda: len(store.messages(session.id)) > 1)
+        chat.stall()
+        time.sleep(3)  # the terminal's buffer fills, and then the queue before it
+        chat.close()
+        chat.process.send_signal(number)
+        assert chat.process.wait(PATIENCE_S) == 128 + number
+        eventually(lambda: not engines(tmp_path))
+    finally:
+        chat.process.kill()
+        store.close()
+
+
+def eventually(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

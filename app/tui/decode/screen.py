@@ -38,9 +38,9 @@ class DecodeScreen(FrugalScreen):
         Binding("end", "cursor(100000)", "Newest step", show=False),
     ]
 
-    def __init__(self, figures: LiveFigures) -> None:
+    def __init__(self, figures: LiveFigures, status: Status, *, frozen: bool) -> None:
         super().__init__()
-        self.figures = figures
+        self.figures, self._status, self._frozen = figures, status, frozen
 
     def compose(self) -> ComposeResult:
         yield StatusBar(self.figures, id="status")
@@ -55,6 +55,9 @@ class DecodeScreen(FrugalScreen):
                 yield CacheSection(self.figures, id="cache")
                 yield TurnsSection(self.figures, id="turns")
         yield KeyBar()
+
+    def on_mount(self) -> None:
+        self.show(self.figures, self._status, frozen=self._frozen)
 
     def show(self, figures: LiveFigures, status: Status, *, frozen: bool) -> None:
         """Draw these figures."""

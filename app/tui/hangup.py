@@ -1,0 +1,47 @@
+"""Leaving in order when the terminal was closed (SIGHUP) or somebody asked this process to end (SIGTERM).
+
+A terminal that is gone, or that nobody reads any more, can hold up the event loop for ever: what was drawn waits to
+be written. So the signal is heard outside the loop, a terminal that is gone is not tidied up, and a loop that does
+not answer is left behind; every message is in the store by then but for what came since the last poll.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import termios
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+_PATIENCE_S = 10.0  # for the loop to come back and the engine to end
+
+
+def end_on_signals(leave: Callable[[], None], leave_screen: Callable[[int], object]) -> None:
+    """From now on: `leave`, then `leave_screen` with the exit code. Called inside the event loop."""
+    loop = asyncio.get_running_loop()
+
+    def end(code: int) -> None:
+        try:
+            leave()
+        finally:
+            if _terminal_is_gone():
+                os._exit(code)
+            leave_screen(code)
+
+    def heard(number: int, _frame: FrameType | None) -> None:
+        last = threading.Timer(_PATIENCE_S, os._exit, (128 + number,))
+        last.daemon = True
+        last.start()
+        loop.call_soon_threadsafe(end, 128 + number)
+
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, heard)
+
+
+def _terminal_is_gone() -> bool:
+    try:
+        termios.tcgetattr(sys.__stdin__)  # type: ignore[arg-type]  # None raises TypeError
+    except (termios.error, OSError, ValueError, TypeError):
+        return True
+    return False
