@@ -4,6 +4,7 @@ It polls: up to ten times a second it takes what the engine's process said, and 
 it. Nothing is called per token. The engine's process starts after the first frame is on the screen.
 """
 
+import asyncio
 import gc
 import json
 import time
