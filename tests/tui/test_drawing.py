@@ -1,5 +1,7 @@
 """What is drawn anew, and that it is the same as if everything had been."""
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from app.tui.key_bar import KeyBar
 from app.tui.transcript import Transcript
 from tests.tui.conftest import Driver
 
+EMPTY_MOVE = re.compile(r"\x1b\[\d+;\d+H(?=\x1b\[\d+;\d+H|\n|\Z)")  # the cursor goes there, nothing is written
 PARTS = st.lists(
     st.builds(Region, st.integers(0, 119), st.integers(0, 39), st.integers(1, 60), st.integers(1, 20)),
     min_size=1,
@@ -27,7 +30,7 @@ def terminal_bytes(screen: Screen[None], drawing: type[Compositor], parts: list[
     compositor._dirty_regions.update(part.intersection(screen.size.region) for part in parts)
     update = drawing.render_partial_update(compositor)
     assert update is not None
-    return update.render_segments(screen.app.console)
+    return EMPTY_MOVE.sub("", update.render_segments(screen.app.console))
 
 
 @pytest.mark.parametrize("keys", [(), ("f1",)])
