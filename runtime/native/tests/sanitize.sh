@@ -65,7 +65,7 @@ for kind in "$@"; do
       python=${PYTHON:-python3}
       tree=$build/python/tree
       cmake -S "$root" -B "$build/python" -DPython_EXECUTABLE="$(command -v "$python")" -DCMAKE_BUILD_TYPE=None \
-        -DCMAKE_CXX_FLAGS="-O1 -g1 -fsanitize=address" >/dev/null
+        -DCMAKE_CXX_FLAGS="-O0 -g1 -fsanitize=address" >/dev/null
       cmake --build "$build/python" --parallel "$(nproc)" --target _native >/dev/null
       mkdir -p "$tree"
       cp -R "$root"/{app,models,runtime,tests,assets,pyproject.toml} "$tree"
