@@ -253,7 +253,7 @@ class Conversation(OpenSession):
         self._ready_to_ask()
         turn = Turn(self.store, self.message(question.leaf), continuing=question.during_answer, summarising=True)
         messages = summary_messages(self.session, self.messages)
-        self.engine.submit(Generate(turn.id, messages, max_tokens=SUMMARY_TOKENS, drop_oldest=True))
+        self.engine.submit(Generate(turn.id, messages, max_tokens=SUMMARY_TOKENS, thinking=False, drop_oldest=True))
         self._turn, self.phase = turn, "summarising"
 
     def _summarised(self, turn: Turn, *, cancelled: bool) -> None:
@@ -286,6 +286,7 @@ class Conversation(OpenSession):
                 messages=prompt_messages(self.session, branch[:-1] if continuing else branch),
                 max_tokens=sampling.pop("max_tokens", None),
                 stop=tuple(sampling.pop("stop", ())),
+                thinking=sampling.pop("thinking", None),
                 sampling=sampling,
                 continue_text=leaf.content if continuing else "",
                 drop_oldest=drop_oldest,
@@ -298,6 +299,8 @@ class Conversation(OpenSession):
 
     def _ready_to_ask(self) -> None:
         self._idle()
+        if self.engine.state == "stopped":  # asked before the screen came to start it
+            self.load_model()
         if self.engine.state not in ("loading", "ready"):
             raise EngineError("the engine is not running", "restart it, or choose another model")
 

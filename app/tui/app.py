@@ -96,8 +96,9 @@ class HeadraceApp(App[None]):
     def _start(self) -> None:
         """The first frame is out: load the model, begin to poll."""
         if self.engine.state == "stopped":
-            self.figures.loading("starting the engine", None)
             self.conversation.load_model()
+        if self.engine.state == "loading":
+            self.figures.loading("starting the engine", None)
         gc.freeze()  # the app itself lives as long as the process: not to be looked through again for every answer
         gc.set_threshold(20_000)
         self.run_worker(self._poll())
