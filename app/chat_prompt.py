@@ -7,6 +7,7 @@ always holds the whole section.
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from app.thinking import CLOSE, OPEN
 from models.tokenizer import Tokenizer
@@ -23,9 +24,16 @@ class ChatPrompt:
         template = tokenizer.chat_template
         self.thinks = template is not None and any(CLOSE in source for source in template.sources.values())
 
-    def encode(self, messages: Sequence[Mapping[str, str]], answer: str = "") -> list[int]:
-        """The prompt that asks for the next answer, of which `answer` has been said already."""
-        prompt = self._tokenizer.encode_chat(messages)
+    def encode(
+        self, messages: Sequence[Mapping[str, str]], answer: str = "", *, thinking: bool | None = None
+    ) -> list[int]:
+        """The prompt that asks for the next answer, of which `answer` has been said already.
+
+        thinking: the `enable_thinking` of reasoning models' templates; None leaves it undefined. Other templates
+        do not look at it. Raises what `Tokenizer.encode_chat` raises.
+        """
+        told: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
+        prompt = self._tokenizer.encode_chat(messages, **told)
         if not answer:
             return prompt
         if self.opening(prompt):

@@ -70,7 +70,6 @@ class EngineHost:
             weight_bytes=loaded.checkpoint.nbytes,
             cost=loaded.network.cost,
             generation_defaults=loaded.generation_defaults,
-            has_chat_template=loaded.tokenizer.chat_template is not None,
             thinks=self._prompts.thinks,
             load_s=self._load_s,
             machine=host,
@@ -152,7 +151,8 @@ class EngineHost:
 
     def _encode(self, command: Generate, without: int = 0) -> list[int]:
         """The prompt's ids, the first `without` messages left out."""
-        return self._prompts.encode(_without(command.messages, without), command.continue_text)
+        messages = _without(command.messages, without)
+        return self._prompts.encode(messages, command.continue_text, thinking=command.thinking)
 
 
 class _Outbox:

@@ -34,6 +34,7 @@ class Generate:
 
     messages: `{"role": ..., "content": ...}`, the system message first where there is one.
     sampling: what the user set, by SamplingParams field; the rest is what the model recommends.
+    thinking: what the chat template of a reasoning model is told; None: nothing.
     continue_text: the answer so far, to be continued; the deltas bring only what comes after it.
     drop_oldest: where the prompt is too long, leave out the oldest turns and say so with `Dropped`, instead of
     answering with `ContextFull`.
@@ -45,6 +46,7 @@ class Generate:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    thinking: bool | None = None
     continue_text: str = ""
     drop_oldest: bool = False
     submitted: float = field(default_factory=time.monotonic)
@@ -82,7 +84,6 @@ class ModelCard:
     weight_bytes: int  # of the checkpoint, as loaded
     cost: StepCost  # bytes and FLOPs of a decode step at any context
     generation_defaults: Mapping[str, Any]  # generation_config.json
-    has_chat_template: bool
     thinks: bool  # its chat template knows <think> sections
     load_s: float
     machine: Machine

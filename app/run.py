@@ -35,6 +35,7 @@ _PROGRESS_WIDTH = 60
 @click.option("-n", "--max-tokens", type=click.IntRange(1), help=f"At most this many tokens [{DEFAULT_MAX_TOKENS}].")
 @sampling_options
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. Repeatable.")
+@click.option("--thinking/--no-thinking", default=None, help="Whether a reasoning model that can be told thinks first.")
 @click.option("--context", type=click.IntRange(1), help="Context limit in tokens. Default: what the model allows.")
 @click.option("--quantize", type=int, metavar="BITS", help="Quantize a plain checkpoint while loading: 2 3 4 5 6 8.")
 @click.option("--group-size", type=int, help="Group size for --quantize: 32, 64 (the default) or 128.")
@@ -50,6 +51,7 @@ def run(
     system: str | None,
     max_tokens: int | None,
     stop: tuple[str, ...],
+    thinking: bool | None,
     context: int | None,
     quantize: int | None,
     group_size: int | None,
@@ -66,8 +68,8 @@ def run(
         raise UsageError("--steps and --logprobs go with --json")
     if group_size is not None and quantize is None:
         raise UsageError("--group-size goes with --quantize")
-    if raw and system:
-        raise UsageError("--raw has no place for a system message")
+    if raw and (system or thinking is not None):
+        raise UsageError("--raw has no place for a system message, nor for --thinking")
     text = _read_prompt(prompt)
     # Kept out of the module's head: `headrace run --help` needs none of it.
     from app.answer import answer
@@ -83,7 +85,7 @@ def run(
     settings = SamplingParams(**sampling_settings(sampling, loaded.generation_defaults)).with_seed()
     submitted = time.perf_counter()
     request = Request(
-        prompt=_encode(loaded, text, system, raw),
+        prompt=_encode(loaded, text, system, raw, thinking),
         max_tokens=max_tokens or DEFAULT_MAX_TOKENS,
         sampling=settings,
         stop_ids=loaded.tokenizer.eos_ids,
@@ -143,11 +145,13 @@ def _load(model: str | None, context: int | None, quantize: int | None, group_si
         return load_model(resolved.path, name=resolved.name, context=context, requantize=requantize, force=force)
 
 
-def _encode(loaded: "LoadedModel", text: str, system: str | None, raw: bool) -> list[int]:
+def _encode(loaded: "LoadedModel", text: str, system: str | None, raw: bool, thinking: bool | None) -> list[int]:
     if raw:
         return loaded.tokenizer.encode_prompt(text)
+    from app.chat_prompt import ChatPrompt
+
     messages = [{"role": "system", "content": system}] if system else []
-    return loaded.tokenizer.encode_chat([*messages, {"role": "user", "content": text}])
+    return ChatPrompt(loaded.tokenizer).encode([*messages, {"role": "user", "content": text}], thinking=thinking)
 
 
 class _Shown:

@@ -33,7 +33,7 @@ class ChatSettings:
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """How tokens are chosen in new conversations. Unset: what the model recommends, else greedy."""
+    """How new conversations are answered. Unset: what the model recommends, else greedy."""
 
     temperature: float | None = _setting(None, "0 always takes the likeliest token.", example=0.7)
     top_k: int | None = _setting(None, "Keep the k likeliest tokens; 0 is off.", example=40)
@@ -48,6 +48,7 @@ class SamplingSettings:
     )
     seed: int | None = _setting(None, "Same seed, same machine, same answer.", example=1)
     max_tokens: int | None = _setting(None, "Longest answer, in tokens.", example=2048, least=1)
+    thinking: bool | None = _setting(None, "Whether reasoning models that can be told think first.", example=False)
 
 
 @dataclass(frozen=True, slots=True)

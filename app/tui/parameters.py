@@ -30,6 +30,13 @@ def _texts(text: str) -> list[str]:
     return [part.replace("\\n", "\n") for part in text.split(" | ") if part]
 
 
+def _switch(text: str) -> bool | None:
+    try:
+        return {"on": True, "off": False, "auto": None}[text]
+    except KeyError:
+        raise ValueError(text) from None
+
+
 PARAMETERS = (
     Parameter("temperature", "0 is greedy", float, lambda v: 0 <= v < 100, "0 or more"),
     Parameter("top_p", "fewest tokens with this much probability", float, lambda v: 0 < v <= 1, "above 0, at most 1"),
@@ -41,6 +48,7 @@ PARAMETERS = (
     Parameter("seed", "same seed, same machine, same tokens", _whole, lambda v: 0 <= v < 2**64, "0 to 2^64 - 1"),
     Parameter("max_tokens", "at most this many tokens an answer", _whole, lambda v: v >= 1, "1 or more"),
     Parameter("stop", "end the answer before this text; several: a | b", _texts, lambda v: all(v), "not empty"),
+    Parameter("thinking", "of a reasoning model", _switch, lambda v: v in (True, False, None), "on, off or auto"),
 )
 _BY_NAME = {parameter.name: parameter for parameter in PARAMETERS}
 
@@ -66,4 +74,6 @@ def write_parameter(name: str, values: Mapping[str, Any]) -> str:
     value = values.get(name)
     if value is None:
         return ""
+    if isinstance(value, bool):
+        return "on" if value else "off"
     return " | ".join(part.replace("\n", "\\n") for part in value) if name == "stop" else f"{value}"

@@ -60,7 +60,6 @@ CARD = ModelCard(
     weight_bytes=98_000_000,
     cost=COST,
     generation_defaults={},
-    has_chat_template=True,
     thinks=False,
     load_s=0.2,
     machine=MACHINE,

@@ -52,6 +52,23 @@ def test_an_opening_tag_that_the_template_writes_belongs_to_the_answer(tmp_path:
     assert len(longer) > len(prompt)
 
 
+def test_a_template_is_told_whether_to_think(tmp_path: Path) -> None:
+    encoder = tokenizer(tmp_path, "qwen3")
+    prompts = ChatPrompt(encoder)
+    asked = prompts.encode(ASK)
+    assert prompts.encode(ASK, thinking=True) == asked
+    told = prompts.encode(ASK, thinking=False)
+    assert told == asked + encoder.encode("<think>\n\n</think>\n\n", special=True)
+    assert prompts.encode(ASK, "It is", thinking=False) == told + encoder.encode("It is")
+    assert prompts.opening(told) == ""
+
+
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"qwen3"}))
+def test_a_template_that_does_not_ask_is_not_disturbed(tmp_path: Path, family: str) -> None:
+    prompts = ChatPrompt(tokenizer(tmp_path, family))
+    assert prompts.encode(ASK, thinking=False) == prompts.encode(ASK, thinking=True) == prompts.encode(ASK)
+
+
 def test_models_that_do_not_think(tmp_path: Path) -> None:
     prompts = ChatPrompt(tokenizer(tmp_path, "chatml"))
     assert not prompts.thinks

@@ -228,6 +228,18 @@ def test_the_context_limit_ends_the_answer_with_length(model: Path, home: Path) 
     assert answer["completion_tokens"] == 16 - len("hi") + 1
 
 
+def test_a_template_is_told_whether_to_think(tmp_path: Path, home: Path) -> None:
+    thinker = write_chat_model(tmp_path / "thinker")
+    template = thinker / "chat_template.jinja"
+    template.write_text(template.read_text() + "{% if enable_thinking is false %}<think></think>{% endif %}")
+    asked, off, on = (
+        document("hi", "-m", str(thinker), "-n", "1", *option, home=home)["prompt_tokens"]
+        for option in ([], ["--no-thinking"], ["--thinking"])
+    )
+    assert on == asked == off - len("<think></think>")
+    assert headrace("run", "hi", "--raw", "--thinking", home=home).returncode == 2
+
+
 def test_bytes_that_are_no_text_are_refused(model: Path, home: Path) -> None:
     done = headrace("run", "-m", str(model), home=home, stdin=b"\xff\xfe")
     assert (done.returncode, done.stdout) == (2, "")

@@ -220,6 +220,12 @@ def test_parameters_by_command(play) -> None:
         await it.ask("x")
         assert it.engine.commands[-1].sampling == {"temperature": 0.7}
         assert it.engine.commands[-1].messages[0] == {"role": "system", "content": "Be brief."}
+        await it.write("/set thinking off")
+        await it.ask("y")
+        assert it.engine.commands[-1].thinking is False
+        await it.write("/set thinking auto")
+        await it.ask("z")
+        assert it.engine.commands[-1].thinking is None
         await it.write("/set top_p 3")
         assert "top_p must be above 0, at most 1" in it.text()
         await it.write("/set warmth 3")
