@@ -60,6 +60,9 @@ def _sums_and_errors(x: mx.array, w: Weight, exact: bool) -> tuple[mx.array, mx.
     if w.bias is not None:
         sums = sums + mx.abs(w.bias)
     errors = 1e-6 * sums
+    if w.scales is not None:  # a weight is the difference of two terms of about this size
+        spread = mx.repeat(mx.abs(w.scales.astype(mx.float32)), w.group_size, axis=-1) * 2**w.bits
+        errors = errors + 1e-6 * (mx.abs(x) @ spread.T)
     if w.bits in (2, 4, 8) and not exact:
         largest = mx.abs(x).reshape(*x.shape[:-1], -1, w.group_size).max(axis=-1)
         errors = errors + mx.repeat(largest, w.group_size, axis=-1) / 65534 @ full
