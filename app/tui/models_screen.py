@@ -10,6 +10,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Footer, OptionList, Static
 from textual.widgets.option_list import Option
 
+from app.engine_messages import ModelCard
 from app.sanitise import sanitise
 from app.tui.model_rows import ModelRow, model_rows
 from runtime.errors import HeadraceError
@@ -18,7 +19,8 @@ from runtime.units import format_bytes
 if TYPE_CHECKING:
     from app.tui.app import HeadraceApp
 
-_HEAD = f"  {'model':<22}{'size':>9}{'memory':>10}  {'fits':<7}{'tok/s up to':>12}  {'context':>8}"
+_FIGURES_HEAD = f"{'size':>9}{'memory':>10}  {'fits':<7}{'tok/s ≤':>8}{'context':>9}"
+_LONGEST_NAME = 40  # cells
 
 
 class ModelsScreen(ModalScreen[str | None]):
@@ -32,12 +34,13 @@ class ModelsScreen(ModalScreen[str | None]):
     def __init__(self) -> None:
         super().__init__()
         self._rows: list[ModelRow] = []
+        self._card: ModelCard | None = None
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog -large") as box:
             box.border_title = Content("models")
             box.border_subtitle = Content("tok/s: computed, measured bandwidth / weights")
-            yield Static(Content.styled(_HEAD, "$quiet"), id="model-head")
+            yield Static(id="model-head")
             yield OptionList(Option(Content("reading the catalog …"), disabled=True), id="models")
             yield Static(id="pull", markup=False)
         yield Footer()
@@ -45,7 +48,7 @@ class ModelsScreen(ModalScreen[str | None]):
     def on_mount(self) -> None:
         self.query_one(OptionList).focus()
         self._load()
-        self.set_interval(0.5, self._show_pull)
+        self.set_interval(0.5, self._follow)
 
     @property
     def _headrace(self) -> "HeadraceApp":
@@ -53,7 +56,7 @@ class ModelsScreen(ModalScreen[str | None]):
 
     def _load(self) -> None:
         """Read the store and the catalog beside the event loop."""
-        card = self._headrace.engine.card
+        card = self._card = self._headrace.engine.card
 
         def read() -> None:
             try:
@@ -65,8 +68,12 @@ class ModelsScreen(ModalScreen[str | None]):
 
         self.run_worker(read, thread=True)
 
+    def on_resize(self) -> None:
+        self.call_after_refresh(self._fill, self._rows)
+
     def _fill(self, rows: list[ModelRow]) -> None:
-        if not self.is_mounted:
+        """The list, in columns for the width there is."""
+        if not self.is_mounted or not rows:
             return
         models = self.query_one("#models", OptionList)
         at = models.highlighted
@@ -74,11 +81,21 @@ class ModelsScreen(ModalScreen[str | None]):
         current = self._headrace.figures.model.name
         models.clear_options()
         width = max(20, models.size.width - 2)
-        lines = [_line(row, row.name == current).truncate(width, ellipsis=True) for row in rows]
+        name_cells = max(12, min(_LONGEST_NAME, width - 2 - len(_FIGURES_HEAD)))
+        self.query_one("#model-head", Static).update(
+            Content.styled(f"  {'model':<{name_cells}}{_FIGURES_HEAD}", "$quiet").truncate(width, ellipsis=True)
+        )
+        lines = [_line(row, row.name == current, name_cells).truncate(width, ellipsis=True) for row in rows]
         models.add_options(
             [Option(line, id=row.name, disabled=bool(row.problem)) for line, row in zip(lines, rows, strict=True)]
         )
         models.highlighted = at if at is not None and at < len(rows) else 0
+
+    def _follow(self) -> None:
+        """What fits and how fast is known once a model was loaded, and better once the bandwidth was measured."""
+        if self._headrace.engine.card is not self._card:
+            self._load()
+        self._show_pull()
 
     def _show_pull(self) -> None:
         """How far fetching is; the list anew when it is done."""
@@ -118,7 +135,7 @@ class ModelsScreen(ModalScreen[str | None]):
         self._headrace.engine.cancel_pull()
 
 
-def _line(row: ModelRow, current: bool) -> Content:
+def _line(row: ModelRow, current: bool, name_cells: int) -> Content:
     """One model; ● is loaded, ✓ installed, ↓ can be fetched."""
     mark = ("●", "bold $text-success") if current else ("✓", "$text-success") if row.installed else ("↓", "$quiet")
     if row.problem:
@@ -127,12 +144,14 @@ def _line(row: ModelRow, current: bool) -> Content:
     speed = f"{row.tokens_per_second:,.0f}" if row.tokens_per_second else "–"
     memory = format_bytes(row.memory_bytes) if row.memory_bytes is not None else "–"
     context = f"{row.context:,}" if row.context else "–"
+    name = Content.assemble(
+        (sanitise(row.name), "bold" if row.installed else ""), (" default" if row.is_default else "", "$quiet")
+    )
     return Content.assemble(
         mark,
         " ",
-        (f"{sanitise(row.name):<22}", "bold" if row.installed else ""),
+        name.truncate(name_cells, ellipsis=True, pad=True),
         f"{format_bytes(row.bytes):>9}{memory:>10}  ",
         (f"{fits[0]:<7}", fits[1]),
-        f"{speed:>12}  {context:>8}",
-        ("  default" if row.is_default else "", "$quiet"),
+        f"{speed:>8}{context:>9}",
     )
