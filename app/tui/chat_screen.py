@@ -46,7 +46,7 @@ class ChatScreen(FrugalScreen):
     """One conversation."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "stop", "Stop"),
+        Binding("escape", "stop", "Stop", key_display="Esc"),
         Binding("ctrl+c", "interrupt", "Stop", show=False),
         Binding("f8", "do('restart')", "Restart engine", key_display="F8"),
         Binding("f1", "app.show_keys", "Help", key_display="F1"),

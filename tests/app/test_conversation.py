@@ -211,12 +211,19 @@ def test_another_model_ends_the_answer_and_takes_the_next(chat: Conversation, en
 
 def test_sending_while_the_model_loads(engine: ScriptedEngine, store: SessionStore) -> None:
     chat = Conversation(engine, store)
-    with pytest.raises(EngineError):
-        chat.send("too early")
     chat.load_model()
     chat.send("early")
     until_idle(chat)
     assert shown(chat) == ["early", "Hello, world."]
+
+
+def test_a_question_before_the_engine_was_started_starts_it(engine: ScriptedEngine, store: SessionStore) -> None:
+    chat = Conversation(engine, store)
+    engine.script(Script(pieces=["Hello."]))
+    chat.send("Hi")
+    until_idle(chat)
+    assert shown(chat) == ["Hi", "Hello."]
+    assert len(engine.specs) == 1
 
 
 def test_a_model_that_cannot_be_loaded(engine: ScriptedEngine, store: SessionStore) -> None:
