@@ -12,12 +12,12 @@ from collections.abc import Callable
 import mlx.core as mx
 
 from runtime.ops import native, select
-from runtime.ops.weights import AttentionSpec, Rope, Weight
+from runtime.ops.weights import AttentionSpec, LayerNode, LayerWeights, Rope, Weight
 from tests.bench.shapes import SHAPES, Shape
 
 
 class Model:
-    """Layers of random weights on the ops seam: the same five nodes a layer that the networks use."""
+    """Layers of random weights on the ops seam, a graph node each, as the networks have them."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape, self.ops = shape, select()
@@ -37,6 +37,7 @@ class Model:
         self.head = self._weight(s.vocab, s.width, s.head_bits, s.head_group)
         self.norm = mx.ones(s.width)
         mx.eval(self.norm)
+        self.nodes = [self._node(*layer) for layer in self.layers]
         self.bytes = sum(w.nbytes for w in [*(w for layer in self.layers for w in layer), self.head])
 
     def _weight(self, rows: int, columns: int, bits: int = 0, group: int = 0) -> Weight:
@@ -47,6 +48,13 @@ class Model:
         mx.eval(*weight.arrays)
         return self.ops.prepare(weight, mx.float32)
 
+    def _node(self, qkv: Weight, out: Weight, gate_up: Weight, down: Weight) -> LayerNode:
+        weights = LayerWeights(self.spec, self.norm, [qkv], out, None, self.norm, [gate_up], down, None)
+        node = self.ops.fuse(weights, 1e-5, "silu")
+        if node is None:
+            raise SystemExit(f"the kernels do not run here: {native.status()}")
+        return node
+
     def cache(self, capacity: int, batch: int = 1) -> list[tuple[mx.array, mx.array]]:
         s = self.shape
         shape = (batch, s.kv_heads, capacity, s.head_dim)
@@ -56,21 +64,19 @@ class Model:
         return cache
 
     def forward(self, x: mx.array, cache: list[tuple[mx.array, mx.array]], offset: int) -> mx.array:
-        """(B, T, E) -> logits of the last position (B, 1, V). Replaces the cache's buffers."""
-        ops = self.ops
-        for qkv, out, gate_up, down in self.layers:
-            h = ops.norm_linear(x, self.norm, 1e-5, qkv)
-            attended, *written = ops.attend(h, *cache.pop(0), offset, self.spec)
+        """(B, T, E) -> logits of the last positions (B, 1, V). Replaces the cache's buffers."""
+        for node in self.nodes:
+            keys, values = cache.pop(0)
+            x, *written = node(x, keys, values, offset)
+            del keys, values
             cache.append((written[0], written[1]))
             written.clear()  # nobody else may hold the buffers, or the next step copies them
-            x = ops.linear_add(attended, out, x)
-            x = ops.linear_add(ops.norm_glu(x, self.norm, 1e-5, gate_up, "silu"), down, x)
-        return ops.norm_linear(x[:, -1:], self.norm, 1e-5, self.head)
+        return self.ops.norm_linear(x[:, -1:], self.norm, 1e-5, self.head)
 
-    def seconds(self, rows: int = 1, depth: int = 0) -> float:
-        """Time of a pass of `rows` tokens over a cache that holds `depth`."""
-        cache = self.cache(depth + rows)
-        x = mx.random.normal((1, rows, self.shape.width))
+    def seconds(self, rows: int = 1, depth: int = 0, batch: int = 1) -> float:
+        """Time of a pass of `rows` tokens of each of `batch` sequences over a cache that holds `depth`."""
+        cache = self.cache(depth + rows, batch)
+        x = mx.random.normal((batch, rows, self.shape.width))
         mx.eval(x)
         return best_seconds(lambda: mx.eval(self.forward(x, cache, depth)))
 
@@ -118,7 +124,12 @@ def main() -> None:
         taken = model.seconds(depth=depth)
         rate = model.bytes / taken / 1e9
         print(f"step at depth {depth:5}  {taken * 1e3:7.2f} ms  {1 / taken:6.1f} tok/s  {rate:5.1f} GB/s of weights")
-    for rows in (2, 4, 8, 16, 64, 512):
+    one = model.seconds()
+    for batch in (2, 4, 8, 16):
+        taken = model.seconds(batch=batch)
+        rate = batch / taken
+        print(f"step of {batch:2} sequences {taken * 1e3:6.2f} ms  {rate:6.0f} tok/s  {taken / one:.1f} times one's")
+    for rows in (8, 64, 512):
         taken = model.seconds(rows=rows)
         print(f"pass of {rows:4} rows   {taken * 1e3:8.2f} ms  {rows / taken:6.0f} rows/s")
 
