@@ -3,6 +3,9 @@
 A terminal that is gone, or that nobody reads any more, can hold up the event loop for ever: what was drawn waits to
 be written. So the signal is heard outside the loop, a terminal that is gone is not tidied up, and a loop that does
 not answer is left behind; every message is in the store by then but for what came since the last poll.
+
+A process that has no controlling terminal hears no SIGHUP and would read the end of its input for ever: so the
+terminal is looked at, too.
 """
 
 import asyncio
@@ -11,9 +14,11 @@ import signal
 import sys
 import termios
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 
+_LOOK_S = 1.0
 _PATIENCE_S = 10.0  # for the loop to come back and the engine to end
 
 
@@ -37,6 +42,13 @@ def end_on_signals(leave: Callable[[], None], leave_screen: Callable[[int], obje
 
     for number in (signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, heard)
+
+    def watch() -> None:
+        while not _terminal_is_gone():
+            time.sleep(_LOOK_S)
+        heard(signal.SIGHUP, None)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _terminal_is_gone() -> bool:
