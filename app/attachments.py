@@ -19,6 +19,14 @@ _MENTION = re.compile(r'(?<!\S)@(?:"(?P<quoted>[^"\n]+)"|(?P<bare>[^\s"]+))')
 _TRAILING = ".,;:!?)]}'"
 
 
+def spoken(text: str) -> tuple[str, tuple[Attachment, ...]]:
+    """What is sent of what was typed, see `take_attachments`. Raises UsageError also where there is nothing to send."""
+    content, attachments = take_attachments(text)
+    if not content.strip() and not attachments:
+        raise UsageError("there is nothing to send")
+    return content, attachments
+
+
 def take_attachments(text: str) -> tuple[str, tuple[Attachment, ...]]:
     """The text without its `/file` lines, and the files it names. Raises UsageError for one that cannot be sent."""
     found = {_given(match): None for match in _COMMAND.finditer(text)}

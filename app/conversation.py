@@ -6,10 +6,10 @@ raise HeadraceError with nothing changed; what goes wrong later ends up in `noti
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal, ParamSpec
 
-from app.attachments import take_attachments
+from app.attachments import spoken
+from app.context_question import ContextChoice, ContextQuestion
 from app.conversation_prompt import SUMMARY_TOKENS, prompt_messages, runs, summary_messages
 from app.conversation_turn import Turn, figures
 from app.engine_client import ChatEngine
@@ -21,22 +21,7 @@ from app.thinking import split_thinking
 from runtime.errors import EngineError, SessionError, UsageError
 
 Phase = Literal["idle", "waiting", "prefill", "answering", "summarising"]
-ContextChoice = Literal["drop", "summarise", "new"]
 P = ParamSpec("P")
-
-
-@dataclass(frozen=True, slots=True)
-class ContextQuestion:
-    """The context is full: the user has to choose what goes.
-
-    tokens: what the prompt would have, or what prompt and answer have grown to. during_answer: the answer ran into
-    the limit and is kept as partial; after `drop` or `summarise` it is continued. leaf: the message concerned.
-    """
-
-    tokens: int
-    limit: int
-    during_answer: bool
-    leaf: int
 
 
 class Conversation(OpenSession):
@@ -70,7 +55,7 @@ class Conversation(OpenSession):
     def send(self, text: str) -> Message:
         """Say something; `/file` lines and `@path` mentions become attachments. Raises UsageError, EngineError."""
         self._ready_to_ask()
-        content, attachments = _spoken(text)
+        content, attachments = spoken(text)
         return self._add_and_ask(self.messages[-1].id if self.messages else None, content, attachments)
 
     def stop(self) -> None:
@@ -91,7 +76,7 @@ class Conversation(OpenSession):
         old = self.message(message_id)
         if old.role == "user":
             self._ready_to_ask()
-            content, attachments = _spoken(text)
+            content, attachments = spoken(text)
             self._add_and_ask(old.parent_id, content, attachments or old.attachments)
         else:
             self.store.add(self.session.id, old.parent_id, "assistant", text, model=old.model)
@@ -307,13 +292,6 @@ class Conversation(OpenSession):
     def _idle(self) -> None:
         if self._turn is not None:
             raise EngineError("an answer is being written", "stop it first")
-
-
-def _spoken(text: str) -> tuple[str, tuple[Attachment, ...]]:
-    content, attachments = take_attachments(text)
-    if not content.strip() and not attachments:
-        raise UsageError("there is nothing to send")
-    return content, attachments
 
 
 def _one_line(failure: Failed) -> str:

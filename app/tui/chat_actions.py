@@ -12,7 +12,8 @@ from app.tui.parameters import read_parameter, write_parameter
 from runtime.errors import UsageError
 
 if TYPE_CHECKING:
-    from app.conversation import ContextChoice, Conversation
+    from app.context_question import ContextChoice
+    from app.conversation import Conversation
     from app.tui.app import HeadraceApp
     from app.tui.chat_screen import ChatScreen
 

@@ -16,16 +16,15 @@ from textual.widgets import Static
 
 from app.engine_messages import Event
 from app.sanitise import sanitise
-from app.sessions.records import Message
 from app.tui.chat_actions import ChatActions
 from app.tui.commands import parse_command
 from app.tui.completion import CompletionMenu
 from app.tui.decode.panel import DecodePanel
-from app.tui.entry import Standing
 from app.tui.figures import LiveFigures
 from app.tui.frugal_screen import FrugalScreen
 from app.tui.key_bar import KeyBar
 from app.tui.prompt import Prompt
+from app.tui.shown_branch import ShownBranch
 from app.tui.status_bar import StatusBar
 from app.tui.transcript import Transcript
 from app.tui.welcome import welcome_lines
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
 Width = Literal["off", "narrow", "wide"]
 _PANEL_FROM = 112  # cells from which the panel is open at the start
-_PENDING = -1  # id of the stand-in for an answer that has no text yet
 _WIDER = 20
 _WIDTHS: tuple[Width, ...] = ("off", "narrow", "wide")
 
@@ -70,8 +68,7 @@ class ChatScreen(FrugalScreen):
     def __init__(self) -> None:
         super().__init__()
         self._actions: ChatActions | None = None
-        self._standings: dict[int, Standing] = {}
-        self._structure: tuple[object, ...] = ()
+        self._branch = ShownBranch()
         self._state: tuple[object, ...] = ()
         self._asked = False
         self._width: Width | None = None
@@ -119,13 +116,12 @@ class ChatScreen(FrugalScreen):
         if self._width is None:
             room = event.size.width >= _PANEL_FROM and self.headrace.settings.screen.decode_view
             self._set_panel("narrow" if room else "off")
-        self.set_class(event.size.height < 12 or event.size.width < 40, "-tiny")
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
     def conversation_changed(self) -> None:
         """Another session: start over."""
-        self._standings, self._structure, self._asked, self.editing = {}, (), False, None
+        self._branch, self._asked, self.editing = ShownBranch(), False, None
         texts = [message.content for message in self.conversation.messages if message.role == "user"]
         self.query_one(Prompt).remember(texts)
         self.sync([])
@@ -134,14 +130,9 @@ class ChatScreen(FrugalScreen):
     def sync(self, events: Sequence[Event]) -> None:
         """Draw what changed in the conversation."""
         conversation = self.conversation
-        messages = self._shown_messages()
-        structure = (tuple(m.id for m in messages), conversation.phase == "idle", conversation.not_sent)
-        if structure != self._structure:
-            self._structure = structure
-            self._standings = self._place(messages)
-        if events or structure[0] != tuple(e.message.id for e in self._transcript.entries):
-            standings = [self._live(message, messages) for message in messages]
-            self._transcript.show(messages, standings)
+        messages = self._branch.look(conversation)
+        if events or [message.id for message in messages] != [e.message.id for e in self._transcript.entries]:
+            self._transcript.show(messages, self._branch.standings(conversation, self.headrace.figures))
         limit = conversation.context_limit
         state = (
             conversation.phase == "idle",
@@ -163,45 +154,6 @@ class ChatScreen(FrugalScreen):
     @property
     def _transcript(self) -> Transcript:
         return self.query_one(Transcript)
-
-    def _shown_messages(self) -> list[Message]:
-        """The branch, and a stand-in while an answer has no text yet."""
-        messages = list(self.conversation.messages)
-        waiting = self.conversation.phase in ("waiting", "prefill", "answering", "summarising")
-        if waiting and (not messages or messages[-1].role == "user"):
-            messages.append(Message(_PENDING, self.conversation.session.id, None, "assistant", "", 0.0, partial=True))
-        return messages
-
-    def _place(self, messages: list[Message]) -> dict[int, Standing]:
-        """Where every message stands; asked of the store only when the branch changed."""
-        standings = {}
-        unsent = self.conversation.not_sent
-        for number, message in enumerate(messages):
-            shown, count = 0, 1
-            if message.id != _PENDING:
-                branches = self.conversation.branches(message.id)
-                shown, count = branches.shown, len(branches.ids)
-            standings[message.id] = Standing(shown, count, sent=number >= unsent)
-        return standings
-
-    def _live(self, message: Message, messages: list[Message]) -> Standing:
-        standing = self._standings[message.id]
-        growing = message is messages[-1] and message.role == "assistant" and self.conversation.phase != "idle"
-        if not growing:
-            return standing
-        return Standing(standing.branch, standing.branches, standing.sent, growing=True, waiting=self._waiting())
-
-    def _waiting(self) -> str:
-        """What goes on while there is no text yet."""
-        figures, phase = self.headrace.figures, self.conversation.phase
-        if phase == "summarising":
-            return "summarising what was said so far …"
-        if phase == "waiting" and self.headrace.engine.state == "loading":
-            return "waiting for the model to load …"
-        if figures.phase == "prefill" and figures.prefill_total:
-            reused = f", {figures.reused} reused" if figures.reused else ""
-            return f"reading the prompt: {figures.prefill_done} of {figures.prefill_total} tokens{reused}"
-        return "▍"
 
     def tell_status(self) -> None:
         """The line at the top."""

@@ -1,0 +1,20 @@
+"""What a person is asked when the context is full, and the answers there are."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+ContextChoice = Literal["drop", "summarise", "new"]
+
+
+@dataclass(frozen=True, slots=True)
+class ContextQuestion:
+    """The context is full: the user has to choose what goes.
+
+    tokens: what the prompt would have, or what prompt and answer have grown to. during_answer: the answer ran into
+    the limit and is kept as partial; after `drop` or `summarise` it is continued. leaf: the message concerned.
+    """
+
+    tokens: int
+    limit: int
+    during_answer: bool
+    leaf: int
