@@ -47,6 +47,7 @@ class HeadraceApp(App[None]):
     CSS_PATH = "headrace.tcss"
     TITLE = "headrace"
     COMMANDS: ClassVar = {AppCommands}
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (20, "-high")]  # noqa: RUF012 - as textual declares it
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+q", "quit", "Quit", show=False, priority=True),
         Binding("ctrl+z", "suspend_process", "Suspend", show=False, priority=True),

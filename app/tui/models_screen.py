@@ -80,7 +80,7 @@ class ModelsScreen(ModalScreen[str | None]):
         self._rows = rows
         current = self._headrace.figures.model.name
         models.clear_options()
-        width = max(20, models.size.width - 2)
+        width = max(20, models.scrollable_content_region.width - 1)
         name_cells = max(12, min(_LONGEST_NAME, width - 2 - len(_FIGURES_HEAD)))
         self.query_one("#model-head", Static).update(
             Content.styled(f"  {'model':<{name_cells}}{_FIGURES_HEAD}", "$quiet").truncate(width, ellipsis=True)

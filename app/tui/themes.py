@@ -10,12 +10,21 @@ from textual.theme import Theme
 
 
 def own_variables(theme: Theme) -> dict[str, str]:
-    """`quiet` and `faint` for a theme: the foreground faded towards the ground; plain grey where colours are ANSI."""
+    """`quiet` and `faint` for a theme: the foreground faded towards the ground; plain grey where colours are ANSI.
+
+    And the mark on a list's row where colours are ANSI: textual's is the colour of `quiet`.
+    """
     if theme.ansi:
-        return {"quiet": "ansi_default", "faint": "ansi_bright_black"}
+        marked = "ansi_bright_black" if theme.dark else "ansi_white"  # the terminal's own text can be read on these
+        return {
+            "quiet": "ansi_default",
+            "faint": "ansi_bright_black",
+            "block-cursor-background": marked,
+            "block-cursor-foreground": "ansi_default",
+        }
     ground = Color.parse(theme.background or ("#121212" if theme.dark else "#f0f0f0"))
     text = Color.parse(theme.foreground or ("#e0e0e0" if theme.dark else "#202020"))
-    return {"quiet": ground.blend(text, 0.66).hex, "faint": ground.blend(text, 0.42).hex}
+    return {"quiet": ground.blend(text, 0.72).hex, "faint": ground.blend(text, 0.42).hex}
 
 
 DARK = Theme(
@@ -43,7 +52,7 @@ DARK = Theme(
         "scrollbar-background": "#0e141a",
         "scrollbar-background-hover": "#0e141a",
         "scrollbar-background-active": "#0e141a",
-        "block-cursor-background": "#27506b",
+        "block-cursor-background": "#1d3c50",
         "block-cursor-foreground": "#f2f7fb",
         "block-cursor-text-style": "bold",
         "input-selection-background": "#57b6e6 30%",
@@ -75,8 +84,8 @@ LIGHT = Theme(
         "scrollbar-background": "#f7f9fa",
         "scrollbar-background-hover": "#f7f9fa",
         "scrollbar-background-active": "#f7f9fa",
-        "block-cursor-background": "#0f6a99",
-        "block-cursor-foreground": "#ffffff",
+        "block-cursor-background": "#cfe0ea",
+        "block-cursor-foreground": "#0b2c40",
         "block-cursor-text-style": "bold",
         "input-selection-background": "#0f6a99 25%",
     },
