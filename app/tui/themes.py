@@ -15,7 +15,7 @@ def own_variables(theme: Theme) -> dict[str, str]:
     And the mark on a list's row where colours are ANSI: textual's is the colour of `quiet`.
     """
     if theme.ansi:
-        marked = "ansi_bright_black" if theme.dark else "ansi_white"  # the terminal's own text can be read on these
+        marked = "ansi_blue" if theme.dark else "ansi_white"  # the terminal's own text can be read on these
         return {
             "quiet": "ansi_default",
             "faint": "ansi_bright_black",
