@@ -12,15 +12,16 @@ from textual.theme import Theme
 def own_variables(theme: Theme) -> dict[str, str]:
     """`quiet` and `faint` for a theme: the foreground faded towards the ground; plain grey where colours are ANSI.
 
-    And the mark on a list's row where colours are ANSI: textual's is the colour of `quiet`.
+    And a list's marked row underlined where colours are ANSI: whatever those colours are, that can be read.
     """
     if theme.ansi:
-        marked = "ansi_blue" if theme.dark else "ansi_white"  # the terminal's own text can be read on these
         return {
             "quiet": "ansi_default",
             "faint": "ansi_bright_black",
-            "block-cursor-background": marked,
+            "block-cursor-background": "ansi_default",
             "block-cursor-foreground": "ansi_default",
+            "block-cursor-text-style": "bold underline",
+            "block-cursor-blurred-text-style": "bold underline",
         }
     ground = Color.parse(theme.background or ("#121212" if theme.dark else "#f0f0f0"))
     text = Color.parse(theme.foreground or ("#e0e0e0" if theme.dark else "#202020"))
@@ -53,6 +54,7 @@ DARK = Theme(
         "scrollbar-background-hover": "#0e141a",
         "scrollbar-background-active": "#0e141a",
         "block-cursor-background": "#1d3c50",
+        "block-cursor-blurred-background": "#1d3c50",
         "block-cursor-foreground": "#f2f7fb",
         "block-cursor-text-style": "bold",
         "input-selection-background": "#57b6e6 30%",
@@ -85,6 +87,7 @@ LIGHT = Theme(
         "scrollbar-background-hover": "#f7f9fa",
         "scrollbar-background-active": "#f7f9fa",
         "block-cursor-background": "#cfe0ea",
+        "block-cursor-blurred-background": "#cfe0ea",
         "block-cursor-foreground": "#0b2c40",
         "block-cursor-text-style": "bold",
         "input-selection-background": "#0f6a99 25%",
