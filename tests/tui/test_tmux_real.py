@@ -112,7 +112,7 @@ def test_a_session_from_start_to_quit(tmux: Tmux) -> None:
     tmux.sees("■ stopped")
 
     tmux.press("C-r")  # another answer in its place
-    tmux.until(lambda screen: "■ stopped" not in screen and _words(screen))  # not the words of the one before
+    tmux.until(_words)
     tmux.press("Escape")
     tmux.sees("‹2/2›", "■ stopped")  # else what is typed next would be Alt and a letter
     tmux.ask("/branch")
