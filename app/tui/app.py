@@ -37,7 +37,7 @@ from runtime.paths import data_dir
 
 POLLS_PER_SECOND = 10
 _FIGURES_S = 0.5  # between two drawings of the decode view
-_SHARE = 0.02  # of a core that drawing what the engine said may take; the rest belongs to the decode loop
+_SHARE = 0.0125  # of a core that drawing what the engine said may take; the rest belongs to the decode loop
 _LONGEST_REST_S = 0.4  # however slow the machine
 
 
