@@ -9,8 +9,8 @@
 namespace headrace {
 namespace {
 
-constexpr int64_t kBatchRows = 16;      // more activation rows than this: panels, for weights multiplied as floats
-constexpr int64_t kIntegerBatch = 64;   // activation rows that matbatch is given at once, for others
+constexpr int64_t kBatchRows = 16;      // more activation rows than this, in floats: panels
+constexpr int64_t kRoundedRows = 64;    // activation rows that matbatch is given at once where the matrix rounds()
 constexpr int64_t kTaskBytes = 1 << 15; // weight bytes worth handing to another thread
 constexpr int64_t kTasksPerThread = 4;
 constexpr int64_t kMaxTileRows = 512;   // activation rows that share one unpacked panel
@@ -57,14 +57,14 @@ void prepare_row(const Kernels& kernels, const LinearCall& call, int64_t m, floa
   kernels.prepare(call.w, x, prepared);
 }
 
-// One or a few rows: tasks are ranges of output columns; every product of a task fits the cache.
+// Tasks are ranges of output columns, each for all rows; every product of a task fits the cache.
 void run_few(Pool& pool, const Kernels& kernels, const LinearCall& call) {
   const Matrix& w = call.w;
   const bool gated = call.act != Act::none;
   const int64_t width = gated ? w.n / 2 : w.n;
   const int64_t stride = kernels.prepared_size(w);
   const int64_t batch = call.rows;
-  const int64_t at_once = std::min(batch, w.rounds() ? kIntegerBatch : kMaxBatch);
+  const int64_t at_once = std::min(batch, w.rounds() ? kRoundedRows : kMaxBatch);
   const int64_t step = rows_per_task(pool, width, w.row_bytes() * (gated ? 2 : 1), batch <= 2 ? kRowMultiple : kTileMultiple);
 
   // A single row is cheaper to prepare on every thread than to wait for.
@@ -106,7 +106,7 @@ void run_few(Pool& pool, const Kernels& kernels, const LinearCall& call) {
   });
 }
 
-// Many rows: tasks are tiles of a panel's columns by up to kMaxTileRows activation rows.
+// Many rows in floats: tasks are tiles of a panel's columns by up to kMaxTileRows activation rows.
 void run_many(Pool& pool, const Kernels& kernels, const LinearCall& call) {
   const Matrix& w = call.w;
   const bool gated = call.act != Act::none;

@@ -1,7 +1,7 @@
 // Projections: out = epilogue(norm(x) @ w.T), split among threads.
 //
-// Three plans by the number of activation rows: one row streams the weights (decode); up to kBatchRows unpack
-// each weight once for eight rows; more multiply cache-sized panels (prefill).
+// One row streams the weights (decode). Several share them: as many as come where the matrix rounds() activations, up to
+// kBatchRows in floats; more floats multiply cache-sized panels (prefill).
 #pragma once
 
 #include "kernels.h"
