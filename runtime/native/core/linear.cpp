@@ -58,14 +58,15 @@ void prepare_row(const Kernels& kernels, const LinearCall& call, int64_t m, floa
 }
 
 // Tasks are ranges of output columns, each for all rows; every product of a task fits the cache.
-void run_few(Pool& pool, const Kernels& kernels, const LinearCall& call) {
+void run_columns(Pool& pool, const Kernels& kernels, const LinearCall& call) {
   const Matrix& w = call.w;
   const bool gated = call.act != Act::none;
   const int64_t width = gated ? w.n / 2 : w.n;
   const int64_t stride = kernels.prepared_size(w);
   const int64_t batch = call.rows;
   const int64_t at_once = std::min(batch, w.rounds() ? kRoundedRows : kMaxBatch);
-  const int64_t step = rows_per_task(pool, width, w.row_bytes() * (gated ? 2 : 1), batch <= 2 ? kRowMultiple : kTileMultiple);
+  const int64_t multiple = batch <= 2 ? kRowMultiple : kTileMultiple;
+  const int64_t step = rows_per_task(pool, width, w.row_bytes() * (gated ? 2 : 1), multiple);
 
   // A single row is cheaper to prepare on every thread than to wait for.
   float* shared = nullptr;
@@ -107,7 +108,7 @@ void run_few(Pool& pool, const Kernels& kernels, const LinearCall& call) {
 }
 
 // Many rows in floats: tasks are tiles of a panel's columns by up to kMaxTileRows activation rows.
-void run_many(Pool& pool, const Kernels& kernels, const LinearCall& call) {
+void run_panels(Pool& pool, const Kernels& kernels, const LinearCall& call) {
   const Matrix& w = call.w;
   const bool gated = call.act != Act::none;
   const int64_t width = gated ? w.n / 2 : w.n;
@@ -157,9 +158,9 @@ void run_many(Pool& pool, const Kernels& kernels, const LinearCall& call) {
 void run_linear(Pool& pool, const Kernels& kernels, const LinearCall& call) {
   if (call.rows <= 0 || call.w.n <= 0) return;
   if (call.rows <= kBatchRows || call.w.rounds()) {
-    run_few(pool, kernels, call);
+    run_columns(pool, kernels, call);
   } else {
-    run_many(pool, kernels, call);
+    run_panels(pool, kernels, call);
   }
 }
 
