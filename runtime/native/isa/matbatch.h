@@ -151,9 +151,8 @@ inline void matbatch(const Matrix& w, const float* x, int64_t stride, int64_t ba
   if (w.rounds()) {
     with_words(w, [&](auto format) {
       using F = decltype(format);
-      if (batch <= 2) {
-        const auto multiply = batch == 1 ? multiply_rows<F, 1> : multiply_rows<F, 2>;
-        multiply(w, x, stride, row, rows, y, ldy);
+      if (batch == 2) {
+        multiply_rows<F, 2>(w, x, stride, row, rows, y, ldy);
       } else {
         multiply_tiles<F>(w, x, stride, batch, row, rows, y, ldy);
       }

@@ -102,7 +102,6 @@ inline vi next_pairs(vi words) {
 inline vi set1_word(const float* p) { return _mm256_set1_epi32(__builtin_bit_cast(int, *p)); }
 inline vf as_floats(vi v) { return _mm256_castsi256_ps(v); }
 inline vi as_words(vf v) { return _mm256_castps_si256(v); }
-inline vi add_words(vi a, vi b) { return _mm256_add_epi32(a, b); }
 inline vi dot_pairs(vi acc, vi a, vi b) { return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)); }
 inline vf to_float(vi v) { return _mm256_cvtepi32_ps(v); }
 inline vi join_pairs(vf low, vf high) {

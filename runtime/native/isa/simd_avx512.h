@@ -90,9 +90,6 @@ inline vi next_pairs(vi words) {
   return _mm512_srli_epi32(words, Bits);
 }
 inline vi set1_word(const float* p) { return _mm512_set1_epi32(__builtin_bit_cast(int, *p)); }
-inline vf as_floats(vi v) { return _mm512_castsi512_ps(v); }
-inline vi as_words(vf v) { return _mm512_castps_si512(v); }
-inline vi add_words(vi a, vi b) { return _mm512_add_epi32(a, b); }
 // In assembly, for compilers that copy the sum around the intrinsic.
 inline vi dot_pairs(vi acc, vi a, vi b) {
   asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));

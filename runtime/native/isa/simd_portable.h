@@ -117,7 +117,6 @@ inline vi set1_word(const float* p) {
 }
 inline vf as_floats(vi v) { return (vf)v; }
 inline vi as_words(vf v) { return (vi)v; }
-inline vi add_words(vi a, vi b) { return a + b; }
 #if defined(__aarch64__)
 inline vi dot_pairs(vi acc, vi a, vi b) {
   const int16x8_t x = (int16x8_t)a, y = (int16x8_t)b;

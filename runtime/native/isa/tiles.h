@@ -15,7 +15,6 @@ constexpr int64_t kTileWords = 192;  // of a weight row, turned at a time: with 
 // Words [begin, end) of the weight rows [row, row + rows), rows <= R * W: turned[word - begin][part], a lane to a row.
 template <class F, int R>
 struct TurnedTile {
-  static constexpr int kHalf = F::kSteps / 2;
   static constexpr int64_t kGroups = kTileWords * F::kSteps / 32;
 
   vi words[kTileWords][R];
@@ -169,18 +168,13 @@ inline void multiply_turned(const Matrix& w, const float* x, int64_t ldx, int64_
 template <class F>
 inline void multiply_tiles(const Matrix& w, const float* x, int64_t ldx, int64_t batch, int64_t row, int64_t rows,
                            float* y, int64_t ldy) {
-  for (int64_t r = 0; r < rows;) {
-    const int64_t left = rows - r;
-    if (left > W && kTileParts == 2) {
-      const int64_t here = left < 2 * W ? left : 2 * W;
-      multiply_turned<F, 2>(w, x, ldx, batch, row + r, here, y + r, ldy);
-      r += here;
-    } else {
-      const int64_t here = left < W ? left : W;
-      multiply_turned<F, 1>(w, x, ldx, batch, row + r, here, y + r, ldy);
-      r += here;
-    }
+  constexpr int64_t kTile = kTileParts * W;
+  int64_t r = 0;
+  for (; rows - r > kTile - W; r += kTile) {  // more than a narrower tile would hold
+    const int64_t here = rows - r < kTile ? rows - r : kTile;
+    multiply_turned<F, kTileParts>(w, x, ldx, batch, row + r, here, y + r, ldy);
   }
+  if (r < rows) multiply_turned<F, 1>(w, x, ldx, batch, row + r, rows - r, y + r, ldy);
 }
 
 }  // namespace headrace::HEADRACE_ISA
