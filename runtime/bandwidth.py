@@ -128,8 +128,11 @@ def _cpu_reader(host: Machine) -> Iterator[Reader]:
 
     try:
         with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(fill, range(threads)))
-            yield Reader(one_pass, threads * half * 2, f"memcmp, {threads} thread{'s' if threads > 1 else ''}")
+            try:
+                list(pool.map(fill, range(threads)))
+                yield Reader(one_pass, threads * half * 2, f"memcmp, {threads} thread{'s' if threads > 1 else ''}")
+            finally:
+                ready.abort()  # an interrupted pass has fewer readers than the barrier waits for
     finally:
         del view
         memory.close()

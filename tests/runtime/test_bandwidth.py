@@ -1,8 +1,10 @@
 """The calibration measures something real and its cache survives anything that happens to the file."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -39,6 +41,20 @@ def test_every_thread_reads_its_own_share() -> None:
     assert "3 threads" in peak.method
     assert 0 < peak.pass_bytes <= 8 << 20
     assert peak.pass_bytes % (3 * 2 * 4096) == 0
+
+
+def test_a_pass_interrupted_between_two_threads_leaves_none_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    submit = ThreadPoolExecutor.submit
+
+    def interrupted(self: ThreadPoolExecutor, work: Any, thread: int) -> Any:
+        if thread == 1:
+            raise KeyboardInterrupt
+        return submit(self, work, thread)
+
+    host = replace(hardware.machine(), backend="cpu", usable_cores=2)
+    with pytest.raises(KeyboardInterrupt), bandwidth.streaming_reader(host) as reader:
+        monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
+        reader.one_pass()  # one of two threads is at the barrier now: leaving the block must not wait for the other
 
 
 def test_the_mlx_reduction_on_whatever_device_there_is() -> None:
