@@ -4,25 +4,31 @@ Ctrl-C ends with 130 and never with a traceback, however early, late or often it
 stack as an exit does, so that downloads in other processes are ended and half-built models deleted.
 """
 
+import atexit
+import os
 import signal
 import sys
+import threading
 from types import FrameType, TracebackType
 
 _INTERRUPTED = 128 + signal.SIGINT
+_SOON_S = 0.002
 
 
 def main() -> None:
     """Run the command line and leave with its exit code."""
     code = _INTERRUPTED
     try:
-        sys.excepthook = _uncaught
+        sys.excepthook, sys.unraisablehook = _uncaught, _swallowed
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # or Python, ending, has it kill
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) == signal.SIG_DFL:  # nohup has it ignored
                 signal.signal(number, _leave)
         try:
             code = _run()
         finally:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to interrupt
+            # What is left is ending threads and the interpreter: should that wait, an interrupt cuts it short.
+            signal.signal(signal.SIGINT, lambda *_: os._exit(code))
     except KeyboardInterrupt:
         pass
     sys.exit(code)
@@ -46,3 +52,19 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
     """An interrupt between two of `main`'s own instructions."""
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
+
+
+def _swallowed(unraisable: "sys.UnraisableHookArgs") -> None:
+    """A signal that came while a finalizer ran, which nothing can leave by raising: raise it again, outside."""
+    error = unraisable.exc_value
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or not isinstance(error, KeyboardInterrupt | SystemExit):
+        sys.__unraisablehook__(unraisable)
+        return
+    end = error
+
+    def again(_number: int, _frame: FrameType | None) -> None:
+        raise end
+
+    signal.signal(signal.SIGALRM, again)
+    signal.setitimer(signal.ITIMER_REAL, _SOON_S)

@@ -83,6 +83,34 @@ def test_many_interrupts_are_no_traceback(tmp_path: Path) -> None:
     assert (process.returncode, errors.strip()) == (130, b"")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_during_a_finalizer_is_not_lost(number: signal.Signals) -> None:
+    script = (
+        "import os, time\n"
+        "class Finalized:\n"
+        f"    def __del__(self): os.kill(os.getpid(), {int(number)}); time.sleep(0)\n"
+        "def work():\n"
+        "    Finalized()\n"
+        "    while True: time.sleep(1)\n"
+        "import app.commands; app.commands.run_command_line = work\n"
+        "from app.cli import main; main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
+    assert (done.returncode, done.stderr) == (128 + number, b"")
+
+
+def test_an_interrupt_ends_a_process_that_cannot_end() -> None:
+    script = (
+        "import atexit, signal, time\n"
+        "def lingers(): signal.raise_signal(signal.SIGINT); time.sleep(3600)\n"
+        "def work(): atexit.register(lingers); return 3\n"
+        "import app.commands; app.commands.run_command_line = work\n"
+        "from app.cli import main; main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
+    assert (done.returncode, done.stderr) == (3, b"")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_termination_ends_the_download_and_leaves_nothing(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
