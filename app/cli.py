@@ -13,6 +13,7 @@ from types import FrameType, TracebackType
 
 _INTERRUPTED = 128 + signal.SIGINT
 _SOON_S = 0.002
+_PATIENCE_S = 2.0  # with threads that do not notice that their work is not wanted any more
 
 
 def main() -> None:
@@ -20,18 +21,31 @@ def main() -> None:
     code = _INTERRUPTED
     try:
         sys.excepthook, sys.unraisablehook = _uncaught, _swallowed
-        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # or Python, ending, has it kill
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) == signal.SIG_DFL:  # nohup has it ignored
                 signal.signal(number, _leave)
         try:
             code = _run()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
         finally:
-            # What is left is ending threads and the interpreter: should that wait, an interrupt cuts it short.
-            signal.signal(signal.SIGINT, lambda *_: os._exit(code))
+            _end_soon(code)
     except KeyboardInterrupt:
         pass
     sys.exit(code)
+
+
+def _end_soon(code: int) -> None:
+    """What is left is the interpreter's own end, which waits for threads: not long if a signal asked for it."""
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        os._exit(code)
+
+    for number in (signal.SIGINT, signal.SIGALRM):
+        signal.signal(number, leave)
+        atexit.register(signal.signal, number, signal.SIG_IGN)  # Python's last act would be to have them kill
+    if code > 128:
+        signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S)
 
 
 def _run() -> int:

@@ -99,16 +99,26 @@ def test_a_signal_during_a_finalizer_is_not_lost(number: signal.Signals) -> None
     assert (done.returncode, done.stderr) == (128 + number, b"")
 
 
-def test_an_interrupt_ends_a_process_that_cannot_end() -> None:
+LINGERS = "threading.Thread(target=time.sleep, args=(3600,)).start()"
+
+
+@pytest.mark.parametrize(
+    ("work", "code"),
+    [
+        (f"{LINGERS}; signal.raise_signal(signal.SIGINT)", 130),
+        (f"{LINGERS}; signal.raise_signal(signal.SIGTERM)", 143),
+        (f"{LINGERS}; threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start(); return 3", 3),
+    ],
+)
+def test_a_process_that_is_interrupted_waits_for_no_thread(work: str, code: int) -> None:
     script = (
-        "import atexit, signal, time\n"
-        "def lingers(): signal.raise_signal(signal.SIGINT); time.sleep(3600)\n"
-        "def work(): atexit.register(lingers); return 3\n"
+        "import os, signal, threading, time\n"
+        f"def work(): {work}\n"
         "import app.commands; app.commands.run_command_line = work\n"
         "from app.cli import main; main()\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
-    assert (done.returncode, done.stderr) == (3, b"")
+    assert (done.returncode, done.stderr) == (code, b"")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
