@@ -12,10 +12,11 @@ import hashlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar, cast
 
 from models.checkpoint import refuse_code
 from models.hub_files import choose_files
@@ -25,7 +26,7 @@ from models.source import HubId
 from runtime.errors import FetchError, HeadraceError, ModelNotFoundError
 
 _API_TIMEOUT_SECONDS = 15.0
-_STOP_SECONDS = 15.0  # longer than the 10 s after which huggingface_hub gives up on a silent connection
+_STOP_SECONDS = 1.0  # a thread on a silent connection takes ten to notice; what it has written is kept all the same
 _CHUNK = 4 << 20
 _Result = TypeVar("_Result")
 
@@ -214,33 +215,33 @@ def _bar_class(progress: Progress, done: int, total: int) -> type[_Mute]:
 def _interruptible(work: Callable[[], _Result], bar: type[_Mute]) -> _Result:
     """Run `work` in a thread so that Ctrl-C, which reaches the main thread, ends its download threads soon.
 
-    They notice at the next chunk, or, on a connection that brings none, when it times out and is tried again.
+    They notice at the next chunk; one on a connection that brings none is left behind, to notice when it times out.
     """
-    outcome: list[_Result] = []
-    failure: list[BaseException] = []
-    # Not Thread.join: before Python 3.13 an interrupted join takes the thread for finished.
-    finished = threading.Event()
+    # Neither Thread.join, which before Python 3.13 takes an interrupted join for a finished thread, nor an Event, which
+    # an interrupt can leave locked.
+    outcome: SimpleQueue[tuple[_Result | None, BaseException | None]] = SimpleQueue()
 
     def run() -> None:
         try:
-            outcome.append(work())
+            outcome.put((work(), None))
         except BaseException as error:  # handed to the caller's thread
-            failure.append(error)
-        finally:
-            finished.set()
+            outcome.put((None, error))
 
     with _no_requests_after(bar.stop):
         threading.Thread(target=run, name="hub-download", daemon=True).start()
         try:
-            while not finished.wait(0.1):
-                pass
+            while True:
+                with suppress(Empty):
+                    result, failure = outcome.get(timeout=0.1)
+                    break
         except (KeyboardInterrupt, SystemExit):  # the latter from a SIGTERM
             bar.stop.set()
-            finished.wait(_STOP_SECONDS)
+            with suppress(Empty):
+                outcome.get(timeout=_STOP_SECONDS)
             raise
     if failure:
-        raise failure[0]
-    return outcome[0]
+        raise failure
+    return cast(_Result, result)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ whose cores wander between memory controllers shows passes of nearly twice the r
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -97,7 +97,7 @@ def _cpu_reader(host: Machine) -> Iterator[Reader]:
     import ctypes
     import mmap
     import threading
-    from concurrent.futures import ThreadPoolExecutor
+    from queue import SimpleQueue
 
     threads = host.usable_cores
     size = _affordable(min(max(threads * _SHARE, _CPU_SIZE[0]), _CPU_SIZE[1]), _CPU_SIZE[0] // 4)
@@ -105,37 +105,42 @@ def _cpu_reader(host: Machine) -> Iterator[Reader]:
     libc = ctypes.CDLL(None)  # CDLL, unlike PyDLL, releases the interpreter lock during the call
     libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
     libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    view = (ctypes.c_char * (threads * half * 2)).from_buffer(mmap.mmap(-1, threads * half * 2))
+    # An interrupt may come at any instruction of this thread. These queues, unlike an executor and its futures, are
+    # locked by single instructions: no interrupt leaves them locked.
+    passes: list[SimpleQueue[bool]] = [SimpleQueue() for _ in range(threads)]
+    spans: SimpleQueue[tuple[float, float]] = SimpleQueue()
     ready = threading.Barrier(threads)
 
-    memory = mmap.mmap(-1, threads * half * 2)
-    view = (ctypes.c_char * len(memory)).from_buffer(memory)
-    start = ctypes.addressof(view)
-
-    def fill(thread: int) -> None:
+    def read(thread: int) -> None:
+        share = ctypes.addressof(view) + thread * half * 2  # `view` lives as long as its last reader
         # Each thread touches its own share first, so that it lies in the memory next to its core.
-        libc.memset(start + thread * half * 2, 1, half * 2)
-
-    def read(thread: int) -> tuple[float, float]:
-        share = start + thread * half * 2
-        ready.wait()
-        began = time.perf_counter()
-        libc.memcmp(share, share + half, half)
-        return began, time.perf_counter()
+        libc.memset(share, 1, half * 2)
+        spans.put((0.0, 0.0))
+        with suppress(threading.BrokenBarrierError):
+            while passes[thread].get():
+                ready.wait()
+                began = time.perf_counter()
+                libc.memcmp(share, share + half, half)
+                spans.put((began, time.perf_counter()))
 
     def one_pass() -> float:
-        spans = list(pool.map(read, range(threads)))
-        return max(ended for _, ended in spans) - min(began for began, _ in spans)
+        for orders in passes:
+            orders.put(True)
+        done = [spans.get() for _ in passes]
+        return max(ended for _, ended in done) - min(began for began, _ in done)
 
+    readers = [threading.Thread(target=read, args=(thread,), daemon=True) for thread in range(threads)]
     try:
-        with ThreadPoolExecutor(threads) as pool:
-            try:
-                list(pool.map(fill, range(threads)))
-                yield Reader(one_pass, threads * half * 2, f"memcmp, {threads} thread{'s' if threads > 1 else ''}")
-            finally:
-                ready.abort()  # an interrupted pass has fewer readers than the barrier waits for
+        for reader in readers:
+            reader.start()
+        for _ in readers:
+            spans.get()
+        yield Reader(one_pass, threads * half * 2, f"memcmp, {threads} thread{'s' if threads > 1 else ''}")
     finally:
-        del view
-        memory.close()
+        for orders in passes:
+            orders.put(False)
+        ready.abort()  # an interrupted pass has fewer readers than the barrier waits for
 
 
 @contextmanager

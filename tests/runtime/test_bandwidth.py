@@ -1,7 +1,8 @@
 """The calibration measures something real and its cache survives anything that happens to the file."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
+import queue
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,18 +44,34 @@ def test_every_thread_reads_its_own_share() -> None:
     assert peak.pass_bytes % (3 * 2 * 4096) == 0
 
 
-def test_a_pass_interrupted_between_two_threads_leaves_none_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    submit = ThreadPoolExecutor.submit
+def test_a_pass_interrupted_between_two_threads_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    put = queue.SimpleQueue.put
 
-    def interrupted(self: ThreadPoolExecutor, work: Any, thread: int) -> Any:
-        if thread == 1:
-            raise KeyboardInterrupt
-        return submit(self, work, thread)
+    class Interrupted(queue.SimpleQueue):  # type: ignore[type-arg]
+        orders = 0
 
+        def put(self, item: Any) -> None:
+            if item is True:
+                Interrupted.orders += 1
+                if Interrupted.orders == 2:
+                    raise KeyboardInterrupt
+            put(self, item)
+
+    monkeypatch.setattr(queue, "SimpleQueue", Interrupted)
     host = replace(hardware.machine(), backend="cpu", usable_cores=2)
-    with pytest.raises(KeyboardInterrupt), bandwidth.streaming_reader(host) as reader:
-        monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
-        reader.one_pass()  # one of two threads is at the barrier now: leaving the block must not wait for the other
+    before = set(threading.enumerate())
+    readers: set[threading.Thread] = set()
+
+    def interrupted() -> None:
+        with bandwidth.streaming_reader(host) as reader:
+            readers.update(set(threading.enumerate()) - before)
+            reader.one_pass()  # one of two threads is at the barrier now
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert len(readers) == 2
+    for thread in readers:
+        thread.join()
 
 
 def test_the_mlx_reduction_on_whatever_device_there_is() -> None:
