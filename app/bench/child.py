@@ -29,7 +29,11 @@ class ChildProcess:
             text=True,
             start_new_session=sys.platform != "win32",
         )
-        self.version = str(self._read().get("ready"))
+        try:
+            self.version = str(self._read().get("ready"))
+        except BaseException:
+            self.close()
+            raise
 
     def warm_up(self, test: Test) -> None:
         self.measure(Test(min(test.prompt, WARM_UP_TOKENS), min(test.generate, WARM_UP_TOKENS), test.depth))

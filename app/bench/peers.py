@@ -3,6 +3,7 @@
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -32,9 +33,12 @@ class Peer:
 
 
 def open_peers(
-    peers: Sequence[Peer], loaded: Sequence["LoadedModel"], limit: int, threads: int | None
+    peers: Sequence[Peer], loaded: Sequence["LoadedModel"], limit: int, threads: int | None, stack: ExitStack
 ) -> tuple[list[Contestant], list[str]]:
-    """(contestants ready to be measured, a line about every peer). mlx-lm takes every model, llama.cpp the first."""
+    """(contestants ready to be measured, a line about every peer). mlx-lm takes every model, llama.cpp the first.
+
+    `stack` closes them, also those there already when opening another is interrupted.
+    """
     contestants: list[Contestant] = []
     notes: list[str] = []
     for peer in peers:
@@ -45,6 +49,7 @@ def open_peers(
             except (EngineError, OSError) as error:
                 notes.append(f"{peer.engine} is left out: {error}")
                 continue
+            stack.callback(contestant.close)
             contestants.append(contestant)
             notes.append(note)
     return contestants, notes

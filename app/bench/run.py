@@ -54,9 +54,9 @@ def run(options: Options, show: Show) -> Document:
         held = reader.pass_bytes if reader and host.backend != "cpu" else 0
         limit = max(test.tokens for test in options.tests)
         own = _own(loaded, limit, held)
-        peers, notes = open_peers(options.peers, loaded, limit, options.threads)
-        for contestant in (*own, *peers):
+        for contestant in own:
             stack.callback(contestant.close)
+        peers, notes = open_peers(options.peers, loaded, limit, options.threads, stack)
         memory = MemorySpeed(reader) if reader else None
         session = Session([*own, *peers], options.tests, rounds=options.rounds, memory=memory.read if memory else None)
         works = {model.name: prefill_work(model) for model in loaded}
