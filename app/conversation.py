@@ -180,7 +180,7 @@ class Conversation(OpenSession):
         if not turn.summarising:
             self.phase = "answering"
         if delta.text:
-            turn.grow(delta.text, self.engine.card.name if self.engine.card else self.session.model)
+            turn.grow(delta.text, self._speaker)
             self._show(turn)
 
     def _done(self, turn: Turn, done: Done) -> None:
@@ -189,7 +189,7 @@ class Conversation(OpenSession):
             self._summarised(turn, cancelled=done.reason == "cancelled")
             return
         if turn.answer is None and done.reason != "cancelled":
-            turn.grow("", self.engine.card.name if self.engine.card else self.session.model)  # empty, but an answer
+            turn.grow("", self._speaker)  # empty, but an answer
         self._end_turn(turn, done.reason, done)
         self.context_tokens = tokens
         if done.context_full and turn.answer is not None:
@@ -263,7 +263,7 @@ class Conversation(OpenSession):
         self._ready_to_ask()
         leaf = self.message(leaf_id)
         branch = self.messages[: self.messages.index(leaf) + 1]
-        turn = Turn(self.store, leaf, continuing=continuing)
+        turn = Turn(self.store, leaf, model=self._speaker, continuing=continuing)
         sampling = dict(self.session.sampling)
         self.engine.submit(
             Generate(
@@ -275,12 +275,16 @@ class Conversation(OpenSession):
                 sampling=sampling,
                 continue_text=leaf.content if continuing else "",
                 drop_oldest=drop_oldest,
+                journal=turn.journal,
             )
         )
-        if continuing:
-            self.store.reopen(leaf.id)
         self.messages = branch
         self._turn, self.phase, self.question, self.notice = turn, "waiting", None, None
+
+    @property
+    def _speaker(self) -> str | None:
+        """Who answers, as far as known while the model loads."""
+        return self.engine.card.name if self.engine.card else self.session.model
 
     def _ready_to_ask(self) -> None:
         self._idle()

@@ -1,15 +1,22 @@
 """One generation of a chat: the answer as it grows, in memory and in the store.
 
-A turn writes its message from its first text on; before that there is nothing to keep. A turn that summarises
-writes no message at all.
+A turn writes its message from its first text on; before that there is nothing to keep. What comes then is put into the
+store every SAVE_S, for power cuts and for other readers: no crash of ours costs it, because the engine keeps a journal
+(see `app.sessions.journal`). A turn that summarises writes no message at all.
 """
 
 import itertools
+import time
+from contextlib import suppress
 from dataclasses import replace
 
 from app.engine_messages import Done
+from app.sessions.journal import Answer, Journal, storable
 from app.sessions.records import Message, TurnFigures
 from app.sessions.store import SessionStore
+from runtime.errors import SessionError
+
+SAVE_S = 2.0
 
 _ids = itertools.count(1)  # over all conversations: a late event never meets another's answer
 
@@ -18,40 +25,87 @@ class Turn:
     """leaf: the message that is answered or continued. answer: the message being written, once there is one."""
 
     def __init__(
-        self, store: SessionStore, leaf: Message, *, continuing: bool = False, summarising: bool = False
+        self,
+        store: SessionStore,
+        leaf: Message,
+        *,
+        model: str | None = None,
+        continuing: bool = False,
+        summarising: bool = False,
     ) -> None:
+        """`model` is who will say it, as far as known. Raises SessionError where nothing can be stored."""
         self.id = next(_ids)
         self.leaf = leaf
         self.continuing = continuing
         self.summarising = summarising
         self.answer = leaf if continuing and not summarising else None
         self.summary = ""
+        self._model = model
         self._store = store
         self._unsaved = ""
+        self._saved_at = float("-inf")
+        self._journal: Journal | None = None
+        if summarising:
+            return
+        if continuing:
+            store.reopen(leaf.id)
+        self._message_id = leaf.id if continuing else store.reserve_message()
+        parent, begins = (leaf.parent_id, len(leaf.content)) if continuing else (leaf.id, 0)
+        with suppress(OSError):  # a file system without locks: a crash may cost what `save` has not saved
+            answer = Answer(leaf.session_id, self._message_id, parent, model, begins)
+            self._journal = Journal(store.journals, answer)
 
-    def grow(self, text: str, model: str | None) -> None:
+    @property
+    def journal(self) -> str | None:
+        """The file for the engine to write what it says into."""
+        return str(self._journal.path) if self._journal is not None else None
+
+    def grow(self, text: str, model: str | None = None) -> None:
         """More of the answer; `model` is who says it. Raises SessionError where the message cannot be begun."""
-        text = text.replace("\0", "\ufffd")  # as the store will have it: no database likes NUL in a text
         if self.summarising:
             self.summary += text
             return
+        text = storable(text)
         self._unsaved += text
         if self.answer is None:
-            self.answer = self._store.begin_answer(self.leaf.session_id, self.leaf.id, model)
+            self.answer = self._store.begin_answer(
+                self.leaf.session_id, self.leaf.id, model or self._model, self._message_id
+            )
             text = self._unsaved  # with what could not be put anywhere when the store failed before
         self.answer = replace(self.answer, content=self.answer.content + text, partial=True)
 
     def save(self) -> None:
-        """Put what came since the last call into the store."""
-        if self._unsaved and self.answer is not None:
-            self._store.grow(self.answer.id, self._unsaved)
-            self._unsaved = ""
+        """Put what came into the store, if the last time is long enough ago."""
+        if time.monotonic() >= self._saved_at + SAVE_S:
+            self._save()
 
     def end(self, reason: str, figures: TurnFigures | None = None) -> None:
         """The answer is over; it is whole only if the model ended it itself."""
-        self.save()
-        if self.answer is not None:
-            self._store.finish(self.answer.id, reason, figures, partial=reason != "stop")
+        try:
+            if self._journal is not None:
+                self._catch_up(self._journal.text())
+            self._save()
+            if self.answer is not None:
+                self._store.finish(self.answer.id, reason, figures, partial=reason != "stop")
+        except SessionError:
+            if self._journal is not None:
+                self._journal.abandon()
+            raise
+        if self._journal is not None:
+            self._journal.remove()
+
+    def _catch_up(self, said: str) -> None:
+        """Take what a killed engine said and did not come to send."""
+        begins = len(self.leaf.content) if self.continuing else 0
+        received = len(self.answer.content) - begins if self.answer is not None else 0
+        if missing := said[received:]:
+            self.grow(missing)
+
+    def _save(self) -> None:
+        self._saved_at = time.monotonic()
+        if self._unsaved and self.answer is not None:
+            self._store.grow(self.answer.id, self._unsaved)
+            self._unsaved = ""
 
 
 def figures(done: Done) -> TurnFigures:

@@ -7,11 +7,13 @@ the screen cost the decode loop nothing worth mentioning per token.
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 
 from app.answer import Ended, Said, answer
 from app.chat_prompt import ChatPrompt
 from app.engine_messages import ContextFull, Delta, Done, Dropped, Event, Generate, ModelCard, ModelSpec, Prefill
 from app.sampling_options import sampling_settings
+from app.sessions.journal import JournalWriter
 from models.load import LoadedModel, load_model
 from models.progress import Progress
 from models.resolve import ResolvedModel, resolve
@@ -20,7 +22,7 @@ from runtime import memory, ops
 from runtime.bandwidth import Peak, cached_peak, measure_peak
 from runtime.engine import Engine
 from runtime.hardware import machine
-from runtime.request import CancelFlag, Request
+from runtime.request import CancelFlag, Finished, Request
 from runtime.sampling import SamplingParams
 from runtime.telemetry import StepRecord, mbu
 
@@ -104,30 +106,31 @@ class EngineHost:
             stop_ids=self._loaded.tokenizer.eos_ids,
             cancel=cancel,
         )
-        outbox = _Outbox(command, send)
-        if not command.continue_text:
-            outbox.begin_with(self._prompts.opening(prompt))
-        for part in answer(self._engine, self._loaded.tokenizer, request, command.stop):
-            if isinstance(part, Said):
-                outbox.add(part.text, part.step.record)
-            elif isinstance(part, Ended):
-                outbox.add(part.text)
-                outbox.flush()
-                summary = part.finished.summary
-                entries = len(prompt) - 1 + summary.steps
-                send(
-                    Done(
-                        id=command.id,
-                        reason=part.finished.reason,
-                        summary=summary,
-                        tokenize_s=tokenize_s,
-                        ttft_s=outbox.ttft_s,
-                        context_full=part.finished.reason == "length" and entries >= self._loaded.context_limit,
-                        mbu=mbu(summary.achieved_gb_s, self.peak.gb_s if self.peak else None),
-                    )
-                )
-            else:
-                send(Prefill(command.id, part.done, part.total, part.reused))
+        opening = "" if command.continue_text else self._prompts.opening(prompt)
+        with closing(JournalWriter(command.journal)) as journal:
+            outbox = _Outbox(command, send, journal, opening)
+            for part in answer(self._engine, self._loaded.tokenizer, request, command.stop):
+                if isinstance(part, Said):
+                    outbox.add(part.text, part.step.record)
+                elif isinstance(part, Ended):
+                    outbox.add(part.text)
+                    outbox.flush()
+                    send(self._done(command, part.finished, tokenize_s, outbox.ttft_s))
+                else:
+                    send(Prefill(command.id, part.done, part.total, part.reused))
+
+    def _done(self, command: Generate, finished: Finished, tokenize_s: float, ttft_s: float | None) -> Done:
+        summary = finished.summary
+        entries = summary.prompt_tokens - 1 + summary.steps
+        return Done(
+            id=command.id,
+            reason=finished.reason,
+            summary=summary,
+            tokenize_s=tokenize_s,
+            ttft_s=ttft_s,
+            context_full=finished.reason == "length" and entries >= self._loaded.context_limit,
+            mbu=mbu(summary.achieved_gb_s, self.peak.gb_s if self.peak else None),
+        )
 
     def _fit(self, command: Generate, send: Send) -> list[int] | None:
         """The prompt's ids, oldest turns dropped if that was asked for; None (and ContextFull sent) if it is too long.
@@ -156,26 +159,28 @@ class EngineHost:
 
 
 class _Outbox:
-    """Text and records of one answer on their way to the chat."""
+    """Text and records of one answer on their way to the chat. Text goes into the journal first, and at once.
 
-    def __init__(self, command: Generate, send: Send) -> None:
+    opening: text that belongs to the answer though the template wrote it; it goes with the first of the model's.
+    """
+
+    def __init__(self, command: Generate, send: Send, journal: JournalWriter, opening: str) -> None:
         self._command = command
         self._send = send
+        self._journal = journal
+        self._opening = opening
         self._text: list[str] = []
         self._records: list[StepRecord] = []
         self._sent = float("-inf")
         self.ttft_s: float | None = None
-
-    def begin_with(self, text: str) -> None:
-        """Text that belongs to the answer though the template wrote it; it goes with the first token."""
-        if text:
-            self._text.append(text)
 
     def add(self, text: str, record: StepRecord | None = None) -> None:
         now = time.monotonic()
         if record is not None:
             self._records.append(record)
         if text:
+            text, self._opening = self._opening + text, ""
+            self._journal.write(text)
             self._text.append(text)
             if self.ttft_s is None:
                 self.ttft_s = now - self._command.submitted

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from app.sessions.journal import storable
 from runtime.errors import SessionError
 
 VERSION = 1
@@ -166,11 +167,7 @@ class Database:
 
 
 def _storable(values: Sequence[object]) -> list[object]:
-    """Texts without NUL, which SQLite's text functions stop at, and without lone surrogates, which are no Unicode."""
-    return [
-        value.replace("\0", "\ufffd").encode("utf-8", "replace").decode() if isinstance(value, str) else value
-        for value in values
-    ]
+    return [storable(value) if isinstance(value, str) else value for value in values]
 
 
 def _statements(script: str) -> Iterator[str]:

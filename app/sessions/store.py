@@ -2,7 +2,7 @@
 
 A message is written in one transaction, together with its session's new active leaf. An answer begins empty and
 partial; `grow` appends what came, which costs the same however long it is, and `finish` closes it. What a crash
-leaves unfinished is partial with everything that was appended.
+leaves unfinished is partial, and gets back what was not appended yet from its journal (see `journal`).
 """
 
 import json
@@ -10,11 +10,13 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from app.sessions.database import Database
+from app.sessions.journal import fold_abandoned
 from app.sessions.records import Attachment, Message, Role, Session, SessionEntry, TurnFigures
 from runtime.errors import SessionError
 from runtime.paths import data_dir
@@ -33,7 +35,12 @@ class SessionStore:
     """All sessions of one user. Used from one thread; a second thread opens its own. Raises SessionError."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self.db = Database(path or database_path())
+        path = path or database_path()
+        self.db = Database(path)
+        self.journals = path.with_suffix(".journals")
+        """The folder of the journals of answers being written."""
+        with suppress(SessionError):  # of a store that can only be read; the journals stay for the next to come
+            fold_abandoned(self, self.journals)
 
     def close(self) -> None:
         self.db.close()
@@ -116,14 +123,16 @@ class SessionStore:
         model: str | None = None,
         attachments: Sequence[Attachment] = (),
         partial: bool = False,
+        message_id: int | None = None,
     ) -> Message:
         """A new message below `parent_id` (None: a first message); it becomes the active leaf."""
         now = time.time()
         with self.db.transaction(durable=not partial):
             new = self.db.run(
-                "INSERT INTO messages (session_id, parent_id, role, content, created_at, partial, model, attachments)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                *(session_id, parent_id, role, content, now, partial, model),
+                "INSERT INTO messages"
+                " (id, session_id, parent_id, role, content, created_at, partial, model, attachments)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                *(message_id, session_id, parent_id, role, content, now, partial, model),
                 json.dumps([asdict(attachment) for attachment in attachments]),
             )
             self.db.run(
@@ -135,9 +144,17 @@ class SessionStore:
             new, session_id, parent_id, role, content, now, partial, model=model, attachments=tuple(attachments)
         )
 
-    def begin_answer(self, session_id: str, parent_id: int, model: str | None) -> Message:
-        """An empty answer that `grow` and `finish` complete."""
-        return self.add(session_id, parent_id, "assistant", "", model=model, partial=True)
+    def reserve_message(self) -> int:
+        """The id of a message that may come later; nobody else gets it."""
+        with self.db.transaction():
+            self.db.run("UPDATE sqlite_sequence SET seq = seq + 1 WHERE name = 'messages'")
+            return int(self.db.rows("SELECT seq FROM sqlite_sequence WHERE name = 'messages'")[0]["seq"])
+
+    def begin_answer(
+        self, session_id: str, parent_id: int, model: str | None, message_id: int | None = None
+    ) -> Message:
+        """An empty answer that `grow` and `finish` complete. message_id: one that was reserved."""
+        return self.add(session_id, parent_id, "assistant", "", model=model, partial=True, message_id=message_id)
 
     def reopen(self, message_id: int) -> None:
         """An answer is continued: it is partial again until `finish`."""
@@ -148,6 +165,12 @@ class SessionStore:
         """Append to an answer that is being written."""
         with self.db.transaction():
             self.db.run("INSERT INTO pieces (message_id, text) VALUES (?, ?)", message_id, text)
+
+    def append(self, message_id: int, text: str) -> None:
+        """Append to an answer that nobody writes any more."""
+        with self.db.transaction(durable=True):
+            self._fold(message_id)
+            self.db.run("UPDATE messages SET content = content || ? WHERE id = ?", text, message_id)
 
     def finish(
         self, message_id: int, reason: str, figures: TurnFigures | None = None, *, partial: bool = False
@@ -204,7 +227,8 @@ class SessionStore:
         return self._change(message.session_id, active_leaf=rows[0]["leaf"])
 
     def recover(self, session_id: str) -> None:
-        """Fold what a killed process appended into its message, so that searching finds it too."""
+        """Fold what a killed process wrote into its message, so that searching finds it too."""
+        fold_abandoned(self, self.journals)
         unfinished = "SELECT DISTINCT message_id FROM pieces JOIN messages ON messages.id = message_id"
         rows = self.db.rows(f"{unfinished} WHERE session_id = ?", session_id)
         if rows:

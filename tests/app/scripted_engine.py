@@ -27,6 +27,7 @@ from app.engine_messages import (
     PullProgress,
     Ready,
 )
+from app.sessions.journal import JournalWriter
 from runtime.bandwidth import Peak
 from runtime.cost import LayerKV, StepCost
 from runtime.errors import EngineError
@@ -203,13 +204,16 @@ class ScriptedEngine:
         yield Prefill(command.id, total // 2, total, script.reused)
         yield Prefill(command.id, total, total, script.reused)
         said = 0
+        journal = JournalWriter(command.journal)
         for piece in script.pieces:
             while len(script.pieces) - said <= script.hold and not (self._cancelled or self._released):
                 yield Delta(command.id, "", ())
             if self._cancelled:
                 break
+            journal.write(piece)
             yield Delta(command.id, piece, (record(said, script.prompt_tokens + said),))
             said += 1
+        journal.close()
         reason: FinishReason = "cancelled" if self._cancelled else script.reason
         yield Done(
             id=command.id,

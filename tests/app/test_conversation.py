@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from app import conversation_turn
 from app.conversation import Conversation
 from app.engine_messages import Delta, Done, Dropped, Event
+from app.sessions.journal import JournalWriter
 from app.sessions.store import SessionStore
 from runtime.errors import EngineError, UsageError
 from tests.app.scripted_engine import Script, ScriptedEngine
@@ -64,7 +66,10 @@ def ask(chat: Conversation, text: str, *pieces: str) -> None:
     until_idle(chat)
 
 
-def test_a_turn_passes_through_its_phases_and_is_stored_as_it_grows(chat: Conversation) -> None:
+def test_a_turn_passes_through_its_phases_and_is_stored_as_it_grows(
+    chat: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversation_turn, "SAVE_S", 0.0)
     chat.send("Hi")
     assert (chat.phase, stored(chat)) == ("waiting", ["Hi"])
     chat.poll()
@@ -116,6 +121,52 @@ def test_stopping_keeps_the_partial_answer_and_it_can_be_continued(chat: Convers
     until_idle(chat)
     assert shown(chat) == stored(chat) == ["count", "one two and on"]
     assert not chat.messages[-1].partial
+
+
+@pytest.mark.parametrize("end", ["dies", "is stopped", "is left"])
+def test_what_the_engine_said_and_did_not_send_is_kept(chat: Conversation, engine: ScriptedEngine, end: str) -> None:
+    engine.script(Script(pieces=("one ", "two ", "three"), hold=1), Script(pieces=(" four", " five"), hold=2))
+    chat.send("count")
+    until_said(chat, "one two ")
+    unsent(engine, "three")
+    ended(chat, engine, end)
+    assert stored(chat) == ["count", "one two three"]
+    if end == "is left":
+        return
+    chat.load_model()
+    chat.poll()
+    chat.continue_answer()
+    unsent(engine, " four")
+    ended(chat, engine, end)
+    assert shown(chat) == stored(chat) == ["count", "one two three four"]
+    assert list(chat.store.journals.iterdir()) == []
+
+
+def test_an_answer_of_which_nothing_was_sent_is_kept(chat: Conversation, engine: ScriptedEngine) -> None:
+    engine.script(Script(hold=4))
+    chat.send("hm")
+    unsent(engine, "Hello")
+    ended(chat, engine, "dies")
+    assert shown(chat) == stored(chat) == ["hm", "Hello"]
+    assert (chat.messages[-1].model, chat.messages[-1].finish_reason) == ("scripted-1b", "died")
+
+
+def unsent(engine: ScriptedEngine, text: str) -> None:
+    """The engine says something more, and only its journal hears of it."""
+    journal = JournalWriter(engine.commands[-1].journal)
+    journal.write(text)
+    journal.close()
+
+
+def ended(chat: Conversation, engine: ScriptedEngine, how: str) -> None:
+    if how == "dies":
+        engine.die()
+        until_idle(chat)
+    elif how == "is stopped":
+        engine.start(engine.specs[-1])
+        until_idle(chat)
+    else:
+        chat.close()
 
 
 def test_stopping_before_the_first_word_leaves_no_answer(chat: Conversation, engine: ScriptedEngine) -> None:

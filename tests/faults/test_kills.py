@@ -2,7 +2,7 @@
 
 Several of either at a time, so that the databases of killed writers are shared with living ones and the machine's
 cores are kept busy. No kill may leave a database that cannot be read, lose a message that was complete, lose more of
-a growing one than what came since the last poll, or leave a process behind.
+a growing one than the token in flight, or leave a process behind.
 """
 
 import os
@@ -25,6 +25,7 @@ from app.engine_messages import Died, ModelSpec
 from app.sessions.database import Database
 from app.sessions.search import search
 from app.sessions.store import SessionStore
+from tests.faults.trace import but_the_token_in_flight, generated, trace_engines
 from tests.tiny_chat import IM_END, write_chat_model
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -117,6 +118,7 @@ def wait(chat: Conversation, true: Callable[[], bool]) -> None:
 
 def test_killing_the_engine(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    trace_engines(monkeypatch)
     database = tmp_path / "sessions.db"
 
     def lane(number: int) -> None:
@@ -126,7 +128,7 @@ def test_killing_the_engine(tmp_path: Path, model: Path, monkeypatch: pytest.Mon
         client.start(ModelSpec(str(model), context=1_000_000))
         try:
             for _ in range(ENGINE_KILLS // LANES):
-                killed_once(endless_chat(client, store), client, choose)
+                killed_once(endless_chat(client, store), client, choose, tmp_path / "home")
             chat = endless_chat(client, store)
             chat.set_sampling({"max_tokens": 4})
             chat.send("still well?")
@@ -142,6 +144,7 @@ def test_killing_the_engine(tmp_path: Path, model: Path, monkeypatch: pytest.Mon
     died = [m for entry in store.sessions() for m in store.messages(entry.session.id) if m.finish_reason == "died"]
     assert len(died) > ENGINE_KILLS // 4  # kills during an answer, all of which is still there
     assert sum(bool(message.content) for message in died) > ENGINE_KILLS // 4
+    assert list(store.journals.iterdir()) == []
     store.close()
 
 
@@ -150,7 +153,7 @@ def endless_chat(client: EngineClient, store: SessionStore) -> Conversation:
     return Conversation(client, store, session)
 
 
-def killed_once(chat: Conversation, client: EngineClient, choose: random.Random) -> None:
+def killed_once(chat: Conversation, client: EngineClient, choose: random.Random, home: Path) -> None:
     """One question, one kill while it loads, prefills or answers, and a restart."""
     chat.send("hello " * choose.randrange(1, 30))
     if choose.random() < 0.4:
@@ -167,6 +170,8 @@ def killed_once(chat: Conversation, client: EngineClient, choose: random.Random)
     assert "SIGKILL" in chat.notice
     for before, after in zip(shown, chat.messages, strict=False):
         assert after.content.startswith(before.content)
+    said = generated(home, pid)
+    assert but_the_token_in_flight("".join(m.content for m in chat.messages[1:]), said[-1] if said else [])
     if chat.messages[-1].role == "assistant":
         assert (chat.messages[-1].partial, chat.messages[-1].finish_reason) == (True, "died")
     assert chat.messages == chat.store.branch(chat.session.id)

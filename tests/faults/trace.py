@@ -1,0 +1,32 @@
+"""What engine processes generated, as they wrote it down themselves (see `traced/sitecustomize.py`)."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from app.sessions.journal import storable
+
+_TRACED = Path(__file__).parent / "traced"
+
+
+def trace_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the engines that are started from now on keep a trace in their HEADRACE_HOME."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(_TRACED), os.environ.get("PYTHONPATH", "")]))
+
+
+def generated(home: Path, pid: int | None = None) -> list[list[str]]:
+    """The pieces of every answer, in order; those of one engine."""
+    files = sorted((home / "trace").glob(f"*-{pid}-*" if pid is not None else "*"))
+    return [_pieces(file) for file in files]
+
+
+def but_the_token_in_flight(text: str, pieces: list[str]) -> bool:
+    """Whether `text` is all that was generated, or all but the last piece."""
+    return text in ("".join(pieces), "".join(pieces[:-1]))
+
+
+def _pieces(file: Path) -> list[str]:
+    lines = file.read_text().splitlines(keepends=True)
+    return [storable(json.loads(line)) for line in lines if line.endswith("\n")]
