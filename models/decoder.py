@@ -16,7 +16,7 @@ from models.parameters import Parameters
 from models.rope import make_rope
 from runtime.cache import KVCache
 from runtime.cost import StepCost
-from runtime.ops import AttentionSpec, LayerNode, LayerWeights, Ops, Weight
+from runtime.ops import AttentionSpec, LayersNode, LayerWeights, Ops, Weight
 
 
 class Decoder:
@@ -30,7 +30,7 @@ class Decoder:
         width = config.hidden_size
         self._table = parameters.matrix("model.embed_tokens", config.vocab_size, width)
         self._layers = _read_layers(config, parameters)
-        self._nodes = self._fuse(ops)
+        self._stretches = self._fuse(ops)
         self._norm = parameters.vector("model.norm.weight", width, config.norm_weight_offset)
         tied = config.tied_embeddings or "lm_head.weight" not in parameters
         self._head = self._table if tied else parameters.matrix("lm_head", config.vocab_size, width)
@@ -45,7 +45,7 @@ class Decoder:
         """The same weights on other operations of the same kind: a profiler's that note what they pass on."""
         twin = copy(self)
         twin._ops = ops
-        twin._nodes = twin._fuse(ops)
+        twin._stretches = twin._fuse(ops)
         return twin
 
     @property
@@ -99,16 +99,12 @@ class Decoder:
 
     def layers(self, x: mx.array, cache: KVCache) -> mx.array:
         """x (B, T, E) -> (B, T, E), T entries per layer appended to the cache."""
-        ops, eps = self._ops, self.config.norm_eps
-        for index, (layer, node) in enumerate(zip(self._layers, self._nodes, strict=True)):
-            if node is not None:  # the same five operations, computed as one
-                x = cache.through(index, x, node)
+        for layers, node in self._stretches:
+            if node is not None:
+                x = cache.through(layers, x, node)
                 continue
-            qkv = _project(ops, x, layer.input_norm, eps, layer.qkv)  # (B, T, (H + 2 Hkv) * D)
-            heads = cache.attend(index, qkv, layer.attention)  # (B, T, H * D)
-            x = _add(ops, x, heads, layer.output, layer.attention_post_norm, eps)
-            inner = self._feed_forward(x, layer)  # (B, T, F)
-            x = _add(ops, x, inner, layer.down, layer.mlp_post_norm, eps)
+            for index in range(layers.start, layers.stop):
+                x = self._layer(x, cache, index)
         return x
 
     def logits(self, x: mx.array) -> mx.array:
@@ -121,8 +117,21 @@ class Decoder:
         cap = self.config.logit_softcap
         return logits if cap is None else mx.tanh(logits / cap) * cap
 
-    def _fuse(self, ops: Ops) -> list[LayerNode | None]:
-        return [ops.fuse(layer, self.config.norm_eps, self.config.activation) for layer in self._layers]
+    def _fuse(self, ops: Ops) -> list[tuple[slice, LayersNode | None]]:
+        """The layers in stretches that can be computed at once: all of them, or else what can be, one by one."""
+        eps, activation = self.config.norm_eps, self.config.activation
+        every = slice(0, len(self._layers))
+        if (node := ops.fuse(self._layers, eps, activation)) is not None:
+            return [(every, node)]
+        return [(slice(i, i + 1), ops.fuse([layer], eps, activation)) for i, layer in enumerate(self._layers)]
+
+    def _layer(self, x: mx.array, cache: KVCache, index: int) -> mx.array:
+        ops, eps, layer = self._ops, self.config.norm_eps, self._layers[index]
+        qkv = _project(ops, x, layer.input_norm, eps, layer.qkv)  # (B, T, (H + 2 Hkv) * D)
+        heads = cache.attend(index, qkv, layer.attention)  # (B, T, H * D)
+        x = _add(ops, x, heads, layer.output, layer.attention_post_norm, eps)
+        inner = self._feed_forward(x, layer)  # (B, T, F)
+        return _add(ops, x, inner, layer.down, layer.mlp_post_norm, eps)
 
     def _feed_forward(self, x: mx.array, layer: LayerWeights) -> mx.array:
         ops, config = self._ops, self.config

@@ -11,7 +11,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from runtime.errors import ContextLimitError
-from runtime.ops import AttentionSpec, LayerNode, Ops
+from runtime.ops import AttentionSpec, LayersNode, Ops
 
 CHUNK = 256  # entries; capacities are multiples of it
 
@@ -125,9 +125,9 @@ class KVCache(Lengths):
         )
         return out
 
-    def through(self, layer: int, x: mx.array, node: LayerNode) -> mx.array:
-        """Pass x (B, T, E) through a whole layer that appends and attends by itself; needs what `attend` needs."""
-        x, self._keys[layer], self._values[layer] = node(x, self._keys[layer], self._values[layer], self.length)
+    def through(self, layers: slice, x: mx.array, node: LayersNode) -> mx.array:
+        """Pass x (B, T, E) through layers that append and attend by themselves; needs what `attend` needs."""
+        x, self._keys[layers], self._values[layers] = node(x, self._keys[layers], self._values[layers], self.length)
         return x
 
     def reserve(self, tokens: int) -> None:

@@ -5,13 +5,13 @@ layers of it in one go on the inputs it had, so its weights stream from memory a
 is paid once. Building the graph is timed in the step itself. Rounds are interleaved and lower quartiles taken, because
 interruptions only ever add time. `closure` says by how much the parts' sum misses a step of those same operations that
 is built, run and read without overlap. In the real loop the next step is built while the device works, and the native
-kernels compute a layer as one node: `overlap_ms` is what that hides and saves.
+kernels compute several layers as one node: `overlap_ms` is what that hides and saves.
 
 Only headrace's own decoder can be taken apart this way. Norms that are fused with a projection count with it.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import quantiles
 from typing import Any, cast
@@ -22,7 +22,7 @@ from models.decoder import Decoder
 from runtime.cache import KVCache
 from runtime.decode import Choice, decode, decode_step
 from runtime.errors import UsageError
-from runtime.ops import LayerNode, LayerWeights, Ops
+from runtime.ops import LayersNode, LayerWeights, Ops
 from runtime.prefill import prefill
 from runtime.sampling import Sampler, SamplingParams
 
@@ -46,7 +46,7 @@ class _Apart:
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
 
-    def fuse(self, _layer: LayerWeights, _eps: float, _activation: str) -> LayerNode | None:
+    def fuse(self, _layers: Sequence[LayerWeights], _eps: float, _activation: str) -> LayersNode | None:
         return None
 
     def __getattr__(self, name: str) -> Any:

@@ -6,14 +6,15 @@ HEADRACE_KERNELS=reference forces stock MLX.
 """
 
 import os
+from collections.abc import Sequence
 from typing import Protocol
 
 import mlx.core as mx
 
 from runtime.ops import native, reference
-from runtime.ops.weights import AttentionSpec, LayerNode, LayerWeights, Rope, Weight
+from runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Rope, Weight
 
-__all__ = ["AttentionSpec", "LayerNode", "LayerWeights", "Ops", "Rope", "Weight", "describe", "select"]
+__all__ = ["AttentionSpec", "LayerWeights", "LayersNode", "Ops", "Rope", "Weight", "describe", "select"]
 
 
 class Ops(Protocol):
@@ -34,7 +35,7 @@ class Ops(Protocol):
     def attend(
         self, qkv: mx.array, keys: mx.array, values: mx.array, offset: int, spec: AttentionSpec
     ) -> tuple[mx.array, mx.array, mx.array]: ...
-    def fuse(self, layer: LayerWeights, eps: float, activation: str, /) -> LayerNode | None: ...
+    def fuse(self, layers: Sequence[LayerWeights], eps: float, activation: str, /) -> LayersNode | None: ...
 
 
 def select() -> Ops:

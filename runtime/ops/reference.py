@@ -4,9 +4,11 @@ Contract: activations keep their dtype from end to end (no float32 constant may 
 T = new tokens, E = model width, F = feed-forward width, H and Hkv = query and key-value heads, D = head size.
 """
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 
-from runtime.ops.weights import AttentionSpec, LayerNode, LayerWeights, Weight
+from runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Weight
 
 name = "reference"
 
@@ -118,8 +120,8 @@ def attend(
     return out.transpose(0, 2, 1, 3).reshape(batch, length, -1), keys, values
 
 
-def fuse(_layer: LayerWeights, _eps: float, _activation: str) -> LayerNode | None:
-    """A whole layer as one node: stock MLX has no such thing."""
+def fuse(_layers: Sequence[LayerWeights], _eps: float, _activation: str) -> LayersNode | None:
+    """Whole layers as one node: stock MLX has no such thing."""
     return None
 
 

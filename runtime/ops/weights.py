@@ -101,5 +101,5 @@ class LayerWeights:
     mlp_post_norm: mx.array | None
 
 
-# A whole layer as one graph node: (x (B, T, E), keys, values, offset) -> (x, keys, values), the buffers as in `attend`.
-LayerNode = Callable[[mx.array, mx.array, mx.array, int], tuple[mx.array, mx.array, mx.array]]
+# Layers at once: (x (B, T, E), keys, values, offset) -> (x, keys, values); of every layer, `attend`'s buffers.
+LayersNode = Callable[[mx.array, list[mx.array], list[mx.array], int], tuple[mx.array, list[mx.array], list[mx.array]]]

@@ -12,8 +12,10 @@ from collections.abc import Callable
 import mlx.core as mx
 
 from runtime.ops import native, select
-from runtime.ops.weights import AttentionSpec, LayerNode, LayerWeights, Rope, Weight
+from runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Rope, Weight
 from tests.bench.shapes import SHAPES, Shape
+
+Cache = tuple[list[mx.array], list[mx.array]]  # keys and values of every layer
 
 
 class Model:
@@ -37,7 +39,7 @@ class Model:
         self.head = self._weight(s.vocab, s.width, s.head_bits, s.head_group)
         self.norm = mx.ones(s.width)
         mx.eval(self.norm)
-        self.nodes = [self._node(*layer) for layer in self.layers]
+        self.node = self._node()
         self.bytes = sum(w.nbytes for w in [*(w for layer in self.layers for w in layer), self.head])
 
     def _weight(self, rows: int, columns: int, bits: int = 0, group: int = 0) -> Weight:
@@ -48,29 +50,27 @@ class Model:
         mx.eval(*weight.arrays)
         return self.ops.prepare(weight, mx.float32)
 
-    def _node(self, qkv: Weight, out: Weight, gate_up: Weight, down: Weight) -> LayerNode:
-        weights = LayerWeights(self.spec, self.norm, [qkv], out, None, self.norm, [gate_up], down, None)
-        node = self.ops.fuse(weights, 1e-5, "silu")
+    def _node(self) -> LayersNode:
+        layers = [
+            LayerWeights(self.spec, self.norm, [qkv], out, None, self.norm, [gate_up], down, None)
+            for qkv, out, gate_up, down in self.layers
+        ]
+        node = self.ops.fuse(layers, 1e-5, "silu")
         if node is None:
             raise SystemExit(f"the kernels do not run here: {native.status()}")
         return node
 
-    def cache(self, capacity: int, batch: int = 1) -> list[tuple[mx.array, mx.array]]:
+    def cache(self, capacity: int, batch: int = 1) -> Cache:
         s = self.shape
         shape = (batch, s.kv_heads, capacity, s.head_dim)
         dtype = self.ops.kv_dtype(mx.float32)
-        cache = [(mx.zeros(shape, dtype), mx.zeros(shape, dtype)) for _ in range(s.layers)]
+        cache = [mx.zeros(shape, dtype) for _ in range(s.layers)], [mx.zeros(shape, dtype) for _ in range(s.layers)]
         mx.eval(cache)
         return cache
 
-    def forward(self, x: mx.array, cache: list[tuple[mx.array, mx.array]], offset: int) -> mx.array:
+    def forward(self, x: mx.array, cache: Cache, offset: int) -> mx.array:
         """(B, T, E) -> logits of the last positions (B, 1, V). Replaces the cache's buffers."""
-        for node in self.nodes:
-            keys, values = cache.pop(0)
-            x, *written = node(x, keys, values, offset)
-            del keys, values
-            cache.append((written[0], written[1]))
-            written.clear()  # nobody else may hold the buffers, or the next step copies them
+        x, cache[0][:], cache[1][:] = self.node(x, *cache, offset)
         return self.ops.norm_linear(x[:, -1:], self.norm, 1e-5, self.head)
 
     def seconds(self, rows: int = 1, depth: int = 0, batch: int = 1) -> float:

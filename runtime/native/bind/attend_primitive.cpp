@@ -22,7 +22,7 @@ class Attend : public Node {
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
-    CacheBuffers cache(inputs[1], inputs[2], outputs);
+    CacheBuffers cache(inputs[1], inputs[2], outputs[1], outputs[2], outputs.size());
     AttendCall call = plan_->call();
     call.batch = inputs[0].shape(0);
     call.length = inputs[0].shape(1);

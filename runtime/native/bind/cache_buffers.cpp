@@ -33,9 +33,10 @@ void require_cache_fits(const AttendCall& plan, const mx::array& keys, const mx:
   type_of(keys.dtype());
 }
 
-CacheBuffers::CacheBuffers(const mx::array& keys, const mx::array& values, std::vector<mx::array>& outputs)
-    : keys_(take_over(keys, outputs[1], outputs.size())),
-      values_(take_over(values, outputs[2], outputs.size())),
+CacheBuffers::CacheBuffers(const mx::array& keys, const mx::array& values, mx::array& keys_out, mx::array& values_out,
+                           size_t outputs)
+    : keys_(take_over(keys, keys_out, outputs)),
+      values_(take_over(values, values_out, outputs)),
       capacity_(keys.shape(2)),
       type_(type_of(keys.dtype())) {}
 

@@ -19,8 +19,9 @@ void require_cache_fits(const AttendCall& plan, const mx::array& keys, const mx:
 
 class CacheBuffers {
  public:
-  // Gives outputs[1] and outputs[2] their memory. To be made in eval_cpu.
-  CacheBuffers(const mx::array& keys, const mx::array& values, std::vector<mx::array>& outputs);
+  // Gives keys_out and values_out, two of the node's `outputs` arrays, their memory. To be made in eval_cpu.
+  CacheBuffers(const mx::array& keys, const mx::array& values, mx::array& keys_out, mx::array& values_out,
+               size_t outputs);
 
   // Where the buffers are and how they are stored.
   void describe(AttendCall& call) const;

@@ -2,6 +2,7 @@
 #include "layer_primitive.h"
 
 #include <algorithm>
+#include <span>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -17,6 +18,10 @@
 namespace headrace {
 namespace {
 
+// Layers in a node. Every output of a node holds every input and every other output, so that long stretches cost more in
+// reference counts than they save.
+constexpr size_t kStretch = 8;
+
 void require(bool fits, const char* what) {
   if (!fits) throw std::invalid_argument(what);
 }
@@ -30,7 +35,7 @@ LinearCall projection(const float* x, int64_t rows, const MatrixHandle& w, float
   return call;
 }
 
-// The five calls, in order. `attend` has everything but its rows.
+// The five calls, in order; `out` may be `x`. `attend` has everything but its rows.
 void run_layer(const LayerPlan& plan, AttendCall attend, const float* x, float* out) {
   Pool& pool = Pool::shared();
   const Kernels& kernels = best_kernels();
@@ -62,32 +67,47 @@ void run_layer(const LayerPlan& plan, AttendCall attend, const float* x, float* 
   run_linear(pool, kernels, down);
 }
 
-// Inputs: x, keys, values. Outputs: x, keys, values.
-class Layer : public Node {
+// A stretch of n layers. Inputs: x, n keys, n values. Outputs: the same.
+class Layers : public Node {
  public:
-  Layer(mx::Stream stream, std::shared_ptr<LayerPlan> plan, int64_t offset)
-      : Node(stream), plan_(std::move(plan)), offset_(offset) {}
+  Layers(mx::Stream stream, std::span<const std::shared_ptr<LayerPlan>> plans, int64_t offset)
+      : Node(stream), plans_(plans.begin(), plans.end()), offset_(offset) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
-    CacheBuffers cache(inputs[1], inputs[2], outputs);
-    AttendCall call = plan_->attention->call();
-    call.batch = inputs[0].shape(0);
-    call.length = inputs[0].shape(1);
-    call.offset = offset_;
-    cache.describe(call);
-    auto task = [call, plan = plan_, x = Rows(inputs[0]), cache = std::move(cache), out = outputs[0].data<float>()] {
-      cache.fill();
+    const size_t count = plans_.size();
+    std::vector<Work> work;
+    for (size_t i = 0; i < count; ++i) {
+      const size_t keys = 1 + i, values = 1 + count + i;
+      CacheBuffers cache(inputs[keys], inputs[values], outputs[keys], outputs[values], outputs.size());
+      AttendCall call = plans_[i]->attention->call();
+      call.batch = inputs[0].shape(0);
+      call.length = inputs[0].shape(1);
+      call.offset = offset_;
+      cache.describe(call);
+      work.push_back({plans_[i], call, std::move(cache)});
+    }
+    auto task = [work = std::move(work), x = Rows(inputs[0]), out = outputs[0].data<float>()] {
       std::vector<char> copy;
-      run_layer(*plan, call, x.read<float>(copy), out);
+      const float* from = x.read<float>(copy);
+      for (const Work& layer : work) {
+        layer.cache.fill();
+        run_layer(*layer.plan, layer.attend, from, out);
+        from = out;
+      }
     };
     mx::cpu::get_command_encoder(stream()).dispatch(std::move(task));
   }
 
-  const char* name() const override { return "HeadraceLayer"; }
+  const char* name() const override { return "HeadraceLayers"; }
 
  private:
-  std::shared_ptr<LayerPlan> plan_;
+  struct Work {
+    std::shared_ptr<LayerPlan> plan;
+    AttendCall attend;
+    CacheBuffers cache;
+  };
+  std::vector<std::shared_ptr<LayerPlan>> plans_;
   int64_t offset_;
 };
 
@@ -121,15 +141,36 @@ LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, const mx::array&
   mlp_norm = norms_[1].data<float>();
 }
 
-std::tuple<mx::array, mx::array, mx::array> layer(const mx::array& x, const mx::array& keys, const mx::array& values,
-                                                  int offset, const std::shared_ptr<LayerPlan>& plan) {
+std::tuple<mx::array, std::vector<mx::array>, std::vector<mx::array>> layers(
+    mx::array x, std::vector<mx::array> keys, std::vector<mx::array> values, int offset,
+    const std::vector<std::shared_ptr<LayerPlan>>& plans) {
   require(x.dtype() == mx::float32, "activations must be float32");
-  require(x.ndim() == 3 && x.shape(2) == plan->qkv->view().k, "x must be (B, T, E)");
-  require_cache_fits(plan->attention->call(), keys, values, x.shape(0), x.shape(1), offset);
-  auto node = std::make_shared<Layer>(cpu_stream(), plan, offset);
-  auto arrays = mx::array::make_arrays({x.shape(), keys.shape(), values.shape()},
-                                       {mx::float32, keys.dtype(), values.dtype()}, node, {x, keys, values});
-  return {arrays[0], arrays[1], arrays[2]};
+  require(keys.size() == plans.size() && values.size() == plans.size(), "keys and values of every layer are needed");
+  for (size_t i = 0; i < plans.size(); ++i) {
+    require(x.ndim() == 3 && x.shape(2) == plans[i]->qkv->view().k, "x must be (B, T, E)");
+    require_cache_fits(plans[i]->attention->call(), keys[i], values[i], x.shape(0), x.shape(1), offset);
+  }
+  for (size_t begin = 0; begin < plans.size(); begin += kStretch) {
+    const size_t count = std::min(kStretch, plans.size() - begin);
+    std::vector<mx::array> inputs{x};
+    for (auto* buffers : {&keys, &values}) {
+      for (size_t i = begin; i < begin + count; ++i) inputs.push_back(std::move((*buffers)[i]));
+    }
+    std::vector<mx::Shape> shapes;
+    std::vector<mx::Dtype> dtypes;
+    for (const mx::array& in : inputs) {
+      shapes.push_back(in.shape());
+      dtypes.push_back(in.dtype());
+    }
+    auto node = std::make_shared<Layers>(cpu_stream(), std::span(plans).subspan(begin, count), offset);
+    auto outputs = mx::array::make_arrays(std::move(shapes), dtypes, node, std::move(inputs));
+    x = outputs[0];
+    for (size_t i = 0; i < count; ++i) {
+      keys[begin + i] = outputs[1 + i];
+      values[begin + i] = outputs[1 + count + i];
+    }
+  }
+  return {std::move(x), std::move(keys), std::move(values)};
 }
 
 }  // namespace headrace

@@ -1,12 +1,14 @@
-// A whole decoder layer as one node of MLX's lazy graph.
+// Whole decoder layers as nodes of MLX's lazy graph, several to a node.
 //
-// Five nodes a layer cost a decode step more in graph building and dispatch than its attention does; this one runs the
-// same five calls in a single task. Intermediate rows live in buffers of the task.
+// Five nodes a layer cost a decode step more in graph building and dispatch than its attention does, and more than a
+// hundred queued operations make MLX wait for the step before, so that nothing is built ahead. A node runs the five calls
+// of each of its layers in a single task. Intermediate rows live in buffers of the task.
 #pragma once
 
 #include <memory>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "attend_primitive.h"
 #include "matrix_handle.h"
@@ -33,8 +35,9 @@ class LayerPlan : public std::enable_shared_from_this<LayerPlan> {
   mx::array norms_[2];
 };
 
-// x (B, T, E) float32; keys, values (B, Hkv, capacity, D) -> (x (B, T, E), keys, values), as `attend` treats them.
-std::tuple<mx::array, mx::array, mx::array> layer(const mx::array& x, const mx::array& keys, const mx::array& values,
-                                                  int offset, const std::shared_ptr<LayerPlan>& plan);
+// x (B, T, E) float32; keys, values: per layer (B, Hkv, capacity, D) -> (x (B, T, E), keys, values), as `attend` treats them.
+std::tuple<mx::array, std::vector<mx::array>, std::vector<mx::array>> layers(
+    mx::array x, std::vector<mx::array> keys, std::vector<mx::array> values, int offset,
+    const std::vector<std::shared_ptr<LayerPlan>>& plans);
 
 }  // namespace headrace

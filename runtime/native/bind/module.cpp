@@ -4,6 +4,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include "../core/pool.h"
 #include "../core/streaming.h"
@@ -69,7 +70,7 @@ NB_MODULE(_native, m) {
   m.def("linear", &hr::linear, "x"_a, "w"_a, "norm"_a.none() = nb::none(), "eps"_a = 0.0f,
         "residual"_a.none() = nb::none(), "activation"_a = "");
   m.def("rms_norm", &hr::rms_norm, "x"_a, "weight"_a, "eps"_a);
-  m.def("layer", &hr::layer, "x"_a, "keys"_a, "values"_a, "offset"_a, "plan"_a);
+  m.def("layers", &hr::layers, "x"_a, "keys"_a, "values"_a, "offset"_a, "plans"_a);
   m.def("attend", &hr::attend, "qkv"_a, "keys"_a, "values"_a, "offset"_a, "plan"_a);
 
   m.def("instruction_set", [] { return hr::best_kernels().name; });
