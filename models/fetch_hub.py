@@ -69,17 +69,23 @@ def fetch_hub(hub: HubId, *, file: str | None = None, progress: Progress = silen
 def fetch_config(hub: HubId) -> dict[str, Any]:
     """config.json of `hub` and nothing else, from the hub or its cache. Raises as `fetch_hub` does."""
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
+    api = _api()
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
+    commit, offline = hub.revision, False
     try:
-        path = hf_hub_download(
-            hub.repo, "config.json", revision=hub.revision, etag_timeout=_API_TIMEOUT_SECONDS, tqdm_class=_Mute
-        )
+        # Without network this fails at once, where the download would try for half a minute.
+        commit = api.model_info(hub.repo, revision=hub.revision, timeout=_API_TIMEOUT_SECONDS).sha
     except Exception as error:
-        from huggingface_hub.errors import LocalEntryNotFoundError
-
-        if isinstance(error, LocalEntryNotFoundError) or _is_offline(error):
-            raise _unreachable(hub) from error
+        offline = _is_offline(error)
+        if not offline:
+            raise _explain(error, hub) from error
+    try:
+        path = hf_hub_download(hub.repo, "config.json", revision=commit, local_files_only=offline, tqdm_class=_Mute)
+    except LocalEntryNotFoundError as error:
+        raise _unreachable(hub) from error
+    except Exception as error:
         raise _explain(error, hub) from error
     return read_json_object(Path(path))
 
@@ -223,22 +229,22 @@ def _interruptible(work: Callable[[], _Result], bar: type[_Mute]) -> _Result:
 
     def run() -> None:
         try:
-            outcome.put((work(), None))
+            with _no_requests_after(bar.stop):
+                outcome.put((work(), None))
         except BaseException as error:  # handed to the caller's thread
             outcome.put((None, error))
 
-    with _no_requests_after(bar.stop):
-        threading.Thread(target=run, name="hub-download", daemon=True).start()
-        try:
-            while True:
-                with suppress(Empty):
-                    result, failure = outcome.get(timeout=0.1)
-                    break
-        except (KeyboardInterrupt, SystemExit):  # the latter from a SIGTERM
-            bar.stop.set()
+    threading.Thread(target=run, name="hub-download", daemon=True).start()
+    try:
+        while True:
             with suppress(Empty):
-                outcome.get(timeout=_STOP_SECONDS)
-            raise
+                result, failure = outcome.get(timeout=0.1)
+                break
+    except (KeyboardInterrupt, SystemExit):  # the latter from a SIGTERM
+        bar.stop.set()
+        with suppress(Empty):
+            outcome.get(timeout=_STOP_SECONDS)
+        raise
     if failure:
         raise failure
     return cast(_Result, result)
