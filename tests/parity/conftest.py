@@ -1,0 +1,17 @@
+"""One kernel thread for the real model: what is compared here does not depend on it, and tests run side by side."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from runtime.ops import native
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _one_thread() -> Iterator[None]:
+    if not native.status().available:
+        yield
+        return
+    native.set_threads(1)
+    yield
+    native.set_threads(0)
