@@ -1,7 +1,7 @@
 """The model inside the engine's process: loads it, answers conversations with it, and sends what happens as events.
 
-Everything here runs on one thread, which owns the model. Deltas are gathered for COALESCE_S, so that the socket and
-the screen cost the decode loop nothing worth mentioning per token.
+Everything here runs on one thread, which owns the model. Deltas are gathered for COALESCE_S: every message wakes the
+chat's process, and on a machine whose cores are all decoding that takes one of them away.
 """
 
 import time
@@ -26,7 +26,7 @@ from runtime.request import CancelFlag, Finished, Request
 from runtime.sampling import SamplingParams
 from runtime.telemetry import StepRecord, mbu
 
-COALESCE_S = 0.05
+COALESCE_S = 0.1
 LEAST_ROOM = 256  # tokens an answer should have; an eighth of the context where that is less
 _ROOMY = 0.75  # of the context: what a prompt may take after oldest turns were dropped, so that more turns fit
 

@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -24,7 +23,6 @@ from runtime.paths import cache_dir
 _ROOT = Path(__file__).resolve().parent.parent
 _LOG_LIMIT = 1 << 20  # bytes; a longer log is begun anew
 _PATIENCE_S = 10.0  # for the kernel to take a killed process away
-_GATHER_S = 0.08  # what comes in this time waits in the socket: each waking of this process takes a core from decoding
 
 
 class EngineLink:
@@ -78,8 +76,6 @@ class EngineLink:
         try:
             while True:
                 self._events.append(self._connection.recv())
-                if not self._connection.poll():
-                    time.sleep(_GATHER_S)
         except Exception:  # the end of the stream, or bytes of a message that nobody finished
             self._process.kill()
             code = self._process.wait()

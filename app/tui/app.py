@@ -37,7 +37,7 @@ from runtime.paths import data_dir
 
 POLLS_PER_SECOND = 10
 _FIGURES_S = 0.5  # between two drawings of the decode view
-_SHARE = 0.0125  # of a core that drawing what the engine said may take; the rest belongs to the decode loop
+_SHARE = 0.01  # of a core that drawing what the engine said may take; the rest belongs to the decode loop
 _LONGEST_REST_S = 0.4  # however slow the machine
 
 
@@ -130,6 +130,9 @@ class HeadraceApp(App[None]):
             self._cost_s, self._polled_at = 0.0, time.process_time()
             self.tick()
             await asyncio.sleep(1 / POLLS_PER_SECOND)
+            last = self.figures.last
+            if last is not None and last.latency_s >= 1 / POLLS_PER_SECOND:
+                continue  # a slow model's every token at once; one draws little
             if (rest := min(self._cost_s / _SHARE, _LONGEST_REST_S) - 1 / POLLS_PER_SECOND) > 0:
                 await asyncio.sleep(rest)
 

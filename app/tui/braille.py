@@ -1,6 +1,7 @@
 """Drawing with braille dots: every cell is 2 dots wide and 4 high. Plain strings, no colours, no terminal."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 _BLANK = 0x2800
 _BIT = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # [row of the cell][column of the cell]
@@ -39,18 +40,19 @@ def bars(values: Sequence[float], top: float, width: int, height: int) -> list[s
     A value above `top` is cut there; a value above zero shows at least one dot. Returns `height` lines, top first.
     """
     shown = list(values[-2 * width :])
-    shown = [0.0] * (2 * width - len(shown)) + shown
-    dots = [dots_of(value, top, height) for value in shown]
-    lines = []
-    for row in range(height):
-        floor = 4 * (height - 1 - row)
-        cells = []
-        for column in range(width):
-            left = min(4, max(0, dots[2 * column] - floor))
-            right = min(4, max(0, dots[2 * column + 1] - floor))
-            cells.append(chr(_FILLED[left][right]) if left or right else " ")
-        lines.append("".join(cells))
-    return lines
+    dots = [0] * (2 * width - len(shown)) + [dots_of(value, top, height) for value in shown]
+    columns = [_column(left, right, height) for left, right in zip(dots[::2], dots[1::2], strict=True)]
+    return ["".join(row) for row in zip(*columns, strict=True)]
+
+
+@lru_cache(maxsize=4096)
+def _column(left: int, right: int, height: int) -> str:
+    """One cell wide, top first, filled so many dots high; an empty cell is a space."""
+    cells = []
+    for floor in range(4 * (height - 1), -1, -4):
+        lights = min(4, max(0, left - floor)), min(4, max(0, right - floor))
+        cells.append(chr(_FILLED[lights[0]][lights[1]]) if any(lights) else " ")
+    return "".join(cells)
 
 
 def dots_of(value: float, top: float, height: int) -> int:

@@ -8,6 +8,7 @@ view redraws only when there is news; `frozen()` is a copy that stays as it is. 
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from typing import Any, Literal
 
 from runtime.telemetry import RING_SIZE, Percentiles, StepRecord, Summary, mbu
@@ -196,8 +197,9 @@ class LiveFigures:
         """Cache entries of the latest step."""
         return self.last.context if self.last else 0
 
-    def is_stall(self, record: StepRecord, median: float | None) -> bool:
-        return median is not None and len(self.steps) >= _MIN_STEPS and record.latency_s > STALL * median
+    def stall_s(self, median: float) -> float:
+        """A step that took longer has stalled; too few steps tell nothing."""
+        return STALL * median if len(self.steps) >= _MIN_STEPS else inf
 
     def frozen(self) -> "LiveFigures":
         """A copy that later events leave alone."""

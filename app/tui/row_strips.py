@@ -20,7 +20,7 @@ class RowStrips:
     def __init__(self, widget: Widget) -> None:
         self._widget = widget
         self._brush = Brush(widget)
-        self._texts: dict[int, tuple[Content, Strip]] = {}  # by line, without the bar
+        self._texts: dict[int, tuple[Content, Strip]] = {}  # by line, finished but for the bar
         self._whole: dict[tuple[int, bool], tuple[Strip, Strip]] = {}  # by line and thumb: without and with the bar
         self._bars: dict[bool, Strip] = {}
         self._ground: Color | None = None
@@ -40,7 +40,7 @@ class RowStrips:
             if len(self._texts) >= _KEPT:
                 self._texts.clear()
                 self._whole.clear()
-            kept = self._texts[line] = row[0], self._text(row).apply_offsets(0, line)
+            kept = self._texts[line] = row[0], self._finished(self._text(row).apply_offsets(0, line))
         whole = self._whole.get((line, thumb))
         if whole is None or whole[0] is not kept[1]:
             whole = self._whole[line, thumb] = kept[1], self._with_bar(kept[1], thumb=thumb)
@@ -48,11 +48,12 @@ class RowStrips:
 
     def marked(self, line: int, row: Row, *, thumb: bool, marked: bool, span: tuple[int, int] | None) -> Strip:
         """The same with the mark of the selected message, or with the selected characters `span` (-1: to the end)."""
-        return self._with_bar(self._text(row, marked=marked, span=span).apply_offsets(0, line), thumb=thumb)
+        text = self._text(row, marked=marked, span=span).apply_offsets(0, line)
+        return self._with_bar(self._finished(text), thumb=thumb)
 
     def below(self, *, thumb: bool) -> Strip:
         """A line past the last row."""
-        return self._with_bar(self._text(BLANK), thumb=thumb)
+        return self._with_bar(self._finished(self._text(BLANK)), thumb=thumb)
 
     def _text(self, row: Row, *, marked: bool = False, span: tuple[int, int] | None = None) -> Strip:
         """A line with its gutter, without the scroll bar."""
@@ -70,13 +71,16 @@ class RowStrips:
         return self._brush.strip(whole, width)
 
     def _with_bar(self, text: Strip, *, thumb: bool) -> Strip:
-        """The finished line, the terminal's colours in place of those it does not have."""
+        """The whole line."""
         bar = self._bars.get(thumb)
         if bar is None:
-            bar = self._bars[thumb] = self._brush.strip(_BAR[thumb], 1)
-        whole = Strip.join([text, bar])
+            bar = self._bars[thumb] = self._finished(self._brush.strip(_BAR[thumb], 1))
+        return Strip.join([text, bar])
+
+    def _finished(self, strip: Strip) -> Strip:
+        """With the terminal's colours in place of those it does not have."""
         if self._ground is None:
             self._ground = self._widget.background_colors[1]
         for line_filter in self._widget.get_line_filters():
-            whole = whole.apply_filter(line_filter, self._ground)
-        return whole
+            strip = strip.apply_filter(line_filter, self._ground)
+        return strip

@@ -51,26 +51,26 @@ class LatencySection(Section):
 
     def lines(self, figures: LiveFigures, width: int, height: int) -> Sequence[Content]:
         steps = _steps(figures)
-        itl = Percentiles.of([step.latency_s for step in steps])
+        latencies = [step.latency_s for step in steps]
+        itl = Percentiles.of(latencies)
         foot = self._foot(figures, steps, itl, width)
         chart_height, chart_width = height - len(foot) - 1, width - _LABEL
         if itl is None or chart_height < 1 or chart_width < 4:
             waiting = Content.styled("no steps yet", "$faint")
             return [waiting, *[Content("")] * max(0, height - 1 - len(foot)), *foot]
         return [
-            self._marks(figures, steps, itl, chart_width),
-            *self._chart(steps, itl, chart_width, chart_height),
+            self._marks(latencies, figures.stall_s(itl.p50), chart_width),
+            *self._chart(latencies, itl, chart_width, chart_height),
             *foot,
         ]
 
-    def _marks(self, figures: LiveFigures, steps: list[StepRecord], itl: Percentiles, width: int) -> Content:
+    def _marks(self, latencies: list[float], stall_s: float, width: int) -> Content:
         """The line above the chart: ▼ over the cursor, ▲ where a step stalled."""
         marks = [" "] * width
-        shown = steps[-2 * width :]
-        for place, step in enumerate(reversed(shown)):
-            if figures.is_stall(step, itl.p50):
+        for place, latency in enumerate(reversed(latencies[-2 * width :])):
+            if latency > stall_s:
                 marks[width - 1 - place // 2] = "▲"
-        stalls = sum(figures.is_stall(step, itl.p50) for step in steps)
+        stalls = len([latency for latency in latencies if latency > stall_s])
         line = Content.styled("".join(marks), "bold $text-error")
         if self.cursor is not None and self.cursor // 2 < width:
             at = width - 1 - self.cursor // 2
@@ -78,8 +78,8 @@ class LatencySection(Section):
         label = f"▲{stalls}" if stalls else ""
         return Content.assemble((f"{label:<{_LABEL}}", "bold $text-error"), line)
 
-    def _chart(self, steps: list[StepRecord], itl: Percentiles, width: int, height: int) -> list[Content]:
-        shown = [step.latency_s for step in steps[-2 * width :]]
+    def _chart(self, latencies: list[float], itl: Percentiles, width: int, height: int) -> list[Content]:
+        shown = latencies[-2 * width :]
         visible = Percentiles.of(shown)
         top = (visible or itl).p99 * _HEADROOM
         drawn = bars(shown, top, width, height)

@@ -32,6 +32,7 @@ class Lines(Widget):
         self._lines: list[Content] = []
         self._brush = Brush(self)
         self._frame: list[Strip] = []  # the whole widget without its lines
+        self._sides: list[tuple[Strip, Strip]] = []  # of the frame, left and right of a line
         self._framed: object = None  # what the frame was drawn for
         self._ground = Color(0, 0, 0)
         self._drawn: dict[int, tuple[Content, Strip]] = {}  # finished lines, frame included
@@ -71,6 +72,8 @@ class Lines(Widget):
         if framed != self._framed:
             self._framed = framed
             self._frame, self._ground = super().render_lines(self.outer_size.region), self.background_colors[1]
+            left, right = self.gutter.left, self.gutter.left + self.content_size.width
+            self._sides = [(line.crop(0, left), line.crop(right)) for line in self._frame]
             self._drawn.clear()
         strips = [self._line(y) for y in crop.line_range]
         if crop.column_span == (0, self.outer_size.width):
@@ -78,18 +81,17 @@ class Lines(Widget):
         return [strip.crop(crop.x, crop.right) for strip in strips]
 
     def _line(self, y: int) -> Strip:
-        gutter, width, frame = self.gutter, self.content_size.width, self._frame[y]
-        place = y - gutter.top
+        place = y - self.gutter.top
         if not 0 <= place < len(self._lines):
-            return frame
+            return self._frame[y]
         content = self._lines[place]
         kept = self._drawn.get(y)
         if kept is None or kept[0] is not content:
-            strip = self._brush.strip(content, width)
+            strip = self._brush.strip(content, self.content_size.width)
             for line_filter in self.get_line_filters():
                 strip = strip.apply_filter(line_filter, self._ground)
-            whole = Strip.join([frame.crop(0, gutter.left), strip, frame.crop(gutter.left + width)])
-            kept = self._drawn[y] = content, whole
+            left, right = self._sides[y]
+            kept = self._drawn[y] = content, Strip.join([left, strip, right])
         return kept[1]
 
     def render_line(self, y: int) -> Strip:  # noqa: ARG002
