@@ -77,7 +77,10 @@ class _Bars:
     def close(self) -> None:
         with self._lock:
             if self._display is not None:
-                self._display.stop()
+                try:
+                    self._display.stop()
+                finally:  # an interrupt may have come in the middle of that
+                    self._display.console.show_cursor()
 
 
 class _Lines:

@@ -37,8 +37,11 @@ def live_view() -> Iterator[Show]:
     from rich.live import Live
 
     screen = console(stderr=True)
-    with Live(console=screen, transient=True, refresh_per_second=4) as live:
-        yield lambda progress, results: live.update(_view(progress, results(), screen.width), refresh=True)
+    try:
+        with Live(console=screen, transient=True, refresh_per_second=4) as live:
+            yield lambda progress, results: live.update(_view(progress, results(), screen.width), refresh=True)
+    finally:  # an interrupt may have come while the view was being taken down
+        screen.show_cursor()
 
 
 def _view(progress: Progress, results: Results, width: int) -> "RenderableType":
