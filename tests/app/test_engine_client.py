@@ -33,7 +33,7 @@ from runtime.errors import EngineError
 from tests.tiny_chat import IM_END, write_chat_model
 
 E = TypeVar("E")
-PATIENCE_S = 60
+PATIENCE_S = 120
 HELLO = [{"role": "user", "content": "hello"}]
 ENDLESS = {"temperature": 1.0, "seed": 1, "logit_bias": [f"{IM_END}=-100"]}
 LETTERS = {"logit_bias": [f"{ord(letter) - 33}=100" for letter in "abcdefghijklmnopqrstuvwxyz"]}  # greedy, valid text

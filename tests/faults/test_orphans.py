@@ -17,7 +17,7 @@ from tests.tiny_chat import IM_END, write_chat_model
 from tests.wheels import PackageIndex, build_wheel, isolate_pip
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 60
+PATIENCE_S = 120
 FETCHED = "smollm2-135m"  # travels in a wheel; of which here is only the beginning
 CHAT = (
     "import time\nfrom app.engine_client import EngineClient\nfrom app.engine_messages import ModelSpec\n"
