@@ -1,8 +1,8 @@
 """A chat without a screen: one session, one engine, and everything a person can do with them.
 
-The UI calls the methods below, calls `poll` 10-15 times a second and draws what the attributes say. Every message is
-in the store before the engine hears of it, and an answer grows in the store as it grows on the screen. Actions
-raise HeadraceError with nothing changed; what goes wrong later ends up in `notice`.
+The UI calls the methods below, calls `poll` up to ten times a second and draws what the attributes say. Every message
+is in the store before the engine hears of it; how an answer gets there is `conversation_turn`'s business. Actions raise
+HeadraceError with nothing changed; what goes wrong later ends up in `notice`.
 """
 
 from collections.abc import Callable
