@@ -29,15 +29,15 @@ inline vf every_other(vf a, vf b, std::integer_sequence<int, Lane...>) {
   return __builtin_shufflevector(a, b, (Lane / Run * 2 * Run + Odd * Run + Lane % Run)...);
 }
 
-// out: `count` values as pairs. Returns their sum, all times 1 / inverse.
+// out: `count` values, times `factor` and rounded, as pairs. Returns their sum.
 template <int Run>
-inline float round_values(const float* x, int64_t count, float inverse, float scale, float* out) {
+inline float round_values(const float* x, int64_t count, float factor, float* out) {
   constexpr int kApart = Run < W ? W : Run;  // from the vector with the first of a pair to that with the second
   vf total = zero();
   for (int64_t i = 0; i < count; i += 2 * kApart) {
     for (int j = 0; j < kApart; j += W) {
-      const vf a = round_even(mul(load(x + i + j), set1(inverse)));
-      const vf b = round_even(mul(load(x + i + j + kApart), set1(inverse)));
+      const vf a = round_even(mul(load(x + i + j), set1(factor)));
+      const vf b = round_even(mul(load(x + i + j + kApart), set1(factor)));
       total = add(total, add(a, b));
       if constexpr (Run < W) {
         const std::make_integer_sequence<int, W> lanes;
@@ -47,29 +47,32 @@ inline float round_values(const float* x, int64_t count, float inverse, float sc
       }
     }
   }
-  return sum(total) * scale;
+  return sum(total);
 }
 
-// The scale that a group of values shares: NaN if one of them is not finite.
-inline float shared_scale(const float* x, int64_t group) {
-  vf top = set1(1e-30f), spoiled = zero();
+// The largest magnitude of a group of values, at least 1e-30. Adds to `spoiled` 0, or NaN for what is not finite.
+inline float largest(const float* x, int64_t group, vf& spoiled) {
+  vf top = set1(1e-30f);
   for (int64_t i = 0; i < group; i += W) {
     const vf v = load(x + i);
     top = max(top, max(v, sub(zero(), v)));
-    spoiled = add(spoiled, sub(v, v));  // 0, or NaN
+    spoiled = add(spoiled, sub(v, v));
   }
-  return maximum(add(top, spoiled)) / 32767 + sum(spoiled);
+  return maximum(top);
 }
 
 template <class F>
 inline void round_row(const Matrix& w, const float* x, float* out) {
   float* scales = out + Rounded<F>::scales_at(w);
   float* sums = out + Rounded<F>::sums_at(w);
+  vf spoiled = zero();
   for (int64_t g = 0; g < w.groups(); ++g) {
     const float* from = x + g * w.group;
-    scales[g] = shared_scale(from, w.group);
-    sums[g] = round_values<Rounded<F>::kHalf>(from, w.group, 1 / scales[g], scales[g], out + g * w.group / 2);
+    const float top = largest(from, w.group, spoiled);
+    scales[g] = top / 32767;
+    sums[g] = scales[g] * round_values<Rounded<F>::kHalf>(from, w.group, 32767 / top, out + g * w.group / 2);
   }
+  sums[0] += sum(spoiled);  // which is in every product
 }
 
 }  // namespace headrace::HEADRACE_ISA
