@@ -113,9 +113,7 @@ def prepare(weight: Weight, dtype: mx.Dtype) -> Weight:
     # The kernels' own copies, so that the ones from the file can go.
     held = reference.prepare(weight, dtype) if matrix is None else matrix
     shape = (weight.rows, weight.columns)
-    return PreparedWeight(
-        held.data, held.scales, held.biases, weight.bits, weight.group_size, held.bias, matrix, shape
-    )
+    return PreparedWeight(held.data, held.scales, held.biases, weight.bits, weight.group_size, held.bias, matrix, shape)
 
 
 def kv_dtype(compute: mx.Dtype) -> mx.Dtype:
