@@ -12,19 +12,21 @@
 namespace headrace::HEADRACE_ISA {
 
 // Bytes ahead of the arithmetic that weights and their scales are asked for: one row of activations is bound by how
-// fast they arrive, and the processor's own prefetcher starts anew at every page.
+// fast they arrive, and the processor's own prefetcher starts anew at every page. A step never comes back to a weight, so
+// they are asked for past the outer caches.
 constexpr int64_t kTurnedAhead = 4096;
 constexpr int64_t kTurnedScalesAhead = 1024;
 
-// Rows of activations that meet a word at once, at most; vectors of a band that go with them.
+// Rows of activations that meet a word at once, at most, and the vectors of a band that registers allow beside them.
 constexpr int kMostRows = kAccumulators / 2 < 8 ? kAccumulators / 2 : 8;
 constexpr int band_vectors(int rows) {
   constexpr int kWhole = static_cast<int>(kBand) / W;
   return kAccumulators / rows < kWhole ? kAccumulators / rows : kWhole;
 }
 
-// sums[m][r][lane] = w[band * kBand + lane + r * W] . x[m]. Rows of x are ldx apart. The sums are memory, as registers hold
-// the products of the group at hand: in kChains parts where few rows would wait for each other's additions.
+// out[m][lane + i] = w[band * kBand + lane + i] . x[m] for i < R * W. Rows of x are ldx apart. The sums are kept in memory, as
+// registers hold the products of the group at hand; those in two parts where few rows would wait for one another's
+// additions.
 template <class F, Type T, int M, int R>
 [[gnu::always_inline]] inline void meet_band(const Matrix& w, const float* x, int64_t ldx, int64_t band, int64_t lane,
                                              float (&out)[M][kBand]) {

@@ -14,6 +14,7 @@ using vi = __m256i;
 constexpr int W = 8;
 constexpr int kPanelVectors = 2;  // a 6 x 16 tile: 12 accumulators of 16 registers
 constexpr int kTileRows = 6;
+constexpr int kAccumulators = 8;  // of products in bands.h, beside weights, of 16 registers
 constexpr const char* kName = "avx2";
 
 inline vi first(int64_t n) {
@@ -87,7 +88,6 @@ inline vi load_first_words(const uint32_t* p, int64_t n) {
 }
 
 // Two 16-bit numbers a dword, as in simd_avx512.h.
-constexpr int kAccumulators = 8;  // of 16 registers
 inline void store_words(float* p, vi v) { _mm256_storeu_si256(reinterpret_cast<vi*>(p), v); }
 template <int Bits>
 inline vi pairs(vi words, int step) {

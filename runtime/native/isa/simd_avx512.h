@@ -14,6 +14,7 @@ using vi = __m512i;
 constexpr int W = 16;
 constexpr int kPanelVectors = 4;  // a 6 x 64 tile: 24 accumulators of 32 registers
 constexpr int kTileRows = 6;
+constexpr int kAccumulators = 16;  // of products in bands.h, beside weights, of 32 registers
 constexpr const char* kName = "avx512";
 
 inline __mmask16 first(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }  // n <= 16
@@ -75,7 +76,6 @@ inline vi load_first_words(const uint32_t* p, int64_t n) { return _mm512_maskz_l
 
 // Two 16-bit numbers a dword (see rounded.h): values `step` and `step + 16 / Bits` of packed weights; sums of products;
 // the numbers of two vectors of whole floats.
-constexpr int kAccumulators = 16;  // of 32 registers
 inline void store_words(float* p, vi v) { _mm512_storeu_si512(p, v); }
 template <int Bits>
 inline vi pairs(vi words, int step) {

@@ -26,6 +26,7 @@ constexpr int kPanelVectors = 4;
 constexpr const char* kName = "portable";
 #endif
 constexpr int kTileRows = 6;
+constexpr int kAccumulators = 16;
 
 inline vf zero() { return vf{}; }
 inline vf set1(float x) { return vf{x, x, x, x}; }
@@ -95,7 +96,6 @@ inline vi load_first_words(const uint32_t* p, int64_t n) {
 }
 
 // Two 16-bit numbers a dword, as in simd_avx512.h.
-constexpr int kAccumulators = 16;
 inline void store_words(float* p, vi v) { __builtin_memcpy(p, &v, sizeof v); }
 template <int Bits>
 inline vi pairs(vi words, int step) {
