@@ -76,8 +76,8 @@ def streaming_read(array: mx.array, passes: int = 1) -> float:
 class PreparedWeight(Weight):
     """A weight whose arrays the kernels hold; `matrix` is None where they cannot.
 
-    The arrays of 2-, 4- and 8-bit weights are in an order of the kernels' own (see runtime/native/core/turned.h), so
-    what has a matrix never goes to the reference.
+    The arrays of 2-, 4- and 8-bit weights are in an order of the kernels' own (runtime/native/core/turned.h), so what
+    has a matrix never goes to the reference: activations that are not float32 are a ValueError.
     """
 
     matrix: "_native.Matrix | None" = None
@@ -204,7 +204,7 @@ def _matrix(x: mx.array, w: Weight) -> "_native.Matrix | None":
     """What the kernels hold of a weight; None, counted, where this product has to run on the reference."""
     matrix = w.matrix if isinstance(w, PreparedWeight) else None
     if matrix is None:
-        _fallbacks[f"linear: {x.dtype}, or a weight that was not prepared"] += 1
+        _fallbacks["linear: weight was not prepared" if x.dtype == mx.float32 else f"linear: {x.dtype}"] += 1
     return matrix
 
 
