@@ -11,6 +11,7 @@ namespace {
 
 constexpr int64_t kBatchRows = 16;      // more activation rows than this, in floats: panels
 constexpr int64_t kRoundedRows = 64;    // activation rows that share a band of weights while the cache holds it
+constexpr int64_t kNearRows = 8;        // prepared activation rows that fit a first-level cache
 constexpr int64_t kTaskBytes = 1 << 15; // weight bytes worth handing to another thread
 constexpr int64_t kTasksPerThread = 4;
 constexpr int64_t kMaxTileRows = 512;   // activation rows that share one unpacked panel
@@ -78,6 +79,9 @@ void run_columns(Pool& pool, const Kernels& kernels, const LinearCall& call) {
   pool.run(ceil_div(width, step), [&](Tasks& tasks) {
     if (!tasks.next()) return;
     const float* prepared = shared;
+    if (batch > 1 && batch <= kNearRows) {  // half of them lie in other cores' caches
+      for (int64_t i = 0; i < batch * stride; i += 16) __builtin_prefetch(shared + i);
+    }
     if (batch == 1) {
       float* own = scratch(Slot::panel, stride);
       prepare_row(kernels, call, 0, own);
