@@ -31,7 +31,7 @@ template <class F, Type T, int M, int R>
 [[gnu::always_inline]] inline void meet_band(const Matrix& w, const float* x, int64_t ldx, int64_t band, int64_t lane,
                                              float (&out)[M][kBand]) {
   constexpr int kHalf = Rounded<F>::kHalf;
-  constexpr int kChains = 2 * M * R <= kAccumulators ? 2 : 1;
+  constexpr int kChains = 4 * M * R <= kAccumulators ? 2 : 1;
   const int64_t group_words = w.group / F::kSteps, groups = w.groups();
   const auto* words = static_cast<const uint32_t*>(w.data) + band * (w.k / F::kSteps) * kBand + lane;
   const int64_t first_scale = band * groups * kBand + lane;
