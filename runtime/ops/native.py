@@ -75,9 +75,22 @@ def streaming_read(array: mx.array, passes: int = 1) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedWeight(Weight):
-    """A weight whose arrays the kernels hold; `matrix` is None where they cannot."""
+    """A weight whose arrays the kernels hold; `matrix` is None where they cannot.
+
+    The arrays of 2-, 4- and 8-bit weights are in an order of the kernels' own (runtime/native/core/turned.h), so what
+    has a matrix never goes to the reference: activations that are not float32 are a ValueError.
+    """
 
     matrix: "_native.Matrix | None" = None
+    shape: tuple[int, int] = (0, 0)  # (N, K), whatever shape the arrays have
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0]
+
+    @property
+    def columns(self) -> int:
+        return self.shape[1]
 
 
 def exact() -> bool:
@@ -98,13 +111,10 @@ def prepare(weight: Weight, dtype: mx.Dtype) -> Weight:
             )
         except ValueError as error:
             _fallbacks[f"weight: {error}"] += 1
-    if matrix is None:
-        weight = reference.prepare(weight, dtype)
-        return PreparedWeight(weight.data, weight.scales, weight.biases, weight.bits, weight.group_size, weight.bias)
     # The kernels' own copies, so that the ones from the file can go.
-    return PreparedWeight(
-        matrix.data, matrix.scales, matrix.biases, weight.bits, weight.group_size, matrix.bias, matrix
-    )
+    held = reference.prepare(weight, dtype) if matrix is None else matrix
+    shape = (weight.rows, weight.columns)
+    return PreparedWeight(held.data, held.scales, held.biases, weight.bits, weight.group_size, held.bias, matrix, shape)
 
 
 def kv_dtype(compute: mx.Dtype) -> mx.Dtype:
@@ -113,8 +123,9 @@ def kv_dtype(compute: mx.Dtype) -> mx.Dtype:
 
 
 def embed(tokens: mx.array, table: Weight, dtype: mx.Dtype) -> mx.array:
-    """Rows of the embedding table. tokens (B, T) -> (B, T, E)."""
-    return reference.embed(tokens, table, dtype)
+    """Rows of the embedding table. tokens (B, T) -> (B, T, E); NaN for a token that the table does not have."""
+    matrix = table.matrix if isinstance(table, PreparedWeight) else None
+    return reference.embed(tokens, table, dtype) if matrix is None else _native.embed(tokens, matrix)
 
 
 def linear(x: mx.array, w: Weight) -> mx.array:
@@ -202,9 +213,8 @@ def _layer_plan(layer: LayerWeights, eps: float, activation: str) -> "_native.La
 def _matrix(x: mx.array, w: Weight) -> "_native.Matrix | None":
     """What the kernels hold of a weight; None, counted, where this product has to run on the reference."""
     matrix = w.matrix if isinstance(w, PreparedWeight) else None
-    if matrix is None or x.dtype != mx.float32:
-        _fallbacks["linear: weight was not prepared" if matrix is None else f"linear: {x.dtype}"] += 1
-        return None
+    if matrix is None:
+        _fallbacks["linear: weight was not prepared" if x.dtype == mx.float32 else f"linear: {x.dtype}"] += 1
     return matrix
 
 

@@ -113,6 +113,21 @@ def test_projections(case: tuple[Weight, mx.array], exact: bool) -> None:
     assert _agree(native.norm_linear(x, norm, 1e-5, ours), reference.norm_linear(x, norm, 1e-5, theirs), error)
 
 
+@given(_projections(), st.booleans())
+def test_embedding(case: tuple[Weight, mx.array], exact: bool) -> None:
+    weight, _ = case
+    held, table = _held(weight, exact), reference.prepare(weight, mx.float32)
+    assert (held.rows, held.columns) == (weight.rows, weight.columns)
+    tokens = mx.random.randint(0, weight.rows, (3, 14))[:, ::2]
+    expected = reference.embed(tokens, table, mx.float32)
+    assert _difference(native.embed(tokens, held, mx.float32), expected) < 1e-6
+    assert mx.array_equal(
+        native.embed(tokens.astype(mx.uint32), held, mx.float32), native.embed(tokens, held, mx.float32)
+    )
+    beyond = native.embed(mx.array([[0, weight.rows, -1]]), held, mx.float32)
+    assert mx.isnan(beyond).all(axis=-1).tolist() == [[False, True, True]]
+
+
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("length", [1, 2, 7, 70])
 @pytest.mark.parametrize("exact", [False, True])
@@ -244,6 +259,9 @@ def test_what_does_not_fit_is_refused_before_it_runs() -> None:
     weight = native.prepare(Weight(mx.zeros((8, 64))), mx.float32)
     with pytest.raises(ValueError, match="last axis"):
         native.linear(mx.zeros((1, 1, 32)), weight)
+    turned = native.prepare(_weight(8, 64, 4, 32, mx.float16, False), mx.float32)
+    with pytest.raises(ValueError, match="must be float32"):
+        native.linear(mx.zeros((1, 1, 64), mx.float16), turned)
     spec = AttentionSpec(2, 1, 64, 0.125)
     with pytest.raises(ValueError, match="no room"):
         native.attend(mx.zeros((1, 2, 256)), mx.zeros((1, 1, 4, 64)), mx.zeros((1, 1, 4, 64)), 3, spec)

@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 
+#include "../core/turned.h"
 #include "mlx/ops.h"
 #include "weight_arena.h"
 
@@ -15,6 +16,18 @@ void require(bool fits, const char* what) {
 
 bool known_width(int bits) {
   return bits == 2 || bits == 3 || bits == 4 || bits == 5 || bits == 6 || bits == 8;
+}
+
+// (N, columns) -> (bands, columns, kBand), in huge pages.
+mx::array turned(const mx::array& a) {
+  const int rows = a.shape(0), columns = a.shape(1);
+  mx::array out = in_huge_pages({static_cast<int>(bands(rows)), columns, static_cast<int>(kBand)}, a.dtype());
+  if (a.itemsize() == 4) {
+    turn(Pool::shared(), a.data<uint32_t>(), rows, columns, out.data<uint32_t>());
+  } else {
+    turn(Pool::shared(), a.data<uint16_t>(), rows, columns, out.data<uint16_t>());
+  }
+  return out;
 }
 
 }  // namespace
@@ -35,6 +48,9 @@ mx::array settled(const mx::array& a) {
 MatrixHandle::MatrixHandle(const mx::array& data, const std::optional<mx::array>& scales,
                            const std::optional<mx::array>& offsets, const std::optional<mx::array>& bias,
                            int bits, int group, bool exact) {
+  const auto moved = [&](const mx::array& a) {
+    return view_.rounds() ? turned(settled(a)) : in_huge_pages(settled(a));
+  };
   require(data.ndim() == 2, "a weight has two dimensions");
   view_.n = data.shape(0);
   view_.exact = exact;
@@ -51,15 +67,15 @@ MatrixHandle::MatrixHandle(const mx::array& data, const std::optional<mx::array>
             "scales and biases must be (N, K / group)");
     require(scales->dtype() == offsets->dtype(), "scales and biases must share a type");
     view_.type = type_of(scales->dtype());
-    scales_ = in_huge_pages(settled(*scales));
-    offsets_ = in_huge_pages(settled(*offsets));
+    scales_ = moved(*scales);
+    offsets_ = moved(*offsets);
     view_.scales = scales_->data<void>();
     view_.offsets = offsets_->data<void>();
   } else {
     view_.k = data.shape(1);
     view_.type = type_of(data.dtype());
   }
-  data_ = in_huge_pages(settled(data));
+  data_ = moved(data);
   view_.data = data_->data<void>();
   if (bias.has_value()) {
     require(bias->shape() == mx::Shape{data.shape(0)}, "a bias must be (N,)");

@@ -9,6 +9,7 @@
 #include "../core/pool.h"
 #include "../core/streaming.h"
 #include "attend_primitive.h"
+#include "embed_primitive.h"
 #include "layer_primitive.h"
 #include "linear_primitive.h"
 #include "matrix_handle.h"
@@ -67,6 +68,7 @@ NB_MODULE(_native, m) {
            "activation"_a);
 
   m.def("make_rope", &hr::make_rope, "periods"_a, "amplitude"_a);
+  m.def("embed", &hr::embed, "tokens"_a, "w"_a);
   m.def("linear", &hr::linear, "x"_a, "w"_a, "norm"_a.none() = nb::none(), "eps"_a = 0.0f,
         "residual"_a.none() = nb::none(), "activation"_a = "");
   m.def("rms_norm", &hr::rms_norm, "x"_a, "weight"_a, "eps"_a);

@@ -54,19 +54,26 @@ Slab& slab_for(size_t bytes) {
 
 }  // namespace
 
-mx::array in_huge_pages(const mx::array& a) {
+mx::array in_huge_pages(const mx::Shape& shape, mx::Dtype dtype) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  const size_t bytes = round_up(a.nbytes(), kLine);
+  mx::array out(shape, dtype, nullptr, {});
+  const size_t bytes = round_up(out.nbytes(), kLine);
   Slab& slab = slab_for(bytes);
   char* to = slab.base + slab.used;
   slab.used += bytes;
-  std::memcpy(to, a.data<char>(), a.nbytes());
-
-  mx::array out(a.shape(), a.dtype(), nullptr, {});
+  mx::Strides strides(shape.size(), 1);
+  for (size_t i = shape.size(); i-- > 1;) strides[i - 1] = strides[i] * shape[i];
+  const mx::array::Flags flags{.contiguous = true, .row_contiguous = true, .col_contiguous = false};
   const int64_t offset = to - slab.memory.data<char>();
-  out.copy_shared_buffer(slab.memory, a.strides(), a.flags(), a.data_size(), offset / out.itemsize());
+  out.copy_shared_buffer(slab.memory, strides, flags, out.size(), offset / static_cast<int64_t>(out.itemsize()));
   out.set_status(mx::array::Status::available);
+  return out;
+}
+
+mx::array in_huge_pages(const mx::array& a) {
+  mx::array out = in_huge_pages(a.shape(), a.dtype());
+  std::memcpy(out.data<char>(), a.data<char>(), a.nbytes());
   return out;
 }
 

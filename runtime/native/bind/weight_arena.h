@@ -11,7 +11,10 @@ namespace headrace {
 
 namespace mx = mlx::core;
 
-// A copy of `a`, which must be evaluated and row-contiguous. Slabs belong to the arrays in them and go with the last one.
+// An array whose contents are yet to be written. Slabs belong to the arrays in them and go with the last one.
+mx::array in_huge_pages(const mx::Shape& shape, mx::Dtype dtype);
+
+// A copy of `a`, which must be evaluated and row-contiguous.
 mx::array in_huge_pages(const mx::array& a);
 
 }  // namespace headrace

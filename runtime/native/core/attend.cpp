@@ -10,7 +10,7 @@ namespace headrace {
 namespace {
 
 constexpr int64_t kDecodeTokens = 4;       // more new tokens than this: attend in tiles
-constexpr int64_t kAloneFloats = 1 << 14;  // fewer numbers than this are placed by the caller alone
+constexpr int64_t kTaskFloats = 1 << 12;   // numbers that one task places
 
 void place(const Kernels& kernels, const AttendCall& call, const Rope::Table* table, int64_t t, const float* norm,
            float* head) {
@@ -49,7 +49,7 @@ void run_attend(Pool& pool, const Kernels& kernels, const AttendCall& call) {
   if (call.rope != nullptr) table = call.rope->table(call.offset, call.length);
   float* q = scratch(Slot::shared_rows, tokens * call.heads * call.dim);
   const int64_t token_floats = (call.heads + 2 * call.kv_heads) * call.dim;
-  const int64_t step = std::max<int64_t>(1, kAloneFloats / token_floats);
+  const int64_t step = std::max<int64_t>(1, kTaskFloats / token_floats);
   pool.run((tokens + step - 1) / step, [&](Tasks& tasks) {
     while (tasks.next()) {
       const int64_t end = std::min(tokens, (tasks.index() + 1) * step);

@@ -1,7 +1,8 @@
 // Attention for one or a few new tokens: the cache is read once per group of heads that share it.
 //
 // Work is split over sequences, key/value heads and stretches of positions. Each task keeps a softmax state of its own;
-// the states of one query are merged at the end (flash decoding: arXiv:2307.08691 turned to positions).
+// the states of one query are merged at the end (flash decoding: arXiv:2307.08691 turned to positions). Where one stretch
+// is all there is, its accumulator is the output.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -77,7 +78,8 @@ void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, c
       for (int64_t j = 0; j < count; ++j) {
         rows[j] = q + ((b * call.heads + first + j) * call.length + t) * dim;
         const int64_t query = (b * call.length + t) * call.heads + first + j;
-        float* acc = accumulators + (query * split.stretches + stretch) * dim;
+        float* acc = split.stretches == 1 ? call.out + query * dim
+                                          : accumulators + (query * split.stretches + stretch) * dim;
         std::fill(acc, acc + dim, 0.0f);
         state[j] = {-std::numeric_limits<float>::infinity(), 0.0f, acc};
       }
@@ -87,13 +89,18 @@ void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, c
       }
       for (int64_t j = 0; j < count; ++j) {
         const int64_t query = (b * call.length + t) * call.heads + first + j;
-        states[query * split.stretches + stretch] = state[j];
+        if (split.stretches == 1) {
+          kernels.rescale(state[j].acc, 1 / state[j].sum, dim);
+        } else {
+          states[query * split.stretches + stretch] = state[j];
+        }
       }
     }
   };
-  const int64_t products = queries * (call.offset + call.length - split.begin) * dim * 2;
-  pool.run(split.tasks(), body, products > kAloneProducts);
+  const int64_t padded = (call.offset + call.length - split.begin + kScorePad - 1) / kScorePad * kScorePad;
+  pool.run(split.tasks(), body, queries * padded * dim * 2 > kAloneProducts);
 
+  if (split.stretches == 1) return;
   for (int64_t i = 0; i < queries; ++i) {
     float* out = call.out + i * dim;
     const float sum = merged(states + i * split.stretches, split.stretches, dim, out);

@@ -13,8 +13,8 @@ enum class Act : std::uint8_t { none, silu, gelu };
 
 [[gnu::always_inline]] inline int64_t size_of(Type type) { return type == Type::f32 ? 4 : 2; }
 
-// N rows of K weights, row-contiguous. Quantized rows are MLX's affine layout: value i of a row sits at bit
-// i * bits of the packed row, w = scale[i / group] * q + offset[i / group].
+// N rows of K weights, row-contiguous or, where it rounds(), turned: see core/turned.h. Quantized rows are MLX's affine
+// layout: value i of a row sits at bit i * bits of the packed row, w = scale[i / group] * q + offset[i / group].
 struct Matrix {
   const void* data = nullptr;
   const void* scales = nullptr;   // (N, K / group), nullptr for plain weights
@@ -29,7 +29,7 @@ struct Matrix {
 
   // Always inlined: compiled for several instruction sets, see isa/simd.h.
   [[gnu::always_inline]] bool quantized() const { return bits != 0; }
-  // Whether products are taken in integers, with activations in block floating point: isa/rounded.h.
+  // Whether products are taken in integers, with activations in block floating point (isa/rounded.h) and weights turned.
   [[gnu::always_inline]] bool rounds() const { return !exact && (bits == 2 || bits == 4 || bits == 8); }
   [[gnu::always_inline]] int64_t groups() const { return quantized() ? k / group : 0; }
   [[gnu::always_inline]] int64_t row_bytes() const { return quantized() ? k * bits / 8 : k * size_of(type); }
@@ -58,9 +58,8 @@ struct ScoreRule {
 
 constexpr int64_t kScorePad = 16;     // score rows are padded to a multiple of this
 constexpr int64_t kMaxQueries = 4;    // queries that attend_chunk takes at once
-constexpr int64_t kMaxBatch = 8;      // activation rows that matbatch takes at once in floats
-constexpr int64_t kRowMultiple = 16;   // matvec runs best on multiples of this many rows of weights,
-constexpr int64_t kTileMultiple = 32;  // matbatch on multiples of this many
+constexpr int64_t kMaxBatch = 8;      // activation rows that matbatch takes at once
+constexpr int64_t kBand = 32;         // rows of weights that are turned together
 constexpr int64_t kPanelDepth = 256;  // values of k in a GEMM panel
 
 struct Kernels {
@@ -75,11 +74,13 @@ struct Kernels {
   int64_t (*prepared_size)(const Matrix& w);
   void (*prepare)(const Matrix& w, const float* x, float* prepared);
 
-  // y[0, rows) = w[row, row + rows) . x for one prepared row. No bias.
-  void (*matvec)(const Matrix& w, const float* prepared, int64_t row, int64_t rows, float* y);
+  // y[m * ldy + r] for m < batch prepared rows (`stride` apart) and r < rows, for a matrix that rounds(). No bias. Best where
+  // `row` and `rows` are multiples of kBand.
+  void (*multiply)(const Matrix& w, const float* prepared, int64_t stride, int64_t batch, int64_t row, int64_t rows,
+                   float* y, int64_t ldy);
 
-  // y[m * ldy + r] for m < batch prepared rows (`stride` apart) and r < rows. No bias. At most kMaxBatch rows, except
-  // where the matrix rounds().
+  // The same for one row, y[0, rows), and for up to kMaxBatch, for a matrix that does not.
+  void (*matvec)(const Matrix& w, const float* prepared, int64_t row, int64_t rows, float* y);
   void (*matbatch)(const Matrix& w, const float* prepared, int64_t stride, int64_t batch, int64_t row,
                    int64_t rows, float* y, int64_t ldy);
 

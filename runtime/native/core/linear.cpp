@@ -10,7 +10,8 @@ namespace headrace {
 namespace {
 
 constexpr int64_t kBatchRows = 16;      // more activation rows than this, in floats: panels
-constexpr int64_t kRoundedRows = 64;    // activation rows that matbatch is given at once where the matrix rounds()
+constexpr int64_t kRoundedRows = 64;    // activation rows that share a band of weights while the cache holds it
+constexpr int64_t kNearRows = 8;        // prepared activation rows that fit a first-level cache
 constexpr int64_t kTaskBytes = 1 << 15; // weight bytes worth handing to another thread
 constexpr int64_t kTasksPerThread = 4;
 constexpr int64_t kMaxTileRows = 512;   // activation rows that share one unpacked panel
@@ -19,10 +20,10 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 // Rows of output per task: about kTasksPerThread tasks a thread, none smaller than kTaskBytes of weights.
-int64_t rows_per_task(const Pool& pool, int64_t rows, int64_t row_bytes, int64_t multiple) {
+int64_t rows_per_task(const Pool& pool, int64_t rows, int64_t row_bytes) {
   const int64_t balanced = ceil_div(rows, kTasksPerThread * pool.threads());
   const int64_t worthwhile = ceil_div(kTaskBytes, row_bytes);
-  return round_up(std::max(balanced, worthwhile), multiple);
+  return round_up(std::max(balanced, worthwhile), kBand);
 }
 
 // out[m][at, at + n) from the products of those columns; `up` holds the second half's for a gated unit.
@@ -65,8 +66,7 @@ void run_columns(Pool& pool, const Kernels& kernels, const LinearCall& call) {
   const int64_t stride = kernels.prepared_size(w);
   const int64_t batch = call.rows;
   const int64_t at_once = std::min(batch, w.rounds() ? kRoundedRows : kMaxBatch);
-  const int64_t multiple = batch <= 2 ? kRowMultiple : kTileMultiple;
-  const int64_t step = rows_per_task(pool, width, w.row_bytes() * (gated ? 2 : 1), multiple);
+  const int64_t step = rows_per_task(pool, width, w.row_bytes() * (gated ? 2 : 1));
 
   // A single row is cheaper to prepare on every thread than to wait for.
   float* shared = nullptr;
@@ -79,6 +79,9 @@ void run_columns(Pool& pool, const Kernels& kernels, const LinearCall& call) {
   pool.run(ceil_div(width, step), [&](Tasks& tasks) {
     if (!tasks.next()) return;
     const float* prepared = shared;
+    if (batch > 1 && batch <= kNearRows) {  // half of them lie in other cores' caches
+      for (int64_t i = 0; i < batch * stride; i += 16) __builtin_prefetch(shared + i);
+    }
     if (batch == 1) {
       float* own = scratch(Slot::panel, stride);
       prepare_row(kernels, call, 0, own);
@@ -93,7 +96,9 @@ void run_columns(Pool& pool, const Kernels& kernels, const LinearCall& call) {
         const int64_t here = std::min(at_once, batch - m);
         for (int half = 0; half < (gated ? 2 : 1); ++half) {
           float* y = half == 0 ? products : ups;
-          if (here == 1) {
+          if (w.rounds()) {
+            kernels.multiply(w, prepared + m * stride, stride, here, half * width + at, n, y, step);
+          } else if (here == 1) {
             kernels.matvec(w, prepared + m * stride, half * width + at, n, y);
           } else {
             kernels.matbatch(w, prepared + m * stride, stride, here, half * width + at, n, y, step);

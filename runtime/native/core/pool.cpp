@@ -36,8 +36,10 @@ bool Tasks::next() {
     return true;
   }
   if (pool_ == nullptr) return ++index_ < count_;
-  if (index_ >= 0) pool_->unfinished_.fetch_sub(1, std::memory_order_acq_rel);
-  return pool_->claim_own(*this, false) || pool_->claim_others(*this);
+  if (index_ >= 0) ++done_;
+  if (pool_->claim_own(*this, false) || pool_->claim_others(*this)) return true;
+  pool_->unfinished_.fetch_sub(done_, std::memory_order_acq_rel);  // all at once: every thread writes to this line
+  return false;
 }
 
 Pool& Pool::shared() {

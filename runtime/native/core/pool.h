@@ -20,7 +20,7 @@ class Pool;
 // A participant's claims on the tasks of one region: `while (tasks.next()) work(tasks.index());`
 class Tasks {
  public:
-  // Declares the task in hand done and claims another; false when none is left.
+  // Declares the task in hand done and claims another; false, once, when none is left.
   bool next();
   int64_t index() const { return index_; }
 
@@ -32,6 +32,7 @@ class Tasks {
   int number_ = 0;  // whose range is its own: 0 for the caller
   int64_t count_ = 0;
   int64_t index_ = -1;
+  int64_t done_ = 0;  // tasks that the region still counts as unfinished
   bool claimed_ = false;  // index_ was claimed before the body began
 };
 

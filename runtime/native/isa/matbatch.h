@@ -1,12 +1,11 @@
 // Up to eight activation rows times a matrix: every weight is unpacked and scaled once and meets all rows. In floats here,
-// in integers, for any number of rows, in tiles.h.
+// in integers, for any number of rows, in bands.h.
 //
 // Tiles of R weight rows by M activation rows keep their sums in registers; k is walked in slabs whose activations
 // stay in the first-level cache.
 #pragma once
 
-#include "rows.h"
-#include "tiles.h"
+#include "weights.h"
 
 namespace headrace::HEADRACE_ISA {
 
@@ -148,17 +147,6 @@ inline void batch_rows(const Matrix& w, const float* x, int64_t stride, int64_t 
 
 inline void matbatch(const Matrix& w, const float* x, int64_t stride, int64_t batch, int64_t row, int64_t rows,
                      float* y, int64_t ldy) {
-  if (w.rounds()) {
-    with_words(w, [&](auto format) {
-      using F = decltype(format);
-      if (batch == 2) {
-        multiply_rows<F, 2>(w, x, stride, row, rows, y, ldy);
-      } else {
-        multiply_tiles<F>(w, x, stride, batch, row, rows, y, ldy);
-      }
-    });
-    return;
-  }
   with_format(w, [&](auto format) {
     using F = decltype(format);
     switch (batch) {

@@ -1,11 +1,11 @@
 // One activation row times a matrix: the kernel of a decode step, bound by how fast weights arrive. In floats here, in
-// integers in rows.h.
+// integers in bands.h.
 //
 // Quantized values are multiplied unscaled; each block's partial sums meet their scale once, and the affine
 // offsets meet the groups' sums of x. Four rows at a time share every load of x.
 #pragma once
 
-#include "rows.h"
+#include "weights.h"
 
 namespace headrace::HEADRACE_ISA {
 
@@ -123,10 +123,6 @@ inline void matvec_plain(const Matrix& w, const float* x, int64_t first, int64_t
 }
 
 inline void matvec(const Matrix& w, const float* x, int64_t row, int64_t rows, float* y) {
-  if (w.rounds()) {
-    with_words(w, [&](auto format) { multiply_rows<decltype(format), 1>(w, x, 0, row, rows, y, 0); });
-    return;
-  }
   with_format(w, [&](auto format) {
     using F = decltype(format);
     if constexpr (F::kBits == 0) {

@@ -6,79 +6,73 @@
 // group). Infinities and NaN come out as NaN.
 #pragma once
 
+#include <utility>
+
 #include "weights.h"
 
 namespace headrace::HEADRACE_ISA {
 
-// The layout of a row of rounded activations. Per block: kHalf vectors of pairs (values s and s + kHalf of every dword),
-// then the scale of every lane. After the blocks: the sum of every group of rounded values, and a vector of zeros.
+// The layout of a row of rounded activations: for every dword of weights kHalf pairs (values s and s + kHalf of the dword's),
+// each in the room of a float; then the scale of every group; then the sum of every group's rounded values.
 template <class F>
 struct Rounded {
   static constexpr int kHalf = F::kSteps / 2;
-  static constexpr int64_t kBlockFloats = (kHalf + 1) * W;  // a pair takes the room of a float
 
-  static int64_t blocks(const Matrix& w) { return ceil_div(w.k, F::kBlock); }
-  static int64_t sums_at(const Matrix& w) { return blocks(w) * kBlockFloats; }
-  static int64_t size(const Matrix& w) { return sums_at(w) + round_up(w.groups(), 16) + 16; }
+  static int64_t scales_at(const Matrix& w) { return w.k / 2; }
+  static int64_t sums_at(const Matrix& w) { return w.k / 2 + w.groups(); }
+  static int64_t size(const Matrix& w) { return round_up(w.k / 2 + 2 * w.groups(), 16); }
 };
 
-// The scale that a group of values shares: NaN if one of them is not finite.
-inline float shared_scale(const float* x, int64_t group) {
-  vf top = set1(1e-30f), spoiled = zero();
+// The numbers of a and b, side by side, in runs of Run: those of every other run, from the run `Odd` on.
+template <int Run, int Odd, int... Lane>
+inline vf every_other(vf a, vf b, std::integer_sequence<int, Lane...>) {
+  return __builtin_shufflevector(a, b, (Lane / Run * 2 * Run + Odd * Run + Lane % Run)...);
+}
+
+// out: `count` values, times `factor` and rounded, as pairs. Returns their sum.
+template <int Run>
+inline float round_values(const float* x, int64_t count, float factor, float* out) {
+  constexpr int kApart = Run < W ? W : Run;  // from the vector with the first of a pair to that with the second
+  vf total = zero();
+  for (int64_t i = 0; i < count; i += 2 * kApart) {
+    for (int j = 0; j < kApart; j += W) {
+      const vf a = round_even(mul(load(x + i + j), set1(factor)));
+      const vf b = round_even(mul(load(x + i + j + kApart), set1(factor)));
+      total = add(total, add(a, b));
+      if constexpr (Run < W) {
+        const std::make_integer_sequence<int, W> lanes;
+        store_words(out + i / 2, join_pairs(every_other<Run, 0>(a, b, lanes), every_other<Run, 1>(a, b, lanes)));
+      } else {
+        store_words(out + i / 2 + j, join_pairs(a, b));
+      }
+    }
+  }
+  return sum(total);
+}
+
+// The largest magnitude of a group of values, at least 1e-30. Adds to `spoiled` 0, or NaN for what is not finite.
+inline float largest(const float* x, int64_t group, vf& spoiled) {
+  vf top = set1(1e-30f);
   for (int64_t i = 0; i < group; i += W) {
     const vf v = load(x + i);
     top = max(top, max(v, sub(zero(), v)));
-    spoiled = add(spoiled, sub(v, v));  // 0, or NaN
+    spoiled = add(spoiled, sub(v, v));
   }
-  return maximum(top) / 32767 + sum(spoiled);
-}
-
-// One block of x; reads W floats past it. Returns the lanes' sums of rounded values.
-template <class F>
-inline vf round_block(const float* x, vf scale, float* out) {
-  constexpr int kHalf = Rounded<F>::kHalf;
-  vf values[ceil_div(F::kSteps, W) * W];  // values[s][lane] is value s of the lane's dword
-  for (int first = 0; first < F::kSteps; first += W) {
-    vf(&square)[W] = reinterpret_cast<vf(&)[W]>(values[first]);
-    for (int lane = 0; lane < W; ++lane) square[lane] = load(x + lane * F::kSteps + first);
-    transpose(square);
-  }
-  const vf inverse = div(set1(1.0f), scale);
-  vf total = zero();
-  for (int s = 0; s < kHalf; ++s) {
-    const vf low = round_even(mul(values[s], inverse)), high = round_even(mul(values[s + kHalf], inverse));
-    total = add(total, add(low, high));
-    store_words(out + s * W, join_pairs(low, high));
-  }
-  store(out + kHalf * W, scale);
-  return mul(total, scale);
+  return maximum(top);
 }
 
 template <class F>
 inline void round_row(const Matrix& w, const float* x, float* out) {
-  const int64_t blocks = Rounded<F>::blocks(w);
-  const int shift = __builtin_ctzll(static_cast<uint64_t>(w.group));
+  float* scales = out + Rounded<F>::scales_at(w);
   float* sums = out + Rounded<F>::sums_at(w);
-  for (int64_t i = 0; i < round_up(w.groups(), 16) + 16; ++i) sums[i] = 0;
-  int64_t known = -1;  // the group whose scale this is
-  float scale = 0;
-  for (int64_t b = 0; b < blocks; ++b) {
-    const int64_t first = b * F::kBlock, values = w.k - first < F::kBlock ? w.k - first : F::kBlock;
-    const float* from = x + first;
-    alignas(64) float padded[F::kBlock + W], lanes[W];
-    if (b + 1 == blocks) {
-      for (int64_t i = 0; i < F::kBlock + W; ++i) padded[i] = i < values ? from[i] : 0.0f;
-      from = padded;
-    }
-    for (int64_t lane = 0; lane < W; ++lane) {
-      const int64_t g = (first + lane * F::kSteps) >> shift;
-      if (g != known && g < w.groups()) scale = shared_scale(x + (g << shift), w.group);
-      known = g;
-      lanes[lane] = scale;
-    }
-    store(lanes, round_block<F>(from, load(lanes), out + b * Rounded<F>::kBlockFloats));
-    for (int64_t lane = 0; lane * F::kSteps < values; ++lane) sums[(first + lane * F::kSteps) >> shift] += lanes[lane];
+  vf spoiled = zero();
+  for (int64_t g = 0; g < w.groups(); ++g) {
+    const float* from = x + g * w.group;
+    const float top = largest(from, w.group, spoiled);
+    scales[g] = top / 32767;
+    sums[g] = scales[g] * round_values<Rounded<F>::kHalf>(from, w.group, 32767 / top, out + g * w.group / 2);
   }
+  sums[0] += sum(spoiled);  // which is in every product
 }
 
 }  // namespace headrace::HEADRACE_ISA

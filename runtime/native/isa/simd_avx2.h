@@ -14,6 +14,7 @@ using vi = __m256i;
 constexpr int W = 8;
 constexpr int kPanelVectors = 2;  // a 6 x 16 tile: 12 accumulators of 16 registers
 constexpr int kTileRows = 6;
+constexpr int kAccumulators = 8;  // of products in bands.h, beside weights, of 16 registers
 constexpr const char* kName = "avx2";
 
 inline vi first(int64_t n) {
@@ -87,9 +88,6 @@ inline vi load_first_words(const uint32_t* p, int64_t n) {
 }
 
 // Two 16-bit numbers a dword, as in simd_avx512.h.
-constexpr int kPairRows = 4;
-constexpr int kTileParts = 1;
-inline vi load_words(const float* p) { return _mm256_loadu_si256(reinterpret_cast<const vi*>(p)); }
 inline void store_words(float* p, vi v) { _mm256_storeu_si256(reinterpret_cast<vi*>(p), v); }
 template <int Bits>
 inline vi pairs(vi words, int step) {
@@ -100,9 +98,8 @@ inline vi next_pairs(vi words) {
   return _mm256_srli_epi32(words, Bits);
 }
 inline vi set1_word(const float* p) { return _mm256_set1_epi32(__builtin_bit_cast(int, *p)); }
-inline vf as_floats(vi v) { return _mm256_castsi256_ps(v); }
-inline vi as_words(vf v) { return _mm256_castps_si256(v); }
 inline vi dot_pairs(vi acc, vi a, vi b) { return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)); }
+inline vi add_words(vi a, vi b) { return _mm256_add_epi32(a, b); }
 inline vf to_float(vi v) { return _mm256_cvtepi32_ps(v); }
 inline vi join_pairs(vf low, vf high) {
   return _mm256_blend_epi16(_mm256_cvtps_epi32(low), _mm256_slli_epi32(_mm256_cvtps_epi32(high), 16), 0xaa);
@@ -191,14 +188,6 @@ inline void transpose(vf (&v)[W]) {
     v[i] = _mm256_permute2f128_ps(a, b, 0x20);
     v[4 + i] = _mm256_permute2f128_ps(a, b, 0x31);
   }
-}
-
-// Lane r of out[i] is rows[r][i].
-inline void load_turned(const uint32_t* const (&rows)[W], vi (&out)[W]) {
-  vf square[W];
-  for (int r = 0; r < W; ++r) square[r] = as_floats(load_words(rows[r]));
-  transpose(square);
-  for (int i = 0; i < W; ++i) out[i] = as_words(square[i]);
 }
 
 }  // namespace headrace::HEADRACE_ISA

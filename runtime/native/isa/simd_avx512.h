@@ -14,6 +14,7 @@ using vi = __m512i;
 constexpr int W = 16;
 constexpr int kPanelVectors = 4;  // a 6 x 64 tile: 24 accumulators of 32 registers
 constexpr int kTileRows = 6;
+constexpr int kAccumulators = 16;  // of products in bands.h, beside weights, of 32 registers
 constexpr const char* kName = "avx512";
 
 inline __mmask16 first(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }  // n <= 16
@@ -75,9 +76,6 @@ inline vi load_first_words(const uint32_t* p, int64_t n) { return _mm512_maskz_l
 
 // Two 16-bit numbers a dword (see rounded.h): values `step` and `step + 16 / Bits` of packed weights; sums of products;
 // the numbers of two vectors of whole floats.
-constexpr int kPairRows = 8;
-constexpr int kTileParts = 2;
-inline vi load_words(const float* p) { return _mm512_loadu_si512(p); }
 inline void store_words(float* p, vi v) { _mm512_storeu_si512(p, v); }
 template <int Bits>
 inline vi pairs(vi words, int step) {
@@ -95,6 +93,7 @@ inline vi dot_pairs(vi acc, vi a, vi b) {
   asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
   return acc;
 }
+inline vi add_words(vi a, vi b) { return _mm512_add_epi32(a, b); }
 inline vf to_float(vi v) { return _mm512_cvtepi32_ps(v); }
 inline vi join_pairs(vf low, vf high) {
   const vi raised = _mm512_slli_epi32(_mm512_cvtps_epi32(high), 16);
@@ -208,28 +207,6 @@ inline void transpose(vf (&v)[W]) {
     v[4 + i] = _mm512_shuffle_f32x4(t[4 + i], t[12 + i], 0x88);
     v[8 + i] = _mm512_shuffle_f32x4(t[i], t[8 + i], 0xdd);
     v[12 + i] = _mm512_shuffle_f32x4(t[4 + i], t[12 + i], 0xdd);
-  }
-}
-
-// Lane r of out[i] is rows[r][i]. Quarters of four rows are loaded side by side, so that half of a transposition is left.
-inline void load_turned(const uint32_t* const (&rows)[W], vi (&out)[W]) {
-  const auto quarter = [&](int r, int q) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[r] + 4 * q)); };
-#pragma GCC unroll 4
-  for (int q = 0; q < 4; ++q) {
-    vi v[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      v[i] = _mm512_castsi128_si512(quarter(i, q));
-      v[i] = _mm512_mask_broadcast_i32x4(v[i], 0x00f0, quarter(4 + i, q));
-      v[i] = _mm512_mask_broadcast_i32x4(v[i], 0x0f00, quarter(8 + i, q));
-      v[i] = _mm512_mask_broadcast_i32x4(v[i], 0xf000, quarter(12 + i, q));
-    }
-    const vi a = _mm512_unpacklo_epi32(v[0], v[1]), b = _mm512_unpackhi_epi32(v[0], v[1]);
-    const vi c = _mm512_unpacklo_epi32(v[2], v[3]), d = _mm512_unpackhi_epi32(v[2], v[3]);
-    out[4 * q] = _mm512_unpacklo_epi64(a, c);
-    out[4 * q + 1] = _mm512_unpackhi_epi64(a, c);
-    out[4 * q + 2] = _mm512_unpacklo_epi64(b, d);
-    out[4 * q + 3] = _mm512_unpackhi_epi64(b, d);
   }
 }
 

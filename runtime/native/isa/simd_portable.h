@@ -26,6 +26,7 @@ constexpr int kPanelVectors = 4;
 constexpr const char* kName = "portable";
 #endif
 constexpr int kTileRows = 6;
+constexpr int kAccumulators = 16;
 
 inline vf zero() { return vf{}; }
 inline vf set1(float x) { return vf{x, x, x, x}; }
@@ -95,13 +96,6 @@ inline vi load_first_words(const uint32_t* p, int64_t n) {
 }
 
 // Two 16-bit numbers a dword, as in simd_avx512.h.
-constexpr int kPairRows = 4;
-constexpr int kTileParts = 1;
-inline vi load_words(const float* p) {
-  vi v;
-  __builtin_memcpy(&v, p, sizeof v);
-  return v;
-}
 inline void store_words(float* p, vi v) { __builtin_memcpy(p, &v, sizeof v); }
 template <int Bits>
 inline vi pairs(vi words, int step) {
@@ -115,8 +109,6 @@ inline vi set1_word(const float* p) {
   const uint32_t word = __builtin_bit_cast(uint32_t, *p);
   return vi{word, word, word, word};
 }
-inline vf as_floats(vi v) { return (vf)v; }
-inline vi as_words(vf v) { return (vi)v; }
 #if defined(__aarch64__)
 inline vi dot_pairs(vi acc, vi a, vi b) {
   const int16x8_t x = (int16x8_t)a, y = (int16x8_t)b;
@@ -129,6 +121,7 @@ inline vi dot_pairs(vi acc, vi a, vi b) {
   return (vi)((vs)acc + low + high);
 }
 #endif
+inline vi add_words(vi a, vi b) { return a + b; }
 inline vf to_float(vi v) { return __builtin_convertvector((vs)v, vf); }
 inline vi join_pairs(vf low, vf high) {
   return ((vi)__builtin_convertvector(low, vs) & 0xffffu) | ((vi)__builtin_convertvector(high, vs) << 16);
@@ -178,14 +171,6 @@ inline vf sums(const vf (&v)[W]) { return vf{sum(v[0]), sum(v[1]), sum(v[2]), su
 inline void transpose(vf (&v)[W]) {
   const vf a = v[0], b = v[1], c = v[2], d = v[3];
   for (int i = 0; i < W; ++i) v[i] = vf{a[i], b[i], c[i], d[i]};
-}
-
-// Lane r of out[i] is rows[r][i].
-inline void load_turned(const uint32_t* const (&rows)[W], vi (&out)[W]) {
-  vf square[W];
-  for (int r = 0; r < W; ++r) square[r] = as_floats(load_words(rows[r]));
-  transpose(square);
-  for (int i = 0; i < W; ++i) out[i] = as_words(square[i]);
 }
 
 }  // namespace headrace::HEADRACE_ISA

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.h"
+#include "bands.h"
 #include "elementwise.h"
 #include "gemm.h"
 #include "matbatch.h"
@@ -16,6 +17,7 @@ static constexpr Kernels kTable = {
     .rms_norm = rms_norm,
     .prepared_size = prepared_size,
     .prepare = prepare,
+    .multiply = multiply,
     .matvec = matvec,
     .matbatch = matbatch,
     .unpack_panel = unpack_panel,

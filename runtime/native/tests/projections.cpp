@@ -4,7 +4,9 @@
 #include <cmath>
 #include <thread>
 
+#include "../core/embed.h"
 #include "../core/linear.h"
+#include "../core/turned.h"
 #include "checks.h"
 
 namespace headrace::tests {
@@ -13,10 +15,11 @@ namespace {
 constexpr double kBound = 2e-6;  // of the sum of absolute products
 constexpr Type kTypes[] = {Type::f32, Type::f16, Type::bf16};
 
-// A matrix as the kernels see it, and in full.
+// A matrix as the kernels see it, in float32 (`view`) and with rounded activations (`rounded`), and in full.
 struct Weights {
-  Matrix view;
+  Matrix view, rounded;
   Guarded data, scales, offsets;
+  std::vector<Guarded> turned;  // the same, for `rounded`
   std::vector<double> full;  // (N, K)
 
   Weights(int64_t n, int64_t k, int bits, int group, Type type)
@@ -31,6 +34,13 @@ struct Weights {
     for (int64_t r = 0; r < n; ++r) {
       for (int64_t i = 0; i < k; ++i) full[r * k + i] = at(r, i);
     }
+    rounded = view;
+    rounded.exact = false;
+    if (!rounded.rounds()) return;
+    rounded.data = turn_all<uint32_t>(data, k * bits / 32);
+    rounded.scales = type == Type::f32 ? turn_all<uint32_t>(scales, view.groups()) : turn_all<uint16_t>(scales, view.groups());
+    rounded.offsets =
+        type == Type::f32 ? turn_all<uint32_t>(offsets, view.groups()) : turn_all<uint16_t>(offsets, view.groups());
   }
 
  private:
@@ -41,7 +51,15 @@ struct Weights {
     m.bits = bits;
     m.group = group;
     m.type = type;
+    m.exact = true;
     return m;
+  }
+
+  template <class T>
+  const void* turn_all(const Guarded& rows, int64_t columns) {
+    turned.emplace_back(bands(view.n) * kBand * columns * static_cast<int64_t>(sizeof(T)));
+    turn(Pool::shared(), rows.as<T>(), view.n, columns, turned.back().as<T>());
+    return turned.back().as();
   }
 
   double at(int64_t row, int64_t k) const {
@@ -75,8 +93,7 @@ void test_projection(const Kernels& kernels, const Weights& w, int64_t rows, con
   LinearCall call;
   call.x = x.as<float>();
   call.rows = rows;
-  call.w = w.view;
-  call.w.exact = exact;
+  call.w = exact ? w.view : w.rounded;
   call.eps = 1e-5f;
   call.act = epilogue.act;
   call.out = out.as<float>();
@@ -131,7 +148,23 @@ void test_projection(const Kernels& kernels, const Weights& w, int64_t rows, con
 
 void test_projection(const Kernels& kernels, const Weights& w, int64_t rows, const Epilogue& epilogue = {}) {
   test_projection(kernels, w, rows, epilogue, true);
-  if (w.view.rounds()) test_projection(kernels, w, rows, epilogue, false);
+  if (w.rounded.rounds()) test_projection(kernels, w, rows, epilogue, false);
+}
+
+// Every row, and rows that no matrix has.
+void test_embedding(const Weights& w) {
+  const int64_t n = w.view.n, k = w.view.k;
+  std::vector<uint32_t> tokens{static_cast<uint32_t>(n), static_cast<uint32_t>(-1)};
+  for (int64_t r = 0; r < n; ++r) tokens.push_back(static_cast<uint32_t>(r));
+  for (const Matrix& view : {w.view, w.rounded}) {
+    Guarded out((n + 2) * k * 4);
+    run_embed(view, tokens.data(), n + 2, out.as<float>());
+    const float* values = out.as<float>();
+    for (int64_t i = 0; i < 2 * k; ++i) check(std::isnan(values[i]), "no such row", "embedding");
+    for (int64_t i = 0; i < n * k; ++i) {
+      check(std::fabs(values[2 * k + i] - w.full[i]) <= 1e-4 * (1 + std::fabs(w.full[i])), "row", "embedding");
+    }
+  }
 }
 
 // Every format and type; the numbers of rows from 1 to 16 have kernels of their own, 17 and more have panels.
@@ -141,6 +174,7 @@ void test_formats(const Kernels& kernels) {
       for (const int group : {32, 64, 128}) {
         if (bits == 0 && group != 32) continue;
         const Weights w(13, bits == 0 ? 149 : 3 * group, bits, group, type);
+        test_embedding(w);
         for (int64_t rows = 1; rows <= 18; ++rows) test_projection(kernels, w, rows);
       }
     }
@@ -193,7 +227,7 @@ void test_two_callers(const Kernels& kernels) {
     LinearCall call;
     call.x = x.data();
     call.rows = rows;
-    call.w = wide.view;
+    call.w = wide.rounded;
     call.out = out.data();
     run_linear(Pool::shared(), kernels, call);
     return out;

@@ -1,0 +1,14 @@
+// Embedding lookup as a node of MLX's lazy graph.
+#pragma once
+
+#include <memory>
+
+#include "matrix_handle.h"
+#include "mlx/array.h"
+
+namespace headrace {
+
+// Rows of w. tokens (...) integers -> (..., K) float32; NaN where w has no such row.
+mx::array embed(const mx::array& tokens, const std::shared_ptr<MatrixHandle>& w);
+
+}  // namespace headrace

@@ -1,0 +1,57 @@
+// See embed.h. Scalar: a step looks up a row or a few.
+#include "embed.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "half.h"
+
+namespace headrace {
+namespace {
+
+float number(const void* stored, Type type, int64_t i) {
+  if (type == Type::f16) return load_scalar<Type::f16>(stored, i);
+  return type == Type::bf16 ? load_scalar<Type::bf16>(stored, i) : load_scalar<Type::f32>(stored, i);
+}
+
+// Numbers of one row of a matrix: element i stands at first + i * step.
+struct Row {
+  int64_t first, step;
+
+  Row(const Matrix& w, int64_t row, int64_t columns)
+      : first(w.rounds() ? row / kBand * kBand * columns + row % kBand : row * columns), step(w.rounds() ? kBand : 1) {}
+  int64_t operator[](int64_t i) const { return first + i * step; }
+};
+
+void read_row(const Matrix& w, int64_t row, float* out) {
+  if (!w.quantized()) {
+    for (int64_t i = 0; i < w.k; ++i) out[i] = number(w.data, w.type, row * w.k + i);
+    return;
+  }
+  const auto* words = static_cast<const uint32_t*>(w.data);
+  const Row word(w, row, w.k * w.bits / 32), group(w, row, w.groups());
+  const uint32_t mask = (1u << w.bits) - 1;
+  for (int64_t g = 0; g < w.groups(); ++g) {
+    const float scale = number(w.scales, w.type, group[g]), offset = number(w.offsets, w.type, group[g]);
+    for (int64_t i = g * w.group; i < (g + 1) * w.group; ++i) {
+      const int64_t bit = i * w.bits, at = bit / 32, shift = bit % 32;
+      uint64_t bits = words[word[at]];
+      if (shift + w.bits > 32) bits |= static_cast<uint64_t>(words[word[at + 1]]) << 32;
+      out[i] = scale * static_cast<float>(bits >> shift & mask) + offset;
+    }
+  }
+}
+
+}  // namespace
+
+void run_embed(const Matrix& w, const uint32_t* tokens, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; ++i, out += w.k) {
+    if (tokens[i] < static_cast<uint64_t>(w.n)) {
+      read_row(w, tokens[i], out);
+    } else {
+      std::fill(out, out + w.k, std::numeric_limits<float>::quiet_NaN());
+    }
+  }
+}
+
+}  // namespace headrace
