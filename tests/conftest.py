@@ -1,6 +1,7 @@
 """Fixtures for the whole suite: the real default model, fetched once and kept outside the repository."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import platformdirs
@@ -14,6 +15,15 @@ settings.load_profile("headrace")
 
 # What is fetched stays here, so that only the first run of the suite fetches.
 TEST_HOME = Path(os.environ.get("HEADRACE_TEST_HOME") or platformdirs.user_cache_dir("headrace-tests", appauthor=False))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _terminals_tell_their_size() -> Iterator[None]:
+    """Programs in a test's terminal ask that for its size: not LINES and COLUMNS, which some library may have set."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("LINES", raising=False)
+        patch.delenv("COLUMNS", raising=False)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import pytest
 from runtime.ops import native
 
 
-@pytest.fixture(autouse=True, scope="package")
+@pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
     if not native.status().available:
         yield
