@@ -94,7 +94,7 @@ settings_ = st.builds(
 history = st.lists(tokens, max_size=4)
 
 
-@settings(max_examples=80)
+@settings(max_examples=150, deadline=None)
 @given(rows, settings_, history, history)
 def test_draws_come_from_the_documented_distribution(
     logits: list[float], params: SamplingParams, prompt: list[int], said: list[int]
@@ -107,7 +107,7 @@ def test_draws_come_from_the_documented_distribution(
         assert abs(drawn[token] / DRAWS - share) <= 6 * spread + 2 / DRAWS, (token, share, drawn)
 
 
-@settings(max_examples=60)
+@settings(max_examples=100, deadline=None)
 @given(rows, settings_, history, st.integers(1, 8))
 def test_greedy_answers_follow_the_penalties(
     logits: list[float], params: SamplingParams, prompt: list[int], steps: int
