@@ -5,13 +5,13 @@ decided here, once: headrace's own where it has one, mlx-lm's classes otherwise.
 """
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import mlx.core as mx
 
+from models.beside import beside
 from models.checkpoint import Checkpoint, open_checkpoint
 from models.config import DecoderConfig, decoder_config
 from models.costs import WORKING_MEMORY, kv_bytes_per_token
@@ -86,8 +86,7 @@ def load_model(
     if not force:
         limit = _fitting_context(weights, per_token, limit, asked=context is not None)
     # Both read megabytes from disk and hold no interpreter lock for long: a cold start pays for the longer one only.
-    with ThreadPoolExecutor(1) as beside:
-        tokenizer = beside.submit(_tokenizer, checkpoint.path)
+    with beside(lambda: _tokenizer(checkpoint.path)) as tokenizer:
         network = make()
         mx.eval(network.arrays)
         mx.synchronize()
@@ -98,7 +97,7 @@ def load_model(
         checkpoint=checkpoint,
         network=network,
         kind="mlx-lm" if config is None else "headrace",
-        tokenizer=tokenizer.result(),
+        tokenizer=tokenizer(),
         context_limit=limit,
         generation_defaults=generation_defaults(checkpoint.path),
     )

@@ -1,0 +1,29 @@
+"""Work beside other work: its result, its errors, and that nobody waits for what cannot end."""
+
+import threading
+
+import pytest
+
+from models import beside as module
+from models.beside import beside
+
+
+def test_the_result_and_the_error_come_when_asked_for() -> None:
+    with beside(lambda: threading.current_thread().name) as name:
+        pass
+    assert name() == "beside"
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    with beside(fail) as failed:
+        pass
+    with pytest.raises(ValueError, match="no"):
+        failed()
+
+
+def test_work_that_waits_for_the_interrupted_thread_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.01)
+    lock = threading.Lock()
+    with lock, pytest.raises(KeyboardInterrupt), beside(lock.acquire):
+        raise KeyboardInterrupt
