@@ -6,8 +6,8 @@ something leaves Python's import lock taken, and the second may need that lock t
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from queue import Empty, SimpleQueue
+from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import TypeVar, cast
 
 _PATIENCE_S = 1.0  # with work that nobody wants any more: a thread had better not run on while the interpreter ends
@@ -32,10 +32,10 @@ def beside(work: Callable[[], _Result]) -> Iterator[Callable[[], _Result]]:
             raise failure
         return cast(_Result, value)
 
-    threading.Thread(target=run, name="beside", daemon=True).start()
+    thread = threading.Thread(target=run, name="beside", daemon=True)
+    thread.start()
     try:
         yield result
     except BaseException:
-        with suppress(Empty):
-            outcome.get(timeout=_PATIENCE_S)
+        thread.join(_PATIENCE_S)
         raise

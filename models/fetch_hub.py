@@ -12,12 +12,12 @@ import hashlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
+from models.beside import beside
 from models.checkpoint import refuse_code
 from models.hub_files import choose_files
 from models.json_object import read_json_object
@@ -26,7 +26,6 @@ from models.source import HubId
 from runtime.errors import FetchError, HeadraceError, ModelNotFoundError
 
 _API_TIMEOUT_SECONDS = 15.0
-_STOP_SECONDS = 1.0  # a thread on a silent connection takes ten to notice; what it has written is kept all the same
 _CHUNK = 4 << 20
 _Result = TypeVar("_Result")
 
@@ -223,31 +222,17 @@ def _interruptible(work: Callable[[], _Result], bar: type[_Mute]) -> _Result:
 
     They notice at the next chunk; one on a connection that brings none is left behind, to notice when it times out.
     """
-    # Neither Thread.join, which before Python 3.13 takes an interrupted join for a finished thread, nor an Event, which
-    # an interrupt can leave locked.
-    outcome: SimpleQueue[tuple[_Result | None, BaseException | None]] = SimpleQueue()
 
-    def run() -> None:
+    def guarded() -> _Result:
+        with _no_requests_after(bar.stop):
+            return work()
+
+    with beside(guarded) as result:
         try:
-            with _no_requests_after(bar.stop):
-                outcome.put((work(), None))
-        except BaseException as error:  # handed to the caller's thread
-            outcome.put((None, error))
-
-    threading.Thread(target=run, name="hub-download", daemon=True).start()
-    try:
-        while True:
-            with suppress(Empty):
-                result, failure = outcome.get(timeout=0.1)
-                break
-    except (KeyboardInterrupt, SystemExit):  # the latter from a SIGTERM
-        bar.stop.set()
-        with suppress(Empty):
-            outcome.get(timeout=_STOP_SECONDS)
-        raise
-    if failure:
-        raise failure
-    return cast(_Result, result)
+            return result()
+        except (KeyboardInterrupt, SystemExit):  # the latter from a SIGTERM
+            bar.stop.set()
+            raise
 
 
 @contextmanager
