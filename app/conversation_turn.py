@@ -40,6 +40,7 @@ class Turn:
         self.summarising = summarising
         self.answer = leaf if continuing and not summarising else None
         self.summary = ""
+        self._begins = len(leaf.content) if continuing else 0  # characters of the answer that are not this turn's
         self._model = model
         self._store = store
         self._unsaved = ""
@@ -50,9 +51,9 @@ class Turn:
         if continuing:
             store.reopen(leaf.id)
         self._message_id = leaf.id if continuing else store.reserve_message()
-        parent, begins = (leaf.parent_id, len(leaf.content)) if continuing else (leaf.id, 0)
+        parent = leaf.parent_id if continuing else leaf.id
         with suppress(OSError):  # a file system without locks: a crash may cost what `save` has not saved
-            answer = Answer(leaf.session_id, self._message_id, parent, model, begins)
+            answer = Answer(leaf.session_id, self._message_id, parent, model, self._begins)
             self._journal = Journal(store.journals, answer)
 
     @property
@@ -96,8 +97,7 @@ class Turn:
 
     def _catch_up(self, said: str) -> None:
         """Take what a killed engine said and did not come to send."""
-        begins = len(self.leaf.content) if self.continuing else 0
-        received = len(self.answer.content) - begins if self.answer is not None else 0
+        received = len(self.answer.content) - self._begins if self.answer is not None else 0
         if missing := said[received:]:
             self.grow(missing)
 
