@@ -101,19 +101,39 @@ def storable(text: str) -> str:
 
 
 def fold_abandoned(store: "SessionStore", folder: Path) -> None:
-    """Complete the messages of all journals that nobody holds, and remove these. Raises SessionError."""
-    for path in sorted(folder.glob("*.journal")):
-        with _held(path) as file:
-            if file is not None:
-                answer, text = _read(file)
-                if answer is not None and text:
-                    _complete(store, answer, text)
-                path.unlink(missing_ok=True)
+    """Complete the messages of all journals that nobody holds, and remove these. Raises SessionError.
+
+    A journal that somebody else is folding at this moment is folded when this returns.
+    """
+    with _one_at_a_time(folder):
+        for path in sorted(folder.glob("*.journal")):
+            with _held(path) as file:
+                if file is not None:
+                    answer, text = _read(file)
+                    if answer is not None and text:
+                        _complete(store, answer, text)
+                    path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Wait for whoever else is folding; where there is no folder, or are no locks, there is nothing to fold."""
+    try:
+        lock = os.open(folder, os.O_RDONLY)
+    except OSError:
+        yield
+        return
+    try:
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 @contextmanager
 def _held(path: Path) -> Iterator[int | None]:
-    """The open file, locked; None if a living chat has it, or if it has just been folded by another process."""
+    """The open file, locked; None if a living chat has it, or has just removed it."""
     try:
         file = os.open(path, os.O_RDONLY)
     except OSError:

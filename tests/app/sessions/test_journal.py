@@ -2,6 +2,8 @@
 
 import os
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -85,6 +87,28 @@ def test_what_a_living_chat_writes_is_left_alone(store: SessionStore) -> None:
     assert journal.text() == "It is"
     journal.remove()
     assert list(store.journals.iterdir()) == []
+
+
+def test_opening_the_store_waits_for_another_that_is_folding(
+    store: SessionStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = asked(store)
+    left_behind(store, answer, "It is high.")
+    folding, append = threading.Event(), SessionStore.append
+
+    def slowly(self: SessionStore, message_id: int, text: str) -> None:
+        folding.set()
+        time.sleep(0.2)
+        append(self, message_id, text)
+
+    monkeypatch.setattr(SessionStore, "append", slowly)
+    first = threading.Thread(target=lambda: SessionStore(tmp_path / "sessions.db").close())
+    first.start()
+    folding.wait()
+    second = SessionStore(tmp_path / "sessions.db")
+    assert answer_in(second, answer) == "It is high."
+    second.close()
+    first.join()
 
 
 def test_a_finished_message_a_deleted_session_and_an_empty_journal_leave_nothing(store: SessionStore) -> None:
