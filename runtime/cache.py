@@ -114,6 +114,8 @@ class KVCache(Lengths):
         self._capacity = 0
         self._keys = [self._empty(0) for _ in range(layers)]  # each (B, Hkv, capacity, D)
         self._values = [self._empty(0) for _ in range(layers)]
+        self._newest: mx.array | None = None  # what the last layer that appended gave
+        self._before: mx.array | None = None  # the same, of the step before: what has to be appended first
 
     def attend(self, layer: int, qkv: mx.array, spec: AttentionSpec) -> mx.array:
         """Append the layer's new K/V and attend. qkv (B, T, (H + 2 Hkv) * D) -> (B, T, H * D).
@@ -121,14 +123,27 @@ class KVCache(Lengths):
         Needs `reserve(T)` before the first layer and `advance(T)` after the last.
         """
         out, self._keys[layer], self._values[layer] = self._ops.attend(
-            qkv, self._keys[layer], self._values[layer], self.length, spec
+            self._in_turn(qkv), self._keys[layer], self._values[layer], self.length, spec
         )
+        self._newest = out
         return out
 
     def through(self, layers: slice, x: mx.array, node: LayersNode) -> mx.array:
         """Pass x (B, T, E) through layers that append and attend by themselves; needs what `attend` needs."""
-        x, self._keys[layers], self._values[layers] = node(x, self._keys[layers], self._values[layers], self.length)
+        x = node(self._in_turn(x), self._keys[layers], self._values[layers], self.length)
+        self._newest = x
         return x
+
+    def advance(self, tokens: int) -> None:
+        super().advance(tokens)
+        self._before, self._newest = self._newest, None
+
+    def _in_turn(self, x: mx.array) -> mx.array:
+        """`x`, not to be had before the last step has appended: buffers written in place do not say so themselves."""
+        if self._before is None:
+            return x
+        before, self._before = self._before, None
+        return mx.depends(x, before)
 
     def reserve(self, tokens: int) -> None:
         """Make room for `tokens` more entries, at least doubling so that copying stays amortised O(1)."""
@@ -137,10 +152,11 @@ class KVCache(Lengths):
             return
         grown = max(needed, min(2 * self._capacity, self.limit))
         capacity = -(-grown // CHUNK) * CHUNK
-        for buffers in (self._keys, self._values):
-            for i, old in enumerate(buffers):
-                buffers[i] = mx.concatenate([old, self._empty(capacity - self._capacity)], axis=2)
+        room = self._empty(capacity - self._capacity)
+        grown = [mx.concatenate([buffer, room], axis=2) for buffer in self.arrays]
+        self._keys, self._values = grown[: len(self._keys)], grown[len(self._keys) :]
         self._capacity = capacity
+        mx.eval(grown)  # what is written in place has to be there
 
     @property
     def capacity(self) -> int:
@@ -162,7 +178,9 @@ class KVCache(Lengths):
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [*self._keys, *self._values]
+        held = [*self._keys, *self._values]
+        pending = self._before if self._newest is None else self._newest
+        return held if pending is None else mx.depends(held, [pending])
 
     def _empty(self, entries: int) -> mx.array:
         batch, kv_heads, head_dim = self._shape
