@@ -6,7 +6,7 @@ the commit. Networks see only `attend`, so quantized, paged or batched layouts c
 B = sequences, Hkv = key/value heads, D = head dimension.
 """
 
-from typing import Protocol
+from typing import Protocol, cast
 
 import mlx.core as mx
 
@@ -112,6 +112,7 @@ class KVCache(Lengths):
         self._dtype = dtype
         self._ops = ops
         self._capacity = 0
+        self.bytes_per_token = 2 * layers * batch * kv_heads * head_dim * dtype.size
         self._keys = [self._empty(0) for _ in range(layers)]  # each (B, Hkv, capacity, D)
         self._values = [self._empty(0) for _ in range(layers)]
         self._newest: mx.array | None = None  # what the last layer that appended gave
@@ -143,15 +144,15 @@ class KVCache(Lengths):
         if self._before is None:
             return x
         before, self._before = self._before, None
-        return mx.depends(x, before)
+        return cast(mx.array, mx.depends(x, before))
 
     def reserve(self, tokens: int) -> None:
         """Make room for `tokens` more entries, at least doubling so that copying stays amortised O(1)."""
         needed = self.length + tokens
         if needed <= self._capacity:
             return
-        grown = max(needed, min(2 * self._capacity, self.limit))
-        capacity = -(-grown // CHUNK) * CHUNK
+        wanted = max(needed, min(2 * self._capacity, self.limit))
+        capacity = -(-wanted // CHUNK) * CHUNK
         room = self._empty(capacity - self._capacity)
         grown = [mx.concatenate([buffer, room], axis=2) for buffer in self.arrays]
         self._keys, self._values = grown[: len(self._keys)], grown[len(self._keys) :]
@@ -162,11 +163,6 @@ class KVCache(Lengths):
     def capacity(self) -> int:
         """Entries there is room for before the next growth."""
         return self._capacity
-
-    @property
-    def bytes_per_token(self) -> int:
-        batch, kv_heads, head_dim = self._shape
-        return 2 * len(self._keys) * batch * kv_heads * head_dim * self._dtype.size
 
     @property
     def committed_bytes(self) -> int:
@@ -180,7 +176,7 @@ class KVCache(Lengths):
     def arrays(self) -> list[mx.array]:
         held = [*self._keys, *self._values]
         pending = self._before if self._newest is None else self._newest
-        return held if pending is None else mx.depends(held, [pending])
+        return held if pending is None else cast(list[mx.array], mx.depends(held, pending))
 
     def _empty(self, entries: int) -> mx.array:
         batch, kv_heads, head_dim = self._shape
