@@ -8,16 +8,17 @@ import faulthandler
 import os
 import queue
 import signal
+import socket
 import sys
 import threading
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from app.engine_messages import (
     Cancel,
     Command,
+    Delta,
     Event,
     Failed,
     Generate,
@@ -30,6 +31,7 @@ from app.engine_messages import (
     PullProgress,
     Ready,
 )
+from app.engine_wire import CHUNK, Unpacker, pack
 from app.throttle import throttled
 from runtime.errors import EngineError, HeadraceError
 
@@ -43,7 +45,7 @@ _IDLE_S = 1.5  # without a command, before the machine's bandwidth is measured
 class Inbox:
     """Commands in order, and the cancel flag of every generation."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._cancelled: dict[int, CancelFlag] = {}
@@ -67,15 +69,37 @@ class Inbox:
         self._cancelled.pop(generation, None)
 
     def _read(self) -> None:
+        incoming = Unpacker()
         try:
-            while True:
-                command = self._connection.recv()
-                if isinstance(command, Cancel):
-                    self.cancel_flag(command.id).set()
-                else:
-                    self._commands.put(command)
+            while piece := self._connection.recv(CHUNK):
+                for command in incoming.feed(piece):
+                    if isinstance(command, Cancel):
+                        self.cancel_flag(command.id).set()
+                    else:
+                        self._commands.put(command)
         finally:  # the chat is gone, and there is nobody else to work for
             os._exit(0)
+
+
+class Outlet:
+    """Sends events, from any thread. An answer never waits for a screen that stands still (a terminal held, a chat
+    suspended): its deltas queue up here until the socket has room again. All else is waited for."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._waiting = bytearray()
+        self._lock = threading.Lock()  # downloads report progress from threads of their own
+
+    def send(self, event: Event) -> None:
+        """On its way, in order. Raises OSError when the chat is gone."""
+        with self._lock:
+            self._waiting += pack(event)
+            wait = 0 if not isinstance(event, Delta) else socket.MSG_DONTWAIT
+            try:
+                while self._waiting:
+                    del self._waiting[: self._connection.send(self._waiting, wait)]
+            except BlockingIOError:
+                pass  # with the next event
 
 
 class Server:
@@ -152,14 +176,8 @@ def main(descriptor: int) -> None:
     """Serve the socket `descriptor` until its other end closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the chat's business
     faulthandler.enable()
-    connection = Connection(descriptor)
-    lock = threading.Lock()  # downloads report progress from threads of their own
-
-    def send(event: Event) -> None:
-        with lock:
-            connection.send(event)
-
-    Server(Inbox(connection), send).serve()
+    connection = socket.socket(fileno=descriptor)
+    Server(Inbox(connection), Outlet(connection).send).serve()
 
 
 if __name__ == "__main__":
