@@ -8,12 +8,24 @@ HeadraceError with nothing changed; what goes wrong later ends up in `notice`.
 from collections.abc import Callable
 from typing import Literal, ParamSpec
 
-from app.attachments import spoken
+from app.attachments import spoken, take_attachments
 from app.context_question import ContextChoice, ContextQuestion
-from app.conversation_prompt import SUMMARY_TOKENS, prompt_messages, runs, summary_messages
+from app.conversation_prompt import SUMMARY_TOKENS, draft_messages, prompt_messages, runs, summary_messages
 from app.conversation_turn import Turn, figures
 from app.engine_client import ChatEngine
-from app.engine_messages import ContextFull, Delta, Died, Done, Dropped, Event, Failed, Generate, ModelSpec, Prefill
+from app.engine_messages import (
+    ContextFull,
+    Delta,
+    Died,
+    Done,
+    Dropped,
+    Event,
+    Failed,
+    Generate,
+    ModelSpec,
+    Prefill,
+    ReadAhead,
+)
 from app.open_session import OpenSession
 from app.sessions.records import Attachment, Message, Session
 from app.sessions.store import SessionStore
@@ -57,6 +69,17 @@ class Conversation(OpenSession):
         self._ready_to_ask()
         content, attachments = spoken(text)
         return self._add_and_ask(self.messages[-1].id if self.messages else None, content, attachments)
+
+    def read_ahead(self, draft: str) -> None:
+        """A pause in typing: the engine may read what will be sent if `draft`, as it stands, is what is said next."""
+        if self._turn is not None or self.question is not None:
+            return
+        try:
+            content, attachments = take_attachments(draft)
+        except UsageError:  # said when it is sent
+            return
+        if messages := draft_messages(self.session, self.messages, content.rstrip(), attachments):
+            self.engine.read_ahead(ReadAhead(messages, self.session.sampling.get("thinking")))
 
     def stop(self) -> None:
         """End the answer; what was said is kept as partial."""

@@ -11,7 +11,18 @@ from contextlib import closing
 
 from app.answer import Ended, Said, answer
 from app.chat_prompt import ChatPrompt
-from app.engine_messages import ContextFull, Delta, Done, Dropped, Event, Generate, ModelCard, ModelSpec, Prefill
+from app.engine_messages import (
+    ContextFull,
+    Delta,
+    Done,
+    Dropped,
+    Event,
+    Generate,
+    ModelCard,
+    ModelSpec,
+    Prefill,
+    ReadAhead,
+)
 from app.sampling_options import sampling_settings
 from app.sessions.journal import JournalWriter
 from models.load import LoadedModel, load_model
@@ -119,6 +130,12 @@ class EngineHost:
                 else:
                     send(Prefill(command.id, part.done, part.total, part.reused))
 
+    def read_ahead(self, command: ReadAhead, stop: Callable[[], bool]) -> None:
+        """Prefill what the next prompt will begin with, until `stop()`. Raises HeadraceError for what has no prompt."""
+        prompt = self._prompts.encode(command.messages, thinking=command.thinking)
+        if len(prompt) <= self._longest_prompt:
+            self._engine.read_ahead(prompt, stop)
+
     def _done(self, command: Generate, finished: Finished, tokenize_s: float, ttft_s: float | None) -> Done:
         summary = finished.summary
         entries = summary.prompt_tokens - 1 + summary.steps
@@ -137,8 +154,7 @@ class EngineHost:
 
         Raises UsageError and CheckpointError (see `Tokenizer.encode_chat`).
         """
-        limit = self._loaded.context_limit
-        longest = limit - min(LEAST_ROOM, limit // 8)
+        limit, longest = self._loaded.context_limit, self._longest_prompt
         prompt = self._encode(command)
         if len(prompt) <= longest:
             return prompt
@@ -151,6 +167,11 @@ class EngineHost:
                 return shorter
         send(ContextFull(command.id, len(prompt), limit))
         return None
+
+    @property
+    def _longest_prompt(self) -> int:
+        limit = self._loaded.context_limit
+        return limit - min(LEAST_ROOM, limit // 8)
 
     def _encode(self, command: Generate, without: int = 0) -> list[int]:
         """The prompt's ids, the first `without` messages left out."""

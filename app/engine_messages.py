@@ -62,13 +62,24 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadAhead:
+    """Bring the conversation, and what is being typed, into the KV cache. No event answers it.
+
+    Given up as soon as another command comes. messages, thinking: as `Generate` would have them.
+    """
+
+    messages: Sequence[Mapping[str, str]]
+    thinking: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Pull:
     """Fetch a model into the store."""
 
     name: str
 
 
-Command = ModelSpec | Generate | Cancel | Pull
+Command = ModelSpec | Generate | ReadAhead | Cancel | Pull
 
 # --- events ------------------------------------------------------------------------------------------------
 

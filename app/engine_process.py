@@ -29,6 +29,7 @@ from app.engine_messages import (
     Pulled,
     PullFailed,
     PullProgress,
+    ReadAhead,
     Ready,
 )
 from app.engine_wire import CHUNK, Unpacker, pack
@@ -57,6 +58,10 @@ class Inbox:
             return self._commands.get(timeout=timeout)
         except queue.Empty:
             return None
+
+    def waiting(self) -> bool:
+        """Whether a command has come that `next` would give at once."""
+        return not self._commands.empty()
 
     def cancel_flag(self, generation: int) -> "CancelFlag":
         """The flag that a Cancel for `generation` sets, even if it came before its Generate was begun."""
@@ -128,6 +133,8 @@ class Server:
                 if self._host is None:
                     raise EngineError("no model is loaded")
                 self._generate(self._host, command)
+            elif isinstance(command, ReadAhead):
+                self._read_ahead(command)
             elif isinstance(command, Pull):
                 self._pull(command.name)
         except HeadraceError as error:
@@ -141,6 +148,16 @@ class Server:
             host.generate(command, self._inbox.cancel_flag(command.id), self._send)
         finally:
             self._inbox.over(command.id)
+
+    def _read_ahead(self, command: ReadAhead) -> None:
+        if self._host is None or self._inbox.waiting():
+            return
+        try:
+            self._host.read_ahead(command, self._inbox.waiting)
+        except HeadraceError:  # nobody has asked yet; whoever does will be told
+            pass
+        except Exception:
+            traceback.print_exc()
 
     def _load(self, spec: ModelSpec) -> None:
         self._send(LoadProgress("starting", 0, None))

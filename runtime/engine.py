@@ -5,7 +5,8 @@ request's `CancelFlag` may be touched from elsewhere. After any end (finished, c
 request may come, and the cache's memory is released, unless `keep_prefix` holds on to it for the next prompt.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import mlx.core as mx
@@ -45,6 +46,25 @@ class Engine:
         self._check(request)
         return self._generate(request)
 
+    def read_ahead(self, prompt: Sequence[int], stop: Callable[[], bool]) -> int:
+        """Prefill what the next prompt is expected to begin with, while nobody waits for an answer.
+
+        Ends early, with nothing lost, once `stop()` says so between two chunks. Gives how many tokens the kept cache
+        holds then: 0, nothing done, without `keep_prefix` and where a wrong guess could not be taken back. Raises what
+        `generate` raises.
+        """
+        self._claimable()
+        self._check(Request(prompt))
+        if self.prefix is None or not self.network.make_cache(1).can_rollback:
+            return 0
+        with self._working():
+            cache = self.prefix.take(prompt) or self.network.make_cache(self.context_limit)
+            for _ in prefill(self.network, cache, prompt[cache.committed : -1]):
+                if stop():
+                    break
+            self.prefix.keep(cache, prompt)
+            return cache.committed
+
     def _claimable(self) -> None:
         if self._busy:
             raise EngineError("the engine is already generating", "close the other generation first")
@@ -64,9 +84,14 @@ class Engine:
 
     def _generate(self, request: Request) -> Iterator[Event]:
         self._claimable()  # again: another generation may have started since this one was made
+        with self._working():
+            yield from self._answer(request)
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
         self._busy = True
         try:
-            yield from self._answer(request)
+            yield
         finally:
             self._busy = False
             # clear_cache waits for the device with the interpreter lock held, which would stop every other thread for

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from app.sanitise import sanitise
 from app.sessions.records import Message
+from app.tui.commands import message_text
 from app.tui.markdown_lines import parser
 from app.tui.parameters import read_parameter, write_parameter
 from runtime.errors import UsageError
@@ -39,7 +40,7 @@ class ChatActions:
         from app.tui.transcript import Transcript
 
         screen = self._screen
-        text = text[1:] if text.startswith("//") else text
+        text = message_text(text)
         if screen.editing is not None:
             self._conversation.edit(screen.editing, text)
             screen.editing = None

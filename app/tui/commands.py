@@ -70,6 +70,11 @@ def parse_command(text: str) -> Invocation | None:
     return Invocation(name, argument.strip(), _BY_NAME.get(name))
 
 
+def message_text(text: str) -> str:
+    """What an ordinary message says: a leading `//` stands for one slash."""
+    return text[1:] if text.startswith("//") else text
+
+
 def matching(prefix: str) -> list[Command]:
     """Commands whose name starts with `prefix`, then those that contain it."""
     first = [command for command in COMMANDS if command.name.startswith(prefix)]

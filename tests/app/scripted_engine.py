@@ -25,6 +25,7 @@ from app.engine_messages import (
     Pulled,
     PullFailed,
     PullProgress,
+    ReadAhead,
     Ready,
 )
 from app.sessions.journal import JournalWriter
@@ -98,6 +99,7 @@ class ScriptedEngine:
     state: State = "stopped"
     card: ModelCard | None = None
     commands: list[Generate] = field(default_factory=list)
+    ahead: list[ReadAhead] = field(default_factory=list)
     specs: list[ModelSpec] = field(default_factory=list)
     pulls: list[str] = field(default_factory=list)
     pieces_per_poll: int = 1
@@ -127,6 +129,9 @@ class ScriptedEngine:
             raise EngineError("the engine is not running", "restart it, or choose another model")
         self.commands.append(command)
         self._waiting.append(command)
+
+    def read_ahead(self, command: ReadAhead) -> None:
+        self.ahead.append(command)
 
     def cancel(self) -> None:
         self._cancelled = bool(self._waiting or self._playing)
