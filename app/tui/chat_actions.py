@@ -5,6 +5,7 @@ Errors of the tree pass through: the chat screen says them.
 
 from typing import TYPE_CHECKING, cast
 
+from app.attachments import spoken
 from app.sanitise import sanitise
 from app.sessions.records import Message
 from app.tui.commands import message_text
@@ -48,6 +49,17 @@ class ChatActions:
             self._conversation.send(text)
         screen.sync([])
         screen.query_one(Transcript).to_end()
+
+    def do_file(self, path: str) -> None:
+        """A file that can be attached stays in the input, with a line below it for the message."""
+        from app.tui.prompt import Prompt
+
+        if not path:
+            raise UsageError("/file PATH")
+        line = f"/file {path}\n"
+        _, attachments = spoken(line)
+        self._screen.query_one(Prompt).put(line)
+        self._app.say(f"{attachments[0].name} goes with what you write now; Enter sends both")
 
     def do_regen(self, _: str) -> None:
         self._conversation.regenerate()

@@ -59,9 +59,10 @@ class Invocation:
 def parse_command(text: str) -> Invocation | None:
     """The command a message starts with, None for an ordinary message. `//` starts an ordinary message with a slash.
 
-    A path such as `/etc/hosts is empty` is no command: a command's name has letters only.
+    A path such as `/etc/hosts is empty` is no command: a command's name has letters only. Nor is a `/file` line with
+    more below it: that is a message with an attachment.
     """
-    if not text.startswith("/") or text.startswith("//"):
+    if not text.startswith("/") or text.startswith("//") or (text.startswith("/file ") and "\n" in text):
         return None
     name, _, argument = text[1:].partition(" ")
     name = name.strip()

@@ -342,6 +342,37 @@ def test_paths_complete_and_files_are_attached(play, home: Path) -> None:
     play(scenario)
 
 
+def test_the_file_command_waits_for_the_message(play, home: Path) -> None:
+    (home / "my notes.txt").write_text("the mill stands")
+
+    async def scenario(it: Driver) -> None:
+        await it.write("/file my notes.txt")
+        assert it.prompt.text == "/file my notes.txt\n"
+        assert not it.app.screen.query_one(CompletionMenu).is_open
+        assert it.said == []
+        await it.press("w", "h", "y", "enter")
+        await it.idle()
+        assert it.said[0] == "why"
+        assert "the mill stands" in it.engine.commands[-1].messages[-1]["content"]
+        await it.write("/file my notes.txt")
+        await it.press("enter")  # alone
+        await it.idle()
+        assert it.app.conversation.messages[2].attachments[0].text == "the mill stands"
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("path", ["missing.txt", ".", "~nobody-has-this-name/x", ""])
+def test_a_file_that_cannot_be_attached_is_said(play, path: str) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.write(f"/file {path}")
+        assert it.prompt.text == ""
+        assert any(toast.severity == "error" for toast in it.app._notifications)
+        assert it.said == []
+
+    play(scenario)
+
+
 def test_a_missing_file_is_said_and_the_text_kept(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.write("look at @./missing.txt")
