@@ -22,6 +22,7 @@ from app.engine_messages import (
     Event,
     Failed,
     Generate,
+    Held,
     ModelSpec,
     Prefill,
     ReadAhead,
@@ -172,6 +173,9 @@ class Conversation(OpenSession):
                 self.notice = event.message
                 if turn is not None:
                     self._end_turn(turn, "died")
+            case Held():
+                if turn is None:
+                    self.context_tokens = event.tokens + 1  # the prompt's last token is fed by the first step
             case Failed(id=None):
                 self.notice = _one_line(event)
             case Prefill() | Delta() | Done() | Dropped() | ContextFull() | Failed():

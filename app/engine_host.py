@@ -18,6 +18,7 @@ from app.engine_messages import (
     Dropped,
     Event,
     Generate,
+    Held,
     ModelCard,
     ModelSpec,
     Prefill,
@@ -130,11 +131,13 @@ class EngineHost:
                 else:
                     send(Prefill(command.id, part.done, part.total, part.reused))
 
-    def read_ahead(self, command: ReadAhead, stop: Callable[[], bool]) -> None:
+    def read_ahead(self, command: ReadAhead, stop: Callable[[], bool], send: Send) -> None:
         """Prefill what the next prompt will begin with, until `stop()`. Raises HeadraceError for what has no prompt."""
         prompt = self._prompts.encode(command.messages, thinking=command.thinking)
-        if len(prompt) <= self._longest_prompt:
-            self._engine.read_ahead(prompt, stop)
+        if len(prompt) > self._longest_prompt:
+            return
+        if (cache := self._engine.read_ahead(prompt, stop)) is not None:
+            send(Held(cache.committed, cache.committed_bytes, cache.allocated_bytes))
 
     def _done(self, command: Generate, finished: Finished, tokenize_s: float, ttft_s: float | None) -> Done:
         summary = finished.summary

@@ -63,7 +63,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class ReadAhead:
-    """Bring the conversation, and what is being typed, into the KV cache. No event answers it.
+    """Bring the conversation, and what is being typed, into the KV cache; `Held` tells how far it got.
 
     Given up as soon as another command comes. messages, thinking: as `Generate` would have them.
     """
@@ -135,6 +135,15 @@ class PeakMeasured:
     """This machine's memory bandwidth, measured while the engine was idle."""
 
     peak: Peak
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the KV cache holds of the next prompt after reading ahead."""
+
+    tokens: int
+    used_bytes: int
+    allocated_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,5 +243,6 @@ class PullFailed:
     hint: str | None
 
 
+ModelEvent = LoadProgress | Ready | PeakMeasured | Held
 PullEvent = PullProgress | Pulled | PullFailed
-Event = LoadProgress | Ready | PeakMeasured | Prefill | Delta | Done | ContextFull | Dropped | Failed | Died | PullEvent
+Event = ModelEvent | Prefill | Delta | Done | ContextFull | Dropped | Failed | Died | PullEvent

@@ -153,7 +153,7 @@ class Server:
         if self._host is None or self._inbox.waiting():
             return
         try:
-            self._host.read_ahead(command, self._inbox.waiting)
+            self._host.read_ahead(command, self._inbox.waiting, self._send)
         except HeadraceError:  # nobody has asked yet; whoever does will be told
             pass
         except Exception:

@@ -46,24 +46,24 @@ class Engine:
         self._check(request)
         return self._generate(request)
 
-    def read_ahead(self, prompt: Sequence[int], stop: Callable[[], bool]) -> int:
+    def read_ahead(self, prompt: Sequence[int], stop: Callable[[], bool]) -> Cache | None:
         """Prefill what the next prompt is expected to begin with, while nobody waits for an answer.
 
-        Ends early, with nothing lost, once `stop()` says so between two chunks. Gives how many tokens the kept cache
-        holds then: 0, nothing done, without `keep_prefix` and where a wrong guess could not be taken back. Raises what
+        Ends early, with nothing lost, once `stop()` says so between two chunks. Gives the kept cache as it is then;
+        None, and nothing done, without `keep_prefix` and where a wrong guess could not be taken back. Raises what
         `generate` raises.
         """
         self._claimable()
         self._check(Request(prompt))
         if self.prefix is None or not self.network.make_cache(1).can_rollback:
-            return 0
+            return None
         with self._working():
             cache = self.prefix.take(prompt) or self.network.make_cache(self.context_limit)
             for _ in prefill(self.network, cache, prompt[cache.committed : -1]):
                 if stop():
                     break
             self.prefix.keep(cache, prompt)
-            return cache.committed
+            return cache
 
     def _claimable(self) -> None:
         if self._busy:

@@ -61,6 +61,15 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheFill:
+    """What the KV cache holds."""
+
+    tokens: int = 0
+    used_bytes: int = 0
+    allocated_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class _Rates:
     now: float | None = None
     average: float | None = None
@@ -81,6 +90,7 @@ class LiveFigures:
         self.prefill_s: float | None = None
         self.ttft_s: float | None = None
         self.steps: deque[StepRecord] = deque(maxlen=RING_SIZE)  # of the latest turn
+        self.fill = CacheFill()
         self.turns: list[Turn] = []
         self.prefill_rate: float | None = None  # tokens per second, of the latest prefill long enough to say
         self.prefill_batch = 0  # tokens the latest such prefill fed
@@ -114,7 +124,14 @@ class LiveFigures:
         self.steps.extend(records)
         if len(self.steps) != before or self.steps:
             self.phase = "decode"
+            last = self.steps[-1]
+            self.fill = CacheFill(last.context, last.kv_used_bytes, last.kv_allocated_bytes)
             self._changed()
+
+    def held(self, fill: CacheFill) -> None:
+        """The engine has read ahead."""
+        self.fill = fill
+        self._changed()
 
     def finished(self, summary: Summary, reason: str, ttft_s: float | None) -> None:
         self.phase, self.reused = "idle", summary.reused_tokens
