@@ -15,7 +15,7 @@ from runtime.cache import Cache
 from runtime.decode import Choice, decode
 from runtime.errors import ContextLimitError, EngineError, UsageError
 from runtime.network import Network
-from runtime.prefill import prefill
+from runtime.prefill import Pace, prefill
 from runtime.prefix import Prefix
 from runtime.request import Event, Finished, FinishReason, PrefillProgress, Request, Step, TokenLogprobs
 from runtime.sampling import Sampler, logprobs
@@ -34,6 +34,7 @@ class Engine:
         self.context_limit = context_limit
         self.steps = StepRing()
         self.prefix = Prefix() if keep_prefix else None
+        self._pace = Pace()
         self._busy = False
 
     def generate(self, request: Request) -> Iterator[Event]:
@@ -59,7 +60,7 @@ class Engine:
             return None
         with self._working():
             cache = self.prefix.take(prompt) or self.network.make_cache(self.context_limit)
-            for _ in prefill(self.network, cache, prompt[cache.committed : -1]):
+            for _ in prefill(self.network, cache, prompt[cache.committed : -1], self._pace):
                 if stop():
                     break
             self.prefix.keep(cache, prompt)
@@ -130,7 +131,7 @@ class Engine:
         total = len(request.prompt) - 1 - reused
         if reused:
             yield PrefillProgress(0, total, reused)
-        for done in prefill(self.network, cache, request.prompt[reused:-1]):
+        for done in prefill(self.network, cache, request.prompt[reused:-1], self._pace):
             yield PrefillProgress(done, total, reused)
             if request.cancel:
                 return
