@@ -426,6 +426,18 @@ def test_lines_history_and_growth(play) -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("text", ["one line", "two\nlines", "two\r\nlines", "two\rlines"])
+def test_a_paste_is_inserted_once(play, text: str) -> None:
+    async def scenario(it: Driver) -> None:
+        it.prompt.put("before ")
+        it.app.post_message(events.Paste(text))  # as the terminal's driver does
+        pasted = text.replace("\r\n", "\n").replace("\r", "\n")
+        await it.until(lambda: it.prompt.text == f"before {pasted}")
+        assert it.prompt.cursor_location == it.prompt.document.end
+
+    play(scenario)
+
+
 def test_a_big_paste_is_folded_and_sent_whole(play) -> None:
     text = "line of a large file\r\n" * 400 + "end"
 
