@@ -195,7 +195,11 @@ class Conversation(OpenSession):
                     self._stop_sending(event.messages)
             case ContextFull():
                 self._end_turn(turn, "length")
-                self._ask_what_goes(event.prompt_tokens, turn.leaf, during_answer=turn.continuing)
+                if turn.dropping:
+                    self.question = None
+                    self.notice = f"{_full(event.prompt_tokens, event.limit)}; the last turn alone is too long"
+                else:
+                    self._ask_what_goes(event.prompt_tokens, turn.leaf, during_answer=turn.continuing)
             case Failed():
                 self._end_turn(turn, "failed")
                 self.notice = _one_line(event)
@@ -245,7 +249,7 @@ class Conversation(OpenSession):
         if turns > 1:
             self.question = ContextQuestion(tokens, limit, during_answer, leaf.id)
         else:
-            self.notice = f"the context is full: {tokens} tokens, the limit is {limit}; nothing older is left to drop"
+            self.notice = f"{_full(tokens, limit)}; nothing older is left to drop"
 
     def _stop_sending(self, count: int) -> None:
         """The engine left out the first `count` of the messages it was sent."""
@@ -263,7 +267,8 @@ class Conversation(OpenSession):
 
     def _summarise(self, question: ContextQuestion) -> None:
         self._ready_to_ask()
-        turn = Turn(self.store, self.message(question.leaf), continuing=question.during_answer, summarising=True)
+        leaf = self.message(question.leaf)
+        turn = Turn(self.store, leaf, continuing=question.during_answer, summarising=True, dropping=True)
         messages = summary_messages(self.session, self.messages)
         self.engine.submit(Generate(turn.id, messages, max_tokens=SUMMARY_TOKENS, thinking=False, drop_oldest=True))
         self._turn, self.phase = turn, "summarising"
@@ -290,7 +295,7 @@ class Conversation(OpenSession):
         self._ready_to_ask()
         leaf = self.message(leaf_id)
         branch = self.messages[: self.messages.index(leaf) + 1]
-        turn = Turn(self.store, leaf, model=self._speaker, continuing=continuing)
+        turn = Turn(self.store, leaf, model=self._speaker, continuing=continuing, dropping=drop_oldest)
         sampling = dict(self.session.sampling)
         self.engine.submit(
             Generate(
@@ -323,6 +328,10 @@ class Conversation(OpenSession):
     def _idle(self) -> None:
         if self._turn is not None:
             raise EngineError("an answer is being written", "stop it first")
+
+
+def _full(tokens: int, limit: int) -> str:
+    return f"the context is full: {tokens:,} tokens, the limit is {limit:,}"
 
 
 def _one_line(failure: Failed) -> str:

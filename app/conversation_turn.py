@@ -32,12 +32,17 @@ class Turn:
         model: str | None = None,
         continuing: bool = False,
         summarising: bool = False,
+        dropping: bool = False,
     ) -> None:
-        """`model` is who will say it, as far as known. Raises SessionError where nothing can be stored."""
+        """`model` is who will say it, as far as known; `dropping`: the engine may leave out older turns.
+
+        Raises SessionError where nothing can be stored.
+        """
         self.id = next(_ids)
         self.leaf = leaf
         self.continuing = continuing
         self.summarising = summarising
+        self.dropping = dropping
         self.answer = leaf if continuing and not summarising else None
         self.summary = ""
         self._begins = len(leaf.content) if continuing else 0  # characters of the answer that are not this turn's

@@ -4,6 +4,7 @@ Everything here runs on one thread, which owns the model. Deltas are gathered fo
 chat's process, and on a machine whose cores are all decoding that takes one of them away.
 """
 
+import os
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,7 @@ from models.soundness import blamed_on_store
 from runtime import memory, ops
 from runtime.bandwidth import Peak, cached_peak, measure_peak
 from runtime.engine import Engine
-from runtime.hardware import machine
+from runtime.hardware import Machine, machine
 from runtime.request import CancelFlag, Finished, Request
 from runtime.sampling import SamplingParams
 from runtime.telemetry import StepRecord, mbu
@@ -90,6 +91,7 @@ class EngineHost:
             peak=self.peak,
             budget=memory.budget(),
             kernels=ops.describe(),
+            spare_cpus=_spare_cpus(host),
             active_memory_bytes=mx.get_active_memory(),
         )
 
@@ -217,6 +219,15 @@ class _Outbox:
             self._send(Delta(self._command.id, "".join(self._text), tuple(self._records)))
             self._text, self._records = [], []
             self._sent = time.monotonic()
+
+
+def _spare_cpus(host: Machine) -> int:
+    """CPUs, hyper-threads included, that the kernels' threads leave to others; with a GPU nearly all of them."""
+    native = ops.native.status() if ops.select() is ops.native else None
+    scheduled = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limited = host.usable_cores < min(host.physical_cores, scheduled)  # by the container's share of time
+    busy = native.threads if native is not None and native.threads else 1
+    return max(0, (host.usable_cores if limited else scheduled) - busy)
 
 
 def _turn_starts(messages: Messages) -> list[int]:

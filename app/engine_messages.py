@@ -103,6 +103,7 @@ class ModelCard:
     peak: Peak | None  # None until measured: a PeakMeasured event follows
     budget: Budget | None
     kernels: Mapping[str, str]
+    spare_cpus: int  # that decoding leaves to others
     active_memory_bytes: int  # held by MLX after loading
 
     @property

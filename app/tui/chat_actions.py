@@ -201,12 +201,13 @@ class ChatActions:
         if question is None:
             return
         text = (
-            f"{'This answer has reached' if question.during_answer else 'This would take'} {question.tokens:,} tokens; "
-            f"the model's context holds {question.limit:,}. Nothing is dropped without you."
+            f"{'With this answer' if question.during_answer else 'With your message'} the conversation has "
+            f"{question.tokens:,} tokens; the context holds {question.limit:,}, the answer included. "
+            "Nothing is dropped without you."
         )
         answers = (
-            ("drop", "d", "leave the oldest turns out of what the model sees"),
-            ("summarise", "s", "let the model summarise them first, then leave them out"),
+            ("drop", "d", "leave out the oldest turns"),
+            ("summarise", "s", "have the oldest turns summarised, then leave them out"),
             ("new", "n", "go on in a new session"),
         )
         self._app.push_screen(Choose("the context is full", text, answers), self._resolve)
@@ -214,6 +215,7 @@ class ChatActions:
     def _resolve(self, choice: str | None) -> None:
         if choice is not None:
             self._conversation.resolve(cast("ContextChoice", choice))
+            self._screen.sync([])
 
     # -- the rest --------------------------------------------------------------------------------------------------
 

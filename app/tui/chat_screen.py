@@ -150,11 +150,11 @@ class ChatScreen(FrugalScreen):
             self._state = state
             self._state_changed(empty=not messages)
             self._wait_for_pause()
-        if conversation.question is not None and not self._asked:
+        if conversation.question is None or conversation.phase != "idle":
+            self._asked = False
+        elif not self._asked:
             self._asked = True
             self.actions.ask_about_context()
-        elif conversation.question is None:
-            self._asked = False
 
     @property
     def _transcript(self) -> Transcript:

@@ -71,7 +71,7 @@ class CompletionMenu(OptionList, can_focus=False):
 def _options(before: str, width: int) -> tuple[list[Option], list[Choice]]:
     path = typed_path(before)
     if path is not None:
-        found = completions(path)
+        found = [name for name in completions(path) if name != path.removeprefix('"')]  # nothing to add: Enter sends
         return [Option(Content(name)) for name in found], [
             Choice(as_typed(name, path), len(path)) for name in found if name
         ]

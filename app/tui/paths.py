@@ -23,7 +23,7 @@ def as_typed(path: str, typed: str) -> str:
 
 
 def completions(typed: str, limit: int = 8) -> list[str]:
-    """Paths that continue what `typed_path` found, folders with a slash at the end, hidden files only when asked for."""
+    """Paths that continue what `typed_path` gave: folders end with a slash, hidden files only when asked for."""
     head, tail = os.path.split(typed.removeprefix('"'))
     found: list[tuple[bool, str]] = []
     try:

@@ -40,16 +40,19 @@ class RowStrips:
             if len(self._texts) >= _KEPT:
                 self._texts.clear()
                 self._whole.clear()
-            kept = self._texts[line] = row[0], self._finished(self._text(row).apply_offsets(0, line))
+            kept = self._texts[line] = row[0], self._finished(self._text(row))
         whole = self._whole.get((line, thumb))
         if whole is None or whole[0] is not kept[1]:
             whole = self._whole[line, thumb] = kept[1], self._with_bar(kept[1], thumb=thumb)
         return whole[1]
 
-    def marked(self, line: int, row: Row, *, thumb: bool, marked: bool, span: tuple[int, int] | None) -> Strip:
+    def marked(self, row: Row, *, thumb: bool, marked: bool, span: tuple[int, int] | None) -> Strip:
         """The same with the mark of the selected message, or with the selected characters `span` (-1: to the end)."""
-        text = self._text(row, marked=marked, span=span).apply_offsets(0, line)
-        return self._with_bar(self._finished(text), thumb=thumb)
+        return self._with_bar(self._finished(self._text(row, marked=marked, span=span)), thumb=thumb)
+
+    def located(self, line: int, row: Row) -> Strip:
+        """Row number `line` with the place of every character in its style: textual asks when the mouse selects."""
+        return self._text(row).apply_offsets(0, line)
 
     def below(self, *, thumb: bool) -> Strip:
         """A line past the last row."""

@@ -68,6 +68,7 @@ CARD = ModelCard(
     peak=PEAK,
     budget=None,
     kernels={"kernels": "reference"},
+    spare_cpus=2,
     active_memory_bytes=120_000_000,
 )
 

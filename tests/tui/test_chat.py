@@ -373,6 +373,29 @@ def test_a_file_that_cannot_be_attached_is_said(play, path: str) -> None:
     play(scenario)
 
 
+def test_a_path_that_is_whole_is_sent_by_the_first_enter(play, home: Path) -> None:
+    (home / "notes.txt").write_text("the mill stands")
+
+    async def scenario(it: Driver) -> None:
+        it.prompt.put("read @notes.txt")
+        await it.press("enter")
+        await it.idle()
+        assert it.said[0] == "read @notes.txt"
+
+    play(scenario)
+
+
+def test_a_toast_leaves_the_input_free(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("ctrl+c")
+        await it.pilot.pause(0.1)
+        (toast,) = it.app.screen.query("Toast")
+        assert "leaves" in it.text()
+        assert not toast.region.overlaps(it.prompt.region)
+
+    play(scenario, size=(80, 24))
+
+
 def test_a_missing_file_is_said_and_the_text_kept(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.write("look at @./missing.txt")
@@ -399,6 +422,18 @@ def test_lines_history_and_growth(play) -> None:
         it.prompt.put("\n".join("0123456789abcdef"))
         await it.pilot.pause()
         assert it.prompt.size.height == 10
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("text", ["one line", "two\nlines", "two\r\nlines", "two\rlines"])
+def test_a_paste_is_inserted_once(play, text: str) -> None:
+    async def scenario(it: Driver) -> None:
+        it.prompt.put("before ")
+        it.app.post_message(events.Paste(text))  # as the terminal's driver does
+        pasted = text.replace("\r\n", "\n").replace("\r", "\n")
+        await it.until(lambda: it.prompt.text == f"before {pasted}")
+        assert it.prompt.cursor_location == it.prompt.document.end
 
     play(scenario)
 
@@ -466,6 +501,39 @@ def test_the_full_context_is_asked_about(play, key: str, choice: str) -> None:
             assert it.said[-1] == "after"
         else:
             assert it.app.conversation.session.id != before
+
+    play(scenario, engine)
+
+
+def test_dropping_turns_that_is_not_enough_is_said(play) -> None:
+    engine = ScriptedEngine(card_to_load=with_context(64))
+    engine.script(Script(), Script(full=True), Script(full=True))
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("one")
+        await it.write("two")
+        await it.until(lambda: isinstance(it.app.screen, Choose))
+        await it.press("d")
+        await it.until(lambda: "the last turn alone" in it.text())
+        await it.until(lambda: "Esc Stop" not in it.text())
+        assert isinstance(it.app.screen, ChatScreen)
+
+    play(scenario, engine)
+
+
+def test_a_stopped_summary_is_asked_about_again(play) -> None:
+    engine = ScriptedEngine(card_to_load=with_context(64))
+    engine.script(Script(), Script(full=True), Script(hold=1))
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("one")
+        await it.write("two")
+        await it.until(lambda: isinstance(it.app.screen, Choose))
+        await it.press("s")
+        await it.until(lambda: it.app.conversation.phase == "summarising")
+        assert isinstance(it.app.screen, ChatScreen)
+        await it.press("escape")
+        await it.until(lambda: isinstance(it.app.screen, Choose))
 
     play(scenario, engine)
 

@@ -80,7 +80,7 @@ def _figures(steps: int = 30) -> LiveFigures:
     figures = LiveFigures()
     figures.ready(*facts(CARD))
     figures.submitted()
-    figures.stepped(record(n, 20 + n) for n in range(steps))
+    figures.stepped([record(n, 20 + n) for n in range(steps)])
     return figures
 
 
