@@ -426,6 +426,36 @@ def test_lines_history_and_growth(play) -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("name", ["~nobody-has-this-name/x.md", "/dev/null/x.md", "x" * 300])
+def test_an_export_that_cannot_be_written_is_said(play, name: str) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.write(f"/export {name}")
+        assert "cannot write" in it.text()
+
+    play(scenario)
+
+
+def test_a_refused_parameter_is_said_where_it_shows(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("f6", "tab")
+        assert "0 is greedy" in it.text()
+        await it.press("x", "enter")
+        assert "temperature must be 0 or more" in it.text()
+
+    play(scenario, size=(80, 24))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (40, 12), (20, 5), (12, 3)])
+def test_the_key_bar_cuts_no_word(play, size: tuple[int, int]) -> None:
+    async def scenario(it: Driver) -> None:
+        bar = it.text().splitlines()[-1]
+        keys = bar.partition("▏")[0].split("  ")
+        labels = {"⏎ Send", "^J New line", "F1 Help", "F2 Decode", "F3 Panel", "F4 Sessions", "F5 Model", ""}
+        assert {key.strip() for key in keys} <= labels
+
+    play(scenario, size=size)
+
+
 @pytest.mark.parametrize("text", ["one line", "two\nlines", "two\r\nlines", "two\rlines"])
 def test_a_paste_is_inserted_once(play, text: str) -> None:
     async def scenario(it: Driver) -> None:
@@ -476,7 +506,11 @@ def test_a_dead_engine_leaves_the_chat_alive(play) -> None:
 def test_a_model_that_cannot_be_loaded(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.until(lambda: "not enough memory" in it.text())
-        assert "F8 starts it again" in it.text()
+        assert "F8 tries again" in it.text()
+        it.app.engine.load_failure = None
+        await it.write("/model another")
+        await it.until(lambda: it.app.engine.state == "ready")
+        await it.until(lambda: "not enough memory" not in it.text())
 
     play(scenario, ScriptedEngine(load_failure="not enough memory: needs 40 GiB"), ready=False)
 
