@@ -27,8 +27,9 @@ class ModelsScreen(ModalScreen[str | None]):
     """Enter uses an installed model (the result) or fetches one; fetching goes on when the picker is closed."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,f5", "dismiss(None)", "Close", key_display="Esc", priority=True),
+        Binding("enter", "take", "Use or fetch", priority=True),
         Binding("delete,x", "cancel_pull", "Stop fetching", key_display="x"),
+        Binding("escape,f5", "dismiss(None)", "Close", key_display="Esc", priority=True),
     ]
 
     def __init__(self) -> None:
@@ -100,6 +101,8 @@ class ModelsScreen(ModalScreen[str | None]):
     def _show_pull(self) -> None:
         """How far fetching is; the list anew when it is done."""
         line, pulls = self.query_one("#pull", Static), self._headrace.pulls
+        if line.display != bool(pulls):
+            self.refresh_bindings()
         if not pulls:
             if line.display:
                 line.display = False
@@ -130,6 +133,12 @@ class ModelsScreen(ModalScreen[str | None]):
             self._headrace.say(str(error), problem=True)
             return
         self._headrace.say(f"fetching {row.name}, {format_bytes(row.bytes)}, in the background")
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
+        return action != "cancel_pull" or bool(self._headrace.pulls)
+
+    def action_take(self) -> None:
+        self.query_one("#models", OptionList).action_select()
 
     def action_cancel_pull(self) -> None:
         self._headrace.engine.cancel_pull()
