@@ -36,6 +36,7 @@ class ModelsScreen(ModalScreen[str | None]):
         super().__init__()
         self._rows: list[ModelRow] = []
         self._card: ModelCard | None = None
+        self._measured_gb_s: float | None = None
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog -large") as box:
@@ -58,10 +59,11 @@ class ModelsScreen(ModalScreen[str | None]):
     def _load(self) -> None:
         """Read the store and the catalog beside the event loop."""
         card = self._card = self._headrace.engine.card
+        measured_gb_s = self._measured_gb_s = self._headrace.figures.machine.measured_gb_s
 
         def read() -> None:
             try:
-                rows = model_rows(card)
+                rows = model_rows(card, measured_gb_s)
             except HeadraceError as error:
                 self.app.call_from_thread(self._headrace.say, str(error), problem=True)
                 return
@@ -94,7 +96,8 @@ class ModelsScreen(ModalScreen[str | None]):
 
     def _follow(self) -> None:
         """What fits and how fast is known once a model was loaded, and better once the bandwidth was measured."""
-        if self._headrace.engine.card is not self._card:
+        measured_gb_s = self._headrace.figures.machine.measured_gb_s
+        if self._headrace.engine.card is not self._card or measured_gb_s != self._measured_gb_s:
             self._load()
         self._show_pull()
 

@@ -1,18 +1,20 @@
 """The chat, key by key and command by command, over a scripted engine."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from textual import events
 from textual.widgets import Input, OptionList
 
+from app.engine_messages import PeakMeasured
 from app.tui.chat_screen import ChatScreen
 from app.tui.completion import CompletionMenu
 from app.tui.decode.screen import DecodeScreen
 from app.tui.dialogs import Choose
 from app.tui.help_screen import HelpScreen
-from tests.app.scripted_engine import Script, ScriptedEngine, with_context
+from tests.app.scripted_engine import CARD, PEAK, Script, ScriptedEngine, with_context
 from tests.tui.conftest import Driver
 
 
@@ -587,6 +589,18 @@ def test_models_are_listed_switched_and_fetched(play) -> None:
         await it.until(lambda: it.engine.specs[-1].name == "qwen3-0.6b")
 
     play(scenario)
+
+
+def test_the_picker_predicts_as_soon_as_the_bandwidth_is_measured(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("f5")
+        models = it.app.screen.query_one("#models", OptionList)
+        await it.until(lambda: models.option_count > 3)
+        assert str(models.get_option_at_index(0).prompt).split()[-2] == "–"
+        it.engine._backlog.append(PeakMeasured(PEAK))
+        await it.until(lambda: str(models.get_option_at_index(0).prompt).split()[-2].isdigit())
+
+    play(scenario, ScriptedEngine(card_to_load=replace(CARD, peak=None)))
 
 
 def test_thinking_is_folded_until_asked_for(play) -> None:
