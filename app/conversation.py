@@ -121,6 +121,7 @@ class Conversation(OpenSession):
 
     def load_model(self) -> None:
         """Start the engine with the session's model."""
+        self.notice = None
         self.engine.start(ModelSpec(self.session.model, self._context))
 
     def set_model(self, name: str | None) -> None:

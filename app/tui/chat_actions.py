@@ -3,6 +3,7 @@
 Errors of the tree pass through: the chat screen says them.
 """
 
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from app.attachments import spoken
@@ -134,7 +135,11 @@ class ChatActions:
     def do_export(self, name: str) -> None:
         """To `name`, or to a file named after the session; .json gives JSON, all else Markdown."""
         session = self._conversation.session
-        self._app.export_session(session.id, name or f"headrace-{session.id}.md")
+        try:
+            path = Path(name or f"headrace-{session.id}.md").expanduser()
+        except RuntimeError:
+            raise UsageError(f"cannot write {name}: nobody has that home") from None
+        self._app.export_session(session.id, str(path))
 
     # -- sessions --------------------------------------------------------------------------------------------------
 

@@ -196,10 +196,12 @@ class ChatScreen(FrugalScreen):
 
     def _show_notice(self) -> None:
         notice = self.query_one("#notice", Static)
-        down = self.headrace.engine.state in ("dead", "failed")
+        state = self.headrace.engine.state
+        down = state in ("dead", "failed")
         text = self.conversation.notice or ("the engine is not running" if down else "")
         if down:
-            text = f"✗ {text.rstrip('.')}. F8 starts it again."
+            way_out = "F8 tries again, F5 picks a model" if state == "failed" else "F8 starts it again"
+            text = f"✗ {text.rstrip('.')}. {way_out}."
         notice.display = bool(text)
         notice.set_class(down, "-error")
         notice.update(Content(sanitise(text)))

@@ -1,18 +1,20 @@
 """The chat, key by key and command by command, over a scripted engine."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from textual import events
 from textual.widgets import Input, OptionList
 
+from app.engine_messages import PeakMeasured
 from app.tui.chat_screen import ChatScreen
 from app.tui.completion import CompletionMenu
 from app.tui.decode.screen import DecodeScreen
 from app.tui.dialogs import Choose
 from app.tui.help_screen import HelpScreen
-from tests.app.scripted_engine import Script, ScriptedEngine, with_context
+from tests.app.scripted_engine import CARD, PEAK, Script, ScriptedEngine, with_context
 from tests.tui.conftest import Driver
 
 
@@ -426,6 +428,36 @@ def test_lines_history_and_growth(play) -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("name", ["~nobody-has-this-name/x.md", "/dev/null/x.md", "x" * 300])
+def test_an_export_that_cannot_be_written_is_said(play, name: str) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.write(f"/export {name}")
+        assert "cannot write" in it.text()
+
+    play(scenario)
+
+
+def test_a_refused_parameter_is_said_where_it_shows(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("f6", "tab")
+        assert "0 is greedy" in it.text()
+        await it.press("x", "enter")
+        assert "temperature must be 0 or more" in it.text()
+
+    play(scenario, size=(80, 24))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (40, 12), (20, 5), (12, 3)])
+def test_the_key_bar_cuts_no_word(play, size: tuple[int, int]) -> None:
+    async def scenario(it: Driver) -> None:
+        bar = it.text().splitlines()[-1]
+        keys = bar.partition("▏")[0].split("  ")
+        labels = {"⏎ Send", "^J New line", "F1 Help", "F2 Decode", "F3 Panel", "F4 Sessions", "F5 Model", ""}
+        assert {key.strip() for key in keys} <= labels
+
+    play(scenario, size=size)
+
+
 @pytest.mark.parametrize("text", ["one line", "two\nlines", "two\r\nlines", "two\rlines"])
 def test_a_paste_is_inserted_once(play, text: str) -> None:
     async def scenario(it: Driver) -> None:
@@ -476,7 +508,11 @@ def test_a_dead_engine_leaves_the_chat_alive(play) -> None:
 def test_a_model_that_cannot_be_loaded(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.until(lambda: "not enough memory" in it.text())
-        assert "F8 starts it again" in it.text()
+        assert "F8 tries again" in it.text()
+        it.app.engine.load_failure = None
+        await it.write("/model another")
+        await it.until(lambda: it.app.engine.state == "ready")
+        await it.until(lambda: "not enough memory" not in it.text())
 
     play(scenario, ScriptedEngine(load_failure="not enough memory: needs 40 GiB"), ready=False)
 
@@ -553,6 +589,18 @@ def test_models_are_listed_switched_and_fetched(play) -> None:
         await it.until(lambda: it.engine.specs[-1].name == "qwen3-0.6b")
 
     play(scenario)
+
+
+def test_the_picker_predicts_as_soon_as_the_bandwidth_is_measured(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("f5")
+        models = it.app.screen.query_one("#models", OptionList)
+        await it.until(lambda: models.option_count > 3)
+        assert str(models.get_option_at_index(0).prompt).split()[-2] == "–"
+        it.engine._backlog.append(PeakMeasured(PEAK))
+        await it.until(lambda: str(models.get_option_at_index(0).prompt).split()[-2].isdigit())
+
+    play(scenario, ScriptedEngine(card_to_load=replace(CARD, peak=None)))
 
 
 def test_thinking_is_folded_until_asked_for(play) -> None:

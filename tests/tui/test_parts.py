@@ -21,6 +21,7 @@ from app.tui.growing_markdown import GrowingMarkdown
 from app.tui.markdown_lines import render
 from app.tui.parameters import PARAMETERS, read_parameter, write_parameter
 from app.tui.paths import as_typed, completions, typed_path
+from app.tui.status_bar import Status, StatusBar
 from runtime.errors import UsageError
 from runtime.telemetry import StepRecord
 from tests.app.scripted_engine import CARD, record, summary
@@ -149,6 +150,22 @@ def test_phases_are_told_apart_without_colour() -> None:
 
 def test_every_command_is_carried_out_by_a_method() -> None:
     assert {f"do_{command.name}" for command in COMMANDS} <= set(dir(ChatActions))
+
+
+@pytest.mark.parametrize(
+    ("room", "shown"),
+    [
+        (60, "▚ headrace  smollm2-135m  Why is the sky blue?"),
+        (40, "▚ headrace  smollm2-135m  Why is the sk…"),
+        (34, "▚ headrace  smollm2-135m"),
+        (20, "▚  smollm2-135m"),
+        (10, "▚  smollm…"),
+    ],
+)
+def test_the_status_line_drops_what_matters_least(room: int, shown: str) -> None:
+    bar = StatusBar(LiveFigures())
+    bar._status = Status("smollm2-135m", "Why is the sky blue?")
+    assert bar._left(room).plain == shown
 
 
 def test_commands_are_told_from_messages() -> None:
