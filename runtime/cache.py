@@ -3,6 +3,8 @@
 Contract: `attend` appends T entries per layer at `length` and attends over everything up to them; `advance(T)`
 then moves `length`; `commit(T)` declares entries final; `rollback()` forgets the ones appended ahead of
 the commit. Networks see only `attend`, so quantized, paged or batched layouts can take this one's place.
+Buffers may be written in place, outside the graph: a layer's input has to follow from the layer before it, and the
+buffers are to be read through `arrays`, which waits for what was appended.
 B = sequences, Hkv = key/value heads, D = head dimension.
 """
 
