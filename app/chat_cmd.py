@@ -19,7 +19,9 @@ from runtime.errors import UsageError
     help="Catalog name, local directory, .gguf file or hub id; with --resume, the session goes on with it.",
 )
 @click.option("--resume", metavar="ID", help="Go on with a session: its id, the beginning of it, or `last`.")
-@click.option("--context", type=click.IntRange(1), help="Context limit in tokens. Default: what model and memory allow.")
+@click.option(
+    "--context", type=click.IntRange(1), help="Context limit in tokens. Default: what model and memory allow."
+)
 def chat(model: str | None, resume: str | None, context: int | None) -> int:
     """Chat in the terminal, with the decode loop in view.
 
