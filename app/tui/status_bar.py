@@ -37,7 +37,7 @@ class StatusBar(Lines):
         self.show(self.figures)
 
     def news(self, figures: LiveFigures) -> object:
-        return self._status, rate_text(figures.rate_now), figures.phase
+        return self._status, rate_text(figures.rate_now), figures.phase, figures.machine.measured_gb_s
 
     def lines(self, figures: LiveFigures, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
         right = self._right(width)

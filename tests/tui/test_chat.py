@@ -603,6 +603,16 @@ def test_the_picker_predicts_as_soon_as_the_bandwidth_is_measured(play) -> None:
     play(scenario, ScriptedEngine(card_to_load=replace(CARD, peak=None)))
 
 
+def test_the_status_line_has_the_share_as_soon_as_the_bandwidth_is_measured(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("hello")
+        assert "MBU" not in it.text().splitlines()[0]
+        it.engine._backlog.append(PeakMeasured(PEAK))
+        await it.until(lambda: "MBU" in it.text().splitlines()[0])
+
+    play(scenario, ScriptedEngine(card_to_load=replace(CARD, peak=None)))
+
+
 def test_thinking_is_folded_until_asked_for(play) -> None:
     engine = ScriptedEngine().script(Script(["<think>\n", "let me see", "\n</think>\n", "It is 4."]))
 
