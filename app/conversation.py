@@ -11,7 +11,7 @@ from typing import Literal, ParamSpec
 from app.attachments import spoken, take_attachments
 from app.context_question import ContextChoice, ContextQuestion
 from app.conversation_prompt import SUMMARY_TOKENS, draft_messages, prompt_messages, runs, summary_messages
-from app.conversation_turn import Turn, figures
+from app.conversation_turn import Turn
 from app.engine_client import ChatEngine
 from app.engine_messages import (
     ContextFull,
@@ -237,7 +237,7 @@ class Conversation(OpenSession):
 
     def _end_turn(self, turn: Turn, reason: str, done: Done | None = None) -> None:
         self._turn, self.phase = None, "idle"
-        turn.end(reason, figures(done) if done else None)
+        turn.end(reason, done)
         tokens = self.context_tokens
         self.reload()
         self.context_tokens = tokens

@@ -159,11 +159,15 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """More of the answer (perhaps no text yet), and the records of the steps that made it."""
+    """More of the answer (perhaps no text yet), and the records of the steps that made it.
+
+    ttft_s: with the first text, the seconds since the request was submitted.
+    """
 
     id: int
     text: str
     records: Sequence[StepRecord]
+    ttft_s: float | None = None
 
 
 FinishReason = Literal["stop", "length", "cancelled"]

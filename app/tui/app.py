@@ -30,7 +30,7 @@ from app.tui.decode.screen import DecodeScreen
 from app.tui.driver import QuietDriver
 from app.tui.feed import feed
 from app.tui.figures import LiveFigures
-from app.tui.hangup import end_on_signals
+from app.tui.hangup import end_on_signals, when_made
 from app.tui.markdown_lines import parser
 from app.tui.pace import Pace
 from app.tui.palette import AppCommands
@@ -72,6 +72,7 @@ class HeadraceApp(App[None]):
         self.conversation = Conversation(engine, store, session, context=context)
         self.settings = settings or Settings()
         self._left = False
+        self._theme_at_start = ""
         self._figures_due = 0.0
         self._drawn_version = -1
         self._drawn_phase: object = None
@@ -90,10 +91,10 @@ class HeadraceApp(App[None]):
         for theme in (DARK, LIGHT):
             self.register_theme(theme)
         wanted = self.settings.screen.theme
-        self.theme = wanted if wanted in self.available_themes else after_terminal()
+        self.theme = self._theme_at_start = wanted if wanted in self.available_themes else after_terminal()
         self.theme_changed_signal.subscribe(self, self._remember_theme)
         if not self.is_headless:
-            end_on_signals(self.leave, lambda code: self.exit(return_code=code))
+            end_on_signals(self, self.leave)
         self.push_screen(ChatScreen())
         self.call_after_refresh(self._start)
 
@@ -109,7 +110,7 @@ class HeadraceApp(App[None]):
 
     async def action_quit(self) -> None:
         self.leave()
-        self.exit()
+        when_made(self, self.exit)
 
     def leave(self) -> None:
         """Keep what was said, end the engine."""
@@ -119,7 +120,10 @@ class HeadraceApp(App[None]):
             self.engine.close()
 
     def _remember_theme(self, theme: Theme) -> None:
-        """The theme chosen in the palette is the one to start with next time."""
+        """A theme chosen in the palette is the one to start with next time; the first one nobody chose."""
+        if theme.name == self._theme_at_start:
+            return
+        self._theme_at_start = ""  # from now on every theme was chosen, that one too
         try:
             save_setting("screen", "theme", theme.name)
         except HeadraceError as error:
@@ -198,7 +202,7 @@ class HeadraceApp(App[None]):
 
     def say(self, text: str, *, problem: bool = False) -> None:
         """A short message in the corner. Never parsed as markup."""
-        self.notify(text, severity="error" if problem else "information", markup=False, timeout=4)
+        self.notify(sanitise(text), severity="error" if problem else "information", markup=False, timeout=4)
 
     def open_session(self, session: Session | None) -> None:
         """Go on with a session, or begin a new one with the settings of the old."""

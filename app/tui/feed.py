@@ -25,6 +25,8 @@ def feed(figures: LiveFigures, events: Iterable[Event]) -> None:
         if isinstance(event, Delta):
             if event.records:
                 figures.stepped(event.records)
+            if event.ttft_s is not None:
+                figures.ttft_s = event.ttft_s
         elif isinstance(event, Prefill):
             if event.done == 0 or figures.phase == "idle":
                 figures.submitted()

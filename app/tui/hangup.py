@@ -22,7 +22,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from textual._context import active_app
 from textual.app import App
 from textual.widget import Widget
 
@@ -31,9 +30,9 @@ _PATIENCE_S = 10.0  # for the loop to come back and the engine to end
 _MADE_WITHIN_S, _MADE_LOOK_S = 5.0, 0.01  # of a screen under construction
 
 
-def end_on_signals(leave: Callable[[], None], leave_screen: Callable[[int], object]) -> None:
-    """From now on: `leave`, then `leave_screen` with the exit code. Called by a handler of the app's."""
-    loop, app = asyncio.get_running_loop(), active_app.get()
+def end_on_signals(app: App[Any], leave: Callable[[], None]) -> None:
+    """From now on: `leave`, then out of the app with the exit code. Called inside the event loop."""
+    loop = asyncio.get_running_loop()
 
     def end(code: int) -> None:
         try:
@@ -41,7 +40,7 @@ def end_on_signals(leave: Callable[[], None], leave_screen: Callable[[int], obje
         finally:
             if _terminal_is_gone():
                 os._exit(code)
-            when_made(app, lambda: leave_screen(code))
+            when_made(app, lambda: app.exit(return_code=code))
 
     def heard(number: int, _frame: FrameType | None) -> None:
         last = threading.Timer(_PATIENCE_S, os._exit, (128 + number,))

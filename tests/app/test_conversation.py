@@ -128,6 +128,16 @@ def test_stopping_keeps_the_partial_answer_and_it_can_be_continued(chat: Convers
     assert not chat.messages[-1].partial
 
 
+def test_continuing_in_vain_keeps_the_figures(chat: Conversation, engine: ScriptedEngine) -> None:
+    ask(chat, "q", "whole")
+    before = chat.messages[-1].figures
+    engine.script(Script(pieces=(), prompt_tokens=90))
+    chat.continue_answer()
+    until_idle(chat)
+    assert shown(chat) == ["q", "whole"]
+    assert chat.messages[-1].figures == before
+
+
 @pytest.mark.parametrize("end", ["dies", "is stopped", "is left"])
 def test_what_the_engine_said_and_did_not_send_is_kept(chat: Conversation, engine: ScriptedEngine, end: str) -> None:
     engine.script(Script(pieces=("one ", "two ", "three"), hold=1), Script(pieces=(" four", " five"), hold=2))
