@@ -8,8 +8,8 @@ import time
 
 SHORTEST_S = 0.1  # between two looks; the engine speaks as often while it answers
 AWAITING_S = 0.05  # while an answer's first text is waited for
-_LONGEST_S = 0.4  # however slow the machine
-_SHARES = {True: 0.1, False: 0.01}  # of a core, by whether decoding leaves one over
+_LONGEST_S = 0.38  # however slow the machine: text that flows less often than this stutters
+_SHARES = {True: 0.1, False: 0.008}  # of a core, by whether decoding leaves one over
 _FIGURES_S = {True: 0.5, False: 1.0}  # between two drawings of the decode view
 
 
