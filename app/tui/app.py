@@ -39,6 +39,8 @@ from app.tui.themes import DARK, LIGHT, after_terminal, own_variables
 from runtime.errors import HeadraceError
 from runtime.paths import data_dir
 
+_FIRST_FIGURES_S = 0.4  # after a phase began there is something to say
+
 
 class HeadraceApp(App[None]):
     """The chat, over an engine that was not started yet."""
@@ -155,8 +157,9 @@ class HeadraceApp(App[None]):
         self._note(events)
         if (chat := self.chat) is not None:
             chat.sync(events)
-        if (now := time.perf_counter()) >= self._figures_due or self.figures.phase != self._drawn_phase:
-            self._figures_due, self._drawn_phase = now + self._pace.figures_s, self.figures.phase
+        changed, self._drawn_phase = self.figures.phase != self._drawn_phase, self.figures.phase
+        if (now := time.perf_counter()) >= self._figures_due or changed:
+            self._figures_due = now + (_FIRST_FIGURES_S if changed else self._pace.figures_s)
             if chat is not None:
                 chat.tell_status()
             self.draw_figures()
