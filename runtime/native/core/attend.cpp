@@ -60,6 +60,8 @@ void run_attend(Pool& pool, const Kernels& kernels, const AttendCall& call) {
   });
   if (call.length <= kDecodeTokens) {
     attend_decode(pool, kernels, call, q);
+  } else if (call.kv_type != Type::f32) {
+    attend_rounded(pool, kernels, call, q);
   } else {
     attend_prefill(pool, kernels, call, q);
   }

@@ -124,7 +124,8 @@ inline vi dot_pairs(vi acc, vi a, vi b) {
 inline vi add_words(vi a, vi b) { return a + b; }
 inline vf to_float(vi v) { return __builtin_convertvector((vs)v, vf); }
 inline vi join_pairs(vf low, vf high) {
-  return ((vi)__builtin_convertvector(low, vs) & 0xffffu) | ((vi)__builtin_convertvector(high, vs) << 16);
+  return ((vi)__builtin_convertvector(round_even(low), vs) & 0xffffu) |
+         ((vi)__builtin_convertvector(round_even(high), vs) << 16);
 }
 
 // Value `step` of each lane's dword. Other instruction sets may encode it: `decode` adapts scale and offset.
