@@ -63,6 +63,13 @@ inline vf squares_of(const void* row, int64_t at, int64_t dim) {
   return squares;
 }
 
+// One entry's row, a block past `entry`, one request a cache line.
+template <Type T>
+inline void request_block(const void* rows, int64_t entry, int64_t dim) {
+  const char* row = static_cast<const char*>(rows) + (entry + kRoundedEntries) * dim * size_of(T);
+  for (int64_t byte = 0; byte < dim * size_of(T); byte += 64) __builtin_prefetch(row + byte);
+}
+
 // What takes a query to its length, or its largest number to what 16 bits hold.
 inline float query_factor(const float* q, int64_t dim) {
   vf top = set1(1e-15f);
@@ -95,23 +102,36 @@ inline void round_queries(const float* const* q, int64_t count, int64_t dim, flo
   for (int64_t i = 0; i < dim * kRoundedRows; i += W) store(rows.acc + i, zero());
 }
 
+// Lane i of the result is the largest of v[i].
+inline vf maxima(vf (&v)[W]) {
+  transpose(v);
+  for (int apart = W / 2; apart > 0; apart /= 2) {
+    for (int i = 0; i < apart; ++i) v[i] = max(v[i], v[i + apart]);
+  }
+  return v[0];
+}
+
 template <Type T>
 inline void round_keys(const HeadCache& kv, int64_t begin, int64_t n, const EntryBlock& block) {
   const int64_t stride = round_up(kv.dim / 2, W);
   for (int64_t first = 0; first < kRoundedEntries; first += W) {
     vf squares[W];
     for (int i = 0; i < W; ++i) {
+      request_block<T>(kv.keys, begin + first + i, kv.dim);
       squares[i] = first + i < n ? squares_of<T>(kv.keys, (begin + first + i) * kv.dim, kv.dim) : zero();
     }
-    alignas(64) float lengths[W];
+    alignas(64) float lengths[W], factors[W];
     store(lengths, max(set1(1e-30f), sums(squares)));  // squared
     for (int i = 0; i < W; ++i) {
       const int exponent = exponent_of(lengths[i]) >> 1;
       block.key_scales[first + i] = finite(lengths[i]) ? power_of_two(exponent - 14) : __builtin_nanf("");
-      const vf factor = set1(power_of_two(14 - exponent));
+      factors[i] = power_of_two(14 - exponent);
+    }
+    for (int i = 0; i < W; ++i) {
+      const int64_t at = (begin + first + i) * kv.dim;
       float* to = block.keys + (first + i) * stride;
       for (int64_t d = 0; d < kv.dim / 2; d += W) {
-        if (first + i < n) store_words(to + d, round_pairs<T>(kv.keys, (begin + first + i) * kv.dim, kv.dim, d, factor));
+        if (first + i < n) store_words(to + d, round_pairs<T>(kv.keys, at, kv.dim, d, set1(factors[i])));
         else store(to + d, zero());
       }
     }
@@ -120,27 +140,40 @@ inline void round_keys(const HeadCache& kv, int64_t begin, int64_t n, const Entr
 
 template <Type T>
 inline void round_values_of(const HeadCache& kv, int64_t begin, int64_t n, const EntryBlock& block) {
-  float factors[kRoundedEntries];
-  for (int64_t i = 0; i < kRoundedEntries; ++i) {
-    vf top = zero(), spoiled = zero();
-    for (int64_t d = 0; i < n && d < kv.dim; d += W) {
-      const vf v = load_as<T>(kv.values, (begin + i) * kv.dim + d);
-      top = max(top, max(v, sub(zero(), v)));
-      spoiled = add(spoiled, sub(v, v));  // NaN for what is not finite
+  vf spoiled = zero();  // NaN where anything is not finite
+  for (int64_t first = 0; first < kRoundedEntries; first += W) {
+    vf top[W];
+    for (int i = 0; i < W; ++i) {
+      top[i] = zero();
+      request_block<T>(kv.values, begin + first + i, kv.dim);
+      for (int64_t d = 0; first + i < n && d < kv.dim; d += W) {
+        const vf v = load_as<T>(kv.values, (begin + first + i) * kv.dim + d);
+        top[i] = max(top[i], max(v, sub(zero(), v)));
+        spoiled = fma(v, zero(), spoiled);
+      }
     }
-    int exponent = exponent_of(maximum(top));
-    if (exponent < kSmallestValue) exponent = kSmallestValue;
-    block.value_exponents[i] = static_cast<float>(exponent);
-    block.value_shares[i] = power_of_two(-exponent) + sum(spoiled);
-    factors[i] = power_of_two(12 - exponent);
+    alignas(64) float largest[W], factors[W];
+    store(largest, maxima(top));
+    for (int i = 0; i < W; ++i) {
+      int exponent = exponent_of(largest[i]);
+      if (exponent < kSmallestValue) exponent = kSmallestValue;
+      block.value_exponents[first + i] = static_cast<float>(exponent);
+      block.value_shares[first + i] = power_of_two(-exponent);
+      factors[i] = power_of_two(12 - exponent);
+    }
+    for (int i = 0; i < W; i += 2) {
+      const int64_t at = (begin + first + i) * kv.dim;
+      float* to = block.values + (first + i) / 2 * kv.dim;
+      for (int64_t d = 0; d < kv.dim; d += W) {
+        const vf a = first + i < n ? mul(load_as<T>(kv.values, at + d), set1(factors[i])) : zero();
+        const vf b = first + i + 1 < n ? mul(load_as<T>(kv.values, at + kv.dim + d), set1(factors[i + 1])) : zero();
+        store_words(to + d, join_pairs(a, b));
+      }
+    }
   }
-  for (int64_t i = 0; i < kRoundedEntries; i += 2) {
-    const int64_t at = (begin + i) * kv.dim;
-    for (int64_t d = 0; d < kv.dim; d += W) {
-      const vf a = i < n ? mul(load_as<T>(kv.values, at + d), set1(factors[i])) : zero();
-      const vf b = i + 1 < n ? mul(load_as<T>(kv.values, at + kv.dim + d), set1(factors[i + 1])) : zero();
-      store_words(block.values + i / 2 * kv.dim + d, join_pairs(a, b));
-    }
+  const vf spoil = set1(sum(spoiled));
+  for (int64_t i = 0; i < kRoundedEntries; i += W) {
+    store(block.value_shares + i, add(load(block.value_shares + i), spoil));
   }
 }
 
