@@ -337,6 +337,19 @@ inline void attend_rounded(const EntryBlock& block, int64_t first, int64_t n, in
   }
 }
 
+// What `other` has seen becomes part of what `rows` have.
+inline void merge(const QueryRows& rows, const QueryRows& other, int64_t dim) {
+  for (int64_t r = 0; r < kRoundedRows; r += W) {
+    const vf before = load(rows.top + r), here = load(other.top + r), now = max(before, here);
+    const vf ours = exp(mul(sub(before, now), set1(kLn2))), theirs = exp(mul(sub(here, now), set1(kLn2)));
+    store(rows.top + r, now);
+    store(rows.sum + r, fma(load(rows.sum + r), ours, mul(load(other.sum + r), theirs)));
+    for (int64_t at = r; at < dim * kRoundedRows; at += kRoundedRows) {
+      store(rows.acc + at, fma(load(rows.acc + at), ours, mul(load(other.acc + at), theirs)));
+    }
+  }
+}
+
 // out[r][d] = acc[d][r] / sum[r].
 inline void settle(const QueryRows& rows, int64_t count, int64_t dim, float* const* out) {
   for (int64_t first = 0; first < count; first += W) {

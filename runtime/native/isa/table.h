@@ -30,6 +30,7 @@ static constexpr Kernels kTable = {
     .round_queries = round_queries,
     .round_entries = round_entries,
     .attend_rounded = attend_rounded,
+    .merge = merge,
     .settle = settle,
     .to_float = to_float,
     .from_float = from_float,
