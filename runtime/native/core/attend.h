@@ -28,7 +28,8 @@ struct AttendCall {
 
 void run_attend(Pool& pool, const Kernels& kernels, const AttendCall& call);
 
-// The ways to attend, once q (B, H, T, D) is placed and the cache is written.
+// The ways to attend, once q (B, H, T, D) is placed and the cache is written: few new tokens; many; many with products in
+// integers, over K/V in half precision.
 void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q);
 void attend_prefill(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q);
 void attend_rounded(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q);

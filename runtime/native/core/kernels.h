@@ -85,7 +85,8 @@ constexpr int64_t kPanelDepth = 256;  // values of k in a GEMM panel
 
 struct Kernels {
   const char* name;
-  int64_t rounded_rows;  // queries of a QueryRows
+  bool rounds_attention;  // whether integers are the faster way to attend, where K/V are in half precision
+  int64_t rounded_rows;   // queries of a QueryRows
   int panel;  // columns of a GEMM panel; always a multiple of 16
 
   // out = x * rsqrt(mean(x^2) + eps) * weight, over k values; x and out may be the same.

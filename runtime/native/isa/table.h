@@ -14,6 +14,7 @@ namespace headrace::HEADRACE_ISA {
 
 static constexpr Kernels kTable = {
     .name = kName,
+    .rounds_attention = kPairsFaster,
     .rounded_rows = kRoundedRows,
     .panel = kPanel,
     .rms_norm = rms_norm,
