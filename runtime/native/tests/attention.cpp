@@ -21,12 +21,14 @@ struct Case {
   bool valued = false;  // or, if that, 0 but in the first column
 };
 
-// The first number of every query meets the first entry's key, and no other.
+// The first number of every query meets the first entry's key, and no other. Other entries' values are 1 on average, so
+// that those in other blocks come to something even where each has a weight that would be 0 if rounded beside the sink's.
 void make_sink(const Case& c, std::vector<float>& projected, std::vector<float>& keys, std::vector<float>& values) {
   const int64_t all_heads = c.heads + 2 * c.kv_heads;
   for (int64_t i = 0; i < c.batch * c.length * all_heads; ++i) {
     projected[i * c.dim] = i % all_heads < c.heads ? 8.0f : i % all_heads < c.heads + c.kv_heads ? 0.0f : 1.0f;
   }
+  for (float& value : values) value += 1;
   const int64_t capacity = c.offset + c.length + c.spare;
   for (int64_t i = 0; i < c.batch * c.kv_heads * capacity; ++i) {
     float* key = keys.data() + i * c.dim;
@@ -160,6 +162,29 @@ void test_case(const Kernels& kernels, const Case& c) {
   }
 }
 
+// Of `spoiled` (query, key or value) one number of the last token is not finite: nor is what that token makes of it.
+void test_spoiled(const Kernels& kernels, Type type, int64_t spoiled, float with) {
+  constexpr int64_t kLength = 9, kDim = 32;
+  auto projected = random_floats(kLength * 3 * kDim);
+  projected[((kLength - 1) * 3 + spoiled) * kDim + 5] = with;
+  const Guarded qkv = guarded(projected);
+  Guarded keys = stored(random_floats(kLength * kDim), type), values = stored(random_floats(kLength * kDim), type);
+  Guarded out(kLength * kDim * 4);
+  AttendCall call;
+  call.qkv = qkv.as<float>();
+  call.keys = keys.as();
+  call.values = values.as();
+  call.kv_type = type;
+  call.batch = call.heads = call.kv_heads = 1;
+  call.length = call.capacity = kLength;
+  call.dim = kDim;
+  call.out = out.as<float>();
+  run_attend(Pool::shared(), kernels, call);
+  bool finite = true;
+  for (int64_t d = 0; d < kDim; ++d) finite = finite && std::isfinite(out.as<float>()[(kLength - 1) * kDim + d]);
+  check(!finite, "what is not finite shows", kernels.name);
+}
+
 }  // namespace
 
 void test_attention(const Kernels& kernels) {
@@ -174,7 +199,7 @@ void test_attention(const Kernels& kernels) {
       }
     }
   }
-  for (const int64_t dim : {16, 64, 80, 128, 256}) {
+  for (const int64_t dim : {16, 64, 80, 112, 128, 256}) {
     for (const int64_t kv_heads : {1, 2}) {
       for (const int64_t shared : {1, 3, 4, 7}) {
         for (const int64_t length : {1, 3, 9}) {
@@ -193,12 +218,20 @@ void test_attention(const Kernels& kernels) {
       }
     }
   }
+  if (kernels.rounds_attention) {
+    for (const float with : {std::nanf(""), INFINITY}) {
+      for (const int64_t spoiled : {0, 1, 2}) {
+        test_spoiled(kernels, Type::f16, spoiled, with);
+        test_spoiled(kernels, Type::bf16, spoiled, with);
+      }
+    }
+  }
   // Long enough for every thread to have several stretches.
   for (const int64_t length : {1, 100}) test_case(kernels, {.length = length, .offset = 1500, .rotated = 48});
   for (const Type type : kTypes) {
     for (const int64_t length : {7, 20}) {
       test_case(kernels, {.length = length, .offset = 400, .type = type, .loud = 20});  // scores to 50
-      for (const double sink : {3, 9, 15}) {
+      for (const double sink : {3, 9, 12, 15}) {
         for (const bool valued : {false, true}) {
           test_case(kernels, {.length = length, .offset = 900, .type = type, .sink = sink, .valued = valued});
         }
