@@ -10,6 +10,7 @@ namespace headrace {
 namespace {
 
 constexpr int64_t kDecodeTokens = 4;       // more new tokens than this: attend in tiles
+constexpr int64_t kRoundedQueries = 8;     // fewer that share a K/V head would leave too many lanes idle
 constexpr int64_t kTaskFloats = 1 << 12;   // numbers that one task places
 
 void place(const Kernels& kernels, const AttendCall& call, const Rope::Table* table, int64_t t, const float* norm,
@@ -58,8 +59,12 @@ void run_attend(Pool& pool, const Kernels& kernels, const AttendCall& call) {
       }
     }
   });
+  const bool rounds = kernels.rounds_attention && call.kv_type != Type::f32 &&
+                      call.length * (call.heads / call.kv_heads) >= kRoundedQueries;
   if (call.length <= kDecodeTokens) {
     attend_decode(pool, kernels, call, q);
+  } else if (rounds) {
+    attend_rounded(pool, kernels, call, q);
   } else {
     attend_prefill(pool, kernels, call, q);
   }

@@ -28,9 +28,11 @@ struct AttendCall {
 
 void run_attend(Pool& pool, const Kernels& kernels, const AttendCall& call);
 
-// The two ways to attend, once q (B, H, T, D) is placed and the cache is written.
+// The ways to attend, once q (B, H, T, D) is placed and the cache is written: few new tokens; many; many with products in
+// integers, over K/V in half precision.
 void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q);
 void attend_prefill(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q);
+void attend_rounded(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q);
 
 // The first cache entry that the query at `position` sees.
 inline int64_t first_seen(const AttendCall& call, int64_t position) {

@@ -1,5 +1,6 @@
-// Attention for many new tokens, in tiles: scores of a block of queries against a block of keys never leave the
-// cache (FlashAttention, arXiv:2205.14135). Both products run on the panels that projections use.
+// Attention for many new tokens in float32 (attend_rounded.cpp is the other way), in tiles: scores of a block of queries
+// against a block of keys never leave the cache (FlashAttention, arXiv:2205.14135). Both products run on the panels that
+// projections use.
 #include <algorithm>
 #include <cstring>
 #include <limits>

@@ -56,14 +56,37 @@ struct ScoreRule {
   float softcap;
 };
 
+// Queries whose products are taken in integers, a lane each of L = Kernels::rounded_rows; see isa/attend_rounded.h.
+struct QueryRows {
+  float* words;      // (D / 2, L) pairs of 16-bit integers
+  float* scales;     // (L)
+  float* positions;  // (L) whole numbers
+  float* top;        // (L) of the scores so far, in powers of two
+  float* sum;        // (L) of the weights so far
+  float* acc;        // (D, L) sum of weight * value, not yet divided by `sum`
+};
+
+// kRoundedEntries keys and values of one head, as those queries meet them.
+struct EntryBlock {
+  float* keys;             // (entries, D / 2 padded to 16) pairs
+  float* key_scales;       // (entries)
+  float* values;           // (entries / 2, D) pairs
+  float* value_exponents;  // (entries) of the power of two that an entry's values were divided by
+  float* value_shares;     // (entries) 1 over that power
+};
+
 constexpr int64_t kScorePad = 16;     // score rows are padded to a multiple of this
 constexpr int64_t kMaxQueries = 4;    // queries that attend_chunk takes at once
 constexpr int64_t kMaxBatch = 8;      // activation rows that matbatch takes at once
 constexpr int64_t kBand = 32;         // rows of weights that are turned together
+constexpr int64_t kRoundedEntries = 64;  // cache entries in an EntryBlock
+constexpr int64_t kMaxRoundedRows = 48;  // queries in a QueryRows, at most
 constexpr int64_t kPanelDepth = 256;  // values of k in a GEMM panel
 
 struct Kernels {
   const char* name;
+  bool rounds_attention;  // whether integers are the faster way to attend, where K/V are in half precision
+  int64_t rounded_rows;   // queries of a QueryRows
   int panel;  // columns of a GEMM panel; always a multiple of 16
 
   // out = x * rsqrt(mean(x^2) + eps) * weight, over k values; x and out may be the same.
@@ -104,6 +127,17 @@ struct Kernels {
   // One row of a score tile: scores[0, n) become exp(bent score - top) within [lo, hi) and 0 outside; n is a
   // multiple of kScorePad. Moves top and sum; returns what the accumulator has to be multiplied with.
   float (*softmax_row)(float* scores, int64_t n, int64_t lo, int64_t hi, ScoreRule rule, Softmax* state);
+
+  // Attention in integers over K/V in half precision. Rounds `count` rows of q, times `factor`, and clears what is
+  // summed; the first `count` rows attend to the first `n` entries of a block that starts at position `first`, to those
+  // alone that are not later and less than `window` ago if it `hides` any; what other rows have seen is added to rows';
+  // out[r] (D) becomes the weighted mean. Scores are powers of two where there is no softcap: `factor` includes log2(e).
+  void (*round_queries)(const float* const* q, int64_t count, int64_t dim, float factor, const QueryRows& rows);
+  void (*round_entries)(const HeadCache& kv, int64_t begin, int64_t n, const EntryBlock& block);
+  void (*attend_rounded)(const EntryBlock& block, int64_t first, int64_t n, int64_t dim, ScoreRule rule, float window,
+                         bool hides, const QueryRows& rows, int64_t count);
+  void (*merge)(const QueryRows& rows, const QueryRows& other, int64_t dim);
+  void (*settle)(const QueryRows& rows, int64_t count, int64_t dim, float* const* out);
 
   // Conversions to and from stored K/V.
   void (*to_float)(const void* src, Type type, int64_t n, float* out);

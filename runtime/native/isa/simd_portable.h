@@ -4,6 +4,8 @@
 
 #if defined(__aarch64__)
 #include <arm_neon.h>
+#elif defined(__x86_64__)
+#include <emmintrin.h>
 #endif
 
 #include <cmath>
@@ -20,9 +22,11 @@ typedef int32_t vs __attribute__((vector_size(16)));
 constexpr int W = 4;
 #if defined(__aarch64__)
 constexpr int kPanelVectors = 4;  // a 6 x 16 tile: 24 accumulators of 32 registers
+constexpr bool kPairsFaster = false;  // four instructions, where two fma do the same
 constexpr const char* kName = "neon";
 #else
 constexpr int kPanelVectors = 4;
+constexpr bool kPairsFaster = true;
 constexpr const char* kName = "portable";
 #endif
 constexpr int kTileRows = 6;
@@ -115,6 +119,8 @@ inline vi dot_pairs(vi acc, vi a, vi b) {
   const int32x4_t low = vmull_s16(vget_low_s16(x), vget_low_s16(y));
   return (vi)vaddq_s32((int32x4_t)acc, vpaddq_s32(low, vmull_high_s16(x, y)));
 }
+#elif defined(__x86_64__)
+inline vi dot_pairs(vi acc, vi a, vi b) { return acc + (vi)_mm_madd_epi16((__m128i)a, (__m128i)b); }
 #else
 inline vi dot_pairs(vi acc, vi a, vi b) {
   const vs low = ((vs)(a << 16) >> 16) * ((vs)(b << 16) >> 16), high = ((vs)a >> 16) * ((vs)b >> 16);
@@ -124,7 +130,8 @@ inline vi dot_pairs(vi acc, vi a, vi b) {
 inline vi add_words(vi a, vi b) { return a + b; }
 inline vf to_float(vi v) { return __builtin_convertvector((vs)v, vf); }
 inline vi join_pairs(vf low, vf high) {
-  return ((vi)__builtin_convertvector(low, vs) & 0xffffu) | ((vi)__builtin_convertvector(high, vs) << 16);
+  return ((vi)__builtin_convertvector(round_even(low), vs) & 0xffffu) |
+         ((vi)__builtin_convertvector(round_even(high), vs) << 16);
 }
 
 // Value `step` of each lane's dword. Other instruction sets may encode it: `decode` adapts scale and offset.

@@ -1,6 +1,7 @@
 // The table of this instruction set's kernels.
 #pragma once
 
+#include "attend_rounded.h"
 #include "attention.h"
 #include "bands.h"
 #include "elementwise.h"
@@ -13,6 +14,8 @@ namespace headrace::HEADRACE_ISA {
 
 static constexpr Kernels kTable = {
     .name = kName,
+    .rounds_attention = kPairsFaster,
+    .rounded_rows = kRoundedRows,
     .panel = kPanel,
     .rms_norm = rms_norm,
     .prepared_size = prepared_size,
@@ -25,6 +28,11 @@ static constexpr Kernels kTable = {
     .gated = gated,
     .attend_chunk = attend_chunk,
     .softmax_row = softmax_row,
+    .round_queries = round_queries,
+    .round_entries = round_entries,
+    .attend_rounded = attend_rounded,
+    .merge = merge,
+    .settle = settle,
     .to_float = to_float,
     .from_float = from_float,
     .rescale = rescale,

@@ -1,8 +1,10 @@
 // Attention against a plain softmax in double precision: grouped heads, windows, caps, head norms, rotation, and what
-// it leaves in the cache. Up to four new tokens take one way through the code, more another.
+// it leaves in the cache. Up to four new tokens take one way through the code, more another, more over K/V in half
+// precision a third.
 #include <cmath>
 
 #include "../core/attend.h"
+#include "attention_bounds.h"
 #include "checks.h"
 
 namespace headrace::tests {
@@ -14,7 +16,30 @@ struct Case {
   float softcap = 0;
   bool norms = false;
   int64_t rotated = 0;
+  double loud = 1;  // what queries are multiplied with
+  double sink = 0;  // score of the first entry with every query, where it is not 0; its value is 0,
+  bool valued = false;  // or, if that, 0 but in the first column
 };
+
+// The first number of every query meets the first entry's key, and no other. Other entries' values are 1 on average, so
+// that those in other blocks come to something even where each has a weight that would be 0 if rounded beside the sink's.
+void make_sink(const Case& c, std::vector<float>& projected, std::vector<float>& keys, std::vector<float>& values) {
+  const int64_t all_heads = c.heads + 2 * c.kv_heads;
+  for (int64_t i = 0; i < c.batch * c.length * all_heads; ++i) {
+    projected[i * c.dim] = i % all_heads < c.heads ? 8.0f : i % all_heads < c.heads + c.kv_heads ? 0.0f : 1.0f;
+  }
+  for (float& value : values) value += 1;
+  const int64_t capacity = c.offset + c.length + c.spare;
+  for (int64_t i = 0; i < c.batch * c.kv_heads * capacity; ++i) {
+    float* key = keys.data() + i * c.dim;
+    key[0] = 0;
+    if (i % capacity != 0) continue;
+    std::fill(key, key + c.dim, 0.0f);
+    key[0] = static_cast<float>(c.sink / 0.8);
+    std::fill(values.data() + i * c.dim, values.data() + (i + 1) * c.dim, 0.0f);
+    if (c.valued) values[i * c.dim] = 1;
+  }
+}
 
 // A head as it should be attended with: normalised and rotated, if the case asks for it.
 std::vector<double> placed(const Case& c, const float* head, const std::vector<float>& norm, int64_t position) {
@@ -34,13 +59,57 @@ std::vector<double> placed(const Case& c, const float* head, const std::vector<f
   return out;
 }
 
+// Whether products were taken in integers.
+bool rounded(const Case& c, const Kernels& kernels) {
+  return kernels.rounds_attention && c.type != Type::f32 && c.length > 4 && c.length * (c.heads / c.kv_heads) >= 8;
+}
+
+// The output `got` (D) of token t's query q, over entries that begin at row `base` of keys and values.
+void check_output(const Case& c, const AttendCall& call, const Kernels& kernels, const std::vector<double>& q,
+                  int64_t base, int64_t t, const Guarded& keys, const Guarded& values, const float* got) {
+  const int64_t first = first_seen(call, c.offset + t), count = c.offset + t + 1 - first;
+  std::vector<double> numbers(static_cast<size_t>(count * c.dim)), expected(static_cast<size_t>(c.dim), 0.0);
+  std::vector<Seen> seen(static_cast<size_t>(count));
+  double top = -1e30, total = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    Seen& entry = seen[i];
+    entry = {0, 0, 0, numbers.data() + i * c.dim};
+    for (int64_t d = 0; d < c.dim; ++d) {
+      const double key = number(keys.as(), c.type, (base + first + i) * c.dim + d);
+      const double value = number(values.as(), c.type, (base + first + i) * c.dim + d);
+      entry.weight += 0.1 * q[d] * key;
+      entry.key_length += key * key;
+      entry.largest_value = std::max(entry.largest_value, std::fabs(value));
+      numbers[i * c.dim + d] = value;
+    }
+    entry.key_length = std::sqrt(entry.key_length);
+    if (c.softcap > 0) entry.weight = c.softcap * std::tanh(entry.weight / c.softcap);
+    top = std::max(top, entry.weight);
+  }
+  for (Seen& entry : seen) total += entry.weight = std::exp(entry.weight - top);
+  for (Seen& entry : seen) {
+    entry.weight /= total;
+    for (int64_t d = 0; d < c.dim; ++d) expected[d] += entry.weight * entry.value[d];
+  }
+  const std::vector<double> bounds = rounded(c, kernels) ? rounding_bounds(seen, q, 0.1, expected)
+                                                         : std::vector<double>(static_cast<size_t>(c.dim), 2e-5 * c.loud);
+  for (int64_t d = 0; d < c.dim; ++d) {
+    if (!(std::fabs(got[d] - expected[d]) <= bounds[d])) return check(false, "attention", kernels.name);
+  }
+}
+
 void test_case(const Kernels& kernels, const Case& c) {
   const int64_t all_heads = c.heads + 2 * c.kv_heads, capacity = c.offset + c.length + c.spare;
   const int64_t entries = c.batch * c.kv_heads * capacity;
-  const auto projected = random_floats(c.batch * c.length * all_heads * c.dim);
+  auto projected = random_floats(c.batch * c.length * all_heads * c.dim);
+  auto key_numbers = random_floats(entries * c.dim), value_numbers = random_floats(entries * c.dim);
+  for (int64_t i = 0; i < c.batch * c.length * all_heads * c.dim; ++i) {
+    if (i / c.dim % all_heads < c.heads) projected[i] *= static_cast<float>(c.loud);
+  }
+  if (c.sink != 0) make_sink(c, projected, key_numbers, value_numbers);
   const auto q_norms = random_floats(c.dim), k_norms = random_floats(c.dim);
   const Guarded qkv = guarded(projected), q_norm = guarded(q_norms), k_norm = guarded(k_norms);
-  Guarded keys = stored(random_floats(entries * c.dim), c.type), values = stored(random_floats(entries * c.dim), c.type);
+  Guarded keys = stored(key_numbers, c.type), values = stored(value_numbers, c.type);
   Guarded out(c.batch * c.length * c.heads * c.dim * 4);
   std::vector<float> periods;
   for (int64_t i = 0; i < c.rotated / 2; ++i) periods.push_back(static_cast<float>(i + 1));
@@ -87,26 +156,33 @@ void test_case(const Kernels& kernels, const Case& c) {
       for (int64_t h = 0; h < c.heads; ++h) {
         const auto q = placed(c, token + h * c.dim, q_norms, c.offset + t);
         const int64_t base = (b * c.kv_heads + h / (c.heads / c.kv_heads)) * capacity;
-        std::vector<double> expected(static_cast<size_t>(c.dim), 0.0);
-        double total = 0;
-        for (int64_t p = first_seen(call, c.offset + t); p <= c.offset + t; ++p) {
-          double score = 0;
-          for (int64_t d = 0; d < c.dim; ++d) score += q[d] * number(keys.as(), c.type, (base + p) * c.dim + d);
-          score *= 0.1;
-          if (c.softcap > 0) score = c.softcap * std::tanh(score / c.softcap);
-          const double weight = std::exp(score);
-          total += weight;
-          for (int64_t d = 0; d < c.dim; ++d) {
-            expected[d] += weight * number(values.as(), c.type, (base + p) * c.dim + d);
-          }
-        }
-        const float* got = out.as<float>() + ((b * c.length + t) * c.heads + h) * c.dim;
-        for (int64_t d = 0; d < c.dim; ++d) {
-          if (!(std::fabs(got[d] - expected[d] / total) <= 2e-5)) return check(false, "attention", kernels.name);
-        }
+        check_output(c, call, kernels, q, base, t, keys, values, out.as<float>() + ((b * c.length + t) * c.heads + h) * c.dim);
       }
     }
   }
+}
+
+// Of `spoiled` (query, key or value) one number of the last token is not finite: nor is what that token makes of it.
+void test_spoiled(const Kernels& kernels, Type type, int64_t spoiled, float with) {
+  constexpr int64_t kLength = 9, kDim = 32;
+  auto projected = random_floats(kLength * 3 * kDim);
+  projected[((kLength - 1) * 3 + spoiled) * kDim + 5] = with;
+  const Guarded qkv = guarded(projected);
+  Guarded keys = stored(random_floats(kLength * kDim), type), values = stored(random_floats(kLength * kDim), type);
+  Guarded out(kLength * kDim * 4);
+  AttendCall call;
+  call.qkv = qkv.as<float>();
+  call.keys = keys.as();
+  call.values = values.as();
+  call.kv_type = type;
+  call.batch = call.heads = call.kv_heads = 1;
+  call.length = call.capacity = kLength;
+  call.dim = kDim;
+  call.out = out.as<float>();
+  run_attend(Pool::shared(), kernels, call);
+  bool finite = true;
+  for (int64_t d = 0; d < kDim; ++d) finite = finite && std::isfinite(out.as<float>()[(kLength - 1) * kDim + d]);
+  check(!finite, "what is not finite shows", kernels.name);
 }
 
 }  // namespace
@@ -123,7 +199,7 @@ void test_attention(const Kernels& kernels) {
       }
     }
   }
-  for (const int64_t dim : {16, 64, 80, 128, 256}) {
+  for (const int64_t dim : {16, 64, 80, 112, 128, 256}) {
     for (const int64_t kv_heads : {1, 2}) {
       for (const int64_t shared : {1, 3, 4, 7}) {
         for (const int64_t length : {1, 3, 9}) {
@@ -142,8 +218,26 @@ void test_attention(const Kernels& kernels) {
       }
     }
   }
+  if (kernels.rounds_attention) {
+    for (const float with : {std::nanf(""), INFINITY}) {
+      for (const int64_t spoiled : {0, 1, 2}) {
+        test_spoiled(kernels, Type::f16, spoiled, with);
+        test_spoiled(kernels, Type::bf16, spoiled, with);
+      }
+    }
+  }
   // Long enough for every thread to have several stretches.
   for (const int64_t length : {1, 100}) test_case(kernels, {.length = length, .offset = 1500, .rotated = 48});
+  for (const Type type : kTypes) {
+    for (const int64_t length : {7, 20}) {
+      test_case(kernels, {.length = length, .offset = 400, .type = type, .loud = 20});  // scores to 50
+      for (const double sink : {3, 9, 12, 15}) {
+        for (const bool valued : {false, true}) {
+          test_case(kernels, {.length = length, .offset = 900, .type = type, .sink = sink, .valued = valued});
+        }
+      }
+    }
+  }
 }
 
 }  // namespace headrace::tests

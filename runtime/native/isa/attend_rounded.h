@@ -1,0 +1,366 @@
+// Attention with both products in 16-bit integers: twice as many multiply-adds an instruction as in float32.
+//
+// A lane belongs to a query. Keys and values are read along, one pair of numbers for all lanes, so nothing is ever summed
+// across lanes and every scale of a query is a lane's. Three roundings, each under a scale that keeps sums within int32:
+// - a query to a length of 65000 and each key to less than 32768, by a power of two: by Cauchy and Schwarz no sum of
+//   products reaches 2^31, whatever the head size. What f16 has of a key's larger numbers stays exact.
+// - values to 13 bits, each entry by a power of two of its own: exact within a factor of 8 of the entry's largest.
+// - what an entry adds to the output, its softmax weight times the power of two of its value, to 15 bits of the largest in
+//   the block, or 1 / 2^18 of the block's sum if that is more. Relative to its own block, and to what is added rather than
+//   to the weight: an attention sink has nearly all the weight and next to no value, and must not take the others' bits.
+#pragma once
+
+#include "attention.h"
+#include "rounded.h"
+
+namespace headrace::HEADRACE_ISA {
+
+constexpr int kRowVectors = W == 16 ? 3 : 2;              // of queries, and
+constexpr int kMeet = W == 16 ? 8 : 4;                    // numbers of an entry that meet them, as registers allow
+constexpr int64_t kRoundedRows = kRowVectors * W;
+constexpr float kQueryLength = 65000.0f;
+constexpr float kLargest = 32767.0f;
+constexpr float kWeightSum = 262000.0f;  // and half a unit more for each entry: times 8191 less than 2^31
+constexpr int kSmallestValue = -60;                       // exponent: an entry of zeros has one, too
+constexpr float kUnseen = -1e38f;                         // the score of what a query does not see
+constexpr float kLowest = -1e37f;                         // lower than any score, higher than unseen: no weight of its own
+constexpr float kLn2 = 0.693147181f;
+static_assert(kRoundedEntries % kMeet == 0 && kRoundedEntries % W == 0 && kMeet % 2 == 0);
+
+// 2^x for -126 <= x <= 0, and 2^-126 below, to 3e-6 of it. NaN stays NaN: operands of max are in the order for that.
+inline vf exp2_roughly(vf x) {
+  const vf bounded = max(set1(-126.0f), x);
+  const vf whole = round_even(bounded);
+  const vf r = sub(bounded, whole);
+  vf p = fma(r, set1(0.00957010195f), set1(0.0559178616f));
+  p = fma(p, r, set1(0.240247448f));
+  p = fma(p, r, set1(0.693121815f));
+  p = fma(p, r, set1(0.999999261f));
+  return times_power_of_two(p, whole);
+}
+
+inline int exponent_of(float x) { return static_cast<int>(__builtin_bit_cast(uint32_t, x) >> 23 & 255) - 127; }
+inline float power_of_two(int exponent) { return __builtin_bit_cast(float, static_cast<uint32_t>(exponent + 127) << 23); }
+inline bool finite(float x) { return x - x == 0; }
+
+// Numbers [i, i + W) of a row paired with those half a row further on.
+template <Type T>
+inline vi round_pairs(const void* row, int64_t at, int64_t dim, int64_t i, vf factor) {
+  const int64_t n = dim / 2 - i < W ? dim / 2 - i : W;
+  if (n == W) return join_pairs(mul(load_as<T>(row, at + i), factor), mul(load_as<T>(row, at + dim / 2 + i), factor));
+  return join_pairs(mul(load_first_as<T>(row, at + i, n), factor),
+                    mul(load_first_as<T>(row, at + dim / 2 + i, n), factor));
+}
+
+template <Type T>
+inline vf squares_of(const void* row, int64_t at, int64_t dim) {
+  vf squares = zero();
+  int64_t d = 0;
+  for (; d < dim; d += W) {  // W divides 16, and 16 divides dim
+    const vf v = load_as<T>(row, at + d);
+    squares = fma(v, v, squares);
+  }
+  return squares;
+}
+
+// One entry's row, a block past `entry`, one request a cache line.
+template <Type T>
+inline void request_block(const void* rows, int64_t entry, int64_t dim) {
+  const char* row = static_cast<const char*>(rows) + (entry + kRoundedEntries) * dim * size_of(T);
+  for (int64_t byte = 0; byte < dim * size_of(T); byte += 64) __builtin_prefetch(row + byte);
+}
+
+// What takes a query to its length, or its largest number to what 16 bits hold.
+inline float query_factor(const float* q, int64_t dim) {
+  vf top = set1(1e-15f);
+  for (int64_t d = 0; d < dim; d += W) top = max(top, max(load(q + d), sub(zero(), load(q + d))));
+  const float by_length = kQueryLength / __builtin_sqrtf(sum(squares_of<Type::f32>(q, 0, dim)) + 1e-30f);
+  const float by_largest = kLargest / maximum(top);
+  return by_largest < by_length ? by_largest : by_length;  // in the order that keeps NaN
+}
+
+// Up to kRoundedRows queries (the others become zeros), turned: word j of all of them side by side.
+inline void round_queries(const float* const* q, int64_t count, int64_t dim, float factor, const QueryRows& rows) {
+  for (int64_t first = 0; first < kRoundedRows; first += W) {
+    float factors[W];
+    for (int r = 0; r < W; ++r) {
+      factors[r] = first + r < count ? query_factor(q[first + r], dim) : 1.0f;
+      rows.scales[first + r] = factor / factors[r];
+    }
+    store(rows.top + first, set1(kLowest));
+    store(rows.sum + first, zero());
+    for (int64_t i = 0; i < dim / 2; i += W) {
+      vf square[W];
+      for (int r = 0; r < W; ++r) {
+        square[r] = zero();
+        if (first + r < count) square[r] = (vf)round_pairs<Type::f32>(q[first + r], 0, dim, i, set1(factors[r]));
+      }
+      transpose(square);
+      for (int j = 0; j < W && i + j < dim / 2; ++j) store(rows.words + (i + j) * kRoundedRows + first, square[j]);
+    }
+  }
+  for (int64_t i = 0; i < dim * kRoundedRows; i += W) store(rows.acc + i, zero());
+}
+
+// Lane i of the result is the largest of v[i].
+inline vf maxima(vf (&v)[W]) {
+  transpose(v);
+  for (int apart = W / 2; apart > 0; apart /= 2) {
+    for (int i = 0; i < apart; ++i) v[i] = max(v[i], v[i + apart]);
+  }
+  return v[0];
+}
+
+template <Type T>
+inline void round_keys(const HeadCache& kv, int64_t begin, int64_t n, const EntryBlock& block) {
+  const int64_t stride = round_up(kv.dim / 2, W);
+  for (int64_t first = 0; first < kRoundedEntries; first += W) {
+    vf squares[W];
+    for (int i = 0; i < W; ++i) {
+      request_block<T>(kv.keys, begin + first + i, kv.dim);
+      squares[i] = first + i < n ? squares_of<T>(kv.keys, (begin + first + i) * kv.dim, kv.dim) : zero();
+    }
+    alignas(64) float lengths[W], factors[W];
+    store(lengths, max(set1(1e-30f), sums(squares)));  // squared
+    for (int i = 0; i < W; ++i) {
+      const int exponent = exponent_of(lengths[i]) >> 1;
+      block.key_scales[first + i] = finite(lengths[i]) ? power_of_two(exponent - 14) : __builtin_nanf("");
+      factors[i] = power_of_two(14 - exponent);
+    }
+    for (int i = 0; i < W; ++i) {
+      const int64_t at = (begin + first + i) * kv.dim;
+      float* to = block.keys + (first + i) * stride;
+      for (int64_t d = 0; d < kv.dim / 2; d += W) {
+        if (first + i < n) store_words(to + d, round_pairs<T>(kv.keys, at, kv.dim, d, set1(factors[i])));
+        else store(to + d, zero());
+      }
+    }
+  }
+}
+
+template <Type T>
+inline void round_values_of(const HeadCache& kv, int64_t begin, int64_t n, const EntryBlock& block) {
+  vf spoiled = zero();  // NaN where anything is not finite
+  for (int64_t first = 0; first < kRoundedEntries; first += W) {
+    vf top[W];
+    for (int i = 0; i < W; ++i) {
+      top[i] = zero();
+      request_block<T>(kv.values, begin + first + i, kv.dim);
+      for (int64_t d = 0; first + i < n && d < kv.dim; d += W) {
+        const vf v = load_as<T>(kv.values, (begin + first + i) * kv.dim + d);
+        top[i] = max(top[i], max(v, sub(zero(), v)));
+        spoiled = fma(v, zero(), spoiled);
+      }
+    }
+    alignas(64) float largest[W], factors[W];
+    store(largest, maxima(top));
+    for (int i = 0; i < W; ++i) {
+      int exponent = exponent_of(largest[i]);
+      if (exponent < kSmallestValue) exponent = kSmallestValue;
+      block.value_exponents[first + i] = static_cast<float>(exponent);
+      block.value_shares[first + i] = power_of_two(-exponent);
+      factors[i] = power_of_two(12 - exponent);
+    }
+    for (int i = 0; i < W; i += 2) {
+      const int64_t at = (begin + first + i) * kv.dim;
+      float* to = block.values + (first + i) / 2 * kv.dim;
+      for (int64_t d = 0; d < kv.dim; d += W) {
+        const vf a = first + i < n ? mul(load_as<T>(kv.values, at + d), set1(factors[i])) : zero();
+        const vf b = first + i + 1 < n ? mul(load_as<T>(kv.values, at + kv.dim + d), set1(factors[i + 1])) : zero();
+        store_words(to + d, join_pairs(a, b));
+      }
+    }
+  }
+  const vf spoil = set1(sum(spoiled));
+  for (int64_t i = 0; i < kRoundedEntries; i += W) {
+    store(block.value_shares + i, add(load(block.value_shares + i), spoil));
+  }
+}
+
+// Entries [begin, begin + n) of a cache in half precision; the block's others become zeros.
+inline void round_entries(const HeadCache& kv, int64_t begin, int64_t n, const EntryBlock& block) {
+  if (kv.type == Type::f16) {
+    round_keys<Type::f16>(kv, begin, n, block);
+    round_values_of<Type::f16>(kv, begin, n, block);
+  } else {
+    round_keys<Type::bf16>(kv, begin, n, block);
+    round_values_of<Type::bf16>(kv, begin, n, block);
+  }
+}
+
+// acc[m][r] = sum over `depth` steps of pair m of `broadcast` (step, m) times vector r of `lanes` (step, r).
+template <int R>
+[[gnu::always_inline]] inline void meet_pairs(const float* broadcast, int64_t step, int64_t apart, const float* lanes,
+                                              int64_t lane_step, int64_t depth, vi (&acc)[kMeet][R]) {
+  for (int m = 0; m < kMeet; ++m) {
+    for (int r = 0; r < R; ++r) acc[m][r] = vi{};
+  }
+  for (int64_t i = 0; i < depth; ++i) {
+    vi row[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) row[r] = load_words(reinterpret_cast<const uint32_t*>(lanes + i * lane_step + r * W));
+#pragma GCC unroll 8
+    for (int m = 0; m < kMeet; ++m) {
+      const vi x = set1_word(broadcast + i * step + m * apart);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) acc[m][r] = dot_pairs(acc[m][r], x, row[r]);
+    }
+  }
+}
+
+// scores[key][lane] of `n` entries, with the exponents of their values; leaves each lane's highest in `top`.
+template <int R>
+inline void rounded_scores(const EntryBlock& block, int64_t n, int64_t dim, const QueryRows& rows, int64_t lane,
+                           float* scores, vf (&top)[R]) {
+  const int64_t stride = round_up(dim / 2, W);
+  vf scale[R];
+  for (int r = 0; r < R; ++r) {
+    scale[r] = load(rows.scales + lane + r * W);
+    top[r] = set1(kLowest);
+  }
+  for (int64_t key = 0; key < n; key += kMeet) {
+    vi dots[kMeet][R];
+    meet_pairs<R>(block.keys + key * stride, 1, stride, rows.words + lane, kRoundedRows, dim / 2, dots);
+#pragma GCC unroll 8
+    for (int m = 0; m < kMeet; ++m) {
+      const vf key_scale = set1(block.key_scales[key + m]), exponent = set1(block.value_exponents[key + m]);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const vf score = fma(to_float(dots[m][r]), mul(key_scale, scale[r]), exponent);
+        store(scores + ((key + m) * R + r) * W, score);
+        top[r] = max(top[r], score);
+      }
+    }
+  }
+}
+
+// Caps scores and hides what a query does not see: later entries, and what has left its window.
+template <int R>
+inline void bend_and_hide(const EntryBlock& block, int64_t first, int64_t n, const ScoreRule& rule, float window, bool hides,
+                          const QueryRows& rows, int64_t lane, float* scores, vf (&top)[R]) {
+  for (int r = 0; r < R; ++r) {
+    top[r] = set1(kLowest);
+    const vf position = load(rows.positions + lane + r * W);
+    for (int64_t key = 0; key < n; ++key) {
+      float* at = scores + (key * R + r) * W;
+      vf score = load(at);
+      if (rule.softcap > 0) {
+        const vf exponent = set1(block.value_exponents[key]);
+        score = fma(set1(rule.softcap / kLn2), tanh(div(sub(score, exponent), set1(rule.softcap))), exponent);
+      }
+      if (hides) {
+        const vf ago = sub(position, set1(static_cast<float>(first + key)));
+        const vf seen = where_above(ago, -0.5f, where_above(sub(set1(window), ago), 0.5f, set1(1.0f)));
+        score = add(where_above(seen, 0.5f, score), mul(sub(set1(1.0f), seen), set1(kUnseen)));
+      }
+      store(at, score);
+      top[r] = max(top[r], score);
+    }
+  }
+}
+
+// scores[key][lane] become pairs of rounded numbers, weights[key / 2][lane]; `unit` is what 1 of them times 1 of a value
+// stands for, in terms of each lane's new running top, and `shrink` what the old one has become.
+template <int R>
+inline void rounded_weights(const EntryBlock& block, int64_t n, const vf (&top)[R], const QueryRows& rows, int64_t lane,
+                            float* scores, float* weights, vf (&shrink)[R], vf (&unit)[R]) {
+  vf total[R], sum[R], factor[R];
+  for (int r = 0; r < R; ++r) total[r] = sum[r] = zero();
+  for (int64_t key = 0; key < n; ++key) {
+    const vf share = set1(block.value_shares[key]);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      float* at = scores + (key * R + r) * W;
+      const vf e = exp2_roughly(sub(load(at), top[r]));
+      store(at, e);
+      total[r] = add(total[r], e);
+      sum[r] = fma(e, share, sum[r]);  // the softmax weight alone
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    factor[r] = min(set1(kLargest), div(set1(kWeightSum), total[r]));  // in the order that keeps NaN
+  }
+  for (int64_t key = 0; key < n; key += 2) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const float* at = scores + (key * R + r) * W;
+      store_words(weights + (key / 2 * R + r) * W, join_pairs(mul(load(at), factor[r]), mul(load(at + R * W), factor[r])));
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    const int64_t at = lane + r * W;
+    const vf before = load(rows.top + at), now = max(before, top[r]);
+    shrink[r] = exp(mul(sub(before, now), set1(kLn2)));
+    const vf here = exp(mul(sub(top[r], now), set1(kLn2)));
+    unit[r] = div(mul(here, set1(0x1p-12f)), factor[r]);
+    store(rows.top + at, now);
+    store(rows.sum + at, fma(load(rows.sum + at), shrink[r], mul(sum[r], here)));
+  }
+}
+
+template <int R>
+inline void attend_lanes(const EntryBlock& block, int64_t first, int64_t n, int64_t dim, ScoreRule rule, float window,
+                         bool hides, const QueryRows& rows, int64_t lane) {
+  alignas(64) float scores[kRoundedEntries * R * W];
+  alignas(64) float weights[kRoundedEntries / 2 * R * W];
+  const int64_t padded = round_up(n, kMeet);
+  hides = hides || padded > n;  // what pads is later than every query
+  vf top[R], shrink[R], unit[R];
+  rounded_scores<R>(block, padded, dim, rows, lane, scores, top);
+  if (hides || rule.softcap > 0) bend_and_hide<R>(block, first, padded, rule, window, hides, rows, lane, scores, top);
+  rounded_weights<R>(block, padded, top, rows, lane, scores, weights, shrink, unit);
+  for (int64_t d = 0; d < dim; d += kMeet) {
+    vi dots[kMeet][R];
+    meet_pairs<R>(block.values + d, dim, 1, weights, R * W, padded / 2, dots);
+#pragma GCC unroll 8
+    for (int m = 0; m < kMeet; ++m) {
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        float* acc = rows.acc + (d + m) * kRoundedRows + lane + r * W;
+        store(acc, fma(load(acc), shrink[r], mul(to_float(dots[m][r]), unit[r])));
+      }
+    }
+  }
+}
+
+// `count` queries meet the first n entries of a block, which begins at position `first`.
+inline void attend_rounded(const EntryBlock& block, int64_t first, int64_t n, int64_t dim, ScoreRule rule, float window,
+                           bool hides, const QueryRows& rows, int64_t count) {
+  int64_t lane = 0;
+  for (; count - lane > (kRowVectors - 1) * W; lane += kRoundedRows) {
+    attend_lanes<kRowVectors>(block, first, n, dim, rule, window, hides, rows, lane);
+  }
+  if (kRowVectors > 2 && count - lane > W) {
+    attend_lanes<2>(block, first, n, dim, rule, window, hides, rows, lane);
+  } else if (count - lane > 0) {
+    attend_lanes<1>(block, first, n, dim, rule, window, hides, rows, lane);
+  }
+}
+
+// What `other` has seen becomes part of what `rows` have.
+inline void merge(const QueryRows& rows, const QueryRows& other, int64_t dim) {
+  for (int64_t r = 0; r < kRoundedRows; r += W) {
+    const vf before = load(rows.top + r), here = load(other.top + r), now = max(before, here);
+    const vf ours = exp(mul(sub(before, now), set1(kLn2))), theirs = exp(mul(sub(here, now), set1(kLn2)));
+    store(rows.top + r, now);
+    store(rows.sum + r, fma(load(rows.sum + r), ours, mul(load(other.sum + r), theirs)));
+    for (int64_t at = r; at < dim * kRoundedRows; at += kRoundedRows) {
+      store(rows.acc + at, fma(load(rows.acc + at), ours, mul(load(other.acc + at), theirs)));
+    }
+  }
+}
+
+// out[r][d] = acc[d][r] / sum[r].
+inline void settle(const QueryRows& rows, int64_t count, int64_t dim, float* const* out) {
+  for (int64_t first = 0; first < count; first += W) {
+    const vf share = div(set1(1.0f), load(rows.sum + first));
+    for (int64_t d = 0; d < dim; d += W) {
+      vf square[W];
+      for (int i = 0; i < W; ++i) square[i] = mul(load(rows.acc + (d + i) * kRoundedRows + first), share);
+      transpose(square);
+      for (int r = 0; r < W && first + r < count; ++r) store(out[first + r] + d, square[r]);
+    }
+  }
+}
+
+}  // namespace headrace::HEADRACE_ISA
