@@ -39,8 +39,8 @@ def take_attachments(text: str) -> tuple[str, tuple[Attachment, ...]]:
 
 def read_attachment(name: str) -> Attachment:
     """The file called `name` (~ allowed). Raises UsageError if it is missing, too large or not UTF-8 text."""
-    path = Path(name).expanduser()
     try:
+        path = Path(name).expanduser()
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
             raise UsageError(f"{name} is a directory", "attach one text file at a time")
@@ -52,6 +52,8 @@ def read_attachment(name: str) -> Attachment:
         content = path.read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror}") from None
+    except (RuntimeError, ValueError):  # a home that nobody has, a NUL
+        raise UsageError(f"cannot read {name}: no such file") from None
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -12,11 +12,22 @@ from runtime.errors import UsageError
 
 
 @click.command()
-@click.option("-m", "--model", metavar="MODEL", help="Catalog name, local directory, .gguf file or hub id.")
+@click.option(
+    "-m",
+    "--model",
+    metavar="MODEL",
+    help="Catalog name, local directory, .gguf file or hub id; with --resume, the session goes on with it.",
+)
 @click.option("--resume", metavar="ID", help="Go on with a session: its id, the beginning of it, or `last`.")
-@click.option("--context", type=click.IntRange(1), help="Context limit in tokens. Default: what the model allows.")
+@click.option(
+    "--context", type=click.IntRange(1), help="Context limit in tokens. Default: what model and memory allow."
+)
 def chat(model: str | None, resume: str | None, context: int | None) -> int:
-    """Chat in the terminal, with the decode loop in view."""
+    """Chat in the terminal, with the decode loop in view.
+
+    F1 shows all keys and commands. New sessions begin with what the settings file says, which `headrace paths` finds
+    and writes.
+    """
     # The screen is drawn on standard error, as textual does on every Unix.
     if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
         raise UsageError("the chat needs a terminal", "`headrace run PROMPT` works in pipes and scripts")

@@ -8,12 +8,25 @@ HeadraceError with nothing changed; what goes wrong later ends up in `notice`.
 from collections.abc import Callable
 from typing import Literal, ParamSpec
 
-from app.attachments import spoken
+from app.attachments import spoken, take_attachments
 from app.context_question import ContextChoice, ContextQuestion
-from app.conversation_prompt import SUMMARY_TOKENS, prompt_messages, runs, summary_messages
-from app.conversation_turn import Turn, figures
+from app.conversation_prompt import SUMMARY_TOKENS, draft_messages, prompt_messages, runs, summary_messages
+from app.conversation_turn import Turn
 from app.engine_client import ChatEngine
-from app.engine_messages import ContextFull, Delta, Died, Done, Dropped, Event, Failed, Generate, ModelSpec, Prefill
+from app.engine_messages import (
+    ContextFull,
+    Delta,
+    Died,
+    Done,
+    Dropped,
+    Event,
+    Failed,
+    Generate,
+    Held,
+    ModelSpec,
+    Prefill,
+    ReadAhead,
+)
 from app.open_session import OpenSession
 from app.sessions.records import Attachment, Message, Session
 from app.sessions.store import SessionStore
@@ -58,6 +71,17 @@ class Conversation(OpenSession):
         content, attachments = spoken(text)
         return self._add_and_ask(self.messages[-1].id if self.messages else None, content, attachments)
 
+    def read_ahead(self, draft: str) -> None:
+        """A pause in typing: the engine may read what will be sent if `draft`, as it stands, is what is said next."""
+        if self._turn is not None or self.question is not None:
+            return
+        try:
+            content, attachments = take_attachments(draft)
+        except UsageError:  # said when it is sent
+            return
+        if messages := draft_messages(self.session, self.messages, content.rstrip(), attachments):
+            self.engine.read_ahead(ReadAhead(messages, self.session.sampling.get("thinking")))
+
     def stop(self) -> None:
         """End the answer; what was said is kept as partial."""
         self.engine.cancel()
@@ -97,6 +121,7 @@ class Conversation(OpenSession):
 
     def load_model(self) -> None:
         """Start the engine with the session's model."""
+        self.notice = None
         self.engine.start(ModelSpec(self.session.model, self._context))
 
     def set_model(self, name: str | None) -> None:
@@ -149,6 +174,9 @@ class Conversation(OpenSession):
                 self.notice = event.message
                 if turn is not None:
                     self._end_turn(turn, "died")
+            case Held():
+                if turn is None:
+                    self.context_tokens = event.tokens + 1  # the prompt's last token is fed by the first step
             case Failed(id=None):
                 self.notice = _one_line(event)
             case Prefill() | Delta() | Done() | Dropped() | ContextFull() | Failed():
@@ -168,7 +196,11 @@ class Conversation(OpenSession):
                     self._stop_sending(event.messages)
             case ContextFull():
                 self._end_turn(turn, "length")
-                self._ask_what_goes(event.prompt_tokens, turn.leaf, during_answer=turn.continuing)
+                if turn.dropping:
+                    self.question = None
+                    self.notice = f"{_full(event.prompt_tokens, event.limit)}; the last turn alone is too long"
+                else:
+                    self._ask_what_goes(event.prompt_tokens, turn.leaf, during_answer=turn.continuing)
             case Failed():
                 self._end_turn(turn, "failed")
                 self.notice = _one_line(event)
@@ -205,7 +237,7 @@ class Conversation(OpenSession):
 
     def _end_turn(self, turn: Turn, reason: str, done: Done | None = None) -> None:
         self._turn, self.phase = None, "idle"
-        turn.end(reason, figures(done) if done else None)
+        turn.end(reason, done)
         tokens = self.context_tokens
         self.reload()
         self.context_tokens = tokens
@@ -218,7 +250,7 @@ class Conversation(OpenSession):
         if turns > 1:
             self.question = ContextQuestion(tokens, limit, during_answer, leaf.id)
         else:
-            self.notice = f"the context is full: {tokens} tokens, the limit is {limit}; nothing older is left to drop"
+            self.notice = f"{_full(tokens, limit)}; nothing older is left to drop"
 
     def _stop_sending(self, count: int) -> None:
         """The engine left out the first `count` of the messages it was sent."""
@@ -236,7 +268,8 @@ class Conversation(OpenSession):
 
     def _summarise(self, question: ContextQuestion) -> None:
         self._ready_to_ask()
-        turn = Turn(self.store, self.message(question.leaf), continuing=question.during_answer, summarising=True)
+        leaf = self.message(question.leaf)
+        turn = Turn(self.store, leaf, continuing=question.during_answer, summarising=True, dropping=True)
         messages = summary_messages(self.session, self.messages)
         self.engine.submit(Generate(turn.id, messages, max_tokens=SUMMARY_TOKENS, thinking=False, drop_oldest=True))
         self._turn, self.phase = turn, "summarising"
@@ -263,7 +296,7 @@ class Conversation(OpenSession):
         self._ready_to_ask()
         leaf = self.message(leaf_id)
         branch = self.messages[: self.messages.index(leaf) + 1]
-        turn = Turn(self.store, leaf, model=self._speaker, continuing=continuing)
+        turn = Turn(self.store, leaf, model=self._speaker, continuing=continuing, dropping=drop_oldest)
         sampling = dict(self.session.sampling)
         self.engine.submit(
             Generate(
@@ -296,6 +329,10 @@ class Conversation(OpenSession):
     def _idle(self) -> None:
         if self._turn is not None:
             raise EngineError("an answer is being written", "stop it first")
+
+
+def _full(tokens: int, limit: int) -> str:
+    return f"the context is full: {tokens:,} tokens, the limit is {limit:,}"
 
 
 def _one_line(failure: Failed) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from app.attachments import with_attachments
-from app.sessions.records import Message, Session
+from app.sessions.records import Attachment, Message, Session
 
 ChatMessages = list[dict[str, str]]
 
@@ -41,6 +41,14 @@ def prompt_messages(session: Session, branch: Sequence[Message]) -> ChatMessages
         texts = [with_attachments(message.content, message.attachments) for message in run]
         messages.append({"role": run[0].role, "content": "\n\n".join(texts)})
     return messages
+
+
+def draft_messages(
+    session: Session, branch: Sequence[Message], content: str, attachments: tuple[Attachment, ...]
+) -> ChatMessages:
+    """What would be sent if this were said next; of the branch alone where it is nothing."""
+    said = Message(0, session.id, None, "user", content, 0.0, attachments=attachments)
+    return prompt_messages(session, [*branch, said] if content or attachments else branch)
 
 
 def summary_messages(session: Session, branch: Sequence[Message]) -> ChatMessages:

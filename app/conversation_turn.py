@@ -32,12 +32,17 @@ class Turn:
         model: str | None = None,
         continuing: bool = False,
         summarising: bool = False,
+        dropping: bool = False,
     ) -> None:
-        """`model` is who will say it, as far as known. Raises SessionError where nothing can be stored."""
+        """`model` is who will say it, as far as known; `dropping`: the engine may leave out older turns.
+
+        Raises SessionError where nothing can be stored.
+        """
         self.id = next(_ids)
         self.leaf = leaf
         self.continuing = continuing
         self.summarising = summarising
+        self.dropping = dropping
         self.answer = leaf if continuing and not summarising else None
         self.summary = ""
         self._begins = len(leaf.content) if continuing else 0  # characters of the answer that are not this turn's
@@ -80,14 +85,19 @@ class Turn:
         if time.monotonic() >= self._saved_at + SAVE_S:
             self._save()
 
-    def end(self, reason: str, figures: TurnFigures | None = None) -> None:
-        """The answer is over; it is whole only if the model ended it itself."""
+    def end(self, reason: str, done: Done | None = None) -> None:
+        """The answer is over; it is whole only if the model ended it itself.
+
+        An answer that was continued in vain keeps the figures it had.
+        """
+        in_vain = self.continuing and done is not None and done.summary.completion_tokens == 0
+        went = figures(done) if done is not None and not in_vain else None
         try:
             if self._journal is not None:
                 self._catch_up(self._journal.text())
             self._save()
             if self.answer is not None:
-                self._store.finish(self.answer.id, reason, figures, partial=reason != "stop")
+                self._store.finish(self.answer.id, reason, went, partial=reason != "stop")
         except SessionError:
             if self._journal is not None:
                 self._journal.abandon()

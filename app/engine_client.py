@@ -20,6 +20,7 @@ from app.engine_messages import (
     Pulled,
     PullFailed,
     PullProgress,
+    ReadAhead,
     Ready,
 )
 from runtime.errors import EngineError
@@ -50,6 +51,10 @@ class ChatEngine(Protocol):
 
     def submit(self, command: Generate) -> None:
         """Queue a generation; while the model loads it waits. Raises EngineError when nothing is running."""
+        ...
+
+    def read_ahead(self, command: ReadAhead) -> None:
+        """Have the engine use its idle time. Without one that is ready nothing happens."""
         ...
 
     def cancel(self) -> None:
@@ -107,6 +112,10 @@ class EngineClient:
             raise EngineError("the engine is not running", "restart it, or choose another model")
         self._open.add(command.id)
         self._link.send(command)
+
+    def read_ahead(self, command: ReadAhead) -> None:
+        if self._link is not None and self.state == "ready":
+            self._link.send(command)
 
     def cancel(self) -> None:
         if self._link is not None:

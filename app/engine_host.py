@@ -4,6 +4,7 @@ Everything here runs on one thread, which owns the model. Deltas are gathered fo
 chat's process, and on a machine whose cores are all decoding that takes one of them away.
 """
 
+import os
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,19 @@ from contextlib import closing
 
 from app.answer import Ended, Said, answer
 from app.chat_prompt import ChatPrompt
-from app.engine_messages import ContextFull, Delta, Done, Dropped, Event, Generate, ModelCard, ModelSpec, Prefill
+from app.engine_messages import (
+    ContextFull,
+    Delta,
+    Done,
+    Dropped,
+    Event,
+    Generate,
+    Held,
+    ModelCard,
+    ModelSpec,
+    Prefill,
+    ReadAhead,
+)
 from app.sampling_options import sampling_settings
 from app.sessions.journal import JournalWriter
 from models.load import LoadedModel, load_model
@@ -21,7 +34,7 @@ from models.soundness import blamed_on_store
 from runtime import memory, ops
 from runtime.bandwidth import Peak, cached_peak, measure_peak
 from runtime.engine import Engine
-from runtime.hardware import machine
+from runtime.hardware import Machine, machine
 from runtime.request import CancelFlag, Finished, Request
 from runtime.sampling import SamplingParams
 from runtime.telemetry import StepRecord, mbu
@@ -78,6 +91,7 @@ class EngineHost:
             peak=self.peak,
             budget=memory.budget(),
             kernels=ops.describe(),
+            spare_cpus=_spare_cpus(host),
             active_memory_bytes=mx.get_active_memory(),
         )
 
@@ -119,6 +133,14 @@ class EngineHost:
                 else:
                     send(Prefill(command.id, part.done, part.total, part.reused))
 
+    def read_ahead(self, command: ReadAhead, stop: Callable[[], bool], send: Send) -> None:
+        """Prefill what the next prompt will begin with, until `stop()`. Raises HeadraceError for what has no prompt."""
+        prompt = self._prompts.encode(command.messages, thinking=command.thinking)
+        if len(prompt) > self._longest_prompt:
+            return
+        if (cache := self._engine.read_ahead(prompt, stop)) is not None:
+            send(Held(cache.committed, cache.committed_bytes, cache.allocated_bytes))
+
     def _done(self, command: Generate, finished: Finished, tokenize_s: float, ttft_s: float | None) -> Done:
         summary = finished.summary
         entries = summary.prompt_tokens - 1 + summary.steps
@@ -137,8 +159,7 @@ class EngineHost:
 
         Raises UsageError and CheckpointError (see `Tokenizer.encode_chat`).
         """
-        limit = self._loaded.context_limit
-        longest = limit - min(LEAST_ROOM, limit // 8)
+        limit, longest = self._loaded.context_limit, self._longest_prompt
         prompt = self._encode(command)
         if len(prompt) <= longest:
             return prompt
@@ -151,6 +172,11 @@ class EngineHost:
                 return shorter
         send(ContextFull(command.id, len(prompt), limit))
         return None
+
+    @property
+    def _longest_prompt(self) -> int:
+        limit = self._loaded.context_limit
+        return limit - min(LEAST_ROOM, limit // 8)
 
     def _encode(self, command: Generate, without: int = 0) -> list[int]:
         """The prompt's ids, the first `without` messages left out."""
@@ -172,6 +198,7 @@ class _Outbox:
         self._text: list[str] = []
         self._records: list[StepRecord] = []
         self._sent = float("-inf")
+        self._spoke = False  # text was sent
         self.ttft_s: float | None = None
 
     def add(self, text: str, record: StepRecord | None = None) -> None:
@@ -190,9 +217,20 @@ class _Outbox:
 
     def flush(self) -> None:
         if self._text or self._records:
-            self._send(Delta(self._command.id, "".join(self._text), tuple(self._records)))
+            first = self.ttft_s if self._text and not self._spoke else None
+            self._spoke = self._spoke or bool(self._text)
+            self._send(Delta(self._command.id, "".join(self._text), tuple(self._records), first))
             self._text, self._records = [], []
             self._sent = time.monotonic()
+
+
+def _spare_cpus(host: Machine) -> int:
+    """CPUs, hyper-threads included, that the kernels' threads leave to others; with a GPU nearly all of them."""
+    native = ops.native.status() if ops.select() is ops.native else None
+    scheduled = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limited = host.usable_cores < min(host.physical_cores, scheduled)  # by the container's share of time
+    busy = native.threads if native is not None and native.threads else 1
+    return max(0, (host.usable_cores if limited else scheduled) - busy)
 
 
 def _turn_starts(messages: Messages) -> list[int]:

@@ -1,4 +1,4 @@
-"""One engine process and the socket to it: start, send, receive without waiting, end.
+"""One engine process and the socket to it: start, send, receive without waiting, end. There is no thread.
 
 The process is a fresh interpreter in a session of its own: no signal of the terminal reaches it, nothing it prints
 reaches the terminal (it goes to a log file), and it leaves when this process does, however that happens, because
@@ -11,30 +11,31 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections import deque
+import time
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from app.engine_messages import Command, Died, Event
+from app.engine_wire import CHUNK, Unpacker, pack, socket_pair
 from runtime.paths import cache_dir
 
 _ROOT = Path(__file__).resolve().parent.parent
+_PROGRAM = "app.engine_process"
 _LOG_LIMIT = 1 << 20  # bytes; a longer log is begun anew
 _PATIENCE_S = 10.0  # for the kernel to take a killed process away
+_GRACE_S = 1.0  # for a process that has hung up to end by itself, so that it tells how
 
 
 class EngineLink:
     """A running engine process. `drain` gives its events; after the last comes a Died, unless `kill` was called."""
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
+        self._socket, theirs = socket_pair()
         log = _open_log()
         try:
             self._process = subprocess.Popen(
                 # -P: a folder called `app` where the user happens to stand is not ours.
-                [sys.executable, "-P", "-m", "app.engine_process", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", _PROGRAM, str(theirs.fileno())],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -45,13 +46,10 @@ class EngineLink:
         finally:
             theirs.close()
             os.close(log)
-        self._connection = Connection(ours.detach())
-        self._events: deque[Event] = deque()
-        self._killed = False
-        # Reads and unpickles as events come, so that `drain` only empties a deque: a process that is killed or
-        # stopped in the middle of a message makes this thread wait, not the screen.
-        self._reader = threading.Thread(target=self._read, name="engine-events", daemon=True)
-        self._reader.start()
+        self._incoming = Unpacker()
+        self._last_words: list[Event] = []  # what came between the last `drain` and `kill`
+        self._over: float | None = None  # when the stream ended
+        self._buried = False  # there is nothing more to say about it
 
     @property
     def pid(self) -> int:
@@ -60,28 +58,47 @@ class EngineLink:
     def send(self, command: Command) -> None:
         """Hand a command over. To a process that is gone it is lost: Died tells."""
         with suppress(OSError):
-            self._connection.send(command)
+            self._socket.sendall(pack(command))
 
     def drain(self) -> list[Event]:
-        """What has arrived since the last call."""
-        return [self._events.popleft() for _ in range(len(self._events))]
+        """What has arrived since the last call. Half a message stays where it is until the other half comes."""
+        events, self._last_words = self._last_words, []
+        events += self._receive()
+        if self._over is not None and not self._buried:
+            if (code := self._process.poll()) is not None:
+                self._buried = True
+                events.append(Died(_obituary(code)))
+            elif time.monotonic() > self._over + _GRACE_S:
+                self._process.kill()
+        return events
 
     def kill(self) -> None:
-        """End the process now, without a Died, and wait until nothing of it is left."""
-        self._killed = True
+        """End the process now, without a Died, and wait until nothing of it is left. `drain` has its last words."""
+        self._buried = True
         self._process.kill()
-        self._reader.join(_PATIENCE_S)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_PATIENCE_S)
+        self._last_words += self._receive()
+        self._end()
 
-    def _read(self) -> None:
+    def _receive(self) -> list[Event]:
+        events: list[Event] = []
         try:
-            while True:
-                self._events.append(self._connection.recv())
-        except Exception:  # the end of the stream, or bytes of a message that nobody finished
+            while self._over is None:
+                if piece := self._socket.recv(CHUNK, socket.MSG_DONTWAIT):
+                    events += self._incoming.feed(piece)
+                else:
+                    self._end()
+        except BlockingIOError:
+            pass
+        except Exception:  # the connection is broken, or what came was no message
             self._process.kill()
-            code = self._process.wait()
-            self._connection.close()
-            if not self._killed:
-                self._events.append(Died(_obituary(code)))
+            self._end()
+        return events
+
+    def _end(self) -> None:
+        self._over = time.monotonic()
+        self._socket.close()
 
 
 def log_path() -> Path:

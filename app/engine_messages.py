@@ -62,13 +62,24 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadAhead:
+    """Bring the conversation, and what is being typed, into the KV cache; `Held` tells how far it got.
+
+    Given up as soon as another command comes. messages, thinking: as `Generate` would have them.
+    """
+
+    messages: Sequence[Mapping[str, str]]
+    thinking: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Pull:
     """Fetch a model into the store."""
 
     name: str
 
 
-Command = ModelSpec | Generate | Cancel | Pull
+Command = ModelSpec | Generate | ReadAhead | Cancel | Pull
 
 # --- events ------------------------------------------------------------------------------------------------
 
@@ -92,6 +103,7 @@ class ModelCard:
     peak: Peak | None  # None until measured: a PeakMeasured event follows
     budget: Budget | None
     kernels: Mapping[str, str]
+    spare_cpus: int  # that decoding leaves to others
     active_memory_bytes: int  # held by MLX after loading
 
     @property
@@ -127,6 +139,15 @@ class PeakMeasured:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """What the KV cache holds of the next prompt after reading ahead."""
+
+    tokens: int
+    used_bytes: int
+    allocated_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Prefill:
     """`done` of the `total` tokens to prefill are in the cache; `reused` more were there from the turn before."""
 
@@ -138,11 +159,15 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """More of the answer (perhaps no text yet), and the records of the steps that made it."""
+    """More of the answer (perhaps no text yet), and the records of the steps that made it.
+
+    ttft_s: with the first text, the seconds since the request was submitted.
+    """
 
     id: int
     text: str
     records: Sequence[StepRecord]
+    ttft_s: float | None = None
 
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -223,5 +248,6 @@ class PullFailed:
     hint: str | None
 
 
+ModelEvent = LoadProgress | Ready | PeakMeasured | Held
 PullEvent = PullProgress | Pulled | PullFailed
-Event = LoadProgress | Ready | PeakMeasured | Prefill | Delta | Done | ContextFull | Dropped | Failed | Died | PullEvent
+Event = ModelEvent | Prefill | Delta | Done | ContextFull | Dropped | Failed | Died | PullEvent

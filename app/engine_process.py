@@ -8,16 +8,17 @@ import faulthandler
 import os
 import queue
 import signal
+import socket
 import sys
 import threading
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from app.engine_messages import (
     Cancel,
     Command,
+    Delta,
     Event,
     Failed,
     Generate,
@@ -28,8 +29,10 @@ from app.engine_messages import (
     Pulled,
     PullFailed,
     PullProgress,
+    ReadAhead,
     Ready,
 )
+from app.engine_wire import CHUNK, Unpacker, pack
 from app.throttle import throttled
 from runtime.errors import EngineError, HeadraceError
 
@@ -43,7 +46,7 @@ _IDLE_S = 1.5  # without a command, before the machine's bandwidth is measured
 class Inbox:
     """Commands in order, and the cancel flag of every generation."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._cancelled: dict[int, CancelFlag] = {}
@@ -56,6 +59,10 @@ class Inbox:
         except queue.Empty:
             return None
 
+    def waiting(self) -> bool:
+        """Whether a command has come that `next` would give at once."""
+        return not self._commands.empty()
+
     def cancel_flag(self, generation: int) -> "CancelFlag":
         """The flag that a Cancel for `generation` sets, even if it came before its Generate was begun."""
         from runtime.request import CancelFlag
@@ -67,15 +74,37 @@ class Inbox:
         self._cancelled.pop(generation, None)
 
     def _read(self) -> None:
+        incoming = Unpacker()
         try:
-            while True:
-                command = self._connection.recv()
-                if isinstance(command, Cancel):
-                    self.cancel_flag(command.id).set()
-                else:
-                    self._commands.put(command)
+            while piece := self._connection.recv(CHUNK):
+                for command in incoming.feed(piece):
+                    if isinstance(command, Cancel):
+                        self.cancel_flag(command.id).set()
+                    else:
+                        self._commands.put(command)
         finally:  # the chat is gone, and there is nobody else to work for
             os._exit(0)
+
+
+class Outlet:
+    """Sends events, from any thread. An answer never waits for a screen that stands still (a terminal held, a chat
+    suspended): its deltas queue up here until the socket has room again. All else is waited for."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._waiting = bytearray()
+        self._lock = threading.Lock()  # downloads report progress from threads of their own
+
+    def send(self, event: Event) -> None:
+        """On its way, in order. Raises OSError when the chat is gone."""
+        with self._lock:
+            self._waiting += pack(event)
+            wait = 0 if not isinstance(event, Delta) else socket.MSG_DONTWAIT
+            try:
+                while self._waiting:
+                    del self._waiting[: self._connection.send(self._waiting, wait)]
+            except BlockingIOError:
+                pass  # with the next event
 
 
 class Server:
@@ -104,6 +133,8 @@ class Server:
                 if self._host is None:
                     raise EngineError("no model is loaded")
                 self._generate(self._host, command)
+            elif isinstance(command, ReadAhead):
+                self._read_ahead(command)
             elif isinstance(command, Pull):
                 self._pull(command.name)
         except HeadraceError as error:
@@ -117,6 +148,16 @@ class Server:
             host.generate(command, self._inbox.cancel_flag(command.id), self._send)
         finally:
             self._inbox.over(command.id)
+
+    def _read_ahead(self, command: ReadAhead) -> None:
+        if self._host is None or self._inbox.waiting():
+            return
+        try:
+            self._host.read_ahead(command, self._inbox.waiting, self._send)
+        except HeadraceError:  # nobody has asked yet; whoever does will be told
+            pass
+        except Exception:
+            traceback.print_exc()
 
     def _load(self, spec: ModelSpec) -> None:
         self._send(LoadProgress("starting", 0, None))
@@ -152,14 +193,8 @@ def main(descriptor: int) -> None:
     """Serve the socket `descriptor` until its other end closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the chat's business
     faulthandler.enable()
-    connection = Connection(descriptor)
-    lock = threading.Lock()  # downloads report progress from threads of their own
-
-    def send(event: Event) -> None:
-        with lock:
-            connection.send(event)
-
-    Server(Inbox(connection), send).serve()
+    connection = socket.socket(fileno=descriptor)
+    Server(Inbox(connection), Outlet(connection).send).serve()
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ class ChatSettings:
     model: str = _setting("", "Catalog name, hub id or path, as after -m. Empty: the default model.")
     system: str = _setting("", "System prompt of new conversations.")
     context: int = _setting(0, "Context limit in tokens. 0: what the model was made for and memory allows.")
+    read_ahead: bool = _setting(True, "Read what is typed into the KV cache in the pauses of typing.")
     show_thinking: bool = _setting(False, "Show the thinking of reasoning models unfolded.")
 
 

@@ -109,7 +109,7 @@ class Decoder:
 
     def logits(self, x: mx.array) -> mx.array:
         """Logits of the last position. x (B, T, E) -> (B, V)."""
-        return self.all_logits(x[:, -1:])[:, 0]
+        return self.all_logits(x if x.shape[1] == 1 else x[:, -1:])[:, 0]  # no node where there is nothing to cut
 
     def all_logits(self, x: mx.array) -> mx.array:
         """Logits of every position. x (B, T, E) -> (B, T, V)."""

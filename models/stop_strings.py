@@ -25,6 +25,8 @@ class StopMatcher:
         """The text that is now certain to lie before any stop string, and whether one was found."""
         if self._stopped:
             return "", True
+        if not self._stops:
+            return text, False
         text = self._held + text
         starts = [start for stop in self._stops if (start := text.find(stop)) >= 0]
         held_from = self._first_possible_start(text)

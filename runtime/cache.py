@@ -3,10 +3,12 @@
 Contract: `attend` appends T entries per layer at `length` and attends over everything up to them; `advance(T)`
 then moves `length`; `commit(T)` declares entries final; `rollback()` forgets the ones appended ahead of
 the commit. Networks see only `attend`, so quantized, paged or batched layouts can take this one's place.
+Buffers may be written in place, outside the graph: a layer's input has to follow from the layer before it, and the
+buffers are to be read through `arrays`, which waits for what was appended.
 B = sequences, Hkv = key/value heads, D = head dimension.
 """
 
-from typing import Protocol
+from typing import Protocol, cast
 
 import mlx.core as mx
 
@@ -112,8 +114,11 @@ class KVCache(Lengths):
         self._dtype = dtype
         self._ops = ops
         self._capacity = 0
+        self.bytes_per_token = 2 * layers * batch * kv_heads * head_dim * dtype.size
         self._keys = [self._empty(0) for _ in range(layers)]  # each (B, Hkv, capacity, D)
         self._values = [self._empty(0) for _ in range(layers)]
+        self._newest: mx.array | None = None  # what the last layer that appended gave
+        self._before: mx.array | None = None  # the same, of the step before: what has to be appended first
 
     def attend(self, layer: int, qkv: mx.array, spec: AttentionSpec) -> mx.array:
         """Append the layer's new K/V and attend. qkv (B, T, (H + 2 Hkv) * D) -> (B, T, H * D).
@@ -121,36 +126,45 @@ class KVCache(Lengths):
         Needs `reserve(T)` before the first layer and `advance(T)` after the last.
         """
         out, self._keys[layer], self._values[layer] = self._ops.attend(
-            qkv, self._keys[layer], self._values[layer], self.length, spec
+            self._in_turn(qkv), self._keys[layer], self._values[layer], self.length, spec
         )
+        self._newest = out
         return out
 
     def through(self, layers: slice, x: mx.array, node: LayersNode) -> mx.array:
         """Pass x (B, T, E) through layers that append and attend by themselves; needs what `attend` needs."""
-        x, self._keys[layers], self._values[layers] = node(x, self._keys[layers], self._values[layers], self.length)
+        x = node(self._in_turn(x), self._keys[layers], self._values[layers], self.length)
+        self._newest = x
         return x
+
+    def advance(self, tokens: int) -> None:
+        super().advance(tokens)
+        self._before, self._newest = self._newest, None
+
+    def _in_turn(self, x: mx.array) -> mx.array:
+        """`x`, not to be had before the last step has appended: buffers written in place do not say so themselves."""
+        if self._before is None:
+            return x
+        before, self._before = self._before, None
+        return cast(mx.array, mx.depends(x, before))
 
     def reserve(self, tokens: int) -> None:
         """Make room for `tokens` more entries, at least doubling so that copying stays amortised O(1)."""
         needed = self.length + tokens
         if needed <= self._capacity:
             return
-        grown = max(needed, min(2 * self._capacity, self.limit))
-        capacity = -(-grown // CHUNK) * CHUNK
-        for buffers in (self._keys, self._values):
-            for i, old in enumerate(buffers):
-                buffers[i] = mx.concatenate([old, self._empty(capacity - self._capacity)], axis=2)
+        wanted = max(needed, min(2 * self._capacity, self.limit))
+        capacity = -(-wanted // CHUNK) * CHUNK
+        room = self._empty(capacity - self._capacity)
+        grown = [mx.concatenate([buffer, room], axis=2) for buffer in self.arrays]
+        self._keys, self._values = grown[: len(self._keys)], grown[len(self._keys) :]
         self._capacity = capacity
+        mx.eval(grown)  # what is written in place has to be there
 
     @property
     def capacity(self) -> int:
         """Entries there is room for before the next growth."""
         return self._capacity
-
-    @property
-    def bytes_per_token(self) -> int:
-        batch, kv_heads, head_dim = self._shape
-        return 2 * len(self._keys) * batch * kv_heads * head_dim * self._dtype.size
 
     @property
     def committed_bytes(self) -> int:
@@ -162,7 +176,9 @@ class KVCache(Lengths):
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [*self._keys, *self._values]
+        held = [*self._keys, *self._values]
+        pending = self._before if self._newest is None else self._newest
+        return held if pending is None else cast(list[mx.array], mx.depends(held, pending))
 
     def _empty(self, entries: int) -> mx.array:
         batch, kv_heads, head_dim = self._shape

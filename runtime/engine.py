@@ -5,7 +5,8 @@ request's `CancelFlag` may be touched from elsewhere. After any end (finished, c
 request may come, and the cache's memory is released, unless `keep_prefix` holds on to it for the next prompt.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import mlx.core as mx
@@ -14,7 +15,7 @@ from runtime.cache import Cache
 from runtime.decode import Choice, decode
 from runtime.errors import ContextLimitError, EngineError, UsageError
 from runtime.network import Network
-from runtime.prefill import prefill
+from runtime.prefill import Pace, prefill
 from runtime.prefix import Prefix
 from runtime.request import Event, Finished, FinishReason, PrefillProgress, Request, Step, TokenLogprobs
 from runtime.sampling import Sampler, logprobs
@@ -33,6 +34,7 @@ class Engine:
         self.context_limit = context_limit
         self.steps = StepRing()
         self.prefix = Prefix() if keep_prefix else None
+        self._pace = Pace()
         self._busy = False
 
     def generate(self, request: Request) -> Iterator[Event]:
@@ -44,6 +46,25 @@ class Engine:
         self._claimable()
         self._check(request)
         return self._generate(request)
+
+    def read_ahead(self, prompt: Sequence[int], stop: Callable[[], bool]) -> Cache | None:
+        """Prefill what the next prompt is expected to begin with, while nobody waits for an answer.
+
+        Ends early, with nothing lost, once `stop()` says so between two chunks. Gives the kept cache as it is then;
+        None, and nothing done, without `keep_prefix` and where a wrong guess could not be taken back. Raises what
+        `generate` raises.
+        """
+        self._claimable()
+        self._check(Request(prompt))
+        if self.prefix is None or not self.network.make_cache(1).can_rollback:
+            return None
+        with self._working():
+            cache = self.prefix.take(prompt) or self.network.make_cache(self.context_limit)
+            for _ in prefill(self.network, cache, prompt[cache.committed : -1], self._pace):
+                if stop():
+                    break
+            self.prefix.keep(cache, prompt)
+            return cache
 
     def _claimable(self) -> None:
         if self._busy:
@@ -64,9 +85,14 @@ class Engine:
 
     def _generate(self, request: Request) -> Iterator[Event]:
         self._claimable()  # again: another generation may have started since this one was made
+        with self._working():
+            yield from self._answer(request)
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
         self._busy = True
         try:
-            yield from self._answer(request)
+            yield
         finally:
             self._busy = False
             # clear_cache waits for the device with the interpreter lock held, which would stop every other thread for
@@ -105,7 +131,7 @@ class Engine:
         total = len(request.prompt) - 1 - reused
         if reused:
             yield PrefillProgress(0, total, reused)
-        for done in prefill(self.network, cache, request.prompt[reused:-1]):
+        for done in prefill(self.network, cache, request.prompt[reused:-1], self._pace):
             yield PrefillProgress(done, total, reused)
             if request.cancel:
                 return

@@ -15,16 +15,28 @@ from runtime.cache import Cache
 from runtime.network import Network
 
 TARGET_S = 0.4
-FIRST = 32  # tokens of the first chunk
+FIRST = 32  # tokens of the first chunk ever
 STEP = 32  # chunks are rounded to a multiple of it
 LARGEST = 512  # bounds attention's working memory
 
 
-def prefill(network: Network[Any], cache: Cache, tokens: Sequence[int]) -> Iterator[int]:
+class Pace:
+    """How many tokens the next chunk has. Kept from prompt to prompt, it begins with what was measured last."""
+
+    def __init__(self) -> None:
+        self.size = FIRST
+
+    def took(self, tokens: int, seconds: float) -> None:
+        """So long for a chunk of so many."""
+        affordable = int(tokens / max(seconds, 1e-6) * TARGET_S)
+        self.size = max(STEP, min(LARGEST, affordable // STEP * STEP))
+
+
+def prefill(network: Network[Any], cache: Cache, tokens: Sequence[int], pace: Pace | None = None) -> Iterator[int]:
     """Append `tokens` to the cache and commit them; yield how many are done after each chunk."""
-    done, size = 0, FIRST
+    done, pace = 0, pace or Pace()
     while done < len(tokens):
-        chunk = tokens[done : done + size]
+        chunk = tokens[done : done + pace.size]
         started = time.perf_counter()
         cache.reserve(len(chunk))
         hidden = network.layers(network.embed(mx.array([list(chunk)])), cache)  # (1, T) -> (1, T, E)
@@ -33,10 +45,5 @@ def prefill(network: Network[Any], cache: Cache, tokens: Sequence[int]) -> Itera
         del hidden  # never evaluated: the last layer's feed-forward and the logits cost nothing here
         cache.commit(len(chunk))
         done += len(chunk)
-        size = _next_size(len(chunk), time.perf_counter() - started)
+        pace.took(len(chunk), time.perf_counter() - started)
         yield done
-
-
-def _next_size(tokens: int, seconds: float) -> int:
-    affordable = int(tokens / max(seconds, 1e-6) * TARGET_S)
-    return max(STEP, min(LARGEST, affordable // STEP * STEP))

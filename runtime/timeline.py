@@ -28,6 +28,7 @@ class Timeline:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._cost = cost
+        self._kv_written = cost.kv_bytes_written()
         self._prompt_tokens = prompt_tokens
         self._reused_tokens = reused_tokens
         self._ring = ring
@@ -54,7 +55,7 @@ class Timeline:
             latency_s=now - before,
             weight_bytes=self._cost.weight_bytes,
             kv_bytes_read=self._cost.kv_bytes_read(past),
-            kv_bytes_written=self._cost.kv_bytes_written(),
+            kv_bytes_written=self._kv_written,
             kv_used_bytes=cache.committed_bytes,
             kv_allocated_bytes=cache.allocated_bytes,
             active_memory_bytes=mx.get_active_memory(),

@@ -1,7 +1,7 @@
 """The application: one engine, one conversation at a time, and the screens that show them.
 
-It polls: up to ten times a second it takes what the engine's process said, and lets the screen that is on top draw
-it. Nothing is called per token. The engine's process starts after the first frame is on the screen.
+It polls: up to ten times a second (see `app.tui.pace`) it takes what the engine's process said, and lets the screen
+that is on top draw it. Nothing is called per token. The engine's process starts after the first frame is on the screen.
 """
 
 import asyncio
@@ -13,6 +13,8 @@ from typing import ClassVar
 
 from textual.app import App
 from textual.binding import Binding, BindingType
+from textual.driver import Driver
+from textual.drivers.linux_driver import LinuxDriver
 from textual.theme import Theme
 
 from app.conversation import Conversation
@@ -25,20 +27,19 @@ from app.settings import Settings, save_setting
 from app.tui.chat_screen import ChatScreen
 from app.tui.clipboard import copy_with_tool
 from app.tui.decode.screen import DecodeScreen
+from app.tui.driver import QuietDriver
 from app.tui.feed import feed
 from app.tui.figures import LiveFigures
-from app.tui.hangup import end_on_signals
+from app.tui.hangup import end_on_signals, when_made
 from app.tui.markdown_lines import parser
+from app.tui.pace import Pace
 from app.tui.palette import AppCommands
 from app.tui.status_bar import Status
 from app.tui.themes import DARK, LIGHT, after_terminal, own_variables
 from runtime.errors import HeadraceError
 from runtime.paths import data_dir
 
-POLLS_PER_SECOND = 10
-_FIGURES_S = 0.5  # between two drawings of the decode view
-_SHARE = 0.01  # of a core that drawing what the engine said may take; the rest belongs to the decode loop
-_LONGEST_REST_S = 0.4  # however slow the machine
+_FIRST_FIGURES_S = 0.4  # after a phase began there is something to say
 
 
 class HeadraceApp(App[None]):
@@ -73,24 +74,29 @@ class HeadraceApp(App[None]):
         self.conversation = Conversation(engine, store, session, context=context)
         self.settings = settings or Settings()
         self._left = False
+        self._theme_at_start = ""
         self._figures_due = 0.0
         self._drawn_version = -1
-        self._polled_at: float | None = None  # processor time when the last poll began, until it is on the screen
-        self._cost_s = 0.0  # processor time of the last poll and of drawing what it brought
+        self._drawn_phase: object = None
+        self._pace = Pace()
 
     # -- life ------------------------------------------------------------------------------------------------------
 
     def get_css_variables(self) -> dict[str, str]:
         return {**super().get_css_variables(), **own_variables(self.current_theme)}
 
+    def get_driver_class(self) -> type[Driver]:
+        chosen = super().get_driver_class()
+        return QuietDriver if chosen is LinuxDriver else chosen
+
     def on_mount(self) -> None:
         for theme in (DARK, LIGHT):
             self.register_theme(theme)
         wanted = self.settings.screen.theme
-        self.theme = wanted if wanted in self.available_themes else after_terminal()
+        self.theme = self._theme_at_start = wanted if wanted in self.available_themes else after_terminal()
         self.theme_changed_signal.subscribe(self, self._remember_theme)
         if not self.is_headless:
-            end_on_signals(self.leave, lambda code: self.exit(return_code=code))
+            end_on_signals(self, self.leave)
         self.push_screen(ChatScreen())
         self.call_after_refresh(self._start)
 
@@ -106,7 +112,7 @@ class HeadraceApp(App[None]):
 
     async def action_quit(self) -> None:
         self.leave()
-        self.exit()
+        when_made(self, self.exit)
 
     def leave(self) -> None:
         """Keep what was said, end the engine."""
@@ -116,7 +122,10 @@ class HeadraceApp(App[None]):
             self.engine.close()
 
     def _remember_theme(self, theme: Theme) -> None:
-        """The theme chosen in the palette is the one to start with next time."""
+        """A theme chosen in the palette is the one to start with next time; the first one nobody chose."""
+        if theme.name == self._theme_at_start:
+            return
+        self._theme_at_start = ""  # from now on every theme was chosen, that one too
         try:
             save_setting("screen", "theme", theme.name)
         except HeadraceError as error:
@@ -125,21 +134,19 @@ class HeadraceApp(App[None]):
     # -- polling ---------------------------------------------------------------------------------------------------
 
     async def _poll(self) -> None:
-        """For as long as the app lives: take in and draw, then rest in proportion to what that cost."""
+        """For as long as the app lives: take in and draw, then rest."""
         while not self._left:
-            self._cost_s, self._polled_at = 0.0, time.process_time()
+            self._pace.begin()
             self.tick()
-            await asyncio.sleep(1 / POLLS_PER_SECOND)
-            last = self.figures.last
-            if last is not None and last.latency_s >= 1 / POLLS_PER_SECOND:
-                continue  # a slow model's every token at once; one draws little
-            if (rest := min(self._cost_s / _SHARE, _LONGEST_REST_S) - 1 / POLLS_PER_SECOND) > 0:
-                await asyncio.sleep(rest)
+            phase = self.conversation.phase
+            await asyncio.sleep(
+                self._pace.rest_s(
+                    answering=phase in ("answering", "summarising"), awaiting=phase in ("waiting", "prefill")
+                )
+            )
 
     def post_display_hook(self) -> None:
-        """Something is on the screen; the first time after a poll it is what the poll brought."""
-        if self._polled_at is not None:
-            self._cost_s, self._polled_at = time.process_time() - self._polled_at, None
+        self._pace.drawn()
 
     def tick(self) -> None:
         """Take in what happened and mark what is to be drawn anew."""
@@ -150,8 +157,9 @@ class HeadraceApp(App[None]):
         self._note(events)
         if (chat := self.chat) is not None:
             chat.sync(events)
-        if (now := time.perf_counter()) >= self._figures_due:
-            self._figures_due = now + _FIGURES_S
+        changed, self._drawn_phase = self.figures.phase != self._drawn_phase, self.figures.phase
+        if (now := time.perf_counter()) >= self._figures_due or changed:
+            self._figures_due = now + (_FIRST_FIGURES_S if changed else self._pace.figures_s)
             if chat is not None:
                 chat.tell_status()
             self.draw_figures()
@@ -184,6 +192,7 @@ class HeadraceApp(App[None]):
                 self.pulls.pop(event.name, None)
                 self.say(f"{event.name}: {event.message}", problem=True)
             elif isinstance(event, Ready):
+                self._pace.spare = event.card.spare_cpus > 0
                 self.draw_figures(force=True)
                 self.call_after_refresh(parser)  # made now, not with the first answer's first words
 
@@ -196,7 +205,7 @@ class HeadraceApp(App[None]):
 
     def say(self, text: str, *, problem: bool = False) -> None:
         """A short message in the corner. Never parsed as markup."""
-        self.notify(text, severity="error" if problem else "information", markup=False, timeout=4)
+        self.notify(sanitise(text), severity="error" if problem else "information", markup=False, timeout=4)
 
     def open_session(self, session: Session | None) -> None:
         """Go on with a session, or begin a new one with the settings of the old."""

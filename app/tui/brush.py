@@ -27,7 +27,10 @@ class Brush:
         segments = [Segment(text, style.rich_style) for text, style in content.render(base, "", self._meaning)]
         cells = content.cell_length
         if cells < width:
-            segments.append(Segment(" " * (width - cells), base.rich_style))
+            rest = " " * (width - cells)
+            if segments and segments[-1].style is base.rich_style:  # fewer bytes for the terminal
+                rest = segments.pop().text + rest
+            segments.append(Segment(rest, base.rich_style))
         return Strip(segments, max(cells, width)).crop(0, width)
 
     def _meaning(self, name: str | Style) -> Style:

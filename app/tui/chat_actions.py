@@ -3,10 +3,13 @@
 Errors of the tree pass through: the chat screen says them.
 """
 
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from app.attachments import spoken
 from app.sanitise import sanitise
 from app.sessions.records import Message
+from app.tui.commands import message_text
 from app.tui.markdown_lines import parser
 from app.tui.parameters import read_parameter, write_parameter
 from runtime.errors import UsageError
@@ -39,7 +42,7 @@ class ChatActions:
         from app.tui.transcript import Transcript
 
         screen = self._screen
-        text = text[1:] if text.startswith("//") else text
+        text = message_text(text)
         if screen.editing is not None:
             self._conversation.edit(screen.editing, text)
             screen.editing = None
@@ -47,6 +50,17 @@ class ChatActions:
             self._conversation.send(text)
         screen.sync([])
         screen.query_one(Transcript).to_end()
+
+    def do_file(self, path: str) -> None:
+        """A file that can be attached stays in the input, with a line below it for the message."""
+        from app.tui.prompt import Prompt
+
+        if not path:
+            raise UsageError("/file PATH")
+        line = f"/file {path}\n"
+        _, attachments = spoken(line)
+        self._screen.query_one(Prompt).put(line)
+        self._app.say(f"{attachments[0].name} goes with what you write now; Enter sends both")
 
     def do_regen(self, _: str) -> None:
         self._conversation.regenerate()
@@ -121,7 +135,11 @@ class ChatActions:
     def do_export(self, name: str) -> None:
         """To `name`, or to a file named after the session; .json gives JSON, all else Markdown."""
         session = self._conversation.session
-        self._app.export_session(session.id, name or f"headrace-{session.id}.md")
+        try:
+            path = Path(name or f"headrace-{session.id}.md").expanduser()
+        except RuntimeError:
+            raise UsageError(f"cannot write {name}: nobody has that home") from None
+        self._app.export_session(session.id, str(path))
 
     # -- sessions --------------------------------------------------------------------------------------------------
 
@@ -188,12 +206,13 @@ class ChatActions:
         if question is None:
             return
         text = (
-            f"{'This answer has reached' if question.during_answer else 'This would take'} {question.tokens:,} tokens; "
-            f"the model's context holds {question.limit:,}. Nothing is dropped without you."
+            f"{'With this answer' if question.during_answer else 'With your message'} the conversation has "
+            f"{question.tokens:,} tokens; the context holds {question.limit:,}, the answer included. "
+            "Nothing is dropped without you."
         )
         answers = (
-            ("drop", "d", "leave the oldest turns out of what the model sees"),
-            ("summarise", "s", "let the model summarise them first, then leave them out"),
+            ("drop", "d", "leave out the oldest turns"),
+            ("summarise", "s", "have the oldest turns summarised, then leave them out"),
             ("new", "n", "go on in a new session"),
         )
         self._app.push_screen(Choose("the context is full", text, answers), self._resolve)
@@ -201,6 +220,7 @@ class ChatActions:
     def _resolve(self, choice: str | None) -> None:
         if choice is not None:
             self._conversation.resolve(cast("ContextChoice", choice))
+            self._screen.sync([])
 
     # -- the rest --------------------------------------------------------------------------------------------------
 

@@ -12,12 +12,13 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
+from textual.timer import Timer
 from textual.widgets import Static
 
 from app.engine_messages import Event
 from app.sanitise import sanitise
 from app.tui.chat_actions import ChatActions
-from app.tui.commands import parse_command
+from app.tui.commands import message_text, parse_command
 from app.tui.completion import CompletionMenu
 from app.tui.decode.panel import DecodePanel
 from app.tui.figures import LiveFigures
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 Width = Literal["off", "narrow", "wide"]
 _PANEL_FROM = 112  # cells from which the panel is open at the start
 _WIDER = 20
+_PAUSE_S = 0.25  # without a key, after which what stands in the input is worth reading
 _WIDTHS: tuple[Width, ...] = ("off", "narrow", "wide")
 
 
@@ -72,6 +74,7 @@ class ChatScreen(FrugalScreen):
         self._state: tuple[object, ...] = ()
         self._asked = False
         self._width: Width | None = None
+        self._pause: Timer | None = None
         self.editing: int | None = None
         """The message whose text is in the input to be changed."""
 
@@ -126,6 +129,7 @@ class ChatScreen(FrugalScreen):
         self.query_one(Prompt).remember(texts)
         self.sync([])
         self.query_one(Transcript).to_end()
+        self._wait_for_pause()
 
     def sync(self, events: Sequence[Event]) -> None:
         """Draw what changed in the conversation."""
@@ -145,11 +149,12 @@ class ChatScreen(FrugalScreen):
         if state != self._state:
             self._state = state
             self._state_changed(empty=not messages)
-        if conversation.question is not None and not self._asked:
+            self._wait_for_pause()
+        if conversation.question is None or conversation.phase != "idle":
+            self._asked = False
+        elif not self._asked:
             self._asked = True
             self.actions.ask_about_context()
-        elif conversation.question is None:
-            self._asked = False
 
     @property
     def _transcript(self) -> Transcript:
@@ -173,12 +178,30 @@ class ChatScreen(FrugalScreen):
         if empty:
             self._transcript.welcome(welcome_lines(self.headrace.engine, self.conversation.session))
 
+    # -- reading ahead ---------------------------------------------------------------------------------------------
+
+    def on_text_area_changed(self) -> None:
+        self._wait_for_pause()
+
+    def _wait_for_pause(self) -> None:
+        if self._pause is not None:
+            self._pause.stop()
+        self._pause = self.set_timer(_PAUSE_S, self._read_ahead) if self.headrace.settings.chat.read_ahead else None
+
+    def _read_ahead(self) -> None:
+        """Nobody waits for an answer: let the engine read what it will be asked."""
+        text = self.query_one(Prompt).whole_text
+        if self.editing is None:
+            self.conversation.read_ahead("" if parse_command(text) else message_text(text))
+
     def _show_notice(self) -> None:
         notice = self.query_one("#notice", Static)
-        down = self.headrace.engine.state in ("dead", "failed")
+        state = self.headrace.engine.state
+        down = state in ("dead", "failed")
         text = self.conversation.notice or ("the engine is not running" if down else "")
         if down:
-            text = f"✗ {text.rstrip('.')}. F8 starts it again."
+            way_out = "F8 tries again, F5 picks a model" if state == "failed" else "F8 starts it again"
+            text = f"✗ {text.rstrip('.')}. {way_out}."
         notice.display = bool(text)
         notice.set_class(down, "-error")
         notice.update(Content(sanitise(text)))

@@ -59,15 +59,21 @@ class Invocation:
 def parse_command(text: str) -> Invocation | None:
     """The command a message starts with, None for an ordinary message. `//` starts an ordinary message with a slash.
 
-    A path such as `/etc/hosts is empty` is no command: a command's name has letters only.
+    A path such as `/etc/hosts is empty` is no command: a command's name has letters only. Nor is a `/file` line with
+    more below it: that is a message with an attachment.
     """
-    if not text.startswith("/") or text.startswith("//"):
+    if not text.startswith("/") or text.startswith("//") or (text.startswith("/file ") and "\n" in text):
         return None
     name, _, argument = text[1:].partition(" ")
     name = name.strip()
     if not name.isalpha() or "\n" in name:
         return None
     return Invocation(name, argument.strip(), _BY_NAME.get(name))
+
+
+def message_text(text: str) -> str:
+    """What an ordinary message says: a leading `//` stands for one slash."""
+    return text[1:] if text.startswith("//") else text
 
 
 def matching(prefix: str) -> list[Command]:

@@ -7,7 +7,7 @@ from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from app.tui.commands import matching
-from app.tui.paths import completions, typed_path
+from app.tui.paths import as_typed, completions, typed_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,9 @@ class CompletionMenu(OptionList, can_focus=False):
 def _options(before: str, width: int) -> tuple[list[Option], list[Choice]]:
     path = typed_path(before)
     if path is not None:
-        found = completions(path)
+        found = [name for name in completions(path) if name != path.removeprefix('"')]  # nothing to add: Enter sends
         return [Option(Content(name)) for name in found], [
-            Choice(name + ("" if name.endswith("/") else " "), len(path)) for name in found if name
+            Choice(as_typed(name, path), len(path)) for name in found if name
         ]
     if before.startswith("/") and before[1:].replace(" ", "x").isalpha() == bool(before[1:]) and " " not in before:
         commands = matching(before[1:])

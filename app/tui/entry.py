@@ -156,7 +156,7 @@ class Entry:
         if self.standing.branches > 1:
             notes.append(f"‹{self.standing.branch + 1}/{self.standing.branches}›")
         if not self.standing.sent:
-            notes.append("no longer sent to the model")
+            notes.append("no longer sent")
         return notes
 
 

@@ -9,13 +9,14 @@ from app.engine_messages import (
     Done,
     Event,
     Failed,
+    Held,
     LoadProgress,
     ModelCard,
     PeakMeasured,
     Prefill,
     Ready,
 )
-from app.tui.figures import LiveFigures, MachineFacts, ModelFacts, with_peaks
+from app.tui.figures import CacheFill, LiveFigures, MachineFacts, ModelFacts, with_peaks
 
 
 def feed(figures: LiveFigures, events: Iterable[Event]) -> None:
@@ -24,10 +25,14 @@ def feed(figures: LiveFigures, events: Iterable[Event]) -> None:
         if isinstance(event, Delta):
             if event.records:
                 figures.stepped(event.records)
+            if event.ttft_s is not None:
+                figures.ttft_s = event.ttft_s
         elif isinstance(event, Prefill):
             if event.done == 0 or figures.phase == "idle":
                 figures.submitted()
             figures.prefilling(event.done, event.total, event.reused)
+        elif isinstance(event, Held):
+            figures.held(CacheFill(event.tokens, event.used_bytes, event.allocated_bytes))
         elif isinstance(event, Done):
             figures.finished(event.summary, event.reason, event.ttft_s)
         elif isinstance(event, LoadProgress):

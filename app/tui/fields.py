@@ -3,15 +3,27 @@
 Textual hands a key to the widget with the focus first and runs the bindings only after the key has come back to the
 app; by then letters typed after it may already be in the text ("abc", Backspace, "d" becomes "abc"). These fields
 run the bindings themselves, when it is the key's turn.
+
+Textual draws a field's text as it is, escape sequences included; what stands in these is safe for the terminal, also
+where an answer is edited or something was pasted. What is seen is what is sent.
 """
 
+from typing import Any
+
 from textual import events
+from textual.document._document import EditResult
+from textual.document._edit import Edit
 from textual.widget import Widget
 from textual.widgets import Input, TextArea
+
+from app.sanitise import sanitise
 
 
 class Field(Input):
     """One line."""
+
+    def validate_value(self, value: str) -> str:
+        return sanitise(value)
 
     async def _on_key(self, event: events.Key) -> None:
         await _run_binding(self, event)
@@ -19,6 +31,16 @@ class Field(Input):
 
 class Area(TextArea):
     """Several lines."""
+
+    def __init__(self, text: str = "", **options: Any) -> None:
+        super().__init__(sanitise(text), **options)
+
+    def load_text(self, text: str) -> None:
+        super().load_text(sanitise(text))
+
+    def edit(self, edit: Edit) -> EditResult:
+        edit.text = sanitise(edit.text)
+        return super().edit(edit)
 
     async def _on_key(self, event: events.Key) -> None:
         await _run_binding(self, event)

@@ -6,7 +6,7 @@ view redraws only when there is news; `frozen()` is a copy that stays as it is. 
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any, Literal
@@ -61,9 +61,17 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheFill:
+    """What the KV cache holds."""
+
+    tokens: int = 0
+    used_bytes: int = 0
+    allocated_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class _Rates:
     now: float | None = None
-    average: float | None = None
     achieved_gb_s: float | None = None
 
 
@@ -81,6 +89,11 @@ class LiveFigures:
         self.prefill_s: float | None = None
         self.ttft_s: float | None = None
         self.steps: deque[StepRecord] = deque(maxlen=RING_SIZE)  # of the latest turn
+        self.fill = CacheFill()
+        self.latencies_s: deque[float] = deque(
+            maxlen=RING_SIZE
+        )  # of those steps, the first, not between tokens, left out
+        self._decoding_s, self._decoded = 0.0, 0  # sum and number of all of the turn
         self.turns: list[Turn] = []
         self.prefill_rate: float | None = None  # tokens per second, of the latest prefill long enough to say
         self.prefill_batch = 0  # tokens the latest such prefill fed
@@ -94,7 +107,7 @@ class LiveFigures:
         self._changed()
 
     def ready(self, model: ModelFacts, machine: MachineFacts) -> None:
-        self.phase, self.model, self.machine = "idle", model, machine
+        self.phase, self.model, self.machine, self.fill = "idle", model, machine, CacheFill()
         self._changed()
 
     def submitted(self) -> None:
@@ -103,18 +116,30 @@ class LiveFigures:
         self.prefill_done = self.prefill_total = self.reused = 0
         self.prefill_s = self.ttft_s = None
         self.steps.clear()
+        self.latencies_s.clear()
+        self._decoding_s, self._decoded = 0.0, 0
         self._changed()
 
     def prefilling(self, done: int, total: int, reused: int) -> None:
         self.phase, self.prefill_done, self.prefill_total, self.reused = "prefill", done, total, reused
         self._changed()
 
-    def stepped(self, records: Iterable[StepRecord]) -> None:
-        before = len(self.steps)
+    def stepped(self, records: Sequence[StepRecord]) -> None:
+        """Steps were made, one at least."""
         self.steps.extend(records)
-        if len(self.steps) != before or self.steps:
-            self.phase = "decode"
-            self._changed()
+        latencies = [record.latency_s for record in records if record.index > 0]
+        self.latencies_s.extend(latencies)
+        self._decoding_s += sum(latencies)
+        self._decoded += len(latencies)
+        self.phase = "decode"
+        last = records[-1]
+        self.fill = CacheFill(last.context, last.kv_used_bytes, last.kv_allocated_bytes)
+        self._changed()
+
+    def held(self, fill: CacheFill) -> None:
+        """The engine has read ahead."""
+        self.fill = fill
+        self._changed()
 
     def finished(self, summary: Summary, reason: str, ttft_s: float | None) -> None:
         self.phase, self.reused = "idle", summary.reused_tokens
@@ -163,7 +188,7 @@ class LiveFigures:
     @property
     def rate_average(self) -> float | None:
         """Tokens per second over the turn: 1 / TPOT, so the first step does not count."""
-        return self._rates.average
+        return self._decoded / self._decoding_s if self._decoding_s > 0 else None
 
     @property
     def achieved_gb_s(self) -> float | None:
@@ -190,7 +215,7 @@ class LiveFigures:
     @property
     def latencies(self) -> Percentiles | None:
         """ITL percentiles of the kept steps, the first (which is not between tokens) left out."""
-        return Percentiles.of([record.latency_s for record in self.steps if record.index > 0])
+        return Percentiles.of(list(self.latencies_s))
 
     @property
     def context(self) -> int:
@@ -206,6 +231,7 @@ class LiveFigures:
         copy = LiveFigures()
         copy.__dict__.update(self.__dict__)
         copy.steps = deque(self.steps, maxlen=RING_SIZE)
+        copy.latencies_s = deque(self.latencies_s, maxlen=RING_SIZE)
         copy.turns = list(self.turns)
         return copy
 
@@ -227,7 +253,7 @@ class LiveFigures:
 
 
 def _rates(steps: Sequence[StepRecord]) -> _Rates:
-    """`now` and the bandwidth of the last NOW_S seconds of decoding, one step at least; the average of all steps."""
+    """Of the last NOW_S seconds of decoding, one step at least."""
     recent: list[StepRecord] = []
     span = 0.0
     for record in reversed(steps):
@@ -237,7 +263,6 @@ def _rates(steps: Sequence[StepRecord]) -> _Rates:
             break
     return _Rates(
         now=_rate([record.latency_s for record in recent if record.index > 0] or [r.latency_s for r in recent]),
-        average=_rate([record.latency_s for record in steps if record.index > 0]),
         achieved_gb_s=sum(record.step_bytes for record in recent) / span / 1e9 if span > 0 else None,
     )
 

@@ -1,19 +1,23 @@
 """A screen whose repaint costs what changed on it, not what stands on it.
 
-Textual's compositor asks every widget that touches the rectangle around all changes for all its lines, and throws
-away those that did not change. With a transcript and a dozen charts beside it that is most of what the chat's process
-does while an answer streams, and every key typed then draws the whole screen. Here only the widgets on top of a
-changed region are asked, and only for its lines. The two methods below are textual's own, narrowed; should textual
-stop calling them, its screens are drawn as they always were.
+Textual's compositor asks every widget that touches the rectangle around all changes for all its lines, throws away
+those that did not change, and cuts what is left where widgets begin and end on other lines. With a transcript and a
+dozen charts on the screen that is most of what the chat's process does while an answer streams. Here a change inside
+one widget that nothing covers, which is nearly every change, goes to the terminal as the lines that the widget draws
+there; otherwise only the widgets on top of a changed region are asked, and only for its lines. The methods below are
+textual's own, narrowed; should textual stop calling them, its screens are drawn as they always were.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.segment import Segment
 from textual._compositor import ChopsUpdate, Compositor
 from textual.geometry import Region
 from textual.screen import Screen
 from textual.strip import Strip
+from textual.widget import Widget
 
 
 class FrugalScreen(Screen[None]):
@@ -24,20 +28,67 @@ class FrugalScreen(Screen[None]):
         self._compositor = FrugalCompositor()
 
 
+class PlacedLines(ChopsUpdate):
+    """An update of lines that each have a place: column, row, what stands from there on."""
+
+    def __init__(self, lines: Sequence[tuple[int, int, Strip]]) -> None:
+        super().__init__([], [], [])
+        self._lines = lines
+
+    def render_segments(self, console: Console) -> str:
+        return "".join([f"\x1b[{y + 1};{x + 1}H{strip.render(console)}" for x, y, strip in self._lines])
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Segment(self.render_segments(console))
+
+
 class FrugalCompositor(Compositor):
     """Draws the regions that changed, front to back, until all of them are covered."""
 
     def __init__(self) -> None:
         super().__init__()
         self._changed: list[Region] = []  # what the partial update under way has to draw
+        self._owners: dict[Region, tuple[Widget, Region] | None] = {}  # as `_owner` found them
+        self._owners_among: object = None  # those widgets in those places
 
     def render_partial_update(self) -> ChopsUpdate | None:
         screen = self.size.region
         self._changed = [shown for region in self._dirty_regions if (shown := region.intersection(screen))]
         try:
-            return super().render_partial_update()
+            lines = self._placed_lines()
+            if not lines:
+                return super().render_partial_update()
+            self._dirty_regions.clear()
+            return PlacedLines(lines)
         finally:
             self._changed = []
+
+    def _placed_lines(self) -> list[tuple[int, int, Strip]] | None:
+        """The lines of the changed regions, if each of them belongs to one widget alone."""
+        lines: list[tuple[int, int, Strip]] = []
+        for part in self._changed:
+            owner = self._owner(part)
+            if owner is None:
+                return None
+            widget, region = owner
+            strips = widget.render_lines(part.translate(-region.offset))
+            lines += [(part.x, part.y + row, strip) for row, strip in enumerate(strips)]
+        return lines
+
+    def _owner(self, part: Region) -> tuple[Widget, Region] | None:
+        """The widget that shows in all of this part of the screen, and its region; None if there are several."""
+        if self._owners_among is not self.visible_widgets:
+            self._owners_among = self.visible_widgets
+            self._owners.clear()
+        if part not in self._owners:
+            self._owners[part] = None
+            for widget, (region, clip) in self.visible_widgets.items():
+                shown = region.intersection(clip)
+                if shown.overlaps(part):
+                    if shown.contains_region(part):
+                        self._owners[part] = widget, region
+                    break
+        return self._owners[part]
 
     def _get_renders(self, crop: Region | None = None) -> Iterable[tuple[Region, Region, list[Strip]]]:
         """Region, clip and lines of every widget that shows in the changed regions, the frontmost first."""

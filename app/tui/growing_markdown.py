@@ -41,7 +41,7 @@ class GrowingMarkdown:
             self._width, self._look = width, (ansi, dark)
             self._finished_lines = []
             for source in self._finished:
-                self._finish(source)
+                self._finish(parser().parse(source))
             self._tail_lines = None
         if self._tail_lines is None:
             tokens = self._settled(parser().parse(self._tail))
@@ -55,22 +55,23 @@ class GrowingMarkdown:
 
         The last block is never finished; nor is a list before it, which what has begun after it may still join.
         """
-        blocks = [token for token in tokens if token.level == 0 and token.map and token.nesting >= 0]
+        blocks = [place for place, token in enumerate(tokens) if token.level == 0 and token.map and token.nesting >= 0]
         last = len(blocks) - 1
-        if last > 0 and blocks[last - 1].type in ("bullet_list_open", "ordered_list_open"):
+        if last > 0 and tokens[blocks[last - 1]].type in ("bullet_list_open", "ordered_list_open"):
             last -= 1
         if last < 1:
             return tokens
-        source, begin = self._tail.split("\n"), (blocks[last].map or [0])[0]
+        first = blocks[last]  # of the tokens that stay in the tail
+        source, begin = self._tail.split("\n"), (tokens[first].map or [0])[0]
         head, self._tail = "\n".join(source[:begin]) + "\n", "\n".join(source[begin:])
         self._finished.append(head)
-        self._finish(head)
-        return parser().parse(self._tail)
+        self._finish(tokens[:first])
+        return tokens[first:]
 
-    def _finish(self, source: str) -> None:
+    def _finish(self, tokens: list["Token"]) -> None:
         if self._finished_lines:
             self._finished_lines.append(Content(""))
-        self._finished_lines += self._laid_out(parser().parse(source))
+        self._finished_lines += self._laid_out(tokens)
 
     def _laid_out(self, tokens: list["Token"]) -> list[Content]:
         ansi, dark = self._look

@@ -6,6 +6,9 @@ not answer is left behind: what an answer said by then is in the store or in its
 
 A process that has no controlling terminal hears no SIGHUP and would read the end of its input for ever: so the
 terminal is looked at, too.
+
+Textual mounts no more widgets once it is told to leave, and then finds those missing that a screen under construction
+asks for: so what is being made is let be made first.
 """
 
 import asyncio
@@ -17,13 +20,18 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
+
+from textual.app import App
+from textual.widget import Widget
 
 _LOOK_S = 1.0
 _PATIENCE_S = 10.0  # for the loop to come back and the engine to end
+_MADE_WITHIN_S, _MADE_LOOK_S = 5.0, 0.01  # of a screen under construction
 
 
-def end_on_signals(leave: Callable[[], None], leave_screen: Callable[[int], object]) -> None:
-    """From now on: `leave`, then `leave_screen` with the exit code. Called inside the event loop."""
+def end_on_signals(app: App[Any], leave: Callable[[], None]) -> None:
+    """From now on: `leave`, then out of the app with the exit code. Called inside the event loop."""
     loop = asyncio.get_running_loop()
 
     def end(code: int) -> None:
@@ -32,7 +40,7 @@ def end_on_signals(leave: Callable[[], None], leave_screen: Callable[[int], obje
         finally:
             if _terminal_is_gone():
                 os._exit(code)
-            leave_screen(code)
+            when_made(app, lambda: app.exit(return_code=code))
 
     def heard(number: int, _frame: FrameType | None) -> None:
         last = threading.Timer(_PATIENCE_S, os._exit, (128 + number,))
@@ -49,6 +57,20 @@ def end_on_signals(leave: Callable[[], None], leave_screen: Callable[[int], obje
         heard(signal.SIGHUP, None)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def when_made(app: App[Any], then: Callable[[], object]) -> None:
+    """Call `then` once all widgets of all screens are mounted; after five seconds however it stands."""
+    deadline = time.monotonic() + _MADE_WITHIN_S
+
+    def look() -> None:
+        nodes = (node for screen in app.screen_stack for node in screen.walk_children(Widget, with_self=True))
+        if all(node.is_mounted for node in nodes) or time.monotonic() >= deadline:
+            then()
+        else:
+            asyncio.get_running_loop().call_later(_MADE_LOOK_S, look)
+
+    look()
 
 
 def _terminal_is_gone() -> bool:

@@ -51,22 +51,25 @@ class KeyBar(Widget, can_focus=False):
         if last is not None:
             end = Content.assemble(("▏", "$foreground 20%"), self._key(last.binding, last.enabled)[1:])
         line, self._places = Content(""), []
+        room = max(0, width - end.cell_length)
         for binding, enabled in shown.values():
             key = self._key(binding, enabled)
+            if line.cell_length + key.cell_length > room:
+                break  # no half words
             self._places.append((range(line.cell_length, line.cell_length + key.cell_length), binding))
             line = line + key
-        room = max(0, width - end.cell_length)
-        self._places = [(cells, binding) for cells, binding in self._places if cells.start < room]
         if last:
             self._places.append((range(room, width), last.binding))
-        line = line.truncate(room)
         line = Content.assemble(line, " " * (room - line.cell_length), end)
         if not line.is_same(self._line):
             self._line = line
             self.refresh()
 
     def _key(self, binding: Binding, enabled: bool) -> Content:
-        key = Content.assemble((f" {self.app.get_key_display(binding)} ", _KEY), (f"{binding.description} ", _TEXT))
+        name = self.app.get_key_display(binding)
+        name = name.upper() if name.startswith("^") else name
+        text = binding.description[:1].upper() + binding.description[1:]
+        key = Content.assemble((f" {name} ", _KEY), (f"{text} ", _TEXT))
         return key if enabled else key.stylize(_DISABLED)
 
     def render_line(self, y: int) -> Strip:

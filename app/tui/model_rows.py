@@ -25,15 +25,18 @@ class ModelRow:
     problem: str | None
 
 
-def model_rows(card: ModelCard | None) -> list[ModelRow]:
-    """Installed models first, then the rest of the catalog. Reads files: call it in a thread."""
+def model_rows(card: ModelCard | None, measured_gb_s: float | None) -> list[ModelRow]:
+    """Installed models first, then the rest of the catalog. Reads files: call it in a thread.
+
+    card: the loaded model's; measured_gb_s: this machine's bandwidth, which is measured after the first load.
+    """
     from app.models_report import overview
     from models.catalog import load_catalog
     from models.store import Store
 
     rows = []
     usable = card.budget.usable + card.active_memory_bytes if card and card.budget else None
-    peak = card.peak.bytes_per_second if card and card.peak else None
+    peak = measured_gb_s * 1e9 if measured_gb_s else None
     # A mixture reads a part of its weights only, and the catalog does not say which part.
     mixtures = {entry.name for entry in load_catalog().values() if entry.shape.experts > 1}
     for document in overview(Store()):

@@ -27,14 +27,16 @@ class ModelsScreen(ModalScreen[str | None]):
     """Enter uses an installed model (the result) or fetches one; fetching goes on when the picker is closed."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,f5", "dismiss(None)", "Close", key_display="Esc", priority=True),
+        Binding("enter", "take", "Use or fetch", priority=True),
         Binding("delete,x", "cancel_pull", "Stop fetching", key_display="x"),
+        Binding("escape,f5", "dismiss(None)", "Close", key_display="Esc", priority=True),
     ]
 
     def __init__(self) -> None:
         super().__init__()
         self._rows: list[ModelRow] = []
         self._card: ModelCard | None = None
+        self._measured_gb_s: float | None = None
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog -large") as box:
@@ -57,10 +59,11 @@ class ModelsScreen(ModalScreen[str | None]):
     def _load(self) -> None:
         """Read the store and the catalog beside the event loop."""
         card = self._card = self._headrace.engine.card
+        measured_gb_s = self._measured_gb_s = self._headrace.figures.machine.measured_gb_s
 
         def read() -> None:
             try:
-                rows = model_rows(card)
+                rows = model_rows(card, measured_gb_s)
             except HeadraceError as error:
                 self.app.call_from_thread(self._headrace.say, str(error), problem=True)
                 return
@@ -93,13 +96,16 @@ class ModelsScreen(ModalScreen[str | None]):
 
     def _follow(self) -> None:
         """What fits and how fast is known once a model was loaded, and better once the bandwidth was measured."""
-        if self._headrace.engine.card is not self._card:
+        measured_gb_s = self._headrace.figures.machine.measured_gb_s
+        if self._headrace.engine.card is not self._card or measured_gb_s != self._measured_gb_s:
             self._load()
         self._show_pull()
 
     def _show_pull(self) -> None:
         """How far fetching is; the list anew when it is done."""
         line, pulls = self.query_one("#pull", Static), self._headrace.pulls
+        if line.display != bool(pulls):
+            self.refresh_bindings()
         if not pulls:
             if line.display:
                 line.display = False
@@ -130,6 +136,12 @@ class ModelsScreen(ModalScreen[str | None]):
             self._headrace.say(str(error), problem=True)
             return
         self._headrace.say(f"fetching {row.name}, {format_bytes(row.bytes)}, in the background")
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
+        return action != "cancel_pull" or bool(self._headrace.pulls)
+
+    def action_take(self) -> None:
+        self.query_one("#models", OptionList).action_select()
 
     def action_cancel_pull(self) -> None:
         self._headrace.engine.cancel_pull()

@@ -2,6 +2,7 @@
 
 from typing import Any, ClassVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
@@ -12,7 +13,7 @@ from textual.widgets import Footer, Input, Label, Static, TextArea
 from app.conversation import Conversation
 from app.engine_messages import ModelCard
 from app.tui.fields import Area, Field
-from app.tui.parameters import PARAMETERS, read_parameter, write_parameter
+from app.tui.parameters import PARAMETERS, Parameter, read_parameter, write_parameter
 from runtime.errors import UsageError
 
 
@@ -20,9 +21,11 @@ class ParametersScreen(ModalScreen[None]):
     """Ctrl+S keeps what is written here, Esc does not."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+s", "save", "Keep", priority=True),
+        Binding("ctrl+s", "save", "Keep", key_display="^S", priority=True),
         Binding("escape,f6", "dismiss", "Leave as it was", key_display="Esc", priority=True),
     ]
+
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-roomy")]  # noqa: RUF012 - as textual declares it
 
     def __init__(self, conversation: Conversation, card: ModelCard | None) -> None:
         super().__init__()
@@ -32,6 +35,7 @@ class ParametersScreen(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         session = self._conversation.session
         with VerticalScroll(classes="dialog -large", id="parameters") as box:
+            box.can_focus = False  # the fields have the keys, and scroll into view
             box.border_title = Content("parameters of this session")
             yield Label("system prompt")
             yield Area(session.system, id="system", tab_behavior="focus")
@@ -45,9 +49,17 @@ class ParametersScreen(ModalScreen[None]):
                         id=parameter.name,
                         compact=True,
                     )
-                    yield Static(Content.styled(f"{parameter.help} ({parameter.range})", "$quiet"), classes="about")
-            yield Static("", id="complaint", markup=False)
+                    yield Static(Content.styled(_about(parameter), "$quiet"), classes="about")
+            yield Static("", id="line")
         yield Footer()
+
+    def on_descendant_focus(self, event: events.DescendantFocus) -> None:
+        """The line at the bottom says in full what the field is."""
+        about = next((_about(parameter) for parameter in PARAMETERS if parameter.name == event.widget.id), "")
+        self._say(Content.styled(about or "what the model is told before the conversation", "$quiet"))
+
+    def _say(self, line: Content) -> None:
+        self.query_one("#line", Static).update(line)
 
     def on_input_submitted(self) -> None:
         self.action_save()
@@ -60,9 +72,13 @@ class ParametersScreen(ModalScreen[None]):
             try:
                 values[parameter.name] = read_parameter(parameter.name, field.value)
             except UsageError as error:
-                self.query_one("#complaint", Static).update(Content.styled(f"✗ {error}", "bold $text-error"))
                 field.focus()
+                self.call_after_refresh(self._say, Content.styled(f"✗ {error}", "bold $text-error"))
                 return
         self._conversation.set_system(self.query_one("#system", TextArea).text.strip())
         self._conversation.set_sampling(values)
         self.dismiss()
+
+
+def _about(parameter: Parameter) -> str:
+    return f"{parameter.help} ({parameter.range})"

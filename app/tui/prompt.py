@@ -157,20 +157,14 @@ class Prompt(Area):
 
     async def _on_paste(self, event: events.Paste) -> None:
         """A big paste is folded into one line, so that it can be worked around; it is sent whole."""
+        event.prevent_default()  # a text area would insert it as well
+        event.stop()
         text = event.text.replace("\r\n", "\n").replace("\r", "\n")
         if len(text) > _BIG_PASTE:
-            event.prevent_default()
-            event.stop()
             folded = _FOLDED.format(number=len(self._pastes) + 1, lines=text.count("\n") + 1, characters=len(text))
             self._pastes[folded] = text
-            self._replace_via_keyboard(folded, *self.selection)
-            return
-        if text != event.text:
-            event.prevent_default()
-            event.stop()
-            self._replace_via_keyboard(text, *self.selection)
-            return
-        await super()._on_paste(event)
+            text = folded
+        self._replace_via_keyboard(text, *self.selection)
 
     def on_text_area_changed(self) -> None:
         self._offer()

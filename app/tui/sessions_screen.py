@@ -28,11 +28,12 @@ class SessionsScreen(ModalScreen[None]):
     """The field on top searches as one types; the list below has the keys."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "resume", "Resume", priority=True),
+        Binding("ctrl+r,f2", "rename", "Rename", key_display="^R", priority=True),
+        Binding("ctrl+d,delete", "delete", "Delete", key_display="^D", priority=True),
+        Binding("ctrl+e", "export('md')", "Export .md", key_display="^E", priority=True),
+        Binding("ctrl+o", "export('json')", "Export .json", key_display="^O", priority=True),
         Binding("escape,f4", "dismiss", "Close", key_display="Esc", priority=True),
-        Binding("ctrl+r,f2", "rename", "Rename", key_display="^r"),
-        Binding("ctrl+d,delete", "delete", "Delete", key_display="^d", priority=True),
-        Binding("ctrl+e", "export('md')", "Export .md", priority=True),
-        Binding("ctrl+o", "export('json')", "Export .json"),
     ]
 
     def __init__(self, words: str = "") -> None:
@@ -80,11 +81,8 @@ class SessionsScreen(ModalScreen[None]):
     def on_input_changed(self) -> None:
         self._fill()
 
-    def on_input_submitted(self) -> None:
-        self._resume()
-
     def on_option_list_option_selected(self) -> None:
-        self._resume()
+        self.action_resume()
 
     def on_key(self, event: events.Key) -> None:
         """Up and down move in the list while the field has the focus."""
@@ -100,7 +98,7 @@ class SessionsScreen(ModalScreen[None]):
             else:
                 self._list.action_page_down()  # type: ignore[no-untyped-call]
 
-    def _resume(self) -> None:
+    def action_resume(self) -> None:
         if (chosen := self._chosen) is not None:
             session = self._headrace.store.session(chosen)
             self.dismiss()
@@ -149,7 +147,8 @@ class SessionsScreen(ModalScreen[None]):
 
 def _listed(entry: SessionEntry) -> Option:
     session = entry.session
-    facts = f"{entry.messages} messages · {sanitise(session.model or 'default model')} · {ago(session.updated_at)}"
+    model = (session.model or "default model").rstrip("/").rpartition("/")[2]  # of a path or a hub id, its name
+    facts = f"{entry.messages} messages · {sanitise(model)} · {ago(session.updated_at)}"
     title = sanitise(session.title or "untitled").replace("\n", " ")
     return Option(Content.assemble((title, "bold"), "\n", (facts, "$quiet")), id=session.id)
 

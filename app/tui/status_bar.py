@@ -11,6 +11,7 @@ from app.tui.figures import LiveFigures
 
 _METER = 10
 _NEARLY_FULL = 0.85
+_LEAST_TITLE = 12  # cells of a title that are worth showing
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class StatusBar(Lines):
         self.show(self.figures)
 
     def news(self, figures: LiveFigures) -> object:
-        return self._status, rate_text(figures.rate_now), figures.phase
+        return self._status, rate_text(figures.rate_now), figures.phase, figures.machine.measured_gb_s
 
     def lines(self, figures: LiveFigures, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
         right = self._right(width)
@@ -44,12 +45,15 @@ class StatusBar(Lines):
         return [Content.assemble(left, " " * max(1, width - left.cell_length - right.cell_length), right)]
 
     def _left(self, room: int) -> Content:
-        parts: list[Content | tuple[str, str]] = [("▚ headrace", "bold $text-primary")]
-        if self._status.model:
-            parts += [("  ", ""), (self._status.model, "bold")]
-        if self._status.title:
-            parts += [("  ", ""), (self._status.title, "$quiet")]
-        return Content.assemble(*parts).truncate(max(0, room), ellipsis=True)
+        """Who speaks comes before what the program is called, and both before a title cut down to nothing."""
+        name = Content.styled("▚ headrace", "bold $text-primary")
+        model = Content.styled(f"  {self._status.model}" if self._status.model else "", "bold")
+        if name.cell_length + model.cell_length > room:
+            name = Content.styled("▚", "bold $text-primary")
+        left = name + model
+        if self._status.title and room - left.cell_length >= _LEAST_TITLE:
+            left += Content.styled(f"  {self._status.title}", "$quiet")
+        return left.truncate(max(0, room), ellipsis=True)
 
     def _right(self, width: int) -> Content:
         speed = Content("")

@@ -208,11 +208,16 @@ class Transcript(Widget, can_focus=True):
             elif span is None and line not in marked:
                 strip = self._strips.strip(line, rows[line], thumb=y in thumb)
             else:
-                strip = self._strips.marked(line, rows[line], thumb=y in thumb, marked=line in marked, span=span)
+                strip = self._strips.marked(rows[line], thumb=y in thumb, marked=line in marked, span=span)
             strips.append(strip)
         if crop.column_span == (0, self.size.width):
             return strips
         return [strip.crop(crop.x, crop.right) for strip in strips]
+
+    def render_line(self, y: int) -> Strip:
+        """Not for drawing: where the mouse is in the text."""
+        line = min(y + self.top, len(self._rows) - 1)
+        return self._strips.located(line, self._rows[line] if self._rows else BLANK)
 
     @property
     def _marked(self) -> range:

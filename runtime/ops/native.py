@@ -173,17 +173,17 @@ def attend(
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Head norms, rotation, cache write and attention in one node; see the reference for shapes.
 
-    The buffers are written in place when the caller keeps no other reference to them.
+    The buffers are written in place, when the node is evaluated: nobody else may hold them.
     """
     plan = _plan(spec)
     if plan is None or qkv.dtype != mx.float32:
         _fallbacks[f"attention: head size {spec.head_dim}" if plan is None else f"attention: {qkv.dtype}"] += 1
         return reference.attend(qkv, keys, values, offset, spec)
-    return _native.attend(qkv, keys, values, offset, plan)
+    return _native.attend(qkv, keys, values, offset, plan), keys, values
 
 
 def fuse(layers: Sequence[LayerWeights], eps: float, activation: str) -> LayersNode | None:
-    """The layers as one node for every eight: five a layer would cost a small model's step a millisecond.
+    """The layers as one node: five a layer would cost a small model's step a millisecond.
 
     None where a layer has post norms, parts quantized differently, or anything the kernels could not take.
     """
@@ -192,9 +192,7 @@ def fuse(layers: Sequence[LayerWeights], eps: float, activation: str) -> LayersN
     if len(complete) < len(plans):
         return None
 
-    def node(
-        x: mx.array, keys: list[mx.array], values: list[mx.array], offset: int
-    ) -> tuple[mx.array, list[mx.array], list[mx.array]]:
+    def node(x: mx.array, keys: list[mx.array], values: list[mx.array], offset: int) -> mx.array:
         return _native.layers(x, keys, values, offset, complete)
 
     return node

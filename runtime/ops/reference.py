@@ -99,7 +99,8 @@ def attend(
     """Rotate, append K/V to the cache, and attend causally over everything in it.
 
     qkv (B, T, (H + 2 Hkv) * D); keys, values (B, Hkv, capacity, D) with entries [0, offset) in use and room
-    for T more. Returns (out (B, T, H * D), keys, values): the buffers with rows [offset, offset + T) written.
+    for T more. Returns (out (B, T, H * D), keys, values): the buffers with rows [offset, offset + T) written. Only what
+    is returned is to be used afterwards.
     """
     batch, length, _ = qkv.shape
     q, k, v = _split_heads(qkv, spec)

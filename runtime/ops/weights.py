@@ -101,5 +101,5 @@ class LayerWeights:
     mlp_post_norm: mx.array | None
 
 
-# Layers at once: (x (B, T, E), keys, values, offset) -> (x, keys, values); of every layer, `attend`'s buffers.
-LayersNode = Callable[[mx.array, list[mx.array], list[mx.array], int], tuple[mx.array, list[mx.array], list[mx.array]]]
+# Layers at once: (x (B, T, E), keys, values, offset) -> x; of every layer, `attend`'s buffers, written in place.
+LayersNode = Callable[[mx.array, list[mx.array], list[mx.array], int], mx.array]

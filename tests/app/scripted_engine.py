@@ -25,6 +25,7 @@ from app.engine_messages import (
     Pulled,
     PullFailed,
     PullProgress,
+    ReadAhead,
     Ready,
 )
 from app.sessions.journal import JournalWriter
@@ -67,6 +68,7 @@ CARD = ModelCard(
     peak=PEAK,
     budget=None,
     kernels={"kernels": "reference"},
+    spare_cpus=2,
     active_memory_bytes=120_000_000,
 )
 
@@ -98,6 +100,7 @@ class ScriptedEngine:
     state: State = "stopped"
     card: ModelCard | None = None
     commands: list[Generate] = field(default_factory=list)
+    ahead: list[ReadAhead] = field(default_factory=list)
     specs: list[ModelSpec] = field(default_factory=list)
     pulls: list[str] = field(default_factory=list)
     pieces_per_poll: int = 1
@@ -127,6 +130,9 @@ class ScriptedEngine:
             raise EngineError("the engine is not running", "restart it, or choose another model")
         self.commands.append(command)
         self._waiting.append(command)
+
+    def read_ahead(self, command: ReadAhead) -> None:
+        self.ahead.append(command)
 
     def cancel(self) -> None:
         self._cancelled = bool(self._waiting or self._playing)

@@ -57,6 +57,8 @@ def test_what_names_a_file(text: str, rest: str, names: list[str]) -> None:
         ("/file /dev/zero", "not a regular file"),
         ("/file pipe", "not a regular file"),
         ("/file " + "x" * 5000, "cannot read"),
+        ("/file ~nobody-has-this-name/x", "cannot read ~nobody-has-this-name/x"),
+        ("/file a\0b", "cannot read"),
     ],
 )
 def test_what_cannot_be_sent(text: str, complaint: str, folder: Path) -> None:

@@ -34,6 +34,11 @@ def chat(engine: ScriptedEngine, store: SessionStore) -> Conversation:
     return chat
 
 
+def ahead(engine: ScriptedEngine) -> list[list[str]]:
+    """What was read ahead, each time, as texts."""
+    return [[message["content"] for message in command.messages] for command in engine.ahead]
+
+
 def until_idle(chat: Conversation) -> list[Event]:
     events: list[Event] = []
     for _ in range(200):
@@ -121,6 +126,16 @@ def test_stopping_keeps_the_partial_answer_and_it_can_be_continued(chat: Convers
     until_idle(chat)
     assert shown(chat) == stored(chat) == ["count", "one two and on"]
     assert not chat.messages[-1].partial
+
+
+def test_continuing_in_vain_keeps_the_figures(chat: Conversation, engine: ScriptedEngine) -> None:
+    ask(chat, "q", "whole")
+    before = chat.messages[-1].figures
+    engine.script(Script(pieces=(), prompt_tokens=90))
+    chat.continue_answer()
+    until_idle(chat)
+    assert shown(chat) == ["q", "whole"]
+    assert chat.messages[-1].figures == before
 
 
 @pytest.mark.parametrize("end", ["dies", "is stopped", "is left"])
@@ -469,3 +484,20 @@ def test_steps_without_text_change_no_message(chat: Conversation, engine: Script
     events = until_idle(chat)
     assert sum(isinstance(event, Delta) for event in events) == 4
     assert shown(chat) == ["q", "x"]
+
+
+def test_a_draft_is_read_ahead_as_it_would_be_sent(engine: ScriptedEngine, chat: Conversation, tmp_path: Path) -> None:
+    chat.read_ahead("")
+    assert not engine.ahead  # an empty conversation has nothing to read
+    (tmp_path / "notes.md").write_text("the mill stands")
+    chat.send("hello")
+    chat.read_ahead("while it answers")
+    until_idle(chat)
+    chat.read_ahead("/file /nowhere/at/all.txt\nwhat?")
+    assert not engine.ahead
+    typed = f"/file {tmp_path}/notes.md\nWhat does it "
+    chat.read_ahead(typed)
+    chat.read_ahead("")
+    chat.send(typed.rstrip())
+    sent = [message["content"] for message in engine.commands[-1].messages]
+    assert ahead(engine) == [sent, sent[:-1]]

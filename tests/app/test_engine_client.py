@@ -22,11 +22,13 @@ from app.engine_messages import (
     Event,
     Failed,
     Generate,
+    Held,
     LoadProgress,
     ModelSpec,
     Prefill,
     Pulled,
     PullFailed,
+    ReadAhead,
     Ready,
 )
 from runtime.errors import EngineError
@@ -139,6 +141,22 @@ def test_the_next_turn_reuses_the_conversation(ready: EngineClient) -> None:
     done = until(ready, Done, events)
     assert done.summary.reused_tokens >= first.summary.prompt_tokens
     assert next(event for event in events if isinstance(event, Prefill)).reused == done.summary.reused_tokens
+
+
+def test_what_was_read_ahead_waits_in_the_cache(ready: EngineClient) -> None:
+    ready.read_ahead(ReadAhead(HELLO))
+    held = until(ready, Held)
+    assert held.used_bytes <= held.allocated_bytes
+    ready.submit(Generate(1, HELLO, max_tokens=2))
+    done = until(ready, Done)
+    assert done.summary.reused_tokens == held.tokens == done.summary.prompt_tokens - 1
+
+    seen: list[Event] = []
+    ready.read_ahead(ReadAhead([{"role": "user"}]))  # what the template cannot take is for Generate to complain of
+    ready.read_ahead(ReadAhead([*HELLO, {"role": "assistant", "content": "x" * 5000}]))  # past the context limit
+    ready.submit(Generate(2, HELLO, max_tokens=1))
+    until(ready, Done, seen)
+    assert not [event for event in seen if isinstance(event, Failed | ContextFull)]
 
 
 def test_continuing_says_what_one_go_would_have_said(ready: EngineClient) -> None:

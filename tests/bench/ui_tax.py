@@ -1,11 +1,14 @@
 """What the screen costs: decode speed inside the real app against `headrace run`, key press to echo, first frame.
 
-    python -m tests.bench.ui_tax [--rounds 5] [--tokens 600] [--size 120x40] [--no-panel]
+    python -m tests.bench.ui_tax [--rounds 5] [--tokens 1500] [--size 120x40] [--no-panel] [--pauses]
 
 Both sides answer the same prompt greedily with the default model, taking turns, each in a process of its own. The
 app runs on a pseudo-terminal that is read as fast as it writes. Its tok/s are those it stored with the answer; the
 ratio is the median over pairs of neighbours. On a busy machine look at the processor shares first: they hardly care.
 For the echo, letters that no answer holds are typed while the answer streams, and awaited in the terminal's output.
+
+`--pauses` is sharper, and for Linux: within one answer the screen's process is stopped and continued every half second,
+and what the engine writes meanwhile (its journal, once per piece of text) is counted in both states.
 A benchmark for people: nothing here passes or fails.
 """
 
@@ -36,6 +39,8 @@ LETTERS = "жщыэюяфцчшбдё"
 _KEYS = 40
 _KEY_EVERY_S = 0.15
 _PATIENCE_S = 180.0
+_STATE_S = 0.5  # so long the screen's process is stopped or runs
+_STATES = 24  # an answer; whole pairs
 
 
 class Terminal:
@@ -69,13 +74,17 @@ class Terminal:
                 return time.perf_counter() - began
         raise TimeoutError(f"{mark!r} did not appear")
 
-    def cpu_seconds(self) -> tuple[float, float]:
-        """Processor time so far of the program and of the engine's process, its one child; 0 where /proc is missing."""
+    @property
+    def engine(self) -> int | None:
+        """The engine's process, the program's one child; None where /proc is missing."""
         try:
-            children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        except OSError:
-            children = []
-        return _cpu_seconds(self.pid), sum(_cpu_seconds(int(child)) for child in children)
+            return int(Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()[0])
+        except (OSError, IndexError):
+            return None
+
+    def cpu_seconds(self) -> tuple[float, float]:
+        """Processor time so far of the program and of the engine's process; 0 where /proc is missing."""
+        return _cpu_seconds(self.pid), _cpu_seconds(self.engine) if self.engine is not None else 0.0
 
     def end(self) -> None:
         self.type("\x11")  # Ctrl+Q
@@ -114,20 +123,13 @@ def in_app(home: Path, env: dict[str, str], size: tuple[int, int], *, typing: bo
     terminal = Terminal([sys.executable, "-m", "app", "chat"], size, env)
     echoes: list[float] = []
     try:
-        first_frame = terminal.read_until(b"message, or")
-        terminal.read_until(b"loaded in")
-        terminal.type(PROMPT)
-        terminal.read_until(b"beside it.")
-        terminal.type("\r")
-        terminal.read_until(b"answering")
+        first_frame = _ask(terminal)
         began, before = time.perf_counter(), terminal.cpu_seconds()
         while typing and len(echoes) < _KEYS and _answering(home):
             letter = LETTERS[len(echoes) % len(LETTERS)]
             terminal.type(letter)
             echoes.append(terminal.read_until(letter.encode(), 5.0))
-            until = time.perf_counter() + _KEY_EVERY_S
-            while (left := until - time.perf_counter()) > 0:
-                terminal.read(left)
+            _read_for(terminal, _KEY_EVERY_S)
         # A screen that stands still tells the end: to ask the database all the time would take what is measured.
         last = time.perf_counter()
         while ((drawn := terminal.read(1.0)) or _answering(home)) and last - began < _PATIENCE_S:
@@ -137,6 +139,49 @@ def in_app(home: Path, env: dict[str, str], size: tuple[int, int], *, typing: bo
         return InApp(_stored_rate(home), first_frame, screen, engine, echoes)
     finally:
         terminal.end()
+
+
+def with_pauses(env: dict[str, str], size: tuple[int, int]) -> tuple[float, float]:
+    """Writes per second of the engine in one answer: while the screen's process runs, and while it is stopped."""
+    terminal = Terminal([sys.executable, "-m", "app", "chat"], size, env)
+    writes, seconds = [0, 0], [0.0, 0.0]
+    try:
+        _ask(terminal)
+        _read_for(terminal, 2 * _STATE_S)
+        for turn in range(_STATES):
+            stopped = turn % 4 in (1, 2)  # in the order of a slope that evens out: the context grows
+            os.kill(terminal.pid, signal.SIGSTOP if stopped else signal.SIGCONT)
+            before, began = _writes(terminal.engine), time.perf_counter()
+            _read_for(terminal, _STATE_S)
+            writes[stopped] += _writes(terminal.engine) - before
+            seconds[stopped] += time.perf_counter() - began
+        return writes[0] / seconds[0], writes[1] / seconds[1]
+    finally:
+        os.kill(terminal.pid, signal.SIGCONT)
+        terminal.end()
+
+
+def _ask(terminal: Terminal) -> float:
+    """Put the question, and wait until it is being answered; seconds to the first frame."""
+    first_frame = terminal.read_until(b"message, or")
+    terminal.read_until(b"loaded in")
+    terminal.type(PROMPT)
+    terminal.read_until(b"beside it.")
+    terminal.type("\r")
+    terminal.read_until(b"answering")
+    return first_frame
+
+
+def _read_for(terminal: Terminal, seconds: float) -> None:
+    until = time.perf_counter() + seconds
+    while (left := until - time.perf_counter()) > 0:
+        terminal.read(left)
+
+
+def _writes(pid: int | None) -> int:
+    """System calls that wrote, so far."""
+    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("syscw"))
 
 
 def _answering(home: Path) -> bool:
@@ -177,16 +222,37 @@ def main() -> None:
     options.add_argument("--tokens", type=int, default=1500)
     options.add_argument("--size", default="120x40")
     options.add_argument("--no-panel", action="store_true")
+    options.add_argument("--pauses", action="store_true")
     given = options.parse_args()
     width, _, height = given.size.partition("x")
     size = (int(width), int(height))
-    pairs: list[tuple[float, InApp]] = []
-    for number in range(given.rounds + 1):
+    if given.pauses:
+        report_pauses(given.rounds, size, panel=not given.no_panel)
+    else:
+        report_pairs(given.rounds, given.tokens, size, panel=not given.no_panel)
+
+
+def report_pauses(rounds: int, size: tuple[int, int], *, panel: bool) -> None:
+    """One ratio an answer, then their mean and how sure it is."""
+    ratios = []
+    for _ in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
-            typing = number == given.rounds  # the last round types, and does not count for the speed
-            tokens = 2 * given.tokens if typing else given.tokens  # all keys while it decodes
-            env = prepare(Path(folder), tokens, panel=not given.no_panel)
-            plain = 0.0 if typing else in_run(given.tokens, env)
+            running, stopped = with_pauses(prepare(Path(folder), 8000, panel=panel), size)
+        ratios.append(running / stopped)
+        print(f"engine {running:.1f}/s, while the screen is stopped {stopped:.1f}/s: {ratios[-1]:.1%}", flush=True)
+    spread = statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
+    print(f"mean: {statistics.mean(ratios):.2%} of what it is without the screen, standard error {spread:.2%}")
+
+
+def report_pairs(rounds: int, tokens: int, size: tuple[int, int], *, panel: bool) -> None:
+    """App and `headrace run`, one after the other; the last round types."""
+    pairs: list[tuple[float, InApp]] = []
+    for number in range(rounds + 1):
+        with tempfile.TemporaryDirectory() as folder:
+            typing = number == rounds  # the last round types, and does not count for the speed
+            most = 2 * tokens if typing else tokens  # all keys while it decodes
+            env = prepare(Path(folder), most, panel=panel)
+            plain = 0.0 if typing else in_run(tokens, env)
             inside = in_app(Path(folder), env, size, typing=typing)
         if not typing:
             pairs.append((plain, inside))

@@ -13,17 +13,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 120
+_MODES = ((b"\x1b[?1049h", b"\x1b[?1049l"), (b"\x1b[?25l", b"\x1b[?25h"))  # the other screen, no cursor: on, off
 _ESCAPES = re.compile(rb"\x1b\[[0-9;:?<>=]*[A-Za-z]")
 
 
 class Chat:
-    """`headrace chat` on a pseudo-terminal; `written` is everything it wrote to it."""
+    """`headrace chat` on a pseudo-terminal; `written` is everything it wrote to it. `first` is code run before it."""
 
-    def __init__(self, home: Path, *arguments: str) -> None:
+    def __init__(self, home: Path, *arguments: str, first: str = "") -> None:
         self._ours, theirs = os.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "app", "chat", *arguments],
+            [sys.executable, "-c", f"{first}\nfrom app.cli import main\nmain()", "chat", *arguments],
             cwd=ROOT,
             env={**os.environ, "HEADRACE_HOME": str(home), "TERM": "xterm-256color"},
             stdin=theirs,
@@ -39,6 +40,12 @@ class Chat:
 
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
+
+    def tidy(self) -> bool:
+        """Whether the process, which has ended, left the terminal as it was: its screen, cursor and line editing."""
+        self._reader.join()
+        ends = all(self.written.rfind(off) > self.written.rfind(on) for on, off in _MODES)
+        return ends and bool(termios.tcgetattr(self._ours)[3] & termios.ICANON)
 
     def shows(self, text: str) -> bool:
         return text.encode() in _ESCAPES.sub(b"", self.written)

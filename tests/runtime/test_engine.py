@@ -11,7 +11,7 @@ import pytest
 from models.decoder import Decoder
 from runtime.engine import Engine
 from runtime.errors import ContextLimitError, EngineError, UsageError
-from runtime.prefill import FIRST, LARGEST, STEP, TARGET_S, _next_size, prefill
+from runtime.prefill import FIRST, LARGEST, STEP, TARGET_S, Pace, prefill
 from runtime.request import CancelFlag, Finished, PrefillProgress, Request, Step
 from runtime.sampling import SamplingParams
 from tests.watched import WatchedNetwork, answer, same_rows, split
@@ -90,10 +90,19 @@ def test_prefill_never_asks_for_logits(network: Decoder) -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, 1e-9, 0.01, 0.4, 3.0, 1e6])
 def test_chunks_follow_the_measured_speed_within_bounds(seconds: float) -> None:
-    size = _next_size(64, seconds)
+    pace = Pace()
+    pace.took(64, seconds)
+    size = pace.size
     assert STEP <= size <= LARGEST
     assert size % STEP == 0
     assert size in (STEP, LARGEST) or size <= 64 / seconds * TARGET_S
+
+
+def test_the_next_prompt_begins_at_the_pace_of_the_last(network: Decoder) -> None:
+    pace = Pace()
+    pace.took(64, 64 * TARGET_S / 96)
+    done = list(prefill(network, network.make_cache(512), LONG, pace))
+    assert done[0] == 96
 
 
 def test_cancel_before_the_first_token(network: Decoder) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from models.decoder import Decoder
 from runtime.engine import Engine
-from runtime.errors import UsageError
+from runtime.errors import ContextLimitError, EngineError, UsageError
 from runtime.prefix import Prefix, common_prefix
 from runtime.request import CancelFlag, Event, Finished, PrefillProgress, Request, Step
 from runtime.sampling import SamplingParams
@@ -228,3 +228,60 @@ def test_sampling_with_a_seed_does_not_depend_on_reuse(network: Decoder) -> None
     engine = conversation(network)
     list(engine.generate(Request(FIRST, max_tokens=3)))
     assert split(list(engine.generate(request)))[0] == fresh(network, request)[0]
+
+
+def never() -> bool:
+    return False
+
+
+def test_what_was_read_ahead_is_not_fed_again(network: Decoder) -> None:
+    watched = WatchedNetwork(network)
+    engine = conversation(watched)
+    said, _ = split(list(engine.generate(Request(FIRST, max_tokens=6))))
+    guess = [*FIRST, *said, 1, 2, 3, 4]
+    read = engine.read_ahead(guess, never)
+    assert read is not None
+    assert read.committed == len(guess) - 1
+    prompt = [*guess[:-2], 8, 9]  # the end of the guess was wrong
+    answer, end = split(list(engine.generate(Request(prompt, max_tokens=4))))
+    assert (end.summary.reused_tokens, end.summary.prefill_tokens) == (len(guess) - 2, 1)
+    assert answer == fresh(network, Request(prompt, max_tokens=4))[0]
+
+
+def test_a_first_prompt_can_be_read_ahead(network: Decoder) -> None:
+    engine = conversation(network)
+    engine.read_ahead(FIRST, never)
+    answer, end = split(list(engine.generate(Request(FIRST, max_tokens=4))))
+    assert end.summary.reused_tokens == len(FIRST) - 1
+    assert answer == fresh(network, Request(FIRST, max_tokens=4))[0]
+
+
+def test_reading_ahead_stops_between_chunks_and_keeps_what_it_has(network: Decoder) -> None:
+    prompt = [(7 * i) % 96 for i in range(120)]
+    engine = conversation(network)
+    cache = engine.read_ahead(prompt, lambda: True)
+    assert cache is not None
+    read = cache.committed
+    assert 0 < read < len(prompt) - 1
+    _, end = split(list(engine.generate(Request(prompt, max_tokens=1))))
+    assert end.summary.reused_tokens == read
+
+
+def test_nothing_is_read_ahead_where_a_wrong_guess_could_not_be_taken_back(network: Decoder) -> None:
+    engine = conversation(WatchedNetwork(network, ahead=False))
+    said, _ = split(list(engine.generate(Request(FIRST, max_tokens=5))))
+    assert engine.read_ahead([*FIRST, 1, 2, 3], never) is None
+    _, end = split(list(engine.generate(Request([*FIRST, *said, 7], max_tokens=1))))
+    assert end.summary.reused_tokens == len(FIRST) + 4
+
+
+def test_reading_ahead_is_refused_like_a_request(network: Decoder) -> None:
+    engine = conversation(network)
+    with pytest.raises(UsageError, match="empty"):
+        engine.read_ahead([], never)
+    with pytest.raises(ContextLimitError):
+        engine.read_ahead([1] * (LIMIT + 1), never)
+    generation = engine.generate(Request(FIRST))
+    next(generation)
+    with pytest.raises(EngineError, match="already generating"):
+        engine.read_ahead(FIRST, never)

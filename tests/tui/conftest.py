@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-import app.tui.app as application
 from app.sessions.store import SessionStore
 from app.settings import Settings
+from app.tui import pace
 from app.tui.app import HeadraceApp
 from app.tui.completion import CompletionMenu
 from app.tui.prompt import Prompt
@@ -87,8 +87,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.delenv("COLORFGBG", raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(application, "POLLS_PER_SECOND", 100)
-    monkeypatch.setattr(application, "_SHARE", 1.0)
+    monkeypatch.setattr(pace, "SHORTEST_S", 0.01)
     return tmp_path
 
 

@@ -1,18 +1,20 @@
 """The chat, key by key and command by command, over a scripted engine."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from textual import events
 from textual.widgets import Input, OptionList
 
+from app.engine_messages import PeakMeasured
 from app.tui.chat_screen import ChatScreen
 from app.tui.completion import CompletionMenu
 from app.tui.decode.screen import DecodeScreen
 from app.tui.dialogs import Choose
 from app.tui.help_screen import HelpScreen
-from tests.app.scripted_engine import Script, ScriptedEngine, with_context
+from tests.app.scripted_engine import CARD, PEAK, Script, ScriptedEngine, with_context
 from tests.tui.conftest import Driver
 
 
@@ -342,6 +344,60 @@ def test_paths_complete_and_files_are_attached(play, home: Path) -> None:
     play(scenario)
 
 
+def test_the_file_command_waits_for_the_message(play, home: Path) -> None:
+    (home / "my notes.txt").write_text("the mill stands")
+
+    async def scenario(it: Driver) -> None:
+        await it.write("/file my notes.txt")
+        assert it.prompt.text == "/file my notes.txt\n"
+        assert not it.app.screen.query_one(CompletionMenu).is_open
+        assert it.said == []
+        await it.press("w", "h", "y", "enter")
+        await it.idle()
+        assert it.said[0] == "why"
+        assert "the mill stands" in it.engine.commands[-1].messages[-1]["content"]
+        await it.write("/file my notes.txt")
+        await it.press("enter")  # alone
+        await it.idle()
+        assert it.app.conversation.messages[2].attachments[0].text == "the mill stands"
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("path", ["missing.txt", ".", "~nobody-has-this-name/x", ""])
+def test_a_file_that_cannot_be_attached_is_said(play, path: str) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.write(f"/file {path}")
+        assert it.prompt.text == ""
+        assert any(toast.severity == "error" for toast in it.app._notifications)
+        assert it.said == []
+
+    play(scenario)
+
+
+def test_a_path_that_is_whole_is_sent_by_the_first_enter(play, home: Path) -> None:
+    (home / "notes.txt").write_text("the mill stands")
+
+    async def scenario(it: Driver) -> None:
+        it.prompt.put("read @notes.txt")
+        await it.press("enter")
+        await it.idle()
+        assert it.said[0] == "read @notes.txt"
+
+    play(scenario)
+
+
+def test_a_toast_leaves_the_input_free(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("ctrl+c")
+        await it.pilot.pause(0.1)
+        (toast,) = it.app.screen.query("Toast")
+        assert "leaves" in it.text()
+        assert not toast.region.overlaps(it.prompt.region)
+
+    play(scenario, size=(80, 24))
+
+
 def test_a_missing_file_is_said_and_the_text_kept(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.write("look at @./missing.txt")
@@ -368,6 +424,48 @@ def test_lines_history_and_growth(play) -> None:
         it.prompt.put("\n".join("0123456789abcdef"))
         await it.pilot.pause()
         assert it.prompt.size.height == 10
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("name", ["~nobody-has-this-name/x.md", "/dev/null/x.md", "x" * 300])
+def test_an_export_that_cannot_be_written_is_said(play, name: str) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.write(f"/export {name}")
+        assert "cannot write" in it.text()
+
+    play(scenario)
+
+
+def test_a_refused_parameter_is_said_where_it_shows(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("f6", "tab")
+        assert "0 is greedy" in it.text()
+        await it.press("x", "enter")
+        assert "temperature must be 0 or more" in it.text()
+
+    play(scenario, size=(80, 24))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (40, 12), (20, 5), (12, 3)])
+def test_the_key_bar_cuts_no_word(play, size: tuple[int, int]) -> None:
+    async def scenario(it: Driver) -> None:
+        bar = it.text().splitlines()[-1]
+        keys = bar.partition("▏")[0].split("  ")
+        labels = {"⏎ Send", "^J New line", "F1 Help", "F2 Decode", "F3 Panel", "F4 Sessions", "F5 Model", ""}
+        assert {key.strip() for key in keys} <= labels
+
+    play(scenario, size=size)
+
+
+@pytest.mark.parametrize("text", ["one line", "two\nlines", "two\r\nlines", "two\rlines"])
+def test_a_paste_is_inserted_once(play, text: str) -> None:
+    async def scenario(it: Driver) -> None:
+        it.prompt.put("before ")
+        it.app.post_message(events.Paste(text))  # as the terminal's driver does
+        pasted = text.replace("\r\n", "\n").replace("\r", "\n")
+        await it.until(lambda: it.prompt.text == f"before {pasted}")
+        assert it.prompt.cursor_location == it.prompt.document.end
 
     play(scenario)
 
@@ -410,7 +508,11 @@ def test_a_dead_engine_leaves_the_chat_alive(play) -> None:
 def test_a_model_that_cannot_be_loaded(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.until(lambda: "not enough memory" in it.text())
-        assert "F8 starts it again" in it.text()
+        assert "F8 tries again" in it.text()
+        it.app.engine.load_failure = None
+        await it.write("/model another")
+        await it.until(lambda: it.app.engine.state == "ready")
+        await it.until(lambda: "not enough memory" not in it.text())
 
     play(scenario, ScriptedEngine(load_failure="not enough memory: needs 40 GiB"), ready=False)
 
@@ -439,6 +541,39 @@ def test_the_full_context_is_asked_about(play, key: str, choice: str) -> None:
     play(scenario, engine)
 
 
+def test_dropping_turns_that_is_not_enough_is_said(play) -> None:
+    engine = ScriptedEngine(card_to_load=with_context(64))
+    engine.script(Script(), Script(full=True), Script(full=True))
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("one")
+        await it.write("two")
+        await it.until(lambda: isinstance(it.app.screen, Choose))
+        await it.press("d")
+        await it.until(lambda: "the last turn alone" in it.text())
+        await it.until(lambda: "Esc Stop" not in it.text())
+        assert isinstance(it.app.screen, ChatScreen)
+
+    play(scenario, engine)
+
+
+def test_a_stopped_summary_is_asked_about_again(play) -> None:
+    engine = ScriptedEngine(card_to_load=with_context(64))
+    engine.script(Script(), Script(full=True), Script(hold=1))
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("one")
+        await it.write("two")
+        await it.until(lambda: isinstance(it.app.screen, Choose))
+        await it.press("s")
+        await it.until(lambda: it.app.conversation.phase == "summarising")
+        assert isinstance(it.app.screen, ChatScreen)
+        await it.press("escape")
+        await it.until(lambda: isinstance(it.app.screen, Choose))
+
+    play(scenario, engine)
+
+
 def test_models_are_listed_switched_and_fetched(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("f5")
@@ -454,6 +589,28 @@ def test_models_are_listed_switched_and_fetched(play) -> None:
         await it.until(lambda: it.engine.specs[-1].name == "qwen3-0.6b")
 
     play(scenario)
+
+
+def test_the_picker_predicts_as_soon_as_the_bandwidth_is_measured(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("f5")
+        models = it.app.screen.query_one("#models", OptionList)
+        await it.until(lambda: models.option_count > 3)
+        assert str(models.get_option_at_index(0).prompt).split()[-2] == "–"
+        it.engine._backlog.append(PeakMeasured(PEAK))
+        await it.until(lambda: str(models.get_option_at_index(0).prompt).split()[-2].isdigit())
+
+    play(scenario, ScriptedEngine(card_to_load=replace(CARD, peak=None)))
+
+
+def test_the_status_line_has_the_share_as_soon_as_the_bandwidth_is_measured(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("hello")
+        assert "MBU" not in it.text().splitlines()[0]
+        it.engine._backlog.append(PeakMeasured(PEAK))
+        await it.until(lambda: "MBU" in it.text().splitlines()[0])
+
+    play(scenario, ScriptedEngine(card_to_load=replace(CARD, peak=None)))
 
 
 def test_thinking_is_folded_until_asked_for(play) -> None:

@@ -5,18 +5,19 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from textual._compositor import Compositor
+from rich.cells import cell_len
 from textual.geometry import Region
-from textual.screen import Screen
 
 from app.tui.decode.section import Section
-from app.tui.frugal_screen import FrugalCompositor
+from app.tui.frugal_screen import FrugalCompositor, PlacedLines
 from app.tui.help_screen import HelpScreen
 from app.tui.key_bar import KeyBar
+from app.tui.row_strips import GUTTER
 from app.tui.transcript import Transcript
 from tests.tui.conftest import Driver
 
-EMPTY_MOVE = re.compile(r"\x1b\[\d+;\d+H(?=\x1b\[\d+;\d+H|\n|\Z)")  # the cursor goes there, nothing is written
+SEQUENCE = re.compile(r"\x1b\[(\d+);(\d+)H|\x1b\[([\d;]*)m|(.)", re.DOTALL)
+Cells = dict[tuple[int, int], tuple[str, str]]  # by row and column: what stands there, and how
 PARTS = st.lists(
     st.builds(Region, st.integers(0, 119), st.integers(0, 39), st.integers(1, 60), st.integers(1, 20)),
     min_size=1,
@@ -24,17 +25,25 @@ PARTS = st.lists(
 )
 
 
-def terminal_bytes(screen: Screen[None], drawing: type[Compositor], parts: list[Region]) -> str:
-    """What a partial update of these regions sends, made by this class's way of drawing."""
-    compositor = screen._compositor
-    compositor._dirty_regions.update(part.intersection(screen.size.region) for part in parts)
-    update = drawing.render_partial_update(compositor)
-    assert update is not None
-    return EMPTY_MOVE.sub("", update.render_segments(screen.app.console))
+def drawn(update: str) -> Cells:
+    """The cells that these bytes write; the second half of a wide character is written with the first."""
+    cells: Cells = {}
+    row = column = 0
+    style = ""
+    for move_row, move_column, look, character in SEQUENCE.findall(update):
+        if move_row:
+            row, column = int(move_row) - 1, int(move_column) - 1
+        elif character and character != "\n":
+            for half in range(cell_len(character)):
+                cells[row, column + half] = (character, style)
+            column += cell_len(character)
+        elif not character:
+            style = "" if look == "0" else look
+    return cells
 
 
 @pytest.mark.parametrize("keys", [(), ("f1",)])
-def test_a_partial_update_is_textuals_own(play, keys: tuple[str, ...]) -> None:
+def test_a_partial_update_shows_what_a_full_one_would(play, keys: tuple[str, ...]) -> None:
     """Also below a dialog, whose ground is the chat."""
 
     async def scenario(it: Driver) -> None:
@@ -42,13 +51,49 @@ def test_a_partial_update_is_textuals_own(play, keys: tuple[str, ...]) -> None:
         await it.press(*keys)
         screen = it.app.chat
         assert screen is not None
+        compositor = screen._compositor
+        whole = drawn(compositor.render_full_update().render_segments(it.app.console))
+        places = [region.intersection(clip) for region, clip in compositor.visible_widgets.values()]
+        assert isinstance(compositor, FrugalCompositor)
 
-        @settings(max_examples=60, deadline=None)
-        @given(PARTS)
+        @settings(max_examples=100, deadline=None)
+        @given(PARTS | st.lists(st.sampled_from([place.shrink((1, 1, 1, 1)) for place in places if place.area > 400])))
         def same(parts: list[Region]) -> None:
-            assert terminal_bytes(screen, FrugalCompositor, parts) == terminal_bytes(screen, Compositor, parts)
+            parts = [shown for part in parts if (shown := part.intersection(screen.size.region))]
+            compositor._dirty_regions.update(parts)
+            update = compositor.render_partial_update()
+            cells = drawn(update.render_segments(it.app.console)) if update is not None else {}
+            assert cells.items() <= whole.items()
+            assert cells.keys() >= {(y, x) for part in parts for y in part.line_range for x in part.column_range}
+            assert not compositor._dirty_regions
 
         same()
+
+    play(scenario)
+
+
+def test_a_change_inside_one_widget_is_drawn_without_the_others(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("why?")
+        compositor = it.app.chat._compositor  # type: ignore[union-attr]
+        region, _ = compositor.visible_widgets[it.transcript]
+        compositor._dirty_regions.add(Region(region.x, region.y + 1, region.width, 3))
+        update = compositor.render_partial_update()
+        assert isinstance(update, PlacedLines)
+        assert {y for y, _ in drawn(update.render_segments(it.app.console))} == set(range(region.y + 1, region.y + 4))
+
+    play(scenario)
+
+
+def test_the_mouse_selects_letters_of_the_transcript(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("why?")
+        line = next(n for n, (_, kind) in enumerate(it.transcript._rows) if kind == "body") - it.transcript.top
+        assert it.transcript._rows[line][0].plain == "Hello, world."
+        await it.pilot.mouse_down(Transcript, offset=(GUTTER + 7, line))
+        await it.pilot.hover(Transcript, offset=(GUTTER + 11, line))
+        await it.pilot.mouse_up(Transcript, offset=(GUTTER + 11, line))
+        assert it.app.screen.get_selected_text() == "world"
 
     play(scenario)
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.attachments import take_attachments
 from app.sessions.records import Message
 from app.tui.braille import Canvas, bars
 from app.tui.chat_actions import ChatActions, code_blocks
@@ -19,7 +20,8 @@ from app.tui.figures import LiveFigures
 from app.tui.growing_markdown import GrowingMarkdown
 from app.tui.markdown_lines import render
 from app.tui.parameters import PARAMETERS, read_parameter, write_parameter
-from app.tui.paths import completions, typed_path
+from app.tui.paths import as_typed, completions, typed_path
+from app.tui.status_bar import Status, StatusBar
 from runtime.errors import UsageError
 from runtime.telemetry import StepRecord
 from tests.app.scripted_engine import CARD, record, summary
@@ -79,7 +81,7 @@ def _figures(steps: int = 30) -> LiveFigures:
     figures = LiveFigures()
     figures.ready(*facts(CARD))
     figures.submitted()
-    figures.stepped(record(n, 20 + n) for n in range(steps))
+    figures.stepped([record(n, 20 + n) for n in range(steps)])
     return figures
 
 
@@ -147,7 +149,23 @@ def test_phases_are_told_apart_without_colour() -> None:
 
 
 def test_every_command_is_carried_out_by_a_method() -> None:
-    assert {f"do_{command.name}" for command in COMMANDS} - {"do_file"} <= set(dir(ChatActions))
+    assert {f"do_{command.name}" for command in COMMANDS} <= set(dir(ChatActions))
+
+
+@pytest.mark.parametrize(
+    ("room", "shown"),
+    [
+        (60, "▚ headrace  smollm2-135m  Why is the sky blue?"),
+        (40, "▚ headrace  smollm2-135m  Why is the sk…"),
+        (34, "▚ headrace  smollm2-135m"),
+        (20, "▚  smollm2-135m"),
+        (10, "▚  smollm…"),
+    ],
+)
+def test_the_status_line_drops_what_matters_least(room: int, shown: str) -> None:
+    bar = StatusBar(LiveFigures())
+    bar._status = Status("smollm2-135m", "Why is the sky blue?")
+    assert bar._left(room).plain == shown
 
 
 def test_commands_are_told_from_messages() -> None:
@@ -170,6 +188,23 @@ def test_paths_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert typed_path("see @da") == "da"
     assert typed_path("mail a@b") is None
     assert typed_path("/file do") == "do"
+    assert typed_path("hello\n/file my do") == "my do"
+    assert typed_path("/file notes.txt\n") is None
+    assert completions("~nobody-has-this-name/x") == []
+
+
+@pytest.mark.parametrize("before", ["see @my", 'see @"my', "/file my", '/file "my f', "hello\n/file my f"])
+def test_a_path_with_spaces_is_completed_in_quotes(before: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my folder").mkdir()
+    (tmp_path / "my folder" / "a b.txt").write_text("found")
+    for expected in ('"my folder/', '"my folder/a b.txt" '):
+        typed = typed_path(before)
+        assert typed is not None
+        (found,) = completions(typed)
+        assert as_typed(found, typed) == expected
+        before = before.removesuffix(typed) + expected
+    assert [attachment.text for attachment in take_attachments(before)[1]] == ["found"]
 
 
 @pytest.mark.parametrize("parameter", PARAMETERS, ids=lambda parameter: parameter.name)

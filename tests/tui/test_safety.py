@@ -3,8 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from textual import events
 from textual.geometry import Region
 
+from app.sanitise import sanitise
 from app.tui.markdown_lines import render
 from tests.app.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
@@ -38,6 +40,33 @@ def test_an_answer_cannot_act(play, attack: str) -> None:
             assert (written in attack) <= (written in text)
 
     play(scenario, ScriptedEngine().script(Script([attack[:cut], attack[cut:]])))
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_what_stands_in_a_field_cannot_act(play, attack: str) -> None:
+    def drawn(it: Driver) -> str:
+        text = it.text()
+        assert not set(text) & {chr(code) for code in [*range(10), *range(11, 32), *range(127, 160)]}
+        assert "\u202e" not in text and "\u2066" not in text  # noqa: PT018
+        return text
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("attack")
+        await it.write("/edit answer")
+        assert sanitise(attack).split()[0] in drawn(it)
+        await it.press("escape")
+        it.prompt.post_message(events.Paste(attack))
+        await it.until(lambda: it.prompt.text == sanitise(attack))
+        drawn(it)
+        it.prompt.put("")
+        it.app.conversation.rename(attack)
+        it.app.conversation.set_system(attack)
+        await it.press("f6")
+        drawn(it)
+        await it.press("escape", "f4", "ctrl+r")
+        drawn(it)
+
+    play(scenario, ScriptedEngine().script(Script([attack])))
 
 
 def test_titles_and_names_are_no_markup_either(play) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.settings import load_settings
+from app.settings import load_settings, settings_path
 from app.tui.app import HeadraceApp
 from app.tui.themes import after_terminal
 from tests.tui.conftest import Driver
@@ -55,6 +55,18 @@ def test_a_theme_that_was_chosen_is_kept(play) -> None:
     async def scenario(it: Driver) -> None:
         it.app.theme = "headrace-light"
         await it.until(lambda: load_settings().screen.theme == "headrace-light")
+
+    play(scenario)
+
+
+def test_a_theme_that_nobody_chose_is_not_written_down(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("hello")
+        assert not settings_path().exists()
+        it.app.theme = "nord"
+        await it.until(lambda: load_settings().screen.theme == "nord")
+        it.app.theme = "headrace-dark"
+        await it.until(lambda: load_settings().screen.theme == "headrace-dark")
 
     play(scenario)
 

@@ -1,11 +1,14 @@
 """Keys that come at once, as from a fast typist on a slow machine or line: none is lost, none overtakes another."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from textual import events
 from textual.widgets import Input
 
+from app.settings import ChatSettings, Settings
+from app.tui import chat_screen
 from app.tui.chat_screen import ChatScreen
 from app.tui.decode.screen import DecodeScreen
 from tests.app.scripted_engine import ScriptedEngine
@@ -112,3 +115,45 @@ def test_the_panel_shows_what_happened_behind_another_screen(play) -> None:
         await it.until(lambda: "TTFT 50.0 ms" in it.text().split("decode speed")[1])
 
     play(scenario)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_screen, "_PAUSE_S", 0.01)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_pause_in_typing_lets_the_engine_read_ahead(play) -> None:
+    def last(it: Driver) -> list[str]:
+        return [message["content"] for message in it.engine.ahead[-1].messages] if it.engine.ahead else []
+
+    async def scenario(it: Driver) -> None:
+        it.prompt.put("half a quest")
+        await it.until(lambda: last(it) == ["half a quest"])
+        await it.press("i", "o", "n")
+        await it.until(lambda: last(it) == ["half a question"])
+        await it.press("enter")
+        await it.idle()
+        await it.until(lambda: len(last(it)) == 2, "the answer itself")
+        it.prompt.put("/set temperature 1")
+        await it.press("ctrl+end")
+        it.prompt.put("//etc is a folder")
+        await it.until(lambda: last(it)[2:] == ["/etc is a folder"])
+        assert not any("temperature" in text for ahead in it.engine.ahead for text in ahead.messages[-1].values())
+        await it.write("/edit")
+        read = len(it.engine.ahead)
+        await it.press("x")
+        await asyncio.sleep(0.1)
+        assert len(it.engine.ahead) == read  # it would cost the branch that shows its place in the cache
+
+    play(scenario)
+
+
+@pytest.mark.usefixtures("quick")
+def test_reading_ahead_can_be_turned_off(play) -> None:
+    async def scenario(it: Driver) -> None:
+        it.prompt.put("half a quest")
+        await asyncio.sleep(0.1)
+        assert not it.engine.ahead
+
+    play(scenario, settings=Settings(chat=ChatSettings(read_ahead=False)))

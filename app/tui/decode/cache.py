@@ -16,15 +16,14 @@ class CacheSection(Section):
     TITLE = "KV cache"
 
     def lines(self, figures: LiveFigures, width: int, height: int) -> Sequence[Content]:
-        last, model = figures.last, figures.model
-        used = last.kv_used_bytes if last else 0
-        allocated = last.kv_allocated_bytes if last else 0
+        fill, model = figures.fill, figures.model
+        used, allocated = fill.used_bytes, fill.allocated_bytes
         limit = model.kv_bytes_per_token * model.context_limit
         subtitle = f"─ limit {format_bytes(limit)}" if limit else ""
         if str(self.border_subtitle or "") != subtitle:
             self.border_subtitle = Content(subtitle)
         tokens = Content.assemble(
-            (f"{figures.context:,}", "bold"),
+            (f"{fill.tokens:,}", "bold"),
             (f" of {model.context_limit:,} tokens" if model.context_limit else " tokens", "$quiet"),
         )
         each = Content.styled(f"{format_bytes(model.kv_bytes_per_token)}/token", "$quiet")

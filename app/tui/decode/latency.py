@@ -1,5 +1,6 @@
 """The step latency history: braille bars on a zero baseline, percentiles, stall marks, and a cursor on one step."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from textual import events
@@ -28,7 +29,7 @@ class LatencySection(Section):
 
     def move_cursor(self, by: int) -> None:
         """Move it by steps (positive is newer); past the newest step it disappears."""
-        kept = len(_steps(self.figures))
+        kept = len(self.figures.latencies_s)
         if not kept:
             return
         at = (self.cursor if self.cursor is not None else -1 if by < 0 else 0) - by
@@ -38,7 +39,7 @@ class LatencySection(Section):
     def on_mouse_move(self, event: events.MouseMove) -> None:
         offset = event.get_content_offset(self)
         back = None if offset is None else 2 * (self.content_size.width - 1 - offset.x)
-        kept = len(_steps(self.figures))
+        kept = len(self.figures.latencies_s)
         wanted = back if back is not None and back < kept and offset is not None and offset.x >= _LABEL else None
         if wanted != self.cursor:
             self.cursor = wanted
@@ -50,27 +51,27 @@ class LatencySection(Section):
             self.redraw()
 
     def lines(self, figures: LiveFigures, width: int, height: int) -> Sequence[Content]:
-        steps = _steps(figures)
-        latencies = [step.latency_s for step in steps]
-        itl = Percentiles.of(latencies)
-        foot = self._foot(figures, steps, itl, width)
+        latencies = list(figures.latencies_s)
+        ordered = sorted(latencies)
+        itl = Percentiles.of(ordered)
+        foot = self._foot(figures, itl, width)
         chart_height, chart_width = height - len(foot) - 1, width - _LABEL
         if itl is None or chart_height < 1 or chart_width < 4:
             waiting = Content.styled("no steps yet", "$faint")
             return [waiting, *[Content("")] * max(0, height - 1 - len(foot)), *foot]
         return [
-            self._marks(latencies, figures.stall_s(itl.p50), chart_width),
+            self._marks(latencies, ordered, figures.stall_s(itl.p50), chart_width),
             *self._chart(latencies, itl, chart_width, chart_height),
             *foot,
         ]
 
-    def _marks(self, latencies: list[float], stall_s: float, width: int) -> Content:
+    def _marks(self, latencies: list[float], ordered: list[float], stall_s: float, width: int) -> Content:
         """The line above the chart: ▼ over the cursor, ▲ where a step stalled."""
         marks = [" "] * width
         for place, latency in enumerate(reversed(latencies[-2 * width :])):
             if latency > stall_s:
                 marks[width - 1 - place // 2] = "▲"
-        stalls = len([latency for latency in latencies if latency > stall_s])
+        stalls = len(ordered) - bisect_right(ordered, stall_s)
         line = Content.styled("".join(marks), "bold $text-error")
         if self.cursor is not None and self.cursor // 2 < width:
             at = width - 1 - self.cursor // 2
@@ -95,11 +96,9 @@ class LatencySection(Section):
             lines.append(Content.assemble((f"{label:>{_LABEL - 1}} ", "$quiet"), body))
         return lines
 
-    def _foot(
-        self, figures: LiveFigures, steps: list[StepRecord], itl: Percentiles | None, width: int
-    ) -> list[Content]:
-        if self.cursor is not None and self.cursor < len(steps):
-            return _step_lines(figures, steps[-1 - self.cursor], width)
+    def _foot(self, figures: LiveFigures, itl: Percentiles | None, width: int) -> list[Content]:
+        if self.cursor is not None and self.cursor < len(figures.latencies_s):
+            return _step_lines(figures, figures.steps[-1 - self.cursor], width)
         if itl is None:
             return []
         pieces: list[tuple[str, str]] = []
@@ -107,11 +106,6 @@ class LatencySection(Section):
             gap = "  " if width >= 44 else " "
             pieces += [(f"{name} ", "$quiet"), (f"{_milliseconds(value)}{gap}", "bold")]
         return [Content.assemble(*pieces).truncate(width)]
-
-
-def _steps(figures: LiveFigures) -> list[StepRecord]:
-    """All kept steps but the first, whose latency is not between tokens."""
-    return [step for step in figures.steps if step.index > 0]
 
 
 def _milliseconds(value: float) -> str:

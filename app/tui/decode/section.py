@@ -1,6 +1,7 @@
 """One framed part of the decode view: a title, and lines drawn from the figures at whatever size it has.
 
-Lines are made when the figures change, and only those that came out different are drawn again.
+Lines are made when the figures change, and nothing above the first and below the last that came out different is drawn
+again.
 """
 
 from collections.abc import Sequence
@@ -33,9 +34,10 @@ class Lines(Widget):
         self._brush = Brush(self)
         self._frame: list[Strip] = []  # the whole widget without its lines
         self._sides: list[tuple[Strip, Strip]] = []  # of the frame, left and right of a line
+        self._inner = (0, 0)  # the columns between them
         self._framed: object = None  # what the frame was drawn for
         self._ground = Color(0, 0, 0)
-        self._drawn: dict[int, tuple[Content, Strip]] = {}  # finished lines, frame included
+        self._drawn: dict[int, tuple[Content, Strip]] = {}  # finished lines, without the frame
 
     def show(self, figures: LiveFigures) -> None:
         """Draw these figures from now on, if there is anything new in them."""
@@ -56,7 +58,7 @@ class Lines(Widget):
                 new[y] = before
         self._lines = new
         if changed := [y for y, (a, b) in enumerate(zip_longest(old, new)) if a is not b]:
-            self.refresh(*(Region(0, y, width, 1) for y in changed))
+            self.refresh(Region(0, changed[0], width, changed[-1] + 1 - changed[0]))
 
     def news(self, figures: LiveFigures) -> object:
         """What has to differ for making the lines again to be worth it."""
@@ -72,26 +74,31 @@ class Lines(Widget):
         if framed != self._framed:
             self._framed = framed
             self._frame, self._ground = super().render_lines(self.outer_size.region), self.background_colors[1]
-            left, right = self.gutter.left, self.gutter.left + self.content_size.width
+            self._inner = left, right = self.gutter.left, self.gutter.left + self.content_size.width
             self._sides = [(line.crop(0, left), line.crop(right)) for line in self._frame]
             self._drawn.clear()
-        strips = [self._line(y) for y in crop.line_range]
+        inside = self.gutter.top, self.gutter.top + len(self._lines)
+        if crop.column_span == self._inner and inside[0] <= crop.y and crop.bottom <= inside[1]:
+            return [self._line(y - inside[0]) for y in crop.line_range]
+        strips = [
+            Strip.join([self._sides[y][0], self._line(y - inside[0]), self._sides[y][1]])
+            if inside[0] <= y < inside[1]
+            else self._frame[y]
+            for y in crop.line_range
+        ]
         if crop.column_span == (0, self.outer_size.width):
             return strips
         return [strip.crop(crop.x, crop.right) for strip in strips]
 
-    def _line(self, y: int) -> Strip:
-        place = y - self.gutter.top
-        if not 0 <= place < len(self._lines):
-            return self._frame[y]
+    def _line(self, place: int) -> Strip:
+        """A line as it goes to the terminal, without the frame around it."""
         content = self._lines[place]
-        kept = self._drawn.get(y)
+        kept = self._drawn.get(place)
         if kept is None or kept[0] is not content:
             strip = self._brush.strip(content, self.content_size.width)
             for line_filter in self.get_line_filters():
                 strip = strip.apply_filter(line_filter, self._ground)
-            left, right = self._sides[y]
-            kept = self._drawn[y] = content, Strip.join([left, strip, right])
+            kept = self._drawn[place] = content, strip
         return kept[1]
 
     def render_line(self, y: int) -> Strip:  # noqa: ARG002

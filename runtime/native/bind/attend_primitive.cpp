@@ -14,23 +14,21 @@
 namespace headrace {
 namespace {
 
-// Inputs: qkv, keys, values. Outputs: out, keys, values.
+// Input: qkv. Output: out.
 class Attend : public Node {
  public:
-  Attend(mx::Stream stream, std::shared_ptr<AttentionPlan> plan, int64_t offset)
-      : Node(stream), plan_(std::move(plan)), offset_(offset) {}
+  Attend(mx::Stream stream, std::shared_ptr<AttentionPlan> plan, CacheBuffers cache, int64_t offset)
+      : Node(stream), plan_(std::move(plan)), cache_(std::move(cache)), offset_(offset) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
-    CacheBuffers cache(inputs[1], inputs[2], outputs[1], outputs[2], outputs.size());
     AttendCall call = plan_->call();
     call.batch = inputs[0].shape(0);
     call.length = inputs[0].shape(1);
     call.offset = offset_;
     call.out = outputs[0].data<float>();
-    cache.describe(call);
-    auto task = [call, plan = plan_, qkv = Rows(inputs[0]), cache = std::move(cache)]() mutable {
-      cache.fill();
+    cache_.describe(call);
+    auto task = [call, plan = plan_, cache = cache_, qkv = Rows(inputs[0])]() mutable {
       std::vector<char> copy;
       call.qkv = qkv.read<float>(copy);
       run_attend(Pool::shared(), best_kernels(), call);
@@ -42,6 +40,7 @@ class Attend : public Node {
 
  private:
   std::shared_ptr<AttentionPlan> plan_;
+  CacheBuffers cache_;
   int64_t offset_;
 };
 
@@ -84,19 +83,16 @@ const float* AttentionPlan::keep(const std::optional<mx::array>& norm) {
   return norms_.back().data<float>();
 }
 
-std::tuple<mx::array, mx::array, mx::array> attend(const mx::array& qkv, const mx::array& keys,
-                                                   const mx::array& values, int offset,
-                                                   const std::shared_ptr<AttentionPlan>& plan) {
+mx::array attend(const mx::array& qkv, const mx::array& keys, const mx::array& values, int offset,
+                 const std::shared_ptr<AttentionPlan>& plan) {
   const AttendCall& call = plan->call();
   require(qkv.dtype() == mx::float32, "activations must be float32");
   require(qkv.ndim() == 3 && qkv.shape(2) == (call.heads + 2 * call.kv_heads) * call.dim,
           "qkv must be (B, T, (H + 2 Hkv) * D)");
-  require_cache_fits(call, keys, values, qkv.shape(0), qkv.shape(1), offset);
-  auto node = std::make_shared<Attend>(cpu_stream(), plan, offset);
-  const mx::Shape out{qkv.shape(0), qkv.shape(1), static_cast<int>(call.heads * call.dim)};
-  auto arrays = mx::array::make_arrays({out, keys.shape(), values.shape()},
-                                       {mx::float32, keys.dtype(), values.dtype()}, node, {qkv, keys, values});
-  return {arrays[0], arrays[1], arrays[2]};
+  CacheBuffers cache(keys, values, call, qkv.shape(0), qkv.shape(1), offset);
+  mx::Shape out{qkv.shape(0), qkv.shape(1), static_cast<int>(call.heads * call.dim)};
+  return mx::array(std::move(out), mx::float32, std::make_shared<Attend>(cpu_stream(), plan, std::move(cache), offset),
+                   {qkv});
 }
 
 }  // namespace headrace

@@ -3,7 +3,7 @@
 
 #include <memory>
 #include <optional>
-#include <tuple>
+#include <vector>
 
 #include "../core/attend.h"
 #include "matrix_handle.h"
@@ -31,10 +31,8 @@ class AttentionPlan : public std::enable_shared_from_this<AttentionPlan> {
   std::vector<mx::array> norms_;
 };
 
-// qkv (B, T, (H + 2 Hkv) * D) float32; keys, values (B, Hkv, capacity, D) -> (out (B, T, H * D), keys, values).
-// The buffers are written in place when nobody else holds them, otherwise copied first.
-std::tuple<mx::array, mx::array, mx::array> attend(const mx::array& qkv, const mx::array& keys,
-                                                   const mx::array& values, int offset,
-                                                   const std::shared_ptr<AttentionPlan>& plan);
+// qkv (B, T, (H + 2 Hkv) * D) float32; keys, values (B, Hkv, capacity, D), written in place -> out (B, T, H * D).
+mx::array attend(const mx::array& qkv, const mx::array& keys, const mx::array& values, int offset,
+                 const std::shared_ptr<AttentionPlan>& plan);
 
 }  // namespace headrace

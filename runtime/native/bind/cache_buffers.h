@@ -1,44 +1,29 @@
-// The K/V buffers of a node that appends to a cache: its inputs' own memory where nobody else holds it, else a copy.
+// The K/V buffers that graph nodes append to. They are no inputs of the nodes: MLX would make new handles on all of them in
+// every step, which costs a small model's step more than its attention. Nodes write to them in place and in the order in
+// which they are evaluated; that this is the order of the tokens is for runtime.cache to see to.
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "../core/attend.h"
 #include "mlx/array.h"
-#include "strided.h"
 
 namespace headrace {
 
 namespace mx = mlx::core;
 
-// Throws std::invalid_argument unless keys and values (B, Hkv, capacity, D) suit the plan and have room for `length` more
-// entries at `offset`.
-void require_cache_fits(const AttendCall& plan, const mx::array& keys, const mx::array& values, int batch, int length,
-                        int offset);
-
+// One layer's keys and values (B, Hkv, capacity, D), held until the node that appends to them has run.
 class CacheBuffers {
  public:
-  // Gives keys_out and values_out, two of the node's `outputs` arrays, their memory. To be made in eval_cpu.
-  CacheBuffers(const mx::array& keys, const mx::array& values, mx::array& keys_out, mx::array& values_out,
-               size_t outputs);
+  // Evaluates what is not. Throws std::invalid_argument unless the arrays suit the plan, are row-contiguous and have room
+  // for `length` more entries at `offset`.
+  CacheBuffers(const mx::array& keys, const mx::array& values, const AttendCall& plan, int batch, int length, int offset);
 
   // Where the buffers are and how they are stored.
   void describe(AttendCall& call) const;
-  // Copies what had to be copied. To be called in the task, before anything is appended.
-  void fill() const;
 
  private:
-  struct Buffer {
-    Rows from;
-    char* to;
-    bool copy;
-  };
-  static Buffer take_over(const mx::array& in, mx::array& out, size_t outputs);
-
-  Buffer keys_, values_;
-  int64_t capacity_;
-  Type type_;
+  mx::array keys_, values_;
 };
 
 }  // namespace headrace

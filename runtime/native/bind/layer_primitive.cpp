@@ -2,7 +2,6 @@
 #include "layer_primitive.h"
 
 #include <algorithm>
-#include <span>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -17,10 +16,6 @@
 
 namespace headrace {
 namespace {
-
-// Layers in a node. Every output of a node holds every input and every other output, so that long stretches cost more in
-// reference counts than they save.
-constexpr size_t kStretch = 8;
 
 void require(bool fits, const char* what) {
   if (!fits) throw std::invalid_argument(what);
@@ -67,32 +62,30 @@ void run_layer(const LayerPlan& plan, AttendCall attend, const float* x, float* 
   run_linear(pool, kernels, down);
 }
 
-// A stretch of n layers. Inputs: x, n keys, n values. Outputs: the same.
+struct Layer {
+  std::shared_ptr<LayerPlan> plan;
+  CacheBuffers cache;
+};
+
+// Input and output: x.
 class Layers : public Node {
  public:
-  Layers(mx::Stream stream, std::span<const std::shared_ptr<LayerPlan>> plans, int64_t offset)
-      : Node(stream), plans_(plans.begin(), plans.end()), offset_(offset) {}
+  Layers(mx::Stream stream, std::vector<Layer> layers, int64_t offset)
+      : Node(stream), layers_(std::make_shared<const std::vector<Layer>>(std::move(layers))), offset_(offset) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
-    const size_t count = plans_.size();
-    std::vector<Work> work;
-    for (size_t i = 0; i < count; ++i) {
-      const size_t keys = 1 + i, values = 1 + count + i;
-      CacheBuffers cache(inputs[keys], inputs[values], outputs[keys], outputs[values], outputs.size());
-      AttendCall call = plans_[i]->attention->call();
-      call.batch = inputs[0].shape(0);
-      call.length = inputs[0].shape(1);
-      call.offset = offset_;
-      cache.describe(call);
-      work.push_back({plans_[i], call, std::move(cache)});
-    }
-    auto task = [work = std::move(work), x = Rows(inputs[0]), out = outputs[0].data<float>()] {
+    auto task = [layers = layers_, offset = offset_, batch = inputs[0].shape(0), length = inputs[0].shape(1),
+                 x = Rows(inputs[0]), out = outputs[0].data<float>()] {
       std::vector<char> copy;
       const float* from = x.read<float>(copy);
-      for (const Work& layer : work) {
-        layer.cache.fill();
-        run_layer(*layer.plan, layer.attend, from, out);
+      for (const Layer& layer : *layers) {
+        AttendCall call = layer.plan->attention->call();
+        call.batch = batch;
+        call.length = length;
+        call.offset = offset;
+        layer.cache.describe(call);
+        run_layer(*layer.plan, call, from, out);
         from = out;
       }
     };
@@ -102,12 +95,7 @@ class Layers : public Node {
   const char* name() const override { return "HeadraceLayers"; }
 
  private:
-  struct Work {
-    std::shared_ptr<LayerPlan> plan;
-    AttendCall attend;
-    CacheBuffers cache;
-  };
-  std::vector<std::shared_ptr<LayerPlan>> plans_;
+  std::shared_ptr<const std::vector<Layer>> layers_;  // shared with the task, which outlives the node
   int64_t offset_;
 };
 
@@ -141,36 +129,18 @@ LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, const mx::array&
   mlp_norm = norms_[1].data<float>();
 }
 
-std::tuple<mx::array, std::vector<mx::array>, std::vector<mx::array>> layers(
-    mx::array x, std::vector<mx::array> keys, std::vector<mx::array> values, int offset,
-    const std::vector<std::shared_ptr<LayerPlan>>& plans) {
+mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const std::vector<mx::array>& values, int offset,
+                 const std::vector<std::shared_ptr<LayerPlan>>& plans) {
   require(x.dtype() == mx::float32, "activations must be float32");
-  require(keys.size() == plans.size() && values.size() == plans.size(), "keys and values of every layer are needed");
+  require(!plans.empty() && keys.size() == plans.size() && values.size() == plans.size(),
+          "keys and values of every layer are needed");
+  std::vector<Layer> stack;
+  stack.reserve(plans.size());
   for (size_t i = 0; i < plans.size(); ++i) {
     require(x.ndim() == 3 && x.shape(2) == plans[i]->qkv->view().k, "x must be (B, T, E)");
-    require_cache_fits(plans[i]->attention->call(), keys[i], values[i], x.shape(0), x.shape(1), offset);
+    stack.push_back({plans[i], {keys[i], values[i], plans[i]->attention->call(), x.shape(0), x.shape(1), offset}});
   }
-  for (size_t begin = 0; begin < plans.size(); begin += kStretch) {
-    const size_t count = std::min(kStretch, plans.size() - begin);
-    std::vector<mx::array> inputs{x};
-    for (auto* buffers : {&keys, &values}) {
-      for (size_t i = begin; i < begin + count; ++i) inputs.push_back(std::move((*buffers)[i]));
-    }
-    std::vector<mx::Shape> shapes;
-    std::vector<mx::Dtype> dtypes;
-    for (const mx::array& in : inputs) {
-      shapes.push_back(in.shape());
-      dtypes.push_back(in.dtype());
-    }
-    auto node = std::make_shared<Layers>(cpu_stream(), std::span(plans).subspan(begin, count), offset);
-    auto outputs = mx::array::make_arrays(std::move(shapes), dtypes, node, std::move(inputs));
-    x = outputs[0];
-    for (size_t i = 0; i < count; ++i) {
-      keys[begin + i] = outputs[1 + i];
-      values[begin + i] = outputs[1 + count + i];
-    }
-  }
-  return {std::move(x), std::move(keys), std::move(values)};
+  return mx::array(x.shape(), mx::float32, std::make_shared<Layers>(cpu_stream(), std::move(stack), offset), {x});
 }
 
 }  // namespace headrace

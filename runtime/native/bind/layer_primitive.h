@@ -1,13 +1,12 @@
-// Whole decoder layers as nodes of MLX's lazy graph, several to a node.
+// All decoder layers as one node of MLX's lazy graph.
 //
 // Five nodes a layer cost a decode step more in graph building and dispatch than its attention does, and more than a
-// hundred queued operations make MLX wait for the step before, so that nothing is built ahead. A node runs the five calls
-// of each of its layers in a single task. Intermediate rows live in buffers of the task.
+// hundred queued operations make MLX wait for the step before, so that nothing is built ahead. The node runs the five calls
+// of each layer in a single task. Intermediate rows live in buffers of the task.
 #pragma once
 
 #include <memory>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "attend_primitive.h"
@@ -35,9 +34,8 @@ class LayerPlan : public std::enable_shared_from_this<LayerPlan> {
   mx::array norms_[2];
 };
 
-// x (B, T, E) float32; keys, values: per layer (B, Hkv, capacity, D) -> (x (B, T, E), keys, values), as `attend` treats them.
-std::tuple<mx::array, std::vector<mx::array>, std::vector<mx::array>> layers(
-    mx::array x, std::vector<mx::array> keys, std::vector<mx::array> values, int offset,
-    const std::vector<std::shared_ptr<LayerPlan>>& plans);
+// x (B, T, E) float32; keys, values: per layer (B, Hkv, capacity, D), written in place -> x (B, T, E).
+mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const std::vector<mx::array>& values, int offset,
+                 const std::vector<std::shared_ptr<LayerPlan>>& plans);
 
 }  // namespace headrace

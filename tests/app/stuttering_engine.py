@@ -1,0 +1,37 @@
+"""A process in the engine's place that says what it is told to, cut where it is told to. Started by `EngineLink`.
+
+It is told by the names of ModelSpecs: `say N` sends N whole messages in one go, `half N` and `rest` the two parts of
+one that carries N bytes, `stop` and `die` end in the signals of that name, `leave` in exit code 3.
+"""
+
+import os
+import signal
+import socket
+import sys
+
+from app.engine_messages import LoadProgress
+from app.engine_wire import CHUNK, Unpacker, pack
+
+
+def main(descriptor: int) -> None:
+    """Do what comes until nothing comes."""
+    connection, incoming, rest = socket.socket(fileno=descriptor), Unpacker(), b""
+    while piece := connection.recv(CHUNK):
+        for command in incoming.feed(piece):
+            what, _, number = command.name.partition(" ")
+            if what == "say":
+                connection.sendall(b"".join(pack(LoadProgress("saying", i, None)) for i in range(int(number))))
+            elif what == "half":
+                whole = pack(LoadProgress("x" * int(number), 0, None))
+                connection.sendall(whole[: len(whole) // 2])
+                rest = whole[len(whole) // 2 :]
+            elif what == "rest":
+                connection.sendall(rest)
+            elif what == "leave":
+                sys.exit(3)
+            else:
+                os.kill(os.getpid(), {"stop": signal.SIGSTOP, "die": signal.SIGKILL}[what])
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

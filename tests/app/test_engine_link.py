@@ -1,0 +1,163 @@
+"""The socket between the chat and its engine: messages survive any cut, and a process that stops holds nobody up."""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import app.engine_link
+from app.engine_link import EngineLink
+from app.engine_messages import Delta, Died, Done, Event, LoadProgress, ModelSpec
+from app.engine_process import Outlet
+from app.engine_wire import Unpacker, pack, socket_pair
+from tests.app.scripted_engine import record, summary
+
+PATIENCE_S = 120
+MESSAGES = st.lists(
+    st.one_of(st.text(), st.binary(max_size=300), st.integers(), st.tuples(st.text(), st.none())), max_size=20
+)
+
+
+@pytest.fixture
+def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineLink]:
+    """To a stuttering engine that runs."""
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
+    monkeypatch.setattr(app.engine_link, "_PROGRAM", "tests.app.stuttering_engine")
+    link = EngineLink()
+    told(link, "say 1")
+    assert drained(link, 1) == [LoadProgress("saying", 0, None)]
+    yield link
+    link.kill()
+
+
+def told(link: EngineLink, what: str) -> None:
+    link.send(ModelSpec(what))
+
+
+def drained(link: EngineLink, count: int) -> list[Event]:
+    """The next `count` events."""
+    events: list[Event] = []
+    eventually(lambda: len(events) >= count or bool(events.extend(link.drain())))
+    return events
+
+
+def eventually(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+@given(MESSAGES, st.data())
+def test_any_cut_of_the_stream_gives_the_same_messages(messages: list[Any], data: st.DataObject) -> None:
+    stream = b"".join(pack(message) for message in messages)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
+    unpacker = Unpacker()
+    seen: list[Any] = []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        seen += unpacker.feed(stream[start:end])
+    assert seen == messages
+
+
+@given(MESSAGES.filter(bool), st.data())
+def test_an_unfinished_message_is_not_given(messages: list[Any], data: st.DataObject) -> None:
+    stream = b"".join(pack(message) for message in messages)
+    last = len(pack(messages[-1]))
+    assert Unpacker().feed(stream[: len(stream) - data.draw(st.integers(1, last))]) == messages[:-1]
+
+
+def test_many_messages_at_once_and_one_that_fills_the_socket_many_times(link: EngineLink) -> None:
+    told(link, "say 5000")
+    assert drained(link, 5000) == [LoadProgress("saying", i, None) for i in range(5000)]
+    told(link, "half 5000000")
+    told(link, "rest")
+    assert drained(link, 1) == [LoadProgress("x" * 5_000_000, 0, None)]
+
+
+def test_half_a_message_waits_for_the_other_half(link: EngineLink) -> None:
+    told(link, "half 1000")
+    told(link, "say 0")
+    for _ in range(20):
+        assert link.drain() == []
+        time.sleep(0.005)
+    told(link, "rest")
+    assert drained(link, 1) == [LoadProgress("x" * 1000, 0, None)]
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks into /proc")
+def test_a_process_stopped_in_mid_message_holds_nobody_up(link: EngineLink) -> None:
+    told(link, "say 2")
+    told(link, "half 100")
+    told(link, "stop")
+    eventually(lambda: state(link.pid) == "T")
+    assert link.drain() == [LoadProgress("saying", 0, None), LoadProgress("saying", 1, None)]
+    assert link.drain() == []
+    told(link, "rest")
+    os.kill(link.pid, signal.SIGCONT)
+    assert drained(link, 1) == [LoadProgress("x" * 100, 0, None)]
+
+
+@pytest.mark.parametrize(("how", "obituary"), [("die", "killed (SIGKILL)"), ("leave", "exit code 3")])
+def test_what_was_said_before_a_death_in_mid_message_is_kept(link: EngineLink, how: str, obituary: str) -> None:
+    told(link, "say 3")
+    told(link, "half 100")
+    told(link, how)
+    *said, died = drained(link, 4)
+    assert said == [LoadProgress("saying", i, None) for i in range(3)]
+    assert isinstance(died, Died)
+    assert obituary in died.message
+    told(link, "say 1")  # to nobody
+    assert link.drain() == []
+
+
+def test_last_words_of_a_process_that_is_killed_come_without_an_obituary(link: EngineLink) -> None:
+    told(link, "say 3")
+    told(link, "half 100")
+    arrived = link._socket.recv(1, socket.MSG_PEEK)
+    assert arrived
+    link.kill()
+    said = link.drain()
+    assert said == [LoadProgress("saying", i, None) for i in range(3)]
+    with pytest.raises(ProcessLookupError):
+        os.kill(link.pid, 0)
+    assert link.drain() == []
+
+
+def test_bytes_that_are_no_message_end_the_process(link: EngineLink, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "_incoming", Unpacker())
+    link._incoming.feed(b"\0" * 7 + b"\x01")  # a length of one, and what comes next is no pickle
+    told(link, "say 1")
+    (died,) = drained(link, 1)
+    assert isinstance(died, Died)
+
+
+def test_an_answer_does_not_wait_for_a_chat_that_does_not_listen() -> None:
+    ours, theirs = socket_pair()
+    with ours, theirs:
+        outlet = Outlet(theirs)
+        deltas = [Delta(1, f"{number} " * 200, (record(number, number + 1),)) for number in range(4000)]
+        for delta in deltas:  # far more than a socket holds
+            outlet.send(delta)
+        done = Done(1, "stop", summary(10, 0, 4000), 0.0, 0.1, False, None)
+        incoming, seen = Unpacker(), list[Event]()
+        while len(seen) < len(deltas):
+            try:
+                seen += incoming.feed(ours.recv(1 << 16, socket.MSG_DONTWAIT))
+            except BlockingIOError:
+                outlet.send(Delta(1, "", ()))  # the next one takes along what waits
+                deltas.append(Delta(1, "", ()))
+        outlet.send(done)
+        while done not in seen:
+            seen += incoming.feed(ours.recv(1 << 16))
+        assert seen == [*deltas, done]

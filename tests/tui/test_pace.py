@@ -1,0 +1,58 @@
+"""How often the chat looks at the engine, by what its drawing costs. The clock is the test's."""
+
+import pytest
+
+from app.tui.pace import Pace
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Processor time; the test writes it."""
+    now = [0.0]
+    monkeypatch.setattr("time.process_time", lambda: now[0])
+    return now
+
+
+def look(pace: Pace, clock: list[float], cost_s: float) -> None:
+    pace.begin()
+    clock[0] += cost_s
+    pace.drawn()
+
+
+@pytest.mark.parametrize(
+    ("spare", "cost_s", "rest_s"),
+    [(False, 0.0001, 0.1), (False, 0.002, 0.25), (False, 0.1, 0.38), (True, 0.002, 0.1), (True, 0.1, 0.38)],
+)
+def test_the_rest_follows_the_cost_within_limits(clock: list[float], spare: bool, cost_s: float, rest_s: float) -> None:
+    pace = Pace()
+    pace.spare = spare
+    for _ in range(30):
+        look(pace, clock, cost_s)
+    assert pace.rest_s(answering=True, awaiting=False) == pytest.approx(rest_s)
+    assert pace.rest_s(answering=False, awaiting=False) == 0.1
+    assert pace.rest_s(answering=False, awaiting=True) == 0.05
+
+
+def test_one_look_that_was_dear_does_not_stop_the_screen(clock: list[float]) -> None:
+    pace = Pace()
+    pace.spare = False
+    for _ in range(30):
+        look(pace, clock, 0.001)
+    look(pace, clock, 0.003)
+    assert pace.rest_s(answering=True, awaiting=False) == pytest.approx(0.25)
+
+
+def test_what_is_drawn_between_looks_is_not_theirs(clock: list[float]) -> None:
+    pace = Pace()
+    pace.spare = False
+    look(pace, clock, 0.001)
+    before = pace.rest_s(answering=True, awaiting=False)
+    clock[0] += 5.0
+    pace.drawn()
+    assert pace.rest_s(answering=True, awaiting=False) == before
+
+
+def test_figures_are_drawn_less_often_where_decoding_takes_every_core() -> None:
+    pace = Pace()
+    lively, pace.spare = pace.figures_s, False
+    assert lively < pace.figures_s <= 1.0
