@@ -1,31 +1,23 @@
 // Attention with both products in 16-bit integers: twice as many multiply-adds an instruction as in float32.
 //
 // A lane belongs to a query. Keys and values are read along, one pair of numbers for all lanes, so nothing is ever summed
-// across lanes and every scale of a query is a lane's. Three roundings, each under a scale that keeps sums within int32:
-// - a query to a length of 65000 and each key to less than 32768, by a power of two: by Cauchy and Schwarz no sum of
-//   products reaches 2^31, whatever the head size. What f16 has of a key's larger numbers stays exact.
-// - values to 13 bits, each entry by a power of two of its own: exact within a factor of 8 of the entry's largest.
-// - what an entry adds to the output, its softmax weight times the power of two of its value, to 15 bits of the largest in
-//   the block, or 1 / 2^18 of the block's sum if that is more. Relative to its own block, and to what is added rather than
-//   to the weight: an attention sink has nearly all the weight and next to no value, and must not take the others' bits.
+// across lanes and every scale of a query is a lane's. Queries, keys and values come from round_attention.h. What an entry
+// adds to the output, its softmax weight times the power of two of its value, is rounded to 15 bits of the largest in the
+// block, or 1 / 2^18 of the block's sum if that is more (times 2^13: 2^31). Relative to its own block, and to what is added
+// rather than to the weight: an attention sink has nearly all the weight and next to no value, and must not take the
+// others' bits.
 #pragma once
 
 #include "attention.h"
-#include "rounded.h"
+#include "round_attention.h"
 
 namespace headrace::HEADRACE_ISA {
 
-constexpr int kRowVectors = W == 16 ? 3 : 2;              // of queries, and
-constexpr int kMeet = W == 16 ? 8 : 4;                    // numbers of an entry that meet them, as registers allow
-constexpr int64_t kRoundedRows = kRowVectors * W;
-constexpr float kQueryLength = 65000.0f;
-constexpr float kLargest = 32767.0f;
+constexpr int kMeet = W == 16 ? 8 : 4;   // numbers of an entry that meet a group's vectors, as registers allow
 constexpr float kWeightSum = 262000.0f;  // and half a unit more for each entry: times 8191 less than 2^31
-constexpr int kSmallestValue = -60;                       // exponent: an entry of zeros has one, too
-constexpr float kUnseen = -1e38f;                         // the score of what a query does not see
-constexpr float kLowest = -1e37f;                         // lower than any score, higher than unseen: no weight of its own
+constexpr float kUnseen = -1e38f;        // the score of what a query does not see: below kLowest, so without weight
 constexpr float kLn2 = 0.693147181f;
-static_assert(kRoundedEntries % kMeet == 0 && kRoundedEntries % W == 0 && kMeet % 2 == 0);
+static_assert(kRoundedEntries % kMeet == 0 && kMeet % 2 == 0);
 
 // 2^x for -126 <= x <= 0, and 2^-126 below, to 3e-6 of it. NaN stays NaN: operands of max are in the order for that.
 inline vf exp2_roughly(vf x) {
@@ -37,155 +29,6 @@ inline vf exp2_roughly(vf x) {
   p = fma(p, r, set1(0.693121815f));
   p = fma(p, r, set1(0.999999261f));
   return times_power_of_two(p, whole);
-}
-
-inline int exponent_of(float x) { return static_cast<int>(__builtin_bit_cast(uint32_t, x) >> 23 & 255) - 127; }
-inline float power_of_two(int exponent) { return __builtin_bit_cast(float, static_cast<uint32_t>(exponent + 127) << 23); }
-inline bool finite(float x) { return x - x == 0; }
-
-// Numbers [i, i + W) of a row paired with those half a row further on.
-template <Type T>
-inline vi round_pairs(const void* row, int64_t at, int64_t dim, int64_t i, vf factor) {
-  const int64_t n = dim / 2 - i < W ? dim / 2 - i : W;
-  if (n == W) return join_pairs(mul(load_as<T>(row, at + i), factor), mul(load_as<T>(row, at + dim / 2 + i), factor));
-  return join_pairs(mul(load_first_as<T>(row, at + i, n), factor),
-                    mul(load_first_as<T>(row, at + dim / 2 + i, n), factor));
-}
-
-template <Type T>
-inline vf squares_of(const void* row, int64_t at, int64_t dim) {
-  vf squares = zero();
-  int64_t d = 0;
-  for (; d < dim; d += W) {  // W divides 16, and 16 divides dim
-    const vf v = load_as<T>(row, at + d);
-    squares = fma(v, v, squares);
-  }
-  return squares;
-}
-
-// One entry's row, a block past `entry`, one request a cache line.
-template <Type T>
-inline void request_block(const void* rows, int64_t entry, int64_t dim) {
-  const char* row = static_cast<const char*>(rows) + (entry + kRoundedEntries) * dim * size_of(T);
-  for (int64_t byte = 0; byte < dim * size_of(T); byte += 64) __builtin_prefetch(row + byte);
-}
-
-// What takes a query to its length, or its largest number to what 16 bits hold.
-inline float query_factor(const float* q, int64_t dim) {
-  vf top = set1(1e-15f);
-  for (int64_t d = 0; d < dim; d += W) top = max(top, max(load(q + d), sub(zero(), load(q + d))));
-  const float by_length = kQueryLength / __builtin_sqrtf(sum(squares_of<Type::f32>(q, 0, dim)) + 1e-30f);
-  const float by_largest = kLargest / maximum(top);
-  return by_largest < by_length ? by_largest : by_length;  // in the order that keeps NaN
-}
-
-// Up to kRoundedRows queries (the others become zeros), turned: word j of all of them side by side.
-inline void round_queries(const float* const* q, int64_t count, int64_t dim, float factor, const QueryRows& rows) {
-  for (int64_t first = 0; first < kRoundedRows; first += W) {
-    float factors[W];
-    for (int r = 0; r < W; ++r) {
-      factors[r] = first + r < count ? query_factor(q[first + r], dim) : 1.0f;
-      rows.scales[first + r] = factor / factors[r];
-    }
-    store(rows.top + first, set1(kLowest));
-    store(rows.sum + first, zero());
-    for (int64_t i = 0; i < dim / 2; i += W) {
-      vf square[W];
-      for (int r = 0; r < W; ++r) {
-        square[r] = zero();
-        if (first + r < count) square[r] = (vf)round_pairs<Type::f32>(q[first + r], 0, dim, i, set1(factors[r]));
-      }
-      transpose(square);
-      for (int j = 0; j < W && i + j < dim / 2; ++j) store(rows.words + (i + j) * kRoundedRows + first, square[j]);
-    }
-  }
-  for (int64_t i = 0; i < dim * kRoundedRows; i += W) store(rows.acc + i, zero());
-}
-
-// Lane i of the result is the largest of v[i].
-inline vf maxima(vf (&v)[W]) {
-  transpose(v);
-  for (int apart = W / 2; apart > 0; apart /= 2) {
-    for (int i = 0; i < apart; ++i) v[i] = max(v[i], v[i + apart]);
-  }
-  return v[0];
-}
-
-template <Type T>
-inline void round_keys(const HeadCache& kv, int64_t begin, int64_t n, const EntryBlock& block) {
-  const int64_t stride = round_up(kv.dim / 2, W);
-  for (int64_t first = 0; first < kRoundedEntries; first += W) {
-    vf squares[W];
-    for (int i = 0; i < W; ++i) {
-      request_block<T>(kv.keys, begin + first + i, kv.dim);
-      squares[i] = first + i < n ? squares_of<T>(kv.keys, (begin + first + i) * kv.dim, kv.dim) : zero();
-    }
-    alignas(64) float lengths[W], factors[W];
-    store(lengths, max(set1(1e-30f), sums(squares)));  // squared
-    for (int i = 0; i < W; ++i) {
-      const int exponent = exponent_of(lengths[i]) >> 1;
-      block.key_scales[first + i] = finite(lengths[i]) ? power_of_two(exponent - 14) : __builtin_nanf("");
-      factors[i] = power_of_two(14 - exponent);
-    }
-    for (int i = 0; i < W; ++i) {
-      const int64_t at = (begin + first + i) * kv.dim;
-      float* to = block.keys + (first + i) * stride;
-      for (int64_t d = 0; d < kv.dim / 2; d += W) {
-        if (first + i < n) store_words(to + d, round_pairs<T>(kv.keys, at, kv.dim, d, set1(factors[i])));
-        else store(to + d, zero());
-      }
-    }
-  }
-}
-
-template <Type T>
-inline void round_values_of(const HeadCache& kv, int64_t begin, int64_t n, const EntryBlock& block) {
-  vf spoiled = zero();  // NaN where anything is not finite
-  for (int64_t first = 0; first < kRoundedEntries; first += W) {
-    vf top[W];
-    for (int i = 0; i < W; ++i) {
-      top[i] = zero();
-      request_block<T>(kv.values, begin + first + i, kv.dim);
-      for (int64_t d = 0; first + i < n && d < kv.dim; d += W) {
-        const vf v = load_as<T>(kv.values, (begin + first + i) * kv.dim + d);
-        top[i] = max(top[i], max(v, sub(zero(), v)));
-        spoiled = fma(v, zero(), spoiled);
-      }
-    }
-    alignas(64) float largest[W], factors[W];
-    store(largest, maxima(top));
-    for (int i = 0; i < W; ++i) {
-      int exponent = exponent_of(largest[i]);
-      if (exponent < kSmallestValue) exponent = kSmallestValue;
-      block.value_exponents[first + i] = static_cast<float>(exponent);
-      block.value_shares[first + i] = power_of_two(-exponent);
-      factors[i] = power_of_two(12 - exponent);
-    }
-    for (int i = 0; i < W; i += 2) {
-      const int64_t at = (begin + first + i) * kv.dim;
-      float* to = block.values + (first + i) / 2 * kv.dim;
-      for (int64_t d = 0; d < kv.dim; d += W) {
-        const vf a = first + i < n ? mul(load_as<T>(kv.values, at + d), set1(factors[i])) : zero();
-        const vf b = first + i + 1 < n ? mul(load_as<T>(kv.values, at + kv.dim + d), set1(factors[i + 1])) : zero();
-        store_words(to + d, join_pairs(a, b));
-      }
-    }
-  }
-  const vf spoil = set1(sum(spoiled));
-  for (int64_t i = 0; i < kRoundedEntries; i += W) {
-    store(block.value_shares + i, add(load(block.value_shares + i), spoil));
-  }
-}
-
-// Entries [begin, begin + n) of a cache in half precision; the block's others become zeros.
-inline void round_entries(const HeadCache& kv, int64_t begin, int64_t n, const EntryBlock& block) {
-  if (kv.type == Type::f16) {
-    round_keys<Type::f16>(kv, begin, n, block);
-    round_values_of<Type::f16>(kv, begin, n, block);
-  } else {
-    round_keys<Type::bf16>(kv, begin, n, block);
-    round_values_of<Type::bf16>(kv, begin, n, block);
-  }
 }
 
 // acc[m][r] = sum over `depth` steps of pair m of `broadcast` (step, m) times vector r of `lanes` (step, r).
@@ -236,8 +79,8 @@ inline void rounded_scores(const EntryBlock& block, int64_t n, int64_t dim, cons
 
 // Caps scores and hides what a query does not see: later entries, and what has left its window.
 template <int R>
-inline void bend_and_hide(const EntryBlock& block, int64_t first, int64_t n, const ScoreRule& rule, float window, bool hides,
-                          const QueryRows& rows, int64_t lane, float* scores, vf (&top)[R]) {
+inline void bend_and_hide(const EntryBlock& block, int64_t first, int64_t n, const ScoreRule& rule, float window,
+                          bool hides, const QueryRows& rows, int64_t lane, float* scores, vf (&top)[R]) {
   for (int r = 0; r < R; ++r) {
     top[r] = set1(kLowest);
     const vf position = load(rows.positions + lane + r * W);
@@ -284,7 +127,8 @@ inline void rounded_weights(const EntryBlock& block, int64_t n, const vf (&top)[
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const float* at = scores + (key * R + r) * W;
-      store_words(weights + (key / 2 * R + r) * W, join_pairs(mul(load(at), factor[r]), mul(load(at + R * W), factor[r])));
+      const vf even = mul(load(at), factor[r]), odd = mul(load(at + R * W), factor[r]);
+      store_words(weights + (key / 2 * R + r) * W, join_pairs(even, odd));
     }
   }
   for (int r = 0; r < R; ++r) {
