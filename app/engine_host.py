@@ -134,7 +134,13 @@ class EngineHost:
                     send(Prefill(command.id, part.done, part.total, part.reused))
 
     def read_ahead(self, command: ReadAhead, stop: Callable[[], bool], send: Send) -> None:
-        """Prefill what the next prompt will begin with, until `stop()`. Raises HeadraceError for what has no prompt."""
+        """Prefill what the next prompt will begin with, until `stop()`. Raises HeadraceError for what has no prompt.
+
+        Not through mlx-lm's classes: a cache of theirs whose window is full cannot take a wrong guess back, and the
+        whole conversation would have to be read again.
+        """
+        if self._loaded.kind != "headrace":
+            return
         prompt = self._prompts.encode(command.messages, thinking=command.thinking)
         if len(prompt) > self._longest_prompt:
             return
