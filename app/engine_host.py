@@ -204,7 +204,6 @@ class _Outbox:
         self._text: list[str] = []
         self._records: list[StepRecord] = []
         self._sent = float("-inf")
-        self._spoke = False  # text was sent
         self.ttft_s: float | None = None
 
     def add(self, text: str, record: StepRecord | None = None) -> None:
@@ -223,9 +222,7 @@ class _Outbox:
 
     def flush(self) -> None:
         if self._text or self._records:
-            first = self.ttft_s if self._text and not self._spoke else None
-            self._spoke = self._spoke or bool(self._text)
-            self._send(Delta(self._command.id, "".join(self._text), tuple(self._records), first))
+            self._send(Delta(self._command.id, "".join(self._text), tuple(self._records), self.ttft_s))
             self._text, self._records = [], []
             self._sent = time.monotonic()
 

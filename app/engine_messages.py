@@ -161,7 +161,7 @@ class Prefill:
 class Delta:
     """More of the answer (perhaps no text yet), and the records of the steps that made it.
 
-    ttft_s: with the first text, the seconds since the request was submitted.
+    ttft_s: seconds from the request to the answer's first text, once there is one.
     """
 
     id: int

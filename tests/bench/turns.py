@@ -16,8 +16,7 @@ import time
 from pathlib import Path
 
 from app.sessions.records import TurnFigures
-from app.sessions.store import SessionStore
-from tests.bench.ui_tax import Terminal, prepare
+from tests.bench.ui_tax import Terminal, newest_messages, prepare
 
 _QUESTION = (
     "Question {turn}: tell me about the mill on the river, its wheel, the people who worked there, what they ate, how "
@@ -57,12 +56,7 @@ def _look_on(terminal: Terminal, seconds: float) -> None:
 
 
 def _answers(home: Path) -> list[TurnFigures]:
-    store = SessionStore(home / "data" / "sessions.db")
-    try:
-        newest = store.sessions(1)
-        messages = store.branch(newest[0].session.id) if newest else []
-    finally:
-        store.close()
+    messages = newest_messages(home)
     return [message.figures for message in messages if message.role == "assistant" and message.figures]
 
 

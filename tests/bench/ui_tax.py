@@ -29,6 +29,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.sessions.records import Message
 from app.sessions.store import SessionStore
 from runtime.paths import cache_dir, data_dir
 from runtime.telemetry import Percentiles
@@ -188,14 +189,19 @@ def _answering(home: Path) -> bool:
     return _stored_rate(home) == 0.0
 
 
-def _stored_rate(home: Path) -> float:
-    """tok/s stored with the newest answer, 0 while it is being written."""
+def newest_messages(home: Path) -> list[Message]:
+    """The branch that shows of the newest session; nothing while there is none."""
     store = SessionStore(home / "data" / "sessions.db")
     try:
         newest = store.sessions(1)
-        messages = store.branch(newest[0].session.id) if newest else []
+        return store.branch(newest[0].session.id) if newest else []
     finally:
         store.close()
+
+
+def _stored_rate(home: Path) -> float:
+    """tok/s stored with the newest answer, 0 while it is being written."""
+    messages = newest_messages(home)
     figures = messages[-1].figures if messages else None
     return figures.decode_tokens_per_second or 0.0 if figures else 0.0
 
