@@ -36,23 +36,17 @@ def talk(home: Path, turns: int, pause_s: float) -> list[TurnFigures]:
         terminal.read_until(b"loaded in")
         for turn in range(1, turns + 1):
             terminal.type(_QUESTION.format(turn=turn, year=1800 + turn))
-            _look_on(terminal, pause_s)
+            terminal.read_for(pause_s)
             terminal.type("\r")
             deadline = time.monotonic() + _PATIENCE_S
             while len(_answers(home)) < turn:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"turn {turn} never ended")
-                _look_on(terminal, 0.2)
-            _look_on(terminal, 1.0)  # as a reader would
+                terminal.read_for(0.2)
+            terminal.read_for(1.0)  # as a reader would
         return _answers(home)
     finally:
         terminal.end()
-
-
-def _look_on(terminal: Terminal, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0:
-        terminal.read(left)
 
 
 def _answers(home: Path) -> list[TurnFigures]:

@@ -66,6 +66,12 @@ class Terminal:
         except OSError:
             return b""
 
+    def read_for(self, seconds: float) -> None:
+        """Read, and forget, what comes in this time."""
+        until = time.perf_counter() + seconds
+        while (left := until - time.perf_counter()) > 0:
+            self.read(left)
+
     def read_until(self, mark: bytes, patience_s: float = _PATIENCE_S) -> float:
         """Seconds until `mark` was written. Raises TimeoutError."""
         began, seen = time.perf_counter(), b""
@@ -130,7 +136,7 @@ def in_app(home: Path, env: dict[str, str], size: tuple[int, int], *, typing: bo
             letter = LETTERS[len(echoes) % len(LETTERS)]
             terminal.type(letter)
             echoes.append(terminal.read_until(letter.encode(), 5.0))
-            _read_for(terminal, _KEY_EVERY_S)
+            terminal.read_for(_KEY_EVERY_S)
         # A screen that stands still tells the end: to ask the database all the time would take what is measured.
         last = time.perf_counter()
         while ((drawn := terminal.read(1.0)) or _answering(home)) and last - began < _PATIENCE_S:
@@ -148,12 +154,12 @@ def with_pauses(env: dict[str, str], size: tuple[int, int]) -> tuple[float, floa
     writes, seconds = [0, 0], [0.0, 0.0]
     try:
         _ask(terminal)
-        _read_for(terminal, 2 * _STATE_S)
+        terminal.read_for(2 * _STATE_S)
         for turn in range(_STATES):
             stopped = turn % 4 in (1, 2)  # in the order of a slope that evens out: the context grows
             os.kill(terminal.pid, signal.SIGSTOP if stopped else signal.SIGCONT)
             before, began = _writes(terminal.engine), time.perf_counter()
-            _read_for(terminal, _STATE_S)
+            terminal.read_for(_STATE_S)
             writes[stopped] += _writes(terminal.engine) - before
             seconds[stopped] += time.perf_counter() - began
         return writes[0] / seconds[0], writes[1] / seconds[1]
@@ -171,12 +177,6 @@ def _ask(terminal: Terminal) -> float:
     terminal.type("\r")
     terminal.read_until(b"answering")
     return first_frame
-
-
-def _read_for(terminal: Terminal, seconds: float) -> None:
-    until = time.perf_counter() + seconds
-    while (left := until - time.perf_counter()) > 0:
-        terminal.read(left)
 
 
 def _writes(pid: int | None) -> int:
