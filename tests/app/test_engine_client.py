@@ -37,7 +37,8 @@ from tests.tiny_chat import IM_END, write_chat_model
 E = TypeVar("E")
 PATIENCE_S = 120
 HELLO = [{"role": "user", "content": "hello"}]
-ENDLESS = {"temperature": 1.0, "seed": 1, "logit_bias": [f"{IM_END}=-100"]}
+ENDLESS = {"temperature": 1.0, "seed": 1, "logit_bias": [f"{IM_END}=-100"]}  # until the context is full
+ROOMY = 100_000  # tokens of context: half a minute of the tiny model, so that what is stopped was still going on
 LETTERS = {"logit_bias": [f"{ord(letter) - 33}=100" for letter in "abcdefghijklmnopqrstuvwxyz"]}  # greedy, valid text
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -62,7 +63,7 @@ def client() -> Iterator[EngineClient]:
 
 @pytest.fixture
 def ready(client: EngineClient, model: Path) -> EngineClient:
-    client.start(ModelSpec(str(model), context=2048))
+    client.start(ModelSpec(str(model), context=ROOMY))
     until(client, Ready)
     return client
 
@@ -153,7 +154,7 @@ def test_what_was_read_ahead_waits_in_the_cache(ready: EngineClient) -> None:
 
     seen: list[Event] = []
     ready.read_ahead(ReadAhead([{"role": "user"}]))  # what the template cannot take is for Generate to complain of
-    ready.read_ahead(ReadAhead([*HELLO, {"role": "assistant", "content": "x" * 5000}]))  # past the context limit
+    ready.read_ahead(ReadAhead([*HELLO, {"role": "assistant", "content": "x" * ROOMY}]))  # past the context limit
     ready.submit(Generate(2, HELLO, max_tokens=1))
     until(ready, Done, seen)
     assert not [event for event in seen if isinstance(event, Failed | ContextFull)]
