@@ -8,7 +8,8 @@ ratio is the median over pairs of neighbours. On a busy machine look at the proc
 For the echo, letters that no answer holds are typed while the answer streams, and awaited in the terminal's output.
 
 `--pauses` is sharper, and for Linux: within one answer the screen's process is stopped and continued every half second,
-and what the engine writes meanwhile (its journal, once per piece of text) is counted in both states.
+and what the engine writes meanwhile (its journal, once per piece of text) is counted in both states. The first moments
+of either are not: a screen that goes on has everything to draw that came while it was stopped.
 A benchmark for people: nothing here passes or fails.
 """
 
@@ -40,7 +41,8 @@ LETTERS = "жщыэюяфцчшбдё"
 _KEYS = 40
 _KEY_EVERY_S = 0.15
 _PATIENCE_S = 180.0
-_STATE_S = 0.5  # so long the screen's process is stopped or runs
+_STATE_S = 0.5  # so long it is counted with the screen's process stopped, or running
+_SETTLE_S = 0.2  # before that
 _STATES = 24  # an answer; whole pairs
 
 
@@ -158,6 +160,7 @@ def with_pauses(env: dict[str, str], size: tuple[int, int]) -> tuple[float, floa
         for turn in range(_STATES):
             stopped = turn % 4 in (1, 2)  # in the order of a slope that evens out: the context grows
             os.kill(terminal.pid, signal.SIGSTOP if stopped else signal.SIGCONT)
+            terminal.read_for(_SETTLE_S)
             before, began = _writes(terminal.engine), time.perf_counter()
             terminal.read_for(_STATE_S)
             writes[stopped] += _writes(terminal.engine) - before
