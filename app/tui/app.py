@@ -98,6 +98,8 @@ class HeadraceApp(App[None]):
         if not self.is_headless:
             end_on_signals(self, self.leave)
         self.push_screen(ChatScreen())
+        if wanted and wanted not in self.available_themes:
+            self.say(f"there is no theme {wanted}; Ctrl+P lists them", problem=True)
         self.call_after_refresh(self._start)
 
     def _start(self) -> None:

@@ -235,6 +235,8 @@ class ChatActions:
 
         transcript = self._screen.query_one(Transcript)
         transcript.show_thinking = not transcript.show_thinking
+        if not transcript.has_thinking:
+            self._app.say(f"thinking sections will be {'unfolded' if transcript.show_thinking else 'folded'}")
 
     def do_restart(self, _: str) -> None:
         self._app.restart_engine()

@@ -47,6 +47,7 @@ class ChatScreen(FrugalScreen):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "stop", "Stop", key_display="Esc"),
+        Binding("escape", "leave_edit", "Leave edit", key_display="Esc"),
         Binding("ctrl+c", "interrupt", "Stop", show=False),
         Binding("f8", "do('restart')", "Restart engine", key_display="F8"),
         Binding("f1", "app.show_keys", "Help", key_display="F1"),
@@ -216,18 +217,21 @@ class ChatScreen(FrugalScreen):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "stop":
-            return self.conversation.phase != "idle" or self.editing is not None
+            return self.conversation.phase != "idle" and self.editing is None
+        if action == "leave_edit":
+            return self.editing is not None
         if action == "do" and parameters == ("restart",):
             return self.headrace.engine.state in ("dead", "failed")
         return True
 
     def action_stop(self) -> None:
-        """Esc: leave editing, else stop the answer."""
-        if self.editing is not None:
-            self.editing = None
-            self.query_one(Prompt).put("")
-        elif self.conversation.phase != "idle":
-            self.conversation.stop()
+        """Stop the answer."""
+        self.conversation.stop()
+
+    def action_leave_edit(self) -> None:
+        """Leave the message as it was."""
+        self.editing = None
+        self.query_one(Prompt).put("")
 
     def action_interrupt(self) -> None:
         """Ctrl+C: copy a selection, else stop the answer, else empty the input, else say how to leave."""

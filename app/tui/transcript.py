@@ -135,6 +135,11 @@ class Transcript(Widget, can_focus=True):
         return self.entries[self.selected if self.selected is not None else -1]
 
     @property
+    def has_thinking(self) -> bool:
+        """Whether there is a section to fold."""
+        return any(kind == "thinking" for _, kind in self._rows)
+
+    @property
     def look(self) -> Look:
         width = max(12, min(_READABLE, self.size.width - GUTTER - _MARGIN))
         theme = self.app.current_theme

@@ -84,8 +84,10 @@ def test_edit_branches_and_escape_leaves_it(play) -> None:
         await it.write("/edit")
         assert it.prompt.text == "What is up?"
         assert "editing" in it.text()
+        await it.until(lambda: "Esc Leave edit" in it.text())
         await it.press("escape")
         assert it.prompt.text == ""
+        await it.until(lambda: "Esc" not in it.text())
         await it.write("/edit")
         await it.ask("What is down?")
         assert it.said[0] == "What is down?"
@@ -617,6 +619,8 @@ def test_thinking_is_folded_until_asked_for(play) -> None:
     engine = ScriptedEngine().script(Script(["<think>\n", "let me see", "\n</think>\n", "It is 4."]))
 
     async def scenario(it: Driver) -> None:
+        await it.press("ctrl+t", "ctrl+t")
+        await it.until(lambda: "will be folded" in it.text())
         await it.ask("2+2")
         assert "▸ thought 3 words" in it.text()
         assert "let me see" not in it.text()

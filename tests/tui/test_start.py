@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.settings import load_settings, settings_path
+from app.settings import ScreenSettings, Settings, load_settings, settings_path
 from app.tui.app import HeadraceApp
 from app.tui.themes import after_terminal
 from tests.tui.conftest import Driver
@@ -69,6 +69,13 @@ def test_a_theme_that_nobody_chose_is_not_written_down(play) -> None:
         await it.until(lambda: load_settings().screen.theme == "headrace-dark")
 
     play(scenario)
+
+
+def test_a_theme_that_does_not_exist_is_said(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.until(lambda: "there is no theme solarised" in it.text())
+
+    play(scenario, settings=Settings(screen=ScreenSettings(theme="solarised")))
 
 
 @pytest.mark.parametrize("theme", ["ansi-dark", "ansi-light", "nord", "textual-light"])
