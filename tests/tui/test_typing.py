@@ -117,6 +117,16 @@ def test_the_panel_shows_what_happened_behind_another_screen(play) -> None:
     play(scenario)
 
 
+def test_figures_may_come_while_the_decode_view_is_being_made(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("go")
+        it.app.action_decode_view()
+        it.app.action_freeze()
+        await it.until(lambda: "frozen" in it.text())
+
+    play(scenario)
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_screen, "_PAUSE_S", 0.01)

@@ -41,6 +41,7 @@ class DecodeScreen(FrugalScreen):
     def __init__(self, figures: LiveFigures, status: Status, *, frozen: bool) -> None:
         super().__init__()
         self.figures, self._status, self._frozen = figures, status, frozen
+        self._made = False  # its parts are there
 
     def compose(self) -> ComposeResult:
         yield StatusBar(self.figures, id="status")
@@ -57,14 +58,20 @@ class DecodeScreen(FrugalScreen):
         yield KeyBar()
 
     def on_mount(self) -> None:
-        self.show(self.figures, self._status, frozen=self._frozen)
+        self._made = True
+        self._draw()
 
     def show(self, figures: LiveFigures, status: Status, *, frozen: bool) -> None:
-        """Draw these figures."""
-        self.query_one(StatusBar).tell(status)
-        self.query_one(SpeedSection).show(figures, frozen)
+        """Draw these figures; as soon as there is something to draw them on."""
+        self.figures, self._status, self._frozen = figures, status, frozen
+        if self._made:
+            self._draw()
+
+    def _draw(self) -> None:
+        self.query_one(StatusBar).tell(self._status)
+        self.query_one(SpeedSection).show(self.figures, self._frozen)
         for section in self.query(Section):
-            section.show(figures)
+            section.show(self.figures)
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.width >= _WIDE, "-wide")
