@@ -87,12 +87,15 @@ class Conversation(OpenSession):
         self.engine.cancel()
 
     def regenerate(self, message_id: int | None = None) -> None:
-        """Another answer in the place of this one (None: the last), as a new branch."""
+        """Another answer in the place of this one, or to this question, as a new branch. None: the last message."""
         self._ready_to_ask()
-        answer = self.last("assistant") if message_id is None else self.message(message_id)
-        if answer.role != "assistant" or answer.parent_id is None:
-            raise UsageError("only an answer can be generated again")
-        self._ask(answer.parent_id)
+        if not self.messages:
+            raise UsageError("nothing was asked yet")
+        again = self.messages[-1] if message_id is None else self.message(message_id)
+        question = again.id if again.role == "user" else again.parent_id
+        if question is None:
+            raise UsageError("no question stands before this answer")
+        self._ask(question)
 
     def edit(self, message_id: int, text: str) -> None:
         """A new branch with another text: a user message is answered at once, an answer can be continued."""

@@ -107,9 +107,7 @@ class ChatActions:
         elif action == "edit":
             self._edit(message)
         elif action == "regenerate":
-            after = conversation.messages[conversation.messages.index(message) + 1 :]
-            answer = message if message.role == "assistant" else next(iter(after), None)
-            conversation.regenerate(answer.id if answer else None)
+            conversation.regenerate(message.id)
         elif action == "continue":
             conversation.continue_answer()
         elif action in ("branch_back", "branch_on"):

@@ -223,6 +223,35 @@ def test_regenerate_edit_and_switch_make_branches(chat: Conversation, engine: Sc
     assert shown(chat) == ["q1", "a1 new"]
 
 
+@pytest.mark.parametrize("end", ["is stopped early", "dies"])
+def test_a_question_without_an_answer_is_asked_again(chat: Conversation, engine: ScriptedEngine, end: str) -> None:
+    ask(chat, "Say hi", "hi")
+    engine.script(Script(hold=4), Script(pieces=("fine",)))
+    chat.send("And how are you?")
+    chat.poll()
+    if end == "dies":
+        engine.die()
+        until_idle(chat)
+        chat.load_model()
+    else:
+        chat.stop()
+    until_idle(chat)
+    chat.poll()
+    chat.regenerate()
+    until_idle(chat)
+    assert shown(chat) == stored(chat) == ["Say hi", "hi", "And how are you?", "fine"]
+
+
+def test_any_question_can_be_asked_again(chat: Conversation, engine: ScriptedEngine) -> None:
+    ask(chat, "q1", "a1")
+    ask(chat, "q2", "a2")
+    engine.script(Script(pieces=("a1 new",)))
+    chat.regenerate(chat.messages[0].id)
+    until_idle(chat)
+    assert shown(chat) == ["q1", "a1 new"]
+    assert len(chat.branches(chat.messages[1].id).ids) == 2
+
+
 def test_an_edited_answer_is_a_branch_and_can_be_continued(chat: Conversation, engine: ScriptedEngine) -> None:
     ask(chat, "q", "bad start")
     chat.edit(chat.messages[1].id, "Good start")

@@ -78,6 +78,22 @@ def test_regenerate_branches_and_branches_switch(play) -> None:
     play(scenario, engine)
 
 
+@pytest.mark.parametrize("keys", [("ctrl+r",), ("ctrl+up", "r")])
+def test_a_question_stopped_before_its_answer_is_asked_again(play, keys: tuple[str, ...]) -> None:
+    engine = ScriptedEngine().script(Script(["hi"]), Script(hold=4), Script(["fine"]))
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("Say hi")
+        await it.write("How are you?")
+        await it.press("escape")
+        await it.idle()
+        assert it.said == ["Say hi", "hi", "How are you?"]
+        await it.press(*keys)
+        await it.until(lambda: it.said == ["Say hi", "hi", "How are you?", "fine"])
+
+    play(scenario, engine)
+
+
 def test_edit_branches_and_escape_leaves_it(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("What is up?")
