@@ -226,6 +226,12 @@ class SessionStore:
         )
         return self._change(message.session_id, active_leaf=rows[0]["leaf"])
 
+    def reveal(self, message: Message) -> Session:
+        """As `activate`, but the active branch stays if `message` is on it."""
+        if any(shown.id == message.id for shown in self.branch(message.session_id)):
+            return self.session(message.session_id)
+        return self.activate(message)
+
     def recover(self, session_id: str) -> None:
         """Fold what a killed process wrote into its message, so that searching finds it too."""
         fold_abandoned(self, self.journals)

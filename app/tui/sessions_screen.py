@@ -1,6 +1,11 @@
-"""The sessions: all of them, or those whose messages hold some words. Resume, rename, delete, export."""
+"""The sessions: all of them, or those whose messages hold some words. Resume, rename, delete, export.
+
+Another headrace may change the store at any moment: what cannot be done any more is said, and the list made anew.
+"""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from textual import events
@@ -17,6 +22,7 @@ from app.sessions.records import Hit, SessionEntry
 from app.sessions.search import search
 from app.tui.dialogs import AskText, Choose
 from app.tui.fields import Field
+from runtime.errors import EngineError, HeadraceError, SessionError
 
 if TYPE_CHECKING:
     from app.tui.app import HeadraceApp
@@ -62,21 +68,33 @@ class SessionsScreen(ModalScreen[None]):
     def _fill(self) -> None:
         """List what there is, or what the words find."""
         words, store = self.query_one(Input).value.strip(), self._headrace.store
-        options = (
-            [_found(hit) for hit in search(store, words)] if words else [_listed(entry) for entry in store.sessions()]
-        )
+        nothing = "nothing found" if words else "no sessions yet"
+        try:
+            options = [_found(hit) for hit in search(store, words)] if words else list(map(_listed, store.sessions()))
+        except SessionError as error:
+            options, nothing = [], sanitise(str(error))
         self._list.clear_options()
-        if not options:
-            options = [Option(Content.styled("nothing found" if words else "no sessions yet", "$quiet"), disabled=True)]
-        self._list.add_options(options)
-        self._list.highlighted = 0 if not options[0].disabled else None
+        self._list.add_options(options or [Option(Content.styled(nothing, "$quiet"), disabled=True)])
+        self._list.highlighted = 0 if options else None
+
+    @contextmanager
+    def _up_to_date(self) -> Iterator[None]:
+        """Around everything that is done with a listed session, which may be there no longer."""
+        try:
+            yield
+        except HeadraceError as error:
+            self._headrace.say(str(error), problem=True)
+            self._fill()
 
     @property
-    def _chosen(self) -> str | None:
-        """Id of the highlighted session."""
+    def _chosen(self) -> tuple[str, int | None] | None:
+        """Ids of the highlighted session and, of a hit, its message."""
         at = self._list.highlighted
         option = self._list.get_option_at_index(at) if at is not None else None
-        return option.id.split("/")[0] if option is not None and option.id else None
+        if option is None or not option.id:
+            return None
+        session, _, message = option.id.partition("/")
+        return session, int(message) if message else None
 
     def on_input_changed(self) -> None:
         self._fill()
@@ -99,50 +117,66 @@ class SessionsScreen(ModalScreen[None]):
                 self._list.action_page_down()  # type: ignore[no-untyped-call]
 
     def action_resume(self) -> None:
-        if (chosen := self._chosen) is not None:
-            session = self._headrace.store.session(chosen)
-            self.dismiss()
-            if chosen != self._headrace.conversation.session.id:
+        """Go on with the session; at a hit, on a branch that has it."""
+        if self._chosen is None:
+            return
+        chosen, hit = self._chosen
+        talk, store = self._headrace.conversation, self._headrace.store
+        with self._up_to_date():
+            session = store.session(chosen)
+            open_already = chosen == talk.session.id
+            if hit is not None and not (open_already and any(message.id == hit for message in talk.messages)):
+                if open_already and talk.phase != "idle":
+                    raise EngineError("that is on another branch, and an answer is being written; Esc stops it")
+                session, open_already = store.reveal(store.message(hit)), False
+            if not open_already:
                 self._headrace.open_session(session)
+            self.dismiss()
 
     def action_rename(self) -> None:
-        chosen = self._chosen
-        if chosen is None:
+        if self._chosen is None:
             return
+        chosen, _ = self._chosen
 
         def renamed(title: str | None) -> None:
             if title is None:
                 return
-            if chosen == self._headrace.conversation.session.id:
-                self._headrace.conversation.rename(title)
-            else:
-                self._headrace.store.rename(chosen, title)
-            self._fill()
+            with self._up_to_date():
+                if chosen == self._headrace.conversation.session.id:
+                    self._headrace.conversation.rename(title)
+                else:
+                    self._headrace.store.rename(chosen, title)
+                self._fill()
 
-        self.app.push_screen(AskText("rename the session", self._headrace.store.session(chosen).title), renamed)
+        with self._up_to_date():
+            self.app.push_screen(AskText("rename the session", self._headrace.store.session(chosen).title), renamed)
 
     def action_delete(self) -> None:
-        chosen = self._chosen
-        if chosen is None:
+        if self._chosen is None:
             return
+        chosen, _ = self._chosen
         if chosen == self._headrace.conversation.session.id:
             self._headrace.say("this session is open; start another one first (/new)", problem=True)
             return
 
         def answered(answer: str | None) -> None:
             if answer == "delete":
-                self._headrace.store.delete(chosen)
-                self._fill()
+                with self._up_to_date():
+                    self._headrace.store.delete(chosen)
+                    self._fill()
 
-        title = self._headrace.store.session(chosen).title
-        question = Choose(
-            "delete", f"Delete {title!r} and all its messages?", [("delete", "y", "delete"), ("keep", "n", "keep")]
-        )
-        self.app.push_screen(question, answered)
+        with self._up_to_date():
+            title = self._headrace.store.session(chosen).title
+            question = Choose(
+                "delete", f"Delete {title!r} and all its messages?", [("delete", "y", "delete"), ("keep", "n", "keep")]
+            )
+            self.app.push_screen(question, answered)
 
     def action_export(self, form: str) -> None:
-        if (chosen := self._chosen) is not None:
-            self._headrace.export_session(chosen, f"headrace-{chosen}.{form}")
+        if self._chosen is not None:
+            chosen, _ = self._chosen
+            with self._up_to_date():
+                self._headrace.export_session(chosen, f"headrace-{chosen}.{form}")
 
 
 def _listed(entry: SessionEntry) -> Option:

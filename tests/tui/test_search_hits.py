@@ -1,0 +1,181 @@
+"""The sessions screen: hits on other branches, and sessions that another headrace deletes meanwhile."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from textual.widgets import Input, OptionList
+
+from app.sessions.store import SessionStore
+from app.tui.dialogs import AskText, Choose
+from app.tui.sessions_screen import SessionsScreen
+from tests.app.scripted_engine import Script, ScriptedEngine
+from tests.tui.conftest import Driver
+
+
+@contextmanager
+def another_headrace(home: Path) -> Iterator[SessionStore]:
+    store = SessionStore(home / "sessions.db")
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def two_answers() -> ScriptedEngine:
+    return ScriptedEngine().script(Script(["A waterwheel turns."])).script(Script(["A windmill turns."]))
+
+
+def listed(it: Driver) -> OptionList:
+    return it.app.screen.query_one("#sessions", OptionList)
+
+
+async def go_elsewhere(it: Driver) -> str:
+    """Ask something, then begin a new session; the id of the old one."""
+    await it.ask("mill")
+    left = it.app.conversation.session.id
+    await it.write("/new")
+    return left
+
+
+def test_a_hit_on_another_branch_of_another_session_is_there_when_opened(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("mill")
+        await it.ask("/regen")
+        first = it.app.conversation.session.id
+        await it.write("/new")
+        await it.write("/search waterwheel")
+        await it.press("enter")
+        assert it.app.conversation.session.id == first
+        assert it.said == ["mill", "A waterwheel turns."]
+        assert "A waterwheel turns." in it.text()
+
+    play(scenario, two_answers())
+
+
+def test_a_hit_on_another_branch_of_the_open_session_shows(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("mill")
+        await it.ask("/regen")
+        await it.write("/search waterwheel")
+        await it.press("enter")
+        assert it.said == ["mill", "A waterwheel turns."]
+        await it.ask("and on")
+        assert it.said[:3] == ["mill", "A waterwheel turns.", "and on"]
+
+    play(scenario, two_answers())
+
+
+def test_a_hit_on_the_branch_that_shows_leaves_it_as_it_is(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("mill")
+        await it.ask("/regen")
+        await it.write("/branch back")
+        first = it.app.conversation.session.id
+        await it.write("/search mill")
+        await it.press("down", "enter")  # past the newer answer, to the question both branches share
+        assert it.said == ["mill", "A waterwheel turns."]
+        await it.write("/new")
+        await it.write("/search mill")
+        await it.press("down", "enter")
+        assert it.app.conversation.session.id == first
+        assert it.said == ["mill", "A waterwheel turns."]
+
+    play(scenario, two_answers())
+
+
+def test_a_hit_elsewhere_does_not_end_the_answer_being_written(play) -> None:
+    engine = two_answers().script(Script(["on ", "and ", "on"], hold=2))
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("mill")
+        await it.ask("/regen")
+        await it.write("and?")
+        await it.until(lambda: it.app.conversation.phase == "answering")
+        await it.write("/search waterwheel")
+        await it.press("enter")
+        assert isinstance(it.app.screen, SessionsScreen)
+        assert "Esc stops it" in it.text()
+        assert it.app.conversation.phase == "answering"
+
+    play(scenario, engine)
+
+
+@pytest.mark.parametrize("key", ["enter", "ctrl+r", "ctrl+d", "ctrl+e", "ctrl+o"])
+@pytest.mark.parametrize("command", ["/sessions", "/search mill"])
+def test_a_session_deleted_elsewhere_is_said_and_leaves_the_list(play, home: Path, key: str, command: str) -> None:
+    async def scenario(it: Driver) -> None:
+        deleted, here = await go_elsewhere(it), it.app.conversation.session.id
+        await it.write(command)
+        with another_headrace(home) as other:
+            other.delete(deleted)
+        await it.press(key)
+        assert f"there is no session {deleted}" in it.text()
+        assert ("no sessions yet" if command == "/sessions" else "nothing found") in it.text()
+        assert isinstance(it.app.screen, SessionsScreen)
+        assert it.app.conversation.session.id == here
+
+    play(scenario)
+
+
+def test_the_open_session_deleted_elsewhere_is_said_too(play, home: Path) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("mill")
+        deleted = it.app.conversation.session.id
+        await it.press("f4")
+        with another_headrace(home) as other:
+            other.delete(deleted)
+        await it.press("enter")
+        assert f"there is no session {deleted}" in it.text()
+        assert "no sessions yet" in it.text()
+
+    play(scenario)
+
+
+def test_deleted_while_the_new_name_is_typed(play, home: Path) -> None:
+    async def scenario(it: Driver) -> None:
+        deleted = await go_elsewhere(it)
+        await it.press("f4", "ctrl+r")
+        assert isinstance(it.app.screen, AskText)
+        with another_headrace(home) as other:
+            other.delete(deleted)
+        it.app.screen.query_one(Input).value = "Too late"
+        await it.press("enter")
+        assert f"there is no session {deleted}" in it.text()
+        assert "no sessions yet" in it.text()
+
+    play(scenario)
+
+
+def test_deleted_while_being_asked_whether_to_delete(play, home: Path) -> None:
+    async def scenario(it: Driver) -> None:
+        deleted = await go_elsewhere(it)
+        await it.press("f4", "ctrl+d")
+        assert isinstance(it.app.screen, Choose)
+        with another_headrace(home) as other:
+            other.delete(deleted)
+        await it.press("y")
+        assert isinstance(it.app.screen, SessionsScreen)
+        assert "no sessions yet" in it.text()
+
+    play(scenario)
+
+
+def test_a_store_that_cannot_be_read_is_said_in_the_list(play, home: Path) -> None:
+    async def scenario(it: Driver) -> None:
+        await go_elsewhere(it)
+        other = sqlite3.connect(home / "sessions.db")
+        other.execute("ALTER TABLE messages RENAME TO gone")
+        try:
+            await it.press("f4")
+            for key in ("x", "enter"):
+                assert "cannot be used: no such table" in str(listed(it).get_option_at_index(0).prompt)
+                await it.press(key)
+            await it.press("escape")
+        finally:
+            other.execute("ALTER TABLE gone RENAME TO messages")
+            other.close()
+
+    play(scenario)
