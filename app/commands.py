@@ -59,9 +59,9 @@ class _LazyGroup(click.Group):
 
 def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from app.versions import versions
 
-        click.echo(f"headrace {version('headrace')}")
+        click.echo(f"headrace {versions(('headrace',)).get('headrace') or '(source tree, not installed)'}")
         ctx.exit()
 
 
