@@ -14,9 +14,14 @@ from runtime.errors import UsageError
 from runtime.units import format_bytes
 
 MAX_BYTES = 256 << 10  # one file; more does not fit a context anyway
-_COMMAND = re.compile(r'^/file[ \t]+(?:"(?P<quoted>[^"\n]+)"|(?P<bare>\S.*?))[ \t]*$\n?', re.MULTILINE)
+_COMMAND = re.compile(r"^/file[ \t]+(?P<path>\S.*?)[ \t]*$\n?", re.MULTILINE)
 _MENTION = re.compile(r'(?<!\S)@(?:"(?P<quoted>[^"\n]+)"|(?P<bare>[^\s"]+))')
 _TRAILING = ".,;:!?)]}'"
+
+
+def unquoted(path: str) -> str:
+    """A path as it was typed alone after a command, without the double quotes it may be in."""
+    return path[1:-1] if len(path) > 2 and path[0] == path[-1] == '"' else path
 
 
 def spoken(text: str) -> tuple[str, tuple[Attachment, ...]]:
@@ -29,7 +34,7 @@ def spoken(text: str) -> tuple[str, tuple[Attachment, ...]]:
 
 def take_attachments(text: str) -> tuple[str, tuple[Attachment, ...]]:
     """The text without its `/file` lines, and the files it names. Raises UsageError for one that cannot be sent."""
-    found = {_given(match): None for match in _COMMAND.finditer(text)}
+    found = {unquoted(match["path"]): None for match in _COMMAND.finditer(text)}
     rest = _COMMAND.sub("", text).strip("\n")
     for match in _MENTION.finditer(rest):
         if (name := _mentioned(match)) is not None:
@@ -71,10 +76,6 @@ def with_attachments(content: str, attachments: Sequence[Attachment]) -> str:
         fence = "`" * max(3, longest + 1)
         parts.append(f"File {attachment.name}:\n{fence}\n{attachment.text.rstrip()}\n{fence}")
     return "\n\n".join([*parts, content]) if content else "\n\n".join(parts)
-
-
-def _given(match: re.Match[str]) -> str:
-    return match["quoted"] or match["bare"]
 
 
 def _mentioned(match: re.Match[str]) -> str | None:

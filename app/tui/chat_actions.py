@@ -3,10 +3,11 @@
 Errors of the tree pass through: the chat screen says them.
 """
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from app.attachments import spoken
+from app.attachments import spoken, unquoted
 from app.sanitise import sanitise
 from app.sessions.records import Message
 from app.tui.commands import message_text
@@ -131,12 +132,18 @@ class ChatActions:
         self._app.copy(blocks[-1], "the last code block" if len(blocks) > 1 else "the code block")
 
     def do_export(self, name: str) -> None:
-        """To `name`, or to a file named after the session; .json gives JSON, all else Markdown."""
+        """To `name`, or to a file named after the session; .json gives JSON, all else Markdown.
+
+        Only the file named after the session is written again.
+        """
         session = self._conversation.session
+        own = f"headrace-{session.id}.md"
         try:
-            path = Path(name or f"headrace-{session.id}.md").expanduser()
+            path = Path(unquoted(name) or own).expanduser()
         except RuntimeError:
             raise UsageError(f"cannot write {name}: nobody has that home") from None
+        if os.path.lexists(path) and path != Path(own):
+            raise UsageError(f"{path} exists already", "another name, or none, writes another file")
         self._app.export_session(session.id, str(path))
 
     # -- sessions --------------------------------------------------------------------------------------------------

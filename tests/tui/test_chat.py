@@ -233,6 +233,26 @@ def test_export_as_markdown_and_json(play, home: Path) -> None:
     play(scenario)
 
 
+def test_an_export_overwrites_nothing(play, home: Path) -> None:
+    (home / "my talk.md").write_text("mine")
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("keep this")
+        for name in ('"my talk.md"', "my talk.md", "."):
+            await it.write(f"/export {name}")
+            await it.until(lambda: any("exists already" in toast.message for toast in it.app._notifications))
+            it.app.clear_notifications()
+        assert (home / "my talk.md").read_text() == "mine"
+        await it.write('/export "other talk.md"')
+        assert "keep this" in (home / "other talk.md").read_text()
+        await it.write("/export")
+        await it.ask("and this")
+        await it.write("/export")
+        assert "and this" in (home / f"headrace-{it.app.conversation.session.id}.md").read_text()
+
+    play(scenario)
+
+
 def test_parameters_by_command(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.write("/set temperature 0.7")
