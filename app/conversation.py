@@ -123,12 +123,17 @@ class Conversation(OpenSession):
         self.question = None
 
     def load_model(self) -> None:
-        """Start the engine with the session's model."""
+        """Start the engine with the session's model. An answer being written is kept as partial."""
         self.notice = None
         self.engine.start(ModelSpec(self.session.model, self._context))
+        if self._turn is not None:
+            self._or_notice(self._end_turn, self._turn, "cancelled")
 
-    def set_model(self, name: str | None) -> None:
-        """Go on with another model, from this session's next answer on."""
+    def set_model(self, name: str) -> None:
+        """Go on with another model, from this session's next answer on. Raises what `check_model_name` does."""
+        from app.model_names import check_model_name  # the catalog's reader is no part of the start
+
+        check_model_name(name)
         self.session = self.store.set_model(self.session.id, name)
         self.load_model()
 

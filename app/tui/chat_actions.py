@@ -170,16 +170,13 @@ class ChatActions:
         from app.tui.models_screen import ModelsScreen
 
         if name:
-            self.switch_model(name)
+            self._conversation.set_model(name)
+            self._app.figures.loading(f"loading {name}", None)
         else:
-            self._app.push_screen(ModelsScreen(), lambda chosen: self.switch_model(chosen) if chosen else None)
-
-    def switch_model(self, name: str) -> None:
-        """Load another model for this session."""
-        if self._conversation.phase != "idle":
-            self._conversation.stop()
-        self._app.figures.loading(f"loading {name}", None)
-        self._conversation.set_model(name)
+            screen = self._screen
+            self._app.push_screen(
+                ModelsScreen(), lambda chosen: screen.run_command("model", chosen) if chosen else None
+            )
 
     def do_system(self, text: str) -> None:
         if text:

@@ -10,7 +10,7 @@ from app.conversation import Conversation
 from app.engine_messages import Delta, Done, Dropped, Event
 from app.sessions.journal import JournalWriter
 from app.sessions.store import SessionStore
-from runtime.errors import EngineError, UsageError
+from runtime.errors import EngineError, ModelNotFoundError, UsageError
 from tests.app.scripted_engine import Script, ScriptedEngine
 
 
@@ -292,16 +292,39 @@ def test_the_engine_dying_keeps_the_partial_answer(chat: Conversation, engine: S
     assert shown(chat) == ["count", "one two"]
 
 
-def test_another_model_ends_the_answer_and_takes_the_next(chat: Conversation, engine: ScriptedEngine) -> None:
-    engine.script(Script(pieces=("one ", "two"), hold=1))
+def test_another_model_stops_the_answer_and_takes_the_next(chat: Conversation, engine: ScriptedEngine) -> None:
+    engine.script(Script(pieces=("one ", "two ", "three"), hold=1))
     chat.send("count")
     until_said(chat, "one ")
-    chat.set_model("other")
+    chat.set_model("org/other")
+    assert chat.phase == "idle"
     until_idle(chat)
-    assert (chat.messages[-1].partial, chat.messages[-1].finish_reason) == (True, "failed")
-    assert (chat.session.model, engine.specs[-1].name) == ("other", "other")
+    assert (chat.messages[-1].content, chat.messages[-1].partial) == ("one ", True)
+    assert (chat.messages[-1].finish_reason, chat.notice) == ("cancelled", None)
+    assert (chat.session.model, engine.specs[-1].name) == ("org/other", "org/other")
     ask(chat, "go on", "fine")
     assert shown(chat)[-1] == "fine"
+
+
+def test_a_model_there_is_none_of_changes_nothing(
+    chat: Conversation, engine: ScriptedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
+    (tmp_path / "data" / "models" / "my-own").mkdir(parents=True)
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text("{}")
+    engine.script(Script(hold=2))
+    chat.send("hm")
+    chat.poll()
+    for name, hint in (("smolm2-135m", "smollm2-135m"), ("my-onw", "my-own"), ("./gone", None), ("a/b/c", "org/name")):
+        with pytest.raises((UsageError, ModelNotFoundError)) as refused:
+            chat.set_model(name)
+        assert hint is None or hint in (refused.value.hint or "")
+    assert (chat.session.model, chat.store.session(chat.session.id).model, len(engine.specs)) == (None, None, 1)
+    assert (engine.state, chat.phase) == ("ready", "prefill")
+    for name in ("smollm2-135m", "my-own", str(tmp_path / "m"), "org/name@main"):
+        chat.set_model(name)
+        assert engine.specs[-1].name == name
 
 
 def test_sending_while_the_model_loads(engine: ScriptedEngine, store: SessionStore) -> None:

@@ -548,7 +548,7 @@ def test_a_model_that_cannot_be_loaded(play) -> None:
         await it.until(lambda: "not enough memory" in it.text())
         assert "F8 tries again" in it.text()
         it.app.engine.load_failure = None
-        await it.write("/model another")
+        await it.write("/model org/another")
         await it.until(lambda: it.app.engine.state == "ready")
         await it.until(lambda: "not enough memory" not in it.text())
 
@@ -625,6 +625,18 @@ def test_models_are_listed_switched_and_fetched(play) -> None:
         await it.press("escape")
         await it.write("/model qwen3-0.6b")
         await it.until(lambda: it.engine.specs[-1].name == "qwen3-0.6b")
+
+    play(scenario)
+
+
+def test_a_mistyped_model_keeps_the_one_that_runs(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.write("/model smolm2-135m")
+        await it.until(lambda: "did you mean smollm2-135m" in it.text())
+        assert (it.engine.state, len(it.engine.specs)) == ("ready", 1)
+        assert it.app.conversation.session.model is None
+        await it.ask("still there?")
+        assert it.said[-1] == "Hello, world."
 
     play(scenario)
 
