@@ -6,6 +6,7 @@ the file as the user wrote it.
 """
 
 import contextlib
+import math
 import os
 import tomllib
 from dataclasses import Field, asdict, dataclass, field, fields
@@ -15,10 +16,29 @@ from typing import Any, get_args, get_type_hints
 from runtime.errors import HeadraceError, UsageError
 from runtime.paths import config_dir
 
+_LARGEST_SEED = 2**64 - 1
 
-def _setting(default: Any, comment: str, *, example: Any = None, least: float = 0, most: float = float("inf")) -> Any:
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The numbers that a setting can be, and in words; nan is in none."""
+
+    least: float = 0
+    most: float = math.inf
+    above: bool = False  # `least` itself is not in it
+
+    def holds(self, value: float) -> bool:
+        return (self.least < value if self.above else self.least <= value) and value <= self.most
+
+    def __str__(self) -> str:
+        lower = f"above {self.least:g}" if self.above else f"{self.least:g} or more"
+        most = "2^64 - 1" if self.most == _LARGEST_SEED else f"{self.most:g}"
+        return lower if self.most == math.inf else f"{lower}, at most {most}"
+
+
+def _setting(default: Any, comment: str, *, example: Any = None, allowed: Range = Range()) -> Any:
     """A setting; `example` stands in the file, commented out, where the default is to leave it to the model."""
-    return field(default=default, metadata={"comment": comment, "example": example, "least": least, "most": most})
+    return field(default=default, metadata={"comment": comment, "example": example, "range": allowed})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +56,29 @@ class ChatSettings:
 class SamplingSettings:
     """How new conversations are answered. Unset: what the model recommends, else greedy."""
 
-    temperature: float | None = _setting(None, "0 always takes the likeliest token.", example=0.7)
+    temperature: float | None = _setting(
+        None, "0 always takes the likeliest token.", example=0.7, allowed=Range(0, 100)
+    )
     top_k: int | None = _setting(None, "Keep the k likeliest tokens; 0 is off.", example=40)
-    top_p: float | None = _setting(None, "Keep the smallest set with this much probability.", example=0.95, most=1)
-    min_p: float | None = _setting(None, "Drop tokens below this share of the likeliest one's.", example=0.05, most=1)
-    repetition_penalty: float | None = _setting(None, "Above 1 makes tokens seen before less likely.", example=1.1)
+    top_p: float | None = _setting(
+        None, "Keep the smallest set with this much probability.", example=0.95, allowed=Range(0, 1, above=True)
+    )
+    min_p: float | None = _setting(
+        None, "Drop tokens below this share of the likeliest one's.", example=0.05, allowed=Range(0, 1)
+    )
+    repetition_penalty: float | None = _setting(
+        None, "Above 1 makes tokens seen before less likely.", example=1.1, allowed=Range(0.01, 100)
+    )
     presence_penalty: float | None = _setting(
-        None, "Subtracted once from tokens already said.", example=0.0, least=float("-inf")
+        None, "Subtracted once from tokens already said.", example=0.0, allowed=Range(-100, 100)
     )
     frequency_penalty: float | None = _setting(
-        None, "Subtracted for every time a token was said.", example=0.0, least=float("-inf")
+        None, "Subtracted for every time a token was said.", example=0.0, allowed=Range(-100, 100)
     )
-    seed: int | None = _setting(None, "Same seed, same machine, same answer.", example=1)
-    max_tokens: int | None = _setting(None, "Longest answer, in tokens.", example=2048, least=1)
+    seed: int | None = _setting(
+        None, "Same seed, same machine, same answer.", example=1, allowed=Range(0, _LARGEST_SEED)
+    )
+    max_tokens: int | None = _setting(None, "Longest answer, in tokens.", example=2048, allowed=Range(1))
     thinking: bool | None = _setting(None, "Whether reasoning models that can be told think first.", example=False)
 
 
@@ -58,7 +88,7 @@ class ScreenSettings:
 
     theme: str = _setting("", "Name of a theme, as the command palette lists them. Empty: after the terminal.")
     decode_view: bool = _setting(True, "Open the decode view beside the chat where there is room.")
-    decode_view_width: int = _setting(46, "Its width in columns.", least=30, most=120)
+    decode_view_width: int = _setting(46, "Its width in columns.", allowed=Range(30, 120))
     mouse: bool = _setting(True, "Let the chat handle the mouse; off leaves selecting to the terminal.")
 
 
@@ -83,6 +113,13 @@ _SECTIONS: dict[str, type[Any]] = {
 }
 
 
+def sampling_range(name: str) -> Range:
+    """The numbers that a sampling setting can be, wherever it is set."""
+    (allowed,) = (setting.metadata["range"] for setting in fields(SamplingSettings) if setting.name == name)
+    assert isinstance(allowed, Range)
+    return allowed
+
+
 def settings_path() -> Path:
     """Where the settings file is, or would be."""
     return config_dir() / "settings.toml"
@@ -97,7 +134,7 @@ def load_settings(path: Path | None = None) -> Settings:
         return Settings()
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, a number of thousands of digits
         raise UsageError(f"{path} is not valid TOML: {_first_line(error)}") from None
     for name, table in document.items():
         if name not in _SECTIONS:
@@ -178,11 +215,7 @@ def _complaint(setting: Field[Any], types: set[type], value: Any) -> str | None:
     accepted = (int, float) if kind is float else (kind,)
     if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
         return {str: "a text in quotes", bool: "true or false", int: "a whole number", float: "a number"}[kind]
-    least, most = setting.metadata["least"], setting.metadata["most"]
-    if kind in (int, float) and not least <= value <= most:
-        bounds = [f"at least {least:g}"] * (least > float("-inf")) + [f"at most {most:g}"] * (most < float("inf"))
-        return " and ".join(bounds)
-    return None
+    return None if kind in (str, bool) or setting.metadata["range"].holds(value) else str(setting.metadata["range"])
 
 
 def _toml(value: Any) -> str:

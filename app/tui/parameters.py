@@ -1,12 +1,13 @@
 """The parameters a session can have: how each is written, read and checked. Knows no widget.
 
-The same ranges as `runtime.sampling`, which cannot be imported here: it brings mlx.
+The numbers that they can be are those of the settings file, all of which `runtime.sampling` takes.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from app.settings import sampling_range
 from runtime.errors import UsageError
 
 
@@ -21,10 +22,6 @@ class Parameter:
     range: str
 
 
-def _whole(text: str) -> int:
-    return int(text)
-
-
 def _texts(text: str) -> list[str]:
     """Several stop texts are separated by ` | `; \\n stands for a line break."""
     return [part.replace("\\n", "\n") for part in text.split(" | ") if part]
@@ -37,16 +34,21 @@ def _switch(text: str) -> bool | None:
         raise ValueError(text) from None
 
 
+def _number(name: str, help: str, read: Callable[[str], float]) -> Parameter:
+    allowed = sampling_range(name)
+    return Parameter(name, help, read, allowed.holds, str(allowed))
+
+
 PARAMETERS = (
-    Parameter("temperature", "0 is greedy", float, lambda v: 0 <= v < 100, "0 or more"),
-    Parameter("top_p", "fewest tokens with this much probability", float, lambda v: 0 < v <= 1, "above 0, at most 1"),
-    Parameter("top_k", "only the k most likely; 0 is off", _whole, lambda v: v >= 0, "0 or more"),
-    Parameter("min_p", "drop tokens below this share of the best", float, lambda v: 0 <= v <= 1, "0 to 1"),
-    Parameter("repetition_penalty", "above 1 avoids tokens seen before", float, lambda v: 0 < v < 100, "above 0"),
-    Parameter("presence_penalty", "subtracted once from tokens said", float, lambda v: -100 < v < 100, "a number"),
-    Parameter("frequency_penalty", "subtracted for every time said", float, lambda v: -100 < v < 100, "a number"),
-    Parameter("seed", "same seed, same machine, same tokens", _whole, lambda v: 0 <= v < 2**64, "0 to 2^64 - 1"),
-    Parameter("max_tokens", "at most this many tokens an answer", _whole, lambda v: v >= 1, "1 or more"),
+    _number("temperature", "0 is greedy", float),
+    _number("top_p", "fewest tokens with this much probability", float),
+    _number("top_k", "only the k most likely; 0 is off", int),
+    _number("min_p", "drop tokens below this share of the best", float),
+    _number("repetition_penalty", "above 1 avoids tokens seen before", float),
+    _number("presence_penalty", "subtracted once from tokens said", float),
+    _number("frequency_penalty", "subtracted for every time said", float),
+    _number("seed", "same seed, same machine, same tokens", int),
+    _number("max_tokens", "at most this many tokens an answer", int),
     Parameter("stop", "end the answer before this text; several: a | b", _texts, lambda v: all(v), "not empty"),
     Parameter("thinking", "of a reasoning model", _switch, lambda v: v in (True, False, None), "on, off or auto"),
 )

@@ -1,13 +1,24 @@
 """The settings file: documented defaults, complaints that say where, and changes that keep the rest as it is."""
 
 import tomllib
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from app.settings import _SECTIONS, Settings, default_text, load_settings, save_setting, write_default
+from app.settings import (
+    _SECTIONS,
+    SamplingSettings,
+    Settings,
+    default_text,
+    load_settings,
+    save_setting,
+    write_default,
+)
+from app.tui.parameters import read_parameter
 from runtime.errors import UsageError
 from runtime.sampling import SamplingParams
 
@@ -68,10 +79,16 @@ def test_what_the_user_set_is_taken(path: Path) -> None:
         ("model = 'x'\n", "unknown section [model]"),
         ("[chat]\nmodel = 1\n", "model in [chat] must be a text in quotes, not 1"),
         ("[chat]\ncontext = true\n", "context in [chat] must be a whole number"),
-        ("[chat]\ncontext = -5\n", "context in [chat] must be at least 0"),
-        ("[sampling]\ntop_p = 1.5\n", "top_p in [sampling] must be at least 0 and at most 1"),
+        ("[chat]\ncontext = -5\n", "context in [chat] must be 0 or more, not -5"),
+        ("[sampling]\ntop_p = 1.5\n", "top_p in [sampling] must be above 0, at most 1, not 1.5"),
+        ("[sampling]\ntop_p = 0\n", "top_p in [sampling] must be above 0, at most 1, not 0"),
+        ("[sampling]\ntemperature = inf\n", "temperature in [sampling] must be 0 or more, at most 100, not inf"),
+        ("[sampling]\nrepetition_penalty = 0\n", "repetition_penalty in [sampling] must be 0.01 or more, at most 100"),
+        ("[sampling]\npresence_penalty = -inf\n", "presence_penalty in [sampling] must be -100 or more, at most 100"),
+        ("[sampling]\nseed = 12345678901234567890123\n", "seed in [sampling] must be 0 or more, at most 2^64 - 1, not"),
+        (f"[sampling]\nseed = {'1' * 5000}\n", "is not valid TOML"),
         ("[sampling]\ntemperature = 'hot'\n", "temperature in [sampling] must be a number, not 'hot'"),
-        ("[sampling]\ntemperature = nan\n", "temperature in [sampling] must be at least 0"),
+        ("[sampling]\ntemperature = nan\n", "temperature in [sampling] must be 0 or more, at most 100, not nan"),
         ("[screen]\nmouse = 1\n", "mouse in [screen] must be true or false"),
         ("[chat\n", "is not valid TOML"),
         ("\udcff", "is not valid TOML"),
@@ -85,6 +102,25 @@ def test_complaints_are_one_line_that_says_where(path: Path, text: str, complain
     assert complaint in str(caught.value)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+_NUMBERS = [name for name in asdict(SamplingSettings()) if name != "thinking"]
+_AWKWARD = st.sampled_from([0, 1, -1, 1e-9, 1e-300, 0.01, 100, 101, 2**63, 2**64 - 1, 2**64, 10**22])
+
+
+@given(st.sampled_from(_NUMBERS), _AWKWARD | st.floats() | st.integers())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_file_the_set_command_and_the_sampler_agree(path: Path, name: str, value: float) -> None:
+    """What the file takes, /set takes, and only what the sampler takes."""
+    try:
+        taken = load_settings(written(path, f"[sampling]\n{name} = {value!r}\n")).sampling_given
+    except UsageError:
+        with pytest.raises(UsageError, match=name):
+            read_parameter(name, repr(value))
+    else:
+        assert read_parameter(name, repr(value)) == value
+        taken.pop("max_tokens", None)
+        SamplingParams(**taken)
 
 
 def test_an_unreadable_file(path: Path) -> None:
