@@ -9,7 +9,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.sessions.records import Attachment
+from app.sessions.records import Attachment, Message
 from runtime.errors import UsageError
 from runtime.units import format_bytes
 
@@ -24,22 +24,44 @@ def unquoted(path: str) -> str:
     return path[1:-1] if len(path) > 2 and path[0] == path[-1] == '"' else path
 
 
-def spoken(text: str) -> tuple[str, tuple[Attachment, ...]]:
-    """What is sent of what was typed, see `take_attachments`. Raises UsageError also where there is nothing to send."""
-    content, attachments = take_attachments(text)
+def spoken(text: str, old: Message | None = None) -> tuple[str, tuple[Attachment, ...]]:
+    """What is sent of what was typed, see `take_attachments`. Raises UsageError also where there is nothing to send.
+
+    old: the message that `text` is an edit of. Its files stay, but for those that only its text still mentions and
+    those that another of the same name replaces.
+    """
+    content, attachments = take_attachments(text, old.attachments if old else ())
+    if old is not None:
+        replaced = {attachment.name for attachment in attachments}
+        dropped = _mentioned_names(old.content) - _mentioned_names(content)
+        kept = (attachment for attachment in old.attachments if attachment.name not in replaced | dropped)
+        attachments = (*kept, *attachments)
     if not content.strip() and not attachments:
         raise UsageError("there is nothing to send")
     return content, attachments
 
 
-def take_attachments(text: str) -> tuple[str, tuple[Attachment, ...]]:
-    """The text without its `/file` lines, and the files it names. Raises UsageError for one that cannot be sent."""
+def take_attachments(text: str, stored: Sequence[Attachment] = ()) -> tuple[str, tuple[Attachment, ...]]:
+    """The text without its `/file` lines, and the files it names. Raises UsageError for one that cannot be sent.
+
+    stored: taken by their names where the file cannot be read any more.
+    """
     found = {unquoted(match["path"]): None for match in _COMMAND.finditer(text)}
     rest = _COMMAND.sub("", text).strip("\n")
     for match in _MENTION.finditer(rest):
         if (name := _mentioned(match)) is not None:
             found[name] = None
-    return rest, tuple(read_attachment(name) for name in found)
+    return rest, tuple(_read_or_stored(name, stored) for name in found)
+
+
+def _read_or_stored(name: str, stored: Sequence[Attachment]) -> Attachment:
+    try:
+        return read_attachment(name)
+    except UsageError:
+        for attachment in stored:
+            if attachment.name == Path(name).name:
+                return attachment
+        raise
 
 
 def read_attachment(name: str) -> Attachment:
@@ -76,6 +98,15 @@ def with_attachments(content: str, attachments: Sequence[Attachment]) -> str:
         fence = "`" * max(3, longest + 1)
         parts.append(f"File {attachment.name}:\n{fence}\n{attachment.text.rstrip()}\n{fence}")
     return "\n\n".join([*parts, content]) if content else "\n\n".join(parts)
+
+
+def _mentioned_names(text: str) -> set[str]:
+    """The last parts of all paths that mentions could mean, whether there are such files or not."""
+    return {
+        Path(form).name
+        for match in _MENTION.finditer(text)
+        for form in ([match["quoted"]] if match["quoted"] else [match["bare"], match["bare"].rstrip(_TRAILING)])
+    }
 
 
 def _mentioned(match: re.Match[str]) -> str | None:

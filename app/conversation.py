@@ -103,8 +103,7 @@ class Conversation(OpenSession):
         old = self.message(message_id)
         if old.role == "user":
             self._ready_to_ask()
-            content, attachments = spoken(text)
-            self._add_and_ask(old.parent_id, content, attachments or old.attachments)
+            self._add_and_ask(old.parent_id, *spoken(text, old))
         else:
             self.store.add(self.session.id, old.parent_id, "assistant", text, model=old.model)
             self.reload()

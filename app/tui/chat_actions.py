@@ -43,12 +43,11 @@ class ChatActions:
         from app.tui.transcript import Transcript
 
         screen = self._screen
-        text = message_text(text)
         if screen.editing is not None:
             self._conversation.edit(screen.editing, text)
             screen.editing = None
         else:
-            self._conversation.send(text)
+            self._conversation.send(message_text(text))
         screen.sync([])
         screen.query_one(Transcript).to_end()
 

@@ -515,6 +515,42 @@ def test_attachments_are_sent_but_not_shown_as_text(chat: Conversation, engine: 
     assert len(stored(chat)) == 2
 
 
+@pytest.mark.parametrize(
+    ("asked", "edit", "names"),
+    [
+        ("/file A.md\nwhy?", "why not?", ["A.md"]),
+        ("/file A.md\nwhy?", "why? see @B.md", ["A.md", "B.md"]),
+        ("why? see @A.md", "why? see @A.md, @B.md", ["A.md", "B.md"]),
+        ("why? see @A.md", "why? see @B.md", ["B.md"]),
+        ("why? see @A.md and @B.md", "why? see @B.md", ["B.md"]),
+        ("see @./A.md!", "just see @./A.md", ["A.md"]),
+    ],
+)
+@pytest.mark.parametrize("gone", [False, True])
+def test_an_edit_keeps_the_files_it_leaves_alone(
+    chat: Conversation,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: str,
+    edit: str,
+    names: list[str],
+    gone: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("A.md", "B.md"):
+        Path(name).write_text(name)
+    chat.send(asked)
+    until_idle(chat)
+    Path("A.md").write_text("new")
+    if gone:
+        Path("A.md").unlink()
+    chat.edit(chat.messages[0].id, edit)
+    found = chat.messages[0].attachments
+    assert [attachment.name for attachment in found] == names
+    again = "A.md" in edit and not gone  # named once more, so read once more
+    assert {a.name: a.text for a in found} == {name: "new" if name[0] == "A" and again else name for name in names}
+
+
 def test_a_full_disk_is_said_so_and_the_chat_goes_on(chat: Conversation, engine: ScriptedEngine) -> None:
     engine.script(Script(pieces=["water " * 500] * 80))
     chat.send("flood")

@@ -127,6 +127,23 @@ def test_an_answer_is_edited_and_continued(play) -> None:
     play(scenario, engine)
 
 
+def test_an_edit_keeps_both_slashes(play) -> None:
+    engine = ScriptedEngine().script(Script(["// a comment"]))
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("code")
+        await it.write("/edit answer")
+        await it.write("// another comment")
+        assert it.said[-1] == "// another comment"
+        await it.write("/edit")
+        await it.ask("//x")
+        assert it.said[0] == "//x"
+        await it.ask("//y")
+        assert it.said[2] == "/y"
+
+    play(scenario, engine)
+
+
 def test_keys_on_a_selected_message(play) -> None:
     engine = ScriptedEngine().script(Script(["```python\nprint(1)\n```"]), Script(["other"]))
 
