@@ -2,9 +2,11 @@
 
 WAL mode, so that readers and the one writer of the moment do not wait for each other; every transaction is short and
 takes the write lock at its start, so two headrace processes take turns. A killed process loses nothing committed;
-`durable` transactions also survive a power cut.
+`durable` transactions also survive a power cut. In a folder that cannot be written to, what is there can be read.
 """
 
+import errno
+import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
@@ -16,10 +18,12 @@ from runtime.errors import SessionError
 
 VERSION = 1
 _BUSY_MS = 5000  # how long to wait for another process's transaction, which takes milliseconds
+_WRITABLE = "the file and its folder must be writable; HEADRACE_HOME=DIR keeps everything in another folder"
 _HINTS = {
     "locked": "another headrace holds it; try again",
     "full": "make room on the disk",
-    "readonly": "it must be writable, and so must its folder",
+    "readonly": _WRITABLE,
+    "unable to open": _WRITABLE,
     "fts5": "this Python's SQLite was built without FTS5; another Python has it",
     "not a database": "move the file away to begin anew",
     "malformed": "move the file away to begin anew; `sqlite3 FILE .recover` may save what is in it",
@@ -83,8 +87,9 @@ class Database:
         self.path = path
         with self._explained():
             path.parent.mkdir(parents=True, exist_ok=True)
+            uri = path.absolute().as_uri() + ("?immutable=1" if _is_at_rest(path) else "")
             # Statements commit by themselves outside of `transaction`.
-            self._connection = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_MS / 1000)
+            self._connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_MS / 1000)
             self._connection.row_factory = sqlite3.Row
             try:
                 self._prepare()
@@ -163,7 +168,13 @@ class Database:
             hint = next((hint for part, hint in _HINTS.items() if part in str(error)), None)
             raise SessionError(f"the sessions in {self.path} cannot be used: {error}", hint) from error
         except OSError as error:
-            raise SessionError(f"{self.path} cannot be opened: {error.strerror}") from error
+            hint = _WRITABLE if isinstance(error, PermissionError) or error.errno == errno.EROFS else None
+            raise SessionError(f"{self.path} cannot be opened: {error.strerror}", hint) from error
+
+
+def _is_at_rest(path: Path) -> bool:
+    """Whether it can only be read and nobody has it open: WAL mode would want files beside it even for reading."""
+    return path.is_file() and not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
 
 
 def _storable(values: Sequence[object]) -> list[object]:

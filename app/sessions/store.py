@@ -39,7 +39,7 @@ class SessionStore:
         self.db = Database(path)
         self.journals = path.with_suffix(".journals")
         """The folder of the journals of answers being written."""
-        with suppress(SessionError):  # of a store that can only be read; the journals stay for the next to come
+        with suppress(SessionError, OSError):  # of a store that can only be read; the journals stay for the next
             fold_abandoned(self, self.journals)
 
     def close(self) -> None:

@@ -1,0 +1,101 @@
+"""A folder that cannot be written to: what is there is read, everything else is said with a hint."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.sessions.journal import Answer, Journal
+from app.sessions.store import SessionStore
+
+# Root may write anywhere, unless that is taken from it.
+_AS_ANYONE = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+pytestmark = pytest.mark.skipif(
+    bool(_AS_ANYONE) and shutil.which("setpriv") is None, reason="root can write everywhere, and setpriv is not there"
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A home with a question in it; read-only from `lock` on."""
+    home = tmp_path / "what? a#home %41"
+    store = SessionStore(home / "data" / "sessions.db")
+    store.add(store.create().id, None, "user", "Where is the mill?")
+    store.close()
+    yield home
+    for folder in (home, *filter(Path.is_dir, home.rglob("*"))):
+        folder.chmod(0o755)
+
+
+def lock(home: Path) -> None:
+    for path in (*home.rglob("*"), home):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+
+
+def sessions(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*_AS_ANYONE, sys.executable, "-m", "app", "sessions", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "HEADRACE_HOME": str(home)},
+    )
+
+
+@pytest.mark.parametrize("command", [["list"], ["show", "last"], ["search", "mill"], ["export", "last"]])
+def test_what_is_there_can_be_read(home: Path, command: list[str]) -> None:
+    lock(home)
+    done = sessions(home, *command)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "mill" in done.stdout
+    assert [path.name for path in (home / "data").iterdir()] == ["sessions.db"]
+
+
+@pytest.mark.parametrize("command", [["rm", "last", "--yes"], ["rename", "last", "Another"]])
+def test_a_change_is_refused_with_a_hint(home: Path, command: list[str]) -> None:
+    lock(home)
+    done = sessions(home, *command)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "readonly" in done.stderr
+    assert "hint: the file and its folder must be writable" in done.stderr
+
+
+def test_a_killed_chats_journal_stays_for_later(home: Path) -> None:
+    store = SessionStore(home / "data" / "sessions.db")
+    (asked,) = store.messages(store.sessions()[0].session.id)
+    journal = Journal(store.journals, Answer(asked.session_id, store.reserve_message(), asked.id, None))
+    journal.abandon()
+    store.close()
+    lock(home)
+    done = sessions(home, "list")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert journal.path.exists()
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_where_nothing_is_yet_the_hint_says_what_to_do(tmp_path: Path, made: bool) -> None:
+    home = tmp_path / "home"
+    (home / "data" if made else home).mkdir(parents=True)
+    lock(home)
+    try:
+        done = sessions(home, "list")
+    finally:
+        for folder in (home, *home.rglob("*")):
+            folder.chmod(0o755)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "hint: the file and its folder must be writable; HEADRACE_HOME=DIR" in done.stderr
+
+
+def test_what_another_process_is_writing_is_not_read_as_if_at_rest(home: Path) -> None:
+    """Its newest messages are in the WAL file only."""
+    store = SessionStore(home / "data" / "sessions.db")
+    store.add(store.sessions()[0].session.id, None, "user", "Upstream.")
+    lock(home)
+    done = sessions(home, "search", "upstream")
+    store.close()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "«Upstream»" in done.stdout
