@@ -59,4 +59,6 @@ def chat(model: str | None, resume: str | None, context: int | None) -> int:
     finally:
         app.leave()
         store.close()
+    if app.left_with is not None:
+        raise app.left_with
     return app.return_code or 0

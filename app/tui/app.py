@@ -36,7 +36,7 @@ from app.tui.pace import Pace
 from app.tui.palette import AppCommands
 from app.tui.status_bar import Status
 from app.tui.themes import DARK, LIGHT, after_terminal, own_variables
-from runtime.errors import HeadraceError
+from runtime.errors import HeadraceError, SessionError
 from runtime.paths import data_dir
 
 _FIRST_FIGURES_S = 0.4  # after a phase began there is something to say
@@ -73,6 +73,8 @@ class HeadraceApp(App[None]):
         self._context_limit = context
         self.conversation = Conversation(engine, store, session, context=context)
         self.settings = settings or Settings()
+        self.left_with: SessionError | None = None
+        """What could not be stored on leaving."""
         self._left = False
         self._theme_at_start = ""
         self._figures_due = 0.0
@@ -112,6 +114,12 @@ class HeadraceApp(App[None]):
         gc.set_threshold(20_000)
         self.run_worker(self._poll())
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """The palette is for the chat and its figures: other screens hold on to what its commands would change."""
+        if action == "command_palette":
+            return isinstance(self.screen, ChatScreen | DecodeScreen)
+        return super().check_action(action, parameters)
+
     async def action_quit(self) -> None:
         self.leave()
         when_made(self, self.exit)
@@ -120,8 +128,12 @@ class HeadraceApp(App[None]):
         """Keep what was said, end the engine."""
         if not self._left:
             self._left = True
-            self.conversation.close()
-            self.engine.close()
+            try:
+                self.conversation.close()
+            except SessionError as error:  # a full disk, a session that was deleted elsewhere
+                self.left_with = error
+            finally:
+                self.engine.close()
 
     def _remember_theme(self, theme: Theme) -> None:
         """A theme chosen in the palette is the one to start with next time; the first one nobody chose."""

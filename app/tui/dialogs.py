@@ -15,10 +15,25 @@ from textual.widgets.option_list import Option
 from app.tui.fields import Field
 
 
-class AskText(ModalScreen[str | None]):
-    """One line of text; None when the user turned away."""
+class Question(ModalScreen[str | None]):
+    """Answered once, however fast the keys come; None when the user turned away."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel", priority=True)]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "turn_away", "Cancel", priority=True)]
+
+    _answered = False
+
+    def answer(self, result: str | None) -> None:
+        """Close with this result. A second answer would close the screen below."""
+        if not self._answered:
+            self._answered = True
+            self.dismiss(result)
+
+    def action_turn_away(self) -> None:
+        self.answer(None)
+
+
+class AskText(Question):
+    """One line of text."""
 
     def __init__(self, title: str, value: str = "", placeholder: str = "") -> None:
         super().__init__()
@@ -31,13 +46,11 @@ class AskText(ModalScreen[str | None]):
             yield Static(Content.styled("Enter accepts · Esc cancels", "$quiet"), classes="hint")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        self.dismiss(event.value.strip() or None)
+        self.answer(event.value.strip() or None)
 
 
-class Choose(ModalScreen[str | None]):
-    """One of a few answers, each with a key of its own; None when the user turned away."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel", priority=True)]
+class Choose(Question):
+    """One of a few answers, each with a key of its own."""
 
     def __init__(self, title: str, text: str, answers: Sequence[tuple[str, str, str]]) -> None:
         """`answers`: (result, key, what it does)."""
@@ -60,11 +73,12 @@ class Choose(ModalScreen[str | None]):
         self.query_one(OptionList).focus()
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        self.dismiss(event.option_id)
+        self.answer(event.option_id)
 
     def on_key(self, event: events.Key) -> None:
         """Answer by letter."""
         for result, letter, _ in self._answers:
             if event.key == letter:
                 event.stop()
-                self.dismiss(result)
+                self.answer(result)
+                return

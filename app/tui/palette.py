@@ -1,28 +1,34 @@
-"""The command palette's entries: the slash commands, by name and help."""
+"""The command palette's entries: the slash commands, by name and help, and the themes."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
-from app.tui.commands import COMMANDS, Command
+from app.tui.commands import COMMANDS
+
+_NEED_TEXT = ("file", "rename")  # of no use without an argument
 
 
 class AppCommands(Provider):
     """What can be done now, findable by typing a part of it."""
 
     async def discover(self) -> Hits:
-        for command in _offered():
-            yield DiscoveryHit(_title(command), lambda name=command.name: self._run(name), help=command.help)
+        for title, help_text, run in self._offered():
+            yield DiscoveryHit(title, run, help=help_text)
 
     async def search(self, query: str) -> Hits:
         matcher = self.matcher(query)
-        for command in _offered():
-            score = matcher.match(_title(command))
+        for title, help_text, run in self._offered():
+            score = matcher.match(title)
             if score > 0:
-                yield Hit(
-                    score,
-                    matcher.highlight(_title(command)),
-                    lambda name=command.name: self._run(name),
-                    help=command.help,
-                )
+                yield Hit(score, matcher.highlight(title), run, help=help_text)
+
+    def _offered(self) -> Iterator[tuple[str, str, Callable[[], None]]]:
+        for command in COMMANDS:
+            if command.name not in _NEED_TEXT:
+                yield command.name.capitalize(), command.help, partial(self._run, command.name)
+        yield "Theme", "choose the colours", self.app.search_themes
 
     def _run(self, name: str) -> None:
         from app.tui.chat_screen import ChatScreen
@@ -30,11 +36,3 @@ class AppCommands(Provider):
         for screen in self.app.screen_stack:
             if isinstance(screen, ChatScreen):
                 screen.run_command(name, "")
-
-
-def _offered() -> list[Command]:
-    return [command for command in COMMANDS if command.name not in ("file", "rename")]
-
-
-def _title(command: Command) -> str:
-    return command.name.capitalize()

@@ -14,7 +14,7 @@ from app.conversation import Conversation
 from app.engine_messages import ModelCard
 from app.tui.fields import Area, Field
 from app.tui.parameters import PARAMETERS, Parameter, read_parameter, write_parameter
-from runtime.errors import UsageError
+from runtime.errors import SessionError, UsageError
 
 
 class ParametersScreen(ModalScreen[None]):
@@ -75,9 +75,13 @@ class ParametersScreen(ModalScreen[None]):
                 field.focus()
                 self.call_after_refresh(self._say, Content.styled(f"✗ {error}", "bold $text-error"))
                 return
-        self._conversation.set_system(self.query_one("#system", TextArea).text.strip())
-        self._conversation.set_sampling(values)
-        self.dismiss()
+        try:
+            self._conversation.set_system(self.query_one("#system", TextArea).text.strip())
+            self._conversation.set_sampling(values)
+        except SessionError as error:
+            self._say(Content.styled(f"✗ {error}", "bold $text-error"))
+        else:
+            self.dismiss()
 
 
 def _about(parameter: Parameter) -> str:

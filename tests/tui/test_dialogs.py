@@ -1,0 +1,78 @@
+"""Small questions over the chat: keys that come too fast, the palette, and what cannot be stored on leaving."""
+
+import pytest
+from textual import events
+from textual.command import CommandPalette
+
+from app.tui.chat_screen import ChatScreen
+from app.tui.dialogs import Choose
+from app.tui.parameters_screen import ParametersScreen
+from runtime.errors import SessionError
+from tests.app.scripted_engine import Script, ScriptedEngine
+from tests.tui.conftest import Driver
+
+ANSWERS = (("yes", "y", "do it"), ("no", "n", "leave it"))
+
+
+@pytest.mark.parametrize("keys", ["nnnn", "yn", ["enter", "enter"], ["escape", "escape"], ["y", "escape", "enter"]])
+def test_a_question_is_answered_once(play, keys: str | list[str]) -> None:
+    told: list[str | None] = []
+
+    async def scenario(it: Driver) -> None:
+        it.app.push_screen(Choose("sure?", "really?", ANSWERS), told.append)
+        await it.pilot.pause()
+        for key in keys:  # before anything is done about the first
+            it.app.post_message(events.Key(key, key if len(key) == 1 else None))
+        await it.until(lambda: isinstance(it.app.screen, ChatScreen))
+        await it.pilot.pause()
+        assert len(told) == 1
+        assert it.text().strip()
+        await it.ask("still there")
+        assert it.said[0] == "still there"
+
+    play(scenario)
+
+
+def test_the_palette_finds_the_themes(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("ctrl+p", *"theme")
+        await it.until(lambda: "choose the colours" in it.text())
+        await it.press("enter")
+        await it.until(lambda: "headrace-light" in it.text())
+
+    play(scenario)
+
+
+def test_no_palette_over_a_screen_that_holds_on_to_the_session(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("f6", "ctrl+p")
+        assert isinstance(it.app.screen, ParametersScreen)
+        await it.press("escape", "f2", "ctrl+p")
+        assert isinstance(it.app.screen, CommandPalette)
+
+    play(scenario)
+
+
+def test_parameters_of_a_session_that_is_gone(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("f6")
+        it.app.store.delete(it.app.conversation.session.id)
+        await it.press("ctrl+s")
+        await it.until(lambda: "✗" in it.text())
+        assert isinstance(it.app.screen, ParametersScreen)
+
+    play(scenario)
+
+
+def test_what_cannot_be_stored_on_leaving_is_said_and_the_engine_ended(play) -> None:
+    engine = ScriptedEngine().script(Script(["half an", "answer"], hold=1))
+
+    async def scenario(it: Driver) -> None:
+        await it.write("go")
+        await it.until(lambda: "half an" in it.text())
+        it.app.store.delete(it.app.conversation.session.id)
+        it.app.leave()
+        assert isinstance(it.app.left_with, SessionError)
+        assert it.app.engine.state == "stopped"
+
+    play(scenario, engine)
