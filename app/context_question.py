@@ -1,4 +1,4 @@
-"""What a person is asked when the context is full, and the answers there are."""
+"""What a person is asked or told when the context is full, and the answers there are."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -18,3 +18,13 @@ class ContextQuestion:
     limit: int
     during_answer: bool
     leaf: int
+
+
+def no_way_out(tokens: int, limit: int, why: str) -> str:
+    """What is said where there is nothing to choose from, and `why` that is.
+
+    The context is full before its last token is taken: an answer needs some room.
+    """
+    if tokens < limit:
+        return f"too little room for an answer: {tokens:,} of the context's {limit:,} tokens are taken; {why}"
+    return f"the context is full: {tokens:,} tokens, the limit is {limit:,}; {why}"

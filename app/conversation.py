@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Literal, ParamSpec
 
 from app.attachments import spoken, take_attachments
-from app.context_question import ContextChoice, ContextQuestion
-from app.conversation_prompt import SUMMARY_TOKENS, draft_messages, prompt_messages, runs, summary_messages
+from app.context_question import ContextChoice, ContextQuestion, no_way_out
+from app.conversation_prompt import draft_messages, prompt_messages, runs, summary_messages, summary_tokens
 from app.conversation_turn import Turn
 from app.engine_client import ChatEngine
 from app.engine_messages import (
@@ -203,9 +203,11 @@ class Conversation(OpenSession):
                     self._stop_sending(event.messages)
             case ContextFull():
                 self._end_turn(turn, "length")
-                if turn.dropping:
+                if turn.summarising:  # the question stays: there are other answers
+                    self.notice = "the older turns are too long to be summarised"
+                elif turn.dropping:
                     self.question = None
-                    self.notice = f"{_full(event.prompt_tokens, event.limit)}; the last turn alone is too long"
+                    self.notice = no_way_out(event.prompt_tokens, event.limit, "the last turn alone is too long")
                 else:
                     self._ask_what_goes(event.prompt_tokens, turn.leaf, during_answer=turn.continuing)
             case Failed():
@@ -257,7 +259,9 @@ class Conversation(OpenSession):
         if turns > 1:
             self.question = ContextQuestion(tokens, limit, during_answer, leaf.id)
         else:
-            self.notice = f"{_full(tokens, limit)}; nothing older is left to drop"
+            summed_up = self.session.summary and self.not_sent
+            why = "there is only the summary before it" if summed_up else "nothing older is left to drop"
+            self.notice = no_way_out(tokens, limit, why)
 
     def _stop_sending(self, count: int) -> None:
         """The engine left out the first `count` of the messages it was sent."""
@@ -277,8 +281,9 @@ class Conversation(OpenSession):
         self._ready_to_ask()
         leaf = self.message(question.leaf)
         turn = Turn(self.store, leaf, continuing=question.during_answer, summarising=True, dropping=True)
-        messages = summary_messages(self.session, self.messages)
-        self.engine.submit(Generate(turn.id, messages, max_tokens=SUMMARY_TOKENS, thinking=False, drop_oldest=True))
+        longest = summary_tokens(self.context_limit)
+        messages = summary_messages(self.session, self.messages, longest)
+        self.engine.submit(Generate(turn.id, messages, max_tokens=longest, thinking=False, drop_oldest=True))
         self._turn, self.phase = turn, "summarising"
 
     def _summarised(self, turn: Turn, *, cancelled: bool) -> None:
@@ -336,10 +341,6 @@ class Conversation(OpenSession):
     def _idle(self) -> None:
         if self._turn is not None:
             raise EngineError("an answer is being written", "stop it first")
-
-
-def _full(tokens: int, limit: int) -> str:
-    return f"the context is full: {tokens:,} tokens, the limit is {limit:,}"
 
 
 def _one_line(failure: Failed) -> str:

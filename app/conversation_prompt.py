@@ -8,9 +8,10 @@ from app.sessions.records import Attachment, Message, Session
 
 ChatMessages = list[dict[str, str]]
 
-SUMMARY_TOKENS = 512
+_SUMMARY_TOKENS = 512
+_SUMMARY_SHARE = 4  # a summary may have this part of the context: the last turn and its answer need the rest
 _SUMMARISE = (
-    "Summarise our conversation so far for yourself, in at most 200 words. Keep names, numbers, decisions, open "
+    "Summarise our conversation so far for yourself, in at most {words} words. Keep names, numbers, decisions, open "
     "questions and what I asked you to remember. Write the summary only."
 )
 _SUMMARY_HEAD = "Summary of the conversation before this point:"
@@ -51,12 +52,18 @@ def draft_messages(
     return prompt_messages(session, [*branch, said] if content or attachments else branch)
 
 
-def summary_messages(session: Session, branch: Sequence[Message]) -> ChatMessages:
-    """The request to summarise everything before the last user message."""
+def summary_tokens(limit: int | None) -> int:
+    """How long a summary may be where the context holds `limit` tokens."""
+    return _SUMMARY_TOKENS if limit is None else min(_SUMMARY_TOKENS, max(1, limit // _SUMMARY_SHARE))
+
+
+def summary_messages(session: Session, branch: Sequence[Message], tokens: int) -> ChatMessages:
+    """The request to summarise everything before the last user message, in a text of at most `tokens` tokens."""
+    request = _SUMMARISE.format(words=tokens * 2 // 5)
     last = max(i for i, message in enumerate(branch) if message.role == "user")
     messages = prompt_messages(session, branch[:last])
     if messages and messages[-1]["role"] == "user":
-        messages[-1]["content"] += f"\n\n{_SUMMARISE}"
+        messages[-1]["content"] += f"\n\n{request}"
     else:
-        messages.append({"role": "user", "content": _SUMMARISE})
+        messages.append({"role": "user", "content": request})
     return messages

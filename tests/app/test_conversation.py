@@ -7,11 +7,11 @@ import pytest
 
 from app import conversation_turn
 from app.conversation import Conversation
-from app.engine_messages import Delta, Done, Dropped, Event
+from app.engine_messages import ContextFull, Delta, Done, Dropped, Event
 from app.sessions.journal import JournalWriter
 from app.sessions.store import SessionStore
 from runtime.errors import EngineError, ModelNotFoundError, UsageError
-from tests.app.scripted_engine import Script, ScriptedEngine
+from tests.app.scripted_engine import Script, ScriptedEngine, with_context
 
 
 @pytest.fixture
@@ -46,6 +46,14 @@ def until_idle(chat: Conversation) -> list[Event]:
         if chat.phase == "idle":
             return events
     raise AssertionError("the answer never ended")
+
+
+def until_asked(chat: Conversation, phase: str) -> None:
+    for _ in range(200):
+        if chat.phase == phase:
+            return
+        chat.poll()
+    raise AssertionError(chat.phase)
 
 
 def until_said(chat: Conversation, text: str) -> None:
@@ -438,6 +446,45 @@ def test_a_summary_takes_the_place_of_older_turns(chat: Conversation, engine: Sc
         "Be brief.\n\nSummary of the conversation before this point:\nThey said 1 and 2."
     )
     assert (question["content"], chat.not_sent) == ("q3", 4)
+
+
+@pytest.mark.parametrize(("limit", "tokens"), [(600, 150), (8192, 512), (3, 1)])
+def test_a_summary_leaves_room(chat: Conversation, engine: ScriptedEngine, limit: int, tokens: int) -> None:
+    engine.card = engine.card_to_load = with_context(limit)
+    ask(chat, "q1", "a1")
+    engine.script(Script(full=True))
+    chat.send("q2")
+    until_idle(chat)
+    chat.resolve("summarise")
+    assert engine.commands[-1].max_tokens == tokens
+
+
+@pytest.mark.parametrize(("taken", "said"), [(540, "540 of the context's 600 tokens are taken"), (700, "is full: 700")])
+def test_what_is_said_when_a_summary_was_not_enough(
+    chat: Conversation, engine: ScriptedEngine, taken: int, said: str
+) -> None:
+    full_chat(chat, engine)
+    engine.script(Script(pieces=("They said 1 and 2.",)), Script(hold=4))
+    chat.resolve("summarise")
+    until_asked(chat, "waiting")
+    engine.card = with_context(600)
+    engine._backlog.append(ContextFull(engine.commands[-1].id, taken, 600))
+    until_idle(chat)
+    assert chat.notice is not None
+    assert said in chat.notice
+    assert "only the summary" in chat.notice
+    assert chat.question is None
+
+
+def test_turns_too_long_to_be_summarised_are_asked_about_again(chat: Conversation, engine: ScriptedEngine) -> None:
+    full_chat(chat, engine)
+    engine.script(Script(full=True))
+    chat.resolve("summarise")
+    until_idle(chat)
+    assert chat.notice == "the older turns are too long to be summarised"
+    chat.resolve("drop")
+    until_idle(chat)
+    assert shown(chat)[-1] == "Hello, world."
 
 
 def test_a_stopped_summary_asks_again(chat: Conversation, engine: ScriptedEngine) -> None:
