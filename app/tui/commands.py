@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from runtime.errors import UsageError
+
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -49,11 +51,18 @@ _BY_NAME = {command.name: command for command in COMMANDS}
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """A command line, taken apart. `command` is None when there is no such command."""
+    """A command line, taken apart. `command` is None when there is no such command, rest: what stands after it."""
 
     name: str
-    argument: str
+    rest: str
     command: Command | None
+
+    @property
+    def argument(self) -> str:
+        """What the command is given. Raises UsageError where it takes nothing: that was meant as a message."""
+        if self.rest and self.command is not None and not self.command.takes_argument:
+            raise UsageError(f"/{self.name} takes nothing after it; //{self.name} … is sent as a message")
+        return self.rest
 
 
 def parse_command(text: str) -> Invocation | None:
@@ -64,11 +73,11 @@ def parse_command(text: str) -> Invocation | None:
     """
     if not text.startswith("/") or text.startswith("//") or (text.startswith("/file ") and "\n" in text):
         return None
-    name, _, argument = text[1:].partition(" ")
+    name, _, rest = text[1:].partition(" ")
     name = name.strip()
     if not name.isalpha() or "\n" in name:
         return None
-    return Invocation(name, argument.strip(), _BY_NAME.get(name))
+    return Invocation(name, rest.strip(), _BY_NAME.get(name))
 
 
 def message_text(text: str) -> str:

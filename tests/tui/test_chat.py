@@ -348,6 +348,22 @@ def test_quit_ends_the_engine(play) -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("name", ["quit", "new", "regen", "help"])
+def test_a_command_that_takes_nothing_swallows_no_text(play, name: str) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("first")
+        session = it.app.conversation.session.id
+        await it.write(f"/{name} smoking: give me tips")
+        assert f"/{name} takes nothing after it" in it.text()
+        assert it.prompt.text == f"/{name} smoking: give me tips"
+        assert (it.app.conversation.session.id, len(it.engine.commands)) == (session, 1)
+        assert it.engine.state == "ready"
+        await it.ask(f"//{name} smoking: give me tips")
+        assert it.said[2] == f"/{name} smoking: give me tips"
+
+    play(scenario)
+
+
 def test_unknown_command_is_named_and_kept(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.write("/frobnicate now")
