@@ -5,13 +5,13 @@ commands do is in `chat_actions`.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
-from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
+from textual.geometry import Size
 from textual.timer import Timer
 from textual.widgets import Static
 
@@ -20,7 +20,7 @@ from app.sanitise import sanitise
 from app.tui.chat_actions import ChatActions
 from app.tui.commands import message_text, parse_command
 from app.tui.completion import CompletionMenu
-from app.tui.decode.panel import DecodePanel
+from app.tui.decode.panel import ROOM_FROM, DecodePanel
 from app.tui.figures import LiveFigures
 from app.tui.frugal_screen import FrugalScreen
 from app.tui.key_bar import KeyBar
@@ -35,11 +35,7 @@ if TYPE_CHECKING:
     from app.conversation import Conversation
     from app.tui.app import HeadraceApp
 
-Width = Literal["off", "narrow", "wide"]
-_PANEL_FROM = 112  # cells from which the panel is open at the start
-_WIDER = 20
 _PAUSE_S = 0.25  # without a key, after which what stands in the input is worth reading
-_WIDTHS: tuple[Width, ...] = ("off", "narrow", "wide")
 
 
 class ChatScreen(FrugalScreen):
@@ -74,7 +70,6 @@ class ChatScreen(FrugalScreen):
         self._branch = ShownBranch()
         self._state: tuple[object, ...] = ()
         self._asked = False
-        self._width: Width | None = None
         self._pause: Timer | None = None
         self.editing: int | None = None
         """The message whose text is in the input to be changed."""
@@ -103,7 +98,7 @@ class ChatScreen(FrugalScreen):
                 menu = CompletionMenu(id="menu")
                 yield menu
                 yield Prompt(menu, id="prompt")
-            yield DecodePanel(figures, id="panel")
+            yield DecodePanel(figures, self.headrace.settings.screen, id="panel")
         yield KeyBar()
 
     def on_mount(self) -> None:
@@ -112,14 +107,17 @@ class ChatScreen(FrugalScreen):
         self.conversation_changed()
 
     def on_screen_resume(self) -> None:
-        """The panel was not drawn while another screen was on top."""
-        self.headrace.draw_figures(force=True)
+        """The panel was not drawn while another screen was on top, and the window may have another size."""
+        self._fit_panel(self.app.size)
 
-    def on_resize(self, event: events.Resize) -> None:
-        """The first size decides whether the panel is open; after that the user does."""
-        if self._width is None:
-            room = event.size.width >= _PANEL_FROM and self.headrace.settings.screen.decode_view
-            self._set_panel("narrow" if room else "off")
+    def _screen_resized(self, size: Size) -> None:
+        """Every new size, also under a dialog, where there is no event for it."""
+        self._fit_panel(size)
+        super()._screen_resized(size)
+
+    def _fit_panel(self, window: Size) -> None:
+        self.query_one(DecodePanel).fit(window.width)
+        self.headrace.draw_figures(force=True)
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
@@ -251,15 +249,12 @@ class ChatScreen(FrugalScreen):
         self.run_command(name, "")
 
     def action_panel(self) -> None:
-        """Off, narrow, wide, and off again."""
-        at = _WIDTHS.index(self._width or "off")
-        self._set_panel(_WIDTHS[(at + 1) % len(_WIDTHS)])
-
-    def _set_panel(self, width: Width) -> None:
-        self._width = width
-        narrow = self.headrace.settings.screen.decode_view_width
-        self.query_one(DecodePanel).set_width({"off": 0, "narrow": narrow, "wide": narrow + _WIDER}[width])
-        self.headrace.draw_figures(force=True)
+        """The panel's next width, or why there is none."""
+        if self.app.size.width < ROOM_FROM:
+            self.headrace.say(f"no room for the panel in under {ROOM_FROM} columns; F2 shows all of it")
+        else:
+            self.query_one(DecodePanel).step()
+            self.headrace.draw_figures(force=True)
 
     def action_to_transcript(self) -> None:
         self._transcript.focus()

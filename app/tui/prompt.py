@@ -11,6 +11,7 @@ from typing import ClassVar
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message as Event
+from textual.strip import Strip
 
 from app.tui.completion import CompletionMenu
 from app.tui.fields import Area
@@ -58,6 +59,10 @@ class Prompt(Area):
         self._place: int | None = None  # in the history; None: the draft
         self._draft = ""
         self._pastes: dict[str, str] = {}  # folded form -> text
+
+    def render_line(self, y: int) -> Strip:
+        """Nothing where there is no column for text: Textual cannot wrap the placeholder to that."""
+        return super().render_line(y) if self.content_size.width > 0 else Strip.blank(0)
 
     # -- sending ---------------------------------------------------------------------------------------------------
 

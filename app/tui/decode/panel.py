@@ -1,9 +1,15 @@
-"""The decode view beside the chat: the parts that fit its height, most telling first."""
+"""The decode view beside the chat: the parts that fit its height, most telling first.
+
+It is as wide as was asked for where the chat can spare that, narrower where it cannot, and hidden where what is left is
+too narrow to read. What was asked for is remembered: it comes back with the room. The first size of the window decides
+whether it is open, after that the user does.
+"""
 
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import Vertical
 
+from app.settings import ScreenSettings
 from app.tui.decode.bandwidth import BandwidthSection
 from app.tui.decode.cache import CacheSection
 from app.tui.decode.latency import LatencySection
@@ -15,17 +21,25 @@ from app.tui.decode.turns import TurnsSection
 from app.tui.figures import LiveFigures
 
 _LEAST, _MOST = 30, 90
+_WIDER = 20
+_OPEN_FROM = 112  # columns of the window from which it is open at the start
+_CHAT = 24  # columns of the window that are never taken from the chat
+ROOM_FROM = _LEAST + _CHAT
+"""Columns of the window from which there is room for both."""
 # The height from which a part is shown, in lines of the panel.
 _FROM = {"turns": 33, "roofline": 46, "memory": 52}
 
 
 class DecodePanel(Vertical):
-    """`show` redraws every visible part; the left edge can be dragged."""
+    """`show` redraws every visible part, `fit` is told of every new size; the left edge can be dragged."""
 
-    def __init__(self, figures: LiveFigures, id: str | None = None) -> None:
+    def __init__(self, figures: LiveFigures, settings: ScreenSettings, id: str | None = None) -> None:
         super().__init__(id=id)
         self.figures = figures
         self._dragging = False
+        self._settings = settings
+        self._window = 0  # columns
+        self._asked = 0  # columns
 
     def compose(self) -> ComposeResult:
         yield SpeedSection(self.figures, id="speed")
@@ -47,11 +61,29 @@ class DecodePanel(Vertical):
         for name, height in _FROM.items():
             self.query_one(f"#{name}").display = event.size.height >= height
 
-    def set_width(self, cells: int) -> None:
-        """This wide; 0 hides it."""
-        self.display = cells > 0
-        if cells:
-            self.styles.width = cells
+    def fit(self, window: int) -> None:
+        """Take what there is room for in a window of so many columns."""
+        if not self._window and window >= _OPEN_FROM and self._settings.decode_view:
+            self._asked = self._settings.decode_view_width
+        self._window = window
+        self._take_width()
+
+    def step(self) -> None:
+        """Off, narrow, wide, and off again; not through widths that look the same in this window."""
+        narrow = self._settings.decode_view_width
+        wider = [cells for cells in (narrow, narrow + _WIDER) if self._shown(cells) > self._shown(self._asked)]
+        self._asked = wider[0] if wider else 0
+        self._take_width()
+
+    def _shown(self, asked: int) -> int:
+        """Columns there are for it; 0: it does not show."""
+        return min(asked, self._window - _CHAT) if self._window >= ROOM_FROM else 0
+
+    def _take_width(self) -> None:
+        width = self._shown(self._asked)
+        self.display = width > 0
+        if width:
+            self.styles.width = width
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
         if event.x == 0:
@@ -60,7 +92,8 @@ class DecodePanel(Vertical):
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
         if self._dragging:
-            self.styles.width = min(_MOST, max(_LEAST, self.screen.size.width - int(event.screen_x)))
+            self._asked = min(_MOST, max(_LEAST, self._window - int(event.screen_x)))
+            self._take_width()
 
     def on_mouse_up(self) -> None:
         if self._dragging:

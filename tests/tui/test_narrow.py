@@ -1,0 +1,117 @@
+"""Windows of any width: the chat keeps its room, the decode panel takes what is left or waits for more."""
+
+from itertools import pairwise
+
+import pytest
+
+from app.settings import ScreenSettings, Settings
+from tests.tui.conftest import Driver
+
+LEAST_CHAT = 24
+SIZES = [(120, 40), (51, 40), (48, 10), (46, 1), (66, 24), (62, 40), (54, 2), (53, 24), (5, 40), (1, 1), (200, 50)]
+
+
+def widths(it: Driver) -> tuple[int, int]:
+    """Of the chat's column and of the panel, 0 where it does not show."""
+    chat = it.app.chat.query_one("#chat-column")  # type: ignore[union-attr]
+    beside = it.app.chat.query_one("#panel")  # type: ignore[union-attr]
+    return chat.region.width, beside.region.width if beside.display else 0
+
+
+def asked(columns: int) -> Settings:
+    return Settings(screen=ScreenSettings(decode_view_width=columns))
+
+
+@pytest.mark.parametrize("columns", [30, 46, 115, 120])
+def test_the_chat_keeps_its_room_in_every_window(play, columns: int) -> None:
+    async def scenario(it: Driver) -> None:
+        for _ in ("narrow", "wide or off", "off or narrow"):
+            before = widths(it)
+            for width, height in SIZES:
+                await it.pilot.resize_terminal(width, height)
+                chat, beside = widths(it)
+                assert chat + beside == width
+                assert chat >= min(LEAST_CHAT, width)
+            await it.pilot.resize_terminal(120, 40)
+            assert widths(it) == before
+            await it.press("f3")
+
+    play(scenario, settings=asked(columns))
+
+
+@pytest.mark.parametrize("width", range(1, 11))
+def test_a_window_of_a_few_columns_can_be_written_in(play, width: int) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("h", "i")
+        await it.press("enter")
+        await it.idle()
+        assert it.said[0] == "hi"
+        await it.pilot.resize_terminal(120, 40)
+        assert "Hello, world." in it.text()
+
+    play(scenario, size=(width, 6))
+
+
+def test_f3_says_so_where_there_is_no_room_and_changes_nothing(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.pilot.resize_terminal(53, 40)
+        await it.press("f3")
+        assert "no room for the panel" in it.text()
+        assert widths(it) == (53, 0)
+        await it.pilot.resize_terminal(54, 40)
+        assert widths(it) == (24, 30)
+        await it.pilot.resize_terminal(120, 40)
+        assert widths(it) == (74, 46)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("width", [54, 62, 70, 80, 100])
+def test_every_f3_changes_the_width_of_the_panel(play, width: int) -> None:
+    async def scenario(it: Driver) -> None:
+        seen = [widths(it)[1]]
+        for _ in range(4):
+            await it.press("f3")
+            seen.append(widths(it)[1])
+        assert all(before != after for before, after in pairwise(seen))
+        assert 0 in seen
+
+    play(scenario, size=(width, 40))
+
+
+@pytest.mark.parametrize(("there", "back"), [("f2", "f2"), ("f4", "escape"), ("f6", "f6")])
+def test_a_window_made_narrow_on_another_screen_is_narrow_in_the_chat(play, there: str, back: str) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press(there)
+        await it.pilot.resize_terminal(50, 40)
+        await it.press(back)
+        assert widths(it) == (50, 0)
+        await it.press(there)
+        await it.pilot.resize_terminal(120, 40)
+        await it.press(back)
+        assert widths(it) == (74, 46)
+        assert "decode speed" in it.text()
+
+    play(scenario)
+
+
+def test_the_chat_has_its_room_under_a_dialog_too(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("f4")
+        await it.pilot.resize_terminal(60, 40)
+        assert widths(it) == (24, 36)
+
+    play(scenario)
+
+
+def test_dragging_stops_where_the_chat_needs_the_room(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.pilot.resize_terminal(100, 40)
+        await it.pilot.mouse_down("#panel", offset=(0, 3))
+        await it.pilot.hover(offset=(5, 3))
+        await it.pilot.mouse_up(offset=(5, 3))
+        assert widths(it) == (24, 76)
+        await it.pilot.resize_terminal(120, 40)
+        assert widths(it) == (30, 90)
+
+    play(scenario)
