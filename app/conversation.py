@@ -269,12 +269,13 @@ class Conversation(OpenSession):
         self.session = self.store.set_prompt_from(self.session.id, first.id, self.session.summary)
 
     def _begin_anew(self, *, with_last: bool) -> None:
+        if with_last:
+            self._ready_to_ask()
         last, old = self.last("user"), self.session
         self.session = self.store.create(model=old.model, system=old.system, sampling=old.sampling)
         self.question = None
         self.reload()
         if with_last:
-            self._ready_to_ask()
             self._add_and_ask(None, last.content, last.attachments)
 
     def _summarise(self, question: ContextQuestion) -> None:

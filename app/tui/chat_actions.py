@@ -13,7 +13,7 @@ from app.sessions.records import Message
 from app.tui.commands import message_text
 from app.tui.markdown_lines import parser
 from app.tui.parameters import read_parameter, write_parameter
-from runtime.errors import UsageError
+from runtime.errors import HeadraceError, UsageError
 
 if TYPE_CHECKING:
     from app.context_question import ContextChoice
@@ -219,9 +219,13 @@ class ChatActions:
         self._app.push_screen(Choose("the context is full", text, answers), self._resolve)
 
     def _resolve(self, choice: str | None) -> None:
-        if choice is not None:
+        if choice is None:
+            return
+        try:
             self._conversation.resolve(cast("ContextChoice", choice))
-            self._screen.sync([])
+        except HeadraceError as error:  # the engine may have died since it was asked
+            self._app.say(str(error), problem=True)
+        self._screen.sync([])
 
     # -- the rest --------------------------------------------------------------------------------------------------
 

@@ -628,6 +628,24 @@ def test_dropping_turns_that_is_not_enough_is_said(play) -> None:
     play(scenario, engine)
 
 
+@pytest.mark.parametrize("key", ["d", "s", "n"])
+def test_the_engine_dying_while_the_question_shows_is_said(play, key: str) -> None:
+    engine = ScriptedEngine(card_to_load=with_context(64))
+    engine.script(Script(), Script(full=True))
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("one")
+        await it.write("two")
+        await it.until(lambda: isinstance(it.app.screen, Choose))
+        engine.die()
+        await it.until(lambda: it.app.conversation.notice)
+        await it.press(key)
+        await it.until(lambda: any("is not running" in toast.message for toast in it.app._notifications))
+        assert it.said[-1] == "two"
+
+    play(scenario, engine)
+
+
 def test_a_stopped_summary_is_asked_about_again(play) -> None:
     engine = ScriptedEngine(card_to_load=with_context(64))
     engine.script(Script(), Script(full=True), Script(hold=1))
