@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from textual import events
 from textual.widgets import Input
+from textual.widgets.text_area import Selection
 
 from app.settings import ChatSettings, Settings
 from app.tui import chat_screen
@@ -34,6 +35,51 @@ def test_editing_keys_keep_their_place_among_letters(play) -> None:
     async def scenario(it: Driver) -> None:
         await type_at_once(it, "abc\bd←e\nfg↖X↘Y")
         assert it.prompt.text == "abe\nXfgdY"
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "می\u200cخواهم",
+        "క్\u200dష",
+        "👨\u200d👩\u200d👧 and ❤\ufe0f\u200d🔥",
+        "1\ufe0f\u20e3",
+        "葛\U000e0100",
+        "two\nlines: 👨\u200d👩",
+    ],
+)
+def test_joiners_and_variation_selectors_are_text(play, text: str) -> None:
+    async def scenario(it: Driver) -> None:
+        await type_at_once(it, text)
+        assert it.prompt.text == text
+        assert it.prompt.cursor_location == it.prompt.document.end
+        await type_at_once(it, "\r")
+        await it.idle()
+        assert it.said[0] == text
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("character", ["\u200c", "\u200d", "\ufe0f", "\u202e", "\u2066", "\u2028", "\x1b", "\x9b"])
+def test_what_no_character_takes_is_not_written(play, character: str) -> None:
+    async def scenario(it: Driver) -> None:
+        await type_at_once(it, f"{character}a{character}b")
+        assert it.prompt.text == "ab"
+
+    play(scenario)
+
+
+def test_a_joiner_goes_where_the_cursor_is_and_can_be_undone(play) -> None:
+    async def scenario(it: Driver) -> None:
+        it.prompt.put("first\nمیxyخواهم\nlast")
+        it.prompt.selection = Selection((1, 4), (1, 2))  # made from right to left
+        await type_at_once(it, "\u200c")
+        assert it.prompt.text == "first\nمی\u200cخواهم\nlast"
+        assert it.prompt.cursor_location == (1, 3)
+        it.prompt.undo()
+        assert it.prompt.text == "first\nمیxyخواهم\nlast"
 
     play(scenario)
 
