@@ -4,6 +4,7 @@ Draws what the conversation says (`sync`, called with every poll) and turns keys
 commands do is in `chat_actions`.
 """
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from app.tui.app import HeadraceApp
 
 _PAUSE_S = 0.25  # without a key, after which what stands in the input is worth reading
+_HANDS_OFF_S = 1.0  # without a key, after which a question with answers by letter may come up
 
 
 class ChatScreen(FrugalScreen):
@@ -70,6 +72,7 @@ class ChatScreen(FrugalScreen):
         self._branch = ShownBranch()
         self._state: tuple[object, ...] = ()
         self._asked = False
+        self._typed = float("-inf")  # when, last
         self._pause: Timer | None = None
         self.editing: int | None = None
         """The message whose text is in the input to be changed."""
@@ -151,7 +154,7 @@ class ChatScreen(FrugalScreen):
             self._wait_for_pause()
         if conversation.question is None or conversation.phase != "idle":
             self._asked = False
-        elif not self._asked:
+        elif not self._asked and not (self.query_one(Prompt).text and time.monotonic() < self._typed + _HANDS_OFF_S):
             self._asked = True
             self.actions.ask_about_context()
 
@@ -180,6 +183,7 @@ class ChatScreen(FrugalScreen):
     # -- reading ahead ---------------------------------------------------------------------------------------------
 
     def on_text_area_changed(self) -> None:
+        self._typed = time.monotonic()
         self._wait_for_pause()
 
     def _wait_for_pause(self) -> None:

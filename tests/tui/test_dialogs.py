@@ -4,11 +4,12 @@ import pytest
 from textual import events
 from textual.command import CommandPalette
 
+from app.tui import chat_screen
 from app.tui.chat_screen import ChatScreen
 from app.tui.dialogs import Choose
 from app.tui.parameters_screen import ParametersScreen
 from runtime.errors import SessionError
-from tests.app.scripted_engine import Script, ScriptedEngine
+from tests.app.scripted_engine import Script, ScriptedEngine, with_context
 from tests.tui.conftest import Driver
 
 ANSWERS = (("yes", "y", "do it"), ("no", "n", "leave it"))
@@ -31,6 +32,29 @@ def test_a_question_is_answered_once(play, keys: str | list[str]) -> None:
         assert it.said[0] == "still there"
 
     play(scenario)
+
+
+def test_the_question_about_the_context_takes_no_letter_of_what_is_being_typed(
+    play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_screen, "_HANDS_OFF_S", float("inf"))
+    engine = ScriptedEngine(card_to_load=with_context(64))
+    engine.script(Script(), Script(["much", " more"], "length", context_full=True, hold=1))
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("one")
+        await it.write("two")
+        await it.until(lambda: "much" in it.text())
+        await it.press(*"and then the second")
+        engine.release()
+        await it.until(lambda: it.app.conversation.question is not None)
+        await it.idle()
+        assert it.prompt.text == "and then the second"
+        assert isinstance(it.app.screen, ChatScreen)
+        monkeypatch.setattr(chat_screen, "_HANDS_OFF_S", 0.0)
+        await it.until(lambda: isinstance(it.app.screen, Choose))
+
+    play(scenario, engine)
 
 
 def test_the_palette_finds_the_themes(play) -> None:
