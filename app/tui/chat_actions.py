@@ -45,7 +45,7 @@ class ChatActions:
         screen = self._screen
         if screen.editing is not None:
             self._conversation.edit(screen.editing, text)
-            screen.editing = None
+            screen.action_leave_edit()
         else:
             self._conversation.send(message_text(text))
         screen.sync([])
@@ -78,12 +78,9 @@ class ChatActions:
         raise UsageError("there is nothing to edit yet")
 
     def _edit(self, message: Message) -> None:
-        from app.tui.prompt import Prompt
-
         if self._conversation.phase != "idle":
             raise UsageError("an answer is being written; Esc stops it")
-        self._screen.query_one(Prompt).put(message.content)
-        self._screen.editing = message.id
+        self._screen.begin_edit(message)
 
     def do_branch(self, direction: str) -> None:
         """The next alternative at the last place where there is one; after the last comes the first."""

@@ -18,6 +18,7 @@ from textual.widgets import Static
 
 from app.engine_messages import Event
 from app.sanitise import sanitise
+from app.sessions.records import Message
 from app.tui.chat_actions import ChatActions
 from app.tui.commands import message_text, parse_command
 from app.tui.completion import CompletionMenu
@@ -76,6 +77,7 @@ class ChatScreen(FrugalScreen):
         self._pause: Timer | None = None
         self.editing: int | None = None
         """The message whose text is in the input to be changed."""
+        self._draft = ""  # what was in the input before
 
     @property
     def headrace(self) -> "HeadraceApp":
@@ -230,10 +232,18 @@ class ChatScreen(FrugalScreen):
         """Stop the answer."""
         self.conversation.stop()
 
+    def begin_edit(self, message: Message) -> None:
+        """Put its text into the input; what was being written there comes back afterwards."""
+        prompt = self.query_one(Prompt)
+        if self.editing is None:
+            self._draft = prompt.whole_text
+        self.editing = message.id
+        prompt.put(message.content)
+
     def action_leave_edit(self) -> None:
-        """Leave the message as it was."""
+        """Done with it: the draft from before."""
         self.editing = None
-        self.query_one(Prompt).put("")
+        self.query_one(Prompt).put(self._draft)
 
     def action_interrupt(self) -> None:
         """Ctrl+C: copy a selection, else stop the answer, else empty the input, else say how to leave."""

@@ -104,6 +104,12 @@ def test_edit_branches_and_escape_leaves_it(play) -> None:
         await it.press("escape")
         assert it.prompt.text == ""
         await it.until(lambda: "Esc" not in it.text())
+        it.prompt.put("a draft")
+        await it.press("ctrl+up", "up", "e")
+        assert it.prompt.text == "What is up?"
+        await it.press("escape")
+        assert it.prompt.text == "a draft"
+        it.prompt.put("")
         await it.write("/edit")
         await it.ask("What is down?")
         assert it.said[0] == "What is down?"
