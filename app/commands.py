@@ -59,9 +59,9 @@ class _LazyGroup(click.Group):
 
 def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
     if wanted:
-        from app.versions import versions
+        from app.versions import NOT_INSTALLED, versions
 
-        click.echo(f"headrace {versions(('headrace',)).get('headrace') or '(source tree, not installed)'}")
+        click.echo(f"headrace {versions(('headrace',)).get('headrace') or f'({NOT_INSTALLED})'}")
         ctx.exit()
 
 

@@ -14,6 +14,7 @@ import click
 
 from app.diagnosis import Finding, Report, findings, gather
 from app.terminal import can_redraw, may_style
+from app.versions import NOT_INSTALLED
 from runtime.units import format_bytes, format_rate
 
 # Instruction sets that decide how fast the CPU kernels are, by their Linux flag; the first hit of a group is shown.
@@ -132,7 +133,7 @@ def _bandwidth_rows(report: Report) -> Rows:
 
 def _software_rows(report: Report) -> Rows:
     named = [f"{name.replace('_', '-')} {version or 'missing'}" for name, version in report.versions.items()]
-    own = report.versions.get("headrace") or "source tree, not installed"
+    own = report.versions.get("headrace") or NOT_INSTALLED
     rest = [text for text in named if not text.startswith("headrace ")]
     return [("headrace", own), ("runs on", ", ".join(rest[:3])), ("with", ", ".join(rest[3:]))]
 

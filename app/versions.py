@@ -4,6 +4,8 @@ import platform
 from importlib import metadata
 
 PACKAGES = ("headrace", "mlx", "mlx-lm", "tokenizers")
+NOT_INSTALLED = "source tree, not installed"
+"""Said of headrace where it has no metadata."""
 
 
 def versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:

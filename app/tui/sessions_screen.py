@@ -118,9 +118,9 @@ class SessionsScreen(ModalScreen[None]):
 
     def action_resume(self) -> None:
         """Go on with the session; at a hit, on a branch that has it."""
-        if self._chosen is None:
+        if (listed := self._chosen) is None:
             return
-        chosen, hit = self._chosen
+        chosen, hit = listed
         talk, store = self._headrace.conversation, self._headrace.store
         with self._up_to_date():
             session = store.session(chosen)
@@ -134,9 +134,9 @@ class SessionsScreen(ModalScreen[None]):
             self.dismiss()
 
     def action_rename(self) -> None:
-        if self._chosen is None:
+        if (listed := self._chosen) is None:
             return
-        chosen, _ = self._chosen
+        chosen, _ = listed
 
         def renamed(title: str | None) -> None:
             if title is None:
@@ -152,9 +152,9 @@ class SessionsScreen(ModalScreen[None]):
             self.app.push_screen(AskText("rename the session", self._headrace.store.session(chosen).title), renamed)
 
     def action_delete(self) -> None:
-        if self._chosen is None:
+        if (listed := self._chosen) is None:
             return
-        chosen, _ = self._chosen
+        chosen, _ = listed
         if chosen == self._headrace.conversation.session.id:
             self._headrace.say("this session is open; start another one first (/new)", problem=True)
             return
@@ -173,8 +173,8 @@ class SessionsScreen(ModalScreen[None]):
             self.app.push_screen(question, answered)
 
     def action_export(self, form: str) -> None:
-        if self._chosen is not None:
-            chosen, _ = self._chosen
+        if (listed := self._chosen) is not None:
+            chosen, _ = listed
             with self._up_to_date():
                 self._headrace.export_session(chosen, f"headrace-{chosen}.{form}")
 

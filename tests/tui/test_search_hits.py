@@ -1,8 +1,6 @@
 """The sessions screen: hits on other branches, and sessions that another headrace deletes meanwhile."""
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,13 +13,11 @@ from tests.app.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
 
-@contextmanager
-def another_headrace(home: Path) -> Iterator[SessionStore]:
+def delete_elsewhere(home: Path, session_id: str) -> None:
+    """As another headrace would."""
     store = SessionStore(home / "sessions.db")
-    try:
-        yield store
-    finally:
-        store.close()
+    store.delete(session_id)
+    store.close()
 
 
 def two_answers() -> ScriptedEngine:
@@ -109,8 +105,7 @@ def test_a_session_deleted_elsewhere_is_said_and_leaves_the_list(play, home: Pat
     async def scenario(it: Driver) -> None:
         deleted, here = await go_elsewhere(it), it.app.conversation.session.id
         await it.write(command)
-        with another_headrace(home) as other:
-            other.delete(deleted)
+        delete_elsewhere(home, deleted)
         await it.press(key)
         assert f"there is no session {deleted}" in it.text()
         assert ("no sessions yet" if command == "/sessions" else "nothing found") in it.text()
@@ -125,8 +120,7 @@ def test_the_open_session_deleted_elsewhere_is_said_too(play, home: Path) -> Non
         await it.ask("mill")
         deleted = it.app.conversation.session.id
         await it.press("f4")
-        with another_headrace(home) as other:
-            other.delete(deleted)
+        delete_elsewhere(home, deleted)
         await it.press("enter")
         assert f"there is no session {deleted}" in it.text()
         assert "no sessions yet" in it.text()
@@ -139,8 +133,7 @@ def test_deleted_while_the_new_name_is_typed(play, home: Path) -> None:
         deleted = await go_elsewhere(it)
         await it.press("f4", "ctrl+r")
         assert isinstance(it.app.screen, AskText)
-        with another_headrace(home) as other:
-            other.delete(deleted)
+        delete_elsewhere(home, deleted)
         it.app.screen.query_one(Input).value = "Too late"
         await it.press("enter")
         assert f"there is no session {deleted}" in it.text()
@@ -154,8 +147,7 @@ def test_deleted_while_being_asked_whether_to_delete(play, home: Path) -> None:
         deleted = await go_elsewhere(it)
         await it.press("f4", "ctrl+d")
         assert isinstance(it.app.screen, Choose)
-        with another_headrace(home) as other:
-            other.delete(deleted)
+        delete_elsewhere(home, deleted)
         await it.press("y")
         assert isinstance(it.app.screen, SessionsScreen)
         assert "no sessions yet" in it.text()
