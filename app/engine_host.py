@@ -1,7 +1,7 @@
 """The model inside the engine's process: loads it, answers conversations with it, and sends what happens as events.
 
-Everything here runs on one thread, which owns the model. Deltas are gathered for COALESCE_S: every message wakes the
-chat's process, and on a machine whose cores are all decoding that takes one of them away.
+Everything here runs on one thread, which owns the model. Deltas are gathered, for longer where decoding takes every core:
+what a message costs is taken from the decode there.
 """
 
 import os
@@ -39,7 +39,7 @@ from runtime.request import CancelFlag, Finished, Request
 from runtime.sampling import SamplingParams
 from runtime.telemetry import StepRecord, mbu
 
-COALESCE_S = 0.1
+_GATHER_S = {True: 0.1, False: 0.2}  # between two deltas, by whether decoding leaves a core over
 LEAST_ROOM = 256  # tokens an answer should have; an eighth of the context where that is less
 _ROOMY = 0.75  # of the context: what a prompt may take after oldest turns were dropped, so that more turns fit
 
@@ -56,6 +56,7 @@ class EngineHost:
         self._load_s = load_s
         self._engine = Engine(loaded.network, context_limit=loaded.context_limit, keep_prefix=True)
         self._prompts = ChatPrompt(loaded.tokenizer)
+        self._spare_cpus = _spare_cpus(machine())
         self.peak: Peak | None = cached_peak()
 
     @classmethod
@@ -91,7 +92,7 @@ class EngineHost:
             peak=self.peak,
             budget=memory.budget(),
             kernels=ops.describe(),
-            spare_cpus=_spare_cpus(host),
+            spare_cpus=self._spare_cpus,
             active_memory_bytes=mx.get_active_memory(),
         )
 
@@ -122,7 +123,7 @@ class EngineHost:
         )
         opening = "" if command.continue_text else self._prompts.opening(prompt)
         with closing(JournalWriter(command.journal)) as journal:
-            outbox = _Outbox(command, send, journal, opening)
+            outbox = _Outbox(command, send, journal, opening, gather_s=_GATHER_S[self._spare_cpus > 0])
             for part in answer(self._engine, self._loaded.tokenizer, request, command.stop):
                 if isinstance(part, Said):
                     outbox.add(part.text, part.step.record)
@@ -196,11 +197,14 @@ class _Outbox:
     opening: text that belongs to the answer though the template wrote it; it goes with the first of the model's.
     """
 
-    def __init__(self, command: Generate, send: Send, journal: JournalWriter, opening: str) -> None:
+    def __init__(
+        self, command: Generate, send: Send, journal: JournalWriter, opening: str, *, gather_s: float
+    ) -> None:
         self._command = command
         self._send = send
         self._journal = journal
         self._opening = opening
+        self._gather_s = gather_s
         self._text: list[str] = []
         self._records: list[StepRecord] = []
         self._sent = float("-inf")
@@ -217,7 +221,7 @@ class _Outbox:
             if self.ttft_s is None:
                 self.ttft_s = now - self._command.submitted
                 self._sent = float("-inf")  # the first text goes at once
-        if now - self._sent >= COALESCE_S:
+        if now - self._sent >= self._gather_s:
             self.flush()
 
     def flush(self) -> None:

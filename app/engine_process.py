@@ -7,6 +7,7 @@ that a Cancel is heard during a generation, and ends the process the moment the 
 import faulthandler
 import os
 import queue
+import select
 import signal
 import socket
 import sys
@@ -75,8 +76,11 @@ class Inbox:
 
     def _read(self) -> None:
         incoming = Unpacker()
+        # Waited for here, not in `recv`, which wakes up for an instant whenever the other end takes an event.
+        arrival = select.poll()
+        arrival.register(self._connection, select.POLLIN)
         try:
-            while piece := self._connection.recv(CHUNK):
+            while arrival.poll() and (piece := self._connection.recv(CHUNK)):
                 for command in incoming.feed(piece):
                     if isinstance(command, Cancel):
                         self.cancel_flag(command.id).set()

@@ -1,15 +1,20 @@
 """The journal of an answer: what the model says, on its way into the session store, where no crash can lose it.
 
 The chat makes one small file for each answer it asks for: a line of JSON that says whose answer it is, then the text.
-The engine's process appends every piece as the detokenizer gives it, one `write` each, before it sends anything; what
-is written is the kernel's and outlives a SIGKILL of either process. The chat needs the file only where the engine did
-not come to send the rest, and removes it once the message is finished. It holds the file's lock as long as it lives:
-a journal without a holder is what a killed chat left. Whoever opens the store next folds such a journal into its
-message. Folding compares before it adds, so it may be killed and repeated at any point; the lock keeps others away.
+The engine's process puts every piece there as the detokenizer gives it, before it sends anything, and writes the file's
+pages as memory: they are the kernel's and outlive a SIGKILL of either process, and a system call for every token takes
+from the decode. The room is written full of NUL first, so that a full disk is an error and no fault of a page; the text
+ends at the first NUL.
+
+The chat needs the file only where the engine did not come to send the rest, and removes it once the message is finished.
+It holds the file's lock as long as it lives: a journal without a holder is what a killed chat left. Whoever opens the
+store next folds such a journal into its message. Folding compares before it adds, so it may be killed and repeated at
+any point; the lock keeps others away.
 """
 
 import fcntl
 import json
+import mmap
 import os
 import secrets
 from collections.abc import Iterator
@@ -20,6 +25,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from app.sessions.store import SessionStore
+
+_ROOM = 1 << 16  # bytes made ready at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,31 +80,56 @@ class JournalWriter:
     def __init__(self, path: str | None) -> None:
         """None writes nowhere."""
         self._file: int | None = None
+        self._pages: mmap.mmap | None = None
+        self._room = 0  # bytes that the pages have
+        self._end = 0  # of what is written
         if path is not None:
             with suppress(OSError):
-                self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
+                self._file = os.open(path, os.O_RDWR)
+                self._end = len(_written(self._file))
 
     def write(self, text: str) -> None:
         """Append a piece."""
         if self._file is None or not text:
             return
-        data = storable(text).encode()
+        data = _storable(text)
+        end = self._end + len(data)
         try:
-            whole = os.write(self._file, data) == len(data)
-        except OSError:
-            whole = False
-        if not whole:
+            if end > self._room or self._pages is None:
+                self._pages = self._make_room(self._file, end)
+        except (OSError, ValueError):  # a full disk; no file that has pages
             self.close()
+        else:
+            self._pages[self._end : end] = data
+            self._end = end
 
     def close(self) -> None:
+        if self._pages is not None:
+            self._pages.close()
+            self._pages = None
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
+    def _make_room(self, file: int, least: int) -> mmap.mmap:
+        """The file's pages, for `least` bytes and more. Raises OSError where the disk has no room for them."""
+        if self._pages is not None:
+            self._pages.close()
+        room = least + _ROOM
+        missing = bytes(room - self._end)
+        if os.pwrite(file, missing, self._end) < len(missing):
+            raise OSError("the disk is full")
+        self._room = room
+        return mmap.mmap(file, room)
+
 
 def storable(text: str) -> str:
     """Text without NUL, which SQLite's text functions stop at, and without lone surrogates, which are no Unicode."""
-    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+    return _storable(text).decode()
+
+
+def _storable(text: str) -> bytes:
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace")
 
 
 def fold_abandoned(store: "SessionStore", folder: Path) -> None:
@@ -151,12 +183,17 @@ def _held(path: Path) -> Iterator[int | None]:
 
 def _read(file: int) -> tuple[Answer | None, str]:
     """Whose answer it is, None if not even that was written; and the text, without half a character at its end."""
-    head, _, text = os.pread(file, os.fstat(file).st_size, 0).partition(b"\n")
+    head, _, text = _written(file).partition(b"\n")
     try:
         answer = Answer(**json.loads(head))
     except (ValueError, TypeError):
         answer = None
     return answer, text.decode("utf-8", "ignore")
+
+
+def _written(file: int) -> bytes:
+    """Everything up to the room that was not used."""
+    return os.pread(file, os.fstat(file).st_size, 0).partition(b"\0")[0]
 
 
 def _complete(store: "SessionStore", answer: Answer, text: str) -> None:

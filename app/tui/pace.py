@@ -6,7 +6,7 @@ for that one. There the rests grow with what the drawing costs, so that it takes
 
 import time
 
-SHORTEST_S = 0.1  # between two looks; the engine speaks as often while it answers
+SHORTEST_S = 0.1  # between two looks; the engine speaks as often while it answers, where cores are to spare
 AWAITING_S = 0.05  # while an answer's first text is waited for
 _LONGEST_S = 0.38  # however slow the machine: text that flows less often than this stutters
 _SHARES = {True: 0.1, False: 0.008}  # of a core, by whether decoding leaves one over

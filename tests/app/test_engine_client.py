@@ -78,6 +78,8 @@ def until(client: EngineClient, wanted: type[E], seen: list[Event] | None = None
                 seen.append(event)
             if isinstance(event, wanted):
                 found = event
+            else:
+                assert not isinstance(event, Died), log_path().read_text()
         if found is not None:
             return found
         time.sleep(0.005)

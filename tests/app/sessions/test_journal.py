@@ -1,6 +1,6 @@
 """The journal of an answer: what a killed chat leaves is in the store again, once, wherever the killing came."""
 
-import os
+import resource
 import tempfile
 import threading
 import time
@@ -149,6 +149,36 @@ def test_a_journal_that_cannot_be_written_costs_the_engine_nothing(tmp_path: Pat
         engine.close()
 
 
+def test_a_long_answer_gets_more_room(store: SessionStore) -> None:
+    answer = asked(store)
+    pieces = ["The river is high. " * 500, "🙂" * 20_000, "a", "字" * 70_000]
+    path = left_behind(store, answer, *pieces)
+    assert path.stat().st_size > len("".join(pieces).encode())
+    fold_abandoned(store, store.journals)
+    assert answer_in(store, answer) == "".join(pieces)
+
+
+def test_another_writer_goes_on_where_the_first_was_killed(store: SessionStore) -> None:
+    journal = Journal(store.journals, asked(store))
+    killed = JournalWriter(str(journal.path))
+    killed.write("It is ")
+    write(journal, "high.")
+    assert journal.text() == "It is high."
+    journal.remove()
+
+
+def test_a_full_disk_ends_the_journal_not_the_engine(store: SessionStore) -> None:
+    journal = Journal(store.journals, asked(store))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        write(journal, "It is high. ", "x" * 80_000, "never without its middle", "y")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert journal.text() == "It is high. "
+    journal.remove()
+
+
 class _Killed(BaseException):
     """The process is gone at this point."""
 
@@ -170,13 +200,14 @@ def test_any_kills_before_and_while_folding_lose_nothing_and_double_nothing(
         store = SessionStore(Path(folder) / "sessions.db")
         answer = asked(store, begins=before)
         path = left_behind(store, answer, *said)
-        head = len(path.read_bytes().partition(b"\n")[0]) + 1
-        os.truncate(path, max(head, path.stat().st_size - cut))
-        whole = path.read_bytes()[head:].decode("utf-8", "ignore")
-        if (text := whole[: len("".join(said[:saved]))]) and saved:  # what the chat had put into the store
+        head, newline, text = path.read_bytes().rstrip(b"\0").partition(b"\n")
+        written = text[: max(0, len(text) - cut)]
+        path.write_bytes((head + newline + written).ljust(path.stat().st_size, b"\0"))
+        whole = written.decode("utf-8", "ignore")
+        if (stored := whole[: len("".join(said[:saved]))]) and saved:  # what the chat had put into the store
             if before is None:
                 store.begin_answer(answer.session_id, answer.parent_id or 0, "m", answer.message_id)
-            store.grow(answer.message_id, text)
+            store.grow(answer.message_id, stored)
         for kill in kills:
             with patch.context() as inner, suppress(_Killed):
                 target = Path if kill == "unlink" else SessionStore
