@@ -1,7 +1,7 @@
 """The model inside the engine's process: loads it, answers conversations with it, and sends what happens as events.
 
-Everything here runs on one thread, which owns the model. Deltas are gathered, for longer where decoding takes every core:
-what a message costs is taken from the decode there.
+Everything here runs on one thread, which owns the model. Deltas are gathered, for longer where decoding takes every
+core: what a message costs is taken from the decode there.
 """
 
 import os

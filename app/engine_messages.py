@@ -1,6 +1,7 @@
 """What a chat and its engine process say to each other: commands one way, events the other.
 
-Plain picklable data and nothing heavy: importing this module imports neither mlx nor a model. Every `Generate` that
+Plain picklable data and nothing heavy: importing this module imports neither mlx nor a model, nor the parts of a
+`ModelCard`, which come with the first one, so that the chat's first frame does not wait for them. Every `Generate` that
 was submitted ends with exactly one of Done, ContextFull, Failed (with its id) or Died. Text in a `Delta` is what the
 model said, unsanitised: whoever draws it makes it safe (`app.sanitise`).
 """
@@ -8,13 +9,15 @@ model said, unsanitised: whoever draws it makes it safe (`app.sanitise`).
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from runtime.bandwidth import Peak
-from runtime.cost import StepCost
-from runtime.hardware import Machine
-from runtime.memory import Budget
 from runtime.telemetry import StepRecord, Summary, pack_records, unpack_records
+
+if TYPE_CHECKING:
+    from runtime.bandwidth import Peak
+    from runtime.cost import StepCost
+    from runtime.hardware import Machine
+    from runtime.memory import Budget
 
 # --- commands ----------------------------------------------------------------------------------------------
 
@@ -95,13 +98,13 @@ class ModelCard:
     kind: str  # "headrace" or "mlx-lm": whose decoder runs it
     context_limit: int  # tokens, prompt and answer together
     weight_bytes: int  # of the checkpoint, as loaded
-    cost: StepCost  # bytes and FLOPs of a decode step at any context
+    cost: "StepCost"  # bytes and FLOPs of a decode step at any context
     generation_defaults: Mapping[str, Any]  # generation_config.json
     thinks: bool  # its chat template knows <think> sections
     load_s: float
-    machine: Machine
-    peak: Peak | None  # None until measured: a PeakMeasured event follows
-    budget: Budget | None
+    machine: "Machine"
+    peak: "Peak | None"  # None until measured: a PeakMeasured event follows
+    budget: "Budget | None"
     kernels: Mapping[str, str]
     spare_cpus: int  # that decoding leaves to others
     active_memory_bytes: int  # held by MLX after loading
@@ -135,7 +138,7 @@ class Ready:
 class PeakMeasured:
     """This machine's memory bandwidth, measured while the engine was idle."""
 
-    peak: Peak
+    peak: "Peak"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ pages as memory: they are the kernel's and outlive a SIGKILL of either process, 
 from the decode. The room is written full of NUL first, so that a full disk is an error and no fault of a page; the text
 ends at the first NUL.
 
-The chat needs the file only where the engine did not come to send the rest, and removes it once the message is finished.
-It holds the file's lock as long as it lives: a journal without a holder is what a killed chat left. Whoever opens the
-store next folds such a journal into its message. Folding compares before it adds, so it may be killed and repeated at
-any point; the lock keeps others away.
+The chat needs the file only where the engine did not come to send the rest, and removes it once the message is
+finished. It holds the file's lock as long as it lives: a journal without a holder is what a killed chat left. Whoever
+opens the store next folds such a journal into its message. Folding compares before it adds, so it may be killed and
+repeated at any point; the lock keeps others away.
 """
 
 import fcntl
@@ -86,7 +86,7 @@ class JournalWriter:
         if path is not None:
             with suppress(OSError):
                 self._file = os.open(path, os.O_RDWR)
-                self._end = len(_written(self._file))
+                self._end = len(written(self._file))
 
     def write(self, text: str) -> None:
         """Append a piece."""
@@ -183,7 +183,7 @@ def _held(path: Path) -> Iterator[int | None]:
 
 def _read(file: int) -> tuple[Answer | None, str]:
     """Whose answer it is, None if not even that was written; and the text, without half a character at its end."""
-    head, _, text = _written(file).partition(b"\n")
+    head, _, text = written(file).partition(b"\n")
     try:
         answer = Answer(**json.loads(head))
     except (ValueError, TypeError):
@@ -191,7 +191,7 @@ def _read(file: int) -> tuple[Answer | None, str]:
     return answer, text.decode("utf-8", "ignore")
 
 
-def _written(file: int) -> bytes:
+def written(file: int) -> bytes:
     """Everything up to the room that was not used."""
     return os.pread(file, os.fstat(file).st_size, 0).partition(b"\0")[0]
 

@@ -46,7 +46,7 @@ def talk(home: Path, turns: int, pause_s: float) -> list[TurnFigures]:
             terminal.read_for(1.0)  # as a reader would
         return _answers(home)
     finally:
-        terminal.end()
+        terminal.leave()
 
 
 def _answers(home: Path) -> list[TurnFigures]:

@@ -2,14 +2,15 @@
 
     python -m tests.bench.ui_tax [--rounds 5] [--tokens 1500] [--size 120x40] [--no-panel] [--pauses]
 
-Both sides answer the same prompt greedily with the default model, taking turns, each in a process of its own. The
-app runs on a pseudo-terminal that is read as fast as it writes. Its tok/s are those it stored with the answer; the
-ratio is the median over pairs of neighbours. On a busy machine look at the processor shares first: they hardly care.
-For the echo, letters that no answer holds are typed while the answer streams, and awaited in the terminal's output.
+All answer the same prompt greedily with the default model, taking turns, each in a process of its own: the app and
+`headrace run` on a pseudo-terminal that is read as fast as they write, and `headrace run --json`, which writes nothing
+before the end. The app's tok/s are those it stored with the answer. On a busy machine look at the processor shares
+first: they hardly care. For the echo, letters that no answer holds are typed while the answer streams, and awaited in
+the terminal's output.
 
 `--pauses` is sharper, and for Linux: within one answer the screen's process is stopped and continued every half second,
-and what the engine writes meanwhile (its journal, once per piece of text) is counted in both states. The first moments
-of either are not: a screen that goes on has everything to draw that came while it was stopped.
+and the tokens in the engine's journal are counted in both states. The first moments of either are not: a screen that
+goes on has everything to draw that came while it was stopped.
 A benchmark for people: nothing here passes or fails.
 """
 
@@ -18,6 +19,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import select
 import signal
 import statistics
@@ -27,11 +29,16 @@ import sys
 import tempfile
 import termios
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from app.sessions.journal import written
 from app.sessions.records import Message
 from app.sessions.store import SessionStore
+from models.resolve import resolve
+from models.tokenizer import Tokenizer
 from runtime.paths import cache_dir, data_dir
 from runtime.telemetry import Percentiles
 
@@ -43,7 +50,7 @@ _KEY_EVERY_S = 0.15
 _PATIENCE_S = 180.0
 _STATE_S = 0.5  # so long it is counted with the screen's process stopped, or running
 _SETTLE_S = 0.2  # before that
-_STATES = 24  # an answer; whole pairs
+_STATES = 40  # an answer; whole pairs
 
 
 class Terminal:
@@ -95,12 +102,17 @@ class Terminal:
         """Processor time so far of the program and of the engine's process; 0 where /proc is missing."""
         return _cpu_seconds(self.pid), _cpu_seconds(self.engine) if self.engine is not None else 0.0
 
-    def end(self) -> None:
-        self.type("\x11")  # Ctrl+Q
+    def leave(self) -> None:
+        """Press Ctrl+Q, and see the program out."""
+        self.type("\x11")
+        self.end(10.0)
+
+    def end(self, patience_s: float = _PATIENCE_S) -> None:
+        """Read until the program has ended, which it has to in this time."""
         began = time.perf_counter()
         while os.waitpid(self.pid, os.WNOHANG) == (0, 0):
             self.read(0.05)
-            if time.perf_counter() - began > 10:
+            if time.perf_counter() - began > patience_s:
                 os.kill(self.pid, signal.SIGKILL)
         os.close(self._fd)
 
@@ -147,13 +159,14 @@ def in_app(home: Path, env: dict[str, str], size: tuple[int, int], *, typing: bo
         screen, engine = ((late - early) / took for early, late in zip(before, after, strict=True))
         return InApp(_stored_rate(home), first_frame, screen, engine, echoes)
     finally:
-        terminal.end()
+        terminal.leave()
 
 
-def with_pauses(env: dict[str, str], size: tuple[int, int]) -> tuple[float, float]:
-    """Writes per second of the engine in one answer: while the screen's process runs, and while it is stopped."""
+def with_pauses(home: Path, env: dict[str, str], size: tuple[int, int]) -> tuple[float, float]:
+    """Tokens per second in one answer: while the screen's process runs, and while it is stopped."""
+    tokenizer = Tokenizer.load(resolve(None).path)
     terminal = Terminal([sys.executable, "-m", "app", "chat"], size, env)
-    writes, seconds = [0, 0], [0.0, 0.0]
+    tokens, seconds = [0, 0], [0.0, 0.0]
     try:
         _ask(terminal)
         terminal.read_for(2 * _STATE_S)
@@ -161,14 +174,15 @@ def with_pauses(env: dict[str, str], size: tuple[int, int]) -> tuple[float, floa
             stopped = turn % 4 in (1, 2)  # in the order of a slope that evens out: the context grows
             os.kill(terminal.pid, signal.SIGSTOP if stopped else signal.SIGCONT)
             terminal.read_for(_SETTLE_S)
-            before, began = _writes(terminal.engine), time.perf_counter()
+            before, began = _journal(home), time.perf_counter()
             terminal.read_for(_STATE_S)
-            writes[stopped] += _writes(terminal.engine) - before
-            seconds[stopped] += time.perf_counter() - began
-        return writes[0] / seconds[0], writes[1] / seconds[1]
+            after, ended = _journal(home), time.perf_counter()
+            tokens[stopped] += len(tokenizer.encode(after[len(before) :].decode("utf-8", "ignore")))
+            seconds[stopped] += ended - began
+        return tokens[0] / seconds[0], tokens[1] / seconds[1]
     finally:
         os.kill(terminal.pid, signal.SIGCONT)
-        terminal.end()
+        terminal.leave()
 
 
 def _ask(terminal: Terminal) -> float:
@@ -182,10 +196,10 @@ def _ask(terminal: Terminal) -> float:
     return first_frame
 
 
-def _writes(pid: int | None) -> int:
-    """System calls that wrote, so far."""
-    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("syscw"))
+def _journal(home: Path) -> bytes:
+    """The journal of the one answer that is being written."""
+    with next((home / "data" / "sessions.journals").iterdir()).open("rb") as file:
+        return written(file.fileno())
 
 
 def _answering(home: Path) -> bool:
@@ -218,10 +232,25 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def in_run(tokens: int, env: dict[str, str]) -> float:
-    """Decode tok/s of the same answer from `headrace run`."""
-    command = [sys.executable, "-m", "app", "run", PROMPT, "-n", str(tokens), "-t", "0", "--json"]
+    """Decode tok/s of the same answer from `headrace run --json`."""
+    command = [*_run(tokens), "--json"]
     done = subprocess.run(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=True)
     return float(json.loads(done.stdout)["decode_tokens_per_second"])
+
+
+def in_streaming_run(home: Path, tokens: int, env: dict[str, str], size: tuple[int, int]) -> float:
+    """Decode tok/s of the same answer from `headrace run`, written to a terminal token by token."""
+    stats = home / "stats"
+    terminal = Terminal(["sh", "-c", '"$@" 2>"$0"', str(stats), *_run(tokens), "--stats"], size, env)
+    terminal.end()
+    rate = re.search(r"^decode +([\d.]+) tok/s", stats.read_text(), re.MULTILINE)
+    if rate is None:
+        raise RuntimeError(stats.read_text())
+    return float(rate[1])
+
+
+def _run(tokens: int) -> list[str]:
+    return [sys.executable, "-m", "app", "run", PROMPT, "-n", str(tokens), "-t", "0"]
 
 
 def main() -> None:
@@ -246,37 +275,54 @@ def report_pauses(rounds: int, size: tuple[int, int], *, panel: bool) -> None:
     ratios = []
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
-            running, stopped = with_pauses(prepare(Path(folder), 8000, panel=panel), size)
+            running, stopped = with_pauses(Path(folder), prepare(Path(folder), 8000, panel=panel), size)
         ratios.append(running / stopped)
         print(f"engine {running:.1f}/s, while the screen is stopped {stopped:.1f}/s: {ratios[-1]:.1%}", flush=True)
-    spread = statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
-    print(f"mean: {statistics.mean(ratios):.2%} of what it is without the screen, standard error {spread:.2%}")
+    print(f"with the screen / without: {_spread(ratios)}")
 
 
 def report_pairs(rounds: int, tokens: int, size: tuple[int, int], *, panel: bool) -> None:
-    """App and `headrace run`, one after the other; the last round types."""
-    pairs: list[tuple[float, InApp]] = []
-    for number in range(rounds + 1):
+    """The app and `headrace run` twice, in an order that changes; then one answer in the app while somebody types."""
+    took: list[tuple[InApp, float, float]] = []
+    for number in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
-            typing = number == rounds  # the last round types, and does not count for the speed
-            most = 2 * tokens if typing else tokens  # all keys while it decodes
-            env = prepare(Path(folder), most, panel=panel)
-            plain = 0.0 if typing else in_run(tokens, env)
-            inside = in_app(Path(folder), env, size, typing=typing)
-        if not typing:
-            pairs.append((plain, inside))
-            sides = f"run {plain:.1f} tok/s, app {inside.rate:.1f} tok/s: {inside.rate / plain:.1%}"
-            print(f"{sides}; of a core: screen {inside.screen_share:.1%}, engine {inside.engine_share:.0%}", flush=True)
-        elif (spread := Percentiles.of(inside.echoes)) is not None:
-            figures = f"p50 {spread.p50 * 1e3:.1f}, p95 {spread.p95 * 1e3:.1f}, max {spread.max * 1e3:.1f} ms"
-            print(f"key press to echo while decoding ({len(inside.echoes)} keys): {figures}")
-    ratio, share, frame = (
-        statistics.median(values)
-        for values in zip(
-            *((app.rate / plain, app.screen_share, app.first_frame_s) for plain, app in pairs), strict=True
-        )
+            home = Path(folder)
+            env = prepare(home, tokens, panel=panel)
+            app, shown, silent = in_turn(
+                number,
+                lambda home=home, env=env: in_app(home, env, size, typing=False),
+                lambda home=home, env=env: in_streaming_run(home, tokens, env, size),
+                lambda env=env: in_run(tokens, env),
+            )
+        took.append((app, shown, silent))
+        runs = f"run {shown:.1f} ({app.rate / shown:.1%}), run --json {silent:.1f} ({app.rate / silent:.1%})"
+        shares = f"screen {app.screen_share:.1%}, engine {app.engine_share:.0%}"
+        print(f"tok/s: app {app.rate:.1f}, {runs}; of a core: {shares}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:  # does not count for the speed; all keys while it decodes
+        echoes = in_app(Path(folder), prepare(Path(folder), 2 * tokens, panel=panel), size, typing=True).echoes
+    if (spread := Percentiles.of(echoes)) is not None:
+        figures = f"p50 {spread.p50 * 1e3:.1f}, p95 {spread.p95 * 1e3:.1f}, max {spread.max * 1e3:.1f} ms"
+        print(f"key press to echo while decoding ({len(echoes)} keys): {figures}")
+    print(f"app / run: {_spread([app.rate / shown for app, shown, _ in took])}")
+    print(f"app / run --json: {_spread([app.rate / silent for app, _, silent in took])}")
+    share, frame = (
+        statistics.median(x) for x in zip(*((a.screen_share, a.first_frame_s) for a, *_ in took), strict=True)
     )
-    print(f"median: app at {ratio:.1%} of run, screen {share:.1%} of a core, first frame {frame:.2f} s")
+    print(f"medians: screen {share:.1%} of a core, first frame {frame:.2f} s")
+
+
+def in_turn(first: int, *sides: Callable[[], Any]) -> list[Any]:
+    """What every side gives, in the order given; another one goes first each time."""
+    results: dict[int, Any] = {}
+    for step in range(len(sides)):
+        place = (first + step) % len(sides)
+        results[place] = sides[place]()
+    return [results[place] for place in range(len(sides))]
+
+
+def _spread(ratios: list[float]) -> str:
+    error = statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
+    return f"mean {statistics.mean(ratios):.1%}, standard error {error:.1%}, median {statistics.median(ratios):.1%}"
 
 
 if __name__ == "__main__":
