@@ -197,9 +197,7 @@ class _Outbox:
     opening: text that belongs to the answer though the template wrote it; it goes with the first of the model's.
     """
 
-    def __init__(
-        self, command: Generate, send: Send, journal: JournalWriter, opening: str, *, gather_s: float
-    ) -> None:
+    def __init__(self, command: Generate, send: Send, journal: JournalWriter, opening: str, *, gather_s: float) -> None:
         self._command = command
         self._send = send
         self._journal = journal

@@ -30,6 +30,7 @@ from app.tui.decode.screen import DecodeScreen
 from app.tui.driver import QuietDriver
 from app.tui.feed import feed
 from app.tui.figures import LiveFigures
+from app.tui.frugal_screen import FrugalScreen
 from app.tui.hangup import end_on_signals, when_made
 from app.tui.markdown_lines import parser
 from app.tui.pace import Pace
@@ -152,6 +153,8 @@ class HeadraceApp(App[None]):
         while not self._left:
             self._pace.begin()
             self.tick()
+            if isinstance(self.screen, FrugalScreen):
+                self.screen.draw()
             phase = self.conversation.phase
             await asyncio.sleep(
                 self._pace.rest_s(

@@ -6,6 +6,9 @@ dozen charts on the screen that is most of what the chat's process does while an
 one widget that nothing covers, which is nearly every change, goes to the terminal as the lines that the widget draws
 there; otherwise only the widgets on top of a changed region are asked, and only for its lines. The methods below are
 textual's own, narrowed; should textual stop calling them, its screens are drawn as they always were.
+
+Nor does a change wait for its turn: textual passes it from the widget through the screen to a timer, each of them a
+task of its own, and wakes up once more after. `repaint` puts it down where that ends, `draw` puts all on the terminal.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,6 +29,22 @@ class FrugalScreen(Screen[None]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._compositor = FrugalCompositor()
+
+    def draw(self) -> None:
+        """Put what changed on the terminal, now."""
+        if self._dirty_widgets:
+            self._on_timer_update()
+
+
+def repaint(widget: Widget, region: Region) -> None:
+    """What `widget.refresh(region)` does, for a widget whose size does not depend on what it shows."""
+    if not widget.is_mounted:
+        widget.refresh(region)
+        return
+    screen = widget.screen
+    widget._set_dirty(region)
+    screen._dirty_widgets.add(widget)
+    screen.check_idle()  # should nobody call `draw`
 
 
 class PlacedLines(ChopsUpdate):

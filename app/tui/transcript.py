@@ -22,6 +22,7 @@ from textual.widget import Widget
 
 from app.sessions.records import Message
 from app.tui.entry import BLANK, Entry, Look, Row, Standing
+from app.tui.frugal_screen import repaint
 from app.tui.row_strips import GUTTER, RowStrips
 
 _MARGIN = 2  # cells right of it
@@ -165,14 +166,14 @@ class Transcript(Widget, can_focus=True):
         top = self._last_top if self.following and self.entries else min(self.top, self._last_top)
         moved, self.top = top != self.top, top
         if moved or self._thumb != thumb:
-            self.refresh()
+            repaint(self, self.size.region)
             return
         for (old, _), (new, _) in zip(before, self._rows[kept:], strict=False):
             if old is not new:
                 break
             kept += 1
         if kept < top + self.size.height:
-            self.refresh(Region(0, max(0, kept - top), self.size.width, self.size.height))
+            repaint(self, Region(0, max(0, kept - top), self.size.width, self.size.height))
 
     def _centred_welcome(self) -> list[Content]:
         above = max(0, (self.size.height - len(self._welcome)) // 3)

@@ -15,6 +15,7 @@ from textual.widget import Widget
 
 from app.tui.brush import Brush
 from app.tui.figures import LiveFigures
+from app.tui.frugal_screen import repaint
 
 Piece = str | tuple[str, str]
 """Text, or text and its style."""
@@ -58,7 +59,7 @@ class Lines(Widget):
                 new[y] = before
         self._lines = new
         if changed := [y for y, (a, b) in enumerate(zip_longest(old, new)) if a is not b]:
-            self.refresh(Region(0, changed[0], width, changed[-1] + 1 - changed[0]))
+            repaint(self, Region(0, changed[0], width, changed[-1] + 1 - changed[0]))
 
     def news(self, figures: LiveFigures) -> object:
         """What has to differ for making the lines again to be worth it."""
