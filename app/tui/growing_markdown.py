@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from textual.content import Content
 
-from app.tui.markdown_lines import parser, render_tokens
+from app.tui.markdown_lines import BLANK, parser, render_tokens
 
 if TYPE_CHECKING:
     from markdown_it.token import Token
@@ -39,7 +39,7 @@ class GrowingMarkdown:
         """Everything laid out at this width. The list is the caller's to keep, not to change."""
         if (width, (ansi, dark)) != (self._width, self._look):
             self._width, self._look = width, (ansi, dark)
-            self._finished_lines = []
+            self._finished_lines, self._before = [], []
             for source in self._finished:
                 self._finish(parser().parse(source))
             self._tail_lines = None
@@ -47,7 +47,7 @@ class GrowingMarkdown:
             tokens = self._settled(parser().parse(self._tail))
             self._tail_lines = _reusing(self._before, self._laid_out(tokens))
             self._before = self._tail_lines
-        between = [Content("")] if self._finished_lines and self._tail_lines else []
+        between = [BLANK] if self._finished_lines and self._tail_lines else []
         return [*self._finished_lines, *between, *self._tail_lines]
 
     def _settled(self, tokens: list["Token"]) -> list["Token"]:
@@ -65,13 +65,16 @@ class GrowingMarkdown:
         source, begin = self._tail.split("\n"), (tokens[first].map or [0])[0]
         head, self._tail = "\n".join(source[:begin]) + "\n", "\n".join(source[begin:])
         self._finished.append(head)
-        self._finish(tokens[:first])
+        self._before = self._before[self._finish(tokens[:first]) + 1 :]  # past the blank line between
         return tokens[first:]
 
-    def _finish(self, tokens: list["Token"]) -> None:
+    def _finish(self, tokens: list["Token"]) -> int:
+        """Lay these blocks out for good; how many lines they are."""
         if self._finished_lines:
-            self._finished_lines.append(Content(""))
-        self._finished_lines += self._laid_out(tokens)
+            self._finished_lines.append(BLANK)
+        lines = _reusing(self._before, self._laid_out(tokens))
+        self._finished_lines += lines
+        return len(lines)
 
     def _laid_out(self, tokens: list["Token"]) -> list[Content]:
         ansi, dark = self._look

@@ -20,6 +20,7 @@ _HEADING_STYLE = {"h1": "bold underline $text-primary", "h2": "bold $text-primar
 _BULLETS = "•◦▪"
 _CODE_INLINE = "$text-warning"
 _QUIET = "$quiet"
+BLANK = Content("")
 _MIN_WIDTH = 12  # nesting stops narrowing the text here
 
 
@@ -54,7 +55,7 @@ class _Renderer:
             end = _end_of(tokens, position)
             block = self._block(tokens[position : end + 1], width, depth)
             if lines and block and not tight:
-                lines.append(Content(""))
+                lines.append(BLANK)
             lines += block
             position = end + 1
         return lines
@@ -94,7 +95,7 @@ class _Renderer:
             mark = f"{number}. " if number is not None else f"{_BULLETS[depth % len(_BULLETS)]} "
             body = self.blocks(tokens[position + 1 : end], max(width - len(mark), _MIN_WIDTH), depth + 1, tight)
             if lines and not tight:
-                lines.append(Content(""))
+                lines.append(BLANK)
             for place, line in enumerate(body or [Content("")]):
                 lead = (mark, "bold $text-primary") if place == 0 else (" " * len(mark), "")
                 lines.append(Content.assemble(lead, line))

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from textual.content import Content
 
 from app.attachments import take_attachments
 from app.sessions.records import Message
@@ -40,6 +41,17 @@ def test_growing_markdown_ends_like_markdown_that_was_there_at_once(blocks: list
         growing.lines(50)
     whole = [line.plain.rstrip() for line in GrowingMarkdown(source).lines(50)]
     assert [line.plain.rstrip() for line in growing.lines(50)] == whole
+
+
+@given(st.lists(BLOCKS, max_size=8), st.integers(1, 30))
+def test_a_line_that_stays_the_same_stays_the_same_object(blocks: list[str], cut: int) -> None:
+    source = "\n\n".join(blocks)
+    growing, before = GrowingMarkdown(), list[Content]()
+    for start in range(0, len(source), cut):
+        growing.append(source[start : start + cut])
+        after = growing.lines(50)
+        assert all(new is old for old, new in zip(before, after, strict=False) if new.is_same(old))
+        before = after
 
 
 def test_an_unfinished_block_only_is_laid_out_again() -> None:
