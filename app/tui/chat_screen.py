@@ -277,6 +277,10 @@ class ChatScreen(FrugalScreen):
     def action_page(self, by: int) -> None:
         self._transcript.scroll_pages(by)
 
+    def go_to(self, message_id: int, words: str) -> None:
+        """See `Transcript.go_to`."""
+        self._transcript.go_to(message_id, words)
+
     def action_tail(self) -> None:
         self._transcript.to_end()
 

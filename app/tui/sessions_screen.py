@@ -131,6 +131,8 @@ class SessionsScreen(ModalScreen[None]):
                 session, open_already = store.reveal(store.message(hit)), False
             if not open_already:
                 self._headrace.open_session(session)
+            if hit is not None and self._headrace.chat is not None:
+                self._headrace.chat.go_to(hit, self.query_one(Input).value)
             self.dismiss()
 
     def action_rename(self) -> None:

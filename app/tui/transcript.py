@@ -120,6 +120,17 @@ class Transcript(Widget, can_focus=True):
         """Go to the end and follow it from now on."""
         self.scroll_lines(len(self._rows))
 
+    def go_to(self, message_id: int, words: str) -> None:
+        """Bring a message into view: its first line with one of the words, or its first."""
+        place = next((n for n, entry in enumerate(self.entries) if entry.message.id == message_id), None)
+        if place is None:
+            return
+        lines, wanted = self._lines_of(place), words.casefold().split()
+        texts = ((line, self._rows[line][0].plain.casefold()) for line in lines)
+        found = next((line for line, text in texts if any(word in text for word in wanted)), lines.start)
+        if not self.top <= found < self.top + self.size.height:
+            self.scroll_lines(found - self.size.height // 3 - self.top)
+
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         event.stop()
         self.scroll_lines(-_WHEEL)
@@ -230,8 +241,7 @@ class Transcript(Widget, can_focus=True):
         """The lines of the selected message while the keys are here."""
         if self.selected is None or self.selected >= len(self._starts) or not self.has_focus:
             return range(0)
-        after = self._starts[self.selected + 1] if self.selected + 1 < len(self._starts) else len(self._rows)
-        return range(self._starts[self.selected], after)
+        return self._lines_of(self.selected)
 
     @property
     def _thumb(self) -> range:
@@ -242,6 +252,10 @@ class Transcript(Widget, can_focus=True):
         length = max(1, height * height // total)
         start = round(self.top / max(1, total - height) * (height - length))
         return range(start, start + length)
+
+    def _lines_of(self, place: int) -> range:
+        """Where the rows of an entry are."""
+        return range(self._starts[place], self._starts[place + 1] if place + 1 < len(self._starts) else len(self._rows))
 
     def _entry_at(self, line: int) -> int:
         return bisect_right(self._starts, line) - 1
@@ -262,12 +276,11 @@ class Transcript(Widget, can_focus=True):
             return
         at = self.selected if self.selected is not None else len(self.entries) - (0 if by < 0 else 1)
         self.selected = min(len(self.entries) - 1, max(0, at + by))
-        top = self._starts[self.selected]
-        bottom = self._starts[self.selected + 1] if self.selected + 1 < len(self._starts) else len(self._rows)
-        if top < self.top or bottom - top >= self.size.height:
-            self.scroll_lines(top - self.top)
-        elif bottom > self.top + self.size.height:
-            self.scroll_lines(bottom - self.size.height - self.top)
+        lines = self._lines_of(self.selected)
+        if lines.start < self.top or len(lines) >= self.size.height:
+            self.scroll_lines(lines.start - self.top)
+        elif lines.stop > self.top + self.size.height:
+            self.scroll_lines(lines.stop - self.size.height - self.top)
         self.refresh()
 
     def action_act(self, action: str) -> None:

@@ -99,6 +99,26 @@ def test_a_hit_elsewhere_does_not_end_the_answer_being_written(play) -> None:
     play(scenario, engine)
 
 
+def test_a_hit_in_the_middle_of_a_long_answer_comes_into_view(play) -> None:
+    long = "\n\n".join("The Waterwheel turns." if number == 70 else f"Line {number}." for number in range(140))
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("mill")
+        await it.ask("and?")
+        assert "Waterwheel" not in it.text()
+        await it.write("/search waterwh")
+        await it.press("enter")
+        assert "The Waterwheel turns." in it.text()
+        await it.write("/new")
+        await it.write("/search waterwh")
+        await it.press("enter")
+        assert "The Waterwheel turns." in it.text()
+        await it.ask("go on")
+        assert it.said[-1] == "It does."
+
+    play(scenario, ScriptedEngine().script(Script([long])).script(Script(["Yes."])).script(Script(["It does."])))
+
+
 @pytest.mark.parametrize("key", ["enter", "ctrl+r", "ctrl+d", "ctrl+e", "ctrl+o"])
 @pytest.mark.parametrize("command", ["/sessions", "/search mill"])
 def test_a_session_deleted_elsewhere_is_said_and_leaves_the_list(play, home: Path, key: str, command: str) -> None:
