@@ -14,6 +14,7 @@ from app.conversation_prompt import draft_messages, prompt_messages, runs, summa
 from app.conversation_turn import Turn
 from app.engine_client import ChatEngine
 from app.engine_messages import (
+    Abandoned,
     ContextFull,
     Delta,
     Died,
@@ -125,8 +126,6 @@ class Conversation(OpenSession):
         """Start the engine with the session's model. An answer being written is kept as partial."""
         self.notice = None
         self.engine.start(ModelSpec(self.session.model, self._context))
-        if self._turn is not None:
-            self._or_notice(self._end_turn, self._turn, "cancelled")
 
     def set_model(self, name: str) -> None:
         """Go on with another model, from this session's next answer on. Raises what `check_model_name` does."""
@@ -186,11 +185,13 @@ class Conversation(OpenSession):
                     self.context_tokens = event.tokens + 1  # the prompt's last token is fed by the first step
             case Failed(id=None):
                 self.notice = _one_line(event)
-            case Prefill() | Delta() | Done() | Dropped() | ContextFull() | Failed():
+            case Prefill() | Delta() | Done() | Dropped() | ContextFull() | Failed() | Abandoned():
                 if turn is not None and event.id == turn.id:
                     self._take_own(turn, event)
 
-    def _take_own(self, turn: Turn, event: Prefill | Delta | Done | Dropped | ContextFull | Failed) -> None:
+    def _take_own(
+        self, turn: Turn, event: Prefill | Delta | Done | Dropped | ContextFull | Failed | Abandoned
+    ) -> None:
         match event:
             case Prefill():
                 self.context_tokens = event.reused + event.total + 1
@@ -213,6 +214,8 @@ class Conversation(OpenSession):
             case Failed():
                 self._end_turn(turn, "failed")
                 self.notice = _one_line(event)
+            case Abandoned():
+                self._end_turn(turn, "cancelled")
             case Done():
                 self._done(turn, event)
 

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from app.engine_link import EngineLink
 from app.engine_messages import (
+    Abandoned,
     Cancel,
     ContextFull,
     Died,
@@ -96,7 +97,7 @@ class EngineClient:
         return self._link.pid if self._link else None
 
     def start(self, spec: ModelSpec) -> None:
-        self._end("another model is being loaded")
+        self._end()
         self._spec = spec
         self.state = "loading"
         self._link = EngineLink()
@@ -146,16 +147,16 @@ class EngineClient:
 
     def close(self) -> None:
         self.cancel_pull()
-        self._end("the engine was stopped")
+        self._end()
         self.state = "stopped"
 
-    def _end(self, why: str) -> None:
-        """End the process, not losing what it said; whatever it was doing has failed because of `why`."""
+    def _end(self) -> None:
+        """End the process, not losing what it said; whatever it was doing is abandoned."""
         if self._link is not None:
             self._link.kill()
             self._backlog = self.poll()
             self._link = None
-        self._backlog += [Failed(generation, f"stopped: {why}", None) for generation in sorted(self._open)]
+        self._backlog += map(Abandoned, sorted(self._open))
         self._open.clear()
         self.card = None
 

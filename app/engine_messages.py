@@ -2,8 +2,8 @@
 
 Plain picklable data and nothing heavy: importing this module imports neither mlx nor a model, nor the parts of a
 `ModelCard`, which come with the first one, so that the chat's first frame does not wait for them. Every `Generate` that
-was submitted ends with exactly one of Done, ContextFull, Failed (with its id) or Died. Text in a `Delta` is what the
-model said, unsanitised: whoever draws it makes it safe (`app.sanitise`).
+was submitted ends with exactly one of Done, ContextFull, Failed (with its id), Abandoned or Died. Text in a `Delta` is
+what the model said, unsanitised: whoever draws it makes it safe (`app.sanitise`).
 """
 
 import time
@@ -227,6 +227,13 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Abandoned:
+    """The engine's process was ended on purpose (another model, a restart) before this generation was over."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Died:
     """The engine's process is gone; `message` is one line for the user. `EngineClient.restart` brings it back."""
 
@@ -261,4 +268,4 @@ class PullFailed:
 
 ModelEvent = LoadProgress | Ready | PeakMeasured | Held
 PullEvent = PullProgress | Pulled | PullFailed
-Event = ModelEvent | Prefill | Delta | Done | ContextFull | Dropped | Failed | Died | PullEvent
+Event = ModelEvent | Prefill | Delta | Done | ContextFull | Dropped | Failed | Abandoned | Died | PullEvent

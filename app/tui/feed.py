@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from app.engine_messages import (
+    Abandoned,
     ContextFull,
     Delta,
     Died,
@@ -42,7 +43,7 @@ def feed(figures: LiveFigures, events: Iterable[Event]) -> None:
         elif isinstance(event, PeakMeasured):
             figures.machine = with_peaks(figures.machine, event.peak.gb_s)
             figures.version += 1
-        elif isinstance(event, ContextFull | Failed):
+        elif isinstance(event, ContextFull | Failed | Abandoned):
             figures.ended_early()
         elif isinstance(event, Died):
             figures.died()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from app.engine_client import State
 from app.engine_messages import (
+    Abandoned,
     ContextFull,
     Delta,
     Died,
@@ -116,7 +117,7 @@ class ScriptedEngine:
     # --- ChatEngine ------------------------------------------------------------------------------------------
 
     def start(self, spec: ModelSpec) -> None:
-        self._fail_open("another model is being loaded")
+        self._abandon()
         self.specs.append(spec)
         self.state, self.card = "loading", None
 
@@ -166,7 +167,7 @@ class ScriptedEngine:
             self._pull = None
 
     def close(self) -> None:
-        self._fail_open("the engine was stopped")
+        self._abandon()
         self.state, self.card = "stopped", None
 
     # --- what a test does to it ------------------------------------------------------------------------------
@@ -241,9 +242,9 @@ class ScriptedEngine:
         self._pull = (name, done + 25)
         return [PullProgress(name, "downloading", done + 25, 100)]
 
-    def _fail_open(self, why: str) -> None:
+    def _abandon(self) -> None:
         open_ids = [command.id for command in self.commands] if self._playing or self._waiting else []
-        self._backlog += [Failed(generation, f"stopped: {why}", None) for generation in open_ids[-1:]]
+        self._backlog += map(Abandoned, open_ids[-1:])
         self._waiting.clear()
         self._playing = None
 

@@ -305,13 +305,23 @@ def test_another_model_stops_the_answer_and_takes_the_next(chat: Conversation, e
     chat.send("count")
     until_said(chat, "one ")
     chat.set_model("org/other")
-    assert chat.phase == "idle"
     until_idle(chat)
     assert (chat.messages[-1].content, chat.messages[-1].partial) == ("one ", True)
     assert (chat.messages[-1].finish_reason, chat.notice) == ("cancelled", None)
     assert (chat.session.model, engine.specs[-1].name) == ("org/other", "org/other")
     ask(chat, "go on", "fine")
     assert shown(chat)[-1] == "fine"
+
+
+def test_a_restart_stops_the_answer(chat: Conversation, engine: ScriptedEngine) -> None:
+    engine.script(Script(pieces=("one ", "two ", "three"), hold=1))
+    chat.send("count")
+    until_said(chat, "one ")
+    engine.restart()
+    until_idle(chat)
+    assert (chat.messages[-1].content, chat.messages[-1].partial) == ("one ", True)
+    assert (chat.messages[-1].finish_reason, chat.notice) == ("cancelled", None)
+    ask(chat, "go on", "fine")
 
 
 def test_a_model_there_is_none_of_changes_nothing(

@@ -14,6 +14,7 @@ import pytest
 from app.engine_client import EngineClient
 from app.engine_link import log_path
 from app.engine_messages import (
+    Abandoned,
     ContextFull,
     Delta,
     Died,
@@ -257,7 +258,7 @@ def test_switching_models_ends_what_was_going_on(ready: EngineClient, model: Pat
     until(ready, Delta)
     ready.start(ModelSpec(str(model), context=512))
     assert gone(old)
-    assert until(ready, Failed).id == 1
+    assert until(ready, Abandoned).id == 1
     assert until(ready, Ready).card.context_limit == 512
 
 
