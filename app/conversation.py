@@ -189,9 +189,7 @@ class Conversation(OpenSession):
                 if turn is not None and event.id == turn.id:
                     self._take_own(turn, event)
 
-    def _take_own(
-        self, turn: Turn, event: Prefill | Delta | Done | Dropped | ContextFull | Failed | Abandoned
-    ) -> None:
+    def _take_own(self, turn: Turn, event: Prefill | Delta | Done | Dropped | ContextFull | Failed | Abandoned) -> None:
         match event:
             case Prefill():
                 self.context_tokens = event.reused + event.total + 1

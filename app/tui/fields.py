@@ -8,6 +8,7 @@ Textual draws a field's text as it is, escape sequences included; what stands in
 where an answer is edited or something was pasted. What is seen is what is sent.
 """
 
+import re
 from typing import Any
 
 from textual import events
@@ -18,6 +19,8 @@ from textual.widgets import Input, TextArea
 
 from app.sanitise import sanitise
 
+_JOINER = re.compile("[\u200c\u200d\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+
 
 class Field(Input):
     """One line."""
@@ -26,7 +29,12 @@ class Field(Input):
         return sanitise(value)
 
     async def _on_key(self, event: events.Key) -> None:
-        await _run_binding(self, event)
+        if character := joiner(event):
+            start, end = sorted(self.selection)
+            if takes(self.value[:start], character):
+                self.replace(character, start, end)
+        else:
+            await _run_binding(self, event)
 
 
 class Area(TextArea):
@@ -44,6 +52,16 @@ class Area(TextArea):
 
     async def _on_key(self, event: events.Key) -> None:
         await _run_binding(self, event)
+
+
+def joiner(event: events.Key) -> str | None:
+    """The joiner or variation selector that was typed, which textual takes for a key and not for text."""
+    return event.character if event.character is not None and _JOINER.fullmatch(event.character) else None
+
+
+def takes(text: str, character: str) -> bool:
+    """Whether it belongs after this text: it is part of the character before it, alone it is nothing."""
+    return sanitise(text + character) == text + character
 
 
 async def _run_binding(field: Widget, event: events.Key) -> None:

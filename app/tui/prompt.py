@@ -5,7 +5,6 @@ Down on the last walk through what was sent before. Everything a key does here i
 Enter sends or completes is what stood there when it was pressed, even if the rest of the screen lags behind.
 """
 
-import re
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,15 +13,12 @@ from textual.binding import Binding, BindingType
 from textual.message import Message as Event
 from textual.strip import Strip
 
-from app.sanitise import sanitise
 from app.tui.completion import CompletionMenu
-from app.tui.fields import Area
+from app.tui.fields import Area, joiner, takes
 
 _BIG_PASTE = 2000  # characters from which a paste is folded into one line
 _PLACEHOLDER = "message, or / for commands"
 _FOLDED = "[pasted text {number}: {lines} lines, {characters} characters]"
-# Joiners and variation selectors: part of the character before them, so that alone they are no text.
-_JOINING = re.compile("[\u200c\u200d\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 
 
 class Prompt(Area):
@@ -126,17 +122,17 @@ class Prompt(Area):
             event.stop()
             event.prevent_default()
             self._to_menu(event.key)
-        elif event.character is not None and _JOINING.fullmatch(event.character):
+        elif character := joiner(event):
             event.stop()
             event.prevent_default()
-            self._join(event.character)
+            self._join(character)
 
     def _join(self, character: str) -> None:
         """Write it after the text it belongs to; nothing where it belongs to none."""
         (row, column), end = sorted(self.selection)
-        text = self.document.get_line(row)[:column] + character
-        if sanitise(text) == text:
-            self._replace_via_keyboard(text, (row, 0), end)
+        before = self.document.get_line(row)[:column]
+        if takes(before, character):
+            self._replace_via_keyboard(before + character, (row, 0), end)
 
     def _to_menu(self, key: str) -> None:
         if key in ("up", "down"):

@@ -84,6 +84,16 @@ def test_a_joiner_goes_where_the_cursor_is_and_can_be_undone(play) -> None:
     play(scenario)
 
 
+def test_fields_of_one_line_take_joiners_too(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("f4")
+        field = it.app.screen.query_one(Input)
+        await type_at_once(it, "\u200dمی\u200cخواهم a\u200db")
+        assert field.value == "می\u200cخواهم ab"
+
+    play(scenario)
+
+
 def test_fields_of_other_screens_keep_the_order_too(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("f4")
