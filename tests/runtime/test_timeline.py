@@ -9,16 +9,7 @@ from hypothesis import strategies as st
 
 from runtime.cache import Lengths
 from runtime.cost import LayerKV, StepCost
-from runtime.telemetry import (
-    RING_SIZE,
-    Percentiles,
-    StepRecord,
-    StepRing,
-    Summary,
-    mbu,
-    pack_records,
-    unpack_records,
-)
+from runtime.telemetry import RING_SIZE, Percentiles, StepRecord, StepRing, Summary, mbu
 from runtime.timeline import Timeline
 
 COST = StepCost(weight_bytes=1_000_000, weight_flops=0, kv=[LayerKV(4, 100), LayerKV(2, 100, window=10)])
@@ -164,12 +155,3 @@ def test_a_new_generation_starts_with_an_empty_ring() -> None:
     ring.append(record(3))
     Timeline(cost=COST, prompt_tokens=1, ring=ring, clock=lambda: 0.0)
     assert len(ring) == 0
-
-
-sizes = st.integers(0, 2**63 - 1)
-records = st.builds(StepRecord, sizes, sizes, st.floats(allow_nan=False), *[sizes] * 7)
-
-
-@given(st.lists(records))
-def test_records_survive_packing(records: list[StepRecord]) -> None:
-    assert unpack_records(pack_records(records)) == tuple(records)
