@@ -5,13 +5,14 @@ is in the store before the engine hears of it; how an answer gets there is `conv
 HeadraceError with nothing changed; what goes wrong later ends up in `notice`.
 """
 
+import time
 from collections.abc import Callable
 from typing import Literal, ParamSpec
 
 from app.attachments import spoken, take_attachments
 from app.context_question import ContextChoice, ContextQuestion, no_way_out
 from app.conversation_prompt import draft_messages, prompt_messages, runs, summary_messages, summary_tokens
-from app.conversation_turn import Turn
+from app.conversation_turn import SAVE_S, Turn
 from app.engine_client import ChatEngine
 from app.engine_messages import (
     Abandoned,
@@ -56,6 +57,8 @@ class Conversation(OpenSession):
         self.notice: str | None = None
         self._context = context
         self._turn: Turn | None = None
+        self._unstored: tuple[Turn, str, Done | None] | None = None  # an answer that ended while the store failed
+        self._try_again = 0.0
 
     # --- what the screen shows -------------------------------------------------------------------------------
 
@@ -152,6 +155,7 @@ class Conversation(OpenSession):
         if self._turn is not None:
             self.engine.cancel()
             self._end_turn(self._turn, "cancelled")
+        self._settle_or_abandon()
         if not self.messages and not self.store.messages(self.session.id):
             self.store.delete(self.session.id)
 
@@ -164,7 +168,19 @@ class Conversation(OpenSession):
             self._or_notice(self._take, event)
         if self._turn is not None:
             self._or_notice(self._turn.save)
+        elif self._unstored is not None and time.monotonic() >= self._try_again:
+            self._or_notice(self.settle)
         return events
+
+    def settle(self) -> None:
+        """Store the last answer, if that failed when it ended. Raises SessionError as long as it fails."""
+        if self._unstored is None:
+            return
+        self._try_again = time.monotonic() + SAVE_S
+        turn, reason, done = self._unstored
+        turn.end(reason, done)
+        self._unstored = self.notice = None
+        self._take_from_store()
 
     def _or_notice(self, action: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """A store that fails (a full disk) is said so and tried again; the chat goes on without it."""
@@ -230,8 +246,6 @@ class Conversation(OpenSession):
         if turn.summarising:
             self._summarised(turn, cancelled=done.reason == "cancelled")
             return
-        if turn.answer is None and done.reason != "cancelled":
-            turn.grow("", self._speaker)  # empty, but an answer
         self._end_turn(turn, done.reason, done)
         self.context_tokens = tokens
         if done.context_full and turn.answer is not None:
@@ -247,10 +261,27 @@ class Conversation(OpenSession):
 
     def _end_turn(self, turn: Turn, reason: str, done: Done | None = None) -> None:
         self._turn, self.phase = None, "idle"
-        turn.end(reason, done)
+        try:
+            turn.end(reason, done)
+        except SessionError:
+            self._unstored = turn, reason, done
+            raise
+        self._take_from_store()
+
+    def _take_from_store(self) -> None:
         tokens = self.context_tokens
         self.reload()
         self.context_tokens = tokens
+
+    def _settle_or_abandon(self) -> None:
+        """On leaving. Raises SessionError where not even a journal has the answer."""
+        try:
+            self.settle()
+        except SessionError:
+            assert self._unstored is not None
+            turn, self._unstored = self._unstored[0], None
+            if not turn.abandon():
+                raise
 
     # --- the full context ------------------------------------------------------------------------------------
 
@@ -343,6 +374,7 @@ class Conversation(OpenSession):
     def _idle(self) -> None:
         if self._turn is not None:
             raise EngineError("an answer is being written", "stop it first")
+        self.settle()
 
 
 def _one_line(failure: Failed) -> str:

@@ -14,7 +14,6 @@ from app.engine_messages import Done
 from app.sessions.journal import Answer, Journal, storable
 from app.sessions.records import Message, TurnFigures
 from app.sessions.store import SessionStore
-from runtime.errors import SessionError
 
 SAVE_S = 2.0
 
@@ -73,10 +72,9 @@ class Turn:
             return
         text = storable(text)
         self._unsaved += text
+        self._model = model or self._model
         if self.answer is None:
-            self.answer = self._store.begin_answer(
-                self.leaf.session_id, self.leaf.id, model or self._model, self._message_id
-            )
+            self.answer = self._store.begin_answer(self.leaf.session_id, self.leaf.id, self._model, self._message_id)
             text = self._unsaved  # with what could not be put anywhere when the store failed before
         self.answer = replace(self.answer, content=self.answer.content + text, partial=True)
 
@@ -88,27 +86,33 @@ class Turn:
     def end(self, reason: str, done: Done | None = None) -> None:
         """The answer is over; it is whole only if the model ended it itself.
 
-        An answer that was continued in vain keeps the figures it had.
+        An answer that was continued in vain keeps the figures it had. Raises SessionError where it cannot be stored:
+        to be called again then, or `abandon`.
         """
         in_vain = self.continuing and done is not None and done.summary.completion_tokens == 0
         went = figures(done) if done is not None and not in_vain else None
-        try:
-            if self._journal is not None:
-                self._catch_up(self._journal.text())
-            self._save()
-            if self.answer is not None:
-                self._store.finish(self.answer.id, reason, went, partial=reason != "stop")
-        except SessionError:
-            if self._journal is not None:
-                self._journal.abandon()
-            raise
+        self._catch_up(self._journal.text() if self._journal is not None else "")
+        if self.answer is None and done is not None and reason != "cancelled":
+            self.grow("")  # empty, but an answer
+        self._save()
+        if self.answer is not None:
+            self._store.finish(self.answer.id, reason, went, partial=reason != "stop")
         if self._journal is not None:
             self._journal.remove()
+            self._journal = None
+
+    def abandon(self) -> bool:
+        """Leave it to the journal, for whoever opens the store next; whether there is one."""
+        if self._journal is None:
+            return False
+        self._journal.abandon()
+        self._journal = None
+        return True
 
     def _catch_up(self, said: str) -> None:
-        """Take what a killed engine said and did not come to send."""
-        received = len(self.answer.content) - self._begins if self.answer is not None else 0
-        if missing := said[received:]:
+        """Take what a killed engine said and did not come to send, and begin the message if that failed before."""
+        received = len(self.answer.content) - self._begins if self.answer is not None else len(self._unsaved)
+        if (missing := said[received:]) or (self.answer is None and self._unsaved):
             self.grow(missing)
 
     def _save(self) -> None:

@@ -282,6 +282,8 @@ class HeadraceApp(App[None]):
         """Write a session to a file: .json with all branches, anything else as Markdown of the branch that shows."""
         from app.sessions.export import to_document, to_markdown
 
+        if session_id == self.conversation.session.id:
+            self.conversation.settle()
         session = self.store.session(session_id)
         if name.endswith(".json"):
             text = (

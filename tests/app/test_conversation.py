@@ -1,6 +1,7 @@
 """The chat's logic against a scripted engine: every action, every way an answer can end, and what is stored then."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from app.conversation import Conversation
 from app.engine_messages import ContextFull, Delta, Done, Dropped, Event
 from app.sessions.journal import JournalWriter
 from app.sessions.store import SessionStore
-from runtime.errors import EngineError, ModelNotFoundError, UsageError
+from runtime.errors import EngineError, ModelNotFoundError, SessionError, UsageError
 from tests.app.scripted_engine import Script, ScriptedEngine, with_context
 
 
@@ -621,6 +622,64 @@ def test_a_full_disk_is_said_so_and_the_chat_goes_on(chat: Conversation, engine:
     chat.store.db.rows("PRAGMA max_page_count = 100000")
     ask(chat, "and now?", "fine")
     assert shown(chat)[-1] == "fine"
+
+
+@contextmanager
+def nothing_fits(store: SessionStore, table: str) -> Iterator[None]:
+    """No new rows in this table, as on a full disk."""
+    refuse = "SELECT RAISE(ABORT, 'database or disk is full')"
+    store.db.run(f"CREATE TRIGGER refuse BEFORE INSERT ON {table} BEGIN {refuse}; END")
+    yield
+    store.db.run("DROP TRIGGER refuse")
+
+
+@pytest.mark.parametrize("table", ["messages", "pieces"])
+def test_an_answer_that_could_not_be_stored_comes_before_all_else(
+    chat: Conversation, engine: ScriptedEngine, table: str
+) -> None:
+    engine.script(Script(pieces=("It ", "is ", "high."), reason="length"), Script(pieces=(" And cold.",)))
+    chat.send("How is it?")
+    with nothing_fits(chat.store, table):
+        until_idle(chat)
+        for action in (chat.continue_answer, chat.regenerate, lambda: chat.send("what?")):
+            with pytest.raises(SessionError, match="full"):
+                action()
+        assert chat.notice is not None
+        assert "full" in chat.notice
+    chat.continue_answer()
+    until_idle(chat)
+    assert shown(chat) == stored(chat) == ["How is it?", "It is high. And cold."]
+    assert list(chat.store.journals.iterdir()) == []
+
+
+@pytest.mark.parametrize("table", ["messages", "pieces"])
+def test_an_answer_that_could_not_be_stored_is_when_there_is_room(
+    chat: Conversation, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
+    monkeypatch.setattr("app.conversation.SAVE_S", 0.0)
+    engine.script(Script(pieces=("It ", "is ", "high.")))
+    chat.send("How is it?")
+    with nothing_fits(chat.store, table):
+        until_idle(chat)
+        chat.poll()
+        assert chat.notice is not None
+    chat.poll()
+    assert shown(chat) == stored(chat) == ["How is it?", "It is high."]
+    assert (chat.messages[-1].finish_reason, chat.messages[-1].partial, chat.notice) == ("stop", False, None)
+
+
+@pytest.mark.parametrize("table", ["messages", "pieces"])
+def test_an_answer_that_cannot_be_stored_is_left_to_its_journal(
+    chat: Conversation, engine: ScriptedEngine, table: str
+) -> None:
+    engine.script(Script(pieces=("It ", "is ", "high.")))
+    chat.send("How is it?")
+    with nothing_fits(chat.store, table):
+        until_idle(chat)
+        chat.close()
+    assert stored(chat)[1:] in ([], [""])
+    chat.store.recover(chat.session.id)
+    assert stored(chat) == ["How is it?", "It is high."]
 
 
 def test_steps_without_text_change_no_message(chat: Conversation, engine: ScriptedEngine) -> None:
