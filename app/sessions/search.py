@@ -6,6 +6,8 @@ without spaces are no words to the index: where it finds nothing, the text is lo
 
 import re
 import sqlite3
+import unicodedata
+from collections.abc import Sequence
 
 from app.sessions.records import Hit
 from app.sessions.store import SessionStore
@@ -36,6 +38,26 @@ def search(store: SessionStore, text: str, limit: int = 50) -> list[Hit]:
         *(f"%{pattern}%", limit),
     )
     return [_hit(row, _excerpt(row["content"], text.strip())) for row in rows]
+
+
+def best_line(lines: Sequence[str], text: str) -> int | None:
+    """Which of these lines holds most of what `search` would find by `text`, the first of equals; None for none."""
+    wanted = set(_WORD.findall(_folded(text)))
+    found = [_words_begun(line, wanted) for line in lines]
+    if not any(found) and (whole := text.strip().casefold()):
+        found = [int(whole in line.casefold()) for line in lines]
+    most = max(found, default=0)
+    return found.index(most) if most else None
+
+
+def _words_begun(line: str, starts: set[str]) -> int:
+    words = _WORD.findall(_folded(line))
+    return sum(any(word.startswith(start) for word in words) for start in starts)
+
+
+def _folded(text: str) -> str:
+    """Without accents and case."""
+    return "".join(c for c in unicodedata.normalize("NFD", text.casefold()) if not unicodedata.combining(c))
 
 
 def _hit(row: sqlite3.Row, snippet: str) -> Hit:

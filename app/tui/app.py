@@ -8,6 +8,7 @@ import asyncio
 import gc
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,6 +16,7 @@ from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
+from textual.filter import LineFilter, Monochrome, NoColor
 from textual.theme import Theme
 
 from app.conversation import Conversation
@@ -87,6 +89,13 @@ class HeadraceApp(App[None]):
 
     def get_css_variables(self) -> dict[str, str]:
         return {**super().get_css_variables(), **own_variables(self.current_theme)}
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Textual decides on what NO_COLOR means before it knows the theme: greys, which ANSI colours do not have."""
+        filters = super().get_line_filters()
+        if not (self.no_color and self.native_ansi_color):
+            return filters
+        return [NoColor() if isinstance(one, Monochrome) else one for one in filters]
 
     def get_driver_class(self) -> type[Driver]:
         chosen = super().get_driver_class()

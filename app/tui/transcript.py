@@ -21,6 +21,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from app.sessions.records import Message
+from app.sessions.search import best_line
 from app.tui.entry import BLANK, Entry, Look, Row, Standing
 from app.tui.frugal_screen import repaint
 from app.tui.row_strips import GUTTER, RowStrips
@@ -121,13 +122,12 @@ class Transcript(Widget, can_focus=True):
         self.scroll_lines(len(self._rows))
 
     def go_to(self, message_id: int, words: str) -> None:
-        """Bring a message into view: its first line with one of the words, or its first."""
+        """Bring a message into view: the line with most of the words, or its first."""
         place = next((n for n, entry in enumerate(self.entries) if entry.message.id == message_id), None)
         if place is None:
             return
-        lines, wanted = self._lines_of(place), words.casefold().split()
-        texts = ((line, self._rows[line][0].plain.casefold()) for line in lines)
-        found = next((line for line, text in texts if any(word in text for word in wanted)), lines.start)
+        lines = self._lines_of(place)
+        found = lines.start + (best_line([self._rows[line][0].plain for line in lines], words) or 0)
         if not self.top <= found < self.top + self.size.height:
             self.scroll_lines(found - self.size.height // 3 - self.top)
 

@@ -1,5 +1,6 @@
 """How the program starts: what it needs of a terminal, what it imports, and which session and theme it opens with."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,19 @@ def test_a_theme_that_does_not_exist_is_said(play) -> None:
         await it.until(lambda: "there is no theme solarised" in it.text())
 
     play(scenario, settings=Settings(screen=ScreenSettings(theme="solarised")))
+
+
+@pytest.mark.parametrize("theme", ["ansi-dark", "ansi-light"])
+def test_no_color_leaves_the_terminals_own_two(play, monkeypatch: pytest.MonkeyPatch, theme: str) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("hello")
+        update = it.app.screen._compositor.render_full_update().render_segments(it.app.console)
+        colours = {code for codes in re.findall(r"\x1b\[([\d;]+)m", update) for code in codes.split(";")}
+        assert colours <= {"0", "1", "2", "3", "4", "7", "39", "49"}
+
+    play(scenario, settings=Settings(screen=ScreenSettings(theme=theme)))
 
 
 @pytest.mark.parametrize("theme", ["ansi-dark", "ansi-light", "nord", "textual-light"])

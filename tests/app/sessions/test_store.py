@@ -11,7 +11,7 @@ import pytest
 
 from app.sessions.database import VERSION
 from app.sessions.records import Attachment, TurnFigures
-from app.sessions.search import search
+from app.sessions.search import best_line, search
 from app.sessions.store import SessionStore
 from runtime.errors import SessionError
 
@@ -149,6 +149,25 @@ def test_search_finds_words_prefixes_accents_and_scripts_without_spaces(store: S
     for text in ("caferace", "mill absent", "%%", "", "  ", "'", "x OR y", "; DROP TABLE messages"):
         assert search(store, text) == [], text
     assert "«headrace»" in search(store, "headrace")[0].snippet
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("cafe", "Un CAFÉ à Köln."),
+        ("koln", "Un CAFÉ à Köln."),
+        ("art", "Art is here."),
+        ("alpha omega", "From alpha to omega."),
+        ('"omega alpha."', "From alpha to omega."),
+        ("河流", "水車在河流旁邊。"),
+        ("nowhere", None),
+        ("", None),
+    ],
+)
+def test_the_line_of_a_hit_is_the_one_that_holds_the_words(text: str, line: str | None) -> None:
+    lines = ["The start of the smart party.", "Only alpha.", "Un CAFÉ à Köln.", "From alpha to omega.", "Art is here."]
+    lines.append("水車在河流旁邊。")
+    assert best_line(lines, text) == (None if line is None else lines.index(line))
 
 
 def test_search_forgets_what_was_deleted_and_finds_what_a_crash_left(store: SessionStore) -> None:
