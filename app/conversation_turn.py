@@ -86,16 +86,17 @@ class Turn:
     def end(self, reason: str, done: Done | None = None) -> None:
         """The answer is over; it is whole only if the model ended it itself.
 
-        An answer that was continued in vain keeps the figures it had. Raises SessionError where it cannot be stored:
-        to be called again then, or `abandon`.
+        An answer that was continued in vain keeps the figures it had; else they are the last part's. Raises
+        SessionError where it cannot be stored: to be called again then, or `abandon`.
         """
-        in_vain = self.continuing and done is not None and done.summary.completion_tokens == 0
-        went = figures(done) if done is not None and not in_vain else None
         self._catch_up(self._journal.text() if self._journal is not None else "")
         if self.answer is None and done is not None and reason != "cancelled":
             self.grow("")  # empty, but an answer
         self._save()
         if self.answer is not None:
+            went = figures(done) if done is not None else None
+            if self.continuing and len(self.answer.content) == self._begins:
+                went = self.leaf.figures
             self._store.finish(self.answer.id, reason, went, partial=reason != "stop")
         if self._journal is not None:
             self._journal.remove()

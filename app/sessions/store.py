@@ -157,9 +157,11 @@ class SessionStore:
         return self.add(session_id, parent_id, "assistant", "", model=model, partial=True, message_id=message_id)
 
     def reopen(self, message_id: int) -> None:
-        """An answer is continued: it is partial again until `finish`."""
+        """An answer is continued: it is partial again, and nothing is known of how it went, until `finish`."""
         with self.db.transaction():
-            self.db.run("UPDATE messages SET partial = 1, finish_reason = NULL WHERE id = ?", message_id)
+            self.db.run(
+                "UPDATE messages SET partial = 1, finish_reason = NULL, figures = NULL WHERE id = ?", message_id
+            )
 
     def grow(self, message_id: int, text: str) -> None:
         """Append to an answer that is being written."""
@@ -179,7 +181,7 @@ class SessionStore:
         with self.db.transaction(durable=True):
             self._fold(message_id)
             self.db.run(
-                "UPDATE messages SET partial = ?, finish_reason = ?, figures = coalesce(?, figures) WHERE id = ?",
+                "UPDATE messages SET partial = ?, finish_reason = ?, figures = ? WHERE id = ?",
                 *(partial, reason, json.dumps(asdict(figures)) if figures else None, message_id),
             )
             self.db.run(

@@ -53,16 +53,21 @@ class GrowingMarkdown:
     def _settled(self, tokens: list["Token"]) -> list["Token"]:
         """Move finished blocks from the tail, which parses as `tokens`, to where they stay; the tokens of the rest.
 
-        The last block is never finished; nor is a list before it, which what has begun after it may still join.
+        The last block is never finished. Nor is one before it that it may turn out to belong to: a list, or whatever
+        stands right above the last line, or above the two that make a table's head, as long as that line may grow
+        (`#` begins a heading, `#tag` does not).
         """
         blocks = [place for place, token in enumerate(tokens) if token.level == 0 and token.map and token.nesting >= 0]
         last = len(blocks) - 1
+        source = self._tail.split("\n")
+        if last > 0 and (begin := _first_line(tokens[blocks[last]])) >= len(source) - 2 and source[begin - 1].strip():
+            last -= 1
         if last > 0 and tokens[blocks[last - 1]].type in ("bullet_list_open", "ordered_list_open"):
             last -= 1
         if last < 1:
             return tokens
         first = blocks[last]  # of the tokens that stay in the tail
-        source, begin = self._tail.split("\n"), (tokens[first].map or [0])[0]
+        begin = _first_line(tokens[first])
         head, self._tail = "\n".join(source[:begin]) + "\n", "\n".join(source[begin:])
         self._finished.append(head)
         self._before = self._before[self._finish(tokens[:first]) + 1 :]  # past the blank line between
@@ -70,15 +75,19 @@ class GrowingMarkdown:
 
     def _finish(self, tokens: list["Token"]) -> int:
         """Lay these blocks out for good; how many lines they are."""
-        if self._finished_lines:
-            self._finished_lines.append(BLANK)
         lines = _reusing(self._before, self._laid_out(tokens))
+        if self._finished_lines and lines:
+            self._finished_lines.append(BLANK)
         self._finished_lines += lines
         return len(lines)
 
     def _laid_out(self, tokens: list["Token"]) -> list[Content]:
         ansi, dark = self._look
         return render_tokens(tokens, self._width, ansi=ansi, dark=dark)
+
+
+def _first_line(block: "Token") -> int:
+    return block.map[0] if block.map else 0
 
 
 def _reusing(old: list[Content], new: list[Content]) -> list[Content]:

@@ -137,6 +137,18 @@ def test_stopping_keeps_the_partial_answer_and_it_can_be_continued(chat: Convers
     assert not chat.messages[-1].partial
 
 
+def test_a_part_that_was_cut_off_has_no_figures(chat: Conversation, engine: ScriptedEngine) -> None:
+    engine.script(Script(pieces=("one ",), reason="length"), Script(pieces=("two ", "three"), hold=1))
+    chat.send("count")
+    until_idle(chat)
+    assert chat.messages[-1].figures is not None
+    chat.continue_answer()
+    until_said(chat, "one two ")
+    engine.die()
+    until_idle(chat)
+    assert (chat.messages[-1].content, chat.messages[-1].figures) == ("one two ", None)
+
+
 def test_continuing_in_vain_keeps_the_figures(chat: Conversation, engine: ScriptedEngine) -> None:
     ask(chat, "q", "whole")
     before = chat.messages[-1].figures

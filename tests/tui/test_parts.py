@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from textual.content import Content
 
@@ -40,6 +40,22 @@ def test_growing_markdown_ends_like_markdown_that_was_there_at_once(blocks: list
         growing.append(source[start : start + cut])
         growing.lines(50)
     whole = [line.plain.rstrip() for line in GrowingMarkdown(source).lines(50)]
+    assert [line.plain.rstrip() for line in growing.lines(50)] == whole
+
+
+@example(["Note:\n", "***", "very important*** indeed"])
+@example(["Tags:\n", "#", "python"])
+@example(["Use\n", "```", "x = 1``` to set"])
+@example(["> more\nlazy\n", "*", "*bold**"])
+@example(["1\n>", "\n", "1\n"])
+@example(["words\n| x |\n|-", "--|\nand on"])
+@given(st.lists(st.text("ab *_#`->1.=|~:\n", min_size=1, max_size=8), max_size=12))
+def test_growing_markdown_takes_back_what_it_took_for_a_block(pieces: list[str]) -> None:
+    growing = GrowingMarkdown()
+    for piece in pieces:
+        growing.append(piece)
+        growing.lines(50)
+    whole = [line.plain.rstrip() for line in GrowingMarkdown("".join(pieces)).lines(50)]
     assert [line.plain.rstrip() for line in growing.lines(50)] == whole
 
 

@@ -79,7 +79,8 @@ def test_continuing_appends_and_keeps_what_was_there(store: SessionStore) -> Non
     assert store.finish(said.id, "cancelled", FIGURES, partial=True).partial
     store.reopen(said.id)
     store.grow(said.id, "two")
-    whole = store.finish(said.id, "stop")
+    assert store.message(said.id).figures is None
+    whole = store.finish(said.id, "stop", FIGURES)
     assert (whole.content, whole.partial, whole.figures) == ("one, two", False, FIGURES)
 
 
