@@ -269,6 +269,7 @@ class Conversation(OpenSession):
         self._take_from_store()
 
     def _take_from_store(self) -> None:
+        """Session and branch anew; how full the context is the engine knows better."""
         tokens = self.context_tokens
         self.reload()
         self.context_tokens = tokens

@@ -77,7 +77,8 @@ def test_a_terminal_that_stalls_and_goes_away_holds_nothing_up(tmp_path: Path, n
         chat.close()
         if number is not None:
             chat.process.send_signal(number)
-        assert chat.process.wait(PATIENCE_S) == 128 + (number or signal.SIGHUP)
+        # That the terminal is gone may be seen before the signal is.
+        assert chat.process.wait(PATIENCE_S) in (128 + (number or signal.SIGHUP), 128 + signal.SIGHUP)
         eventually(lambda: not engines(tmp_path))
     finally:
         chat.process.kill()
