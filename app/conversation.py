@@ -57,7 +57,7 @@ class Conversation(OpenSession):
         self.notice: str | None = None
         self._context = context
         self._turn: Turn | None = None
-        self._unstored: tuple[Turn, str, Done | None] | None = None  # an answer that ended while the store failed
+        self._unstored: tuple[Turn, str, Done | None] | None = None  # an answer that ended, until the store has it
         self._try_again = 0.0
 
     # --- what the screen shows -------------------------------------------------------------------------------
@@ -174,13 +174,9 @@ class Conversation(OpenSession):
 
     def settle(self) -> None:
         """Store the last answer, if that failed when it ended. Raises SessionError as long as it fails."""
-        if self._unstored is None:
-            return
-        self._try_again = time.monotonic() + SAVE_S
-        turn, reason, done = self._unstored
-        turn.end(reason, done)
-        self._unstored = self.notice = None
-        self._take_from_store()
+        if self._unstored is not None:
+            self._store_answer(*self._unstored)
+            self.notice = None
 
     def _or_notice(self, action: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """A store that fails (a full disk) is said so and tried again; the chat goes on without it."""
@@ -261,15 +257,12 @@ class Conversation(OpenSession):
 
     def _end_turn(self, turn: Turn, reason: str, done: Done | None = None) -> None:
         self._turn, self.phase = None, "idle"
-        try:
-            turn.end(reason, done)
-        except SessionError:
-            self._unstored = turn, reason, done
-            raise
-        self._take_from_store()
+        self._store_answer(turn, reason, done)
 
-    def _take_from_store(self) -> None:
-        """Session and branch anew; how full the context is the engine knows better."""
+    def _store_answer(self, turn: Turn, reason: str, done: Done | None) -> None:
+        self._unstored, self._try_again = (turn, reason, done), time.monotonic() + SAVE_S
+        turn.end(reason, done)
+        self._unstored = None
         tokens = self.context_tokens
         self.reload()
         self.context_tokens = tokens

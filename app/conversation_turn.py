@@ -89,9 +89,10 @@ class Turn:
         An answer that was continued in vain keeps the figures it had; else they are the last part's. Raises
         SessionError where it cannot be stored: to be called again then, or `abandon`.
         """
-        self._catch_up(self._journal.text() if self._journal is not None else "")
-        if self.answer is None and done is not None and reason != "cancelled":
-            self.grow("")  # empty, but an answer
+        missing = self._not_received()
+        an_answer = self._unsaved or (done is not None and reason != "cancelled")  # be it an empty one
+        if missing or (self.answer is None and an_answer):
+            self.grow(missing)
         self._save()
         if self.answer is not None:
             went = figures(done) if done is not None else None
@@ -110,11 +111,12 @@ class Turn:
         self._journal = None
         return True
 
-    def _catch_up(self, said: str) -> None:
-        """Take what a killed engine said and did not come to send, and begin the message if that failed before."""
+    def _not_received(self) -> str:
+        """What a killed engine said and did not come to send."""
+        if self._journal is None:
+            return ""
         received = len(self.answer.content) - self._begins if self.answer is not None else len(self._unsaved)
-        if (missing := said[received:]) or (self.answer is None and self._unsaved):
-            self.grow(missing)
+        return self._journal.text()[received:]
 
     def _save(self) -> None:
         self._saved_at = time.monotonic()
