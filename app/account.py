@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any, Literal
 
-from runtime.bandwidth import Peak
-from runtime.cost import StepCost
-from runtime.hardware import Machine
-from runtime.request import Finished, Request, Step
-from runtime.sampling import SamplingParams
-from runtime.telemetry import Percentiles, StepRecord, mbu
-from runtime.units import format_bytes
+from headrace.runtime.bandwidth import Peak
+from headrace.runtime.cost import StepCost
+from headrace.runtime.hardware import Machine
+from headrace.runtime.request import Finished, Request, Step
+from headrace.runtime.sampling import SamplingParams
+from headrace.runtime.telemetry import Percentiles, StepRecord, mbu
+from headrace.runtime.units import format_bytes
 
 EndedBy = Literal["end_of_turn", "stop_string", "max_tokens", "context_limit", "cancelled"]
 _CUT_SHORT = {"max_tokens": "token limit", "context_limit": "context limit", "cancelled": "stopped"}

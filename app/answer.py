@@ -7,10 +7,10 @@ benchmarks alike. The text is what the model said: whoever shows it on a termina
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from models.stop_strings import StopMatcher
-from models.tokenizer import Tokenizer
-from runtime.engine import Engine
-from runtime.request import Finished, PrefillProgress, Request, Step
+from headrace.models.stop_strings import StopMatcher
+from headrace.models.tokenizer import Tokenizer
+from headrace.runtime.engine import Engine
+from headrace.runtime.request import Finished, PrefillProgress, Request, Step
 
 
 @dataclass(frozen=True, slots=True)

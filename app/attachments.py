@@ -9,9 +9,9 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.sessions.records import Attachment, Message
-from runtime.errors import UsageError
-from runtime.units import format_bytes
+from headrace.app.sessions.records import Attachment, Message
+from headrace.runtime.errors import UsageError
+from headrace.runtime.units import format_bytes
 
 MAX_BYTES = 256 << 10  # one file; more does not fit a context anyway
 _COMMAND = re.compile(r"^/file[ \t]+(?P<path>\S.*?)[ \t]*$\n?", re.MULTILINE)

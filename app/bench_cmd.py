@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from runtime.errors import UsageError
+from headrace.runtime.errors import UsageError
 
 FORMATS = ("table", "md", "csv", "json", "jsonl")
 
@@ -56,9 +56,9 @@ def bench(ctx: click.Context, /, **options: Any) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def compare(a: str, b: str, as_json: bool) -> int:
     """Say which tests of B differ significantly from A. Exit code 1 if any test of B is slower."""
-    from app.bench.compare import compare_documents
-    from app.bench.compare_view import lines, show
-    from app.bench.stored import read_document
+    from headrace.app.bench.compare import compare_documents
+    from headrace.app.bench.compare_view import lines, show
+    from headrace.app.bench.stored import read_document
 
     comparison = compare_documents(read_document(Path(a)), read_document(Path(b)))
     if as_json:
@@ -76,8 +76,8 @@ def compare(a: str, b: str, as_json: bool) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document a run.")
 def history(number: int | None, delete: int | None, as_json: bool) -> None:
     """List the saved runs, and how each test's speed went over time."""
-    from app.bench.history import History
-    from app.bench.history_view import show_history
+    from headrace.app.bench.history import History
+    from headrace.app.bench.history_view import show_history
 
     with History() as kept:
         if delete is not None:
@@ -107,9 +107,9 @@ def _bench(
     force: bool,
     **peer_options: Any,
 ) -> int:
-    from app.bench.live import live_view
-    from app.bench.plan import parse_counts, plan
-    from app.bench.run import Options, run
+    from headrace.app.bench.live import live_view
+    from headrace.app.bench.plan import parse_counts, plan
+    from headrace.app.bench.run import Options, run
 
     tests = plan(
         parse_counts(prompts, "-p"), parse_counts(generates, "-n"), parse_counts(depths, "-d"), combined=combined
@@ -129,7 +129,7 @@ def _bench(
     if report:
         _write_report(document, report)
     if save:
-        from app.bench.history import History
+        from headrace.app.bench.history import History
 
         with History() as kept:
             click.echo(f"saved as run {kept.add(document)}; `headrace bench history` lists them", err=True)
@@ -143,7 +143,7 @@ def _peers(
     llama_model: str | None,
     mlx_python: str | None,
 ) -> list[Any]:
-    from app.bench.peers import Peer
+    from headrace.app.bench.peers import Peer
 
     if (llama_python or llama_model) and "llama.cpp" not in peers:
         raise UsageError("--llama-python and --llama-model go with --vs llama.cpp")
@@ -158,11 +158,11 @@ def _print(document: dict[str, Any], form: str | None) -> None:
     """On standard output, in the form asked for."""
     form = form or ("table" if sys.stdout.isatty() else "md")
     if form == "table":
-        from app.bench.summary_view import show
+        from headrace.app.bench.summary_view import show
 
         show(document)
         return
-    from app.bench import formats
+    from headrace.app.bench import formats
 
     writers: dict[str, Callable[[dict[str, Any]], str]] = {
         "md": formats.markdown,
@@ -174,7 +174,7 @@ def _print(document: dict[str, Any], form: str | None) -> None:
 
 
 def _write_report(document: dict[str, Any], path: str) -> None:
-    from app.bench.report import html
+    from headrace.app.bench.report import html
 
     try:
         Path(path).write_text(html(document), encoding="utf-8")

@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from runtime.errors import UsageError
+from headrace.runtime.errors import UsageError
 
 
 @click.command()
@@ -35,10 +35,10 @@ def chat(model: str | None, resume: str | None, context: int | None) -> int:
         raise UsageError(
             "this terminal cannot draw the chat (TERM is dumb)", "`headrace run PROMPT` needs nothing of it"
         )
-    from app.engine_client import EngineClient
-    from app.sessions.store import SessionStore
-    from app.settings import load_settings
-    from app.tui.app import HeadraceApp
+    from headrace.app.engine_client import EngineClient
+    from headrace.app.sessions.store import SessionStore
+    from headrace.app.settings import load_settings
+    from headrace.app.tui.app import HeadraceApp
 
     settings = load_settings()
     store = SessionStore()

@@ -49,10 +49,10 @@ def _end_soon(code: int) -> None:
 
 
 def _run() -> int:
-    from app.standard_streams import prepare_streams
+    from headrace.app.standard_streams import prepare_streams
 
     prepare_streams()
-    from app.commands import run_command_line  # within reach of the handlers, since importing it takes a while
+    from headrace.app.commands import run_command_line  # within reach of the handlers, since importing it takes a while
 
     return run_command_line()
 

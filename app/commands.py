@@ -12,23 +12,31 @@ import traceback
 
 import click
 
-from app.standard_streams import OutputError, ReaderGoneError, silence_stdout
-from runtime.errors import HeadraceError
+from headrace.app.standard_streams import OutputError, ReaderGoneError, silence_stdout
+from headrace.runtime.errors import HeadraceError
 
 PROGRAM = "headrace"
 DEBUG = "HEADRACE_DEBUG"
 
 # name -> (module, attribute, one line for --help)
 _COMMANDS = {
-    "chat": ("app.chat_cmd", "chat", "Chat in the terminal, with the decode loop in view (the default)."),
-    "run": ("app.run", "run", "Answer one prompt, streamed to standard output."),
-    "bench": ("app.bench_cmd", "bench", "Measure how fast this machine decodes, and how close to its limit."),
-    "predict": ("app.predict_cmd", "predict", "Say how fast a model would decode on a chip, before fetching it."),
-    "fit": ("app.predict_cmd", "fit", "Say which models fit this machine, and how fast each would be."),
-    "models": ("app.models_cmd", "models", "List, fetch, inspect and remove models."),
-    "sessions": ("app.sessions_cmd", "sessions", "List, show, search, export and delete stored conversations."),
-    "paths": ("app.paths_cmd", "paths", "Show where headrace keeps its files."),
-    "doctor": ("app.doctor", "doctor", "Show what headrace knows about this machine, and what is wrong."),
+    "chat": ("headrace.app.chat_cmd", "chat", "Chat in the terminal, with the decode loop in view (the default)."),
+    "run": ("headrace.app.run", "run", "Answer one prompt, streamed to standard output."),
+    "bench": ("headrace.app.bench_cmd", "bench", "Measure how fast this machine decodes, and how close to its limit."),
+    "predict": (
+        "headrace.app.predict_cmd",
+        "predict",
+        "Say how fast a model would decode on a chip, before fetching it.",
+    ),
+    "fit": ("headrace.app.predict_cmd", "fit", "Say which models fit this machine, and how fast each would be."),
+    "models": ("headrace.app.models_cmd", "models", "List, fetch, inspect and remove models."),
+    "sessions": (
+        "headrace.app.sessions_cmd",
+        "sessions",
+        "List, show, search, export and delete stored conversations.",
+    ),
+    "paths": ("headrace.app.paths_cmd", "paths", "Show where headrace keeps its files."),
+    "doctor": ("headrace.app.doctor", "doctor", "Show what headrace knows about this machine, and what is wrong."),
 }
 
 
@@ -59,7 +67,7 @@ class _LazyGroup(click.Group):
 
 def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
     if wanted:
-        from app.versions import NOT_INSTALLED, versions
+        from headrace.app.versions import NOT_INSTALLED, versions
 
         click.echo(f"headrace {versions(('headrace',)).get('headrace') or f'({NOT_INSTALLED})'}")
         ctx.exit()
@@ -76,7 +84,7 @@ def cli(ctx: click.Context) -> int | None:
         return None
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.exceptions.NoArgsIsHelpError(ctx)
-    from app.chat_cmd import chat
+    from headrace.app.chat_cmd import chat
 
     return chat.main([], standalone_mode=False)  # type: ignore[no-any-return]
 

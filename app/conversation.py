@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable
 from typing import Literal, ParamSpec
 
-from app.attachments import spoken, take_attachments
-from app.context_question import ContextChoice, ContextQuestion, no_way_out
-from app.conversation_prompt import draft_messages, prompt_messages, runs, summary_messages, summary_tokens
-from app.conversation_turn import SAVE_S, Turn
-from app.engine_client import ChatEngine
-from app.engine_messages import (
+from headrace.app.attachments import spoken, take_attachments
+from headrace.app.context_question import ContextChoice, ContextQuestion, no_way_out
+from headrace.app.conversation_prompt import draft_messages, prompt_messages, runs, summary_messages, summary_tokens
+from headrace.app.conversation_turn import SAVE_S, Turn
+from headrace.app.engine_client import ChatEngine
+from headrace.app.engine_messages import (
     Abandoned,
     ContextFull,
     Delta,
@@ -29,11 +29,11 @@ from app.engine_messages import (
     Prefill,
     ReadAhead,
 )
-from app.open_session import OpenSession
-from app.sessions.records import Attachment, Message, Session
-from app.sessions.store import SessionStore
-from app.thinking import split_thinking
-from runtime.errors import EngineError, SessionError, UsageError
+from headrace.app.open_session import OpenSession
+from headrace.app.sessions.records import Attachment, Message, Session
+from headrace.app.sessions.store import SessionStore
+from headrace.app.thinking import split_thinking
+from headrace.runtime.errors import EngineError, SessionError, UsageError
 
 Phase = Literal["idle", "waiting", "prefill", "answering", "summarising"]
 P = ParamSpec("P")
@@ -132,7 +132,7 @@ class Conversation(OpenSession):
 
     def set_model(self, name: str) -> None:
         """Go on with another model, from this session's next answer on. Raises what `check_model_name` does."""
-        from app.model_names import check_model_name  # the catalog's reader is no part of the start
+        from headrace.app.model_names import check_model_name  # the catalog's reader is no part of the start
 
         check_model_name(name)
         self.session = self.store.set_model(self.session.id, name)

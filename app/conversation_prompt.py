@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-from app.attachments import with_attachments
-from app.sessions.records import Attachment, Message, Session
+from headrace.app.attachments import with_attachments
+from headrace.app.sessions.records import Attachment, Message, Session
 
 ChatMessages = list[dict[str, str]]
 

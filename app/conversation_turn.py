@@ -10,10 +10,10 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from app.engine_messages import Done
-from app.sessions.journal import Answer, Journal, storable
-from app.sessions.records import Message, TurnFigures
-from app.sessions.store import SessionStore
+from headrace.app.engine_messages import Done
+from headrace.app.sessions.journal import Answer, Journal, storable
+from headrace.app.sessions.records import Message, TurnFigures
+from headrace.app.sessions.store import SessionStore
 
 SAVE_S = 2.0
 

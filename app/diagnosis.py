@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from app.versions import versions
-from runtime.bandwidth import Peak
-from runtime.hardware import Machine, PowerState
-from runtime.memory import Budget
-from runtime.units import format_bytes, format_rate
+from headrace.app.versions import versions
+from headrace.runtime.bandwidth import Peak
+from headrace.runtime.hardware import Machine, PowerState
+from headrace.runtime.memory import Budget
+from headrace.runtime.units import format_bytes, format_rate
 
 if TYPE_CHECKING:
-    from models.store import Store
+    from headrace.models.store import Store
 
 PACKAGES = ("headrace", "mlx", "mlx-lm", "tokenizers", "gguf", "huggingface_hub", "textual")
 _LITTLE_MEMORY = 1 << 30  # bytes: not even a 1 B model at 4 bits with its cache
@@ -84,7 +84,7 @@ class Report:
 
 def gather(calibrate: bool = False, progress: Callable[[float], None] | None = None) -> Report:
     """Ask everything. Measures the bandwidth when asked to, or when it never was (about a second)."""
-    from runtime import bandwidth, hardware, memory
+    from headrace.runtime import bandwidth, hardware, memory
 
     found = versions(PACKAGES)
     failures: list[Finding] = []
@@ -95,7 +95,7 @@ def gather(calibrate: bool = False, progress: Callable[[float], None] | None = N
         host = hardware.machine()
         peak = None if calibrate else bandwidth.cached_peak(host)
         peak = peak or bandwidth.measure_peak(progress, host)
-        from runtime import ops
+        from headrace.runtime import ops
 
         kernels = ops.describe()
     except (ImportError, OSError, RuntimeError) as error:
@@ -203,7 +203,7 @@ def _memory(report: Report) -> list[Finding]:
 
 
 def _places() -> list[Place]:
-    from runtime import paths
+    from headrace.runtime import paths
 
     folders = {"models": paths.data_dir() / "models", "cache": paths.cache_dir(), "config": paths.config_dir()}
     return [_place(name, path) for name, path in folders.items()]
@@ -221,9 +221,9 @@ def _place(name: str, path: Path) -> Place:
 
 
 def _default_model(failures: list[Finding]) -> DefaultModel:
-    from models.resolve import DEFAULT_MODEL
-    from models.store import Store
-    from runtime.errors import HeadraceError
+    from headrace.models.resolve import DEFAULT_MODEL
+    from headrace.models.store import Store
+    from headrace.runtime.errors import HeadraceError
 
     store, paths = Store(), {}
     for name in store.names():
@@ -236,8 +236,8 @@ def _default_model(failures: list[Finding]) -> DefaultModel:
 
 def _checked_path(store: "Store", name: str) -> Path | None:
     """Where the files of a stored model are, if there are any; an error says what is wrong with it, and what to do."""
-    from models.soundness import check_sound, damaged
-    from runtime.errors import CheckpointError
+    from headrace.models.soundness import check_sound, damaged
+    from headrace.runtime.errors import CheckpointError
 
     model = store.get(name)
     if model is None:

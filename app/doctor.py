@@ -12,10 +12,10 @@ from typing import Any
 
 import click
 
-from app.diagnosis import Finding, Report, findings, gather
-from app.terminal import can_redraw, may_style
-from app.versions import NOT_INSTALLED
-from runtime.units import format_bytes, format_rate
+from headrace.app.diagnosis import Finding, Report, findings, gather
+from headrace.app.terminal import can_redraw, may_style
+from headrace.app.versions import NOT_INSTALLED
+from headrace.runtime.units import format_bytes, format_rate
 
 # Instruction sets that decide how fast the CPU kernels are, by their Linux flag; the first hit of a group is shown.
 _ISA_GROUPS = (

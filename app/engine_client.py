@@ -5,8 +5,8 @@ Used from one thread. `state` and `card` change inside `poll`, never between two
 
 from typing import Literal, Protocol
 
-from app.engine_link import EngineLink
-from app.engine_messages import (
+from headrace.app.engine_link import EngineLink
+from headrace.app.engine_messages import (
     Abandoned,
     Cancel,
     ContextFull,
@@ -24,7 +24,7 @@ from app.engine_messages import (
     ReadAhead,
     Ready,
 )
-from runtime.errors import EngineError
+from headrace.runtime.errors import EngineError
 
 State = Literal["stopped", "loading", "ready", "failed", "dead"]
 

@@ -10,9 +10,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 
-from app.answer import Ended, Said, answer
-from app.chat_prompt import ChatPrompt
-from app.engine_messages import (
+from headrace.app.answer import Ended, Said, answer
+from headrace.app.chat_prompt import ChatPrompt
+from headrace.app.engine_messages import (
     ContextFull,
     Delta,
     Done,
@@ -25,19 +25,19 @@ from app.engine_messages import (
     Prefill,
     ReadAhead,
 )
-from app.sampling_options import sampling_settings
-from app.sessions.journal import JournalWriter
-from models.load import LoadedModel, load_model
-from models.progress import Progress
-from models.resolve import ResolvedModel, resolve
-from models.soundness import blamed_on_store
-from runtime import memory, ops
-from runtime.bandwidth import Peak, cached_peak, measure_peak
-from runtime.engine import Engine
-from runtime.hardware import Machine, machine
-from runtime.request import CancelFlag, Finished, Request
-from runtime.sampling import SamplingParams
-from runtime.telemetry import StepRecord, mbu
+from headrace.app.sampling_options import sampling_settings
+from headrace.app.sessions.journal import JournalWriter
+from headrace.models.load import LoadedModel, load_model
+from headrace.models.progress import Progress
+from headrace.models.resolve import ResolvedModel, resolve
+from headrace.models.soundness import blamed_on_store
+from headrace.runtime import memory, ops
+from headrace.runtime.bandwidth import Peak, cached_peak, measure_peak
+from headrace.runtime.engine import Engine
+from headrace.runtime.hardware import Machine, machine
+from headrace.runtime.request import CancelFlag, Finished, Request
+from headrace.runtime.sampling import SamplingParams
+from headrace.runtime.telemetry import StepRecord, mbu
 
 _GATHER_S = {True: 0.1, False: 0.2}  # between two deltas, by whether decoding leaves a core over
 LEAST_ROOM = 256  # tokens an answer should have; an eighth of the context where that is less

@@ -15,12 +15,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from app.engine_messages import Command, Died, Event
-from app.engine_wire import CHUNK, Unpacker, pack, socket_pair
-from runtime.paths import cache_dir
+from headrace.app.engine_messages import Command, Died, Event
+from headrace.app.engine_wire import CHUNK, Unpacker, pack, socket_pair
+from headrace.runtime.paths import cache_dir
 
-_ROOT = Path(__file__).resolve().parent.parent
-_PROGRAM = "app.engine_process"
+_ROOT = Path(__file__).parents[2]  # where the package is found, installed or not
+_PROGRAM = "headrace.app.engine_process"
 _LOG_LIMIT = 1 << 20  # bytes; a longer log is begun anew
 _PATIENCE_S = 10.0  # for the kernel to take a killed process away
 _GRACE_S = 1.0  # for a process that has hung up to end by itself, so that it tells how

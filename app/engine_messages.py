@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from runtime.telemetry import StepRecord, Summary
+from headrace.runtime.telemetry import StepRecord, Summary
 
 if TYPE_CHECKING:
-    from runtime.bandwidth import Peak
-    from runtime.cost import StepCost
-    from runtime.hardware import Machine
-    from runtime.memory import Budget
+    from headrace.runtime.bandwidth import Peak
+    from headrace.runtime.cost import StepCost
+    from headrace.runtime.hardware import Machine
+    from headrace.runtime.memory import Budget
 
 # --- commands ----------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from app.engine_messages import (
+from headrace.app.engine_messages import (
     Cancel,
     Command,
     Delta,
@@ -33,13 +33,13 @@ from app.engine_messages import (
     ReadAhead,
     Ready,
 )
-from app.engine_wire import CHUNK, Unpacker, pack
-from app.throttle import throttled
-from runtime.errors import EngineError, HeadraceError
+from headrace.app.engine_wire import CHUNK, Unpacker, pack
+from headrace.app.throttle import throttled
+from headrace.runtime.errors import EngineError, HeadraceError
 
 if TYPE_CHECKING:
-    from app.engine_host import EngineHost
-    from runtime.request import CancelFlag
+    from headrace.app.engine_host import EngineHost
+    from headrace.runtime.request import CancelFlag
 
 _IDLE_S = 1.5  # without a command, before the machine's bandwidth is measured
 
@@ -66,7 +66,7 @@ class Inbox:
 
     def cancel_flag(self, generation: int) -> "CancelFlag":
         """The flag that a Cancel for `generation` sets, even if it came before its Generate was begun."""
-        from runtime.request import CancelFlag
+        from headrace.runtime.request import CancelFlag
 
         return self._cancelled.setdefault(generation, CancelFlag())
 
@@ -165,7 +165,7 @@ class Server:
 
     def _load(self, spec: ModelSpec) -> None:
         self._send(LoadProgress("starting", 0, None))
-        from app.engine_host import EngineHost
+        from headrace.app.engine_host import EngineHost
 
         progress = throttled(lambda stage, done, total: self._send(LoadProgress(stage, done, total)))
         self._host = EngineHost.load(spec, progress)
@@ -173,7 +173,7 @@ class Server:
         self._host.warm_up()
 
     def _pull(self, name: str) -> None:
-        from models.resolve import resolve
+        from headrace.models.resolve import resolve
 
         progress = throttled(lambda stage, done, total: self._send(PullProgress(name, stage, done, total)))
         resolve(name, progress=progress, refresh=True)

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from models.catalog import CatalogEntry, HubRepo, load_catalog
-from models.checkpoint import Checkpoint, open_checkpoint
-from models.costs import WORKING_MEMORY, checkpoint_cost
-from models.resolve import DEFAULT_MODEL, ResolvedModel
-from models.store import Store, StoredModel, directory_bytes
-from runtime.cost import StepCost
-from runtime.errors import CheckpointError, UnsupportedModelError
+from headrace.models.catalog import CatalogEntry, HubRepo, load_catalog
+from headrace.models.checkpoint import Checkpoint, open_checkpoint
+from headrace.models.costs import WORKING_MEMORY, checkpoint_cost
+from headrace.models.resolve import DEFAULT_MODEL, ResolvedModel
+from headrace.models.store import Store, StoredModel, directory_bytes
+from headrace.runtime.cost import StepCost
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 MEMORY_CONTEXT = 4096
 
@@ -46,7 +46,7 @@ def catalog_document(entry: CatalogEntry) -> Document:
 
 def checkpoint_document(model: ResolvedModel) -> Document:
     """All that a model's headers, configuration and origin say. Raises CheckpointError for broken files."""
-    from models.load import context_length, network_kind  # brings mlx, which only this question needs
+    from headrace.models.load import context_length, network_kind  # brings mlx, which only this question needs
 
     checkpoint = open_checkpoint(model.path)
     cost = _step_cost(checkpoint)
@@ -158,7 +158,7 @@ def _step_cost(checkpoint: Checkpoint) -> StepCost | None:
         return cost
     import mlx.core as mx
 
-    from models.mlx_lm_network import MlxLmNetwork  # half a second of imports, which a list does not spend
+    from headrace.models.mlx_lm_network import MlxLmNetwork  # half a second of imports, which a list does not spend
 
     try:
         return MlxLmNetwork(checkpoint, device=mx.DeviceType.gpu).cost  # made, but none of its arrays is read

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.conversation_prompt import first_sent
-from app.sessions.records import Message, Role, Session
-from app.sessions.store import SessionStore
-from runtime.errors import UsageError
+from headrace.app.conversation_prompt import first_sent
+from headrace.app.sessions.records import Message, Role, Session
+from headrace.app.sessions.store import SessionStore
+from headrace.runtime.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)

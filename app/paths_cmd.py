@@ -4,11 +4,11 @@ import json
 
 import click
 
-from app.engine_link import log_path
-from app.sessions.store import database_path
-from app.settings import settings_path, write_default
-from models.store import Store
-from runtime.paths import cache_dir
+from headrace.app.engine_link import log_path
+from headrace.app.sessions.store import database_path
+from headrace.app.settings import settings_path, write_default
+from headrace.models.store import Store
+from headrace.runtime.paths import cache_dir
 
 
 @click.command()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from app.bench.predict import Target
+    from headrace.app.bench.predict import Target
 
 DEFAULT_CONTEXT = 4096
 
@@ -41,10 +41,10 @@ def predict(
     as_json: bool,
 ) -> None:
     """Say how fast MODEL would decode on this machine or other chips, what limits it, and what would help."""
-    from app.bench.plan import parse_counts
-    from app.bench.predict_document import explanation, prediction
-    from models.find_shape import find_shape
-    from runtime.errors import UsageError
+    from headrace.app.bench.plan import parse_counts
+    from headrace.app.bench.predict_document import explanation, prediction
+    from headrace.models.find_shape import find_shape
+    from headrace.runtime.errors import UsageError
 
     counts = parse_counts(contexts, "--context")
     if not counts:
@@ -58,7 +58,7 @@ def predict(
     if as_json:
         click.echo(json.dumps(document))
         return
-    from app.bench.predict_view import show_explanation, show_prediction
+    from headrace.app.bench.predict_view import show_explanation, show_prediction
 
     (show_explanation if explain else show_prediction)(document)
 
@@ -72,21 +72,21 @@ def predict(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def fit(chip: str | None, memory: int | None, context: int, as_json: bool) -> None:
     """Say which models of the catalog fit this machine, and how fast each would be."""
-    from app.bench.predict_document import catalog_fit
+    from headrace.app.bench.predict_document import catalog_fit
 
     target = targets_for((chip,) if chip else (), memory, others=False)[0]
     document = catalog_fit(target, context)
     if as_json:
         click.echo(json.dumps(document))
         return
-    from app.bench.predict_view import show_fit
+    from headrace.app.bench.predict_view import show_fit
 
     show_fit(document)
 
 
 def targets_for(chips: tuple[str, ...], memory: int | None, *, others: bool = True) -> list["Target"]:
     """The chips asked for; without any, this machine, and with `others` the Apple chips of the table."""
-    from app.bench.predict import chip_target, known_targets
+    from headrace.app.bench.predict import chip_target, known_targets
 
     if chips:
         return [chip_target(chip, memory) for chip in chips]
@@ -96,11 +96,11 @@ def targets_for(chips: tuple[str, ...], memory: int | None, *, others: bool = Tr
 
 def _this_machine() -> "Target | None":
     """This machine at its measured peak (measured now if it never was), with its own step-cost fit if there is one."""
-    from app.bench.fit_store import remembered
-    from app.bench.predict import Target
-    from runtime.bandwidth import cached_peak, measure_peak
-    from runtime.hardware import machine
-    from runtime.memory import budget
+    from headrace.app.bench.fit_store import remembered
+    from headrace.app.bench.predict import Target
+    from headrace.runtime.bandwidth import cached_peak, measure_peak
+    from headrace.runtime.hardware import machine
+    from headrace.runtime.memory import budget
 
     host = machine()
     room = budget(host)

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from app.terminal import can_redraw, may_style
-from models.progress import Progress, silent
+from headrace.app.terminal import can_redraw, may_style
+from headrace.models.progress import Progress, silent
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.sampling_options import sampling_options, sampling_settings
-from app.terminal import can_redraw, may_style
-from runtime.errors import ContextLimitError, UsageError
+from headrace.app.sampling_options import sampling_options, sampling_settings
+from headrace.app.terminal import can_redraw, may_style
+from headrace.runtime.errors import ContextLimitError, UsageError
 
 if TYPE_CHECKING:
-    from app.account import Account
-    from app.answer import Part
-    from models.load import LoadedModel
-    from runtime.request import Finished, Request, Step
+    from headrace.app.account import Account
+    from headrace.app.answer import Part
+    from headrace.models.load import LoadedModel
+    from headrace.runtime.request import Finished, Request, Step
 
 DEFAULT_MAX_TOKENS = 2048
 DEFAULT_GROUP_SIZE = 64
@@ -72,12 +72,12 @@ def run(
         raise UsageError("--raw has no place for a system message, nor for --thinking")
     text = _read_prompt(prompt)
     # Kept out of the module's head: `headrace run --help` needs none of it.
-    from app.answer import answer
-    from app.interrupts import first_interrupt_cancels
-    from models.load import context_length
-    from runtime.engine import Engine
-    from runtime.request import Request
-    from runtime.sampling import SamplingParams
+    from headrace.app.answer import answer
+    from headrace.app.interrupts import first_interrupt_cancels
+    from headrace.models.load import context_length
+    from headrace.runtime.engine import Engine
+    from headrace.runtime.request import Request
+    from headrace.runtime.sampling import SamplingParams
 
     _check_options(sampling, stop)
     started = time.perf_counter()
@@ -110,8 +110,8 @@ def run(
 
 def _check_options(sampling: dict[str, Any], stops: tuple[str, ...]) -> None:
     """Raises UsageError now for what only the loaded model will be asked to do: a typo is not worth a download."""
-    from models.stop_strings import StopMatcher
-    from runtime.sampling import SamplingParams
+    from headrace.models.stop_strings import StopMatcher
+    from headrace.runtime.sampling import SamplingParams
 
     SamplingParams(**sampling_settings(sampling, {}))
     StopMatcher(stops)
@@ -132,11 +132,11 @@ def _read_prompt(argument: str | None) -> str:
 
 
 def _load(model: str | None, context: int | None, quantize: int | None, group_size: int, force: bool) -> "LoadedModel":
-    from app.progress import drawn_progress
-    from models.load import load_model
-    from models.quantization import Quantization
-    from models.resolve import resolve
-    from models.soundness import blamed_on_store
+    from headrace.app.progress import drawn_progress
+    from headrace.models.load import load_model
+    from headrace.models.quantization import Quantization
+    from headrace.models.resolve import resolve
+    from headrace.models.soundness import blamed_on_store
 
     requantize = Quantization(quantize, group_size) if quantize is not None else None  # before anything is fetched
     with drawn_progress() as progress:
@@ -148,7 +148,7 @@ def _load(model: str | None, context: int | None, quantize: int | None, group_si
 def _encode(loaded: "LoadedModel", text: str, system: str | None, raw: bool, thinking: bool | None) -> list[int]:
     if raw:
         return loaded.tokenizer.encode_prompt(text)
-    from app.chat_prompt import ChatPrompt
+    from headrace.app.chat_prompt import ChatPrompt
 
     messages = [{"role": "system", "content": system}] if system else []
     return ChatPrompt(loaded.tokenizer).encode([*messages, {"role": "user", "content": text}], thinking=thinking)
@@ -158,7 +158,7 @@ class _Shown:
     """The answer as it arrives: printed unless `echo` is off, remembered for the account."""
 
     def __init__(self, submitted: float, *, echo: bool) -> None:
-        from app.sanitise import Sanitiser
+        from headrace.app.sanitise import Sanitiser
 
         self._submitted = submitted
         self._echo = echo
@@ -181,7 +181,7 @@ class _Shown:
 
     def follow(self, parts: Iterable["Part"]) -> None:
         """Consume the answer to its end."""
-        from app.answer import Ended, Said
+        from headrace.app.answer import Ended, Said
 
         for part in parts:
             if isinstance(part, Said | Ended):
@@ -221,11 +221,11 @@ class _Shown:
 
 
 def _account(loaded: "LoadedModel", request: "Request", shown: _Shown, timing: dict[str, float]) -> "Account":
-    from app.account import Account
-    from app.versions import versions
-    from runtime import ops
-    from runtime.bandwidth import cached_peak, measure_peak
-    from runtime.hardware import machine
+    from headrace.app.account import Account
+    from headrace.app.versions import versions
+    from headrace.runtime import ops
+    from headrace.runtime.bandwidth import cached_peak, measure_peak
+    from headrace.runtime.hardware import machine
 
     return Account(
         model=loaded.name,
@@ -246,7 +246,7 @@ def _account(loaded: "LoadedModel", request: "Request", shown: _Shown, timing: d
 
 
 def _report(account: "Account", *, as_json: bool, with_steps: bool, stats: bool) -> None:
-    from app.account import document, summary_line, table
+    from headrace.app.account import document, summary_line, table
 
     if as_json:
         click.echo(json.dumps(document(account, with_steps=with_steps)))

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from runtime.errors import UsageError
+from headrace.runtime.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 

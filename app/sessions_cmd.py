@@ -15,11 +15,11 @@ from typing import Any
 
 import click
 
-from app.sanitise import sanitise
-from app.sessions.export import to_document, to_markdown
-from app.sessions.search import search as search_sessions
-from app.sessions.store import SessionStore
-from runtime.errors import SessionError, UsageError
+from headrace.app.sanitise import sanitise
+from headrace.app.sessions.export import to_document, to_markdown
+from headrace.app.sessions.search import search as search_sessions
+from headrace.app.sessions.store import SessionStore
+from headrace.runtime.errors import SessionError, UsageError
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 _TITLE_WIDTH = 48

@@ -13,8 +13,8 @@ from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from runtime.errors import HeadraceError, UsageError
-from runtime.paths import config_dir
+from headrace.runtime.errors import HeadraceError, UsageError
+from headrace.runtime.paths import config_dir
 
 _LARGEST_SEED = 2**64 - 1
 

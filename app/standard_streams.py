@@ -9,7 +9,7 @@ import io
 import os
 import sys
 
-from runtime.errors import HeadraceError
+from headrace.runtime.errors import HeadraceError
 
 
 class ReaderGoneError(Exception):

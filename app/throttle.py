@@ -2,7 +2,7 @@
 
 import time
 
-from models.progress import Progress
+from headrace.models.progress import Progress
 
 _INTERVAL_S = 0.1
 

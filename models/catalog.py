@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from models.costs import WORKING_MEMORY
-from runtime.errors import ModelNotFoundError
-from runtime.paths import ASSETS
+from headrace.models.costs import WORKING_MEMORY
+from headrace.runtime.errors import ModelNotFoundError
+from headrace.runtime.paths import ASSETS
 
 KV_BYTES_PER_NUMBER = 2  # the KV cache is kept in half precision
 

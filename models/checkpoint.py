@@ -19,7 +19,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from runtime.errors import CheckpointError
+from headrace.runtime.errors import CheckpointError
 
 # Limits on JSON, generous for real files and small enough that parsing hostile ones stays bearable.
 MAX_CONFIG_BYTES = 4 << 20

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from runtime.errors import CheckpointError, UnsupportedModelError
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 OWN_ARCHITECTURES = ("llama", "mistral", "smollm3", "qwen2", "qwen3", "gemma2", "gemma3_text")
 OWN_ROPE_TYPES = ("default", "linear", "llama3", "yarn")

@@ -10,13 +10,13 @@ from copy import copy
 
 import mlx.core as mx
 
-from models.config import DecoderConfig, LayerConfig
-from models.costs import network_cost
-from models.parameters import Parameters
-from models.rope import make_rope
-from runtime.cache import KVCache
-from runtime.cost import StepCost
-from runtime.ops import AttentionSpec, LayersNode, LayerWeights, Ops, Weight
+from headrace.models.config import DecoderConfig, LayerConfig
+from headrace.models.costs import network_cost
+from headrace.models.parameters import Parameters
+from headrace.models.rope import make_rope
+from headrace.runtime.cache import KVCache
+from headrace.runtime.cost import StepCost
+from headrace.runtime.ops import AttentionSpec, LayersNode, LayerWeights, Ops, Weight
 
 
 class Decoder:

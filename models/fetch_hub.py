@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from models.beside import beside
-from models.checkpoint import refuse_code
-from models.hub_files import choose_files
-from models.json_object import read_json_object
-from models.progress import Progress, silent
-from models.source import HubId
-from runtime.errors import FetchError, HeadraceError, ModelNotFoundError
+from headrace.models.beside import beside
+from headrace.models.checkpoint import refuse_code
+from headrace.models.hub_files import choose_files
+from headrace.models.json_object import read_json_object
+from headrace.models.progress import Progress, silent
+from headrace.models.source import HubId
+from headrace.runtime.errors import FetchError, HeadraceError, ModelNotFoundError
 
 _API_TIMEOUT_SECONDS = 15.0
 _CHUNK = 4 << 20

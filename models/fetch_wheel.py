@@ -22,9 +22,9 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from models.catalog import Wheel
-from models.progress import Progress, silent
-from runtime.errors import FetchError
+from headrace.models.catalog import Wheel
+from headrace.models.progress import Progress, silent
+from headrace.runtime.errors import FetchError
 
 _CHUNK = 1 << 20
 _POLL_SECONDS = 0.1

@@ -7,7 +7,7 @@ Code (*.py) and pickles are never chosen.
 import re
 from collections.abc import Iterable
 
-from runtime.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from headrace.runtime.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 
 _SIDE_FILES = (".json", ".jinja", ".txt", ".model")  # config, tokenizer, chat template, merges, sentencepiece
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")

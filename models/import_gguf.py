@@ -9,10 +9,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from models.progress import Progress, silent
-from models.store import Store, StoredModel
-from runtime.cache_file import read_cache, write_cache
-from runtime.errors import CheckpointError, HeadraceError, ModelNotFoundError
+from headrace.models.progress import Progress, silent
+from headrace.models.store import Store, StoredModel
+from headrace.runtime.cache_file import read_cache, write_cache
+from headrace.runtime.errors import CheckpointError, HeadraceError, ModelNotFoundError
 
 _CHUNK = 4 << 20
 _SEEN = ".gguf.json"
@@ -49,7 +49,9 @@ def import_gguf(file: Path, store: Store, *, progress: Progress = silent) -> Sto
 
 def convert(file: Path, directory: Path, progress: Progress, sha256: str | None = None) -> None:
     """Write the MLX-format conversion of `file` into `directory`; `sha256` if the caller knows it."""
-    from models.gguf import convert_gguf  # numpy and gguf: seconds that a start without conversion does not need
+    from headrace.models.gguf import (
+        convert_gguf,  # numpy and gguf: seconds that a start without conversion does not need
+    )
 
     convert_gguf(file, directory, progress=lambda done, total: progress("converting", done, total), sha256=sha256)
 

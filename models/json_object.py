@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from runtime.errors import CheckpointError
+from headrace.runtime.errors import CheckpointError
 
 _MAX_BYTES = 32 << 20
 

@@ -11,17 +11,17 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-from models.beside import beside
-from models.checkpoint import Checkpoint, open_checkpoint
-from models.config import DecoderConfig, decoder_config
-from models.costs import WORKING_MEMORY, kv_bytes_per_token
-from models.dtypes import compute_dtype
-from models.json_object import read_json_object
-from models.quantization import Quantization, is_affine
-from models.tokenizer import Tokenizer
-from runtime import memory, ops
-from runtime.errors import UsageError
-from runtime.network import Network
+from headrace.models.beside import beside
+from headrace.models.checkpoint import Checkpoint, open_checkpoint
+from headrace.models.config import DecoderConfig, decoder_config
+from headrace.models.costs import WORKING_MEMORY, kv_bytes_per_token
+from headrace.models.dtypes import compute_dtype
+from headrace.models.json_object import read_json_object
+from headrace.models.quantization import Quantization, is_affine
+from headrace.models.tokenizer import Tokenizer
+from headrace.runtime import memory, ops
+from headrace.runtime.errors import UsageError
+from headrace.runtime.network import Network
 
 NetworkKind = Literal["headrace", "mlx-lm"]
 LEAST_CONTEXT = 512  # a shorter one is not offered unasked
@@ -120,7 +120,7 @@ def _sized(
     """
     device = mx.default_device().type
     if config is None:
-        from models.mlx_lm_network import MlxLmNetwork
+        from headrace.models.mlx_lm_network import MlxLmNetwork
 
         network = MlxLmNetwork(checkpoint, device=device, requantize=requantize)
         return lambda: network, sum(array.nbytes for array in network.arrays), network.cost.kv_bytes_per_token
@@ -133,8 +133,8 @@ def _sized(
 def _decoder(
     checkpoint: Checkpoint, config: DecoderConfig, dtype: mx.Dtype, requantize: Quantization | None
 ) -> Network[Any]:
-    from models.decoder import Decoder
-    from models.parameters import Parameters
+    from headrace.models.decoder import Decoder
+    from headrace.models.parameters import Parameters
 
     kernels = ops.select()
     return Decoder(config, Parameters(checkpoint, kernels, dtype, requantize), kernels, dtype)

@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from runtime.cost import LayerKV, StepCost
+from headrace.runtime.cost import LayerKV, StepCost
 
 # How architectures call the number of experts a token is routed to.
 _ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k")

@@ -10,12 +10,12 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from models.checkpoint import Checkpoint
-from models.mlx_lm_costs import layers_kv, leaves, step_cost
-from models.quantization import Quantization
-from runtime.cache import Lengths
-from runtime.cost import LayerKV
-from runtime.errors import CheckpointError, UnsupportedModelError
+from headrace.models.checkpoint import Checkpoint
+from headrace.models.mlx_lm_costs import layers_kv, leaves, step_cost
+from headrace.models.quantization import Quantization
+from headrace.runtime.cache import Lengths
+from headrace.runtime.cost import LayerKV
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 
 class MlxLmCache(Lengths):

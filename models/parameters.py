@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from models.checkpoint import Checkpoint
-from models.quantization import Quantization, layer_quantization
-from runtime.errors import CheckpointError
-from runtime.ops import Ops, Weight
+from headrace.models.checkpoint import Checkpoint
+from headrace.models.quantization import Quantization, layer_quantization
+from headrace.runtime.errors import CheckpointError
+from headrace.runtime.ops import Ops, Weight
 
 
 class Parameters:

@@ -9,8 +9,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from runtime.errors import CheckpointError, UnsupportedModelError, UsageError
-from runtime.ops import Weight
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError, UsageError
+from headrace.runtime.ops import Weight
 
 BITS = (2, 3, 4, 5, 6, 8)
 GROUP_SIZES = (32, 64, 128)

@@ -11,13 +11,13 @@ from typing import Any
 
 import mlx.core as mx
 
-from models.checkpoint import Checkpoint, TensorInfo, open_checkpoint
-from models.load import network_kind
-from models.progress import Progress, silent
-from models.quantization import Quantization
-from models.resolve import ResolvedModel
-from models.store import Store, StoredModel
-from runtime.errors import UnsupportedModelError, UsageError
+from headrace.models.checkpoint import Checkpoint, TensorInfo, open_checkpoint
+from headrace.models.load import network_kind
+from headrace.models.progress import Progress, silent
+from headrace.models.quantization import Quantization
+from headrace.models.resolve import ResolvedModel
+from headrace.models.store import Store, StoredModel
+from headrace.runtime.errors import UnsupportedModelError, UsageError
 
 # What goes along unchanged: tokenizer, templates, sampling defaults.
 _COPIED = (

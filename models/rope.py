@@ -10,9 +10,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from models.config import RopeConfig
-from runtime.errors import CheckpointError
-from runtime.ops import Rope
+from headrace.models.config import RopeConfig
+from headrace.runtime.errors import CheckpointError
+from headrace.runtime.ops import Rope
 
 
 def make_rope(config: RopeConfig, head_dim: int, context_length: int) -> Rope:

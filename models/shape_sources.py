@@ -16,14 +16,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.checkpoint import Checkpoint
-from models.config import DecoderConfig, LayerConfig, decoder_config
-from models.costs import kv_layers
-from models.step_shape import Matrix, StepShape, quantized_bytes
-from runtime.errors import CheckpointError, UnsupportedModelError
+from headrace.models.checkpoint import Checkpoint
+from headrace.models.config import DecoderConfig, LayerConfig, decoder_config
+from headrace.models.costs import kv_layers
+from headrace.models.step_shape import Matrix, StepShape, quantized_bytes
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 if TYPE_CHECKING:
-    from models.catalog import CatalogEntry
+    from headrace.models.catalog import CatalogEntry
 
 KV_BYTES = 2  # half precision, as on every GPU
 _HALF = 2
@@ -79,11 +79,11 @@ def shape_of_checkpoint(checkpoint: Checkpoint) -> StepShape:
 
 def shape_of_gguf(file: Path) -> StepShape:
     """From the headers of a GGUF, in the format headrace converts it to."""
-    from models.gguf.config import model_config
-    from models.gguf.container import open_container
-    from models.gguf.metadata import Metadata
-    from models.gguf.names import targets
-    from models.gguf.tensors import BITS, GROUP_SIZE
+    from headrace.models.gguf.config import model_config
+    from headrace.models.gguf.container import open_container
+    from headrace.models.gguf.metadata import Metadata
+    from headrace.models.gguf.names import targets
+    from headrace.models.gguf.tensors import BITS, GROUP_SIZE
 
     container = open_container(file)
     metadata = Metadata(container.metadata)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from models.checkpoint import open_checkpoint
-from runtime.errors import CheckpointError
+from headrace.models.checkpoint import open_checkpoint
+from headrace.runtime.errors import CheckpointError
 
 
 def check_sound(directory: Path) -> None:

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.errors import ModelNotFoundError, UsageError
+from headrace.runtime.errors import ModelNotFoundError, UsageError
 
 _CATALOG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 # Repository names as the hub allows them: no leading or trailing separator, no "..", no "--".

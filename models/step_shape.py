@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from runtime.cost import LayerKV, StepCost
+from headrace.runtime.cost import LayerKV, StepCost
 
 
 @dataclass(frozen=True, slots=True)

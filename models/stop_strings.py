@@ -6,7 +6,7 @@ less than the longest stop string. The earliest occurrence ends the text; what c
 
 from collections.abc import Iterable
 
-from runtime.errors import UsageError
+from headrace.runtime.errors import UsageError
 
 
 class StopMatcher:

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.checkpoint import ORIGIN_FILE
-from models.progress import Progress, silent
-from runtime.errors import CheckpointError, HeadraceError, UsageError
-from runtime.paths import data_dir
+from headrace.models.checkpoint import ORIGIN_FILE
+from headrace.models.progress import Progress, silent
+from headrace.runtime.errors import CheckpointError, HeadraceError, UsageError
+from headrace.runtime.paths import data_dir
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@%-]{0,199}")
 _OLD = ".old."  # no model name starts with a dot

@@ -20,7 +20,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from models.template_limits import (
+from headrace.models.template_limits import (
     MAX_TEXT,
     TemplateRefusedError,
     check_format,
@@ -30,7 +30,7 @@ from models.template_limits import (
     check_written,
     line_budget,
 )
-from runtime.errors import CheckpointError
+from headrace.runtime.errors import CheckpointError
 
 MAX_SOURCE = 1_000_000  # characters of template source; the longest in common use have about 20,000
 

@@ -20,9 +20,9 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from runtime.cache_file import read_cache, write_cache
-from runtime.hardware import Machine, machine, memory_available
-from runtime.paths import cache_dir
+from headrace.runtime.cache_file import read_cache, write_cache
+from headrace.runtime.hardware import Machine, machine, memory_available
+from headrace.runtime.paths import cache_dir
 
 Progress = Callable[[float], None]
 """Told the fraction done, 0 to 1."""

@@ -12,8 +12,8 @@ from typing import Protocol, cast
 
 import mlx.core as mx
 
-from runtime.errors import ContextLimitError
-from runtime.ops import AttentionSpec, LayersNode, Ops
+from headrace.runtime.errors import ContextLimitError
+from headrace.runtime.ops import AttentionSpec, LayersNode, Ops
 
 CHUNK = 256  # entries; capacities are multiples of it
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from runtime.cache import Cache
-from runtime.network import Network
+from headrace.runtime.cache import Cache
+from headrace.runtime.network import Network
 
 
 @dataclass(frozen=True, slots=True)

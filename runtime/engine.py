@@ -11,16 +11,16 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from runtime.cache import Cache
-from runtime.decode import Choice, decode
-from runtime.errors import ContextLimitError, EngineError, UsageError
-from runtime.network import Network
-from runtime.prefill import Pace, prefill
-from runtime.prefix import Prefix
-from runtime.request import Event, Finished, FinishReason, PrefillProgress, Request, Step, TokenLogprobs
-from runtime.sampling import Sampler, logprobs
-from runtime.telemetry import StepRing
-from runtime.timeline import Timeline
+from headrace.runtime.cache import Cache
+from headrace.runtime.decode import Choice, decode
+from headrace.runtime.errors import ContextLimitError, EngineError, UsageError
+from headrace.runtime.network import Network
+from headrace.runtime.prefill import Pace, prefill
+from headrace.runtime.prefix import Prefix
+from headrace.runtime.request import Event, Finished, FinishReason, PrefillProgress, Request, Step, TokenLogprobs
+from headrace.runtime.sampling import Sampler, logprobs
+from headrace.runtime.telemetry import StepRing
+from headrace.runtime.timeline import Timeline
 
 
 class Engine:

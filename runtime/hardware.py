@@ -13,8 +13,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
 
-from runtime import hardware_text as text
-from runtime.chips import Chip, find
+from headrace.runtime import hardware_text as text
+from headrace.runtime.chips import Chip, find
 
 Backend = Literal["metal", "cuda", "cpu"]
 ReadFile = Callable[[str], str]

@@ -8,9 +8,9 @@ macOS already keeps below the RAM; free RAM is no measure there, since macOS mak
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from runtime.errors import NotEnoughMemoryError
-from runtime.hardware import Machine, machine, memory_available
-from runtime.units import format_bytes
+from headrace.runtime.errors import NotEnoughMemoryError
+from headrace.runtime.hardware import Machine, machine, memory_available
+from headrace.runtime.units import format_bytes
 
 _RESERVE_SHARE = 0.05
 _RESERVE_LEAST = 256 << 20

@@ -4,8 +4,8 @@ from typing import Protocol, TypeVar
 
 import mlx.core as mx
 
-from runtime.cache import Cache
-from runtime.cost import StepCost
+from headrace.runtime.cache import Cache
+from headrace.runtime.cost import StepCost
 
 C = TypeVar("C", bound=Cache)
 

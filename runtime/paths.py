@@ -7,7 +7,7 @@ Nothing is created here: whoever writes creates its folder. UsageError if HEADRA
 import os
 from pathlib import Path
 
-from runtime.errors import UsageError
+from headrace.runtime.errors import UsageError
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 

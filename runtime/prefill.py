@@ -11,8 +11,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from runtime.cache import Cache
-from runtime.network import Network
+from headrace.runtime.cache import Cache
+from headrace.runtime.network import Network
 
 TARGET_S = 0.4
 FIRST = 32  # tokens of the first chunk ever

@@ -7,7 +7,7 @@ is lost and the next one starts empty. Nothing is reused from the middle: K/V en
 
 from collections.abc import Sequence
 
-from runtime.cache import Cache
+from headrace.runtime.cache import Cache
 
 
 class Prefix:

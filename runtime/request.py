@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from runtime.sampling import SamplingParams
-from runtime.telemetry import StepRecord, Summary
+from headrace.runtime.sampling import SamplingParams
+from headrace.runtime.telemetry import StepRecord, Summary
 
 FinishReason = Literal["stop", "length", "cancelled"]
 

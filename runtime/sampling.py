@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 
-from runtime.errors import UsageError
+from headrace.runtime.errors import UsageError
 
 LARGEST = 1e6  # of temperature and penalties: beyond any use, and times any count still a float32
 COLDEST = 1e-6  # temperatures below it are greedy: dividing by them tells float32 logits no further apart

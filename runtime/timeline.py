@@ -10,9 +10,9 @@ from itertools import pairwise
 
 import mlx.core as mx
 
-from runtime.cache import Cache
-from runtime.cost import StepCost
-from runtime.telemetry import Percentiles, StepRecord, StepRing, Summary
+from headrace.runtime.cache import Cache
+from headrace.runtime.cost import StepCost
+from headrace.runtime.telemetry import Percentiles, StepRecord, StepRing, Summary
 
 
 class Timeline:

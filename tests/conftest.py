@@ -29,7 +29,7 @@ def _terminals_tell_their_size() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def default_model() -> Path:
     """The default model's directory, installed as a user would get it."""
-    from models.resolve import resolve
-    from models.store import Store
+    from headrace.models.resolve import resolve
+    from headrace.models.store import Store
 
     return resolve(None, store=Store(TEST_HOME / "data" / "models")).path

@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import mlx.core as mx
 
-from runtime.ops import Ops, Weight, native, reference
+from headrace.runtime.ops import Ops, Weight, native, reference
 
 
 class Exact:

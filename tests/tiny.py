@@ -10,11 +10,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from models.checkpoint import open_checkpoint
-from models.config import decoder_config
-from models.decoder import Decoder
-from models.parameters import Parameters
-from runtime.ops import Ops, reference
+from headrace.models.checkpoint import open_checkpoint
+from headrace.models.config import decoder_config
+from headrace.models.decoder import Decoder
+from headrace.models.parameters import Parameters
+from headrace.runtime.ops import Ops, reference
 
 VOCAB, HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 96, 64, 128, 3, 4, 2, 32
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from runtime.engine import Engine
-from runtime.network import Network
-from runtime.request import Event, Finished, Request, Step
+from headrace.runtime.engine import Engine
+from headrace.runtime.network import Network
+from headrace.runtime.request import Event, Finished, Request, Step
 
 
 class WatchedNetwork:

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from app.bench.formats import label
+from headrace.app.bench.formats import label
 
 Entry = dict[str, Any]
 

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from app.bench.plan import Test
-from app.bench.sample import Sample
-from runtime.errors import EngineError
+from headrace.app.bench.plan import Test
+from headrace.app.bench.sample import Sample
+from headrace.runtime.errors import EngineError
 
 WARM_UP_TOKENS = 16
 

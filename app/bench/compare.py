@@ -7,7 +7,7 @@ comparison together, two runs of the same build are called different at most onc
 from collections.abc import Callable
 from typing import Any
 
-from app.bench.significance import Difference, difference, holm
+from headrace.app.bench.significance import Difference, difference, holm
 
 Document = dict[str, Any]
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from app.bench.live import console
-from app.bench.table import speed_text
+from headrace.app.bench.live import console
+from headrace.app.bench.table import speed_text
 
 _STYLES = {"slower": "bold red", "faster": "bold green", "too few repetitions": "yellow"}
 

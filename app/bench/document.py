@@ -13,16 +13,16 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from app.bench.fit import fit_step_cost, points_of
-from app.bench.memory_speed import MemorySpeed
-from app.bench.ratios import agreement, ratios
-from app.bench.result import Result
-from app.versions import versions
-from runtime import ops
-from runtime.hardware import Machine, power_state
+from headrace.app.bench.fit import fit_step_cost, points_of
+from headrace.app.bench.memory_speed import MemorySpeed
+from headrace.app.bench.ratios import agreement, ratios
+from headrace.app.bench.result import Result
+from headrace.app.versions import versions
+from headrace.runtime import ops
+from headrace.runtime.hardware import Machine, power_state
 
 if TYPE_CHECKING:
-    from models.load import LoadedModel
+    from headrace.models.load import LoadedModel
 
 SCHEMA = "headrace-bench/1"
 
@@ -95,7 +95,7 @@ def power_notes(power: Document) -> list[str]:
 
 def model_document(loaded: "LoadedModel") -> Document:
     """The model: where it is from, what it weighs, and a hash of it."""
-    from app.models_report import quantization_document
+    from headrace.app.models_report import quantization_document
 
     checkpoint, cost = loaded.checkpoint, loaded.network.cost
     origin = checkpoint.origin or {}

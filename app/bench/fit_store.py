@@ -10,11 +10,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from app.bench.fit import StepCostFit
-from runtime import ops
-from runtime.cache_file import read_cache, write_cache
-from runtime.hardware import Machine
-from runtime.paths import cache_dir
+from headrace.app.bench.fit import StepCostFit
+from headrace.runtime import ops
+from headrace.runtime.cache_file import read_cache, write_cache
+from headrace.runtime.hardware import Machine
+from headrace.runtime.paths import cache_dir
 
 KEPT = 8  # runs: enough to outlast a busy hour, few enough to follow a change of the machine
 

@@ -5,8 +5,8 @@ import io
 import json
 from typing import Any
 
-from app.bench.profile_view import profile_lines
-from runtime.units import format_bytes
+from headrace.app.bench.profile_view import profile_lines
+from headrace.runtime.units import format_bytes
 
 Document = dict[str, Any]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from app.bench.stored import checked
-from runtime.errors import HeadraceError, UsageError
-from runtime.paths import data_dir
+from headrace.app.bench.stored import checked
+from headrace.runtime.errors import HeadraceError, UsageError
+from headrace.runtime.paths import data_dir
 
 _VERSION = 1
 _CREATE = """

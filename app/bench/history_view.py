@@ -3,9 +3,9 @@
 import sys
 from typing import Any
 
-from app.bench.history import History
-from app.bench.live import console
-from app.bench.table import speed_text
+from headrace.app.bench.history import History
+from headrace.app.bench.live import console
+from headrace.app.bench.table import speed_text
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _LAST = 24  # runs in a row of blocks

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from app.bench.session import Progress
-from app.bench.table import results_table
-from app.terminal import can_redraw, may_style
+from headrace.app.bench.session import Progress
+from headrace.app.bench.table import results_table
+from headrace.app.terminal import can_redraw, may_style
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

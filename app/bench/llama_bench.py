@@ -6,9 +6,9 @@ It reports the seconds of a whole test, so a decode's steps all get the average 
 import json
 import subprocess
 
-from app.bench.plan import Test
-from app.bench.sample import Sample
-from runtime.errors import EngineError
+from headrace.app.bench.plan import Test
+from headrace.app.bench.sample import Sample
+from headrace.runtime.errors import EngineError
 
 
 class LlamaBench:

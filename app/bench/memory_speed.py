@@ -7,7 +7,7 @@ lottery. The run's peak is the upper quartile of all its passes, as in `runtime.
 from statistics import median
 from typing import Any
 
-from runtime.bandwidth import Reader
+from headrace.runtime.bandwidth import Reader
 
 PASSES = 6
 

@@ -8,14 +8,14 @@ What a test feeds on top is fresh random tokens each time, so nothing of it can 
 import random
 from typing import Any
 
-from app.bench.plan import Test
-from app.bench.sample import Sample
-from runtime.cost import StepCost
-from runtime.engine import Engine
-from runtime.errors import EngineError
-from runtime.network import Network
-from runtime.request import Event, Finished, Request, Step
-from runtime.telemetry import StepRecord, Summary
+from headrace.app.bench.plan import Test
+from headrace.app.bench.sample import Sample
+from headrace.runtime.cost import StepCost
+from headrace.runtime.engine import Engine
+from headrace.runtime.errors import EngineError
+from headrace.runtime.network import Network
+from headrace.runtime.request import Event, Finished, Request, Step
+from headrace.runtime.telemetry import StepRecord, Summary
 
 WARM_UP_TOKENS = 16
 

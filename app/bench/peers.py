@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from app.bench.child import ChildProcess
-from app.bench.llama_bench import LlamaBench
-from app.bench.sample import Contestant
-from runtime.errors import EngineError
+from headrace.app.bench.child import ChildProcess
+from headrace.app.bench.llama_bench import LlamaBench
+from headrace.app.bench.sample import Contestant
+from headrace.runtime.errors import EngineError
 
 if TYPE_CHECKING:
-    from models.load import LoadedModel
+    from headrace.models.load import LoadedModel
 
 Engine = Literal["mlx-lm", "llama.cpp"]
 _CHILDREN = Path(__file__).parent / "children"

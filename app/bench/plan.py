@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from runtime.errors import UsageError
+from headrace.runtime.errors import UsageError
 
 Kind = Literal["prefill", "decode", "both"]
 

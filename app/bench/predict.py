@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from app.bench.fit_store import MeasuredFit
-from app.bench.published import Assumptions
-from models.costs import WORKING_MEMORY
-from models.step_shape import StepShape
-from runtime import chips
-from runtime.errors import UsageError
+from headrace.app.bench.fit_store import MeasuredFit
+from headrace.app.bench.published import Assumptions
+from headrace.models.costs import WORKING_MEMORY
+from headrace.models.step_shape import StepShape
+from headrace.runtime import chips
+from headrace.runtime.errors import UsageError
 
 # macOS lets a GPU use about three quarters of the memory unless told otherwise (recommendedMaxWorkingSetSize).
 USABLE_SHARE = 0.75

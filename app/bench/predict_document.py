@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from app.bench.fit_store import MeasuredFit
-from app.bench.predict import Target, largest_context, levers, predict, summarise_assumptions
-from app.bench.published import assumptions
-from models.catalog import load_catalog
-from models.shape_sources import shape_of_entry
-from models.step_shape import Operation, StepShape, total
+from headrace.app.bench.fit_store import MeasuredFit
+from headrace.app.bench.predict import Target, largest_context, levers, predict, summarise_assumptions
+from headrace.app.bench.published import assumptions
+from headrace.models.catalog import load_catalog
+from headrace.models.shape_sources import shape_of_entry
+from headrace.models.step_shape import Operation, StepShape, total
 
 Document = dict[str, Any]
 ENGINE = "mlx-lm"  # whose published figures stand in for a Mac that was not measured

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from app.bench.live import console
-from runtime.units import format_bytes
+from headrace.app.bench.live import console
+from headrace.runtime.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table

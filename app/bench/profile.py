@@ -18,13 +18,13 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from models.decoder import Decoder
-from runtime.cache import KVCache
-from runtime.decode import Choice, decode, decode_step
-from runtime.errors import UsageError
-from runtime.ops import LayersNode, LayerWeights, Ops
-from runtime.prefill import prefill
-from runtime.sampling import Sampler, SamplingParams
+from headrace.models.decoder import Decoder
+from headrace.runtime.cache import KVCache
+from headrace.runtime.decode import Choice, decode, decode_step
+from headrace.runtime.errors import UsageError
+from headrace.runtime.ops import LayersNode, LayerWeights, Ops
+from headrace.runtime.prefill import prefill
+from headrace.runtime.sampling import Sampler, SamplingParams
 
 ROUNDS = 30
 _KINDS = {

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from models.shape_sources import shape_of_config
-from models.step_shape import StepShape, quantized_bytes
-from runtime import chips
-from runtime.paths import ASSETS
+from headrace.models.shape_sources import shape_of_config
+from headrace.models.step_shape import StepShape, quantized_bytes
+from headrace.runtime import chips
+from headrace.runtime.paths import ASSETS
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def _stored_bytes(weights: int, stored_as: str) -> float:
     if "/" in stored_as:
         bits, group = stored_as.split("/")
         return quantized_bytes(weights, int(bits), int(group))
-    from models.gguf.scan import BLOCKS
+    from headrace.models.gguf.scan import BLOCKS
 
     block, size = BLOCKS[stored_as.upper()]
     return weights * size / block

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from app.bench.result import Result
-from app.bench.stats import bootstrap, fmean, geometric_ratio
+from headrace.app.bench.result import Result
+from headrace.app.bench.stats import bootstrap, fmean, geometric_ratio
 
 
 def ratios(results: Sequence[Result], peer: str) -> list[dict[str, Any]]:

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from app.bench.formats import circumstances, label
-from app.bench.table import speed_text
-from runtime.errors import UsageError
-from runtime.units import format_bytes
+from headrace.app.bench.formats import circumstances, label
+from headrace.app.bench.table import speed_text
+from headrace.runtime.errors import UsageError
+from headrace.runtime.units import format_bytes
 
 Document = dict[str, Any]
 
@@ -40,7 +40,7 @@ footer { font-size: .85rem; } footer li { margin: .15rem 0; }
 def html(document: Document) -> str:
     """The page. Raises UsageError where the plotting library is not installed."""
     try:
-        from app.bench import charts
+        from headrace.app.bench import charts
 
         plots = _plots(document, charts)
     except ImportError:

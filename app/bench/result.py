@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from app.bench.plan import Test
-from app.bench.sample import Repetition
-from app.bench.stats import bootstrap, fmean, median, sd
-from app.bench.typical import typical_speed
-from runtime.telemetry import Percentiles, mbu
+from headrace.app.bench.plan import Test
+from headrace.app.bench.sample import Repetition
+from headrace.app.bench.stats import bootstrap, fmean, median, sd
+from headrace.app.bench.typical import typical_speed
+from headrace.runtime.telemetry import Percentiles, mbu
 
 Result = dict[str, Any]
 DRIFT = 0.05  # as a fraction; more than that is worth a word

@@ -9,23 +9,23 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from app.bench.document import Document, document, model_document, power_notes
-from app.bench.fit_store import remember
-from app.bench.live import Show
-from app.bench.memory_speed import MemorySpeed
-from app.bench.own import OwnEngine
-from app.bench.peers import Peer, open_peers
-from app.bench.plan import Test
-from app.bench.profile import profile
-from app.bench.result import Result, Work, result
-from app.bench.sample import Contestant
-from app.bench.session import Key, Session
-from runtime.bandwidth import streaming_reader
-from runtime.errors import UsageError
-from runtime.hardware import Machine, machine
+from headrace.app.bench.document import Document, document, model_document, power_notes
+from headrace.app.bench.fit_store import remember
+from headrace.app.bench.live import Show
+from headrace.app.bench.memory_speed import MemorySpeed
+from headrace.app.bench.own import OwnEngine
+from headrace.app.bench.peers import Peer, open_peers
+from headrace.app.bench.plan import Test
+from headrace.app.bench.profile import profile
+from headrace.app.bench.result import Result, Work, result
+from headrace.app.bench.sample import Contestant
+from headrace.app.bench.session import Key, Session
+from headrace.runtime.bandwidth import streaming_reader
+from headrace.runtime.errors import UsageError
+from headrace.runtime.hardware import Machine, machine
 
 if TYPE_CHECKING:
-    from models.load import LoadedModel
+    from headrace.models.load import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +90,9 @@ def run(options: Options, show: Show) -> Document:
 
 def prefill_work(model: "LoadedModel") -> Work | None:
     """What a prefill test moves and computes, where the model's matrices are known; see `models.step_shape`."""
-    from models.shape_sources import shape_of_checkpoint
-    from models.step_shape import total
-    from runtime.errors import UnsupportedModelError
+    from headrace.models.shape_sources import shape_of_checkpoint
+    from headrace.models.step_shape import total
+    from headrace.runtime.errors import UnsupportedModelError
 
     try:
         shape = shape_of_checkpoint(model.checkpoint)
@@ -144,9 +144,9 @@ def _busy(host: Machine) -> list[str]:
 
 
 def _load(name: str | None, options: Options) -> "LoadedModel":
-    from app.progress import drawn_progress
-    from models.load import load_model
-    from models.resolve import resolve
+    from headrace.app.progress import drawn_progress
+    from headrace.models.load import load_model
+    from headrace.models.resolve import resolve
 
     limit = max(test.tokens for test in options.tests)
     with drawn_progress() as progress:
@@ -166,7 +166,7 @@ def _own(loaded: Sequence["LoadedModel"], limit: int, held: int) -> list[Contest
 
 def _use_threads(threads: int) -> None:
     """The number of CPU threads of headrace's own kernels; stock MLX operations choose for themselves."""
-    from runtime.ops import native
+    from headrace.runtime.ops import native
 
     if not native.status().available:
         raise UsageError(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from app.bench.plan import Test
+from headrace.app.bench.plan import Test
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from app.bench.plan import Test
-from app.bench.sample import Contestant, Repetition
-from app.bench.stats import sd, student_quantile
-from app.bench.typical import typical_speed
-from runtime.errors import EngineError
+from headrace.app.bench.plan import Test
+from headrace.app.bench.sample import Contestant, Repetition
+from headrace.app.bench.stats import sd, student_quantile
+from headrace.app.bench.typical import typical_speed
+from headrace.runtime.errors import EngineError
 
 MIN_ROUNDS, MAX_ROUNDS, MAX_SECONDS = 5, 40, 120.0
 PRECISION = 0.01  # half the width of the 95 % interval, as a fraction

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
-from app.bench.stats import student_cdf, student_quantile
+from headrace.app.bench.stats import student_cdf, student_quantile
 
 Pairs = Sequence[tuple[float, float | None]]
 """(speed, memory speed beside it)"""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from statistics import NormalDist, fmean, median, stdev
 
-from runtime.telemetry import quantile
+from headrace.runtime.telemetry import quantile
 
 __all__ = ["Interval", "bootstrap", "fmean", "geometric_ratio", "median", "sd", "student_cdf", "student_quantile"]
 

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from app.bench.document import SCHEMA
-from runtime.errors import UsageError
+from headrace.app.bench.document import SCHEMA
+from headrace.runtime.errors import UsageError
 
 _RESULT_KEYS = ("test", "depth", "model", "engine", "tokens_per_second", "repetitions")
 

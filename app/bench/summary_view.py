@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
-from app.bench.formats import label, model_line, peak_line, ratio_line, step_cost_line
-from app.bench.live import console
-from app.bench.result import DRIFT
-from app.bench.table import results_table
+from headrace.app.bench.formats import label, model_line, peak_line, ratio_line, step_cost_line
+from headrace.app.bench.live import console
+from headrace.app.bench.result import DRIFT
+from headrace.app.bench.table import results_table
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -44,7 +44,7 @@ def _facts(document: dict[str, Any]) -> list[tuple[str, "Text"]]:
         style = "green" if ratio["low"] > 1 else "red" if ratio["high"] < 1 else ""
         rows.append(("" if number else "ratio", Text(ratio_line(ratio), style=style)))
     if document.get("profile"):
-        from app.bench.profile_view import profile_rows
+        from headrace.app.bench.profile_view import profile_rows
 
         rows += profile_rows(document["profile"])
     notes = [*document["notes"], *_test_notes(document["results"])]

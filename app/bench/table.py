@@ -6,8 +6,8 @@ Made from entries of the JSON document, so a run in progress, a finished one and
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from app.bench.formats import label
-from runtime.units import format_bytes
+from headrace.app.bench.formats import label
+from headrace.runtime.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -2,8 +2,8 @@
 
 from statistics import median
 
-from app.bench.plan import Test
-from app.bench.sample import Sample
+from headrace.app.bench.plan import Test
+from headrace.app.bench.sample import Sample
 
 
 def typical_speed(test: Test, sample: Sample) -> float:

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from app.sessions.journal import storable
-from runtime.errors import SessionError
+from headrace.app.sessions.journal import storable
+from headrace.runtime.errors import SessionError
 
 VERSION = 1
 _BUSY_MS = 5000  # how long to wait for another process's transaction, which takes milliseconds

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from app.sanitise import sanitise
-from app.sessions.records import Message, Session, TurnFigures
-from app.thinking import split_thinking
+from headrace.app.sanitise import sanitise
+from headrace.app.sessions.records import Message, Session, TurnFigures
+from headrace.app.thinking import split_thinking
 
 _SPEAKERS = {"user": "You", "assistant": "Answer"}
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from app.sessions.store import SessionStore
+    from headrace.app.sessions.store import SessionStore
 
 _ROOM = 1 << 16  # bytes made ready at a time
 

@@ -9,8 +9,8 @@ import sqlite3
 import unicodedata
 from collections.abc import Sequence
 
-from app.sessions.records import Hit
-from app.sessions.store import SessionStore
+from headrace.app.sessions.records import Hit
+from headrace.app.sessions.store import SessionStore
 
 _WORD = re.compile(r"\w+")
 _AROUND = 40  # characters on either side of a find

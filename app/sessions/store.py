@@ -15,11 +15,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from app.sessions.database import Database
-from app.sessions.journal import fold_abandoned
-from app.sessions.records import Attachment, Message, Role, Session, SessionEntry, TurnFigures
-from runtime.errors import SessionError
-from runtime.paths import data_dir
+from headrace.app.sessions.database import Database
+from headrace.app.sessions.journal import fold_abandoned
+from headrace.app.sessions.records import Attachment, Message, Role, Session, SessionEntry, TurnFigures
+from headrace.runtime.errors import SessionError
+from headrace.runtime.paths import data_dir
 
 _TITLE_LENGTH = 60  # characters
 _ABANDONED_S = 86400.0  # an empty session that old has nobody sitting before it

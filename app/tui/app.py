@@ -19,28 +19,28 @@ from textual.drivers.linux_driver import LinuxDriver
 from textual.filter import LineFilter, Monochrome, NoColor
 from textual.theme import Theme
 
-from app.conversation import Conversation
-from app.engine_client import ChatEngine
-from app.engine_messages import Event, Pulled, PullFailed, PullProgress, Ready
-from app.sanitise import sanitise
-from app.sessions.records import Session
-from app.sessions.store import SessionStore
-from app.settings import Settings, save_setting
-from app.tui.chat_screen import ChatScreen
-from app.tui.clipboard import copy_with_tool
-from app.tui.decode.screen import DecodeScreen
-from app.tui.driver import QuietDriver
-from app.tui.feed import feed
-from app.tui.figures import LiveFigures
-from app.tui.frugal_screen import FrugalScreen
-from app.tui.hangup import end_on_signals, when_made
-from app.tui.markdown_lines import parser
-from app.tui.pace import Pace
-from app.tui.palette import AppCommands
-from app.tui.status_bar import Status
-from app.tui.themes import DARK, LIGHT, after_terminal, own_variables
-from runtime.errors import HeadraceError, SessionError
-from runtime.paths import data_dir
+from headrace.app.conversation import Conversation
+from headrace.app.engine_client import ChatEngine
+from headrace.app.engine_messages import Event, Pulled, PullFailed, PullProgress, Ready
+from headrace.app.sanitise import sanitise
+from headrace.app.sessions.records import Session
+from headrace.app.sessions.store import SessionStore
+from headrace.app.settings import Settings, save_setting
+from headrace.app.tui.chat_screen import ChatScreen
+from headrace.app.tui.clipboard import copy_with_tool
+from headrace.app.tui.decode.screen import DecodeScreen
+from headrace.app.tui.driver import QuietDriver
+from headrace.app.tui.feed import feed
+from headrace.app.tui.figures import LiveFigures
+from headrace.app.tui.frugal_screen import FrugalScreen
+from headrace.app.tui.hangup import end_on_signals, when_made
+from headrace.app.tui.markdown_lines import parser
+from headrace.app.tui.pace import Pace
+from headrace.app.tui.palette import AppCommands
+from headrace.app.tui.status_bar import Status
+from headrace.app.tui.themes import DARK, LIGHT, after_terminal, own_variables
+from headrace.runtime.errors import HeadraceError, SessionError
+from headrace.runtime.paths import data_dir
 
 _FIRST_FIGURES_S = 0.4  # after a phase began there is something to say
 
@@ -282,14 +282,14 @@ class HeadraceApp(App[None]):
             self.push_screen(DecodeScreen(shown, self.status(), frozen=self.frozen is not None))
 
     def action_show_keys(self) -> None:
-        from app.tui.help_screen import HelpScreen
+        from headrace.app.tui.help_screen import HelpScreen
 
         if not isinstance(self.screen, HelpScreen):
             self.push_screen(HelpScreen())
 
     def export_session(self, session_id: str, name: str) -> None:
         """Write a session to a file: .json with all branches, anything else as Markdown of the branch that shows."""
-        from app.sessions.export import to_document, to_markdown
+        from headrace.app.sessions.export import to_document, to_markdown
 
         if session_id == self.conversation.session.id:
             self.conversation.settle()

@@ -7,19 +7,19 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from app.attachments import spoken, unquoted
-from app.sanitise import sanitise
-from app.sessions.records import Message
-from app.tui.commands import message_text
-from app.tui.markdown_lines import parser
-from app.tui.parameters import read_parameter, write_parameter
-from runtime.errors import HeadraceError, UsageError
+from headrace.app.attachments import spoken, unquoted
+from headrace.app.sanitise import sanitise
+from headrace.app.sessions.records import Message
+from headrace.app.tui.commands import message_text
+from headrace.app.tui.markdown_lines import parser
+from headrace.app.tui.parameters import read_parameter, write_parameter
+from headrace.runtime.errors import HeadraceError, UsageError
 
 if TYPE_CHECKING:
-    from app.context_question import ContextChoice
-    from app.conversation import Conversation
-    from app.tui.app import HeadraceApp
-    from app.tui.chat_screen import ChatScreen
+    from headrace.app.context_question import ContextChoice
+    from headrace.app.conversation import Conversation
+    from headrace.app.tui.app import HeadraceApp
+    from headrace.app.tui.chat_screen import ChatScreen
 
 
 class ChatActions:
@@ -40,7 +40,7 @@ class ChatActions:
 
     def send(self, text: str) -> None:
         """Say it, or finish an edit."""
-        from app.tui.transcript import Transcript
+        from headrace.app.tui.transcript import Transcript
 
         screen = self._screen
         if screen.editing is not None:
@@ -53,7 +53,7 @@ class ChatActions:
 
     def do_file(self, path: str) -> None:
         """A file that can be attached stays in the input, with a line below it for the message."""
-        from app.tui.prompt import Prompt
+        from headrace.app.tui.prompt import Prompt
 
         if not path:
             raise UsageError("/file PATH")
@@ -151,7 +151,7 @@ class ChatActions:
         self.do_search("")
 
     def do_search(self, words: str) -> None:
-        from app.tui.sessions_screen import SessionsScreen
+        from headrace.app.tui.sessions_screen import SessionsScreen
 
         self._app.push_screen(SessionsScreen(words))
 
@@ -163,7 +163,7 @@ class ChatActions:
     # -- model and parameters --------------------------------------------------------------------------------------
 
     def do_model(self, name: str) -> None:
-        from app.tui.models_screen import ModelsScreen
+        from headrace.app.tui.models_screen import ModelsScreen
 
         if name:
             self._conversation.set_model(name)
@@ -183,7 +183,7 @@ class ChatActions:
 
     def do_set(self, assignment: str) -> None:
         """`NAME VALUE`, `NAME` to see it, nothing to open the panel."""
-        from app.tui.parameters_screen import ParametersScreen
+        from headrace.app.tui.parameters_screen import ParametersScreen
 
         name, _, value = assignment.replace("=", " ", 1).partition(" ")
         if not name:
@@ -198,7 +198,7 @@ class ChatActions:
 
     def ask_about_context(self) -> None:
         """The context is full: the user says what goes."""
-        from app.tui.dialogs import Choose
+        from headrace.app.tui.dialogs import Choose
 
         question = self._conversation.question
         if question is None:
@@ -233,7 +233,7 @@ class ChatActions:
         self._app.action_decode_view()
 
     def do_think(self, _: str) -> None:
-        from app.tui.transcript import Transcript
+        from headrace.app.tui.transcript import Transcript
 
         transcript = self._screen.query_one(Transcript)
         transcript.show_thinking = not transcript.show_thinking

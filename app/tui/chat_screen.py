@@ -16,26 +16,26 @@ from textual.geometry import Size
 from textual.timer import Timer
 from textual.widgets import Static
 
-from app.engine_messages import Event
-from app.sanitise import sanitise
-from app.sessions.records import Message
-from app.tui.chat_actions import ChatActions
-from app.tui.commands import message_text, parse_command
-from app.tui.completion import CompletionMenu
-from app.tui.decode.panel import ROOM_FROM, DecodePanel
-from app.tui.figures import LiveFigures
-from app.tui.frugal_screen import FrugalScreen
-from app.tui.key_bar import KeyBar
-from app.tui.prompt import Prompt
-from app.tui.shown_branch import ShownBranch
-from app.tui.status_bar import StatusBar
-from app.tui.transcript import Transcript
-from app.tui.welcome import welcome_lines
-from runtime.errors import HeadraceError, UsageError
+from headrace.app.engine_messages import Event
+from headrace.app.sanitise import sanitise
+from headrace.app.sessions.records import Message
+from headrace.app.tui.chat_actions import ChatActions
+from headrace.app.tui.commands import message_text, parse_command
+from headrace.app.tui.completion import CompletionMenu
+from headrace.app.tui.decode.panel import ROOM_FROM, DecodePanel
+from headrace.app.tui.figures import LiveFigures
+from headrace.app.tui.frugal_screen import FrugalScreen
+from headrace.app.tui.key_bar import KeyBar
+from headrace.app.tui.prompt import Prompt
+from headrace.app.tui.shown_branch import ShownBranch
+from headrace.app.tui.status_bar import StatusBar
+from headrace.app.tui.transcript import Transcript
+from headrace.app.tui.welcome import welcome_lines
+from headrace.runtime.errors import HeadraceError, UsageError
 
 if TYPE_CHECKING:
-    from app.conversation import Conversation
-    from app.tui.app import HeadraceApp
+    from headrace.app.conversation import Conversation
+    from headrace.app.tui.app import HeadraceApp
 
 _PAUSE_S = 0.25  # without a key, after which what stands in the input is worth reading
 _HANDS_OFF_S = 1.0  # without a key, after which a question with answers by letter may come up

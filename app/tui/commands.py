@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from runtime.errors import UsageError
+from headrace.runtime.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)

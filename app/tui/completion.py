@@ -6,8 +6,8 @@ from textual.content import Content
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
-from app.tui.commands import matching
-from app.tui.paths import as_typed, completions, typed_path
+from headrace.app.tui.commands import matching
+from headrace.app.tui.paths import as_typed, completions, typed_path
 
 
 @dataclass(frozen=True, slots=True)

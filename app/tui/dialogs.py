@@ -12,7 +12,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from app.tui.fields import Field
+from headrace.app.tui.fields import Field
 
 
 class Question(ModalScreen[str | None]):

@@ -8,11 +8,11 @@ from typing import Literal
 
 from textual.content import Content
 
-from app.sanitise import Sanitiser, sanitise
-from app.sessions.records import Message, TurnFigures
-from app.thinking import split_thinking
-from app.tui.decode.speed import rate_text, seconds
-from app.tui.growing_markdown import GrowingMarkdown
+from headrace.app.sanitise import Sanitiser, sanitise
+from headrace.app.sessions.records import Message, TurnFigures
+from headrace.app.thinking import split_thinking
+from headrace.app.tui.decode.speed import rate_text, seconds
+from headrace.app.tui.growing_markdown import GrowingMarkdown
 
 RowKind = Literal["user", "body", "thinking", "meta", "blank"]
 Row = tuple[Content, RowKind]

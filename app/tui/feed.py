@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from app.engine_messages import (
+from headrace.app.engine_messages import (
     Abandoned,
     ContextFull,
     Delta,
@@ -17,7 +17,7 @@ from app.engine_messages import (
     Prefill,
     Ready,
 )
-from app.tui.figures import CacheFill, LiveFigures, MachineFacts, ModelFacts, with_peaks
+from headrace.app.tui.figures import CacheFill, LiveFigures, MachineFacts, ModelFacts, with_peaks
 
 
 def feed(figures: LiveFigures, events: Iterable[Event]) -> None:

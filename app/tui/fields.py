@@ -17,7 +17,7 @@ from textual.document._edit import Edit
 from textual.widget import Widget
 from textual.widgets import Input, TextArea
 
-from app.sanitise import sanitise
+from headrace.app.sanitise import sanitise
 
 _JOINER = re.compile("[\u200c\u200d\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any, Literal
 
-from runtime.telemetry import RING_SIZE, Percentiles, StepRecord, Summary, mbu
+from headrace.runtime.telemetry import RING_SIZE, Percentiles, StepRecord, Summary, mbu
 
 Phase = Literal["start", "load", "prefill", "decode", "idle", "dead"]
 

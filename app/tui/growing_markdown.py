@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from textual.content import Content
 
-from app.tui.markdown_lines import BLANK, parser, render_tokens
+from headrace.app.tui.markdown_lines import BLANK, parser, render_tokens
 
 if TYPE_CHECKING:
     from markdown_it.token import Token

@@ -10,7 +10,7 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from app.tui.commands import COMMANDS
+from headrace.app.tui.commands import COMMANDS
 
 _SIDE_BY_SIDE = 110  # cells from which keys and commands stand next to each other
 _KEY_CELLS = 20

@@ -122,7 +122,7 @@ class _Renderer:
         if self._ansi:
             theme = (highlight.ANSILightHighlightTheme, highlight.ANSIDarkHighlightTheme)[self._dark]
         else:
-            from app.tui.code_theme import CodeTheme
+            from headrace.app.tui.code_theme import CodeTheme
 
             theme = CodeTheme
         return highlight.highlight(code, language=language, theme=theme)

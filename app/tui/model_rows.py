@@ -5,7 +5,7 @@ Predictions are computed: measured bandwidth over the bytes of weights a step re
 
 from dataclasses import dataclass
 
-from app.engine_messages import ModelCard
+from headrace.app.engine_messages import ModelCard
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ def model_rows(card: ModelCard | None, measured_gb_s: float | None) -> list[Mode
 
     card: the loaded model's; measured_gb_s: this machine's bandwidth, which is measured after the first load.
     """
-    from app.models_report import overview
-    from models.catalog import load_catalog
-    from models.store import Store
+    from headrace.app.models_report import overview
+    from headrace.models.catalog import load_catalog
+    from headrace.models.store import Store
 
     rows = []
     usable = card.budget.usable + card.active_memory_bytes if card and card.budget else None

@@ -10,14 +10,14 @@ from textual.screen import ModalScreen
 from textual.widgets import Footer, OptionList, Static
 from textual.widgets.option_list import Option
 
-from app.engine_messages import ModelCard
-from app.sanitise import sanitise
-from app.tui.model_rows import ModelRow, model_rows
-from runtime.errors import HeadraceError
-from runtime.units import format_bytes
+from headrace.app.engine_messages import ModelCard
+from headrace.app.sanitise import sanitise
+from headrace.app.tui.model_rows import ModelRow, model_rows
+from headrace.runtime.errors import HeadraceError
+from headrace.runtime.units import format_bytes
 
 if TYPE_CHECKING:
-    from app.tui.app import HeadraceApp
+    from headrace.app.tui.app import HeadraceApp
 
 _FIGURES_HEAD = f"{'size':>9}{'memory':>10}  {'fits':<7}{'tok/s ≤':>8}{'context':>9}"
 _LONGEST_NAME = 40  # cells

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.settings import sampling_range
-from runtime.errors import UsageError
+from headrace.app.settings import sampling_range
+from headrace.runtime.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)

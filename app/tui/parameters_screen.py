@@ -10,11 +10,11 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Footer, Input, Label, Static, TextArea
 
-from app.conversation import Conversation
-from app.engine_messages import ModelCard
-from app.tui.fields import Area, Field
-from app.tui.parameters import PARAMETERS, Parameter, read_parameter, write_parameter
-from runtime.errors import SessionError, UsageError
+from headrace.app.conversation import Conversation
+from headrace.app.engine_messages import ModelCard
+from headrace.app.tui.fields import Area, Field
+from headrace.app.tui.parameters import PARAMETERS, Parameter, read_parameter, write_parameter
+from headrace.runtime.errors import SessionError, UsageError
 
 
 class ParametersScreen(ModalScreen[None]):

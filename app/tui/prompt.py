@@ -13,8 +13,8 @@ from textual.binding import Binding, BindingType
 from textual.message import Message as Event
 from textual.strip import Strip
 
-from app.tui.completion import CompletionMenu
-from app.tui.fields import Area, joiner, takes
+from headrace.app.tui.completion import CompletionMenu
+from headrace.app.tui.fields import Area, joiner, takes
 
 _BIG_PASTE = 2000  # characters from which a paste is folded into one line
 _PLACEHOLDER = "message, or / for commands"

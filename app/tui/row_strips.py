@@ -6,8 +6,8 @@ from textual.strip import Strip
 from textual.style import Style
 from textual.widget import Widget
 
-from app.tui.brush import Brush
-from app.tui.entry import BLANK, Row
+from headrace.app.tui.brush import Brush
+from headrace.app.tui.entry import BLANK, Row
 
 GUTTER = 3  # cells left of the text: the selection mark and air
 _KEPT = 4000

@@ -17,15 +17,15 @@ from textual.screen import ModalScreen
 from textual.widgets import Footer, Input, OptionList
 from textual.widgets.option_list import Option
 
-from app.sanitise import sanitise
-from app.sessions.records import Hit, SessionEntry
-from app.sessions.search import search
-from app.tui.dialogs import AskText, Choose
-from app.tui.fields import Field
-from runtime.errors import EngineError, HeadraceError, SessionError
+from headrace.app.sanitise import sanitise
+from headrace.app.sessions.records import Hit, SessionEntry
+from headrace.app.sessions.search import search
+from headrace.app.tui.dialogs import AskText, Choose
+from headrace.app.tui.fields import Field
+from headrace.runtime.errors import EngineError, HeadraceError, SessionError
 
 if TYPE_CHECKING:
-    from app.tui.app import HeadraceApp
+    from headrace.app.tui.app import HeadraceApp
 
 _UNITS = ((86400 * 365, "y"), (86400 * 30, "mo"), (86400, "d"), (3600, "h"), (60, "min"))
 

@@ -5,12 +5,12 @@ Knows no widget. The store is asked for branches only when the branch changed, n
 
 from typing import TYPE_CHECKING
 
-from app.sessions.records import Message
-from app.tui.entry import Standing
-from app.tui.figures import LiveFigures
+from headrace.app.sessions.records import Message
+from headrace.app.tui.entry import Standing
+from headrace.app.tui.figures import LiveFigures
 
 if TYPE_CHECKING:
-    from app.conversation import Conversation
+    from headrace.app.conversation import Conversation
 
 _PENDING = -1  # id of the stand-in
 

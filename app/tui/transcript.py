@@ -20,11 +20,11 @@ from textual.selection import Selection
 from textual.strip import Strip
 from textual.widget import Widget
 
-from app.sessions.records import Message
-from app.sessions.search import best_line
-from app.tui.entry import BLANK, Entry, Look, Row, Standing
-from app.tui.frugal_screen import repaint
-from app.tui.row_strips import GUTTER, RowStrips
+from headrace.app.sessions.records import Message
+from headrace.app.sessions.search import best_line
+from headrace.app.tui.entry import BLANK, Entry, Look, Row, Standing
+from headrace.app.tui.frugal_screen import repaint
+from headrace.app.tui.row_strips import GUTTER, RowStrips
 
 _MARGIN = 2  # cells right of it
 _READABLE = 104  # lines longer than this are hard to read

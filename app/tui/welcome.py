@@ -2,10 +2,10 @@
 
 from textual.content import Content
 
-from app.engine_client import ChatEngine
-from app.sanitise import sanitise
-from app.sessions.records import Session
-from runtime.units import format_bytes
+from headrace.app.engine_client import ChatEngine
+from headrace.app.sanitise import sanitise
+from headrace.app.sessions.records import Session
+from headrace.runtime.units import format_bytes
 
 # A mill wheel under its race, from half blocks and a line of water.
 _WATER = ("≈≈≈≈≈≈≈≈≈≈≈≈≈≈≈╮", "               ╰≈≈≈≈≈≈≈≈")

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from textual.pilot import Pilot
 
-from app.engine_client import EngineClient
-from app.sessions.store import SessionStore
-from app.settings import ScreenSettings, Settings
-from app.tui.app import HeadraceApp
-from app.tui.prompt import Prompt
+from headrace.app.engine_client import EngineClient
+from headrace.app.sessions.store import SessionStore
+from headrace.app.settings import ScreenSettings, Settings
+from headrace.app.tui.app import HeadraceApp
+from headrace.app.tui.prompt import Prompt
 
 HERE = Path(__file__).parent
 QUESTION = "Write a short Python function that adds two numbers, and explain it in a list of three points."

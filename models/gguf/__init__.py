@@ -5,6 +5,6 @@ is then rewritten as the directory any MLX or Hugging Face reader understands (`
 and the `gguf` library: import it where a conversion happens, never on the way to an already converted model.
 """
 
-from models.gguf.convert import convert_gguf
+from headrace.models.gguf.convert import convert_gguf
 
 __all__ = ["convert_gguf"]

@@ -7,10 +7,10 @@ llama.cpp has them built in (Gemma's sliding window pattern, local RoPE base and
 from collections.abc import Collection
 from typing import Any
 
-from models.gguf.metadata import Metadata
-from models.gguf.rope import rope_scaling
-from models.gguf.vocabulary import SpecialIds
-from runtime.errors import CheckpointError, UnsupportedModelError
+from headrace.models.gguf.metadata import Metadata
+from headrace.models.gguf.rope import rope_scaling
+from headrace.models.gguf.vocabulary import SpecialIds
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 Config = dict[str, Any]
 

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGUFReader
 
-from models.gguf.scan import check_header
-from runtime.errors import CheckpointError
+from headrace.models.gguf.scan import check_header
+from headrace.runtime.errors import CheckpointError
 
 # A metadata value as it stands in the file: number, boolean, text, or a flat list of one of them.
 Value = int | float | bool | str | list[Any]

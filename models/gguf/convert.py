@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from models.gguf.config import generation_config, model_config
-from models.gguf.container import Container, RawTensor, open_container
-from models.gguf.metadata import Metadata
-from models.gguf.names import ROPE_FACTORS, Target, targets
-from models.gguf.safetensors_writer import SafetensorsWriter
-from models.gguf.tensors import BITS, GROUP_SIZE, to_affine, to_plain
-from models.gguf.tokenizer import build_tokenizer, save_tokenizer, tokenizer_config
-from models.gguf.vocabulary import read_vocabulary
-from runtime.errors import CheckpointError
+from headrace.models.gguf.config import generation_config, model_config
+from headrace.models.gguf.container import Container, RawTensor, open_container
+from headrace.models.gguf.metadata import Metadata
+from headrace.models.gguf.names import ROPE_FACTORS, Target, targets
+from headrace.models.gguf.safetensors_writer import SafetensorsWriter
+from headrace.models.gguf.tensors import BITS, GROUP_SIZE, to_affine, to_plain
+from headrace.models.gguf.tokenizer import build_tokenizer, save_tokenizer, tokenizer_config
+from headrace.models.gguf.vocabulary import read_vocabulary
+from headrace.runtime.errors import CheckpointError
 
 _LICENCE_KEYS = ("general.license", "general.license.name", "general.license.link")
 

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Mapping
 
-from models.gguf.container import Value
-from runtime.errors import CheckpointError
+from headrace.models.gguf.container import Value
+from headrace.runtime.errors import CheckpointError
 
 
 class Metadata:

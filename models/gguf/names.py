@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.errors import CheckpointError, UnsupportedModelError
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 ROPE_FACTORS = "rope_freqs.weight"  # becomes part of the config
 

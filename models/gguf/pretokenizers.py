@@ -6,7 +6,7 @@ patterns are facts of the models, written down in llama.cpp's `llama-vocab.cpp` 
 
 from dataclasses import dataclass
 
-from runtime.errors import UnsupportedModelError
+from headrace.runtime.errors import UnsupportedModelError
 
 
 @dataclass(frozen=True)

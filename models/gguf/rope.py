@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
-from models.gguf.metadata import Metadata
-from runtime.errors import CheckpointError, UnsupportedModelError
+from headrace.models.gguf.metadata import Metadata
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 # Every Llama 3.1 to 3.3 model uses these three; only the factor differs (8 or 32).
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}

@@ -12,7 +12,7 @@ import struct
 from pathlib import Path
 from typing import NoReturn
 
-from runtime.errors import CheckpointError, UnsupportedModelError
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 # Value types of the metadata, by number: struct format of the fixed-size ones.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}

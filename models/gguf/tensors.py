@@ -17,9 +17,9 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from models.gguf.container import RawTensor
-from models.gguf.scan import BLOCKS
-from runtime.errors import CheckpointError
+from headrace.models.gguf.container import RawTensor
+from headrace.models.gguf.scan import BLOCKS
+from headrace.runtime.errors import CheckpointError
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[Any]  # of uint8: numpy's stubs lose it over shifts and masks

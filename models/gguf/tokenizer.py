@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.gguf.metadata import Metadata
-from models.gguf.pretokenizers import PreTokenizer, pre_tokenizer
-from models.gguf.vocabulary import (
+from headrace.models.gguf.metadata import Metadata
+from headrace.models.gguf.pretokenizers import PreTokenizer, pre_tokenizer
+from headrace.models.gguf.vocabulary import (
     BYTE,
     CONTROL,
     UNKNOWN,
@@ -21,7 +21,7 @@ from models.gguf.vocabulary import (
     Vocabulary,
     read_special_ids,
 )
-from runtime.errors import CheckpointError, UnsupportedModelError
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from models.gguf.metadata import Metadata
-from runtime.errors import CheckpointError
+from headrace.models.gguf.metadata import Metadata
+from headrace.runtime.errors import CheckpointError
 
 # `tokenizer.ggml.token_type`, by SentencePiece's numbering.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6

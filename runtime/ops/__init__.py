@@ -11,8 +11,8 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from runtime.ops import native, reference
-from runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Rope, Weight
+from headrace.runtime.ops import native, reference
+from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Rope, Weight
 
 __all__ = ["AttentionSpec", "LayerWeights", "LayersNode", "Ops", "Rope", "Weight", "describe", "select"]
 

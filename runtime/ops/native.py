@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from runtime.ops import reference
-from runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Rope, Weight
+from headrace.runtime.ops import reference
+from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Rope, Weight
 
 _missing: str | None = None
 if TYPE_CHECKING:
-    from runtime import _native
+    from headrace.runtime import _native
 else:
     try:
-        import runtime._native as _native
+        import headrace.runtime._native as _native
     except ModuleNotFoundError:
         _native, _missing = None, "not built here: installing them needs Linux and a C++20 compiler"
     except ImportError as error:  # built against another mlx, say

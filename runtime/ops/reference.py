@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Weight
+from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Weight
 
 name = "reference"
 

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from app.engine_client import State
-from app.engine_messages import (
+from headrace.app.engine_client import State
+from headrace.app.engine_messages import (
     Abandoned,
     ContextFull,
     Delta,
@@ -29,12 +29,12 @@ from app.engine_messages import (
     ReadAhead,
     Ready,
 )
-from app.sessions.journal import JournalWriter
-from runtime.bandwidth import Peak
-from runtime.cost import LayerKV, StepCost
-from runtime.errors import EngineError
-from runtime.hardware import Machine
-from runtime.telemetry import Percentiles, StepRecord, Summary
+from headrace.app.sessions.journal import JournalWriter
+from headrace.runtime.bandwidth import Peak
+from headrace.runtime.cost import LayerKV, StepCost
+from headrace.runtime.errors import EngineError
+from headrace.runtime.hardware import Machine
+from headrace.runtime.telemetry import Percentiles, StepRecord, Summary
 
 COST = StepCost(
     weight_bytes=98_000_000, weight_flops=270_000_000, kv=[LayerKV(30, 768)], attention_flops_per_entry=2304

@@ -9,8 +9,8 @@ import signal
 import socket
 import sys
 
-from app.engine_messages import LoadProgress
-from app.engine_wire import CHUNK, Unpacker, pack
+from headrace.app.engine_messages import LoadProgress
+from headrace.app.engine_wire import CHUNK, Unpacker, pack
 
 
 def main(descriptor: int) -> None:

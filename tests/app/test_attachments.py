@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from app.attachments import MAX_BYTES, take_attachments, with_attachments
-from app.sessions.records import Attachment
-from runtime.errors import UsageError
+from headrace.app.attachments import MAX_BYTES, take_attachments, with_attachments
+from headrace.app.sessions.records import Attachment
+from headrace.runtime.errors import UsageError
 
 
 @pytest.fixture(autouse=True)

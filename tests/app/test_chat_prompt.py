@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from app.chat_prompt import ChatPrompt
-from models.tokenizer import Tokenizer
+from headrace.app.chat_prompt import ChatPrompt
+from headrace.models.tokenizer import Tokenizer
 from tests.families import FAMILIES, write_family
 
 ASK = [{"role": "user", "content": "What is <think> for?"}]

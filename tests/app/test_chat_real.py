@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from app.conversation import Conversation
-from app.engine_client import EngineClient
-from app.engine_messages import Delta, Event
-from app.sessions.export import to_markdown
-from app.sessions.search import search
-from app.sessions.store import SessionStore
+from headrace.app.conversation import Conversation
+from headrace.app.engine_client import EngineClient
+from headrace.app.engine_messages import Delta, Event
+from headrace.app.sessions.export import to_markdown
+from headrace.app.sessions.search import search
+from headrace.app.sessions.store import SessionStore
 
 pytestmark = pytest.mark.real
 PATIENCE_S = 120

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from app.engine_client import EngineClient
-from app.engine_link import log_path
-from app.engine_messages import (
+from headrace.app.engine_client import EngineClient
+from headrace.app.engine_link import log_path
+from headrace.app.engine_messages import (
     Abandoned,
     ContextFull,
     Delta,
@@ -32,7 +32,7 @@ from app.engine_messages import (
     ReadAhead,
     Ready,
 )
-from runtime.errors import EngineError
+from headrace.runtime.errors import EngineError
 from tests.tiny_chat import IM_END, write_chat_model
 
 E = TypeVar("E")
@@ -310,7 +310,8 @@ def test_closing_leaves_nothing_behind(client: EngineClient, model: Path) -> Non
 @pytest.mark.parametrize("moment", ["loading", "answering"])
 def test_the_engine_does_not_outlive_the_chat(model: Path, moment: str) -> None:
     script = (
-        "import sys, time\nfrom app.engine_client import EngineClient\nfrom app.engine_messages import *\n"
+        "import sys, time\nfrom headrace.app.engine_client import EngineClient\n"
+        "from headrace.app.engine_messages import *\n"
         "client = EngineClient(); client.start(ModelSpec(sys.argv[1])); print(client.pid, flush=True)\n"
         f"client.submit(Generate(1, {HELLO!r}, {ENDLESS!r}))\n"
         "while True:\n"
@@ -370,6 +371,7 @@ def test_polling_and_sending_cost_nothing_while_the_engine_hangs(ready: EngineCl
 
 def test_the_client_needs_no_mlx() -> None:
     script = (
-        "import sys, app.engine_client, app.conversation; assert not {'mlx', 'textual', 'numpy'} & set(sys.modules)"
+        "import sys, headrace.app.engine_client, headrace.app.conversation\n"
+        "assert not {'mlx', 'textual', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)

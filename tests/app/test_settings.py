@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.settings import (
+from headrace.app.settings import (
     _SECTIONS,
     SamplingSettings,
     Settings,
@@ -18,9 +18,9 @@ from app.settings import (
     save_setting,
     write_default,
 )
-from app.tui.parameters import read_parameter
-from runtime.errors import UsageError
-from runtime.sampling import SamplingParams
+from headrace.app.tui.parameters import read_parameter
+from headrace.runtime.errors import UsageError
+from headrace.runtime.sampling import SamplingParams
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ def on_a_terminal(arguments: list[str], home: Path, **environment: str) -> str:
     ours, theirs = pty.openpty()
     plain = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
     with subprocess.Popen(
-        [sys.executable, "-m", "app", *arguments],
+        [sys.executable, "-m", "headrace", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=theirs,
         stderr=theirs,

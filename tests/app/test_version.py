@@ -15,14 +15,13 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_version_with_and_without_package_metadata(tmp_path: Path, installed: bool, said: str) -> None:
     """A search path on which there is only what is put there."""
     (tmp_path / "click").symlink_to(Path(click.__file__).parent)
-    for package in ("app", "runtime", "models"):
-        (tmp_path / package).symlink_to(ROOT / package)
+    (tmp_path / "headrace").symlink_to(ROOT / "headrace")
     if installed:
         (tmp_path / "headrace-1.2.3.dist-info").mkdir()
         metadata = tmp_path / "headrace-1.2.3.dist-info" / "METADATA"
         metadata.write_text("Metadata-Version: 2.1\nName: headrace\nVersion: 1.2.3\n")
     done = subprocess.run(
-        [sys.executable, "-S", "-m", "app", "--version"],
+        [sys.executable, "-S", "-m", "headrace", "--version"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

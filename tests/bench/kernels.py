@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from runtime.ops import native, select
-from runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Rope, Weight
+from headrace.runtime.ops import native, select
+from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Rope, Weight
 from tests.bench.shapes import SHAPES, Shape
 
 Cache = tuple[list[mx.array], list[mx.array]]  # keys and values of every layer

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from models.gguf.safetensors_writer import SafetensorsWriter
+from headrace.models.gguf.safetensors_writer import SafetensorsWriter
 from tests.bench.shapes import SHAPES, Shape
 
 _END, _MERGE = "<|end|>", ("Ġ", "Ġ")

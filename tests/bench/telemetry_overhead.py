@@ -8,12 +8,12 @@ import statistics
 import sys
 import time
 
-from models.load import load_model
-from models.resolve import resolve
-from runtime.engine import Engine
-from runtime.request import Request, Step
-from runtime.telemetry import StepRing
-from runtime.timeline import Timeline
+from headrace.models.load import load_model
+from headrace.models.resolve import resolve
+from headrace.runtime.engine import Engine
+from headrace.runtime.request import Request, Step
+from headrace.runtime.telemetry import StepRing
+from headrace.runtime.timeline import Timeline
 
 RECORDS = 20_000
 STEPS = 64

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from app.sessions.records import TurnFigures
+from headrace.app.sessions.records import TurnFigures
 from tests.bench.ui_tax import Terminal, newest_messages, prepare
 
 _QUESTION = (
@@ -30,7 +30,7 @@ _PATIENCE_S = 120.0
 def talk(home: Path, turns: int, pause_s: float) -> list[TurnFigures]:
     """The figures of every answer of one conversation."""
     env = prepare(home, _ANSWER_TOKENS, panel=True)
-    terminal = Terminal([sys.executable, "-m", "app", "chat"], (120, 40), env)
+    terminal = Terminal([sys.executable, "-m", "headrace", "chat"], (120, 40), env)
     try:
         terminal.read_until(b"message, or")
         terminal.read_until(b"loaded in")

@@ -34,13 +34,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.sessions.journal import written
-from app.sessions.records import Message
-from app.sessions.store import SessionStore
-from models.resolve import resolve
-from models.tokenizer import Tokenizer
-from runtime.paths import cache_dir, data_dir
-from runtime.telemetry import Percentiles
+from headrace.app.sessions.journal import written
+from headrace.app.sessions.records import Message
+from headrace.app.sessions.store import SessionStore
+from headrace.models.resolve import resolve
+from headrace.models.tokenizer import Tokenizer
+from headrace.runtime.paths import cache_dir, data_dir
+from headrace.runtime.telemetry import Percentiles
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = "Write a long story about a river, a mill and the people who live beside it."
@@ -141,7 +141,7 @@ class InApp:
 
 def in_app(home: Path, env: dict[str, str], size: tuple[int, int], *, typing: bool) -> InApp:
     """Start the app, ask, and look on; `typing` while it answers."""
-    terminal = Terminal([sys.executable, "-m", "app", "chat"], size, env)
+    terminal = Terminal([sys.executable, "-m", "headrace", "chat"], size, env)
     echoes: list[float] = []
     try:
         first_frame = _ask(terminal)
@@ -165,7 +165,7 @@ def in_app(home: Path, env: dict[str, str], size: tuple[int, int], *, typing: bo
 def with_pauses(home: Path, env: dict[str, str], size: tuple[int, int]) -> tuple[float, float]:
     """Tokens per second in one answer: while the screen's process runs, and while it is stopped."""
     tokenizer = Tokenizer.load(resolve(None).path)
-    terminal = Terminal([sys.executable, "-m", "app", "chat"], size, env)
+    terminal = Terminal([sys.executable, "-m", "headrace", "chat"], size, env)
     tokens, seconds = [0, 0], [0.0, 0.0]
     try:
         _ask(terminal)
@@ -250,7 +250,7 @@ def in_streaming_run(home: Path, tokens: int, env: dict[str, str], size: tuple[i
 
 
 def _run(tokens: int) -> list[str]:
-    return [sys.executable, "-m", "app", "run", PROMPT, "-n", str(tokens), "-t", "0"]
+    return [sys.executable, "-m", "headrace", "run", PROMPT, "-n", str(tokens), "-t", "0"]
 
 
 def main() -> None:

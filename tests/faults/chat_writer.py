@@ -9,9 +9,9 @@ import sys
 import zlib
 from pathlib import Path
 
-from app.conversation import Conversation
-from app.sessions.records import Message
-from app.sessions.store import SessionStore
+from headrace.app.conversation import Conversation
+from headrace.app.sessions.records import Message
+from headrace.app.sessions.store import SessionStore
 from tests.app.scripted_engine import Script, ScriptedEngine
 
 WORDS = ("water ", "wheel ", "über ", "字", "🙂 ", "`code`\n", "<think>\n", "mill ")

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from models.checkpoint import MAX_HEADER_BYTES, open_checkpoint
-from runtime.errors import CheckpointError
+from headrace.models.checkpoint import MAX_HEADER_BYTES, open_checkpoint
+from headrace.runtime.errors import CheckpointError
 from tests.checkpoints import header, shard, tensor, write
 
 ONE = "model.safetensors"

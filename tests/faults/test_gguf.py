@@ -13,15 +13,15 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from models.gguf import convert_gguf
-from models.gguf.config import generation_config, model_config
-from models.gguf.container import open_container
-from models.gguf.metadata import Metadata
-from models.gguf.names import targets
-from models.gguf.scan import check_header
-from models.gguf.tokenizer import build_tokenizer, tokenizer_config
-from models.gguf.vocabulary import read_vocabulary
-from runtime.errors import CheckpointError, UnsupportedModelError
+from headrace.models.gguf import convert_gguf
+from headrace.models.gguf.config import generation_config, model_config
+from headrace.models.gguf.container import open_container
+from headrace.models.gguf.metadata import Metadata
+from headrace.models.gguf.names import targets
+from headrace.models.gguf.scan import check_header
+from headrace.models.gguf.tokenizer import build_tokenizer, tokenizer_config
+from headrace.models.gguf.vocabulary import read_vocabulary
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from tests.models.gguf.build import VARIANTS, write_gguf
 
 SMALL: dict[str, Any] = {

@@ -19,12 +19,12 @@ from pathlib import Path
 
 import pytest
 
-from app.conversation import Conversation
-from app.engine_client import EngineClient
-from app.engine_messages import Died, ModelSpec
-from app.sessions.database import Database
-from app.sessions.search import search
-from app.sessions.store import SessionStore
+from headrace.app.conversation import Conversation
+from headrace.app.engine_client import EngineClient
+from headrace.app.engine_messages import Died, ModelSpec
+from headrace.app.sessions.database import Database
+from headrace.app.sessions.search import search
+from headrace.app.sessions.store import SessionStore
 from tests.faults.trace import but_the_token_in_flight, generated, trace_engines
 from tests.tiny_chat import IM_END, write_chat_model
 

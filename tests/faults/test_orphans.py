@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from app.engine_client import EngineClient
-from app.sessions.store import SessionStore
+from headrace.app.engine_client import EngineClient
+from headrace.app.sessions.store import SessionStore
 from tests.faults.chat_terminal import Chat
 from tests.processes import engines
 from tests.tiny_chat import IM_END, write_chat_model
@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 120
 FETCHED = "smollm2-135m"  # travels in a wheel; of which here is only the beginning
 CHAT = (
-    "import time\nfrom app.engine_client import EngineClient\nfrom app.engine_messages import ModelSpec\n"
+    "import time\nfrom headrace.app.engine_client import EngineClient\n"
+    "from headrace.app.engine_messages import ModelSpec\n"
     "client = EngineClient()\n"
     "client.{call}\n"
     "print(flush=True)\n"

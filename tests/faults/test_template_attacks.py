@@ -5,8 +5,8 @@ import tracemalloc
 
 import pytest
 
-from models.chat_template import ChatTemplate
-from runtime.errors import CheckpointError
+from headrace.models.chat_template import ChatTemplate
+from headrace.runtime.errors import CheckpointError
 
 USER = [{"role": "user", "content": "hi"}]
 

@@ -17,9 +17,9 @@ def compose(self):
 widget.compose = compose
 """
 MOMENTS = [  # from the outermost widget to one of the last
-    ("app.tui.chat_screen", "ChatScreen"),
-    ("app.tui.decode.panel", "DecodePanel"),
-    ("app.tui.decode.speed", "SpeedSection"),
+    ("headrace.app.tui.chat_screen", "ChatScreen"),
+    ("headrace.app.tui.decode.panel", "DecodePanel"),
+    ("headrace.app.tui.decode.speed", "SpeedSection"),
 ]
 
 

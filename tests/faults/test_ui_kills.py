@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from app.sessions.records import Message, Session
-from app.sessions.store import SessionStore
+from headrace.app.sessions.records import Message, Session
+from headrace.app.sessions.store import SessionStore
 from tests.faults.chat_terminal import Chat
 from tests.faults.trace import but_the_token_in_flight, generated, trace_engines
 from tests.processes import engines

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.sessions.journal import storable
+from headrace.app.sessions.journal import storable
 
 _TRACED = Path(__file__).parent / "traced"
 

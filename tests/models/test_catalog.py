@@ -5,11 +5,11 @@ import tomllib
 
 import pytest
 
-from models.catalog import CatalogEntry, HubRepo, Wheel, find, load_catalog
-from models.resolve import DEFAULT_MODEL
-from models.source import CatalogName, HubId, parse_source
-from runtime.errors import ModelNotFoundError
-from runtime.paths import ASSETS
+from headrace.models.catalog import CatalogEntry, HubRepo, Wheel, find, load_catalog
+from headrace.models.resolve import DEFAULT_MODEL
+from headrace.models.source import CatalogName, HubId, parse_source
+from headrace.runtime.errors import ModelNotFoundError
+from headrace.runtime.paths import ASSETS
 
 ENTRIES = list(load_catalog().values())
 each_entry = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.config import DecoderConfig, decoder_config
-from runtime.errors import CheckpointError, UnsupportedModelError
+from headrace.models.config import DecoderConfig, decoder_config
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from tests.tiny import EVERY, LAYERS, config_of
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from models.checkpoint import open_checkpoint
-from models.costs import checkpoint_cost
-from models.mlx_lm_network import MlxLmNetwork
-from runtime.cost import LayerKV, StepCost
-from runtime.ops import reference
+from headrace.models.checkpoint import open_checkpoint
+from headrace.models.costs import checkpoint_cost
+from headrace.models.mlx_lm_network import MlxLmNetwork
+from headrace.runtime.cost import LayerKV, StepCost
+from headrace.runtime.ops import reference
 from tests.tiny import (
     EVERY,
     HEAD_DIM,

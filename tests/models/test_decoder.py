@@ -6,9 +6,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from models.decoder import Decoder
-from runtime.ops import Ops, reference
-from runtime.request import Request
+from headrace.models.decoder import Decoder
+from headrace.runtime.ops import Ops, reference
+from headrace.runtime.request import Request
 from tests.kernels import KERNELS, name_of, tolerance
 from tests.tiny import EVERY, VOCAB, load_decoder, quantize_model, write_model
 from tests.watched import WatchedNetwork, answer, committed_rows
@@ -125,7 +125,7 @@ def test_the_engine_runs_in_half_precision(directory: Path, dtype: mx.Dtype) -> 
 
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 def test_sequences_in_a_batch_do_not_see_each_other(directory: Path, ops: Ops) -> None:
-    from runtime.cache import KVCache
+    from headrace.runtime.cache import KVCache
 
     network = load_decoder(directory, ops)
     config = network.config

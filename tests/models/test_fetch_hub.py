@@ -9,11 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from models.checkpoint import open_checkpoint
-from models.fetch_hub import HubFiles, fetch_config, fetch_hub
-from models.hub_cache import cached_bytes, delete_cached
-from models.source import HubId
-from runtime.errors import CheckpointError, FetchError, HeadraceError, ModelNotFoundError, UnsupportedModelError
+from headrace.models.checkpoint import open_checkpoint
+from headrace.models.fetch_hub import HubFiles, fetch_config, fetch_hub
+from headrace.models.hub_cache import cached_bytes, delete_cached
+from headrace.models.source import HubId
+from headrace.runtime.errors import (
+    CheckpointError,
+    FetchError,
+    HeadraceError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+)
 from tests.checkpoints import shard, tensor
 from tests.hub_server import HubServer, point_at
 
@@ -201,7 +207,7 @@ def test_ctrl_c_ends_a_stalled_download_and_the_next_run_resumes(hub: HubServer,
     hub.add("org/name", MODEL)
     hub.stall = threading.Event()
     script = (
-        "from models.fetch_hub import fetch_hub; from models.source import HubId\n"
+        "from headrace.models.fetch_hub import fetch_hub; from headrace.models.source import HubId\n"
         "try: fetch_hub(HubId('org/name'))\n"
         "except KeyboardInterrupt: print('interrupted', flush=True)"
     )

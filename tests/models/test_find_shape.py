@@ -6,11 +6,11 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from models.checkpoint import open_checkpoint
-from models.find_shape import find_shape
-from models.shape_sources import shape_of_checkpoint
-from models.store import Store
-from runtime.errors import CheckpointError, HeadraceError, ModelNotFoundError, UnsupportedModelError
+from headrace.models.checkpoint import open_checkpoint
+from headrace.models.find_shape import find_shape
+from headrace.models.shape_sources import shape_of_checkpoint
+from headrace.models.store import Store
+from headrace.runtime.errors import CheckpointError, HeadraceError, ModelNotFoundError, UnsupportedModelError
 from tests.hub_server import HubServer
 from tests.tiny import config_of, write_model
 

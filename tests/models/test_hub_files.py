@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.hub_files import choose_files, quantization_of
-from runtime.errors import HeadraceError
+from headrace.models.hub_files import choose_files, quantization_of
+from headrace.runtime.errors import HeadraceError
 
 REPO = "org/name"
 

@@ -7,18 +7,25 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from models import costs, load
-from models.checkpoint import open_checkpoint
-from models.config import decoder_config
-from models.dtypes import compute_dtype
-from models.load import LEAST_CONTEXT, WORKING_MEMORY, context_length, generation_defaults, load_model, network_kind
-from models.quantization import Quantization
-from runtime import memory
-from runtime.errors import CheckpointError, NotEnoughMemoryError, UsageError
-from runtime.memory import Budget
-from runtime.network import Network
-from runtime.ops import native
-from runtime.request import Request
+from headrace.models import costs, load
+from headrace.models.checkpoint import open_checkpoint
+from headrace.models.config import decoder_config
+from headrace.models.dtypes import compute_dtype
+from headrace.models.load import (
+    LEAST_CONTEXT,
+    WORKING_MEMORY,
+    context_length,
+    generation_defaults,
+    load_model,
+    network_kind,
+)
+from headrace.models.quantization import Quantization
+from headrace.runtime import memory
+from headrace.runtime.errors import CheckpointError, NotEnoughMemoryError, UsageError
+from headrace.runtime.memory import Budget
+from headrace.runtime.network import Network
+from headrace.runtime.ops import native
+from headrace.runtime.request import Request
 from tests.tiny import config_of, write_model
 from tests.tiny_chat import write_chat_model
 from tests.watched import WatchedNetwork, answer

@@ -13,10 +13,10 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
-from models.mlx_lm_costs import leaves
-from models.mlx_lm_network import MlxLmNetwork
-from models.quantization import Quantization
-from runtime.prefill import prefill
+from headrace.models.mlx_lm_costs import leaves
+from headrace.models.mlx_lm_network import MlxLmNetwork
+from headrace.models.quantization import Quantization
+from headrace.runtime.prefill import prefill
 from tests.models.test_mlx_lm_network import CONFIGS, WINDOW, load, write
 
 pytestmark = pytest.mark.peer

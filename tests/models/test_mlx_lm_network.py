@@ -8,13 +8,13 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from models.checkpoint import open_checkpoint
-from models.config import decoder_config
-from models.mlx_lm_network import MlxLmNetwork
-from models.quantization import Quantization
-from runtime.engine import Engine
-from runtime.errors import CheckpointError, UnsupportedModelError
-from runtime.request import CancelFlag, Request, Step
+from headrace.models.checkpoint import open_checkpoint
+from headrace.models.config import decoder_config
+from headrace.models.mlx_lm_network import MlxLmNetwork
+from headrace.models.quantization import Quantization
+from headrace.runtime.engine import Engine
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+from headrace.runtime.request import CancelFlag, Request, Step
 from tests.watched import WatchedNetwork, answer, split
 
 pytestmark = pytest.mark.peer

@@ -8,14 +8,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from models.checkpoint import open_checkpoint
-from models.config import decoder_config
-from models.decoder import Decoder
-from models.parameters import Parameters
-from models.quantization import BITS, GROUP_SIZES, Quantization
-from runtime.errors import CheckpointError, UnsupportedModelError, UsageError
-from runtime.ops import Ops, reference
-from runtime.request import Request
+from headrace.models.checkpoint import open_checkpoint
+from headrace.models.config import decoder_config
+from headrace.models.decoder import Decoder
+from headrace.models.parameters import Parameters
+from headrace.models.quantization import BITS, GROUP_SIZES, Quantization
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError, UsageError
+from headrace.runtime.ops import Ops, reference
+from headrace.runtime.request import Request
 from tests.kernels import KERNELS, name_of, tolerance
 from tests.tiny import HIDDEN, INNER, VOCAB, load_decoder, quantize_model, write_model
 from tests.watched import WatchedNetwork, answer

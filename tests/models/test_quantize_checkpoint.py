@@ -6,11 +6,11 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from models.load import load_model
-from models.quantization import Quantization
-from models.quantize_checkpoint import keep_quantized
-from models.resolve import resolve
-from runtime.errors import UsageError
+from headrace.models.load import load_model
+from headrace.models.quantization import Quantization
+from headrace.models.quantize_checkpoint import keep_quantized
+from headrace.models.resolve import resolve
+from headrace.runtime.errors import UsageError
 from tests.tiny_chat import write_chat_model
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from models import catalog, import_gguf
-from models.catalog import CatalogEntry, HubRepo, Wheel, find
-from models.checkpoint import open_checkpoint
-from models.resolve import DEFAULT_MODEL, resolve, stored_name
-from models.soundness import check_sound
-from models.store import Store
-from runtime.errors import CheckpointError, FetchError, ModelNotFoundError, UsageError
+from headrace.models import catalog, import_gguf
+from headrace.models.catalog import CatalogEntry, HubRepo, Wheel, find
+from headrace.models.checkpoint import open_checkpoint
+from headrace.models.resolve import DEFAULT_MODEL, resolve, stored_name
+from headrace.models.soundness import check_sound
+from headrace.models.store import Store
+from headrace.runtime.errors import CheckpointError, FetchError, ModelNotFoundError, UsageError
 from tests.checkpoints import header, shard, write
 from tests.hub_server import HubServer
 from tests.models.gguf.build import write_gguf
@@ -305,9 +305,10 @@ def test_an_installed_model_needs_no_heavy_import(store: Store) -> None:
     store.install(DEFAULT_MODEL, build)
     script = (
         "import json, sys; from pathlib import Path\n"
-        "from models.resolve import resolve; from models.store import Store\n"
+        "from headrace.models.resolve import resolve; from headrace.models.store import Store\n"
         f"resolve(None, store=Store(Path({str(store.root)!r})))\n"
-        "heavy = ('numpy', 'mlx', 'gguf', 'huggingface_hub', 'tomllib', 'filelock', 'subprocess', 'models.catalog')\n"
+        "heavy = ('numpy', 'mlx', 'gguf', 'huggingface_hub', 'tomllib', 'filelock', 'subprocess',"
+        " 'headrace.models.catalog')\n"
         "print(json.dumps([name for name in heavy if name in sys.modules]))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=Path.cwd())

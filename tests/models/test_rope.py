@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.config import RopeConfig
-from models.rope import make_rope
-from runtime.errors import CheckpointError
+from headrace.models.config import RopeConfig
+from headrace.models.rope import make_rope
+from headrace.runtime.errors import CheckpointError
 
 CONTEXT = 131072
 YARN = {"factor": 4.0, "original_max_position_embeddings": 32768}

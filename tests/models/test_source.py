@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.source import CatalogName, HubId, LocalDirectory, LocalGGUF, parse_source
-from runtime.errors import HeadraceError, ModelNotFoundError, UsageError
+from headrace.models.source import CatalogName, HubId, LocalDirectory, LocalGGUF, parse_source
+from headrace.runtime.errors import HeadraceError, ModelNotFoundError, UsageError
 from tests.checkpoints import write
 
 

@@ -8,16 +8,16 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from models.catalog import load_catalog
-from models.checkpoint import open_checkpoint
-from models.costs import checkpoint_cost
-from models.decoder import Decoder
-from models.shape_sources import shape_of_checkpoint, shape_of_config, shape_of_entry
-from models.step_shape import Matrix, StepShape, total
-from runtime.cost import LayerKV
-from runtime.errors import CheckpointError, UnsupportedModelError
-from runtime.ops import reference
-from runtime.prefill import prefill
+from headrace.models.catalog import load_catalog
+from headrace.models.checkpoint import open_checkpoint
+from headrace.models.costs import checkpoint_cost
+from headrace.models.decoder import Decoder
+from headrace.models.shape_sources import shape_of_checkpoint, shape_of_config, shape_of_entry
+from headrace.models.step_shape import Matrix, StepShape, total
+from headrace.runtime.cost import LayerKV
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+from headrace.runtime.ops import reference
+from headrace.runtime.prefill import prefill
 from tests.tiny import VARIANTS, config_of, load_decoder, quantize_model, write_model
 
 

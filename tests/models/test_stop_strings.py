@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from models.stop_strings import StopMatcher
-from runtime.errors import UsageError
+from headrace.models.stop_strings import StopMatcher
+from headrace.runtime.errors import UsageError
 
 texts = st.text("ab\n<é", max_size=30)
 stops_lists = st.lists(st.text("ab\n<é", min_size=1, max_size=5), max_size=4)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from models.tokenizer import Tokenizer
-from runtime.errors import CheckpointError, UnsupportedModelError, UsageError
+from headrace.models.tokenizer import Tokenizer
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError, UsageError
 from tests.corpus import NASTY
 from tests.families import FAMILIES, write_family
 

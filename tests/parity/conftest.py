@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from runtime.ops import native
+from headrace.runtime.ops import native
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -11,9 +11,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from models.decoder import Decoder
-from runtime.ops import Ops, reference
-from runtime.request import Request
+from headrace.models.decoder import Decoder
+from headrace.runtime.ops import Ops, reference
+from headrace.runtime.request import Request
 from tests.kernels import KERNELS, name_of
 from tests.parity.prompts import PROMPTS
 from tests.parity.recorded import read

@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from runtime.ops import Ops
+from headrace.runtime.ops import Ops
 from tests.kernels import KERNELS, name_of, tolerance
 from tests.parity.numpy_decoder import logits
 from tests.tiny import EVERY, VOCAB, load_decoder, write_model

@@ -9,10 +9,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from models.checkpoint import open_checkpoint
-from models.mlx_lm_network import MlxLmNetwork
-from runtime.engine import Engine
-from runtime.request import Request
+from headrace.models.checkpoint import open_checkpoint
+from headrace.models.mlx_lm_network import MlxLmNetwork
+from headrace.runtime.engine import Engine
+from headrace.runtime.request import Request
 from tests.tiny import load_decoder, write_model
 from tests.watched import split
 

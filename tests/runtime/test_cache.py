@@ -6,9 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from runtime.cache import CHUNK, KVCache, Lengths
-from runtime.errors import ContextLimitError
-from runtime.ops import AttentionSpec, Ops, reference
+from headrace.runtime.cache import CHUNK, KVCache, Lengths
+from headrace.runtime.errors import ContextLimitError
+from headrace.runtime.ops import AttentionSpec, Ops, reference
 from tests.kernels import FAST
 
 LAYERS, KV_HEADS, DIM, LIMIT = 2, 2, 16, 700

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cache_file import read_cache, write_cache
+from headrace.runtime.cache_file import read_cache, write_cache
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from models.decoder import Decoder
-from runtime.engine import Engine
-from runtime.errors import ContextLimitError, EngineError, UsageError
-from runtime.prefill import FIRST, LARGEST, STEP, TARGET_S, Pace, prefill
-from runtime.request import CancelFlag, Finished, PrefillProgress, Request, Step
-from runtime.sampling import SamplingParams
+from headrace.models.decoder import Decoder
+from headrace.runtime.engine import Engine
+from headrace.runtime.errors import ContextLimitError, EngineError, UsageError
+from headrace.runtime.prefill import FIRST, LARGEST, STEP, TARGET_S, Pace, prefill
+from headrace.runtime.request import CancelFlag, Finished, PrefillProgress, Request, Step
+from headrace.runtime.sampling import SamplingParams
 from tests.watched import WatchedNetwork, answer, same_rows, split
 
 PROMPT = [5, 17, 3, 88, 42, 9, 61]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime import hardware
-from runtime.hardware import Machine
+from headrace.runtime import hardware
+from headrace.runtime.hardware import Machine
 
 MACHINES = Path(__file__).parent / "machines"
 GIB = 2**30

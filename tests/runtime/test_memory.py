@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime import hardware, memory
-from runtime.errors import NotEnoughMemoryError
-from runtime.memory import Budget, budget, check_fits, largest_context
+from headrace.runtime import hardware, memory
+from headrace.runtime.errors import NotEnoughMemoryError
+from headrace.runtime.memory import Budget, budget, check_fits, largest_context
 
 GIB = 2**30
 LIMIT = Budget(total=16 * GIB, free=11 * GIB, reserve=GIB, source="available RAM")

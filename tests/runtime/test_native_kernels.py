@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.ops import AttentionSpec, Rope, Weight, native, reference
+from headrace.runtime.ops import AttentionSpec, Rope, Weight, native, reference
 from tests.kernels import Exact
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")

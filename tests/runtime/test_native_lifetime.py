@@ -5,14 +5,14 @@ import sys
 
 import pytest
 
-from runtime.ops import native
+from headrace.runtime.ops import native
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 
 # clear_cache waits for the stream with the interpreter lock held: a node that needed the lock to die would hang it.
 _PROGRAM = """
 import mlx.core as mx
-from runtime.ops import Weight, native
+from headrace.runtime.ops import Weight, native
 weight = native.prepare(Weight(mx.random.normal((256, 256))), mx.float32)
 norm, x = mx.ones((256,)), mx.random.normal((1, 1, 256))
 for _ in range(300):

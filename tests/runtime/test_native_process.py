@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from runtime.ops import native
+from headrace.runtime.ops import native
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 
 _WORK = """
 import multiprocessing, sys, threading
 import mlx.core as mx
-from runtime.ops import Weight, native
+from headrace.runtime.ops import Weight, native
 
 def chain(steps=50):
     weight = native.prepare(Weight(mx.full((512, 512), 1 / 512)), mx.float32)

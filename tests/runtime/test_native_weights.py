@@ -5,14 +5,14 @@ import sys
 
 import pytest
 
-from runtime.ops import native
+from headrace.runtime.ops import native
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 
 # Layers of a llama of a billion weights: large matrices, and scales that have to fit between them.
 _PROGRAM = """
 import mlx.core as mx
-from runtime.ops import Weight, native
+from headrace.runtime.ops import Weight, native
 
 def layer():
     kept = []

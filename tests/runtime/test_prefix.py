@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.decoder import Decoder
-from runtime.engine import Engine
-from runtime.errors import ContextLimitError, EngineError, UsageError
-from runtime.prefix import Prefix, common_prefix
-from runtime.request import CancelFlag, Event, Finished, PrefillProgress, Request, Step
-from runtime.sampling import SamplingParams
+from headrace.models.decoder import Decoder
+from headrace.runtime.engine import Engine
+from headrace.runtime.errors import ContextLimitError, EngineError, UsageError
+from headrace.runtime.prefix import Prefix, common_prefix
+from headrace.runtime.request import CancelFlag, Event, Finished, PrefillProgress, Request, Step
+from headrace.runtime.sampling import SamplingParams
 from tests.watched import WatchedNetwork, split
 
 LIMIT = 160

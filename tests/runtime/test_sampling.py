@@ -11,8 +11,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from runtime.errors import UsageError
-from runtime.sampling import LARGEST, Sampler, SamplingParams, logprobs
+from headrace.runtime.errors import UsageError
+from headrace.runtime.sampling import LARGEST, Sampler, SamplingParams, logprobs
 
 VOCAB = 12
 DRAWS = 500

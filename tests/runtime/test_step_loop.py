@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 import mlx.core as mx
 import pytest
 
-from models.decoder import Decoder
-from runtime.engine import Engine
-from runtime.request import CancelFlag, Event, Finished, Request, Step
+from headrace.models.decoder import Decoder
+from headrace.runtime.engine import Engine
+from headrace.runtime.request import CancelFlag, Event, Finished, Request, Step
 from tests.watched import WatchedNetwork, answer, same_rows
 
 PROMPT = [5, 17, 3, 88, 42, 9, 61]

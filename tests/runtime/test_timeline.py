@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.cache import Lengths
-from runtime.cost import LayerKV, StepCost
-from runtime.telemetry import RING_SIZE, Percentiles, StepRecord, StepRing, Summary, mbu
-from runtime.timeline import Timeline
+from headrace.runtime.cache import Lengths
+from headrace.runtime.cost import LayerKV, StepCost
+from headrace.runtime.telemetry import RING_SIZE, Percentiles, StepRecord, StepRing, Summary, mbu
+from headrace.runtime.timeline import Timeline
 
 COST = StepCost(weight_bytes=1_000_000, weight_flops=0, kv=[LayerKV(4, 100), LayerKV(2, 100, window=10)])
 PROMPT = 8

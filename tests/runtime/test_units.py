@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.units import format_bytes, format_rate
+from headrace.runtime.units import format_bytes, format_rate
 
 
 @pytest.mark.parametrize(

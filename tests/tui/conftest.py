@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from app.sessions.store import SessionStore
-from app.settings import Settings
-from app.tui import pace
-from app.tui.app import HeadraceApp
-from app.tui.completion import CompletionMenu
-from app.tui.prompt import Prompt
-from app.tui.transcript import Transcript
+from headrace.app.sessions.store import SessionStore
+from headrace.app.settings import Settings
+from headrace.app.tui import pace
+from headrace.app.tui.app import HeadraceApp
+from headrace.app.tui.completion import CompletionMenu
+from headrace.app.tui.prompt import Prompt
+from headrace.app.tui.transcript import Transcript
 from tests.app.scripted_engine import ScriptedEngine
 
 Scenario = Callable[["Driver"], Awaitable[None]]

@@ -4,11 +4,11 @@ import pytest
 from textual import events
 from textual.command import CommandPalette
 
-from app.tui import chat_screen
-from app.tui.chat_screen import ChatScreen
-from app.tui.dialogs import Choose
-from app.tui.parameters_screen import ParametersScreen
-from runtime.errors import SessionError
+from headrace.app.tui import chat_screen
+from headrace.app.tui.chat_screen import ChatScreen
+from headrace.app.tui.dialogs import Choose
+from headrace.app.tui.parameters_screen import ParametersScreen
+from headrace.runtime.errors import SessionError
 from tests.app.scripted_engine import Script, ScriptedEngine, with_context
 from tests.tui.conftest import Driver
 

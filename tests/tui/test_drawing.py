@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from textual.geometry import Region
 
-from app.tui.decode.section import Section
-from app.tui.frugal_screen import FrugalCompositor, PlacedLines
-from app.tui.help_screen import HelpScreen
-from app.tui.key_bar import KeyBar
-from app.tui.row_strips import GUTTER
-from app.tui.transcript import Transcript
+from headrace.app.tui.decode.section import Section
+from headrace.app.tui.frugal_screen import FrugalCompositor, PlacedLines
+from headrace.app.tui.help_screen import HelpScreen
+from headrace.app.tui.key_bar import KeyBar
+from headrace.app.tui.row_strips import GUTTER
+from headrace.app.tui.transcript import Transcript
 from tests.tui.conftest import Driver
 
 SEQUENCE = re.compile(r"\x1b\[(\d+);(\d+)H|\x1b\[([\d;]*)m|(.)", re.DOTALL)

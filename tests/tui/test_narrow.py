@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from app.settings import ScreenSettings, Settings
+from headrace.app.settings import ScreenSettings, Settings
 from tests.tui.conftest import Driver
 
 LEAST_CHAT = 24

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.tui.pace import Pace
+from headrace.app.tui.pace import Pace
 
 
 @pytest.fixture

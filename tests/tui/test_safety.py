@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from textual import events
 from textual.geometry import Region
 
-from app.sanitise import sanitise
-from app.tui.markdown_lines import render
+from headrace.app.sanitise import sanitise
+from headrace.app.tui.markdown_lines import render
 from tests.app.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from textual.widgets import Input, OptionList
 
-from app.sessions.store import SessionStore
-from app.tui.dialogs import AskText, Choose
-from app.tui.sessions_screen import SessionsScreen
+from headrace.app.sessions.store import SessionStore
+from headrace.app.tui.dialogs import AskText, Choose
+from headrace.app.tui.sessions_screen import SessionsScreen
 from tests.app.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
 

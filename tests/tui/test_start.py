@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from app.settings import ScreenSettings, Settings, load_settings, settings_path
-from app.tui.app import HeadraceApp
-from app.tui.themes import after_terminal
+from headrace.app.settings import ScreenSettings, Settings, load_settings, settings_path
+from headrace.app.tui.app import HeadraceApp
+from headrace.app.tui.themes import after_terminal
 from tests.tui.conftest import Driver
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def _headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "app", *arguments]
+    command = [sys.executable, "-m", "headrace", *arguments]
     return subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
 
 
@@ -39,7 +39,7 @@ def test_bare_headrace_in_a_pipe_is_help() -> None:
 
 def test_the_screen_imports_no_model_code() -> None:
     heavy = "{'mlx.core', 'transformers', 'tokenizers', 'numpy', 'gguf', 'jinja2', 'pygments', 'markdown_it'}"
-    code = f"import sys, app.tui.app; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, headrace.app.tui.app; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from app.sessions.store import SessionStore
+from headrace.app.sessions.store import SessionStore
 from tests.processes import engines
 
 pytestmark = [
@@ -50,7 +50,7 @@ class Tmux:
 
     def start(self, *arguments: str) -> None:
         """A shell that starts the program and says how it left."""
-        program = " ".join([sys.executable, "-m", "app", "chat", "-m", str(self._model), *arguments])
+        program = " ".join([sys.executable, "-m", "headrace", "chat", "-m", str(self._model), *arguments])
         width, height = (str(cells) for cells in self._size)
         shell = f"cd {self.home}; {program}; echo left with $?; exec sh"
         self.run("new-session", "-d", "-x", width, "-y", height, shell)
@@ -138,7 +138,7 @@ def test_a_session_from_start_to_quit(tmux: Tmux) -> None:
     tmux.until(lambda _: not tmux.engines())
     assert "headrace  " not in tmux.screen  # the screen is as it was before
 
-    tmux.type(f"{sys.executable} -m app chat --resume {identity[:5]}")
+    tmux.type(f"{sys.executable} -m headrace chat --resume {identity[:5]}")
     tmux.press("Enter")
     tmux.sees("■ stopped", "‹1/2›")  # the question may have scrolled out: answers come fast
     tmux.press("C-q")
@@ -178,7 +178,7 @@ def test_killing_the_engine_in_the_middle_of_an_answer(tmux: Tmux) -> None:
 
 def test_suspend_resize_and_a_closed_terminal(tmux: Tmux) -> None:
     tmux.run("new-session", "-d", "-x", "100", "-y", "30", "sh")
-    tmux.type(f"cd {tmux.home}; {sys.executable} -m app chat -m {tmux._model}")
+    tmux.type(f"cd {tmux.home}; {sys.executable} -m headrace chat -m {tmux._model}")
     tmux.press("Enter")
     tmux.sees("loaded in")
     tmux.run("resize-window", "-x", "60", "-y", "15")

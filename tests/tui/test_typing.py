@@ -8,10 +8,10 @@ from textual import events
 from textual.widgets import Input
 from textual.widgets.text_area import Selection
 
-from app.settings import ChatSettings, Settings
-from app.tui import chat_screen
-from app.tui.chat_screen import ChatScreen
-from app.tui.decode.screen import DecodeScreen
+from headrace.app.settings import ChatSettings, Settings
+from headrace.app.tui import chat_screen
+from headrace.app.tui.chat_screen import ChatScreen
+from headrace.app.tui.decode.screen import DecodeScreen
 from tests.app.scripted_engine import ScriptedEngine
 from tests.tui.conftest import Driver
 

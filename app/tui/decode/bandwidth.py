@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
-from app.tui.decode.section import Section, bar, spread
-from app.tui.figures import LiveFigures, moving_share
-from runtime.units import format_bytes
+from headrace.app.tui.decode.section import Section, bar, spread
+from headrace.app.tui.figures import LiveFigures, moving_share
+from headrace.runtime.units import format_bytes
 
 
 class BandwidthSection(Section):

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
-from app.tui.braille import bars
-from app.tui.decode.section import Section, spread
-from app.tui.figures import LiveFigures
-from runtime.units import format_bytes
+from headrace.app.tui.braille import bars
+from headrace.app.tui.decode.section import Section, spread
+from headrace.app.tui.figures import LiveFigures
+from headrace.runtime.units import format_bytes
 
 
 class CacheSection(Section):

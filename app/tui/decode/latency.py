@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from textual import events
 from textual.content import Content
 
-from app.tui.braille import bars
-from app.tui.decode.section import Section, spread
-from app.tui.decode.speed import seconds
-from app.tui.figures import LiveFigures
-from runtime.telemetry import Percentiles, StepRecord
-from runtime.units import format_bytes
+from headrace.app.tui.braille import bars
+from headrace.app.tui.decode.section import Section, spread
+from headrace.app.tui.decode.speed import seconds
+from headrace.app.tui.figures import LiveFigures
+from headrace.runtime.telemetry import Percentiles, StepRecord
+from headrace.runtime.units import format_bytes
 
 _LABEL = 8  # cells of the scale at the left
 _HEADROOM = 1.25  # the chart reaches this far above p99; what is higher is cut and marked

@@ -9,16 +9,16 @@ from textual import events
 from textual.app import ComposeResult
 from textual.containers import Vertical
 
-from app.settings import ScreenSettings
-from app.tui.decode.bandwidth import BandwidthSection
-from app.tui.decode.cache import CacheSection
-from app.tui.decode.latency import LatencySection
-from app.tui.decode.memory import MemorySection
-from app.tui.decode.roofline import RooflineSection
-from app.tui.decode.section import Section
-from app.tui.decode.speed import SpeedSection
-from app.tui.decode.turns import TurnsSection
-from app.tui.figures import LiveFigures
+from headrace.app.settings import ScreenSettings
+from headrace.app.tui.decode.bandwidth import BandwidthSection
+from headrace.app.tui.decode.cache import CacheSection
+from headrace.app.tui.decode.latency import LatencySection
+from headrace.app.tui.decode.memory import MemorySection
+from headrace.app.tui.decode.roofline import RooflineSection
+from headrace.app.tui.decode.section import Section
+from headrace.app.tui.decode.speed import SpeedSection
+from headrace.app.tui.decode.turns import TurnsSection
+from headrace.app.tui.figures import LiveFigures
 
 _LEAST, _MOST = 30, 90
 _WIDER = 20

@@ -7,18 +7,18 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 
-from app.tui.decode.bandwidth import BandwidthSection
-from app.tui.decode.cache import CacheSection
-from app.tui.decode.latency import LatencySection
-from app.tui.decode.memory import MemorySection
-from app.tui.decode.roofline import RooflineSection
-from app.tui.decode.section import Section
-from app.tui.decode.speed import SpeedSection
-from app.tui.decode.turns import TurnsSection
-from app.tui.figures import LiveFigures
-from app.tui.frugal_screen import FrugalScreen
-from app.tui.key_bar import KeyBar
-from app.tui.status_bar import Status, StatusBar
+from headrace.app.tui.decode.bandwidth import BandwidthSection
+from headrace.app.tui.decode.cache import CacheSection
+from headrace.app.tui.decode.latency import LatencySection
+from headrace.app.tui.decode.memory import MemorySection
+from headrace.app.tui.decode.roofline import RooflineSection
+from headrace.app.tui.decode.section import Section
+from headrace.app.tui.decode.speed import SpeedSection
+from headrace.app.tui.decode.turns import TurnsSection
+from headrace.app.tui.figures import LiveFigures
+from headrace.app.tui.frugal_screen import FrugalScreen
+from headrace.app.tui.key_bar import KeyBar
+from headrace.app.tui.status_bar import Status, StatusBar
 
 _WIDE = 132  # cells from which the right column is the wider one
 _TALL = 32  # lines from which every part has room

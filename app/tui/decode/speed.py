@@ -10,9 +10,9 @@ from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.renderables.digits import Digits
 
-from app.tui.decode.section import Lines, spread
-from app.tui.figures import LiveFigures, Phase
-from runtime.units import format_bytes
+from headrace.app.tui.decode.section import Lines, spread
+from headrace.app.tui.figures import LiveFigures, Phase
+from headrace.runtime.units import format_bytes
 
 _ORDER: tuple[Phase, ...] = ("load", "prefill", "decode", "idle")
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
-from app.tui.decode.section import Section
-from app.tui.decode.speed import rate_text, seconds
-from app.tui.figures import LiveFigures, Turn
-from runtime.telemetry import mbu
+from headrace.app.tui.decode.section import Section
+from headrace.app.tui.decode.speed import rate_text, seconds
+from headrace.app.tui.figures import LiveFigures, Turn
+from headrace.runtime.telemetry import mbu
 
 _COLUMNS = (
     ("turn", 4),

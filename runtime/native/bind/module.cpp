@@ -1,4 +1,4 @@
-// The Python module runtime._native. Its stub is runtime/_native.pyi.
+// The Python module headrace.runtime._native. Its stub is runtime/_native.pyi.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>

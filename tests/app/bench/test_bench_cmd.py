@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from app.bench_cmd import bench
-from app.predict_cmd import fit, predict
-from runtime import bandwidth
-from runtime.errors import HeadraceError, UsageError
+from headrace.app.bench_cmd import bench
+from headrace.app.predict_cmd import fit, predict
+from headrace.runtime import bandwidth
+from headrace.runtime.errors import HeadraceError, UsageError
 from tests.tiny import config_of
 from tests.tiny_chat import write_chat_model
 
@@ -154,7 +154,7 @@ def test_ctrl_c_prints_what_is_done(model: Path) -> None:
     import pexpect
 
     child = pexpect.spawn(
-        sys.executable, ["-m", "app", "bench", "-m", str(model), "-p", "8", "-n", "4", "-r", "100000"],
+        sys.executable, ["-m", "headrace", "bench", "-m", str(model), "-p", "8", "-n", "4", "-r", "100000"],
         cwd=str(Path(__file__).parents[3]), dimensions=(40, 80), encoding="utf-8", timeout=120,
     )  # fmt: skip
     child.expect("round 3 ")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from app.bench.fit_store import KEPT, remember, remembered
-from runtime.hardware import machine
+from headrace.app.bench.fit_store import KEPT, remember, remembered
+from headrace.runtime.hardware import machine
 
 BYTES = 100e6
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from app.bench.own import OwnEngine
-from app.bench.plan import Test
-from models.checkpoint import open_checkpoint
-from models.decoder import Decoder
-from models.mlx_lm_network import MlxLmNetwork
-from runtime.cache import KVCache
+from headrace.app.bench.own import OwnEngine
+from headrace.app.bench.plan import Test
+from headrace.models.checkpoint import open_checkpoint
+from headrace.models.decoder import Decoder
+from headrace.models.mlx_lm_network import MlxLmNetwork
+from headrace.runtime.cache import KVCache
 from tests.tiny import load_decoder, write_model
 
 MAMBA = {

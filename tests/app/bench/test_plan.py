@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.bench.plan import Test, parse_counts, plan
-from runtime.errors import UsageError
+from headrace.app.bench.plan import Test, parse_counts, plan
+from headrace.runtime.errors import UsageError
 
 
 def test_all_combinations_in_reading_order() -> None:

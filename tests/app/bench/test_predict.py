@@ -5,8 +5,8 @@ from statistics import median
 
 import pytest
 
-from app.bench.fit_store import MeasuredFit
-from app.bench.predict import (
+from headrace.app.bench.fit_store import MeasuredFit
+from headrace.app.bench.predict import (
     Target,
     chip_target,
     known_targets,
@@ -15,12 +15,12 @@ from app.bench.predict import (
     predict,
     summarise_assumptions,
 )
-from app.bench.predict_document import catalog_fit, explanation, prediction
-from app.bench.published import Assumptions, PublishedPoint, assumptions, error, points
-from models.catalog import find
-from models.costs import WORKING_MEMORY
-from models.shape_sources import shape_of_entry
-from runtime.errors import UsageError
+from headrace.app.bench.predict_document import catalog_fit, explanation, prediction
+from headrace.app.bench.published import Assumptions, PublishedPoint, assumptions, error, points
+from headrace.models.catalog import find
+from headrace.models.costs import WORKING_MEMORY
+from headrace.models.shape_sources import shape_of_entry
+from headrace.runtime.errors import UsageError
 
 ENGINES = ("mlx-lm", "llama.cpp")
 SHAPE = shape_of_entry(find("llama-3.1-8b"))

@@ -5,10 +5,10 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from app.bench.profile import PARTS, profile
-from runtime.engine import Engine
-from runtime.errors import UsageError
-from runtime.request import Request, Step
+from headrace.app.bench.profile import PARTS, profile
+from headrace.runtime.engine import Engine
+from headrace.runtime.errors import UsageError
+from headrace.runtime.request import Request, Step
 from tests.tiny import VARIANTS, load_decoder, write_model
 
 

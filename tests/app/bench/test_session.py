@@ -4,11 +4,11 @@ import itertools
 
 import pytest
 
-from app.bench.plan import Test
-from app.bench.ratios import agreement, ratios
-from app.bench.sample import Sample
-from app.bench.session import MAX_ROUNDS, MIN_ROUNDS, Session, precision
-from runtime.errors import EngineError
+from headrace.app.bench.plan import Test
+from headrace.app.bench.ratios import agreement, ratios
+from headrace.app.bench.sample import Sample
+from headrace.app.bench.session import MAX_ROUNDS, MIN_ROUNDS, Session, precision
+from headrace.runtime.errors import EngineError
 from tests.app.bench.simulated import Contestant, Machine
 
 TESTS = [Test(64, 0), Test(0, 32)]

@@ -5,8 +5,8 @@ from statistics import NormalDist, fmean
 
 import pytest
 
-from app.bench.significance import difference, holm
-from app.bench.stats import bootstrap, geometric_ratio, sd, student_cdf, student_quantile
+from headrace.app.bench.significance import difference, holm
+from headrace.app.bench.stats import bootstrap, geometric_ratio, sd, student_cdf, student_quantile
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.sessions.journal import Answer, Journal, JournalWriter, fold_abandoned
-from app.sessions.search import search
-from app.sessions.store import SessionStore
-from runtime.errors import SessionError
+from headrace.app.sessions.journal import Answer, Journal, JournalWriter, fold_abandoned
+from headrace.app.sessions.search import search
+from headrace.app.sessions.store import SessionStore
+from headrace.runtime.errors import SessionError
 
 pieces = st.lists(st.text(st.characters(exclude_categories=()), max_size=4), max_size=8)  # NUL, surrogates, all planes
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from app.sessions.journal import Answer, Journal
-from app.sessions.store import SessionStore
+from headrace.app.sessions.journal import Answer, Journal
+from headrace.app.sessions.store import SessionStore
 
 # Root may write anywhere, unless that is taken from it.
 _AS_ANYONE = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
@@ -38,7 +38,7 @@ def lock(home: Path) -> None:
 
 def sessions(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*_AS_ANYONE, sys.executable, "-m", "app", "sessions", *arguments],
+        [*_AS_ANYONE, sys.executable, "-m", "headrace", "sessions", *arguments],
         capture_output=True,
         text=True,
         timeout=120,

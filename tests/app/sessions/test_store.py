@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from app.sessions.database import VERSION
-from app.sessions.records import Attachment, TurnFigures
-from app.sessions.search import best_line, search
-from app.sessions.store import SessionStore
-from runtime.errors import SessionError
+from headrace.app.sessions.database import VERSION
+from headrace.app.sessions.records import Attachment, TurnFigures
+from headrace.app.sessions.search import best_line, search
+from headrace.app.sessions.store import SessionStore
+from headrace.runtime.errors import SessionError
 
 FIGURES = TurnFigures(20, 12, 7, 0.05, 300.0, 150.0, 15.0, 0.3, 9000)
 
@@ -188,7 +188,7 @@ def test_search_forgets_what_was_deleted_and_finds_what_a_crash_left(store: Sess
 def test_two_processes_at_once(tmp_path: Path) -> None:
     path = tmp_path / "new" / "sessions.db"
     script = (
-        "import sys; from pathlib import Path; from app.sessions.store import SessionStore\n"
+        "import sys; from pathlib import Path; from headrace.app.sessions.store import SessionStore\n"
         "store = SessionStore(Path(sys.argv[1])); session = store.create(); parent = None\n"
         "for i in range(60):\n"
         "    parent = store.add(session.id, parent, 'user', str(i)).id\n"

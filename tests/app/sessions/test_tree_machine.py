@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from app.sessions.search import search
-from app.sessions.store import SessionStore
+from headrace.app.sessions.search import search
+from headrace.app.sessions.store import SessionStore
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30)
 

@@ -6,7 +6,7 @@ trace that knows neither the journal nor the store. Read by `tests.faults.trace`
 
 import sys
 
-if "app.engine_process" in sys.orig_argv:
+if "headrace.app.engine_process" in sys.orig_argv:
     import itertools
     import json
     import os
@@ -15,7 +15,7 @@ if "app.engine_process" in sys.orig_argv:
     from pathlib import Path
     from typing import Any
 
-    import app.answer as module
+    import headrace.app.answer as module
 
     untraced = module.answer
     numbers = itertools.count()

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from models.gguf.config import generation_config, model_config
-from models.gguf.metadata import Metadata
-from models.gguf.rope import llama3_factor
-from models.gguf.vocabulary import SpecialIds
-from runtime.errors import CheckpointError, UnsupportedModelError
+from headrace.models.gguf.config import generation_config, model_config
+from headrace.models.gguf.metadata import Metadata
+from headrace.models.gguf.rope import llama3_factor
+from headrace.models.gguf.vocabulary import SpecialIds
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 BASE = {
     "block_count": 2, "context_length": 256, "embedding_length": 64, "feed_forward_length": 96,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from models.gguf import convert_gguf
-from runtime.errors import CheckpointError, UnsupportedModelError
+from headrace.models.gguf import convert_gguf
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from tests.corpus import NASTY
 from tests.models.gguf.build import HERE, VARIANTS, gguf_weights, header, hf_weights, write_gguf
 from tests.tiny import load_decoder

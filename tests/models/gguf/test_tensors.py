@@ -5,10 +5,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from models.gguf.container import RawTensor
-from models.gguf.scan import BLOCKS
-from models.gguf.tensors import GROUP_SIZE, Affine, to_affine, to_plain
-from runtime.errors import CheckpointError
+from headrace.models.gguf.container import RawTensor
+from headrace.models.gguf.scan import BLOCKS
+from headrace.models.gguf.tensors import GROUP_SIZE, Affine, to_affine, to_plain
+from headrace.runtime.errors import CheckpointError
 from tests.models.gguf.build import SCALES_AT, random_blocks
 
 ROWS, COLUMNS = 24, 512
@@ -133,7 +133,7 @@ def test_quantized_vectors_become_their_exact_float32_values(kind: str) -> None:
 def test_large_tensors_are_unpacked_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     data = blocks_of("Q5_K")
     whole = to_affine(raw("Q5_K", data))
-    monkeypatch.setattr("models.gguf.tensors._CHUNK_WEIGHTS", 1280)
+    monkeypatch.setattr("headrace.models.gguf.tensors._CHUNK_WEIGHTS", 1280)
     chunked = to_affine(raw("Q5_K", data))
     for name in ("weight", "scales", "biases"):
         np.testing.assert_array_equal(getattr(whole, name), getattr(chunked, name))

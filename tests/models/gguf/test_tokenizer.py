@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from models.gguf.metadata import Metadata
-from models.gguf.pretokenizers import _BY_NAME
-from models.gguf.tokenizer import build_tokenizer, tokenizer_config
-from models.gguf.vocabulary import SpecialIds, read_vocabulary
-from runtime.errors import CheckpointError, UnsupportedModelError
+from headrace.models.gguf.metadata import Metadata
+from headrace.models.gguf.pretokenizers import _BY_NAME
+from headrace.models.gguf.tokenizer import build_tokenizer, tokenizer_config
+from headrace.models.gguf.vocabulary import SpecialIds, read_vocabulary
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from tests.corpus import NASTY
 from tests.models.gguf.build import HERE, VOCABULARIES
 

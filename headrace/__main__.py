@@ -1,0 +1,6 @@
+"""`python -m headrace`: the same as the `headrace` command."""
+
+from headrace.app.cli import main
+
+if __name__ == "__main__":
+    main()
