@@ -1,6 +1,6 @@
 """`python -m headrace`: the same as the `headrace` command."""
 
-from headrace.app.cli import main
+from headrace.app.cli.main import main
 
 if __name__ == "__main__":
     main()

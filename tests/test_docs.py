@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from headrace.app.bench.compare import compare_documents
-from headrace.app.bench_cmd import bench
-from headrace.app.run import run
+from headrace.app.bench.compare.documents import compare_documents
+from headrace.app.cli.bench import bench
+from headrace.app.cli.run import run
 from tests.app.bench.test_bench_cmd import LLAMA_BENCH
 from tests.test_house import ROOT
 from tests.tiny_chat import write_chat_model

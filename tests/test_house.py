@@ -21,7 +21,7 @@ def imported_by(tmp_path: Path, *arguments: str, home: Path | None = None) -> se
         "import atexit, json, pathlib, sys\n"
         f"report = pathlib.Path({str(report)!r})\n"
         "atexit.register(lambda: report.write_text(json.dumps(sorted(sys.modules))))\n"
-        "from headrace.app.cli import main\n"
+        "from headrace.app.cli.main import main\n"
         "main()\n"
     )
     environment = {**os.environ, "HEADRACE_HOME": str(home or tmp_path)}

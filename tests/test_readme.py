@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from headrace.app.commands import cli
+from headrace.app.cli.commands import cli
 from tests.test_house import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

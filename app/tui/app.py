@@ -19,26 +19,26 @@ from textual.drivers.linux_driver import LinuxDriver
 from textual.filter import LineFilter, Monochrome, NoColor
 from textual.theme import Theme
 
-from headrace.app.conversation import Conversation
-from headrace.app.engine_client import ChatEngine
-from headrace.app.engine_messages import Event, Pulled, PullFailed, PullProgress, Ready
+from headrace.app.chat.conversation import Conversation
+from headrace.app.engine.client import ChatEngine
+from headrace.app.engine.messages import Event, Pulled, PullFailed, PullProgress, Ready
 from headrace.app.sanitise import sanitise
 from headrace.app.sessions.records import Session
 from headrace.app.sessions.store import SessionStore
 from headrace.app.settings import Settings, save_setting
-from headrace.app.tui.chat_screen import ChatScreen
-from headrace.app.tui.clipboard import copy_with_tool
-from headrace.app.tui.decode.screen import DecodeScreen
-from headrace.app.tui.driver import QuietDriver
-from headrace.app.tui.feed import feed
-from headrace.app.tui.figures import LiveFigures
-from headrace.app.tui.frugal_screen import FrugalScreen
+from headrace.app.tui.decode.feed import feed
+from headrace.app.tui.decode.figures import LiveFigures
 from headrace.app.tui.hangup import end_on_signals, when_made
-from headrace.app.tui.markdown_lines import parser
+from headrace.app.tui.input.clipboard import copy_with_tool
 from headrace.app.tui.pace import Pace
 from headrace.app.tui.palette import AppCommands
+from headrace.app.tui.screens.chat_screen import ChatScreen
+from headrace.app.tui.screens.decode_screen import DecodeScreen
 from headrace.app.tui.status_bar import Status
+from headrace.app.tui.textual_overrides.driver import QuietDriver
+from headrace.app.tui.textual_overrides.frugal_screen import FrugalScreen
 from headrace.app.tui.themes import DARK, LIGHT, after_terminal, own_variables
+from headrace.app.tui.transcript.markdown_lines import parser
 from headrace.runtime.errors import HeadraceError, SessionError
 from headrace.runtime.paths import data_dir
 
@@ -282,7 +282,7 @@ class HeadraceApp(App[None]):
             self.push_screen(DecodeScreen(shown, self.status(), frozen=self.frozen is not None))
 
     def action_show_keys(self) -> None:
-        from headrace.app.tui.help_screen import HelpScreen
+        from headrace.app.tui.screens.help_screen import HelpScreen
 
         if not isinstance(self.screen, HelpScreen):
             self.push_screen(HelpScreen())

@@ -5,7 +5,7 @@ from functools import partial
 
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
-from headrace.app.tui.commands import COMMANDS
+from headrace.app.tui.input.commands import COMMANDS
 
 _NEED_TEXT = ("file", "rename")  # of no use without an argument
 
@@ -31,7 +31,7 @@ class AppCommands(Provider):
         yield "Theme", "choose the colours", self.app.search_themes
 
     def _run(self, name: str) -> None:
-        from headrace.app.tui.chat_screen import ChatScreen
+        from headrace.app.tui.screens.chat_screen import ChatScreen
 
         for screen in self.app.screen_stack:
             if isinstance(screen, ChatScreen):

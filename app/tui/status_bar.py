@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from textual.content import Content
 
+from headrace.app.tui.decode.figures import LiveFigures
 from headrace.app.tui.decode.section import Lines
 from headrace.app.tui.decode.speed import rate_text
-from headrace.app.tui.figures import LiveFigures
 
 _METER = 10
 _NEARLY_FULL = 0.85

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from textual.pilot import Pilot
 
-from headrace.app.engine_client import EngineClient
+from headrace.app.engine.client import EngineClient
 from headrace.app.sessions.store import SessionStore
 from headrace.app.settings import ScreenSettings, Settings
 from headrace.app.tui.app import HeadraceApp
-from headrace.app.tui.prompt import Prompt
+from headrace.app.tui.input.prompt import Prompt
 
 HERE = Path(__file__).parent
 QUESTION = "Write a short Python function that adds two numbers, and explain it in a list of three points."

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from headrace.app.engine_client import State
-from headrace.app.engine_messages import (
+from headrace.app.engine.client import State
+from headrace.app.engine.messages import (
     Abandoned,
     ContextFull,
     Delta,

@@ -9,8 +9,8 @@ import signal
 import socket
 import sys
 
-from headrace.app.engine_messages import LoadProgress
-from headrace.app.engine_wire import CHUNK, Unpacker, pack
+from headrace.app.engine.messages import LoadProgress
+from headrace.app.engine.wire import CHUNK, Unpacker, pack
 
 
 def main(descriptor: int) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.app.attachments import MAX_BYTES, take_attachments, with_attachments
+from headrace.app.chat.attachments import MAX_BYTES, take_attachments, with_attachments
 from headrace.app.sessions.records import Attachment
 from headrace.runtime.errors import UsageError
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.app.conversation import Conversation
-from headrace.app.engine_client import EngineClient
-from headrace.app.engine_messages import Delta, Event
+from headrace.app.chat.conversation import Conversation
+from headrace.app.engine.client import EngineClient
+from headrace.app.engine.messages import Delta, Event
 from headrace.app.sessions.export import to_markdown
 from headrace.app.sessions.search import search
 from headrace.app.sessions.store import SessionStore

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.app import conversation_turn
-from headrace.app.conversation import Conversation
-from headrace.app.engine_messages import ContextFull, Delta, Done, Dropped, Event
+from headrace.app.chat import turn as conversation_turn
+from headrace.app.chat.conversation import Conversation
+from headrace.app.engine.messages import ContextFull, Delta, Done, Dropped, Event
 from headrace.app.sessions.journal import JournalWriter
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import EngineError, ModelNotFoundError, SessionError, UsageError
@@ -668,7 +668,7 @@ def test_an_answer_that_could_not_be_stored_comes_before_all_else(
 def test_an_answer_that_could_not_be_stored_is_when_there_is_room(
     chat: Conversation, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, table: str
 ) -> None:
-    monkeypatch.setattr("headrace.app.conversation.SAVE_S", 0.0)
+    monkeypatch.setattr("headrace.app.chat.conversation.SAVE_S", 0.0)
     engine.script(Script(pieces=("It ", "is ", "high.")))
     chat.send("How is it?")
     with nothing_fits(chat.store, table):

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from headrace.app import diagnosis
-from headrace.app.diagnosis import PACKAGES, DefaultModel, Finding, Place, Report, findings
-from headrace.app.doctor import _draw, _plain, doctor, document, sections
+from headrace.app.cli import diagnosis
+from headrace.app.cli.diagnosis import PACKAGES, DefaultModel, Finding, Place, Report, findings
+from headrace.app.cli.doctor import _draw, _plain, doctor, document, sections
 from headrace.runtime import bandwidth
 from headrace.runtime.bandwidth import Peak
 from headrace.runtime.hardware import Machine, PowerState

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from headrace.app.engine_client import EngineClient
-from headrace.app.engine_link import log_path
-from headrace.app.engine_messages import (
+from headrace.app.engine.client import EngineClient
+from headrace.app.engine.link import log_path
+from headrace.app.engine.messages import (
     Abandoned,
     ContextFull,
     Delta,
@@ -310,8 +310,8 @@ def test_closing_leaves_nothing_behind(client: EngineClient, model: Path) -> Non
 @pytest.mark.parametrize("moment", ["loading", "answering"])
 def test_the_engine_does_not_outlive_the_chat(model: Path, moment: str) -> None:
     script = (
-        "import sys, time\nfrom headrace.app.engine_client import EngineClient\n"
-        "from headrace.app.engine_messages import *\n"
+        "import sys, time\nfrom headrace.app.engine.client import EngineClient\n"
+        "from headrace.app.engine.messages import *\n"
         "client = EngineClient(); client.start(ModelSpec(sys.argv[1])); print(client.pid, flush=True)\n"
         f"client.submit(Generate(1, {HELLO!r}, {ENDLESS!r}))\n"
         "while True:\n"
@@ -371,7 +371,7 @@ def test_polling_and_sending_cost_nothing_while_the_engine_hangs(ready: EngineCl
 
 def test_the_client_needs_no_mlx() -> None:
     script = (
-        "import sys, headrace.app.engine_client, headrace.app.conversation\n"
+        "import sys, headrace.app.engine.client, headrace.app.chat.conversation\n"
         "assert not {'mlx', 'textual', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.app.engine_link import EngineLink
-from headrace.app.engine_messages import Delta, Died, Done, Event, LoadProgress, ModelSpec
-from headrace.app.engine_process import Outlet
-from headrace.app.engine_wire import Unpacker, pack, socket_pair
+from headrace.app.engine.link import EngineLink
+from headrace.app.engine.messages import Delta, Died, Done, Event, LoadProgress, ModelSpec
+from headrace.app.engine.process import Outlet
+from headrace.app.engine.wire import Unpacker, pack, socket_pair
 from tests.app.scripted_engine import record, summary
 
 PATIENCE_S = 120
@@ -28,7 +28,7 @@ MESSAGES = st.lists(
 def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineLink]:
     """To a stuttering engine that runs."""
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
-    monkeypatch.setattr("headrace.app.engine_link._PROGRAM", "tests.app.stuttering_engine")
+    monkeypatch.setattr("headrace.app.engine.link._PROGRAM", "tests.app.stuttering_engine")
     link = EngineLink()
     told(link, "say 1")
     assert drained(link, 1) == [LoadProgress("saying", 0, None)]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from rich.live import Live
 
-from headrace.app.bench.live import live_view
+from headrace.app.bench.show.live import live_view
 from headrace.app.progress import drawn_progress
 
 

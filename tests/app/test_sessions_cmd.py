@@ -126,7 +126,7 @@ def test_paths(home: Path) -> None:
 
 def test_listing_and_paths_import_nothing_heavy(home: Path) -> None:
     script = (
-        "import sys; from headrace.app.commands import cli\n"
+        "import sys; from headrace.app.cli.commands import cli\n"
         "for command in (['sessions', 'list'], ['paths']): cli.main(command, standalone_mode=False)\n"
         "assert not {'mlx', 'textual', 'numpy', 'tokenizers', 'rich'} & set(sys.modules), sys.modules.keys()"
     )

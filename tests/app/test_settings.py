@@ -18,7 +18,7 @@ from headrace.app.settings import (
     save_setting,
     write_default,
 )
-from headrace.app.tui.parameters import read_parameter
+from headrace.app.tui.screens.parameters import read_parameter
 from headrace.runtime.errors import UsageError
 from headrace.runtime.sampling import SamplingParams
 

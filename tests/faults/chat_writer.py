@@ -9,7 +9,7 @@ import sys
 import zlib
 from pathlib import Path
 
-from headrace.app.conversation import Conversation
+from headrace.app.chat.conversation import Conversation
 from headrace.app.sessions.records import Message
 from headrace.app.sessions.store import SessionStore
 from tests.app.scripted_engine import Script, ScriptedEngine

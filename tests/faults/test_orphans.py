@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.app.engine_client import EngineClient
+from headrace.app.engine.client import EngineClient
 from headrace.app.sessions.store import SessionStore
 from tests.faults.chat_terminal import Chat
 from tests.processes import engines
@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 120
 FETCHED = "smollm2-135m"  # travels in a wheel; of which here is only the beginning
 CHAT = (
-    "import time\nfrom headrace.app.engine_client import EngineClient\n"
-    "from headrace.app.engine_messages import ModelSpec\n"
+    "import time\nfrom headrace.app.engine.client import EngineClient\n"
+    "from headrace.app.engine.messages import ModelSpec\n"
     "client = EngineClient()\n"
     "client.{call}\n"
     "print(flush=True)\n"

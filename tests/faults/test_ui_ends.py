@@ -17,7 +17,7 @@ def compose(self):
 widget.compose = compose
 """
 MOMENTS = [  # from the outermost widget to one of the last
-    ("headrace.app.tui.chat_screen", "ChatScreen"),
+    ("headrace.app.tui.screens.chat_screen", "ChatScreen"),
     ("headrace.app.tui.decode.panel", "DecodePanel"),
     ("headrace.app.tui.decode.speed", "SpeedSection"),
 ]

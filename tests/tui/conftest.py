@@ -12,9 +12,9 @@ from headrace.app.sessions.store import SessionStore
 from headrace.app.settings import Settings
 from headrace.app.tui import pace
 from headrace.app.tui.app import HeadraceApp
-from headrace.app.tui.completion import CompletionMenu
-from headrace.app.tui.prompt import Prompt
-from headrace.app.tui.transcript import Transcript
+from headrace.app.tui.input.completion import CompletionMenu
+from headrace.app.tui.input.prompt import Prompt
+from headrace.app.tui.transcript.transcript import Transcript
 from tests.app.scripted_engine import ScriptedEngine
 
 Scenario = Callable[["Driver"], Awaitable[None]]

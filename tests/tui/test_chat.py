@@ -8,12 +8,12 @@ import pytest
 from textual import events
 from textual.widgets import Input, OptionList
 
-from headrace.app.engine_messages import PeakMeasured
-from headrace.app.tui.chat_screen import ChatScreen
-from headrace.app.tui.completion import CompletionMenu
-from headrace.app.tui.decode.screen import DecodeScreen
-from headrace.app.tui.dialogs import Choose
-from headrace.app.tui.help_screen import HelpScreen
+from headrace.app.engine.messages import PeakMeasured
+from headrace.app.tui.input.completion import CompletionMenu
+from headrace.app.tui.screens.chat_screen import ChatScreen
+from headrace.app.tui.screens.decode_screen import DecodeScreen
+from headrace.app.tui.screens.dialogs import Choose
+from headrace.app.tui.screens.help_screen import HelpScreen
 from tests.app.scripted_engine import CARD, PEAK, Script, ScriptedEngine, with_context
 from tests.tui.conftest import Driver
 

@@ -4,10 +4,10 @@ import pytest
 from textual import events
 from textual.command import CommandPalette
 
-from headrace.app.tui import chat_screen
-from headrace.app.tui.chat_screen import ChatScreen
-from headrace.app.tui.dialogs import Choose
-from headrace.app.tui.parameters_screen import ParametersScreen
+from headrace.app.tui.screens import chat_screen
+from headrace.app.tui.screens.chat_screen import ChatScreen
+from headrace.app.tui.screens.dialogs import Choose
+from headrace.app.tui.screens.parameters_screen import ParametersScreen
 from headrace.runtime.errors import SessionError
 from tests.app.scripted_engine import Script, ScriptedEngine, with_context
 from tests.tui.conftest import Driver

@@ -9,11 +9,11 @@ from rich.cells import cell_len
 from textual.geometry import Region
 
 from headrace.app.tui.decode.section import Section
-from headrace.app.tui.frugal_screen import FrugalCompositor, PlacedLines
-from headrace.app.tui.help_screen import HelpScreen
 from headrace.app.tui.key_bar import KeyBar
-from headrace.app.tui.row_strips import GUTTER
-from headrace.app.tui.transcript import Transcript
+from headrace.app.tui.screens.help_screen import HelpScreen
+from headrace.app.tui.textual_overrides.frugal_screen import FrugalCompositor, PlacedLines
+from headrace.app.tui.transcript.row_strips import GUTTER
+from headrace.app.tui.transcript.transcript import Transcript
 from tests.tui.conftest import Driver
 
 SEQUENCE = re.compile(r"\x1b\[(\d+);(\d+)H|\x1b\[([\d;]*)m|(.)", re.DOTALL)

@@ -17,7 +17,7 @@ import os, sys
 from textual import events
 from textual.app import App
 from textual.widgets import Label
-from headrace.app.tui.driver import QuietDriver
+from headrace.app.tui.textual_overrides.driver import QuietDriver
 
 class Keys(App):
     def compose(self):

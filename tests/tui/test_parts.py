@@ -7,22 +7,22 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from textual.content import Content
 
-from headrace.app.attachments import take_attachments
+from headrace.app.chat.attachments import take_attachments
 from headrace.app.sessions.records import Message
-from headrace.app.tui.braille import Canvas, bars
-from headrace.app.tui.chat_actions import ChatActions, code_blocks
-from headrace.app.tui.commands import COMMANDS, matching, parse_command
+from headrace.app.tui.decode.braille import Canvas, bars
+from headrace.app.tui.decode.feed import facts
+from headrace.app.tui.decode.figures import LiveFigures
 from headrace.app.tui.decode.latency import LatencySection
 from headrace.app.tui.decode.roofline import decode_point, prefill_point
 from headrace.app.tui.decode.speed import phases, rate_text, seconds
-from headrace.app.tui.entry import Entry, Look, Standing
-from headrace.app.tui.feed import facts
-from headrace.app.tui.figures import LiveFigures
-from headrace.app.tui.growing_markdown import GrowingMarkdown
-from headrace.app.tui.markdown_lines import render
-from headrace.app.tui.parameters import PARAMETERS, read_parameter, write_parameter
-from headrace.app.tui.paths import as_typed, completions, typed_path
+from headrace.app.tui.input.commands import COMMANDS, matching, parse_command
+from headrace.app.tui.input.paths import as_typed, completions, typed_path
+from headrace.app.tui.screens.chat_actions import ChatActions, code_blocks
+from headrace.app.tui.screens.parameters import PARAMETERS, read_parameter, write_parameter
 from headrace.app.tui.status_bar import Status, StatusBar
+from headrace.app.tui.transcript.entry import Entry, Look, Standing
+from headrace.app.tui.transcript.growing_markdown import GrowingMarkdown
+from headrace.app.tui.transcript.markdown_lines import render
 from headrace.runtime.errors import UsageError
 from headrace.runtime.telemetry import StepRecord
 from tests.app.scripted_engine import CARD, record, summary

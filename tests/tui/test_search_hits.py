@@ -7,8 +7,8 @@ import pytest
 from textual.widgets import Input, OptionList
 
 from headrace.app.sessions.store import SessionStore
-from headrace.app.tui.dialogs import AskText, Choose
-from headrace.app.tui.sessions_screen import SessionsScreen
+from headrace.app.tui.screens.dialogs import AskText, Choose
+from headrace.app.tui.screens.sessions_screen import SessionsScreen
 from tests.app.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
 

@@ -9,9 +9,9 @@ from textual.widgets import Input
 from textual.widgets.text_area import Selection
 
 from headrace.app.settings import ChatSettings, Settings
-from headrace.app.tui import chat_screen
-from headrace.app.tui.chat_screen import ChatScreen
-from headrace.app.tui.decode.screen import DecodeScreen
+from headrace.app.tui.screens import chat_screen
+from headrace.app.tui.screens.chat_screen import ChatScreen
+from headrace.app.tui.screens.decode_screen import DecodeScreen
 from tests.app.scripted_engine import ScriptedEngine
 from tests.tui.conftest import Driver
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
-from headrace.app.tui.braille import bars
+from headrace.app.tui.decode.braille import bars
+from headrace.app.tui.decode.figures import LiveFigures
 from headrace.app.tui.decode.section import Section, spread
-from headrace.app.tui.figures import LiveFigures
 from headrace.runtime.units import format_bytes
 
 

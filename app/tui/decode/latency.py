@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from textual import events
 from textual.content import Content
 
-from headrace.app.tui.braille import bars
+from headrace.app.tui.decode.braille import bars
+from headrace.app.tui.decode.figures import LiveFigures
 from headrace.app.tui.decode.section import Section, spread
 from headrace.app.tui.decode.speed import seconds
-from headrace.app.tui.figures import LiveFigures
 from headrace.runtime.telemetry import Percentiles, StepRecord
 from headrace.runtime.units import format_bytes
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
+from headrace.app.tui.decode.figures import LiveFigures
 from headrace.app.tui.decode.section import Section, bar, spread
-from headrace.app.tui.figures import LiveFigures
 from headrace.runtime.units import format_bytes
 
 

@@ -12,13 +12,13 @@ from textual.containers import Vertical
 from headrace.app.settings import ScreenSettings
 from headrace.app.tui.decode.bandwidth import BandwidthSection
 from headrace.app.tui.decode.cache import CacheSection
+from headrace.app.tui.decode.figures import LiveFigures
 from headrace.app.tui.decode.latency import LatencySection
 from headrace.app.tui.decode.memory import MemorySection
 from headrace.app.tui.decode.roofline import RooflineSection
 from headrace.app.tui.decode.section import Section
 from headrace.app.tui.decode.speed import SpeedSection
 from headrace.app.tui.decode.turns import TurnsSection
-from headrace.app.tui.figures import LiveFigures
 
 _LEAST, _MOST = 30, 90
 _WIDER = 20

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from textual.content import Content
 
-from headrace.app.tui.braille import Canvas
+from headrace.app.tui.decode.braille import Canvas
+from headrace.app.tui.decode.figures import LiveFigures
 from headrace.app.tui.decode.section import Section, spread
-from headrace.app.tui.figures import LiveFigures
 
 _LABEL = 6
 _ROOMY = 52  # cells from which the legend says the intensities too

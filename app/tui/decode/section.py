@@ -13,9 +13,9 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from headrace.app.tui.brush import Brush
-from headrace.app.tui.figures import LiveFigures
-from headrace.app.tui.frugal_screen import repaint
+from headrace.app.tui.decode.figures import LiveFigures
+from headrace.app.tui.textual_overrides.brush import Brush
+from headrace.app.tui.textual_overrides.frugal_screen import repaint
 
 Piece = str | tuple[str, str]
 """Text, or text and its style."""

@@ -10,8 +10,8 @@ from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.renderables.digits import Digits
 
+from headrace.app.tui.decode.figures import LiveFigures, Phase
 from headrace.app.tui.decode.section import Lines, spread
-from headrace.app.tui.figures import LiveFigures, Phase
 from headrace.runtime.units import format_bytes
 
 _ORDER: tuple[Phase, ...] = ("load", "prefill", "decode", "idle")

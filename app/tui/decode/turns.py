@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
+from headrace.app.tui.decode.figures import LiveFigures, Turn
 from headrace.app.tui.decode.section import Section
 from headrace.app.tui.decode.speed import rate_text, seconds
-from headrace.app.tui.figures import LiveFigures, Turn
 from headrace.runtime.telemetry import mbu
 
 _COLUMNS = (

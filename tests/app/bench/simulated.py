@@ -8,10 +8,10 @@ import math
 import random
 from collections.abc import Sequence
 
-from headrace.app.bench.plan import Test
-from headrace.app.bench.sample import Sample
-from headrace.app.bench.session import Session
-from headrace.app.bench.typical import typical_speed
+from headrace.app.bench.measure.plan import Test
+from headrace.app.bench.measure.sample import Sample
+from headrace.app.bench.measure.session import Session
+from headrace.app.bench.measure.typical import typical_speed
 
 MEMORY_SD, MEMORY_SECONDS = 0.04, 0.8
 JITTER = 0.01

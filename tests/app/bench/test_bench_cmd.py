@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from headrace.app.bench_cmd import bench
-from headrace.app.predict_cmd import fit, predict
+from headrace.app.cli.bench import bench
+from headrace.app.cli.predict import fit, predict
 from headrace.runtime import bandwidth
 from headrace.runtime.errors import HeadraceError, UsageError
 from tests.tiny import config_of

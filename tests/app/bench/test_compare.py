@@ -2,9 +2,9 @@
 
 import pytest
 
-from headrace.app.bench.compare import compare_documents
-from headrace.app.bench.compare_view import lines
-from headrace.app.bench.plan import Test
+from headrace.app.bench.compare.documents import compare_documents
+from headrace.app.bench.measure.plan import Test
+from headrace.app.bench.show.compare_view import lines
 from tests.app.bench.simulated import document
 
 TESTS = [Test(512, 0), Test(0, 128), Test(512, 128)]

@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from headrace.app.bench.fit import Point, fit_step_cost, points_of
-from headrace.app.bench.plan import Test
-from headrace.app.bench.result import drift, result
-from headrace.app.bench.sample import Repetition, Sample
-from headrace.app.bench.typical import typical_speed
+from headrace.app.bench.measure.plan import Test
+from headrace.app.bench.measure.result import drift, result
+from headrace.app.bench.measure.sample import Repetition, Sample
+from headrace.app.bench.measure.typical import typical_speed
+from headrace.app.predict.step_cost_fit import Point, fit_step_cost, points_of
 
 
 def entry(test: Test, *samples: Sample, memory: float | None = 50.0, peak: float | None = 50.0) -> dict:
@@ -100,7 +100,7 @@ def test_the_step_cost_model_finds_the_line_it_came_from() -> None:
 
 def test_the_step_cost_model_fits_the_published_m4_max_figures() -> None:
     """mlx-lm's table for one model at seven precisions, bytes as MLX stores them (see assets/published.toml)."""
-    from headrace.app.bench.published import points
+    from headrace.app.predict.published import points
 
     own = [p for p in points() if p.chip == "Apple M4 Max" and p.engine == "mlx-lm"]
     fit = fit_step_cost([Point(p.stored_as, p.nbytes, 1 / p.tokens_per_second) for p in own])
@@ -132,7 +132,7 @@ def test_only_decode_tests_of_the_engine_are_fitted() -> None:
 
 
 def test_a_line_through_two_points_claims_no_accuracy() -> None:
-    from headrace.app.bench.formats import step_cost_line
+    from headrace.app.bench.show.formats import step_cost_line
 
     fit = fit_step_cost([Point("a", 1e9, 0.01), Point("b", 2e9, 0.02)])
     assert fit is not None

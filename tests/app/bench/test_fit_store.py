@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.app.bench.fit_store import KEPT, remember, remembered
+from headrace.app.predict.fit_store import KEPT, remember, remembered
 from headrace.runtime.hardware import machine
 
 BYTES = 100e6

@@ -6,8 +6,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from headrace.app.bench.own import OwnEngine
-from headrace.app.bench.plan import Test
+from headrace.app.bench.measure.own import OwnEngine
+from headrace.app.bench.measure.plan import Test
 from headrace.models.checkpoint import open_checkpoint
 from headrace.models.decoder import Decoder
 from headrace.models.mlx_lm_network import MlxLmNetwork

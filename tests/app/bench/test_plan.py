@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.app.bench.plan import Test, parse_counts, plan
+from headrace.app.bench.measure.plan import Test, parse_counts, plan
 from headrace.runtime.errors import UsageError
 
 

@@ -5,8 +5,9 @@ from statistics import median
 
 import pytest
 
-from headrace.app.bench.fit_store import MeasuredFit
-from headrace.app.bench.predict import (
+from headrace.app.predict.document import catalog_fit, explanation, prediction
+from headrace.app.predict.fit_store import MeasuredFit
+from headrace.app.predict.prediction import (
     Target,
     chip_target,
     known_targets,
@@ -15,8 +16,7 @@ from headrace.app.bench.predict import (
     predict,
     summarise_assumptions,
 )
-from headrace.app.bench.predict_document import catalog_fit, explanation, prediction
-from headrace.app.bench.published import Assumptions, PublishedPoint, assumptions, error, points
+from headrace.app.predict.published import Assumptions, PublishedPoint, assumptions, error, points
 from headrace.models.catalog import find
 from headrace.models.costs import WORKING_MEMORY
 from headrace.models.shape_sources import shape_of_entry

@@ -5,7 +5,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from headrace.app.bench.profile import PARTS, profile
+from headrace.app.bench.measure.profile import PARTS, profile
 from headrace.runtime.engine import Engine
 from headrace.runtime.errors import UsageError
 from headrace.runtime.request import Request, Step

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from headrace.app.bench.plan import Test
-from headrace.app.bench.ratios import agreement, ratios
-from headrace.app.bench.sample import Sample
-from headrace.app.bench.session import MAX_ROUNDS, MIN_ROUNDS, Session, precision
+from headrace.app.bench.compare.ratios import agreement, ratios
+from headrace.app.bench.measure.plan import Test
+from headrace.app.bench.measure.sample import Sample
+from headrace.app.bench.measure.session import MAX_ROUNDS, MIN_ROUNDS, Session, precision
 from headrace.runtime.errors import EngineError
 from tests.app.bench.simulated import Contestant, Machine
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from headrace.app.bench import formats
-from headrace.app.bench.document import SCHEMA
-from headrace.app.bench.history import History
-from headrace.app.bench.history_view import blocks
-from headrace.app.bench.plan import Test
-from headrace.app.bench.ratios import ratios
-from headrace.app.bench.result import result
-from headrace.app.bench.sample import Repetition, Sample
-from headrace.app.bench.stored import read_document
-from headrace.app.bench.table import results_table, speed_text
+from headrace.app.bench.compare.history import History
+from headrace.app.bench.compare.ratios import ratios
+from headrace.app.bench.compare.stored import read_document
+from headrace.app.bench.measure.document import SCHEMA
+from headrace.app.bench.measure.plan import Test
+from headrace.app.bench.measure.result import result
+from headrace.app.bench.measure.sample import Repetition, Sample
+from headrace.app.bench.show import formats
+from headrace.app.bench.show.history_view import blocks
+from headrace.app.bench.show.table import results_table, speed_text
 from headrace.runtime.errors import HeadraceError, UsageError
 
 KEYS = {
@@ -150,7 +150,7 @@ def test_blocks_have_a_zero_baseline() -> None:
 
 def test_the_report_stands_alone() -> None:
     pytest.importorskip("matplotlib")
-    from headrace.app.bench.report import html
+    from headrace.app.bench.show.report import html
 
     page = html(DOCUMENT)
     assert page == html(DOCUMENT)
@@ -167,7 +167,7 @@ def test_the_report_stands_alone() -> None:
 
 def test_a_report_of_almost_nothing() -> None:
     pytest.importorskip("matplotlib")
-    from headrace.app.bench.report import html
+    from headrace.app.bench.show.report import html
 
     page = html({**DOCUMENT, "results": DOCUMENT["results"][:1], "ratios": [], "profile": None})
     assert page.count("<svg") == 1
@@ -210,6 +210,6 @@ def test_a_document_after_other_output_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("closure", "doubted"), [(-0.02, False), (0.1, False), (-0.28, True)])
 def test_a_profile_that_does_not_add_up_says_so(closure: float, doubted: bool) -> None:
-    from headrace.app.bench.profile_view import headline
+    from headrace.app.bench.show.profile_view import headline
 
     assert ("too far apart" in headline({**DOCUMENT["profile"], "closure": closure})) is doubted

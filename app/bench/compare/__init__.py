@@ -1,0 +1,1 @@
+"""Comparing what was measured: documents, saved runs, ratios, significance."""

@@ -1,0 +1,83 @@
+"""Two documents, test by test: how fast B is relative to A, and whether that is more than chance.
+
+Compared are typical speeds (`app.bench.measure.typical`) at equal memory speed (`app.bench.compare.significance`). Over
+all tests of a comparison together, two runs of the same build are called different at most once in twenty times.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from headrace.app.bench.compare.significance import Difference, difference, holm
+
+Document = dict[str, Any]
+
+
+def compare_documents(a: Document, b: Document) -> Document:
+    """{tests: [...], only_in_a, only_in_b, differences: what else is not the same}."""
+    ours = {_key(entry): entry for entry in a["results"]}
+    theirs = {_key(entry): entry for entry in b["results"]}
+    shared = [key for key in ours if key in theirs]
+    found = {key: difference(_pairs(ours[key]), _pairs(theirs[key])) for key in shared}
+    known = [key for key in shared if found[key] is not None]
+    significant = dict(zip(known, holm([value.p for key in known if (value := found[key])]), strict=True))
+    return {
+        "a": {"created": a["created"], "command": a["command"]},
+        "b": {"created": b["created"], "command": b["command"]},
+        "tests": [_row(ours[key], theirs[key], found[key], significant.get(key, False)) for key in shared],
+        "only_in_a": [_name(key) for key in ours if key not in theirs],
+        "only_in_b": [_name(key) for key in theirs if key not in ours],
+        "differences": _circumstances(a, b),
+    }
+
+
+def _row(a: Document, b: Document, found: Difference | None, significant: bool) -> Document:
+    verdict = "too few repetitions" if found is None else "no difference"
+    if found is not None and significant:
+        verdict = "faster" if found.ratio > 1 else "slower"
+    return {
+        "engine": a["engine"],
+        "model": a["model"],
+        "test": a["test"],
+        "depth": a["depth"],
+        "a_tokens_per_second": a["tokens_per_second"]["mean"],
+        "b_tokens_per_second": b["tokens_per_second"]["mean"],
+        "ratio": found.ratio if found else None,
+        "low": found.low if found else None,
+        "high": found.high if found else None,
+        "p": found.p if found else None,
+        "memory_slope": found.slope if found else None,
+        "verdict": verdict,
+    }
+
+
+def _pairs(entry: Document) -> list[tuple[float, float | None]]:
+    return [(kept["typical_tokens_per_second"], kept["memory_gb_s"]) for kept in entry["repetitions"]]
+
+
+def _key(entry: Document) -> tuple[str, str, str, int]:
+    return entry["engine"], entry["model"], entry["test"], entry["depth"]
+
+
+def _name(key: tuple[str, str, str, int]) -> str:
+    engine, model, test, depth = key
+    return f"{engine} {model} {test}" + (f" @ d{depth}" if depth else "")
+
+
+def _circumstances(a: Document, b: Document) -> list[str]:
+    """Whatever else could explain a difference."""
+    facts: dict[str, Callable[[Document], object]] = {
+        "device": lambda d: d["device"]["name"],
+        "backend": lambda d: d["device"]["backend"],
+        "kernels": lambda d: d["device"]["kernels"].get("kernels"),
+        "model": lambda d: d["model"].get("headers_sha256"),
+        "versions": lambda d: d["versions"],
+    }
+    lines = [
+        f"{name} differs" if name == "model" else f"{name}: {get(a)} and {get(b)}"
+        for name, get in facts.items()
+        if get(a) != get(b)
+    ]
+    peaks = [document["device"]["measured_peak_gb_s"] for document in (a, b)]
+    if all(peaks) and abs(peaks[1] / peaks[0] - 1) > 0.05:
+        lines.append(f"memory: {peaks[0]:.1f} and {peaks[1]:.1f} GB/s; ratios are at equal memory speed")
+    return lines

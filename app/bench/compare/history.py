@@ -1,0 +1,83 @@
+"""Saved runs: a small SQLite file in the data folder, one row a run, the document as JSON beside what lists need."""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+from headrace.app.bench.compare.stored import checked
+from headrace.runtime.errors import HeadraceError, UsageError
+from headrace.runtime.paths import data_dir
+
+_VERSION = 1
+_CREATE = """
+create table if not exists run (
+    id integer primary key,
+    created text not null,
+    device text not null,
+    model text not null,
+    document text not null
+)
+"""
+
+
+class History:
+    """The database, opened (and made) on construction. Raises HeadraceError where that fails."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path or data_dir() / "bench.sqlite"
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._database = sqlite3.connect(self._path)
+            (version,) = self._database.execute("pragma user_version").fetchone()
+            if version > _VERSION:
+                raise HeadraceError(f"{self._path} was written by a newer headrace")
+            with self._database:
+                self._database.execute(_CREATE)
+                self._database.execute(f"pragma user_version = {_VERSION}")
+        except (OSError, sqlite3.Error) as error:
+            raise HeadraceError(f"cannot use {self._path}: {error}") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._database.close()
+
+    def add(self, document: dict[str, Any]) -> int:
+        """Keep a run; returns its number."""
+        row = (document["created"], document["device"]["name"], document["model"]["name"], json.dumps(document))
+        try:
+            with self._database:
+                cursor = self._database.execute(
+                    "insert into run (created, device, model, document) values (?, ?, ?, ?)", row
+                )
+        except sqlite3.Error as error:
+            raise HeadraceError(f"cannot save the run: {error}") from None
+        return int(cursor.lastrowid or 0)
+
+    def get(self, number: int) -> dict[str, Any]:
+        """The document of a run. Raises UsageError if there is none of that number."""
+        row = self._database.execute("select document from run where id = ?", (number,)).fetchone()
+        if row is None:
+            raise UsageError(f"there is no saved run {number}", "`headrace bench history` lists them")
+        return _document(number, row[0])
+
+    def delete(self, number: int) -> None:
+        """Forget a run. Raises UsageError if there is none of that number."""
+        with self._database:
+            if self._database.execute("delete from run where id = ?", (number,)).rowcount == 0:
+                raise UsageError(f"there is no saved run {number}", "`headrace bench history` lists them")
+
+    def documents(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """(number, document) of all runs, oldest first."""
+        for number, text in self._database.execute("select id, document from run order by created, id"):
+            yield number, _document(number, text)
+
+
+def _document(number: int, text: str) -> dict[str, Any]:
+    try:
+        return checked(json.loads(text), f"saved run {number}")
+    except ValueError:
+        raise HeadraceError(f"saved run {number} is damaged", f"`headrace bench history --delete {number}`") from None

@@ -1,0 +1,51 @@
+"""Ours against theirs: ratios from repetitions measured side by side, and whether a peer's own figure agrees."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.app.bench.measure.result import Result
+from headrace.app.bench.stats import bootstrap, fmean, geometric_ratio
+
+
+def ratios(results: Sequence[Result], peer: str) -> list[dict[str, Any]]:
+    """headrace / peer for every test and model both did, paired by round, with a 95 % interval."""
+    ours = {_key(entry): entry for entry in results if entry["engine"] == "headrace"}
+    rows = []
+    for entry in results:
+        if entry["engine"] != peer or (own := ours.get(_key(entry))) is None:
+            continue
+        pairs = list(zip(own["samples"], entry["samples"], strict=False))  # an interrupted round is not paired
+        ratio, (low, high) = geometric_ratio([a for a, _ in pairs], [b for _, b in pairs])
+        rows.append(
+            {
+                "test": entry["test"], "depth": entry["depth"], "model": entry["model"], "peer": peer,
+                "ratio": ratio, "low": low, "high": high, "pairs": len(pairs),
+            }
+        )  # fmt: skip
+    return rows
+
+
+def agreement(results: Sequence[Result], peer: str) -> list[dict[str, Any]]:
+    """Our measurement of a peer over its own report of the same repetitions."""
+    rows = []
+    for entry in results:
+        pairs = [
+            (repetition["tokens_per_second"], repetition["own_tokens_per_second"])
+            for repetition in entry["repetitions"]
+            if repetition["own_tokens_per_second"]
+        ]
+        if entry["engine"] != peer or not pairs:
+            continue
+        low, high = bootstrap([measured / own for measured, own in pairs])
+        rows.append(
+            {
+                "test": entry["test"], "depth": entry["depth"], "model": entry["model"], "peer": peer,
+                "own_tokens_per_second": fmean([own for _, own in pairs]),
+                "measured_over_own": fmean([measured / own for measured, own in pairs]), "low": low, "high": high,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def _key(entry: Result) -> tuple[str, int, str]:
+    return entry["test"], entry["depth"], entry["model"]

@@ -1,0 +1,74 @@
+"""A contestant in another process, spoken to in JSON lines (see `app.bench.measure.children`)."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.app.bench.measure.plan import Test
+from headrace.app.bench.measure.sample import Sample
+from headrace.runtime.errors import EngineError
+
+WARM_UP_TOKENS = 16
+
+
+class ChildProcess:
+    """Another implementation, kept running for the whole benchmark. Raises EngineError when it fails or ends."""
+
+    def __init__(self, engine: str, model: str, command: Sequence[str]) -> None:
+        self.engine = engine
+        self.model = model
+        # A session of its own: Ctrl-C is for us, and we close the child when its results are in.
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=None if os.environ.get("HEADRACE_DEBUG") == "1" else subprocess.DEVNULL,
+            text=True,
+            start_new_session=sys.platform != "win32",
+        )
+        try:
+            self.version = str(self._read().get("ready"))
+        except BaseException:
+            self.close()
+            raise
+
+    def warm_up(self, test: Test) -> None:
+        self.measure(Test(min(test.prompt, WARM_UP_TOKENS), min(test.generate, WARM_UP_TOKENS), test.depth))
+
+    def measure(self, test: Test) -> Sample:
+        request = {"prompt": test.prompt, "generate": test.generate, "depth": test.depth}
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise self._ended() from None
+        return Sample(**self._read())
+
+    def close(self) -> None:
+        """End it, gently first."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        try:
+            self._process.wait(2)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise self._ended()
+        reply = json.loads(line)
+        if not isinstance(reply, dict) or "error" in reply:
+            raise EngineError(f"{self.engine} failed: {reply}")
+        return reply
+
+    def _ended(self) -> EngineError:
+        code = self._process.wait()
+        return EngineError(f"{self.engine}'s process ended (exit code {code})", "HEADRACE_DEBUG=1 shows what it said")

@@ -1,0 +1,102 @@
+"""llama.cpp through llama-cpp-python's bindings. Run as: python llama_cpp_child.py MODEL.gguf CONTEXT THREADS
+
+Tokens are chosen greedily by llama.cpp's own sampler, as a chat would. THREADS 0 leaves the number to llama.cpp.
+One JSON line in, one out: see `app.bench.measure.child`.
+"""
+
+import json
+import os
+import random
+import sys
+import time
+from itertools import pairwise
+from typing import Any
+
+BATCH = 512  # tokens llama.cpp takes at once, its default
+
+
+class LlamaCpp:
+    """One model and one sequence. Its cache holds the beginning of a random text, so that depths can be shared."""
+
+    def __init__(self, library: Any, path: str, context: int, threads: int | None) -> None:
+        self._library = library
+        self._llama = library.Llama(
+            path, n_ctx=context, n_batch=BATCH, n_threads=threads, n_threads_batch=threads, n_gpu_layers=-1,
+            verbose=False,
+        )  # fmt: skip
+        self._ctx = self._llama._ctx.ctx
+        self._memory = library.llama_get_memory(self._ctx)
+        self._sampler = library.llama_sampler_chain_init(library.llama_sampler_chain_default_params())
+        library.llama_sampler_chain_add(self._sampler, library.llama_sampler_init_greedy())
+        self._draw = random.Random(1)
+        self._base = self._tokens(context)
+        self._filled = 0
+
+    def measure(self, prompt: int, generate: int, depth: int) -> dict[str, Any]:
+        """Times of `prompt` tokens (0: one) fed after `depth` others, then `generate` tokens (0: one) chosen."""
+        library, ctx = self._library, self._ctx
+        self._fill(depth)
+        fed = self._tokens(prompt or 1)
+        library.llama_perf_context_reset(ctx)
+        began = time.perf_counter()
+        self._feed(fed)
+        token = self._choose()
+        arrivals = [time.perf_counter()]
+        for _ in range((generate or 1) - 1):
+            self._feed([token])
+            token = self._choose()
+            arrivals.append(time.perf_counter())
+        performance = library.llama_perf_context(ctx)
+        own = None
+        if generate and not prompt and performance.t_eval_ms > 0:
+            own = performance.n_eval / performance.t_eval_ms * 1e3
+        elif prompt and not generate and performance.t_p_eval_ms > 0:
+            own = performance.n_p_eval / performance.t_p_eval_ms * 1e3
+        return {
+            "prefill_s": arrivals[0] - began,
+            "first_step_s": 0.0,
+            "latencies_s": [b - a for a, b in pairwise(arrivals)],
+            "own_tokens_per_second": own,
+        }
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self._draw.randrange(self._llama.n_vocab()) for _ in range(count)]
+
+    def _fill(self, depth: int) -> None:
+        """The first `depth` tokens of the random text in the cache, and nothing else."""
+        self._filled = min(self._filled, depth)
+        self._library.llama_memory_seq_rm(self._memory, -1, self._filled, -1)
+        if self._filled < depth:
+            self._feed(self._base[self._filled : depth])
+            self._filled = depth
+        self._library.llama_synchronize(self._ctx)
+
+    def _feed(self, tokens: list[int]) -> None:
+        library = self._library
+        for start in range(0, len(tokens), BATCH):
+            chunk = tokens[start : start + BATCH]
+            array = (library.llama_token * len(chunk))(*chunk)
+            if library.llama_decode(self._ctx, library.llama_batch_get_one(array, len(chunk))) != 0:
+                raise RuntimeError("llama_decode failed")
+
+    def _choose(self) -> int:
+        return int(self._library.llama_sampler_sample(self._sampler, self._ctx, -1))
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever the library prints must not look like an answer
+
+    import llama_cpp
+
+    peer = LlamaCpp(llama_cpp, sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) or None)
+    print(json.dumps({"ready": llama_cpp.__version__}), file=answers, flush=True)
+    for line in sys.stdin:
+        try:
+            reply: dict[str, Any] = peer.measure(**json.loads(line))
+        except Exception as error:
+            reply = {"error": repr(error)}
+        print(json.dumps(reply), file=answers, flush=True)
+
+
+main()

@@ -1,0 +1,89 @@
+"""mlx-lm, measured from outside its public generator. Run as: python mlx_lm_child.py MODEL_DIRECTORY
+
+One JSON line in, one out: see `app.bench.measure.child`.
+"""
+
+import json
+import os
+import random
+import sys
+import time
+from itertools import pairwise
+from typing import Any
+
+
+class MlxLm:
+    """One model, and a cache for every depth that was asked for."""
+
+    def __init__(self, directory: str) -> None:
+        from mlx_lm import load
+
+        self._model, self._tokenizer = load(directory)[:2]
+        self._tokenizer._eos_token_ids = {}  # as its own benchmark does: nothing ends a generation early
+        self._draw = random.Random(1)
+        self._vocabulary = len(self._tokenizer.get_vocab())
+        self._caches: dict[int, Any] = {}
+
+    def measure(self, prompt: int, generate: int, depth: int) -> dict[str, Any]:
+        """Times of `prompt` tokens (0: one) fed after `depth` others, then `generate` tokens (0: one) chosen."""
+        cache = self._cache_at(depth)
+        arrivals: list[float] = []
+        last: Any = None
+        began = time.perf_counter()
+        for response in self._stream(prompt or 1, generate or 1, cache):
+            arrivals.append(time.perf_counter())
+            last = response
+        self._caches[depth] = cache
+        arrivals = arrivals[: generate or 1]  # its last response repeats the last token
+        own = None
+        if generate and not prompt:
+            # It divides all tokens by the time after the first; ours are the intervals.
+            own = last.generation_tps * (generate - 1) / generate
+        elif prompt and not generate:
+            own = last.prompt_tps
+        return {
+            "prefill_s": arrivals[0] - began,
+            "first_step_s": 0.0,
+            "latencies_s": [b - a for a, b in pairwise(arrivals)],
+            "own_tokens_per_second": own,
+        }
+
+    def _stream(self, prompt: int, generate: int, cache: Any) -> Any:
+        from mlx_lm import stream_generate
+
+        tokens = [self._draw.randrange(self._vocabulary) for _ in range(prompt)]
+        return stream_generate(self._model, self._tokenizer, tokens, max_tokens=generate, prompt_cache=cache)
+
+    def _cache_at(self, depth: int) -> Any:
+        """A cache with `depth` tokens in it, from the last time where it can be trimmed back."""
+        from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
+
+        kept = self._caches.pop(depth, None)
+        if kept is not None and depth and can_trim_prompt_cache(kept) and kept[0].offset >= depth:
+            trim_prompt_cache(kept, kept[0].offset - depth)
+            return kept
+        fresh = make_prompt_cache(self._model)
+        if depth:
+            for _ in self._stream(depth, 1, fresh):
+                pass
+            trim_prompt_cache(fresh, max(0, fresh[0].offset - depth))
+        return fresh
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever the library prints must not look like an answer
+
+    from importlib.metadata import version
+
+    peer = MlxLm(sys.argv[1])
+    print(json.dumps({"ready": version("mlx-lm")}), file=answers, flush=True)
+    for line in sys.stdin:
+        try:
+            reply: dict[str, Any] = peer.measure(**json.loads(line))
+        except Exception as error:
+            reply = {"error": repr(error)}
+        print(json.dumps(reply), file=answers, flush=True)
+
+
+main()

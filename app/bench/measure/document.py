@@ -1,0 +1,121 @@
+"""The JSON document of a run: what was measured, on what, with what. Its schema is docs/bench-json.md.
+
+Everything people see (table, Markdown, CSV, report, comparison, history) is made from this document, so a saved one
+can be shown again. Unknown is null.
+"""
+
+import hashlib
+import json
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from headrace.app.bench.compare.ratios import agreement, ratios
+from headrace.app.bench.measure.memory_speed import MemorySpeed
+from headrace.app.bench.measure.result import Result
+from headrace.app.predict.step_cost_fit import fit_step_cost, points_of
+from headrace.app.versions import versions
+from headrace.runtime import ops
+from headrace.runtime.hardware import Machine, power_state
+
+if TYPE_CHECKING:
+    from headrace.models.load import LoadedModel
+
+SCHEMA = "headrace-bench/1"
+
+Document = dict[str, Any]
+
+
+def document(
+    *,
+    host: Machine,
+    memory: MemorySpeed | None,
+    models: Sequence[Document],
+    notes: Sequence[str],
+    results: Sequence[Result],
+    rounds: int,
+    interrupted: bool,
+    profile: Document | None = None,
+) -> Document:
+    """One run. `rounds`: how many were begun. `notes`: what the reader should know besides."""
+    engines = sorted({entry["engine"] for entry in results} - {"headrace"})
+    fit = fit_step_cost(points_of(results, "headrace"))
+    device = device_document(host, memory)
+    return {
+        "schema": SCHEMA,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": shlex.join(["headrace", *sys.argv[1:]]),
+        "interrupted": interrupted,
+        "rounds": rounds,
+        "device": device,
+        "model": models[0],
+        "models": list(models),
+        "versions": versions(),
+        "results": list(results),
+        "step_cost": fit.document() if fit else None,
+        "ratios": [ratio for engine in engines for ratio in ratios(results, engine)],
+        "peer_agreement": [entry for engine in engines for entry in agreement(results, engine)],
+        "profile": profile,
+        "notes": [*notes, *power_notes(device["power"])],
+    }
+
+
+def device_document(host: Machine, memory: MemorySpeed | None) -> Document:
+    """The machine, its peaks, its kernels, and what may slow it down now."""
+    peak, nominal = memory.peak_gb_s if memory else None, host.nominal_bandwidth
+    return {
+        "name": host.device_name,
+        "backend": host.backend,
+        "architecture": host.architecture,
+        "os": host.os,
+        "memory_bytes": host.memory_bytes,
+        "device_memory_bytes": host.device_memory_bytes,
+        "cores": host.usable_cores,
+        "gpu_cores": host.gpu_cores,
+        "measured_peak_gb_s": peak,
+        "nominal_peak_gb_s": nominal / 1e9 if nominal else None,
+        "measured_peak": memory.document() if memory else None,
+        "kernels": ops.describe(),
+        "power": asdict(power_state()),
+    }
+
+
+def power_notes(power: Document) -> list[str]:
+    """What slows a Mac down, where it says so."""
+    said = (
+        ("on_battery", "this machine runs on battery"),
+        ("low_power_mode", "low power mode is on"),
+        ("throttled", "the system is throttled for heat"),
+    )
+    return [text for key, text in said if power.get(key)]
+
+
+def model_document(loaded: "LoadedModel") -> Document:
+    """The model: where it is from, what it weighs, and a hash of it."""
+    from headrace.app.models_report import quantization_document
+
+    checkpoint, cost = loaded.checkpoint, loaded.network.cost
+    origin = checkpoint.origin or {}
+    return {
+        "name": loaded.name,
+        "architecture": checkpoint.config.get("model_type"),
+        "decoder": loaded.kind,
+        "quantization": quantization_document(checkpoint)["formats"],
+        "sha256": origin.get("sha256"),
+        "headers_sha256": _headers_hash(loaded),
+        "origin": origin.get("source"),
+        "bytes": checkpoint.nbytes,
+        "weight_bytes_per_step": cost.weight_bytes,
+        "kv_bytes_per_token": cost.kv_bytes_per_token,
+        "context": loaded.context_limit,
+    }
+
+
+def _headers_hash(loaded: "LoadedModel") -> str:
+    """A hash of configuration and tensor table: cheap, and different for any other model or quantization."""
+    tensors = loaded.checkpoint.tensors
+    table = {name: [info.dtype, info.shape, info.nbytes] for name, info in sorted(tensors.items())}
+    return hashlib.sha256(json.dumps([loaded.checkpoint.config, table], sort_keys=True).encode()).hexdigest()

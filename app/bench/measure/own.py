@@ -1,0 +1,94 @@
+"""The contestant that matters: headrace's own engine, as `headrace run` uses it.
+
+Requests go through `Engine.generate` with greedy selection. Every depth has an engine with a kept prefix: its tokens
+are prefilled for real once and stay in the cache over the repetitions, trimmed back, where the cache allows that.
+What a test feeds on top is fresh random tokens each time, so nothing of it can be reused.
+"""
+
+import random
+from typing import Any
+
+from headrace.app.bench.measure.plan import Test
+from headrace.app.bench.measure.sample import Sample
+from headrace.runtime.cost import StepCost
+from headrace.runtime.engine import Engine
+from headrace.runtime.errors import EngineError
+from headrace.runtime.network import Network
+from headrace.runtime.request import Event, Finished, Request, Step
+from headrace.runtime.telemetry import StepRecord, Summary
+
+WARM_UP_TOKENS = 16
+
+
+class OwnEngine:
+    """Measures one network. `limit` bounds prompt plus generation over all tests.
+
+    `held`: bytes MLX holds for something else (other models, the bandwidth reader), which are no part of a test's peak.
+    """
+
+    engine = "headrace"
+
+    def __init__(self, model: str, network: Network[Any], *, limit: int, held: int = 0, seed: int = 0) -> None:
+        self.model = model
+        self.cost: StepCost = network.cost
+        self._network = network
+        self._limit = limit
+        self._random = random.Random(seed)
+        self._base = self._tokens(limit)
+        self._engines: dict[int, Engine] = {}
+        self._caches: dict[int, int] = {}  # bytes of the caches kept, by depth
+        self._held = held
+
+    def warm_up(self, test: Test) -> None:
+        """Fill the cache to the test's depth and run a short form of it."""
+        prompt, generate = min(test.prompt, WARM_UP_TOKENS), min(test.generate, WARM_UP_TOKENS)
+        self.measure(Test(prompt, generate, test.depth))
+
+    def measure(self, test: Test) -> Sample:
+        """One repetition through the engine. The first step feeds the last of the tokens."""
+        engine, before = self._engine(test.depth), self._base[: test.depth]
+        if before:
+            # Leaves exactly `before` in the cache: a step where it can be trimmed, all of it where it cannot.
+            _follow(engine.generate(Request(before, max_tokens=1)))
+        fed = self._tokens(max(test.prompt, 1))
+        steps, summary = _follow(engine.generate(Request([*before, *fed], max_tokens=test.generate or 1)))
+        if summary.prefill_tokens != len(fed) - 1:
+            raise EngineError(f"{test.label}: the cache did not keep its {test.depth} tokens")
+        others = self._held + sum(size for depth, size in self._caches.items() if depth != test.depth)
+        self._caches[test.depth] = steps[-1].kv_allocated_bytes if test.depth else 0
+        decode = steps[1:]
+        return Sample(
+            prefill_s=summary.prefill_s,
+            first_step_s=steps[0].latency_s,
+            latencies_s=[step.latency_s for step in decode],
+            weight_bytes=_mean([step.weight_bytes for step in decode]),
+            kv_bytes=_mean([step.kv_bytes_read + step.kv_bytes_written for step in decode]),
+            flops=_mean([self.cost.step_flops(step.context - 1) for step in decode]),
+            peak_memory_bytes=max(0, summary.peak_memory_bytes - others),
+        )
+
+    def close(self) -> None:
+        self._engines.clear()
+
+    def _engine(self, depth: int) -> Engine:
+        if depth not in self._engines:
+            self._engines[depth] = Engine(self._network, context_limit=self._limit, keep_prefix=depth > 0)
+        return self._engines[depth]
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self._random.randrange(self._network.vocab_size) for _ in range(count)]
+
+
+def _follow(events: Any) -> tuple[list[StepRecord], Summary]:
+    steps: list[StepRecord] = []
+    event: Event
+    for event in events:
+        if isinstance(event, Step):
+            steps.append(event.record)
+        elif isinstance(event, Finished):
+            return steps, event.summary
+    raise AssertionError("a generation ends with Finished")
+
+
+def _mean(values: list[int]) -> float | None:
+    return sum(values) / len(values) if values else None

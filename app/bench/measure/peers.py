@@ -1,0 +1,88 @@
+"""`--vs`: opening other implementations on the same weights. One that cannot be had is a line, not a crash."""
+
+import shutil
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from headrace.app.bench.measure.child import ChildProcess
+from headrace.app.bench.measure.llama_bench import LlamaBench
+from headrace.app.bench.measure.sample import Contestant
+from headrace.runtime.errors import EngineError
+
+if TYPE_CHECKING:
+    from headrace.models.load import LoadedModel
+
+Engine = Literal["mlx-lm", "llama.cpp"]
+_CHILDREN = Path(__file__).parent / "children"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """What to compare with. python: an interpreter that has it (None: ours for mlx-lm, llama-bench for llama.cpp).
+
+    gguf: the file llama.cpp reads.
+    """
+
+    engine: Engine
+    python: str | None = None
+    gguf: str | None = None
+
+
+def open_peers(
+    peers: Sequence[Peer], loaded: Sequence["LoadedModel"], limit: int, threads: int | None, stack: ExitStack
+) -> tuple[list[Contestant], list[str]]:
+    """(contestants ready to be measured, a line about every peer). mlx-lm takes every model, llama.cpp the first.
+
+    `stack` closes them, also those there already when opening another is interrupted.
+    """
+    contestants: list[Contestant] = []
+    notes: list[str] = []
+    for peer in peers:
+        models = loaded if peer.engine == "mlx-lm" else loaded[:1]
+        for model in models:
+            try:
+                contestant, note = _open(peer, model, limit, threads)
+            except (EngineError, OSError) as error:
+                notes.append(f"{peer.engine} is left out: {error}")
+                continue
+            stack.callback(contestant.close)
+            contestants.append(contestant)
+            notes.append(note)
+    return contestants, notes
+
+
+def _open(peer: Peer, model: "LoadedModel", limit: int, threads: int | None) -> tuple[Contestant, str]:
+    if peer.engine == "mlx-lm":
+        script = str(_CHILDREN / "mlx_lm_child.py")
+        child = ChildProcess("mlx-lm", model.name, [peer.python or sys.executable, script, str(model.checkpoint.path)])
+        return child, f"mlx-lm {child.version} reads the same directory as headrace"
+    gguf = peer.gguf
+    if gguf is None:
+        raise EngineError("it needs the model as a GGUF file: -m FILE.gguf or --llama-model FILE.gguf")
+    same = _same_weights(gguf, model)
+    if peer.python is not None:
+        script = str(_CHILDREN / "llama_cpp_child.py")
+        command = [peer.python, script, gguf, str(limit), str(threads or 0)]
+        child = ChildProcess("llama.cpp", model.name, command)
+        return child, f"llama.cpp through llama-cpp-python {child.version}, {same}"
+    program = shutil.which("llama-bench")
+    if program is None:
+        raise EngineError("no llama-bench on the PATH; --llama-python PYTHON names a Python with llama-cpp-python")
+    return LlamaBench(model.name, program, gguf, threads), f"llama.cpp through {program}, {same}"
+
+
+def _same_weights(gguf: str, model: "LoadedModel") -> str:
+    """Whether the GGUF is the very file that headrace's model was converted from."""
+    import hashlib
+
+    known = (model.checkpoint.origin or {}).get("sha256")
+    with Path(gguf).open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    name = Path(gguf).name
+    if known == digest:
+        return f"the same weights ({name}, sha256 {digest[:12]})"
+    return f"NOT known to be the same weights ({name}, sha256 {digest[:12]})"

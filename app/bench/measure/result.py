@@ -1,0 +1,151 @@
+"""From repetitions to the figures of one test, as an entry of the JSON document's `results` (see docs/bench-json.md).
+
+Bandwidth, MBU and the roofline are of decode steps only: a prefill is bound by arithmetic, and saying how much of the
+memory's speed it reached would answer a question nobody has. All are computed from shapes, not from a counter.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from headrace.app.bench.measure.plan import Test
+from headrace.app.bench.measure.sample import Repetition
+from headrace.app.bench.measure.typical import typical_speed
+from headrace.app.bench.stats import bootstrap, fmean, median, sd
+from headrace.runtime.telemetry import Percentiles, mbu
+
+Result = dict[str, Any]
+DRIFT = 0.05  # as a fraction; more than that is worth a word
+Work = Callable[[Test], tuple[int, int]]
+"""(bytes, FLOPs) that a test's prefill moves and computes."""
+
+
+def result(
+    test: Test,
+    repetitions: Sequence[Repetition],
+    *,
+    model: str,
+    engine: str,
+    peak_gb_s: float | None,
+    nominal_gb_s: float | None,
+    prefill_work: Work | None = None,
+) -> Result:
+    """All figures of one test. Absent ones (a prefill has no steps, a peer no byte count) are None."""
+    samples = [repetition.sample for repetition in repetitions]
+    speeds = [sample.tokens_per_second(test) for sample in samples]
+    low, high = bootstrap(speeds)
+    entry: Result = {
+        "test": test.name,
+        "depth": test.depth,
+        "model": model,
+        "engine": engine,
+        "prompt_tokens": test.prompt,
+        "generated_tokens": test.generate,
+        "tokens_per_second": {
+            "mean": fmean(speeds), "sd": sd(speeds), "median": median(speeds), "low": low, "high": high,
+        },
+        "itl_ms": _itl(test, repetitions),
+        "ttft_ms": _ttft(test, repetitions),
+        **_memory(test, repetitions, peak_gb_s, nominal_gb_s),
+        **_arithmetic(test, repetitions, prefill_work),
+        "peak_memory_bytes": max((s.peak_memory_bytes for s in samples if s.peak_memory_bytes), default=None),
+        "drift": drift(speeds),
+        "samples": speeds,
+        "repetitions": [_repetition(test, repetition) for repetition in repetitions],
+    }  # fmt: skip
+    entry["notes"] = _notes(entry)
+    return entry
+
+
+def drift(speeds: Sequence[float]) -> float | None:
+    """How much faster (+) or slower (-) the last third ran than the first, as a fraction. None for fewer than three."""
+    third = len(speeds) // 3
+    return fmean(speeds[-third:]) / fmean(speeds[:third]) - 1 if third else None
+
+
+def _itl(test: Test, repetitions: Sequence[Repetition]) -> dict[str, float | None]:
+    """Percentiles over all steps of all repetitions."""
+    pooled = [latency for repetition in repetitions for latency in repetition.sample.latencies_s]
+    found = Percentiles.of(pooled) if test.generate else None
+    if found is None:
+        return dict.fromkeys(("p50", "p95", "p99", "max"))
+    return {name: seconds * 1e3 for name, seconds in asdict(found).items()}
+
+
+def _ttft(test: Test, repetitions: Sequence[Repetition]) -> dict[str, float] | None:
+    values = [ttft * 1e3 for repetition in repetitions if (ttft := repetition.sample.ttft_s) is not None]
+    if not test.prompt or not values:
+        return None
+    low, high = bootstrap(values)
+    return {"mean": fmean(values), "median": median(values), "low": low, "high": high}
+
+
+def _memory(test: Test, repetitions: Sequence[Repetition], peak: float | None, nominal: float | None) -> Result:
+    """Bytes per step, achieved bandwidth, and what it is of the peaks."""
+    samples = [repetition.sample for repetition in repetitions]
+    first = samples[0]
+    names = ("achieved_bandwidth_gb_s", "mbu", "mbu_nominal", "mbu_paired", "roofline_tokens_per_second")
+    if not test.generate or first.weight_bytes is None or first.kv_bytes is None:
+        unknown = {"weight_bytes_per_step": first.weight_bytes, "kv_bytes_per_step": None}
+        return unknown | dict.fromkeys(names)
+    per_step = first.weight_bytes + first.kv_bytes
+    steps, seconds = sum(len(sample.latencies_s) for sample in samples), sum(sample.decode_s for sample in samples)
+    achieved = per_step * steps / seconds / 1e9
+    paired = [
+        per_step * len(repetition.sample.latencies_s) / repetition.sample.decode_s / 1e9 / repetition.memory_gb_s
+        for repetition in repetitions
+        if repetition.memory_gb_s
+    ]
+    low, high = bootstrap(paired) if paired else (None, None)
+    return {
+        "weight_bytes_per_step": first.weight_bytes,
+        "kv_bytes_per_step": first.kv_bytes,
+        "achieved_bandwidth_gb_s": achieved,
+        "mbu": mbu(achieved, peak),
+        "mbu_nominal": mbu(achieved, nominal),
+        "mbu_paired": {"mean": fmean(paired), "low": low, "high": high} if paired else None,
+        "roofline_tokens_per_second": peak * 1e9 / per_step if peak else None,
+    }
+
+
+def _arithmetic(test: Test, repetitions: Sequence[Repetition], work: Work | None) -> Result:
+    """FLOP per byte, and FLOP/s: of the prefill for a prefill test, of the steps otherwise."""
+    samples = [repetition.sample for repetition in repetitions]
+    nbytes: float | None = None
+    flops: float | None = None
+    seconds: float | None = None
+    if test.kind == "prefill" and work is not None:
+        nbytes, flops = work(test)
+        seconds = fmean([sample.ttft_s or sample.prefill_s for sample in samples])
+    elif test.generate and samples[0].flops is not None:
+        nbytes = (samples[0].weight_bytes or 0) + (samples[0].kv_bytes or 0)
+        flops = samples[0].flops
+        seconds = sum(sample.decode_s for sample in samples) / sum(len(sample.latencies_s) for sample in samples)
+    return {
+        "arithmetic_intensity": flops / nbytes if flops is not None and nbytes else None,
+        "achieved_gflop_s": flops / seconds / 1e9 if flops is not None and seconds else None,
+    }
+
+
+def _repetition(test: Test, repetition: Repetition) -> Result:
+    sample = repetition.sample
+    return {
+        "began_s": round(repetition.began_s, 3),
+        "tokens_per_second": sample.tokens_per_second(test),
+        "typical_tokens_per_second": typical_speed(test, sample),
+        "memory_gb_s": repetition.memory_gb_s,
+        "prefill_s": sample.prefill_s,
+        "ttft_s": sample.ttft_s,
+        "itl_ms": [round(latency * 1e3, 4) for latency in sample.latencies_s] if test.generate else [],
+        "own_tokens_per_second": sample.own_tokens_per_second,
+    }
+
+
+def _notes(entry: Result) -> list[str]:
+    notes = []
+    if entry["mbu"] is not None and entry["mbu"] > 1:
+        notes.append(
+            "MBU above 1 says that the peak is not this test's ceiling: part of what a step reads stays in a cache, "
+            "or memory was slower while the peak was measured"
+        )
+    return notes

@@ -1,0 +1,176 @@
+"""One benchmark from models and options to the document: load, measure (showing how it goes), account.
+
+Interrupted by Ctrl-C, what was measured so far becomes the document all the same.
+"""
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from headrace.app.bench.measure.document import Document, document, model_document, power_notes
+from headrace.app.bench.measure.memory_speed import MemorySpeed
+from headrace.app.bench.measure.own import OwnEngine
+from headrace.app.bench.measure.peers import Peer, open_peers
+from headrace.app.bench.measure.plan import Test
+from headrace.app.bench.measure.profile import profile
+from headrace.app.bench.measure.result import Result, Work, result
+from headrace.app.bench.measure.sample import Contestant
+from headrace.app.bench.measure.session import Key, Session
+from headrace.app.bench.show.live import Show
+from headrace.app.predict.fit_store import remember
+from headrace.runtime.bandwidth import streaming_reader
+from headrace.runtime.errors import UsageError
+from headrace.runtime.hardware import Machine, machine
+
+if TYPE_CHECKING:
+    from headrace.models.load import LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to run. `rounds` None: until the figures are precise (see `app.bench.measure.session`)."""
+
+    models: Sequence[str | None]
+    tests: Sequence[Test]
+    rounds: int | None = None
+    threads: int | None = None
+    measure_memory: bool = True
+    force: bool = False
+    profile: bool = False
+    peers: Sequence[Peer] = field(default_factory=list)
+
+
+def run(options: Options, show: Show) -> Document:
+    """Do it. Raises HeadraceError for a model that cannot be loaded, or an interrupt before anything was measured."""
+    if options.threads is not None:
+        _use_threads(options.threads)
+    host = machine()
+    busy = _busy(host)
+    with ExitStack() as stack:
+        loaded = [_load(name, options) for name in options.models]
+        reader = stack.enter_context(streaming_reader(host)) if options.measure_memory else None
+        held = reader.pass_bytes if reader and host.backend != "cpu" else 0
+        limit = max(test.tokens for test in options.tests)
+        own = _own(loaded, limit, held)
+        for contestant in own:
+            stack.callback(contestant.close)
+        peers, notes = open_peers(options.peers, loaded, limit, options.threads, stack)
+        memory = MemorySpeed(reader) if reader else None
+        session = Session([*own, *peers], options.tests, rounds=options.rounds, memory=memory.read if memory else None)
+        works = {model.name: prefill_work(model) for model in loaded}
+        account = _Account(session, host, memory, works)
+        interrupted, rounds = False, 0
+        try:
+            for progress in session.run():
+                rounds = progress.round
+                show(progress, account.so_far)
+        except KeyboardInterrupt:
+            interrupted = True
+        results = account.final()
+        if not results:
+            raise KeyboardInterrupt
+        models = [model_document(model) for model in loaded]
+        deepest = max(test.depth for test in options.tests)
+        profiled = profile(loaded[0].network, deepest) if options.profile and not interrupted else None
+    found = document(
+        host=host,
+        memory=memory,
+        models=models,
+        notes=[*notes, *session.notes, *busy],
+        results=results,
+        rounds=rounds,
+        interrupted=interrupted,
+        profile=profiled,
+    )
+    remember(host, found, quiet=not (busy or power_notes(found["device"]["power"])))
+    return found
+
+
+def prefill_work(model: "LoadedModel") -> Work | None:
+    """What a prefill test moves and computes, where the model's matrices are known; see `models.step_shape`."""
+    from headrace.models.shape_sources import shape_of_checkpoint
+    from headrace.models.step_shape import total
+    from headrace.runtime.errors import UnsupportedModelError
+
+    try:
+        shape = shape_of_checkpoint(model.checkpoint)
+    except UnsupportedModelError:
+        return None
+    return lambda test: total([*shape.prefill(test.prompt - 1, test.depth), *shape.step(test.depth + test.prompt - 1)])
+
+
+class _Account:
+    """Entries for everything measured so far; while a run lasts, only what is new is worked out again."""
+
+    def __init__(
+        self, session: Session, host: Machine, memory: MemorySpeed | None, works: dict[str, Work | None]
+    ) -> None:
+        self._session, self._host, self._memory, self._works = session, host, memory, works
+        self._known: dict[Key, tuple[int, Result]] = {}
+
+    def so_far(self) -> list[Result]:
+        """As of now; an entry's peak is that of when its last repetition was done."""
+        for key, kept in self._session.repetitions.items():
+            if kept and self._known.get(key, (0, None))[0] != len(kept):
+                self._known[key] = len(kept), self._result(key)
+        return [self._known[key][1] for key in self._session.repetitions if key in self._known]
+
+    def final(self) -> list[Result]:
+        """All of them against the peak of the whole run."""
+        return [self._result(key) for key, kept in self._session.repetitions.items() if kept]
+
+    def _result(self, key: Key) -> Result:
+        engine, model, test = key
+        nominal = self._host.nominal_bandwidth
+        return result(
+            test,
+            self._session.repetitions[key],
+            model=model,
+            engine=engine,
+            peak_gb_s=self._memory.peak_gb_s if self._memory else None,
+            nominal_gb_s=nominal / 1e9 if nominal else None,
+            prefill_work=self._works.get(model) if engine == "headrace" else None,
+        )
+
+
+def _busy(host: Machine) -> list[str]:
+    """A warning where other programs keep the processors busy: decode on a CPU suffers, and peers that spin most."""
+    load = os.getloadavg()[0]
+    if load < max(1.0, host.usable_cores / 2):
+        return []
+    return [f"this machine is busy: load average {load:.1f} on {host.usable_cores} cores before the run began"]
+
+
+def _load(name: str | None, options: Options) -> "LoadedModel":
+    from headrace.app.progress import drawn_progress
+    from headrace.models.load import load_model
+    from headrace.models.resolve import resolve
+
+    limit = max(test.tokens for test in options.tests)
+    with drawn_progress() as progress:
+        resolved = resolve(name, progress=progress)
+    return load_model(resolved.path, name=resolved.name, context=limit, force=options.force)
+
+
+def _own(loaded: Sequence["LoadedModel"], limit: int, held: int) -> list[Contestant]:
+    sizes = [sum(array.nbytes for array in model.network.arrays) for model in loaded]
+    if len({model.name for model in loaded}) < len(loaded):
+        raise UsageError("a model was given twice")
+    return [
+        OwnEngine(model.name, model.network, limit=limit, held=held + sum(sizes) - size)
+        for model, size in zip(loaded, sizes, strict=True)
+    ]
+
+
+def _use_threads(threads: int) -> None:
+    """The number of CPU threads of headrace's own kernels; stock MLX operations choose for themselves."""
+    from headrace.runtime.ops import native
+
+    if not native.status().available:
+        raise UsageError(
+            "--threads sets the threads of headrace's own CPU kernels, which are not built here",
+            "`headrace doctor` shows which kernels are active",
+        )
+    native.set_threads(threads)

@@ -1,0 +1,73 @@
+"""One repetition of one test, as a contestant reports it, and what a contestant is.
+
+The definitions of `runtime.telemetry` hold: decode speed is the inverse of TPOT. A prefill test is over with its first
+token, as in llama-bench and mlx-lm: its speed is the prompt's tokens over TTFT. Prompt + generation is all tokens over
+all of the time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace.app.bench.measure.plan import Test
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Clock readings of one repetition; bytes and FLOPs are of the average step, None where nobody counts them.
+
+    latencies_s: inter-token latencies. first_step_s: from the end of prefill to the first token.
+    own_tokens_per_second: what a peer says about itself, to hold our measurement of it against.
+    """
+
+    prefill_s: float
+    first_step_s: float | None
+    latencies_s: Sequence[float]
+    weight_bytes: float | None = None
+    kv_bytes: float | None = None
+    flops: float | None = None
+    peak_memory_bytes: int | None = None
+    own_tokens_per_second: float | None = None
+
+    @property
+    def decode_s(self) -> float:
+        return sum(self.latencies_s)
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_step_s is None else self.prefill_s + self.first_step_s
+
+    def tokens_per_second(self, test: Test) -> float:
+        """The test's speed; see the module's definitions."""
+        if test.kind == "prefill":
+            return test.prompt / (self.ttft_s or self.prefill_s)
+        if test.kind == "decode":
+            return len(self.latencies_s) / self.decode_s
+        return (test.prompt + test.generate) / (self.prefill_s + (self.first_step_s or 0.0) + self.decode_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """A sample with its circumstances: when it began (seconds into the run), and how fast memory was around it."""
+
+    sample: Sample
+    began_s: float
+    memory_gb_s: float | None
+
+
+class Contestant(Protocol):
+    """Something that can be measured: our engine with one model, or another implementation with the same weights."""
+
+    engine: str
+    """Whose implementation: `headrace`, `mlx-lm`, `llama.cpp`."""
+    model: str
+
+    def warm_up(self, test: Test) -> None:
+        """Whatever must happen before the first repetition counts: kernels compiled, depth in the cache."""
+        ...
+
+    def measure(self, test: Test) -> Sample:
+        """One repetition."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,158 @@
+"""One run: contestants and tests interleaved, so that whatever drifts drifts for all of them alike.
+
+A round measures every test with every contestant once, contestants side by side; odd rounds go backwards. Between
+measurements memory is read, so every repetition knows how fast memory was around it. Interrupted at any point,
+`repetitions` holds what is done.
+
+Without a fixed number of repetitions a run takes MIN_ROUNDS and goes on until every test's speed is known to
+PRECISION, or the rounds or the time are used up: a quiet machine is done in seconds, a noisy one gets what it needs.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from headrace.app.bench.measure.plan import Test
+from headrace.app.bench.measure.sample import Contestant, Repetition
+from headrace.app.bench.measure.typical import typical_speed
+from headrace.app.bench.stats import sd, student_quantile
+from headrace.runtime.errors import EngineError
+
+MIN_ROUNDS, MAX_ROUNDS, MAX_SECONDS = 5, 40, 120.0
+PRECISION = 0.01  # half the width of the 95 % interval, as a fraction
+
+Key = tuple[str, str, Test]
+"""(engine, model, test)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """About to do something, or (at the end) done. `left_s` is None until it can be told."""
+
+    doing: str
+    done: int
+    total: int
+    left_s: float | None
+    round: int
+
+
+class Session:
+    """Measures. `memory` gives GB/s now, or is None where nothing should be read in between."""
+
+    def __init__(
+        self,
+        contestants: Sequence[Contestant],
+        tests: Sequence[Test],
+        *,
+        rounds: int | None,
+        memory: Callable[[], float] | None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._pairs = [(contestant, test) for test in tests for contestant in contestants]
+        self._rounds = rounds
+        self._memory = memory
+        self._clock = clock
+        self._took: dict[Key, float] = {}
+        self._round = 0
+        self._failed: list[Contestant] = []
+        self.notes: list[str] = []
+        """Peers that failed and were left out from then on."""
+        self.repetitions: dict[Key, list[Repetition]] = {_key(*pair): [] for pair in self._pairs}
+
+    def run(self) -> Iterator[Progress]:
+        """Do it; a `Progress` before every measurement and one at the end."""
+        for number, (contestant, test) in enumerate(self._pairs):
+            yield Progress(
+                f"warming up {contestant.engine}, {contestant.model} {test.label}", number, self._total(), None, 0
+            )
+            contestant.warm_up(test)
+        self._leave_out_failed()
+        began = self._clock()
+        while not self._finished(self._clock() - began):
+            self._round += 1
+            pairs = self._pairs if self._round % 2 else self._pairs[::-1]
+            for done, (contestant, test) in enumerate(pairs):
+                counted = len(self._pairs) * self._round + done
+                yield Progress(_named(contestant, test), counted, self._total(), self._left(pairs[done:]), self._round)
+                self._attempt(contestant, partial(self._measure, contestant, test, began))
+            self._leave_out_failed()
+        yield Progress("done", self._total(), self._total(), 0.0, self._round)
+
+    def _attempt(self, contestant: Contestant, work: Callable[[], None]) -> None:
+        """Do something with a contestant: an error of ours ends the run, a peer's ends its part in it."""
+        if contestant in self._failed:
+            return
+        try:
+            work()
+        except EngineError as error:
+            if contestant.engine == "headrace":
+                raise
+            self._failed.append(contestant)
+            self.notes.append(f"{contestant.engine} is left out from round {self._round} on: {error}")
+
+    def _leave_out_failed(self) -> None:
+        self._pairs = [pair for pair in self._pairs if pair[0] not in self._failed]
+
+    def _measure(self, contestant: Contestant, test: Test, began: float) -> None:
+        started = self._clock()
+        before = self._memory() if self._memory else None
+        sample = contestant.measure(test)
+        after = self._memory() if self._memory else None
+        around = None if before is None or after is None else (before + after) / 2
+        self._took[_key(contestant, test)] = self._clock() - started
+        self.repetitions[_key(contestant, test)].append(Repetition(sample, started - began, around))
+
+    def _finished(self, elapsed: float) -> bool:
+        if self._rounds is not None:
+            return self._round >= self._rounds
+        if self._round < MIN_ROUNDS:
+            return False
+        return self._round >= MAX_ROUNDS or elapsed > MAX_SECONDS or self._worst_precision() <= PRECISION
+
+    def _active(self) -> list[tuple[Key, list[Repetition]]]:
+        return [(key, self.repetitions[key]) for key in (_key(*pair) for pair in self._pairs)]
+
+    def _worst_precision(self) -> float:
+        return max(
+            precision([math.log(typical_speed(test, repetition.sample)) for repetition in kept])
+            for (_, _, test), kept in self._active()
+        )
+
+    def _total(self) -> int:
+        """Measurements in the whole run, warm-ups included."""
+        return len(self._pairs) * (self._rounds_expected() + 1)
+
+    def _rounds_expected(self) -> int:
+        """The fixed number, or how many it will take if the noise stays what it is: the error falls as 1 / sqrt(n)."""
+        if self._rounds is not None:
+            return self._rounds
+        counts = [len(kept) for _, kept in self._active()]
+        if min(counts) < MIN_ROUNDS:
+            return max(MIN_ROUNDS, self._round)
+        needed = math.ceil(min(counts) * (self._worst_precision() / PRECISION) ** 2)
+        affordable = math.ceil(MAX_SECONDS / max(sum(self._took.values()), 1e-9))
+        return max(self._round, min(needed, affordable, MAX_ROUNDS))
+
+    def _left(self, pairs: Sequence[tuple[Contestant, Test]]) -> float | None:
+        if any(_key(*pair) not in self._took for pair in self._pairs):
+            return None
+        rounds = self._rounds_expected()
+        this_round = sum(self._took[_key(*pair)] for pair in pairs)
+        return this_round + (rounds - self._round) * sum(self._took.values())
+
+
+def _named(contestant: Contestant, test: Test) -> str:
+    return f"{test.label} · {contestant.engine} {contestant.model}"
+
+
+def _key(contestant: Contestant, test: Test) -> Key:
+    return contestant.engine, contestant.model, test
+
+
+def precision(logs: Sequence[float]) -> float:
+    """Half the width of the 95 % t interval of the mean of logarithms: a relative error."""
+    if len(logs) < 2:
+        return math.inf
+    return student_quantile(0.975, len(logs) - 1) * sd(logs) / math.sqrt(len(logs))

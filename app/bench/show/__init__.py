@@ -1,0 +1,1 @@
+"""Showing what was measured: tables, live progress, text formats, the HTML report."""

@@ -1,0 +1,203 @@
+"""The report's plots, drawn by matplotlib as SVG that takes its colours from the page.
+
+Every colour is drawn as a placeholder and replaced by a CSS variable, so one drawing reads well in light and in dark.
+Text stays text. Each function takes entries of a benchmark document and gives SVG, or None if there is nothing to draw.
+"""
+
+import io
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headrace.app.bench.show.formats import label
+
+Entry = dict[str, Any]
+
+# Placeholders matplotlib draws with -> the page's variables.
+INK, FAINT = "#010101", "#020202"
+SERIES = tuple(f"#0a0a{index:02x}" for index in range(1, 7))
+_VARIABLES = {INK: "var(--ink)", FAINT: "var(--faint)"} | {
+    colour: f"var(--series-{index})" for index, colour in enumerate(SERIES, 1)
+}
+_WIDTH, _HEIGHT = 7.2, 3.8  # inches; the page scales the drawing
+
+
+def speed_by_depth(results: Sequence[Entry]) -> str | None:
+    """Decode speed against depth, the 95 % interval as a band, the roofline of our own engine above it."""
+    groups = _by_engine([entry for entry in results if _is_decode(entry)])
+    if not groups:
+        return None
+
+    def draw(axes: Any) -> None:
+        for colour, (name, entries) in zip(SERIES, groups.items(), strict=False):
+            entries = sorted(entries, key=lambda entry: entry["depth"])
+            depths = [entry["depth"] for entry in entries]
+            speeds = [entry["tokens_per_second"] for entry in entries]
+            axes.plot(depths, [speed["mean"] for speed in speeds], marker="o", color=colour, label=name)
+            lows, highs = [speed["low"] for speed in speeds], [speed["high"] for speed in speeds]
+            axes.fill_between(depths, lows, highs, color=colour, alpha=0.18, linewidth=0)
+            roofs = [entry["roofline_tokens_per_second"] for entry in entries]
+            if all(roofs):
+                axes.plot(depths, roofs, linestyle="--", color=colour, alpha=0.7, label=f"{name}: roofline")
+            if len(depths) == 1:  # a band of no width: show the interval as a bar
+                mean = speeds[0]["mean"]
+                axes.errorbar(depths, [mean], [[mean - lows[0]], [highs[0] - mean]], color=colour, capsize=4)
+        axes.set(xlabel="tokens in the cache", ylabel="tokens per second", ylim=(0, None))
+        axes.legend()
+
+    return _svg(draw)
+
+
+def latency_distribution(results: Sequence[Entry]) -> str | None:
+    """What share of decode steps was done within so many milliseconds: the distribution, tails and all."""
+    shown = [entry for entry in results if _is_decode(entry) and _latencies(entry)]
+    if not shown:
+        return None
+
+    def draw(axes: Any) -> None:
+        for colour, entry in zip(SERIES, shown, strict=False):
+            ordered = sorted(_latencies(entry))
+            shares = [(index + 1) / len(ordered) * 100 for index in range(len(ordered))]
+            axes.step(ordered, shares, where="post", color=colour, label=f"{entry['engine']} {label(entry)}")
+        longest = max(entry["itl_ms"]["p99"] for entry in shown)
+        axes.set(xlabel="step latency in ms", ylabel="% of steps done", ylim=(0, 101), xlim=(0, longest * 1.15))
+        axes.legend(loc="lower right")
+
+    return _svg(draw)
+
+
+def roofline(results: Sequence[Entry], peak_gb_s: float | None) -> str | None:
+    """Arithmetic done against arithmetic per byte: the slope is the memory's limit, each test a point under it."""
+    shown = [entry for entry in results if entry["arithmetic_intensity"] and entry["achieved_gflop_s"]]
+    if not shown or not peak_gb_s:
+        return None
+
+    def draw(axes: Any) -> None:
+        most = max(entry["arithmetic_intensity"] for entry in shown) * 2
+        least = min(entry["arithmetic_intensity"] for entry in shown) / 2
+        axes.plot([least, most], [least * peak_gb_s, most * peak_gb_s], color=INK, linestyle="--")
+        below: dict[str, Any] = {"xytext": (-36, -4), "textcoords": "offset points", "ha": "right", "color": INK}
+        axes.annotate(f"memory: {peak_gb_s:.0f} GB/s", (most, most * peak_gb_s), **below)
+        for colour, kind in zip(SERIES, ("prefill", "decode"), strict=False):
+            points = [entry for entry in shown if bool(entry["generated_tokens"]) == (kind == "decode")]
+            axes.scatter(
+                [entry["arithmetic_intensity"] for entry in points],
+                [entry["achieved_gflop_s"] for entry in points],
+                color=colour, label=kind, zorder=3,
+            )  # fmt: skip
+        axes.set(xlabel="FLOP per byte", ylabel="GFLOP/s", xscale="log", yscale="log")
+        axes.legend(loc="lower right")
+
+    return _svg(draw)
+
+
+def bytes_per_step(results: Sequence[Entry]) -> str | None:
+    """What a decode step reads: weights, and the cache on top."""
+    shown = [entry for entry in results if _is_decode(entry) and entry["kv_bytes_per_step"] is not None]
+    if not shown:
+        return None
+
+    def draw(axes: Any) -> None:
+        names = [_bar_name(entry, shown) for entry in shown]
+        weights = [entry["weight_bytes_per_step"] / 1e6 for entry in shown]
+        cache = [entry["kv_bytes_per_step"] / 1e6 for entry in shown]
+        axes.barh(names, weights, color=SERIES[0], label="weights", height=0.6)
+        axes.barh(names, cache, left=weights, color=SERIES[1], label="K/V cache", height=0.6)
+        axes.invert_yaxis()
+        axes.set(xlabel="MB per step")
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0)
+
+    return _svg(draw, rows=len(shown))
+
+
+def comparison(ratios: Sequence[Entry]) -> str | None:
+    """How many times a peer's speed, with the 95 % interval; the line is a draw."""
+    if not ratios:
+        return None
+
+    def draw(axes: Any) -> None:
+        peers = list(dict.fromkeys(ratio["peer"] for ratio in ratios))
+        for index, ratio in enumerate(ratios):
+            colour = SERIES[peers.index(ratio["peer"]) % len(SERIES)]
+            axes.barh(index, ratio["ratio"], color=colour, height=0.6)
+            reach = [[ratio["ratio"] - ratio["low"]], [ratio["high"] - ratio["ratio"]]]
+            axes.errorbar(ratio["ratio"], index, xerr=reach, color=INK, capsize=3, fmt="none")
+        axes.set_yticks(range(len(ratios)), [f"{label(ratio)} vs {ratio['peer']}" for ratio in ratios])
+        axes.axvline(1, color=INK, linewidth=1)
+        axes.invert_yaxis()
+        axes.set(xlabel="times the peer's speed", xlim=(0, None))
+
+    return _svg(draw, rows=len(ratios))
+
+
+def parts(profile: Entry) -> str:
+    """One step's time by part."""
+
+    def draw(axes: Any) -> None:
+        names, values = list(profile["parts_ms"]), list(profile["parts_ms"].values())
+        axes.barh(names, values, color=SERIES[0], height=0.6)
+        beside: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "color": INK}
+        for index, value in enumerate(values):
+            axes.annotate(f"{value:.2f} ms", (value, index), **beside)
+        axes.invert_yaxis()
+        axes.set(xlabel="ms", xlim=(0, max(values) * 1.15))
+
+    return _svg(draw, rows=len(profile["parts_ms"]))
+
+
+def _svg(draw: Callable[[Any], None], rows: int | None = None) -> str:
+    """A drawing as an <svg> element. `rows`: bars, which decide the height."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    height = _HEIGHT if rows is None else max(1.6, 0.34 * rows + 0.9)
+    style = {
+        "svg.fonttype": "none", "svg.hashsalt": "headrace", "font.family": "sans-serif", "font.size": 10,
+        "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK, "axes.edgecolor": FAINT,
+        "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
+        "grid.color": FAINT, "grid.linewidth": 0.6, "legend.frameon": False, "lines.linewidth": 2,
+    }  # fmt: skip
+    with pyplot.rc_context(style):
+        figure, axes = pyplot.subplots(figsize=(_WIDTH, height), layout="constrained")
+        figure.patch.set_alpha(0)
+        axes.patch.set_alpha(0)
+        draw(axes)
+        out = io.StringIO()
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+        pyplot.close(figure)
+    return _inline(out.getvalue())
+
+
+def _inline(svg: str) -> str:
+    """The <svg> element alone, in the page's colours and font, with ids no other drawing has."""
+    svg = svg[svg.index("<svg") :]
+    for placeholder, variable in _VARIABLES.items():
+        svg = svg.replace(placeholder, variable)
+    # An attribute cannot hold a variable in every browser, a style can; matplotlib writes styles for all but text.
+    svg = re.sub(r'(fill|stroke)="(var\([^)]*\))"', r'style="\1: \2"', svg)
+    svg = re.sub(r"font(?:-family)?: ?[^;\"]*'?(?:DejaVu Sans|sans-serif)[^;\"]*", "font-family: inherit", svg)
+    mark = f"c{zlib.crc32(svg.encode()):08x}-"
+    return re.sub(r'(id="|url\(#|xlink:href="#)', rf"\g<1>{mark}", svg)
+
+
+def _by_engine(results: Sequence[Entry]) -> dict[str, list[Entry]]:
+    groups: dict[str, list[Entry]] = {}
+    for entry in results:
+        groups.setdefault(f"{entry['engine']} {entry['model']} {entry['test']}", []).append(entry)
+    return groups
+
+
+def _bar_name(entry: Entry, shown: Sequence[Entry]) -> str:
+    several = len({other["model"] for other in shown}) > 1
+    return f"{entry['model']} {label(entry)}" if several else label(entry)
+
+
+def _is_decode(entry: Entry) -> bool:
+    return bool(entry["generated_tokens"]) and not entry["prompt_tokens"]
+
+
+def _latencies(entry: Entry) -> list[float]:
+    return [latency for repetition in entry["repetitions"] for latency in repetition["itl_ms"]]

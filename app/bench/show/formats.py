@@ -1,0 +1,148 @@
+"""A run's document as text for other places: Markdown for an issue, CSV for a spreadsheet, JSON lines for a pipe."""
+
+import csv
+import io
+import json
+from typing import Any
+
+from headrace.app.bench.show.profile_view import profile_lines
+from headrace.runtime.units import format_bytes
+
+Document = dict[str, Any]
+
+
+def markdown(document: Document) -> str:
+    """A table and the circumstances, to paste into an issue."""
+    rows = [_markdown_row(entry, several=len(_engines(document)) > 1) for entry in document["results"]]
+    head = list(rows[0]) if rows else []
+    lines = [" | ".join(head), " | ".join(["---"] + ["---:"] * (len(head) - 1))] if rows else []
+    lines += [" | ".join(row.values()) for row in rows]
+    table = [f"| {line} |" for line in lines]
+    return "\n".join([*table, "", *(f"- {line}" for line in circumstances(document))])
+
+
+def circumstances(document: Document) -> list[str]:
+    """Machine, model, versions, step cost, ratios and notes, a line each."""
+    device, model = document["device"], document["model"]
+    versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
+    return [
+        f"{device['name']}, {device['backend']}, {device['kernels'].get('kernels', '?')} kernels; {device['os']}",
+        *(f"{model_line(entry)}; sha256 {_digest(entry)}" for entry in document.get("models") or [model]),
+        peak_line(device),
+        *([step_cost_line(document["step_cost"])] if document["step_cost"] else []),
+        *(ratio_line(ratio) for ratio in document["ratios"]),
+        *(profile_lines(document["profile"]) if document["profile"] else []),
+        *document["notes"],
+        versions,
+        f"`{document['command']}`, {document['rounds']} rounds"
+        + (", interrupted" if document["interrupted"] else "")
+        + f", {document['created']}",
+    ]
+
+
+def model_line(model: Document) -> str:
+    """What a step reads of it, and how most of it is stored."""
+    formats = list(model["quantization"] or {})
+    stored = f", {'mostly ' if len(formats) > 1 else ''}{formats[0]}" if formats else ""
+    return (
+        f"{model['name']}: {format_bytes(model['weight_bytes_per_step'])} a step, "
+        f"{format_bytes(model['kv_bytes_per_token'])} of K/V a token{stored}"
+    )
+
+
+def peak_line(device: Document) -> str:
+    measured, nominal = device["measured_peak"], device["nominal_peak_gb_s"]
+    parts = []
+    if measured:
+        parts.append(
+            f"measured peak {measured['upper_quartile']:.1f} GB/s during the run "
+            f"(90 % of passes {measured['p5']:.1f} to {measured['p95']:.1f})"
+        )
+    parts.append(f"nominal {nominal:.0f} GB/s" if nominal else "nominal peak unknown")
+    return "; ".join(parts)
+
+
+def step_cost_line(fit: Document) -> str:
+    line = f"step cost: {fit['fixed_ms']:.2f} ms + bytes / {fit['effective_bandwidth_gb_s']:.1f} GB/s"
+    if len(fit["points"]) == 2:
+        return f"{line}, through 2 points (more depths would test it)"
+    return f"{line}, off by at most {fit['largest_residual']:.1%} at {len(fit['points'])} points"
+
+
+def ratio_line(ratio: Document) -> str:
+    where = ratio["test"] + (f" @ d{ratio['depth']}" if ratio["depth"] else "")
+    return f"{where}: {ratio['ratio']:.2f}x {ratio['peer']} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+
+
+def csv_text(document: Document) -> str:
+    """One row per test, nested figures as `itl_ms.p50`; the machine is in every row, so files can be joined."""
+    device = {f"device.{key}": document["device"][key] for key in ("name", "backend", "measured_peak_gb_s")}
+    skipped = ("repetitions", "samples", "notes")
+    rows = [
+        {
+            "created": document["created"],
+            **device,
+            **flat({k: v for k, v in entry.items() if k not in skipped}),
+            "samples": " ".join(f"{value:.6g}" for value in entry["samples"]),
+        }
+        for entry in document["results"]
+    ]
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue().rstrip("\n")
+
+
+def json_lines(document: Document) -> str:
+    """One line per test, each with the machine, the model and the versions beside its figures."""
+    models = {model["name"]: model for model in document.get("models") or [document["model"]]}
+    shared = {key: document[key] for key in ("schema", "created", "command", "device", "versions")}
+    return "\n".join(
+        json.dumps({**shared, "model_facts": models.get(entry["model"]), **entry}) for entry in document["results"]
+    )
+
+
+def flat(values: Document, prefix: str = "") -> Document:
+    """Nested dictionaries as dotted keys."""
+    found: Document = {}
+    for key, value in values.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+def _digest(model: Document) -> str:
+    """Of the file the model came from, or else of its headers."""
+    whole = model.get("sha256")
+    return f"{whole[:12]}" if whole else f"{str(model.get('headers_sha256'))[:12]} (headers)"
+
+
+def label(entry: Document) -> str:
+    return str(entry["test"]) + (f" @ d{entry['depth']}" if entry["depth"] else "")
+
+
+def _engines(document: Document) -> set[tuple[str, str]]:
+    return {(entry["engine"], entry["model"]) for entry in document["results"]}
+
+
+def _markdown_row(entry: Document, *, several: bool) -> dict[str, str]:
+    speed, itl = entry["tokens_per_second"], entry["itl_ms"]
+    name = {"engine": entry["engine"], "model": entry["model"]} if several else {"model": entry["model"]}
+    return {
+        **name,
+        "test": label(entry),
+        "tok/s": f"{speed['mean']:.2f} ± {speed['sd']:.2f}",
+        "median (95 %)": f"{speed['median']:.2f} ({speed['low']:.2f} to {speed['high']:.2f})",
+        "ITL p50 / p95 / p99 / max ms": " / ".join(_number(itl[key]) for key in ("p50", "p95", "p99", "max")),
+        "TTFT ms": _number((entry["ttft_ms"] or {}).get("median"), 1),
+        "GB/s": _number(entry["achieved_bandwidth_gb_s"], 1),
+        "MBU": "" if entry["mbu"] is None else f"{entry['mbu']:.0%}",
+        "roofline tok/s": _number(entry["roofline_tokens_per_second"], 0),
+        "FLOP/byte": _number(entry["arithmetic_intensity"]),
+        "peak memory": format_bytes(entry["peak_memory_bytes"]) if entry["peak_memory_bytes"] else "",
+    }
+
+
+def _number(value: float | None, decimals: int = 2) -> str:
+    return "" if value is None else f"{value:.{decimals}f}"

@@ -1,0 +1,68 @@
+"""A run while it runs: the table filling up, what is being measured, a bar and the time left. On stderr only.
+
+Drawn where stderr is a terminal; elsewhere a run is silent until its results are there.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from headrace.app.bench.measure.session import Progress
+from headrace.app.bench.show.table import results_table
+from headrace.app.terminal import can_redraw, may_style
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+Results = Sequence[dict[str, Any]]
+Show = Callable[[Progress, Callable[[], Results]], None]
+"""Told what happens, and how to get the results so far if anybody wants to see them."""
+
+
+def console(*, stderr: bool = False) -> "Console":
+    """A rich console that styles only where `app.terminal` allows it and lets no text be read as markup."""
+    from rich.console import Console
+
+    styled = may_style(sys.stderr if stderr else sys.stdout)
+    return Console(stderr=stderr, highlight=False, markup=False, color_system="auto" if styled else None)
+
+
+@contextmanager
+def live_view() -> Iterator[Show]:
+    """A function to call with every `Progress`; the view is gone when the block ends."""
+    if not can_redraw(sys.stderr):
+        yield lambda _progress, _results: None
+        return
+    from rich.live import Live
+
+    screen = console(stderr=True)
+    try:
+        with Live(console=screen, transient=True, refresh_per_second=4) as live:
+            yield lambda progress, results: live.update(_view(progress, results(), screen.width), refresh=True)
+    finally:  # an interrupt may have come while the view was being taken down
+        screen.show_cursor()
+
+
+def _view(progress: Progress, results: Results, width: int) -> "RenderableType":
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    line = Table.grid(padding=(0, 1))
+    round_text = f"round {progress.round}" if progress.round else "warm-up"
+    line.add_row(
+        ProgressBar(total=max(progress.total, 1), completed=progress.done, width=24),
+        Text(f"{progress.done / max(progress.total, 1):4.0%}"),
+        Text(f"{round_text} · {_left(progress.left_s)}", style="dim"),
+    )
+    now = Text(progress.doing, style="cyan", overflow="ellipsis", no_wrap=True)
+    return Group(results_table(results, width), line, now) if results else Group(line, now)
+
+
+def _left(seconds: float | None) -> str:
+    if seconds is None:
+        return "time left unknown"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s left" if minutes else f"{rest} s left"

@@ -1,0 +1,140 @@
+"""`--report`: a run as one self-contained page with plots. No script, no font, nothing fetched."""
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from headrace.app.bench.show.formats import circumstances, label
+from headrace.app.bench.show.table import speed_text
+from headrace.runtime.errors import UsageError
+from headrace.runtime.units import format_bytes
+
+Document = dict[str, Any]
+
+_STYLE = """
+:root { color-scheme: light dark; --paper: #fcfcfa; --card: #ffffff; --ink: #22252a; --faint: #c9ccd1; --soft: #6a7078;
+  --series-1: #1f6fb2; --series-2: #c8641e; --series-3: #2f8a57; --series-4: #8d4fb0; --series-5: #b23a48;
+  --series-6: #67727f; }
+@media (prefers-color-scheme: dark) {
+  :root { --paper: #14171b; --card: #1b1f25; --ink: #e4e7eb; --faint: #41474f; --soft: #9aa2ac;
+    --series-1: #5fb0f0; --series-2: #f0a05a; --series-3: #62c48c; --series-4: #c48ae6; --series-5: #ef7683;
+    --series-6: #a3afbc; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 76rem; padding: 2rem 1rem 4rem; background: var(--paper); color: var(--ink);
+  font: 16px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.6rem; margin: 0; } h2 { font-size: 1rem; margin: 0 0 .25rem; }
+header p, figcaption, footer { color: var(--soft); margin: .25rem 0 1rem; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); gap: 1rem; margin: 1.5rem 0; }
+.tile, figure { background: var(--card); border: 1px solid var(--faint); border-radius: .6rem; padding: 1rem; }
+.tile b { display: block; font-size: 1.7rem; line-height: 1.2; } .tile span { color: var(--soft); font-size: .85rem; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(30rem, 100%), 1fr)); gap: 1rem; }
+figure { margin: 0; } svg { width: 100%; height: auto; } figcaption { font-size: .85rem; margin: 0; }
+.scroll { overflow-x: auto; margin: 1.5rem 0; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .85rem; }
+th, td { text-align: right; padding: .35rem .45rem; border-bottom: 1px solid var(--faint); white-space: nowrap; }
+th:first-child, td:first-child, th:nth-child(2), td:nth-child(2) { text-align: left; }
+footer { font-size: .85rem; } footer li { margin: .15rem 0; }
+"""
+
+
+def html(document: Document) -> str:
+    """The page. Raises UsageError where the plotting library is not installed."""
+    try:
+        from headrace.app.bench.show import charts
+
+        plots = _plots(document, charts)
+    except ImportError:
+        raise UsageError(
+            "--report draws with matplotlib, which is not installed", "pip install 'headrace[report]'"
+        ) from None
+    model, device = document["model"], document["device"]
+    title = f"{model['name']} on {device['name']}"
+    return "\n".join(
+        [
+            "<!doctype html>",
+            f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<style>{_STYLE}</style></head><body>",
+            f"<header><h1>{escape(title)}</h1><p>{escape(device['backend'])}, "
+            f"{escape(str(device['kernels'].get('kernels', '?')))} kernels, {escape(document['created'])}</p></header>",
+            _tiles(document),
+            f'<div class="plots">{"".join(plots)}</div>',
+            _table(document["results"]),
+            "<footer><ul>",
+            *(f"<li>{escape(line)}</li>" for line in circumstances(document)),
+            "</ul><p>Bandwidth, MBU and FLOPs are computed from shapes and latencies, not read from a counter.</p>",
+            "</footer>",
+            "</body></html>",
+        ]
+    )
+
+
+def _plots(document: Document, charts: Any) -> list[str]:
+    results, peak = document["results"], document["device"]["measured_peak_gb_s"]
+    under = "Under the dashed line memory is the limit; far below it, something else."
+    drawn = (
+        (charts.speed_by_depth(results), "Decode speed by depth", "Bands are 95 % intervals; dashed is the roofline."),
+        (charts.latency_distribution(results), "Step latency", "The share of steps done within so many milliseconds."),
+        (
+            charts.roofline(results, peak),
+            "Roofline",
+            under,
+        ),
+        (charts.bytes_per_step(results), "Bytes per step", "What one decode step reads and appends."),
+        (charts.comparison(document["ratios"]), "Against others", "Same weights, same lengths, measured side by side."),
+        (
+            charts.parts(document["profile"]) if document["profile"] else None,
+            "One step's time",
+            "Measured part by part.",
+        ),
+    )
+    return [
+        f"<figure><h2>{title}</h2>{svg}<figcaption>{caption}</figcaption></figure>"
+        for svg, title, caption in drawn
+        if svg
+    ]
+
+
+def _tiles(document: Document) -> str:
+    """The figures to remember: of the first decode test, and of the first prefill."""
+    own = [entry for entry in document["results"] if entry["engine"] == "headrace"]
+    decode = next((entry for entry in own if entry["generated_tokens"] and not entry["prompt_tokens"]), None)
+    prefill = next((entry for entry in own if not entry["generated_tokens"]), None)
+    tiles = []
+    if decode:
+        tiles.append((f"{speed_text(decode['tokens_per_second']['mean'])} tok/s", f"decode, {label(decode)}"))
+        if decode["mbu"] is not None:
+            tiles.append((f"{decode['mbu']:.0%}", "of the measured memory bandwidth (MBU)"))
+        if decode["roofline_tokens_per_second"]:
+            tiles.append((f"{speed_text(decode['roofline_tokens_per_second'])} tok/s", "roofline"))
+    if prefill:
+        tiles.append((f"{speed_text(prefill['tokens_per_second']['mean'])} tok/s", f"prefill, {label(prefill)}"))
+    cells = "".join(
+        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for value, name in tiles
+    )
+    return f'<div class="tiles">{cells}</div>'
+
+
+def _table(results: Sequence[Document]) -> str:
+    head = ("test", "engine", "tok/s", "sd", "95 % interval", "p50 ms", "p95", "p99", "max", "TTFT ms", "GB/s", "MBU",
+            "roofline", "FLOP/B", "memory")  # fmt: skip
+    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in _cells(entry))}</tr>" for entry in results)
+    return f'<div class="scroll"><table><tr>{"".join(f"<th>{name}</th>" for name in head)}</tr>{rows}</table></div>'
+
+
+def _cells(entry: Document) -> list[str]:
+    speed, itl = entry["tokens_per_second"], entry["itl_ms"]
+    return [
+        label(entry),
+        f"{entry['engine']} {entry['model']}",
+        speed_text(speed["mean"]),
+        speed_text(speed["sd"]),
+        f"{speed_text(speed['low'])} to {speed_text(speed['high'])}",
+        *(speed_text(itl[key]) for key in ("p50", "p95", "p99", "max")),
+        speed_text((entry["ttft_ms"] or {}).get("median")),
+        speed_text(entry["achieved_bandwidth_gb_s"]),
+        "" if entry["mbu"] is None else f"{entry['mbu']:.0%}",
+        speed_text(entry["roofline_tokens_per_second"]),
+        speed_text(entry["arithmetic_intensity"]),
+        format_bytes(entry["peak_memory_bytes"]) if entry["peak_memory_bytes"] else "",
+    ]

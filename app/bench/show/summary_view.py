@@ -1,0 +1,71 @@
+"""A finished run on a terminal: machine and model, the table, and what follows from it."""
+
+from typing import TYPE_CHECKING, Any
+
+from headrace.app.bench.measure.result import DRIFT
+from headrace.app.bench.show.formats import label, model_line, peak_line, ratio_line, step_cost_line
+from headrace.app.bench.show.live import console
+from headrace.app.bench.show.table import results_table
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+
+def show(document: dict[str, Any]) -> None:
+    """Print it on standard output."""
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    screen = console()
+    device = document["device"]
+    screen.print()
+    backend = {"metal": "Metal", "cuda": "CUDA", "cpu": "CPU"}.get(device["backend"], device["backend"])
+    kernels = device["kernels"].get("kernels", "?")
+    screen.print(Text.assemble((device["name"], "bold"), (f"  {backend}, {kernels} kernels", "dim")))
+    for model in document.get("models") or [document["model"]]:
+        screen.print(Text(model_line(model), style="dim"))
+    screen.print(results_table(document["results"], screen.width))
+    facts = Table.grid(padding=(0, 1))
+    facts.add_column(style="dim", min_width=9)
+    facts.add_column()
+    for name, text in _facts(document):
+        facts.add_row(name, text)
+    screen.print(Padding(facts, (0, 0, 1, 1)))
+
+
+def _facts(document: dict[str, Any]) -> list[tuple[str, "Text"]]:
+    from rich.text import Text
+
+    rows = [("memory", Text(peak_line(document["device"])))]
+    if document["step_cost"]:
+        rows.append(("step", Text(step_cost_line(document["step_cost"]).removeprefix("step cost: "))))
+    for number, ratio in enumerate(document["ratios"]):
+        style = "green" if ratio["low"] > 1 else "red" if ratio["high"] < 1 else ""
+        rows.append(("" if number else "ratio", Text(ratio_line(ratio), style=style)))
+    if document.get("profile"):
+        from headrace.app.bench.show.profile_view import profile_rows
+
+        rows += profile_rows(document["profile"])
+    notes = [*document["notes"], *_test_notes(document["results"])]
+    if document["interrupted"]:
+        notes.append(f"interrupted in round {document['rounds']}: fewer repetitions than asked for")
+    rows += [("" if number else "note", Text(note, style="yellow")) for number, note in enumerate(notes)]
+    return rows
+
+
+def _test_notes(results: list[dict[str, Any]]) -> list[str]:
+    """Notes that belong to tests, each said once."""
+    tests: dict[str, list[str]] = {}
+    for entry in results:
+        for note in entry["notes"]:
+            tests.setdefault(note, []).append(label(entry))
+    lines = [f"{', '.join(dict.fromkeys(names))}: {note}" for note, names in tests.items()]
+    drifts = [entry for entry in results if entry["drift"] is not None and abs(entry["drift"]) > DRIFT]
+    if drifts:
+        worst = max(drifts, key=lambda entry: abs(entry["drift"]))
+        lines.append(
+            f"speed drifted over the run in {len(drifts)} of {len(results)} tests, "
+            f"most in {label(worst)} ({worst['engine']}): {worst['drift']:+.0%} from the first third to the last"
+        )
+    return lines

@@ -1,0 +1,82 @@
+"""A stored session that is open: its settings, the branch that is shown, and what can be done without an engine."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.app.chat.prompt import first_sent
+from headrace.app.sessions.records import Message, Role, Session
+from headrace.app.sessions.store import SessionStore
+from headrace.runtime.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """The alternatives at one message: their ids, oldest first, and which one is shown."""
+
+    ids: tuple[int, ...]
+    shown: int  # index into ids
+
+
+class OpenSession:
+    """messages: the active branch, first to last. context_tokens: of the last prompt and its answer."""
+
+    messages: list[Message]
+    context_tokens: int
+
+    def __init__(self, store: SessionStore, session: Session) -> None:
+        self.store = store
+        self.session = session
+        store.recover(session.id)
+        self.reload()
+
+    def reload(self) -> None:
+        """Take session and branch from the store."""
+        self.session = self.store.session(self.session.id)
+        self.messages = self.store.branch(self.session.id)
+        last = next((message.figures for message in reversed(self.messages) if message.figures), None)
+        self.context_tokens = last.prompt_tokens + last.completion_tokens if last else 0
+
+    @property
+    def not_sent(self) -> int:
+        """How many messages at the start of the active branch the model no longer sees."""
+        return first_sent(self.session, self.messages)
+
+    def message(self, message_id: int) -> Message:
+        """A message of the active branch. Raises UsageError if it is not on it."""
+        for message in self.messages:
+            if message.id == message_id:
+                return message
+        raise UsageError(f"message {message_id} is not on this branch")
+
+    def last(self, role: Role) -> Message:
+        """The last message of a role. Raises UsageError if there is none."""
+        for message in reversed(self.messages):
+            if message.role == role:
+                return message
+        raise UsageError("there is no answer yet" if role == "assistant" else "nothing was asked yet")
+
+    def branches(self, message_id: int) -> Branches:
+        """The alternatives at a message of the active branch."""
+        ids = self.store.alternatives(self.message(message_id))
+        return Branches(tuple(ids), ids.index(message_id))
+
+    def switch_branch(self, message_id: int, step: int) -> None:
+        """Show the next (1) or previous (-1) alternative at this message; at the end nothing happens."""
+        branches = self.branches(message_id)
+        wanted = min(max(branches.shown + step, 0), len(branches.ids) - 1)
+        self.store.activate(self.store.message(branches.ids[wanted]))
+        self.reload()
+
+    def rename(self, title: str) -> None:
+        """Give the session a name."""
+        self.session = self.store.rename(self.session.id, title)
+
+    def set_system(self, text: str) -> None:
+        """The system prompt of this session, from the next answer on."""
+        self.session = self.store.set_system(self.session.id, text)
+
+    def set_sampling(self, values: Mapping[str, Any]) -> None:
+        """Change sampling settings (SamplingParams fields, max_tokens, stop) of this session; None takes one back."""
+        merged = {key: value for key, value in {**self.session.sampling, **values}.items() if value is not None}
+        self.session = self.store.set_sampling(self.session.id, merged)

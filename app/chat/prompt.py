@@ -1,0 +1,69 @@
+"""What of a conversation is sent to the model: pure functions from a session and a branch to chat messages."""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from headrace.app.chat.attachments import with_attachments
+from headrace.app.sessions.records import Attachment, Message, Session
+
+ChatMessages = list[dict[str, str]]
+
+_SUMMARY_TOKENS = 512
+_SUMMARY_SHARE = 4  # a summary may have this part of the context: the last turn and its answer need the rest
+_SUMMARISE = (
+    "Summarise our conversation so far for yourself, in at most {words} words. Keep names, numbers, decisions, open "
+    "questions and what I asked you to remember. Write the summary only."
+)
+_SUMMARY_HEAD = "Summary of the conversation before this point:"
+
+
+def first_sent(session: Session, branch: Sequence[Message]) -> int:
+    """Index of the first message that is sent. All are where the mark is on another branch."""
+    return next((i for i, message in enumerate(branch) if message.id == session.prompt_from), 0)
+
+
+def runs(session: Session, branch: Sequence[Message]) -> list[list[Message]]:
+    """What is sent of the branch: one list per message of the prompt.
+
+    Several messages of one role in a row (a question that was never answered) are sent as one: many chat templates
+    refuse them otherwise.
+    """
+    sent = branch[first_sent(session, branch) :]
+    return [list(run) for _, run in groupby(sent, key=lambda message: message.role)]
+
+
+def prompt_messages(session: Session, branch: Sequence[Message]) -> ChatMessages:
+    """The system message, if any, then users and answers in turns."""
+    head = session.system
+    if session.summary and first_sent(session, branch):
+        head = f"{head}\n\n{_SUMMARY_HEAD}\n{session.summary}".strip()
+    messages: ChatMessages = [{"role": "system", "content": head}] if head else []
+    for run in runs(session, branch):
+        texts = [with_attachments(message.content, message.attachments) for message in run]
+        messages.append({"role": run[0].role, "content": "\n\n".join(texts)})
+    return messages
+
+
+def draft_messages(
+    session: Session, branch: Sequence[Message], content: str, attachments: tuple[Attachment, ...]
+) -> ChatMessages:
+    """What would be sent if this were said next; of the branch alone where it is nothing."""
+    said = Message(0, session.id, None, "user", content, 0.0, attachments=attachments)
+    return prompt_messages(session, [*branch, said] if content or attachments else branch)
+
+
+def summary_tokens(limit: int | None) -> int:
+    """How long a summary may be where the context holds `limit` tokens."""
+    return _SUMMARY_TOKENS if limit is None else min(_SUMMARY_TOKENS, max(1, limit // _SUMMARY_SHARE))
+
+
+def summary_messages(session: Session, branch: Sequence[Message], tokens: int) -> ChatMessages:
+    """The request to summarise everything before the last user message, in a text of at most `tokens` tokens."""
+    request = _SUMMARISE.format(words=tokens * 2 // 5)
+    last = max(i for i, message in enumerate(branch) if message.role == "user")
+    messages = prompt_messages(session, branch[:last])
+    if messages and messages[-1]["role"] == "user":
+        messages[-1]["content"] += f"\n\n{request}"
+    else:
+        messages.append({"role": "user", "content": request})
+    return messages

@@ -1,0 +1,183 @@
+"""`headrace bench`: measure this machine; compare two measurements; look at earlier ones.
+
+Options in, `app.bench` does the work, results out: the table on a terminal, Markdown elsewhere, or one of the formats
+asked for. Ctrl-C prints what is done and exits with 130.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from headrace.runtime.errors import UsageError
+
+FORMATS = ("table", "md", "csv", "json", "jsonl")
+
+
+@click.group(invoke_without_command=True)
+@click.option("-m", "--model", "models", multiple=True, metavar="MODEL", help="As for run. Repeatable.")
+@click.option("-p", "--prompt", "prompts", default="512", metavar="N,...", help="Prompt lengths to prefill [512].")
+@click.option("-n", "--generate", "generates", default="128", metavar="N,...", help="How many tokens to decode [128].")
+@click.option("-d", "--depth", "depths", default="0", metavar="N,...", help="Tokens already in the KV cache [0].")
+@click.option("--pg/--no-pg", "combined", default=True, help="Also test prompt + generation [yes].")
+@click.option("-r", "--repetitions", type=click.IntRange(1), metavar="N", help="Rounds [5, more where it is noisy].")
+@click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="CPU threads, of llama.cpp too.")
+@click.option(
+    "--vs",
+    "peers",
+    multiple=True,
+    type=click.Choice(["mlx-lm", "llama.cpp"]),
+    metavar="PEER",
+    help="mlx-lm or llama.cpp. Repeatable.",
+)
+@click.option("--llama-python", metavar="PYTHON", help="One with llama-cpp-python, for llama-bench.")
+@click.option("--llama-model", metavar="FILE", help="What llama.cpp reads, if -m is no GGUF.")
+@click.option("--mlx-python", metavar="PYTHON", help="One with mlx-lm, for this one.")
+@click.option("--profile", is_flag=True, help="Attribute one step's time to its parts.")
+@click.option("-o", "--output", "form", metavar="FORM", type=click.Choice(FORMATS), help="table, md, csv, json, jsonl.")
+@click.option("--json", "as_json", is_flag=True, help="As -o json: one document on one line.")
+@click.option("--report", type=click.Path(dir_okay=False), metavar="FILE", help="Write a page with plots.")
+@click.option("--save", is_flag=True, help="Keep the results for `headrace bench history`.")
+@click.option("--force", is_flag=True, help="Load even if memory looks too small.")
+@click.pass_context
+def bench(ctx: click.Context, /, **options: Any) -> int:
+    """Measure prefill and decode speed, and how close decoding comes to the memory's limit."""
+    if ctx.invoked_subcommand is not None:
+        return 0
+    return _bench(**options)
+
+
+@bench.command()
+@click.argument("a", type=click.Path(exists=True, dir_okay=False))
+@click.argument("b", type=click.Path(exists=True, dir_okay=False))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def compare(a: str, b: str, as_json: bool) -> int:
+    """Say which tests of B differ significantly from A. Exit code 1 if any test of B is slower."""
+    from headrace.app.bench.compare.documents import compare_documents
+    from headrace.app.bench.compare.stored import read_document
+    from headrace.app.bench.show.compare_view import lines, show
+
+    comparison = compare_documents(read_document(Path(a)), read_document(Path(b)))
+    if as_json:
+        click.echo(json.dumps(comparison))
+    elif sys.stdout.isatty():
+        show(comparison)
+    else:
+        click.echo("\n".join(lines(comparison)))
+    return 1 if any(row["verdict"] == "slower" for row in comparison["tests"]) else 0
+
+
+@bench.command()
+@click.option("--show", "number", type=click.IntRange(1), metavar="ID", help="Show this run again.")
+@click.option("--delete", type=click.IntRange(1), metavar="ID", help="Forget this run.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document a run.")
+def history(number: int | None, delete: int | None, as_json: bool) -> None:
+    """List the saved runs, and how each test's speed went over time."""
+    from headrace.app.bench.compare.history import History
+    from headrace.app.bench.show.history_view import show_history
+
+    with History() as kept:
+        if delete is not None:
+            kept.delete(delete)
+        elif number is not None:
+            _print(kept.get(number), "json" if as_json else None)
+        elif as_json:
+            for _, document in kept.documents():
+                click.echo(json.dumps(document))
+        else:
+            show_history(kept)
+
+
+def _bench(
+    models: tuple[str, ...],
+    prompts: str,
+    generates: str,
+    depths: str,
+    combined: bool,
+    repetitions: int | None,
+    threads: int | None,
+    form: str | None,
+    as_json: bool,
+    report: str | None,
+    save: bool,
+    profile: bool,
+    force: bool,
+    **peer_options: Any,
+) -> int:
+    from headrace.app.bench.measure.plan import parse_counts, plan
+    from headrace.app.bench.measure.run import Options, run
+    from headrace.app.bench.show.live import live_view
+
+    tests = plan(
+        parse_counts(prompts, "-p"), parse_counts(generates, "-n"), parse_counts(depths, "-d"), combined=combined
+    )
+    options = Options(
+        models=models or (None,),
+        tests=tests,
+        rounds=repetitions,
+        threads=threads,
+        force=force,
+        profile=profile,
+        peers=_peers(models, **peer_options),
+    )
+    with live_view() as show:
+        document = run(options, show)
+    _print(document, "json" if as_json else form)
+    if report:
+        _write_report(document, report)
+    if save:
+        from headrace.app.bench.compare.history import History
+
+        with History() as kept:
+            click.echo(f"saved as run {kept.add(document)}; `headrace bench history` lists them", err=True)
+    return 130 if document["interrupted"] else 0
+
+
+def _peers(
+    models: tuple[str, ...],
+    peers: tuple[str, ...],
+    llama_python: str | None,
+    llama_model: str | None,
+    mlx_python: str | None,
+) -> list[Any]:
+    from headrace.app.bench.measure.peers import Peer
+
+    if (llama_python or llama_model) and "llama.cpp" not in peers:
+        raise UsageError("--llama-python and --llama-model go with --vs llama.cpp")
+    if llama_model and not Path(llama_model).is_file():
+        raise UsageError(f"no such file: {llama_model}")
+    gguf = llama_model or next((model for model in models[:1] if model.lower().endswith(".gguf")), None)
+    known = {"mlx-lm": Peer("mlx-lm", mlx_python), "llama.cpp": Peer("llama.cpp", llama_python, gguf)}
+    return [known[name] for name in dict.fromkeys(peers)]
+
+
+def _print(document: dict[str, Any], form: str | None) -> None:
+    """On standard output, in the form asked for."""
+    form = form or ("table" if sys.stdout.isatty() else "md")
+    if form == "table":
+        from headrace.app.bench.show.summary_view import show
+
+        show(document)
+        return
+    from headrace.app.bench.show import formats
+
+    writers: dict[str, Callable[[dict[str, Any]], str]] = {
+        "md": formats.markdown,
+        "csv": formats.csv_text,
+        "json": json.dumps,
+        "jsonl": formats.json_lines,
+    }
+    click.echo(writers[form](document))
+
+
+def _write_report(document: dict[str, Any], path: str) -> None:
+    from headrace.app.bench.show.report import html
+
+    try:
+        Path(path).write_text(html(document), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    click.echo(f"report written to {path}", err=True)

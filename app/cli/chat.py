@@ -1,0 +1,64 @@
+"""`headrace chat`: opens the chat on a terminal. Says what to use instead where there is no terminal.
+
+The first frame comes before the model: this module imports what draws it, the engine starts in its own process.
+"""
+
+import os
+import sys
+
+import click
+
+from headrace.runtime.errors import UsageError
+
+
+@click.command()
+@click.option(
+    "-m",
+    "--model",
+    metavar="MODEL",
+    help="Catalog name, local directory, .gguf file or hub id; with --resume, the session goes on with it.",
+)
+@click.option("--resume", metavar="ID", help="Go on with a session: its id, the beginning of it, or `last`.")
+@click.option(
+    "--context", type=click.IntRange(1), help="Context limit in tokens. Default: what model and memory allow."
+)
+def chat(model: str | None, resume: str | None, context: int | None) -> int:
+    """Chat in the terminal, with the decode loop in view.
+
+    F1 shows all keys and commands. New sessions begin with what the settings file says, which `headrace paths` finds
+    and writes.
+    """
+    # The screen is drawn on standard error, as textual does on every Unix.
+    if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
+        raise UsageError("the chat needs a terminal", "`headrace run PROMPT` works in pipes and scripts")
+    if os.environ.get("TERM", "") in ("", "dumb"):
+        raise UsageError(
+            "this terminal cannot draw the chat (TERM is dumb)", "`headrace run PROMPT` needs nothing of it"
+        )
+    from headrace.app.engine.client import EngineClient
+    from headrace.app.sessions.store import SessionStore
+    from headrace.app.settings import load_settings
+    from headrace.app.tui.app import HeadraceApp
+
+    settings = load_settings()
+    store = SessionStore()
+    if resume is not None:
+        session = store.find(resume)
+        if model is not None:
+            session = store.set_model(session.id, model)
+    else:
+        session = store.create(
+            model=model or settings.chat.model or None,
+            system=settings.chat.system,
+            sampling=settings.sampling_given,
+        )
+    engine = EngineClient()
+    app = HeadraceApp(engine, store, session, settings=settings, context=context or settings.chat.context or None)
+    try:
+        app.run(mouse=settings.screen.mouse)
+    finally:
+        app.leave()
+        store.close()
+    if app.left_with is not None:
+        raise app.left_with
+    return app.return_code or 0

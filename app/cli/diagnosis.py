@@ -1,0 +1,253 @@
+"""What `headrace doctor` knows: facts gathered from every floor into one `Report`, and what is wrong in it.
+
+Gathering never raises: a part that cannot be asked (MLX does not load, say) becomes a finding. Judging
+(`findings`) is a pure function of the report. Drawing is `app.cli.doctor`'s business.
+"""
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from headrace.app.versions import versions
+from headrace.runtime.bandwidth import Peak
+from headrace.runtime.hardware import Machine, PowerState
+from headrace.runtime.memory import Budget
+from headrace.runtime.units import format_bytes, format_rate
+
+if TYPE_CHECKING:
+    from headrace.models.store import Store
+
+PACKAGES = ("headrace", "mlx", "mlx-lm", "tokenizers", "gguf", "huggingface_hub", "textual")
+_LITTLE_MEMORY = 1 << 30  # bytes: not even a 1 B model at 4 bits with its cache
+_LITTLE_DISK = 1 << 30
+_MUCH_SWAP = 1 << 30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something wrong and what to do about it. `broken` keeps headrace from working, `advice` costs speed."""
+
+    severity: Literal["broken", "advice"]
+    what: str
+    do: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """A directory headrace uses (it may not exist yet): can it be written, how much room is left?"""
+
+    name: str
+    path: Path
+    writable: bool
+    free_bytes: int | None
+
+
+@dataclass(frozen=True)
+class DefaultModel:
+    """The model a bare `headrace run` uses. `path` is None until it is installed."""
+
+    name: str
+    path: Path | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """All facts of one doctor's visit; None means unknown or not applicable."""
+
+    machine: Machine | None
+    budget: Budget | None
+    peak: Peak | None
+    power: PowerState
+    swap_used: int | None
+    system: dict[str, str]
+    """macOS sysctl facts, empty elsewhere."""
+    kernels: dict[str, str]
+    versions: dict[str, str | None]
+    places: list[Place]
+    default_model: DefaultModel
+    compiler: str | None
+    nvidia_driver: bool
+    failures: list[Finding] = field(default_factory=list)
+    """What went wrong while gathering."""
+
+    @property
+    def os_name(self) -> str:
+        kernel = self.machine.os if self.machine else f"{platform.system()} {platform.release()} {platform.machine()}"
+        version = self.system.get("kern.osproductversion")
+        return f"macOS {version} {kernel.split()[-1]}" if version else kernel
+
+
+def gather(calibrate: bool = False, progress: Callable[[float], None] | None = None) -> Report:
+    """Ask everything. Measures the bandwidth when asked to, or when it never was (about a second)."""
+    from headrace.runtime import bandwidth, hardware, memory
+
+    found = versions(PACKAGES)
+    failures: list[Finding] = []
+    host: Machine | None = None
+    peak: Peak | None = None
+    kernels: dict[str, str] = {}
+    try:
+        host = hardware.machine()
+        peak = None if calibrate else bandwidth.cached_peak(host)
+        peak = peak or bandwidth.measure_peak(progress, host)
+        from headrace.runtime import ops
+
+        kernels = ops.describe()
+    except (ImportError, OSError, RuntimeError) as error:
+        reinstall = f"{sys.executable} -m pip install --force-reinstall headrace"
+        failures.append(Finding("broken", f"MLX does not work here: {_first_line(error)}", reinstall))
+    return Report(
+        machine=host,
+        budget=memory.budget(host) if host else None,
+        peak=peak,
+        power=hardware.power_state(),
+        swap_used=hardware.swap_used(),
+        system=hardware.sysctl_facts(),
+        kernels=kernels,
+        versions={name: found.get(name) for name in ("python", *PACKAGES)},
+        places=_places(),
+        default_model=_default_model(failures),
+        compiler=next((tool for tool in ("c++", "g++", "clang++") if shutil.which(tool)), None),
+        nvidia_driver=Path("/proc/driver/nvidia/version").exists(),
+        failures=failures,
+    )
+
+
+def findings(report: Report) -> list[Finding]:
+    """Everything that is wrong, broken things first."""
+    found = [*report.failures, *_software(report), *_places_findings(report)]
+    if report.machine:
+        found += [*_backend(report, report.machine), *_kernels(report, report.machine), *_speed(report)]
+    found += [*_memory(report)]
+    return sorted(found, key=lambda finding: finding.severity == "advice")
+
+
+def _software(report: Report) -> list[Finding]:
+    found = []
+    missing = [name for name, version in report.versions.items() if version is None and name != "headrace"]
+    if missing:
+        found.append(Finding("broken", f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)}"))
+    if report.system.get("sysctl.proc_translated") == "1":
+        what = "this Python is built for Intel and runs translated (Rosetta): the GPU is out of reach"
+        found.append(Finding("broken", what, "install an arm64 Python, then headrace into it"))
+    return found
+
+
+def _places_findings(report: Report) -> list[Finding]:
+    found = []
+    for place in report.places:
+        if not place.writable:
+            do = "make it writable, or set HEADRACE_HOME to a folder that is"
+            found.append(Finding("broken", f"cannot write to {place.path}", do))
+        elif place.name == "models" and place.free_bytes is not None and place.free_bytes < _LITTLE_DISK:
+            what = f"only {format_bytes(place.free_bytes)} of disk left for models"
+            found.append(Finding("advice", what, "free some space, or set HEADRACE_HOME to a larger disk"))
+    return found
+
+
+def _backend(report: Report, host: Machine) -> list[Finding]:
+    if host.backend != "cpu":
+        return []
+    if report.nvidia_driver:
+        return [Finding("advice", "an NVIDIA GPU is present, but MLX runs on the CPU", "pip install 'headrace[cuda]'")]
+    if report.system.get("machdep.cpu.brand_string", "").startswith("Apple"):
+        what = "MLX runs on the CPU although this Mac has a GPU"
+        return [Finding("advice", what, "run outside a virtual machine, with the mlx package from PyPI")]
+    return []
+
+
+def _kernels(report: Report, host: Machine) -> list[Finding]:
+    if host.backend != "cpu" or report.kernels.get("kernels") != "reference":
+        return []
+    what = f"the fast CPU kernels are not active: {report.kernels.get('reason', 'no reason given')}"
+    if os.environ.get("HEADRACE_KERNELS") == "reference":
+        do = "unset HEADRACE_KERNELS"
+    elif report.compiler is None:
+        do = "install a C++ compiler (g++ or clang++), then reinstall headrace"
+    else:
+        do = "reinstall headrace: pip install --force-reinstall --no-deps headrace"
+    return [Finding("advice", what, do)]
+
+
+def _speed(report: Report) -> list[Finding]:
+    found = []
+    if report.power.on_battery:
+        found.append(Finding("advice", "running on battery: macOS may slow the GPU down", "plug the charger in"))
+    if report.power.low_power_mode:
+        do = "turn it off in System Settings, Battery"
+        found.append(Finding("advice", "low power mode is on: decode runs far below its limit", do))
+    if report.power.throttled:
+        what = "the machine is hot and throttled: figures taken now are too low"
+        found.append(Finding("advice", what, "let it cool down before measuring"))
+    nominal = report.machine.nominal_bandwidth if report.machine else None
+    if nominal and report.peak and report.peak.bytes_per_second < nominal / 2:
+        what = f"measured {format_rate(report.peak.bytes_per_second)} is under half of the nominal bandwidth"
+        found.append(Finding("advice", what, "close what else runs, then: headrace doctor --calibrate"))
+    return found
+
+
+def _memory(report: Report) -> list[Finding]:
+    found = []
+    if report.budget and report.budget.usable < _LITTLE_MEMORY:
+        what = f"little memory: weights and KV cache may take {format_bytes(report.budget.usable)} now"
+        found.append(Finding("advice", what, "close other programs, or raise the container's limit"))
+    if (report.swap_used or 0) > _MUCH_SWAP:
+        what = f"{format_bytes(report.swap_used or 0)} of swap is in use: weights may end up on disk"
+        found.append(Finding("advice", what, "close other programs"))
+    return found
+
+
+def _places() -> list[Place]:
+    from headrace.runtime import paths
+
+    folders = {"models": paths.data_dir() / "models", "cache": paths.cache_dir(), "config": paths.config_dir()}
+    return [_place(name, path) for name, path in folders.items()]
+
+
+def _place(name: str, path: Path) -> Place:
+    """Judged by the nearest folder that exists: it is where the missing ones would be made."""
+    existing = next((folder for folder in (path, *path.parents) if folder.exists()), Path("/"))
+    writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    try:
+        free: int | None = shutil.disk_usage(existing).free
+    except OSError:
+        free = None
+    return Place(name, path, writable, free)
+
+
+def _default_model(failures: list[Finding]) -> DefaultModel:
+    from headrace.models.resolve import DEFAULT_MODEL
+    from headrace.models.store import Store
+    from headrace.runtime.errors import HeadraceError
+
+    store, paths = Store(), {}
+    for name in store.names():
+        try:
+            paths[name] = _checked_path(store, name)
+        except HeadraceError as error:
+            failures.append(Finding("broken", str(error), error.hint or "pull it again"))
+    return DefaultModel(DEFAULT_MODEL, paths.get(DEFAULT_MODEL))
+
+
+def _checked_path(store: "Store", name: str) -> Path | None:
+    """Where the files of a stored model are, if there are any; an error says what is wrong with it, and what to do."""
+    from headrace.models.soundness import check_sound, damaged
+    from headrace.runtime.errors import CheckpointError
+
+    model = store.get(name)
+    if model is None:
+        return None
+    try:
+        check_sound(model.path)
+    except CheckpointError as error:
+        raise damaged(name, error) from error
+    return model.path
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

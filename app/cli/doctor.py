@@ -1,0 +1,196 @@
+"""`headrace doctor`: the machine, its bandwidth, what runs on it, and what is wrong, on one screen or as JSON.
+
+Exit code 0 when nothing is broken, 1 when something is. Colours and layout only where `app.terminal` allows them.
+Facts and judgement come from `app.cli.diagnosis`; this module only draws them.
+"""
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from headrace.app.cli.diagnosis import Finding, Report, findings, gather
+from headrace.app.terminal import can_redraw, may_style
+from headrace.app.versions import NOT_INSTALLED
+from headrace.runtime.units import format_bytes, format_rate
+
+# Instruction sets that decide how fast the CPU kernels are, by their Linux flag; the first hit of a group is shown.
+_ISA_GROUPS = (
+    (("avx512f", "AVX-512"), ("avx2", "AVX2")),
+    (("avx512_vnni", "VNNI"), ("avx_vnni", "VNNI")),
+    (("avx512_bf16", "BF16"), ("bf16", "BF16")),
+    (("amx_tile", "AMX"),),
+    (("sve2", "SVE2"), ("sve", "SVE"), ("asimd", "NEON")),
+    (("i8mm", "I8MM"), ("asimddp", "DOTPROD")),
+)
+_BAR = 24  # columns
+_LABEL = 12
+
+Rows = list[tuple[str, str]]
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--calibrate", is_flag=True, help="Measure the memory bandwidth again (about a second).")
+def doctor(as_json: bool, calibrate: bool) -> None:
+    """Show what headrace knows about this machine, and what is wrong."""
+    report = gather(calibrate, _show_progress)
+    found = findings(report)
+    if as_json:
+        click.echo(json.dumps(document(report, found), indent=2))
+    elif may_style(sys.stdout):
+        _draw(sections(report), found)
+    else:
+        click.echo(_plain(sections(report), found))
+    if any(finding.severity == "broken" for finding in found):
+        raise SystemExit(1)
+
+
+def _show_progress(done: float) -> None:
+    if can_redraw(sys.stderr):
+        click.echo(f"\rMeasuring memory bandwidth {done:4.0%}", nl=False, err=True)
+        if done >= 1:
+            click.echo(f"\r{'':<40}\r", nl=False, err=True)
+
+
+def sections(report: Report) -> list[tuple[str, Rows]]:
+    """The report as titled rows of (label, text), in reading order."""
+    return [
+        ("Machine", _machine_rows(report)),
+        ("Memory bandwidth", _bandwidth_rows(report)),
+        ("Kernels", list(report.kernels.items()) or [("kernels", "unknown")]),
+        ("Software", _software_rows(report)),
+        ("Places", _place_rows(report)),
+    ]
+
+
+def document(report: Report, found: list[Finding]) -> dict[str, Any]:
+    """The report as JSON types: sizes in bytes, rates in GB/s (1e9), unknown is null."""
+    host, chip = report.machine, report.machine.chip if report.machine else None
+    return {
+        "ok": all(finding.severity != "broken" for finding in found),
+        "machine": {**asdict(host), "isa": sorted(host.isa), "gpu_cores": host.gpu_cores} if host else None,
+        "os": report.os_name,
+        "memory": {**asdict(report.budget), "usable": report.budget.usable} if report.budget else None,
+        "swap_used_bytes": report.swap_used,
+        "measured_peak": {**asdict(report.peak), "gb_s": report.peak.gb_s} if report.peak else None,
+        "nominal_peak": {"gb_s": chip.bandwidth / 1e9, "source": chip.source, "note": chip.note} if chip else None,
+        "power": asdict(report.power),
+        "kernels": report.kernels,
+        "versions": report.versions,
+        "paths": {place.name: {**asdict(place), "path": str(place.path)} for place in report.places},
+        "default_model": {"name": report.default_model.name, "path": _text(report.default_model.path)},
+        "problems": [asdict(finding) for finding in found],
+    }
+
+
+def _machine_rows(report: Report) -> Rows:
+    host = report.machine
+    if host is None:
+        return [("system", report.os_name)]
+    cores = f"{host.physical_cores} cores"
+    if host.usable_cores < host.physical_cores:
+        cores += f", {host.usable_cores} of them usable here"
+    if host.gpu_cores:
+        cores += f", {host.gpu_cores} GPU cores"
+    device = f"{host.device_name} ({cores})" if host.backend != "cuda" else host.device_name
+    rows = [("device", device), ("backend", {"metal": "Metal", "cuda": "CUDA", "cpu": "CPU"}[host.backend])]
+    if host.backend == "cuda":
+        rows.append(("cpu", f"{host.cpu} ({cores})"))
+    if isa := _isa(host.isa):
+        rows.append(("instructions", isa))
+    if host.memory_bytes:
+        rows.append(("memory", format_bytes(host.memory_bytes)))
+    if limit := report.budget:
+        share = f"{limit.source} {format_bytes(limit.free)}, less a reserve"
+        rows.append(("for models", f"{format_bytes(limit.usable)}  ({share})"))
+    if report.power.battery_percent is not None:
+        rows.append(("power", f"{'battery' if report.power.on_battery else 'mains'}, {report.power.battery_percent} %"))
+    return [*rows, ("system", report.os_name)]
+
+
+def _bandwidth_rows(report: Report) -> Rows:
+    rows: Rows = []
+    chip = report.machine.chip if report.machine else None
+    if peak := report.peak:
+        when = f"{peak.measured_at[:10]} {peak.measured_at[11:16]} UTC"
+        rows.append(("measured", f"{format_rate(peak.bytes_per_second)}  ({peak.method}; {when})"))
+        rows.append(("range", f"median {format_rate(peak.median)}, best {format_rate(peak.best)}"))
+    else:
+        rows.append(("measured", "never"))
+    rows.append(("nominal", format_rate(chip.bandwidth) if chip else "not in the chip table"))
+    if chip and peak:
+        share = peak.bytes_per_second / chip.bandwidth
+        filled = min(_BAR, round(share * _BAR))
+        rows.append(("", f"{'━' * filled}{'╌' * (_BAR - filled)}  {share:.0%} of nominal"))
+    if chip and chip.note:
+        rows.append(("note", chip.note))
+    return rows
+
+
+def _software_rows(report: Report) -> Rows:
+    named = [f"{name.replace('_', '-')} {version or 'missing'}" for name, version in report.versions.items()]
+    own = report.versions.get("headrace") or NOT_INSTALLED
+    rest = [text for text in named if not text.startswith("headrace ")]
+    return [("headrace", own), ("runs on", ", ".join(rest[:3])), ("with", ", ".join(rest[3:]))]
+
+
+def _place_rows(report: Report) -> Rows:
+    model = report.default_model
+    rows = [("default", f"{model.name}, {'installed' if model.path else 'fetched on first use'}")]
+    for place in report.places:
+        room = f", {format_bytes(place.free_bytes)} free" if place.free_bytes is not None else ""
+        rows.append((place.name, f"{_shorten(place.path)}{room if place.writable else ', not writable'}"))
+    return rows
+
+
+def _draw(titled: list[tuple[str, Rows]], found: list[Finding]) -> None:
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    console.print()
+    for title, rows in titled:
+        console.print(Text(title, style="bold cyan"))
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim", min_width=_LABEL)
+        table.add_column(overflow="fold")
+        for label, value in rows:
+            table.add_row(label, Text(value))
+        console.print(Padding(table, (0, 0, 1, 2)))
+    if not found:
+        console.print(Text("✓ Nothing is wrong.", style="bold green"))
+    for finding in found:
+        style = "bold red" if finding.severity == "broken" else "bold yellow"
+        table = Table.grid(padding=(0, 1))
+        table.add_row(Text("✗" if finding.severity == "broken" else "!", style=style), Text(finding.what))
+        table.add_row("", Text(f"→ {finding.do}", style="dim"))
+        console.print(table)
+
+
+def _plain(titled: list[tuple[str, Rows]], found: list[Finding]) -> str:
+    lines: list[str] = []
+    for title, rows in titled:
+        lines += [title, *(f"  {label:<{_LABEL}}  {value}".rstrip() for label, value in rows), ""]
+    for finding in found:
+        lines += [f"{finding.severity}: {finding.what}", f"  -> {finding.do}"]
+    return "\n".join(lines if found else [*lines, "Nothing is wrong."])
+
+
+def _isa(flags: frozenset[str]) -> str:
+    hits = (next((name for flag, name in group if flag in flags), None) for group in _ISA_GROUPS)
+    return ", ".join(name for name in hits if name)
+
+
+def _shorten(path: object) -> str:
+    text, home = str(path), os.path.expanduser("~")  # noqa: PTH111
+    return f"~{text[len(home) :]}" if home != "/" and text.startswith(f"{home}/") else text
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,33 @@
+"""`headrace paths`: where settings, sessions, models, caches and logs are."""
+
+import json
+
+import click
+
+from headrace.app.engine.link import log_path
+from headrace.app.sessions.store import database_path
+from headrace.app.settings import settings_path, write_default
+from headrace.models.store import Store
+from headrace.runtime.paths import cache_dir
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--write-settings", is_flag=True, help="Create the settings file, every setting documented.")
+def paths(as_json: bool, write_settings: bool) -> None:
+    """Show where headrace keeps its files. HEADRACE_HOME=DIR moves all of them under one folder."""
+    if write_settings:
+        written = write_default()
+        click.echo(f"{settings_path()} {'is written' if written else 'exists already'}", err=True)
+    places = {
+        "settings": settings_path(),
+        "sessions": database_path(),
+        "models": Store().root,
+        "cache": cache_dir(),
+        "engine log": log_path(),
+    }
+    if as_json:
+        click.echo(json.dumps({name.replace(" ", "_"): str(path) for name, path in places.items()}, indent=2))
+        return
+    for name, path in places.items():
+        click.echo(f"{name:<12}{path}{'' if path.exists() else '  (not there yet)'}")

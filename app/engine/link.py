@@ -1,0 +1,126 @@
+"""One engine process and the socket to it: start, send, receive without waiting, end. There is no thread.
+
+The process is a fresh interpreter in a session of its own: no signal of the terminal reaches it, nothing it prints
+reaches the terminal (it goes to a log file), and it leaves when this process does, however that happens, because
+then the socket closes. It is started by `subprocess`, not by `multiprocessing`, which would hand the terminal down
+and import this program's main module again.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from headrace.app.engine.messages import Command, Died, Event
+from headrace.app.engine.wire import CHUNK, Unpacker, pack, socket_pair
+from headrace.runtime.paths import cache_dir
+
+_ROOT = Path(__file__).parents[3]  # where the package is found, installed or not
+_PROGRAM = "headrace.app.engine.process"
+_LOG_LIMIT = 1 << 20  # bytes; a longer log is begun anew
+_PATIENCE_S = 10.0  # for the kernel to take a killed process away
+_GRACE_S = 1.0  # for a process that has hung up to end by itself, so that it tells how
+
+
+class EngineLink:
+    """A running engine process. `drain` gives its events; after the last comes a Died, unless `kill` was called."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket_pair()
+        log = _open_log()
+        try:
+            self._process = subprocess.Popen(
+                # -P: a folder called `app` where the user happens to stand is not ours.
+                [sys.executable, "-P", "-m", _PROGRAM, str(theirs.fileno())],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        finally:
+            theirs.close()
+            os.close(log)
+        self._incoming = Unpacker()
+        self._last_words: list[Event] = []  # what came between the last `drain` and `kill`
+        self._over: float | None = None  # when the stream ended
+        self._buried = False  # there is nothing more to say about it
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, command: Command) -> None:
+        """Hand a command over. To a process that is gone it is lost: Died tells."""
+        with suppress(OSError):
+            self._socket.sendall(pack(command))
+
+    def drain(self) -> list[Event]:
+        """What has arrived since the last call. Half a message stays where it is until the other half comes."""
+        events, self._last_words = self._last_words, []
+        events += self._receive()
+        if self._over is not None and not self._buried:
+            if (code := self._process.poll()) is not None:
+                self._buried = True
+                events.append(Died(_obituary(code)))
+            elif time.monotonic() > self._over + _GRACE_S:
+                self._process.kill()
+        return events
+
+    def kill(self) -> None:
+        """End the process now, without a Died, and wait until nothing of it is left. `drain` has its last words."""
+        self._buried = True
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_PATIENCE_S)
+        self._last_words += self._receive()
+        self._end()
+
+    def _receive(self) -> list[Event]:
+        events: list[Event] = []
+        try:
+            while self._over is None:
+                if piece := self._socket.recv(CHUNK, socket.MSG_DONTWAIT):
+                    events += self._incoming.feed(piece)
+                else:
+                    self._end()
+        except BlockingIOError:
+            pass
+        except Exception:  # the connection is broken, or what came was no message
+            self._process.kill()
+            self._end()
+        return events
+
+    def _end(self) -> None:
+        self._over = time.monotonic()
+        self._socket.close()
+
+
+def log_path() -> Path:
+    """Where engine processes write what nobody wants on the screen."""
+    return cache_dir() / "engine.log"
+
+
+def _open_log() -> int:
+    path = log_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        if path.exists() and path.stat().st_size > _LOG_LIMIT:
+            flags |= os.O_TRUNC
+        return os.open(path, flags, 0o600)
+    except OSError:
+        return os.open(os.devnull, os.O_WRONLY)
+
+
+def _obituary(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return "the engine was killed (SIGKILL); if you did not do it, the system was out of memory"
+    if code < 0:
+        return f"the engine crashed ({signal.Signals(-code).name}); {log_path()} may tell why"
+    return f"the engine ended unexpectedly (exit code {code}); {log_path()} may tell why"

@@ -1,0 +1,205 @@
+"""The engine's process: commands come in over a socket, events go out. Started by `app.engine.link`, never by hand.
+
+The main thread owns the model for life and does one command after the other. A second thread reads the socket, so
+that a Cancel is heard during a generation, and ends the process the moment the chat's end of the socket is closed.
+"""
+
+import faulthandler
+import os
+import queue
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from headrace.app.engine.messages import (
+    Cancel,
+    Command,
+    Delta,
+    Event,
+    Failed,
+    Generate,
+    LoadProgress,
+    ModelSpec,
+    PeakMeasured,
+    Pull,
+    Pulled,
+    PullFailed,
+    PullProgress,
+    ReadAhead,
+    Ready,
+)
+from headrace.app.engine.throttle import throttled
+from headrace.app.engine.wire import CHUNK, Unpacker, pack
+from headrace.runtime.errors import EngineError, HeadraceError
+
+if TYPE_CHECKING:
+    from headrace.app.engine.host import EngineHost
+    from headrace.runtime.request import CancelFlag
+
+_IDLE_S = 1.5  # without a command, before the machine's bandwidth is measured
+
+
+class Inbox:
+    """Commands in order, and the cancel flag of every generation."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._cancelled: dict[int, CancelFlag] = {}
+        threading.Thread(target=self._read, name="commands", daemon=True).start()
+
+    def next(self, timeout: float | None) -> Command | None:
+        """The next command; None when there was none for `timeout` seconds."""
+        try:
+            return self._commands.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+    def waiting(self) -> bool:
+        """Whether a command has come that `next` would give at once."""
+        return not self._commands.empty()
+
+    def cancel_flag(self, generation: int) -> "CancelFlag":
+        """The flag that a Cancel for `generation` sets, even if it came before its Generate was begun."""
+        from headrace.runtime.request import CancelFlag
+
+        return self._cancelled.setdefault(generation, CancelFlag())
+
+    def over(self, generation: int) -> None:
+        """The generation has ended; its flag is not needed any more."""
+        self._cancelled.pop(generation, None)
+
+    def _read(self) -> None:
+        incoming = Unpacker()
+        # Waited for here, not in `recv`, which wakes up for an instant whenever the other end takes an event.
+        arrival = select.poll()
+        arrival.register(self._connection, select.POLLIN)
+        try:
+            while arrival.poll() and (piece := self._connection.recv(CHUNK)):
+                for command in incoming.feed(piece):
+                    if isinstance(command, Cancel):
+                        self.cancel_flag(command.id).set()
+                    else:
+                        self._commands.put(command)
+        finally:  # the chat is gone, and there is nobody else to work for
+            os._exit(0)
+
+
+class Outlet:
+    """Sends events, from any thread. An answer never waits for a screen that stands still (a terminal held, a chat
+    suspended): its deltas queue up here until the socket has room again. All else is waited for."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._waiting = bytearray()
+        self._lock = threading.Lock()  # downloads report progress from threads of their own
+
+    def send(self, event: Event) -> None:
+        """On its way, in order. Raises OSError when the chat is gone."""
+        with self._lock:
+            self._waiting += pack(event)
+            wait = 0 if not isinstance(event, Delta) else socket.MSG_DONTWAIT
+            try:
+                while self._waiting:
+                    del self._waiting[: self._connection.send(self._waiting, wait)]
+            except BlockingIOError:
+                pass  # with the next event
+
+
+class Server:
+    """Does what the commands ask for. `send` takes events, from any thread."""
+
+    def __init__(self, inbox: Inbox, send: Callable[[Event], None]) -> None:
+        self._inbox = inbox
+        self._send = send
+        self._host: EngineHost | None = None
+
+    def serve(self) -> None:
+        """One command after the other, for ever."""
+        while True:
+            unmeasured = self._host is not None and self._host.peak is None
+            command = self._inbox.next(_IDLE_S if unmeasured else None)
+            if command is None:
+                self._measure()
+            else:
+                self._do(command)
+
+    def _do(self, command: Command) -> None:
+        try:
+            if isinstance(command, ModelSpec):
+                self._load(command)
+            elif isinstance(command, Generate):
+                if self._host is None:
+                    raise EngineError("no model is loaded")
+                self._generate(self._host, command)
+            elif isinstance(command, ReadAhead):
+                self._read_ahead(command)
+            elif isinstance(command, Pull):
+                self._pull(command.name)
+        except HeadraceError as error:
+            self._send(_failure(command, str(error), error.hint))
+        except Exception as error:
+            traceback.print_exc()  # into the log
+            self._send(_failure(command, f"internal error: {error!r:.300}", "engine.log has the details"))
+
+    def _generate(self, host: "EngineHost", command: Generate) -> None:
+        try:
+            host.generate(command, self._inbox.cancel_flag(command.id), self._send)
+        finally:
+            self._inbox.over(command.id)
+
+    def _read_ahead(self, command: ReadAhead) -> None:
+        if self._host is None or self._inbox.waiting():
+            return
+        try:
+            self._host.read_ahead(command, self._inbox.waiting, self._send)
+        except HeadraceError:  # nobody has asked yet; whoever does will be told
+            pass
+        except Exception:
+            traceback.print_exc()
+
+    def _load(self, spec: ModelSpec) -> None:
+        self._send(LoadProgress("starting", 0, None))
+        from headrace.app.engine.host import EngineHost
+
+        progress = throttled(lambda stage, done, total: self._send(LoadProgress(stage, done, total)))
+        self._host = EngineHost.load(spec, progress)
+        self._send(Ready(self._host.card()))
+        self._host.warm_up()
+
+    def _pull(self, name: str) -> None:
+        from headrace.models.resolve import resolve
+
+        progress = throttled(lambda stage, done, total: self._send(PullProgress(name, stage, done, total)))
+        resolve(name, progress=progress, refresh=True)
+        self._send(Pulled(name))
+
+    def _measure(self) -> None:
+        assert self._host is not None
+        try:
+            self._send(PeakMeasured(self._host.measure_peak()))
+        except Exception:  # no measurement, no MBU; nothing else is lost
+            traceback.print_exc()
+
+
+def _failure(command: Command, message: str, hint: str | None) -> Event:
+    if isinstance(command, Pull):
+        return PullFailed(command.name, message, hint)
+    return Failed(command.id if isinstance(command, Generate) else None, message, hint)
+
+
+def main(descriptor: int) -> None:
+    """Serve the socket `descriptor` until its other end closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the chat's business
+    faulthandler.enable()
+    connection = socket.socket(fileno=descriptor)
+    Server(Inbox(connection), Outlet(connection).send).serve()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

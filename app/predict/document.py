@@ -1,0 +1,135 @@
+"""Predictions and the arithmetic behind them as JSON documents; every view is made from these."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from headrace.app.predict.fit_store import MeasuredFit
+from headrace.app.predict.prediction import Target, largest_context, levers, predict, summarise_assumptions
+from headrace.app.predict.published import assumptions
+from headrace.models.catalog import load_catalog
+from headrace.models.shape_sources import shape_of_entry
+from headrace.models.step_shape import Operation, StepShape, total
+
+Document = dict[str, Any]
+ENGINE = "mlx-lm"  # whose published figures stand in for a Mac that was not measured
+
+
+def prediction(name: str, shape: StepShape, targets: Sequence[Target], contexts: Sequence[int]) -> Document:
+    """One model on every target at every context, and what each lever gives on the first target."""
+    assumed = assumptions(ENGINE)
+    first, longest = targets[0], max(contexts)
+    return {
+        "model": _model(name, shape),
+        "contexts": list(contexts),
+        "targets": [
+            {
+                **_target(target),
+                "largest_context": largest_context(shape, target),
+                "predictions": [asdict(predict(shape, target, assumed, context)) for context in contexts],
+            }
+            for target in targets
+        ],
+        "levers": {
+            "target": first.name,
+            "context": longest,
+            "as_is": _lever(shape, first, longest, 1),
+            "changes": [
+                {"name": lever.name, **_lever(lever.shape, first, longest, lever.batch)} for lever in levers(shape)
+            ],
+        },
+        "assumptions": [*summarise_assumptions(targets, assumed), f"sizes from {shape.source}"],
+    }
+
+
+def catalog_fit(target: Target, context: int) -> Document:
+    """Every catalog model on one target, smallest first."""
+    assumed = assumptions(ENGINE)
+    rows = []
+    for entry in load_catalog().values():
+        shape = shape_of_entry(entry)
+        at = min(context, shape.context_length - 1)
+        rows.append(
+            {
+                "model": entry.name,
+                "title": entry.title,
+                "quantization": entry.quantization,
+                "largest_context": largest_context(shape, target),
+                **asdict(predict(shape, target, assumed, at)),
+            }
+        )
+    return {
+        "target": _target(target),
+        "context": context,
+        "models": rows,
+        "assumptions": [*summarise_assumptions([target], assumed), "sizes from the catalog"],
+    }
+
+
+def explanation(name: str, shape: StepShape, *, past: int, prefill: int) -> Document:
+    """Every read of one decode step with `past` entries in the cache, beside a prefill of `prefill` tokens."""
+    step, fed = shape.step(past), shape.prefill(prefill)
+    return {
+        "model": _model(name, shape),
+        "past": past,
+        "prefill_tokens": prefill,
+        "step": _account(step),
+        "prefill": _account(fed),
+    }
+
+
+def _account(rows: Sequence[Operation]) -> Document:
+    nbytes, flops = total(rows)
+    return {
+        "operations": [{**asdict(row), "intensity": row.intensity} for row in rows],
+        "total_bytes": nbytes,
+        "total_flops": flops,
+        "intensity": flops / nbytes,
+    }
+
+
+def _model(name: str, shape: StepShape) -> Document:
+    cost = shape.cost
+    return {
+        "name": name,
+        "source": shape.source,
+        "layers": shape.layers,
+        "heads": shape.heads,
+        "kv_heads": shape.kv_heads,
+        "context_length": shape.context_length,
+        "parameters": shape.parameters,
+        "weight_bytes": shape.resident_bytes,
+        "weight_bytes_per_step": cost.weight_bytes,
+        "kv_bytes_per_token": cost.kv_bytes_per_token,
+    }
+
+
+def _target(target: Target) -> Document:
+    return {
+        "name": target.name,
+        "bandwidth_gb_s": target.bandwidth / 1e9,
+        "bandwidth_is_measured": target.measured,
+        "usable_memory_bytes": target.memory,
+        "fit": _fit(target.fit) if target.fit else None,
+    }
+
+
+def _fit(fit: MeasuredFit) -> Document:
+    return {
+        "fixed_ms": fit.fixed_s * 1e3,
+        "bandwidth_gb_s": fit.bytes_per_second / 1e9,
+        "created": fit.created,
+        "command": fit.command,
+        "quiet": fit.quiet,
+    }
+
+
+def _lever(shape: StepShape, target: Target, context: int, batch: int) -> Document:
+    found = predict(shape, target, assumptions(ENGINE), context, batch)
+    return {
+        "memory": found.memory,
+        "step_bytes": found.step_bytes,
+        "roofline": found.roofline,
+        "expected": found.expected,
+        "largest_context": largest_context(shape, target),
+    }

@@ -1,0 +1,154 @@
+"""How fast would it be, and would it fit? From a model's shape and a chip's bandwidth, before anything is downloaded.
+
+Roofline: the peak over the bytes of a step; nothing is faster. Expected: with the step-cost fit measured on this very
+machine where there is one, otherwise with constants that hold for mlx-lm on published Apple figures
+(`app.predict.published`). On chips those figures say nothing about, only the roofline is given.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from headrace.app.predict.fit_store import MeasuredFit
+from headrace.app.predict.published import Assumptions
+from headrace.models.costs import WORKING_MEMORY
+from headrace.models.step_shape import StepShape
+from headrace.runtime import chips
+from headrace.runtime.errors import UsageError
+
+# macOS lets a GPU use about three quarters of the memory unless told otherwise (recommendedMaxWorkingSetSize).
+USABLE_SHARE = 0.75
+KV_8_BIT = Fraction(17, 32)  # 8 bits, and a half-precision scale and bias per 64: 8.5 of 16 bits
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Something to predict for. bandwidth in bytes per second; memory is what weights and cache may use, in bytes."""
+
+    name: str
+    bandwidth: float
+    memory: int | None
+    apple: bool
+    fit: MeasuredFit | None = None
+    measured: bool = False  # the bandwidth is a measured peak, not the vendor's figure
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One shape on one target with `context` entries in the cache. Expected is None where nothing supports a figure."""
+
+    context: int
+    step_bytes: int
+    roofline: float
+    expected: float | None
+    memory: int
+    fits: bool | None
+
+
+def predict(shape: StepShape, target: Target, assumed: Assumptions, context: int, batch: int = 1) -> Prediction:
+    """Tokens per second of all `batch` sequences together, each with `context` tokens in the cache."""
+    cost = shape.cost
+    step_bytes = cost.weight_bytes + batch * (cost.kv_bytes_read(context) + cost.kv_bytes_written())
+    seconds = step_seconds(shape, target, assumed, step_bytes)
+    memory = shape.resident_bytes + batch * cost.kv_bytes(context) + WORKING_MEMORY
+    return Prediction(
+        context=context,
+        step_bytes=step_bytes,
+        roofline=batch * target.bandwidth / step_bytes,
+        expected=batch / seconds if seconds else None,
+        memory=memory,
+        fits=None if target.memory is None else memory <= target.memory,
+    )
+
+
+def step_seconds(shape: StepShape, target: Target, assumed: Assumptions, nbytes: float) -> float | None:
+    """The expected time of a step that moves `nbytes`; a fit of this machine goes before published constants."""
+    if target.fit is not None:
+        return target.fit.seconds(nbytes)
+    return assumed.seconds(nbytes, shape.layers, target.bandwidth) if target.apple else None
+
+
+def largest_context(shape: StepShape, target: Target) -> int | None:
+    """The longest context that fits and that the model was made for; 0 if the weights alone do not fit."""
+    if target.memory is None:
+        return None
+    room = target.memory - shape.resident_bytes - WORKING_MEMORY
+    return max(0, min(shape.context_length, room // shape.cost.kv_bytes_per_token))
+
+
+@dataclass(frozen=True, slots=True)
+class Lever:
+    """What one change would give: the shape after it, and how many sequences share a step."""
+
+    name: str
+    shape: StepShape
+    batch: int = 1
+
+
+def levers(shape: StepShape) -> list[Lever]:
+    """Fewer bits, a smaller cache, sharing a step, and what grouped queries already saved."""
+    found = [
+        Lever("weights at 8 bits", shape.stored_at(8)),
+        Lever("weights at 4 bits", shape.stored_at(4)),
+        Lever("KV cache at 8 bits", shape.with_kv(KV_8_BIT)),
+        Lever("4 sequences a step", shape, batch=4),
+    ]
+    group = shape.heads // shape.kv_heads
+    if group > 1:
+        found.append(Lever(f"without GQA ({group}x the KV)", shape.with_kv(Fraction(group))))
+    return found
+
+
+def chip_target(text: str, memory_gb: int | None = None) -> Target:
+    """A chip as people write it: `M4 Max (40-core)`, `RTX 4090`. Raises UsageError for one the table does not know."""
+    match = re.fullmatch(r"\s*(.+?)\s*(?:\(\s*(\d+)[- ]cores?\s*\))?\s*", text)
+    assert match is not None
+    name, cores = match[1], int(match[2]) if match[2] else None
+    chip = chips.find(name, cores, memory_gb * 2**30 if memory_gb else None)
+    if chip is None or (cores and chip.gpu_cores and cores not in chip.gpu_cores):
+        known = sorted({_bare(row.name) for row in chips.table()})
+        from difflib import get_close_matches
+
+        near = get_close_matches(_bare(name), known, n=3, cutoff=0.4)
+        raise UsageError(f"the chip table has no {text.strip()!r}", f"it has {', '.join(near or known[:8])}, ...")
+    return _target(chip, cores, memory_gb)
+
+
+def known_targets() -> list[Target]:
+    """Every Apple chip of the table, at its largest memory."""
+    return [_target(chip, None, None) for chip in chips.table() if chip.name.startswith("Apple")]
+
+
+def _target(chip: chips.Chip, cores: int | None, memory_gb: int | None) -> Target:
+    apple = chip.name.startswith("Apple")
+    gigabytes = memory_gb or chip.max_memory_gb
+    usable = None if gigabytes is None else int(gigabytes * 2**30 * (USABLE_SHARE if apple else 0.95))
+    several = any(other.name == chip.name and other is not chip for other in chips.table())
+    shown = [cores] if cores else list(chip.gpu_cores) if several else []
+    detail = f" ({'/'.join(map(str, shown))}-core)" if shown and apple else ""
+    return Target(f"{_bare(chip.name)}{detail}", chip.bandwidth, usable, apple)
+
+
+def _bare(name: str) -> str:
+    return re.sub(r"^(Apple|NVIDIA( GeForce)?)\s+", "", name)
+
+
+def summarise_assumptions(targets: Sequence[Target], assumed: Assumptions) -> list[str]:
+    """The lines that say what the figures rest on."""
+    lines = []
+    if fit := next((target.fit for target in targets if target.fit), None):
+        lines += [
+            f"this machine: {fit.fixed_s * 1e3:.2f} ms + bytes / {fit.bytes_per_second / 1e9:.1f} GB/s, "
+            f"measured {fit.created} by `{fit.command}`, the fastest of the recent runs here",
+            *([] if fit.quiet else ["that run met a busy or slowed machine: expected speeds are too low, if anything"]),
+        ]
+    if any(target.apple and target.fit is None for target in targets):
+        lines.append(
+            f"Apple GPUs: {assumed.layer_s * 1e6:.0f} us a layer + bytes / ({assumed.efficiency:.0%} of nominal), "
+            f"as published figures of {assumed.engine} show"
+        )
+        lines.append(f"largest context: KV in half precision, {USABLE_SHARE:.0%} of the memory usable")
+    if any(not target.apple and target.fit is None for target in targets):
+        lines.append("no expected speed where nothing was measured: the roofline is a limit, not a forecast")
+    return lines

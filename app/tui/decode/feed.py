@@ -1,0 +1,72 @@
+"""Turns engine events into the figures of the decode view. Knows no widget."""
+
+from collections.abc import Iterable
+
+from headrace.app.engine.messages import (
+    Abandoned,
+    ContextFull,
+    Delta,
+    Died,
+    Done,
+    Event,
+    Failed,
+    Held,
+    LoadProgress,
+    ModelCard,
+    PeakMeasured,
+    Prefill,
+    Ready,
+)
+from headrace.app.tui.decode.figures import CacheFill, LiveFigures, MachineFacts, ModelFacts, with_peaks
+
+
+def feed(figures: LiveFigures, events: Iterable[Event]) -> None:
+    """Take in what the engine said, in order."""
+    for event in events:
+        if isinstance(event, Delta):
+            if event.records:
+                figures.stepped(event.records)
+            if event.ttft_s is not None:
+                figures.ttft_s = event.ttft_s
+        elif isinstance(event, Prefill):
+            if event.done == 0 or figures.phase == "idle":
+                figures.submitted()
+            figures.prefilling(event.done, event.total, event.reused)
+        elif isinstance(event, Held):
+            figures.held(CacheFill(event.tokens, event.used_bytes, event.allocated_bytes))
+        elif isinstance(event, Done):
+            figures.finished(event.summary, event.reason, event.ttft_s)
+        elif isinstance(event, LoadProgress):
+            figures.loading(event.stage, event.done / event.total if event.total else None)
+        elif isinstance(event, Ready):
+            figures.ready(*facts(event.card))
+        elif isinstance(event, PeakMeasured):
+            figures.machine = with_peaks(figures.machine, event.peak.gb_s)
+            figures.version += 1
+        elif isinstance(event, ContextFull | Failed | Abandoned):
+            figures.ended_early()
+        elif isinstance(event, Died):
+            figures.died()
+
+
+def facts(card: ModelCard) -> tuple[ModelFacts, MachineFacts]:
+    """What the decode view needs of a loaded model and its machine."""
+    machine, chip = card.machine, card.machine.chip
+    model = ModelFacts(
+        name=card.name,
+        context_limit=card.context_limit,
+        weight_bytes=card.cost.weight_bytes,
+        kv_bytes_per_token=card.kv_bytes_per_token,
+        flops_per_token=float(card.cost.weight_flops),
+        load_s=card.load_s,
+        kernels=" ".join(dict.fromkeys(card.kernels.values())),
+    )
+    nominal = machine.nominal_bandwidth
+    return model, MachineFacts(
+        name=machine.device_name,
+        backend=machine.backend,
+        memory_bytes=machine.memory_bytes,
+        measured_gb_s=card.peak.gb_s if card.peak else None,
+        nominal_gb_s=nominal / 1e9 if nominal else None,
+        peak_flops=chip.fp16_flops if chip else None,
+    )

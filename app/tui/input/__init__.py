@@ -1,0 +1,1 @@
+"""What is typed: the prompt, its fields, completion, slash commands, the clipboard."""

@@ -1,0 +1,100 @@
+"""The completion menu above the input: commands after `/`, paths after `@` and `/file `. The input keeps the focus."""
+
+from dataclasses import dataclass
+
+from textual.content import Content
+from textual.widgets import OptionList
+from textual.widgets.option_list import Option
+
+from headrace.app.tui.input.commands import matching
+from headrace.app.tui.input.paths import as_typed, completions, typed_path
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What taking an entry does: put `insert` where `replace` characters stood before the cursor.
+
+    run: Enter sends it at once, Tab only fills it in.
+    """
+
+    insert: str
+    replace: int
+    run: bool = False
+
+
+class CompletionMenu(OptionList, can_focus=False):
+    """Hidden while there is nothing to complete."""
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._choices: list[Choice] = []
+        self._for = ""
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._choices)
+
+    def offer(self, before_cursor: str) -> None:
+        """Show what may follow the text before the cursor."""
+        if before_cursor == self._for:
+            return
+        self._for = before_cursor
+        shown = self.is_open
+        options, self._choices = _options(before_cursor, max(20, self.screen.size.width - 8))
+        if not options and not shown:
+            return  # nothing to lay out: this is called with every key
+        self.clear_options()
+        self.add_options(options)
+        self.display = bool(options)
+        if options:
+            self.highlighted = 0
+
+    def close(self) -> None:
+        """Hide it until the text changes."""
+        self._choices = []
+        self.display = False
+
+    def move(self, by: int) -> None:
+        """The entry above or below."""
+        if self._choices:
+            self.highlighted = ((self.highlighted or 0) + by) % len(self._choices)
+
+    def accept(self) -> Choice | None:
+        """The highlighted entry; the menu closes."""
+        if not self._choices:
+            return None
+        choice = self._choices[self.highlighted or 0]
+        self.close()
+        return choice
+
+
+def _options(before: str, width: int) -> tuple[list[Option], list[Choice]]:
+    path = typed_path(before)
+    if path is not None:
+        found = [name for name in completions(path) if name != path.removeprefix('"')]  # nothing to add: Enter sends
+        return [Option(Content(name)) for name in found], [
+            Choice(as_typed(name, path), len(path)) for name in found if name
+        ]
+    if before.startswith("/") and before[1:].replace(" ", "x").isalpha() == bool(before[1:]) and " " not in before:
+        commands = matching(before[1:])
+        options = [
+            Option(
+                Content.assemble(
+                    (f"/{command.name}", "bold $text-primary"),
+                    (f" {command.argument}".ljust(max(1, 24 - len(command.name))), "$quiet"),
+                    command.help,
+                    (f"  {command.key}" if command.key else "", "$text-accent"),
+                ).truncate(width, ellipsis=True)
+            )
+            for command in commands
+        ]
+        choices = [
+            Choice(
+                f"/{command.name}" + (" " if command.takes_argument else ""),
+                len(before),
+                run=not command.needs_argument,
+            )
+            for command in commands
+        ]
+        return options, choices
+    return [], []

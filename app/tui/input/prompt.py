@@ -1,0 +1,195 @@
+"""The input: several lines, grows to ten, Enter sends. Keeps a history and drives the completion menu.
+
+Enter sends, Ctrl+J and Shift+Enter (where the terminal tells it apart) make a new line. Up on the first line and
+Down on the last walk through what was sent before. Everything a key does here is done before the next key: what
+Enter sends or completes is what stood there when it was pressed, even if the rest of the screen lags behind.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.message import Message as Event
+from textual.strip import Strip
+
+from headrace.app.tui.input.completion import CompletionMenu
+from headrace.app.tui.input.fields import Area, joiner, takes
+
+_BIG_PASTE = 2000  # characters from which a paste is folded into one line
+_PLACEHOLDER = "message, or / for commands"
+_FOLDED = "[pasted text {number}: {lines} lines, {characters} characters]"
+
+
+class Prompt(Area):
+    """Where the user writes."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "send", "Send", priority=False),
+        Binding("ctrl+j,shift+enter,alt+enter", "newline", "New line", key_display="^J"),
+        Binding("ctrl+d", "end_of_input", "Quit", show=False),
+        # A text area would select with these.
+        Binding("f6", "screen.do('set')", "Settings", show=False),
+        Binding("f7", "app.freeze", "Freeze", show=False),
+    ]
+
+    @dataclass
+    class Sent(Event):
+        """Enter was pressed, and the input is empty again.
+
+        `text` is whole, folded pastes included; `typed` is as it stood there: `put_back` where it is refused.
+        """
+
+        text: str
+        typed: str
+
+    @dataclass
+    class Ended(Event):
+        """Ctrl+D on an empty line."""
+
+    @dataclass
+    class Interrupted(Event):
+        """Ctrl+C with nothing selected."""
+
+    def __init__(self, menu: CompletionMenu, id: str | None = None) -> None:
+        super().__init__(id=id, tab_behavior="focus", highlight_cursor_line=False, placeholder=_PLACEHOLDER)
+        self.cursor_blink = False  # a blinking cursor redraws the input twice a second, for ever
+        self._menu = menu
+        self._history: list[str] = []
+        self._place: int | None = None  # in the history; None: the draft
+        self._draft = ""
+        self._pastes: dict[str, str] = {}  # folded form -> text
+
+    def render_line(self, y: int) -> Strip:
+        """Nothing where there is no column for text: Textual cannot wrap the placeholder to that."""
+        return super().render_line(y) if self.content_size.width > 0 else Strip.blank(0)
+
+    # -- sending ---------------------------------------------------------------------------------------------------
+
+    @property
+    def whole_text(self) -> str:
+        """What is sent: folded pastes in full."""
+        text = self.text
+        for folded, pasted in self._pastes.items():
+            text = text.replace(folded, pasted)
+        return text
+
+    def action_send(self) -> None:
+        text, typed = self.whole_text, self.text
+        if not text.strip():
+            return
+        if not self._history or self._history[-1] != typed:
+            self._history.append(typed)
+        self._place, self._draft = None, ""
+        self.load_text("")
+        self.post_message(self.Sent(text, typed))
+
+    def put_back(self, typed: str) -> None:
+        """What was sent was refused: it goes before what has been typed since."""
+        self.put(typed + self.text)
+
+    def put(self, text: str) -> None:
+        """Replace the text, the cursor at its end."""
+        self.load_text(text)
+        self.move_cursor(self.document.end)
+        self.focus()
+
+    def remember(self, texts: list[str]) -> None:
+        """The history of a resumed session."""
+        self._history, self._place = list(texts), None
+
+    def action_newline(self) -> None:
+        self._replace_via_keyboard("\n", *self.selection)
+
+    def action_copy(self) -> None:
+        """Ctrl+C copies a selection; without one it is the screen's."""
+        if self.selected_text:
+            super().action_copy()
+        else:
+            self.post_message(self.Interrupted())
+
+    def action_end_of_input(self) -> None:
+        if self.text:
+            self.action_delete_right()
+        else:
+            self.post_message(self.Ended())
+
+    # -- keys that mean different things ---------------------------------------------------------------------------
+
+    async def _on_key(self, event: events.Key) -> None:
+        self._offer()
+        if self._menu.is_open and event.key in ("up", "down", "escape", "tab", "enter"):
+            event.stop()
+            event.prevent_default()
+            self._to_menu(event.key)
+        elif character := joiner(event):
+            event.stop()
+            event.prevent_default()
+            self._join(character)
+
+    def _join(self, character: str) -> None:
+        """Write it after the text it belongs to; nothing where it belongs to none."""
+        (row, column), end = sorted(self.selection)
+        before = self.document.get_line(row)[:column]
+        if takes(before, character):
+            self._replace_via_keyboard(before + character, (row, 0), end)
+
+    def _to_menu(self, key: str) -> None:
+        if key in ("up", "down"):
+            self._menu.move(-1 if key == "up" else 1)
+        elif key == "escape":
+            self._menu.close()
+        elif (choice := self._menu.accept()) is not None:
+            row, column = self.cursor_location
+            start = (row, max(0, column - choice.replace))
+            self.replace(choice.insert, start, (row, column), maintain_selection_offset=False)
+            if choice.run and key == "enter":
+                self.action_send()
+
+    def action_cursor_up(self, select: bool = False) -> None:
+        if not select and self.cursor_at_first_line and self._walk(-1):
+            return
+        super().action_cursor_up(select)
+
+    def action_cursor_down(self, select: bool = False) -> None:
+        if not select and self.cursor_at_last_line and self._walk(1):
+            return
+        super().action_cursor_down(select)
+
+    def _walk(self, by: int) -> bool:
+        """Show the entry before or after in the history; False where there is none."""
+        place = len(self._history) if self._place is None else self._place
+        if not 0 <= place + by <= len(self._history) or (self._place is None and by > 0):
+            return False
+        if self._place is None:
+            self._draft = self.text
+        place += by
+        self._place = None if place == len(self._history) else place
+        self.load_text(self._draft if self._place is None else self._history[place])
+        self.move_cursor(self.document.end)
+        return True
+
+    # -- text ------------------------------------------------------------------------------------------------------
+
+    async def _on_paste(self, event: events.Paste) -> None:
+        """A big paste is folded into one line, so that it can be worked around; it is sent whole."""
+        event.prevent_default()  # a text area would insert it as well
+        event.stop()
+        text = event.text.replace("\r\n", "\n").replace("\r", "\n")
+        if len(text) > _BIG_PASTE:
+            folded = _FOLDED.format(number=len(self._pastes) + 1, lines=text.count("\n") + 1, characters=len(text))
+            self._pastes[folded] = text
+            text = folded
+        self._replace_via_keyboard(text, *self.selection)
+
+    def on_text_area_changed(self) -> None:
+        self._offer()
+
+    def on_text_area_selection_changed(self) -> None:
+        self._offer()
+
+    def _offer(self) -> None:
+        """Let the menu show what may follow the text before the cursor."""
+        row, column = self.cursor_location
+        lines = self.text.split("\n")
+        self._menu.offer("\n".join([*lines[:row], lines[row][:column]]) if row < len(lines) else self.text)

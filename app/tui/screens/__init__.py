@@ -1,0 +1,1 @@
+"""One file a screen or dialog, and what only screens use."""

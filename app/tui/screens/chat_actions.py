@@ -1,0 +1,252 @@
+"""What the slash commands and the keys on a message do. One method a command, named `do_<command>`.
+
+Errors of the tree pass through: the chat screen says them.
+"""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from headrace.app.chat.attachments import spoken, unquoted
+from headrace.app.sanitise import sanitise
+from headrace.app.sessions.records import Message
+from headrace.app.tui.input.commands import message_text
+from headrace.app.tui.screens.parameters import read_parameter, write_parameter
+from headrace.app.tui.transcript.markdown_lines import parser
+from headrace.runtime.errors import HeadraceError, UsageError
+
+if TYPE_CHECKING:
+    from headrace.app.chat.context_question import ContextChoice
+    from headrace.app.chat.conversation import Conversation
+    from headrace.app.tui.app import HeadraceApp
+    from headrace.app.tui.screens.chat_screen import ChatScreen
+
+
+class ChatActions:
+    """Works on the conversation that the screen shows."""
+
+    def __init__(self, screen: "ChatScreen") -> None:
+        self._screen = screen
+
+    @property
+    def _app(self) -> "HeadraceApp":
+        return self._screen.headrace
+
+    @property
+    def _conversation(self) -> "Conversation":
+        return self._app.conversation
+
+    # -- talking ---------------------------------------------------------------------------------------------------
+
+    def send(self, text: str) -> None:
+        """Say it, or finish an edit."""
+        from headrace.app.tui.transcript.transcript import Transcript
+
+        screen = self._screen
+        if screen.editing is not None:
+            self._conversation.edit(screen.editing, text)
+            screen.action_leave_edit()
+        else:
+            self._conversation.send(message_text(text))
+        screen.sync([])
+        screen.query_one(Transcript).to_end()
+
+    def do_file(self, path: str) -> None:
+        """A file that can be attached stays in the input, with a line below it for the message."""
+        from headrace.app.tui.input.prompt import Prompt
+
+        if not path:
+            raise UsageError("/file PATH")
+        line = f"/file {path}\n"
+        _, attachments = spoken(line)
+        self._screen.query_one(Prompt).put(line)
+        self._app.say(f"{attachments[0].name} goes with what you write now; Enter sends both")
+
+    def do_regen(self, _: str) -> None:
+        self._conversation.regenerate()
+
+    def do_continue(self, _: str) -> None:
+        self._conversation.continue_answer()
+
+    def do_edit(self, which: str) -> None:
+        """The last message of the user, or with `answer` the last answer, into the input."""
+        role = "assistant" if which == "answer" else "user"
+        for message in reversed(self._conversation.messages):
+            if message.role == role:
+                self._edit(message)
+                return
+        raise UsageError("there is nothing to edit yet")
+
+    def _edit(self, message: Message) -> None:
+        if self._conversation.phase != "idle":
+            raise UsageError("an answer is being written; Esc stops it")
+        self._screen.begin_edit(message)
+
+    def do_branch(self, direction: str) -> None:
+        """The next alternative at the last place where there is one; after the last comes the first."""
+        for message in reversed(self._conversation.messages):
+            branches = self._conversation.branches(message.id)
+            if len(branches.ids) > 1:
+                step = -1 if direction == "back" else 1
+                if not 0 <= branches.shown + step < len(branches.ids):
+                    step = -step * (len(branches.ids) - 1)
+                self._conversation.switch_branch(message.id, step)
+                return
+        raise UsageError("there are no branches yet", "/regen and /edit make them")
+
+    def act(self, action: str, message: Message) -> None:
+        """A key on a selected message."""
+        conversation = self._conversation
+        if action == "copy":
+            self._app.copy(sanitise(message.content), "the message")
+        elif action == "copy_code":
+            self._copy_code(message)
+        elif action == "edit":
+            self._edit(message)
+        elif action == "regenerate":
+            conversation.regenerate(message.id)
+        elif action == "continue":
+            conversation.continue_answer()
+        elif action in ("branch_back", "branch_on"):
+            conversation.switch_branch(message.id, -1 if action == "branch_back" else 1)
+
+    # -- copying and saving ----------------------------------------------------------------------------------------
+
+    def do_copy(self, what: str) -> None:
+        answer = next((m for m in reversed(self._conversation.messages) if m.role == "assistant"), None)
+        if answer is None:
+            raise UsageError("there is no answer yet")
+        if what == "code":
+            self._copy_code(answer)
+        else:
+            self._app.copy(sanitise(answer.content), "the answer")
+
+    def _copy_code(self, message: Message) -> None:
+        blocks = code_blocks(sanitise(message.content))
+        if not blocks:
+            raise UsageError("there is no code block in this message")
+        self._app.copy(blocks[-1], "the last code block" if len(blocks) > 1 else "the code block")
+
+    def do_export(self, name: str) -> None:
+        """To `name`, or to a file named after the session; .json gives JSON, all else Markdown.
+
+        Only the file named after the session is written again.
+        """
+        session = self._conversation.session
+        own = f"headrace-{session.id}.md"
+        try:
+            path = Path(unquoted(name) or own).expanduser()
+        except RuntimeError:
+            raise UsageError(f"cannot write {name}: nobody has that home") from None
+        if os.path.lexists(path) and path != Path(own):
+            raise UsageError(f"{path} exists already", "another name, or none, writes another file")
+        self._app.export_session(session.id, str(path))
+
+    # -- sessions --------------------------------------------------------------------------------------------------
+
+    def do_new(self, _: str) -> None:
+        self._app.open_session(None)
+
+    def do_sessions(self, _: str) -> None:
+        self.do_search("")
+
+    def do_search(self, words: str) -> None:
+        from headrace.app.tui.screens.sessions_screen import SessionsScreen
+
+        self._app.push_screen(SessionsScreen(words))
+
+    def do_rename(self, title: str) -> None:
+        if not title:
+            raise UsageError("/rename TITLE")
+        self._conversation.rename(title)
+
+    # -- model and parameters --------------------------------------------------------------------------------------
+
+    def do_model(self, name: str) -> None:
+        from headrace.app.tui.screens.models_screen import ModelsScreen
+
+        if name:
+            self._conversation.set_model(name)
+            self._app.figures.loading(f"loading {name}", None)
+        else:
+            screen = self._screen
+            self._app.push_screen(
+                ModelsScreen(), lambda chosen: screen.run_command("model", chosen) if chosen else None
+            )
+
+    def do_system(self, text: str) -> None:
+        if text:
+            self._conversation.set_system("" if text == "none" else text)
+            self._app.say("the system prompt is set; it counts from the next answer on")
+        else:
+            self.do_set("")
+
+    def do_set(self, assignment: str) -> None:
+        """`NAME VALUE`, `NAME` to see it, nothing to open the panel."""
+        from headrace.app.tui.screens.parameters_screen import ParametersScreen
+
+        name, _, value = assignment.replace("=", " ", 1).partition(" ")
+        if not name:
+            self._app.push_screen(ParametersScreen(self._conversation, self._app.engine.card))
+        elif not value.strip():
+            read_parameter(name, "")  # refuses a name there is none of
+            shown = write_parameter(name, self._conversation.session.sampling) or "as the model recommends"
+            self._app.say(f"{name}: {shown}")
+        else:
+            self._conversation.set_sampling({name.replace("-", "_"): read_parameter(name, value)})
+            self._app.say(f"{name} is {value.strip()} from the next answer on")
+
+    def ask_about_context(self) -> None:
+        """The context is full: the user says what goes."""
+        from headrace.app.tui.screens.dialogs import Choose
+
+        question = self._conversation.question
+        if question is None:
+            return
+        text = (
+            f"{'With this answer' if question.during_answer else 'With your message'} the conversation has "
+            f"{question.tokens:,} tokens; the context holds {question.limit:,}, the answer included. "
+            "Nothing is dropped without you."
+        )
+        answers = (
+            ("drop", "d", "leave out the oldest turns"),
+            ("summarise", "s", "have the oldest turns summarised, then leave them out"),
+            ("new", "n", "go on in a new session"),
+        )
+        self._app.push_screen(Choose("the context is full", text, answers), self._resolve)
+
+    def _resolve(self, choice: str | None) -> None:
+        if choice is None:
+            return
+        try:
+            self._conversation.resolve(cast("ContextChoice", choice))
+        except HeadraceError as error:  # the engine may have died since it was asked
+            self._app.say(str(error), problem=True)
+        self._screen.sync([])
+
+    # -- the rest --------------------------------------------------------------------------------------------------
+
+    def do_help(self, _: str) -> None:
+        self._app.action_show_keys()
+
+    def do_stats(self, _: str) -> None:
+        self._app.action_decode_view()
+
+    def do_think(self, _: str) -> None:
+        from headrace.app.tui.transcript.transcript import Transcript
+
+        transcript = self._screen.query_one(Transcript)
+        transcript.show_thinking = not transcript.show_thinking
+        if not transcript.has_thinking:
+            self._app.say(f"thinking sections will be {'unfolded' if transcript.show_thinking else 'folded'}")
+
+    def do_restart(self, _: str) -> None:
+        self._app.restart_engine()
+
+    def do_quit(self, _: str) -> None:
+        self._app.call_later(self._app.action_quit)
+
+
+def code_blocks(text: str) -> list[str]:
+    """The fenced and indented code of a Markdown text, in order."""
+    return [token.content for token in parser().parse(text) if token.type in ("fence", "code_block")]

@@ -1,0 +1,322 @@
+"""The chat: transcript, notice, completion menu, input, and the decode panel beside them.
+
+Draws what the conversation says (`sync`, called with every poll) and turns keys into calls. What the slash
+commands do is in `chat_actions`.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.geometry import Size
+from textual.timer import Timer
+from textual.widgets import Static
+
+from headrace.app.engine.messages import Event
+from headrace.app.sanitise import sanitise
+from headrace.app.sessions.records import Message
+from headrace.app.tui.decode.figures import LiveFigures
+from headrace.app.tui.decode.panel import ROOM_FROM, DecodePanel
+from headrace.app.tui.input.commands import message_text, parse_command
+from headrace.app.tui.input.completion import CompletionMenu
+from headrace.app.tui.input.prompt import Prompt
+from headrace.app.tui.key_bar import KeyBar
+from headrace.app.tui.screens.chat_actions import ChatActions
+from headrace.app.tui.status_bar import StatusBar
+from headrace.app.tui.textual_overrides.frugal_screen import FrugalScreen
+from headrace.app.tui.transcript.shown_branch import ShownBranch
+from headrace.app.tui.transcript.transcript import Transcript
+from headrace.app.tui.transcript.welcome import welcome_lines
+from headrace.runtime.errors import HeadraceError, UsageError
+
+if TYPE_CHECKING:
+    from headrace.app.chat.conversation import Conversation
+    from headrace.app.tui.app import HeadraceApp
+
+_PAUSE_S = 0.25  # without a key, after which what stands in the input is worth reading
+_HANDS_OFF_S = 1.0  # without a key, after which a question with answers by letter may come up
+
+
+class ChatScreen(FrugalScreen):
+    """One conversation."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "stop", "Stop", key_display="Esc"),
+        Binding("escape", "leave_edit", "Leave edit", key_display="Esc"),
+        Binding("ctrl+c", "interrupt", "Stop", show=False),
+        Binding("f8", "do('restart')", "Restart engine", key_display="F8"),
+        Binding("f1", "app.show_keys", "Help", key_display="F1"),
+        Binding("f2", "app.decode_view", "Decode", key_display="F2"),
+        Binding("f3", "panel", "Panel", key_display="F3"),
+        Binding("f4", "do('sessions')", "Sessions", key_display="F4"),
+        Binding("f5", "do('model')", "Model", key_display="F5"),
+        Binding("f6", "do('set')", "Settings", key_display="F6"),
+        Binding("f7", "app.freeze", "Freeze", show=False),
+        Binding("ctrl+r", "do('regen')", "Again"),
+        Binding("ctrl+g", "do('continue')", "Continue", show=False),
+        Binding("ctrl+n", "do('new')", "New", show=False),
+        Binding("ctrl+o", "do('copy')", "Copy", show=False),
+        Binding("ctrl+t", "do('think')", "Thinking", show=False),
+        Binding("ctrl+up", "to_transcript", "Messages", show=False),
+        Binding("pageup", "page(-1)", "Page up", show=False, priority=True),
+        Binding("pagedown", "page(1)", "Page down", show=False, priority=True),
+        Binding("ctrl+end", "tail", "End", show=False, priority=True),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._actions: ChatActions | None = None
+        self._branch = ShownBranch()
+        self._state: tuple[object, ...] = ()
+        self._asked = False
+        self._typed = float("-inf")  # when, last
+        self._pause: Timer | None = None
+        self.editing: int | None = None
+        """The message whose text is in the input to be changed."""
+        self._draft = ""  # what was in the input before
+
+    @property
+    def headrace(self) -> "HeadraceApp":
+        return cast("HeadraceApp", self.app)
+
+    @property
+    def conversation(self) -> "Conversation":
+        return self.headrace.conversation
+
+    @property
+    def actions(self) -> ChatActions:
+        if self._actions is None:
+            self._actions = ChatActions(self)
+        return self._actions
+
+    def compose(self) -> ComposeResult:
+        figures = self.headrace.figures
+        yield StatusBar(figures, id="status")
+        with Horizontal(id="chat-row"):
+            with Vertical(id="chat-column"):
+                yield Transcript(id="transcript")
+                yield Static(id="notice", markup=False)
+                menu = CompletionMenu(id="menu")
+                yield menu
+                yield Prompt(menu, id="prompt")
+            yield DecodePanel(figures, self.headrace.settings.screen, id="panel")
+        yield KeyBar()
+
+    def on_mount(self) -> None:
+        self.query_one(Prompt).focus()
+        self._transcript.show_thinking = self.headrace.settings.chat.show_thinking
+        self.conversation_changed()
+
+    def on_screen_resume(self) -> None:
+        """The panel was not drawn while another screen was on top, and the window may have another size."""
+        self._fit_panel(self.app.size)
+
+    def _screen_resized(self, size: Size) -> None:
+        """Every new size, also under a dialog, where there is no event for it."""
+        self._fit_panel(size)
+        super()._screen_resized(size)
+
+    def _fit_panel(self, window: Size) -> None:
+        self.query_one(DecodePanel).fit(window.width)
+        self.headrace.draw_figures(force=True)
+
+    # -- drawing ---------------------------------------------------------------------------------------------------
+
+    def conversation_changed(self) -> None:
+        """Another session: start over."""
+        self._branch, self._asked, self.editing = ShownBranch(), False, None
+        texts = [message.content for message in self.conversation.messages if message.role == "user"]
+        self.query_one(Prompt).remember(texts)
+        self.sync([])
+        self.query_one(Transcript).to_end()
+        self._wait_for_pause()
+
+    def sync(self, events: Sequence[Event]) -> None:
+        """Draw what changed in the conversation."""
+        conversation = self.conversation
+        messages = self._branch.look(conversation)
+        if events or [message.id for message in messages] != [e.message.id for e in self._transcript.entries]:
+            self._transcript.show(messages, self._branch.standings(conversation, self.headrace.figures))
+        limit = conversation.context_limit
+        state = (
+            conversation.phase == "idle",
+            self.headrace.engine.state,
+            conversation.notice,
+            limit,
+            bool(messages),
+            self.editing,
+        )
+        if state != self._state:
+            self._state = state
+            self._state_changed(empty=not messages)
+            self._wait_for_pause()
+        if conversation.question is None or conversation.phase != "idle":
+            self._asked = False
+        elif not self._asked and not (self.query_one(Prompt).text and time.monotonic() < self._typed + _HANDS_OFF_S):
+            self._asked = True
+            self.actions.ask_about_context()
+
+    @property
+    def _transcript(self) -> Transcript:
+        return self.query_one(Transcript)
+
+    def tell_status(self) -> None:
+        """The line at the top."""
+        self.query_one(StatusBar).tell(self.headrace.status())
+
+    def _state_changed(self, *, empty: bool) -> None:
+        """Keys, hints and the notice follow the state."""
+        self.refresh_bindings()
+        self.tell_status()
+        prompt = self.query_one(Prompt)
+        busy = self.conversation.phase != "idle"
+        if self.editing is not None:
+            prompt.border_title = "editing: Enter makes a branch, Esc leaves it"
+        else:
+            prompt.border_title = "answering: Esc stops" if busy else ""
+        self._show_notice()
+        if empty:
+            self._transcript.welcome(welcome_lines(self.headrace.engine, self.conversation.session))
+
+    # -- reading ahead ---------------------------------------------------------------------------------------------
+
+    def on_text_area_changed(self) -> None:
+        self._typed = time.monotonic()
+        self._wait_for_pause()
+
+    def _wait_for_pause(self) -> None:
+        if self._pause is not None:
+            self._pause.stop()
+        self._pause = self.set_timer(_PAUSE_S, self._read_ahead) if self.headrace.settings.chat.read_ahead else None
+
+    def _read_ahead(self) -> None:
+        """Nobody waits for an answer: let the engine read what it will be asked."""
+        text = self.query_one(Prompt).whole_text
+        if self.editing is None:
+            self.conversation.read_ahead("" if parse_command(text) else message_text(text))
+
+    def _show_notice(self) -> None:
+        notice = self.query_one("#notice", Static)
+        state = self.headrace.engine.state
+        down = state in ("dead", "failed")
+        text = self.conversation.notice or ("the engine is not running" if down else "")
+        if down:
+            way_out = "F8 tries again, F5 picks a model" if state == "failed" else "F8 starts it again"
+            text = f"✗ {text.rstrip('.')}. {way_out}."
+        notice.display = bool(text)
+        notice.set_class(down, "-error")
+        notice.update(Content(sanitise(text)))
+
+    def show_figures(self, figures: LiveFigures, frozen: bool) -> None:
+        """The decode panel, where it is open."""
+        panel = self.query_one(DecodePanel)
+        if panel.display:
+            panel.show(figures, frozen)
+
+    # -- keys ------------------------------------------------------------------------------------------------------
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "stop":
+            return self.conversation.phase != "idle" and self.editing is None
+        if action == "leave_edit":
+            return self.editing is not None
+        if action == "do" and parameters == ("restart",):
+            return self.headrace.engine.state in ("dead", "failed")
+        return True
+
+    def action_stop(self) -> None:
+        """Stop the answer."""
+        self.conversation.stop()
+
+    def begin_edit(self, message: Message) -> None:
+        """Put its text into the input; what was being written there comes back afterwards."""
+        prompt = self.query_one(Prompt)
+        if self.editing is None:
+            self._draft = prompt.whole_text
+        self.editing = message.id
+        prompt.put(message.content)
+
+    def action_leave_edit(self) -> None:
+        """Done with it: the draft from before."""
+        self.editing = None
+        self.query_one(Prompt).put(self._draft)
+
+    def action_interrupt(self) -> None:
+        """Ctrl+C: copy a selection, else stop the answer, else empty the input, else say how to leave."""
+        selected = self.get_selected_text()
+        prompt = self.query_one(Prompt)
+        if selected:
+            self.headrace.copy(selected, "the selection")
+            self.clear_selection()
+        elif self.conversation.phase != "idle":
+            self.conversation.stop()
+        elif prompt.text:
+            prompt.put("")
+        else:
+            self.headrace.say("Ctrl+Q or /quit leaves")
+
+    def action_do(self, name: str) -> None:
+        self.run_command(name, "")
+
+    def action_panel(self) -> None:
+        """The panel's next width, or why there is none."""
+        if self.app.size.width < ROOM_FROM:
+            self.headrace.say(f"no room for the panel in under {ROOM_FROM} columns; F2 shows all of it")
+        else:
+            self.query_one(DecodePanel).step()
+            self.headrace.draw_figures(force=True)
+
+    def action_to_transcript(self) -> None:
+        self._transcript.focus()
+        self._transcript.action_select(-1)
+
+    def action_page(self, by: int) -> None:
+        self._transcript.scroll_pages(by)
+
+    def go_to(self, message_id: int, words: str) -> None:
+        """See `Transcript.go_to`."""
+        self._transcript.go_to(message_id, words)
+
+    def action_tail(self) -> None:
+        self._transcript.to_end()
+
+    # -- messages from the widgets ---------------------------------------------------------------------------------
+
+    def on_prompt_sent(self, event: Prompt.Sent) -> None:
+        invocation = parse_command(event.text) if self.editing is None else None
+        try:
+            if invocation is None:
+                self.actions.send(event.text)
+            elif invocation.command is None:
+                raise UsageError(f"there is no command /{invocation.name}; F1 lists them")
+            else:
+                self.run_command(invocation.command.name, invocation.argument)
+        except HeadraceError as error:
+            self.query_one(Prompt).put_back(event.typed)
+            self.headrace.say(str(error), problem=True)
+
+    def run_command(self, name: str, argument: str) -> None:
+        """Carry out a slash command; what it refuses is said, nothing breaks."""
+        try:
+            getattr(self.actions, f"do_{name}")(argument)
+        except HeadraceError as error:
+            self.headrace.say(f"{error}" + (f" ({error.hint})" if error.hint else ""), problem=True)
+
+    def on_prompt_interrupted(self) -> None:
+        self.action_interrupt()
+
+    async def on_prompt_ended(self) -> None:
+        await self.app.action_quit()
+
+    def on_transcript_left(self) -> None:
+        self.query_one(Prompt).focus()
+
+    def on_transcript_act(self, event: Transcript.Act) -> None:
+        try:
+            self.actions.act(event.action, event.message)
+        except HeadraceError as error:
+            self.headrace.say(str(error), problem=True)

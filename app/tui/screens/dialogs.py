@@ -1,0 +1,84 @@
+"""Small questions in a box: type a line, say yes or no, choose one of a few."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+from headrace.app.tui.input.fields import Field
+
+
+class Question(ModalScreen[str | None]):
+    """Answered once, however fast the keys come; None when the user turned away."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "turn_away", "Cancel", priority=True)]
+
+    _answered = False
+
+    def answer(self, result: str | None) -> None:
+        """Close with this result. A second answer would close the screen below."""
+        if not self._answered:
+            self._answered = True
+            self.dismiss(result)
+
+    def action_turn_away(self) -> None:
+        self.answer(None)
+
+
+class AskText(Question):
+    """One line of text."""
+
+    def __init__(self, title: str, value: str = "", placeholder: str = "") -> None:
+        super().__init__()
+        self._title, self._value, self._placeholder = title, value, placeholder
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog") as box:
+            box.border_title = Content(self._title)
+            yield Field(self._value, placeholder=self._placeholder)
+            yield Static(Content.styled("Enter accepts · Esc cancels", "$quiet"), classes="hint")
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self.answer(event.value.strip() or None)
+
+
+class Choose(Question):
+    """One of a few answers, each with a key of its own."""
+
+    def __init__(self, title: str, text: str, answers: Sequence[tuple[str, str, str]]) -> None:
+        """`answers`: (result, key, what it does)."""
+        super().__init__()
+        self._title, self._text, self._answers = title, text, list(answers)
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog") as box:
+            box.border_title = Content(self._title)
+            yield Static(Content(self._text), classes="question")
+            yield OptionList(
+                *(
+                    Option(Content.assemble((f" {key} ", "bold $text-accent"), f" {text}"), id=result)
+                    for result, key, text in self._answers
+                )
+            )
+            yield Static(Content.styled("↑ ↓ and Enter, or the letter · Esc cancels", "$quiet"), classes="hint")
+
+    def on_mount(self) -> None:
+        self.query_one(OptionList).focus()
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        self.answer(event.option_id)
+
+    def on_key(self, event: events.Key) -> None:
+        """Answer by letter."""
+        for result, letter, _ in self._answers:
+            if event.key == letter:
+                event.stop()
+                self.answer(result)
+                return

@@ -1,0 +1,99 @@
+"""F1: every key and every command on one page."""
+
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from headrace.app.tui.input.commands import COMMANDS
+
+_SIDE_BY_SIDE = 110  # cells from which keys and commands stand next to each other
+_KEY_CELLS = 20
+_KEYS = (
+    (
+        "writing",
+        (
+            ("Enter", "send"),
+            ("Ctrl+J, Shift+Enter", "new line"),
+            ("Up, Down", "what you sent before (on the first, last line)"),
+            ("/", "commands; Tab or Enter takes the marked one"),
+            ("@path, /file path", "attach a text file"),
+            ("Esc, Ctrl+C", "stop the answer; what was said stays"),
+            ("Ctrl+Q, Ctrl+D", "leave"),
+        ),
+    ),
+    (
+        "reading",
+        (
+            ("PgUp, PgDn, wheel", "scroll; at the end the text is followed"),
+            ("Ctrl+End", "to the end"),
+            ("Ctrl+Up", "select messages, then:"),
+            ("↑ ↓", "another message"),
+            ("c  b", "copy it, copy its code block"),
+            ("e  r  n", "edit, regenerate, continue"),
+            ("[  ]", "the branch before, after"),
+            ("Esc", "back to the input"),
+        ),
+    ),
+    (
+        "screens",
+        (
+            ("F2", "decode view in full"),
+            ("F3", "decode panel: off, narrow, wide (or drag its edge)"),
+            ("F4  F5  F6", "sessions, models, settings of this session"),
+            ("F7", "freeze the figures, let them go on"),
+            ("F8", "start the engine again"),
+            ("Ctrl+P", "command palette, themes"),
+            ("Ctrl+Z", "suspend; `fg` comes back"),
+        ),
+    ),
+)
+
+
+class HelpScreen(ModalScreen[None]):
+    """Any of Esc, F1 and q closes it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q", "dismiss", "Close", priority=True)]
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(classes="dialog -large", id="help") as box:
+            box.border_title = Content("keys and commands")
+            box.border_subtitle = Content("Esc closes")
+            yield Static(id="help-keys", markup=False)
+            yield Static(id="help-commands", markup=False)
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Two columns where there is room; what is said of a key wraps under itself."""
+        columns = event.size.width >= _SIDE_BY_SIDE
+        self.query_one("#help").set_class(columns, "-columns")
+        width = (min(136, event.size.width - 3) - 12) // 2 if columns else min(68, event.size.width - 4) - 10
+        self.query_one("#help-keys", Static).update(_keys(width))
+        self.query_one("#help-commands", Static).update(_commands(width))
+
+
+def _keys(width: int) -> Content:
+    lines: list[Content] = []
+    for title, keys in _KEYS:
+        lines += [Content.styled(title, "bold $text-primary"), *(_entry(key, text, "", width) for key, text in keys)]
+        lines.append(Content(""))
+    return Content("\n").join(lines)
+
+
+def _commands(width: int) -> Content:
+    lines = [Content.styled("commands", "bold $text-primary")]
+    for command in COMMANDS:
+        lines.append(_entry(f"/{command.name} {command.argument}".rstrip(), command.help, command.key, width))
+    return Content("\n").join(lines)
+
+
+def _entry(key: str, text: str, shortcut: str, width: int) -> Content:
+    """A key or command at the left, what it does at the right."""
+    about = Content.assemble(text, (f"  {shortcut}" if shortcut else "", "$quiet"))
+    first, *rest = about.wrap(max(16, width - _KEY_CELLS))
+    head = Content.assemble((f"{key:<{_KEY_CELLS}}", "bold $text-accent"), first)
+    return Content("\n").join([head, *(line.pad_left(_KEY_CELLS) for line in rest)])

@@ -1,0 +1,62 @@
+"""The model picker's rows: size, whether it fits this machine, and the speed the roofline allows. Knows no widget.
+
+Predictions are computed: measured bandwidth over the bytes of weights a step reads, the KV cache left out.
+"""
+
+from dataclasses import dataclass
+
+from headrace.app.engine.messages import ModelCard
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """One model. Bytes; `fits` None where the machine does not say."""
+
+    name: str
+    title: str
+    installed: bool
+    is_default: bool
+    bytes: int
+    memory_bytes: int | None
+    context: int | None
+    quantization: str
+    fits: bool | None
+    tokens_per_second: float | None
+    problem: str | None
+
+
+def model_rows(card: ModelCard | None, measured_gb_s: float | None) -> list[ModelRow]:
+    """Installed models first, then the rest of the catalog. Reads files: call it in a thread.
+
+    card: the loaded model's; measured_gb_s: this machine's bandwidth, which is measured after the first load.
+    """
+    from headrace.app.models_report import overview
+    from headrace.models.catalog import load_catalog
+    from headrace.models.store import Store
+
+    rows = []
+    usable = card.budget.usable + card.active_memory_bytes if card and card.budget else None
+    peak = measured_gb_s * 1e9 if measured_gb_s else None
+    # A mixture reads a part of its weights only, and the catalog does not say which part.
+    mixtures = {entry.name for entry in load_catalog().values() if entry.shape.experts > 1}
+    for document in overview(Store()):
+        size = document["disk_bytes"] if document["installed"] else document["download_bytes"]
+        memory = document["memory_bytes"]
+        loaded = card is not None and card.name == document["name"]
+        weights = card.cost.weight_bytes if card is not None and loaded else size
+        rows.append(
+            ModelRow(
+                name=document["name"],
+                title=str(document.get("title") or ""),
+                installed=document["installed"],
+                is_default=document["default"],
+                bytes=size,
+                memory_bytes=memory,
+                context=document["context"],
+                quantization=document["quantization"] or "",
+                fits=memory <= usable if memory is not None and usable is not None else None,
+                tokens_per_second=peak / weights if peak and weights and document["name"] not in mixtures else None,
+                problem=document.get("problem"),
+            )
+        )
+    return rows

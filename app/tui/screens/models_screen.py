@@ -1,0 +1,169 @@
+"""The model picker: what is installed, what the catalog offers, whether it fits and how fast it can be. Pulls, too."""
+
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Footer, OptionList, Static
+from textual.widgets.option_list import Option
+
+from headrace.app.engine.messages import ModelCard
+from headrace.app.sanitise import sanitise
+from headrace.app.tui.screens.model_rows import ModelRow, model_rows
+from headrace.runtime.errors import HeadraceError
+from headrace.runtime.units import format_bytes
+
+if TYPE_CHECKING:
+    from headrace.app.tui.app import HeadraceApp
+
+_FIGURES_HEAD = f"{'size':>9}{'memory':>10}  {'fits':<7}{'tok/s ≤':>8}{'context':>9}"
+_LONGEST_NAME = 40  # cells
+
+
+class ModelsScreen(ModalScreen[str | None]):
+    """Enter uses an installed model (the result) or fetches one; fetching goes on when the picker is closed."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "take", "Use or fetch", priority=True),
+        Binding("delete,x", "cancel_pull", "Stop fetching", key_display="x"),
+        Binding("escape,f5", "dismiss(None)", "Close", key_display="Esc", priority=True),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rows: list[ModelRow] = []
+        self._card: ModelCard | None = None
+        self._measured_gb_s: float | None = None
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog -large") as box:
+            box.border_title = Content("models")
+            box.border_subtitle = Content("tok/s: computed, measured bandwidth / weights")
+            yield Static(id="model-head")
+            yield OptionList(Option(Content("reading the catalog …"), disabled=True), id="models")
+            yield Static(id="pull", markup=False)
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self.query_one(OptionList).focus()
+        self._load()
+        self.set_interval(0.5, self._follow)
+
+    @property
+    def _headrace(self) -> "HeadraceApp":
+        return cast("HeadraceApp", self.app)
+
+    def _load(self) -> None:
+        """Read the store and the catalog beside the event loop."""
+        card = self._card = self._headrace.engine.card
+        measured_gb_s = self._measured_gb_s = self._headrace.figures.machine.measured_gb_s
+
+        def read() -> None:
+            try:
+                rows = model_rows(card, measured_gb_s)
+            except HeadraceError as error:
+                self.app.call_from_thread(self._headrace.say, str(error), problem=True)
+                return
+            self.app.call_from_thread(self._fill, rows)
+
+        self.run_worker(read, thread=True)
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self._fill, self._rows)
+
+    def _fill(self, rows: list[ModelRow]) -> None:
+        """The list, in columns for the width there is."""
+        if not self.is_mounted or not rows:
+            return
+        models = self.query_one("#models", OptionList)
+        at = models.highlighted
+        self._rows = rows
+        current = self._headrace.figures.model.name
+        models.clear_options()
+        width = max(20, models.scrollable_content_region.width - 1)
+        name_cells = max(12, min(_LONGEST_NAME, width - 2 - len(_FIGURES_HEAD)))
+        self.query_one("#model-head", Static).update(
+            Content.styled(f"  {'model':<{name_cells}}{_FIGURES_HEAD}", "$quiet").truncate(width, ellipsis=True)
+        )
+        lines = [_line(row, row.name == current, name_cells).truncate(width, ellipsis=True) for row in rows]
+        models.add_options(
+            [Option(line, id=row.name, disabled=bool(row.problem)) for line, row in zip(lines, rows, strict=True)]
+        )
+        models.highlighted = at if at is not None and at < len(rows) else 0
+
+    def _follow(self) -> None:
+        """What fits and how fast is known once a model was loaded, and better once the bandwidth was measured."""
+        measured_gb_s = self._headrace.figures.machine.measured_gb_s
+        if self._headrace.engine.card is not self._card or measured_gb_s != self._measured_gb_s:
+            self._load()
+        self._show_pull()
+
+    def _show_pull(self) -> None:
+        """How far fetching is; the list anew when it is done."""
+        line, pulls = self.query_one("#pull", Static), self._headrace.pulls
+        if line.display != bool(pulls):
+            self.refresh_bindings()
+        if not pulls:
+            if line.display:
+                line.display = False
+                self._load()
+            return
+        pull = next(iter(pulls.values()))
+        share = pull.done / pull.total if pull.total else 0.0
+        cells = round(share * 24)
+        total = f" of {format_bytes(pull.total)}" if pull.total else ""
+        line.display = True
+        line.update(
+            Content.assemble(
+                (f"{sanitise(pull.name)}: {pull.stage} ", "bold"),
+                ("━" * cells, "$accent"),
+                ("─" * (24 - cells), "$faint"),
+                f" {format_bytes(pull.done)}{total}",
+            )
+        )
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        row = self._rows[event.option_index]
+        if row.installed:
+            self.dismiss(row.name)
+            return
+        try:
+            self._headrace.engine.pull(row.name)
+        except HeadraceError as error:
+            self._headrace.say(str(error), problem=True)
+            return
+        self._headrace.say(f"fetching {row.name}, {format_bytes(row.bytes)}, in the background")
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
+        return action != "cancel_pull" or bool(self._headrace.pulls)
+
+    def action_take(self) -> None:
+        self.query_one("#models", OptionList).action_select()
+
+    def action_cancel_pull(self) -> None:
+        self._headrace.engine.cancel_pull()
+
+
+def _line(row: ModelRow, current: bool, name_cells: int) -> Content:
+    """One model; ● is loaded, ✓ installed, ↓ can be fetched."""
+    mark = ("●", "bold $text-success") if current else ("✓", "$text-success") if row.installed else ("↓", "$quiet")
+    if row.problem:
+        return Content.assemble(("✗ ", "$text-error"), f"{sanitise(row.name)}  {sanitise(row.problem)}")
+    fits = {True: ("yes", "$text-success"), False: ("too big", "$text-error"), None: ("?", "$quiet")}[row.fits]
+    speed = f"{row.tokens_per_second:,.0f}" if row.tokens_per_second else "–"
+    memory = format_bytes(row.memory_bytes) if row.memory_bytes is not None else "–"
+    context = f"{row.context:,}" if row.context else "–"
+    name = Content.assemble(
+        (sanitise(row.name), "bold" if row.installed else ""), (" default" if row.is_default else "", "$quiet")
+    )
+    return Content.assemble(
+        mark,
+        " ",
+        name.truncate(name_cells, ellipsis=True, pad=True),
+        f"{format_bytes(row.bytes):>9}{memory:>10}  ",
+        (f"{fits[0]:<7}", fits[1]),
+        f"{speed:>8}{context:>9}",
+    )

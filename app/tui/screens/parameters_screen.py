@@ -1,0 +1,88 @@
+"""This session's parameters: system prompt and sampling. Empty means what the model recommends."""
+
+from typing import Any, ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Footer, Input, Label, Static, TextArea
+
+from headrace.app.chat.conversation import Conversation
+from headrace.app.engine.messages import ModelCard
+from headrace.app.tui.input.fields import Area, Field
+from headrace.app.tui.screens.parameters import PARAMETERS, Parameter, read_parameter, write_parameter
+from headrace.runtime.errors import SessionError, UsageError
+
+
+class ParametersScreen(ModalScreen[None]):
+    """Ctrl+S keeps what is written here, Esc does not."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+s", "save", "Keep", key_display="^S", priority=True),
+        Binding("escape,f6", "dismiss", "Leave as it was", key_display="Esc", priority=True),
+    ]
+
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-roomy")]  # noqa: RUF012 - as textual declares it
+
+    def __init__(self, conversation: Conversation, card: ModelCard | None) -> None:
+        super().__init__()
+        self._conversation = conversation
+        self._recommended = dict(card.generation_defaults) if card is not None else {}
+
+    def compose(self) -> ComposeResult:
+        session = self._conversation.session
+        with VerticalScroll(classes="dialog -large", id="parameters") as box:
+            box.can_focus = False  # the fields have the keys, and scroll into view
+            box.border_title = Content("parameters of this session")
+            yield Label("system prompt")
+            yield Area(session.system, id="system", tab_behavior="focus")
+            for parameter in PARAMETERS:
+                with Horizontal(classes="parameter"):
+                    yield Label(parameter.name)
+                    recommended = self._recommended.get(parameter.name)
+                    yield Field(
+                        write_parameter(parameter.name, session.sampling),
+                        placeholder=f"model: {recommended}" if recommended is not None else "default",
+                        id=parameter.name,
+                        compact=True,
+                    )
+                    yield Static(Content.styled(_about(parameter), "$quiet"), classes="about")
+            yield Static("", id="line")
+        yield Footer()
+
+    def on_descendant_focus(self, event: events.DescendantFocus) -> None:
+        """The line at the bottom says in full what the field is."""
+        about = next((_about(parameter) for parameter in PARAMETERS if parameter.name == event.widget.id), "")
+        self._say(Content.styled(about or "what the model is told before the conversation", "$quiet"))
+
+    def _say(self, line: Content) -> None:
+        self.query_one("#line", Static).update(line)
+
+    def on_input_submitted(self) -> None:
+        self.action_save()
+
+    def action_save(self) -> None:
+        """All or nothing: the first value that cannot be is named and nothing changes."""
+        values: dict[str, Any] = {}
+        for parameter in PARAMETERS:
+            field = self.query_one(f"#{parameter.name}", Input)
+            try:
+                values[parameter.name] = read_parameter(parameter.name, field.value)
+            except UsageError as error:
+                field.focus()
+                self.call_after_refresh(self._say, Content.styled(f"✗ {error}", "bold $text-error"))
+                return
+        try:
+            self._conversation.set_system(self.query_one("#system", TextArea).text.strip())
+            self._conversation.set_sampling(values)
+        except SessionError as error:
+            self._say(Content.styled(f"✗ {error}", "bold $text-error"))
+        else:
+            self.dismiss()
+
+
+def _about(parameter: Parameter) -> str:
+    return f"{parameter.help} ({parameter.range})"

@@ -1,0 +1,205 @@
+"""The sessions: all of them, or those whose messages hold some words. Resume, rename, delete, export.
+
+Another headrace may change the store at any moment: what cannot be done any more is said, and the list made anew.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Footer, Input, OptionList
+from textual.widgets.option_list import Option
+
+from headrace.app.sanitise import sanitise
+from headrace.app.sessions.records import Hit, SessionEntry
+from headrace.app.sessions.search import search
+from headrace.app.tui.input.fields import Field
+from headrace.app.tui.screens.dialogs import AskText, Choose
+from headrace.runtime.errors import EngineError, HeadraceError, SessionError
+
+if TYPE_CHECKING:
+    from headrace.app.tui.app import HeadraceApp
+
+_UNITS = ((86400 * 365, "y"), (86400 * 30, "mo"), (86400, "d"), (3600, "h"), (60, "min"))
+
+
+class SessionsScreen(ModalScreen[None]):
+    """The field on top searches as one types; the list below has the keys."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "resume", "Resume", priority=True),
+        Binding("ctrl+r,f2", "rename", "Rename", key_display="^R", priority=True),
+        Binding("ctrl+d,delete", "delete", "Delete", key_display="^D", priority=True),
+        Binding("ctrl+e", "export('md')", "Export .md", key_display="^E", priority=True),
+        Binding("ctrl+o", "export('json')", "Export .json", key_display="^O", priority=True),
+        Binding("escape,f4", "dismiss", "Close", key_display="Esc", priority=True),
+    ]
+
+    def __init__(self, words: str = "") -> None:
+        super().__init__()
+        self._words = words
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog -large") as box:
+            box.border_title = Content("sessions")
+            yield Field(self._words, placeholder="search all messages", id="words")
+            yield OptionList(id="sessions")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self._fill()
+        self.query_one(Input).focus()
+
+    @property
+    def _headrace(self) -> "HeadraceApp":
+        return cast("HeadraceApp", self.app)
+
+    @property
+    def _list(self) -> OptionList:
+        return self.query_one("#sessions", OptionList)
+
+    def _fill(self) -> None:
+        """List what there is, or what the words find."""
+        words, store = self.query_one(Input).value.strip(), self._headrace.store
+        nothing = "nothing found" if words else "no sessions yet"
+        try:
+            options = [_found(hit) for hit in search(store, words)] if words else list(map(_listed, store.sessions()))
+        except SessionError as error:
+            options, nothing = [], sanitise(str(error))
+        self._list.clear_options()
+        self._list.add_options(options or [Option(Content.styled(nothing, "$quiet"), disabled=True)])
+        self._list.highlighted = 0 if options else None
+
+    @contextmanager
+    def _up_to_date(self) -> Iterator[None]:
+        """Around everything that is done with a listed session, which may be there no longer."""
+        try:
+            yield
+        except HeadraceError as error:
+            self._headrace.say(str(error), problem=True)
+            self._fill()
+
+    @property
+    def _chosen(self) -> tuple[str, int | None] | None:
+        """Ids of the highlighted session and, of a hit, its message."""
+        at = self._list.highlighted
+        option = self._list.get_option_at_index(at) if at is not None else None
+        if option is None or not option.id:
+            return None
+        session, _, message = option.id.partition("/")
+        return session, int(message) if message else None
+
+    def on_input_changed(self) -> None:
+        self._fill()
+
+    def on_option_list_option_selected(self) -> None:
+        self.action_resume()
+
+    def on_key(self, event: events.Key) -> None:
+        """Up and down move in the list while the field has the focus."""
+        if event.key in ("up", "down", "pageup", "pagedown") and self.query_one(Input).has_focus:
+            event.stop()
+            event.prevent_default()
+            if event.key == "up":
+                self._list.action_cursor_up()
+            elif event.key == "down":
+                self._list.action_cursor_down()
+            elif event.key == "pageup":
+                self._list.action_page_up()  # type: ignore[no-untyped-call]
+            else:
+                self._list.action_page_down()  # type: ignore[no-untyped-call]
+
+    def action_resume(self) -> None:
+        """Go on with the session; at a hit, on a branch that has it."""
+        if (listed := self._chosen) is None:
+            return
+        chosen, hit = listed
+        talk, store = self._headrace.conversation, self._headrace.store
+        with self._up_to_date():
+            session = store.session(chosen)
+            open_already = chosen == talk.session.id
+            if hit is not None and not (open_already and any(message.id == hit for message in talk.messages)):
+                if open_already and talk.phase != "idle":
+                    raise EngineError("that is on another branch, and an answer is being written; Esc stops it")
+                session, open_already = store.reveal(store.message(hit)), False
+            if not open_already:
+                self._headrace.open_session(session)
+            if hit is not None and self._headrace.chat is not None:
+                self._headrace.chat.go_to(hit, self.query_one(Input).value)
+            self.dismiss()
+
+    def action_rename(self) -> None:
+        if (listed := self._chosen) is None:
+            return
+        chosen, _ = listed
+
+        def renamed(title: str | None) -> None:
+            if title is None:
+                return
+            with self._up_to_date():
+                if chosen == self._headrace.conversation.session.id:
+                    self._headrace.conversation.rename(title)
+                else:
+                    self._headrace.store.rename(chosen, title)
+                self._fill()
+
+        with self._up_to_date():
+            self.app.push_screen(AskText("rename the session", self._headrace.store.session(chosen).title), renamed)
+
+    def action_delete(self) -> None:
+        if (listed := self._chosen) is None:
+            return
+        chosen, _ = listed
+        if chosen == self._headrace.conversation.session.id:
+            self._headrace.say("this session is open; start another one first (/new)", problem=True)
+            return
+
+        def answered(answer: str | None) -> None:
+            if answer == "delete":
+                with self._up_to_date():
+                    self._headrace.store.delete(chosen)
+                    self._fill()
+
+        with self._up_to_date():
+            title = self._headrace.store.session(chosen).title
+            question = Choose(
+                "delete", f"Delete {title!r} and all its messages?", [("delete", "y", "delete"), ("keep", "n", "keep")]
+            )
+            self.app.push_screen(question, answered)
+
+    def action_export(self, form: str) -> None:
+        if (listed := self._chosen) is not None:
+            chosen, _ = listed
+            with self._up_to_date():
+                self._headrace.export_session(chosen, f"headrace-{chosen}.{form}")
+
+
+def _listed(entry: SessionEntry) -> Option:
+    session = entry.session
+    model = (session.model or "default model").rstrip("/").rpartition("/")[2]  # of a path or a hub id, its name
+    facts = f"{entry.messages} messages · {sanitise(model)} · {ago(session.updated_at)}"
+    title = sanitise(session.title or "untitled").replace("\n", " ")
+    return Option(Content.assemble((title, "bold"), "\n", (facts, "$quiet")), id=session.id)
+
+
+def _found(hit: Hit) -> Option:
+    """A hit: the words found stand between « and », as the store gives them."""
+    snippet = " ".join(sanitise(hit.snippet).split())
+    head = Content.assemble((sanitise(hit.title), "bold"), (f"  {hit.role} · {ago(hit.created_at)}", "$quiet"))
+    return Option(Content.assemble(head, "\n", (snippet, "$quiet")), id=f"{hit.session_id}/{hit.message_id}")
+
+
+def ago(moment: float) -> str:
+    """How long ago, in one unit."""
+    seconds = max(0.0, time.time() - moment)
+    for size, unit in _UNITS:
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit} ago"
+    return "just now"

@@ -1,0 +1,189 @@
+"""One message as lines of the transcript: what was said, safe to show, and below an answer what it cost.
+
+An answer that grows is sanitised and laid out piece by piece; nothing already laid out is touched again.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from textual.content import Content
+
+from headrace.app.sanitise import Sanitiser, sanitise
+from headrace.app.sessions.records import Message, TurnFigures
+from headrace.app.thinking import split_thinking
+from headrace.app.tui.decode.speed import rate_text, seconds
+from headrace.app.tui.transcript.growing_markdown import GrowingMarkdown
+
+RowKind = Literal["user", "body", "thinking", "meta", "blank"]
+Row = tuple[Content, RowKind]
+
+BLANK: Row = (Content(""), "blank")
+_ENDINGS = {
+    "cancelled": "■ stopped",
+    "length": "▲ limit reached",
+    "died": "✗ the engine died here",
+    "failed": "✗ failed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the layout depends on besides the message."""
+
+    width: int
+    ansi: bool = False
+    dark: bool = True
+    show_thinking: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a message stands in the conversation: its branch among its siblings, and whether it is sent."""
+
+    branch: int = 0
+    branches: int = 1
+    sent: bool = True
+    growing: bool = False
+    waiting: str = ""  # what to show while there is no text yet
+
+
+class Entry:
+    """A message and its rows. `update` with the same message grown costs only what is new."""
+
+    def __init__(self, message: Message, standing: Standing | None = None) -> None:
+        self.message = message
+        self.standing = standing or Standing()
+        self._raw = ""
+        self._safe = ""
+        self._sanitiser = Sanitiser()
+        self._answer = GrowingMarkdown()
+        self._thinking = GrowingMarkdown()
+        self._thinks = False
+        self._rows: list[Row] | None = None
+        self._look: Look | None = None
+        self._take(message.content)
+
+    def update(self, message: Message, standing: Standing) -> bool:
+        """Whether anything changed."""
+        if message == self.message and standing == self.standing:
+            return False
+        self.message, self.standing = message, standing
+        self._take(message.content)
+        self._rows = None
+        return True
+
+    @property
+    def safe_text(self) -> str:
+        """The message as it is shown, without its thinking section."""
+        return self._safe if self.message.role == "user" else self._answer.text
+
+    def rows(self, look: Look) -> list[Row]:
+        """The message at this look, top to bottom, a blank line at the end."""
+        if self._rows is None or look != self._look:
+            self._look = look
+            self._rows = self._user_rows(look) if self.message.role == "user" else self._answer_rows(look)
+        return self._rows
+
+    def _take(self, raw: str) -> None:
+        if raw.startswith(self._raw):
+            self._safe += self._sanitiser.feed(raw[len(self._raw) :])
+        else:
+            self._sanitiser = Sanitiser()
+            self._safe = self._sanitiser.feed(raw)
+        self._raw = raw
+        if self.message.role == "user":
+            return
+        parts = split_thinking(self._safe, growing=self.standing.growing)
+        self._thinks = parts.is_open
+        self._thinking = _grown(self._thinking, parts.thinking or "")
+        self._answer = _grown(self._answer, parts.answer)
+
+    def _user_rows(self, look: Look) -> list[Row]:
+        lines = [line for part in self._safe.split("\n") for line in Content(part.expandtabs(4)).wrap(look.width - 2)]
+        rows: list[Row] = []
+        for place, line in enumerate(lines):
+            lead = ("❯ ", "bold $text-accent") if place == 0 else ("  ", "")
+            rows.append((Content.assemble(lead, line), "user"))
+        for attachment in self.message.attachments:
+            size = len(attachment.text)
+            rows.append((Content.styled(f"  + {sanitise(attachment.name)}, {size:,} characters", "$quiet"), "user"))
+        notes = self._notes()
+        if notes:
+            rows.append((Content.styled("  " + " · ".join(notes), "$quiet"), "meta"))
+        return [*rows, BLANK]
+
+    def _answer_rows(self, look: Look) -> list[Row]:
+        rows: list[Row] = []
+        if self._thinking.text or self._thinks:
+            rows += self._thinking_rows(look)
+        body = self._answer.lines(look.width, ansi=look.ansi, dark=look.dark)
+        if self.standing.growing and not self._thinks:
+            body = _with_caret(body, look.width)
+        rows += [(line, "body") for line in body]
+        if self.standing.growing and not self._safe:
+            rows = [(Content.styled(self.standing.waiting or "▍", "$text-accent"), "meta")]
+        meta = self._meta()
+        if meta:
+            rows += [BLANK] if body else []
+            rows.append((Content.styled(meta, "$quiet").truncate(look.width, ellipsis=True), "meta"))
+        return [*rows, BLANK]
+
+    def _thinking_rows(self, look: Look) -> list[Row]:
+        words = len(self._thinking.text.split())
+        mark = "▾" if look.show_thinking else "▸"
+        state = "thinking…" if self._thinks else "thought"
+        head = Content.assemble((f"{mark} {state}", "italic $text-secondary"), (f" {words} words", "$quiet"))
+        rows: list[Row] = [(head, "thinking")]
+        if look.show_thinking:
+            lines = self._thinking.lines(look.width - 2, ansi=look.ansi, dark=look.dark)
+            rows += [
+                (Content.assemble(("┊ ", "$text-secondary"), line.stylize_before("$quiet")), "thinking")
+                for line in lines
+            ]
+        return [*rows, BLANK]
+
+    def _meta(self) -> str:
+        """How it ended, which branch it is, what it cost; what matters most first, the line may be cut."""
+        if self.standing.growing:
+            return ""
+        reason = self.message.finish_reason or ""
+        parts = [] if reason == "stop" else [_ENDINGS.get(reason, "■ incomplete")]
+        costs = figures_text(self.message.figures) if self.message.figures is not None else []
+        return " · ".join([*parts, *self._notes(), *costs])
+
+    def _notes(self) -> list[str]:
+        notes = []
+        if self.standing.branches > 1:
+            notes.append(f"‹{self.standing.branch + 1}/{self.standing.branches}›")
+        if not self.standing.sent:
+            notes.append("no longer sent")
+        return notes
+
+
+def figures_text(figures: TurnFigures) -> list[str]:
+    """What an answer cost, in the words of the screen."""
+    parts = [f"{figures.completion_tokens} tokens"]
+    if figures.decode_tokens_per_second is not None:
+        parts.append(f"{rate_text(figures.decode_tokens_per_second)} tok/s")
+    if figures.ttft_s is not None:
+        parts.append(f"TTFT {seconds(figures.ttft_s)}")
+    if figures.mbu is not None:
+        parts.append(f"MBU {figures.mbu:.0%}")
+    if figures.reused_tokens:
+        parts.append(f"reused {figures.reused_tokens} of {figures.prompt_tokens}")
+    return parts
+
+
+def _grown(markdown: GrowingMarkdown, text: str) -> GrowingMarkdown:
+    if not text.startswith(markdown.text):
+        return GrowingMarkdown(text)
+    markdown.append(text[len(markdown.text) :])
+    return markdown
+
+
+def _with_caret(lines: list[Content], width: int) -> list[Content]:
+    """The growing end marked."""
+    caret = ("▍", "$text-accent")
+    if lines and lines[-1].cell_length < width:
+        return [*lines[:-1], Content.assemble(lines[-1], caret)]
+    return [*lines, Content.assemble(caret)]

@@ -1,0 +1,191 @@
+"""Markdown as lines of text for a terminal: blocks in, styled lines of a given width out.
+
+Parsing is markdown-it's, highlighting Pygments' through textual. What a model says is text and nothing else: links
+and images are not recognised (their source shows, nothing can be clicked), HTML is shown as written, and no line is
+ever parsed as markup. A line break in the source is a line break on the screen.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from textual.content import Content, Span
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.token import Token
+
+_INLINE_STYLE = {"em_open": "italic", "strong_open": "bold", "s_open": "strike"}
+_HEADING_STYLE = {"h1": "bold underline $text-primary", "h2": "bold $text-primary", "h3": "bold $text-secondary"}
+_BULLETS = "•◦▪"
+_CODE_INLINE = "$text-warning"
+_QUIET = "$quiet"
+BLANK = Content("")
+_MIN_WIDTH = 12  # nesting stops narrowing the text here
+
+
+@lru_cache(maxsize=1)
+def parser() -> "MarkdownIt":
+    """The one parser: CommonMark with tables and strikethrough, without HTML, links and images."""
+    from markdown_it import MarkdownIt  # with the first answer, not with the first frame
+
+    made = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
+    return made.disable(["link", "image", "autolink", "reference", "html_inline", "html_block"])
+
+
+def render(source: str, width: int, *, ansi: bool = False, dark: bool = True) -> list[Content]:
+    """All of `source` as lines of at most `width` cells, a blank line between blocks."""
+    return render_tokens(parser().parse(source), width, ansi=ansi, dark=dark)
+
+
+def render_tokens(tokens: Sequence["Token"], width: int, *, ansi: bool = False, dark: bool = True) -> list[Content]:
+    """Parsed blocks as lines; see `render`."""
+    return _Renderer(ansi, dark).blocks(list(tokens), max(width, _MIN_WIDTH))
+
+
+class _Renderer:
+    def __init__(self, ansi: bool, dark: bool) -> None:
+        self._ansi, self._dark = ansi, dark
+
+    def blocks(self, tokens: list["Token"], width: int, depth: int = 0, tight: bool = False) -> list[Content]:
+        """Sibling blocks, one after the other."""
+        lines: list[Content] = []
+        position = 0
+        while position < len(tokens):
+            end = _end_of(tokens, position)
+            block = self._block(tokens[position : end + 1], width, depth)
+            if lines and block and not tight:
+                lines.append(BLANK)
+            lines += block
+            position = end + 1
+        return lines
+
+    def _block(self, tokens: list["Token"], width: int, depth: int) -> list[Content]:
+        head, inner = tokens[0], tokens[1:-1]
+        if head.type == "paragraph_open":
+            return _inline(inner[0]).wrap(width)
+        if head.type == "heading_open":
+            style = _HEADING_STYLE.get(head.tag, "bold")
+            return [line.stylize(style) for line in _inline(inner[0]).wrap(width)]
+        if head.type in ("bullet_list_open", "ordered_list_open"):
+            return self._list(head, inner, width, depth)
+        if head.type == "blockquote_open":
+            return [
+                Content.assemble(("▎ ", "$text-secondary"), line.stylize_before(_QUIET))
+                for line in self.blocks(inner, width - 2, depth)
+            ]
+        if head.type in ("fence", "code_block"):
+            return self._code(head.content, head.info.split()[0] if head.info.split() else "", width)
+        if head.type == "hr":
+            return [Content.styled("─" * width, "$foreground 25%")]
+        if head.type == "table_open":
+            return _table(inner, width)
+        return Content(head.content).wrap(width) if head.content else []
+
+    def _list(self, head: "Token", tokens: list["Token"], width: int, depth: int) -> list[Content]:
+        """Items with a hanging indent; a list without blank lines in its source stays without."""
+        tight = all(
+            token.hidden for token in tokens if token.type == "paragraph_open" and token.level == head.level + 2
+        )
+        number = int(head.attrs.get("start", 1)) if head.type == "ordered_list_open" else None
+        lines: list[Content] = []
+        position = 0
+        while position < len(tokens):
+            end = _end_of(tokens, position)
+            mark = f"{number}. " if number is not None else f"{_BULLETS[depth % len(_BULLETS)]} "
+            body = self.blocks(tokens[position + 1 : end], max(width - len(mark), _MIN_WIDTH), depth + 1, tight)
+            if lines and not tight:
+                lines.append(BLANK)
+            for place, line in enumerate(body or [Content("")]):
+                lead = (mark, "bold $text-primary") if place == 0 else (" " * len(mark), "")
+                lines.append(Content.assemble(lead, line))
+            number = number + 1 if number is not None else None
+            position = end + 1
+        return lines
+
+    def _code(self, code: str, language: str, width: int) -> list[Content]:
+        """A code block with a bar at its left; lines too long are folded, never lost."""
+        head = Content.assemble(("▏", "$foreground 40%"), (f" {language}" if language else "", "italic $quiet"))
+        body = self._highlighted(code.rstrip("\n").expandtabs(4), language)
+        lines = [head] if language else []
+        for line in body.split("\n", allow_blank=True):
+            for part in line.fold(width - 2) if line.cell_length > width - 2 else [line]:
+                lines.append(Content.assemble(("▏ ", "$foreground 40%"), part))
+        return lines
+
+    def _highlighted(self, code: str, language: str) -> Content:
+        if not language:
+            return Content.styled(code, "$text")
+        from textual import highlight  # brings Pygments: with the first code block
+
+        theme: type[highlight.HighlightTheme]
+        if self._ansi:
+            theme = (highlight.ANSILightHighlightTheme, highlight.ANSIDarkHighlightTheme)[self._dark]
+        else:
+            from headrace.app.tui.transcript.code_theme import CodeTheme
+
+            theme = CodeTheme
+        return highlight.highlight(code, language=language, theme=theme)
+
+
+def _inline(token: "Token") -> Content:
+    """The text of a paragraph, heading or cell with its emphasis."""
+    text: list[str] = []
+    spans: list[Span] = []
+    open_styles: list[tuple[int, str]] = []
+    length = 0
+    for child in token.children or []:
+        if child.type in _INLINE_STYLE:
+            open_styles.append((length, _INLINE_STYLE[child.type]))
+            continue
+        if child.type.endswith("_close"):
+            start, style = open_styles.pop()
+            spans.append(Span(start, length, style))
+            continue
+        piece = "\n" if child.type in ("softbreak", "hardbreak") else child.content
+        if child.type == "code_inline":
+            spans.append(Span(length, length + len(piece), _CODE_INLINE))
+        text.append(piece)
+        length += len(piece)
+    return Content("".join(text), spans)
+
+
+def _table(tokens: list["Token"], width: int) -> list[Content]:
+    """Columns as wide as their widest cell where that fits, else shares of the width; cells wrap."""
+    rows: list[list[Content]] = []
+    for token in tokens:
+        if token.type == "tr_open":
+            rows.append([])
+        elif token.type == "inline":
+            rows[-1].append(_inline(token))
+    columns = max(len(row) for row in rows)
+    wanted = [max((row[c].cell_length for row in rows if c < len(row)), default=1) or 1 for c in range(columns)]
+    room = max(width - 3 * (columns - 1), columns * 3)
+    if sum(wanted) > room:
+        fair = room // columns
+        spare = room - sum(min(cells, fair) for cells in wanted)
+        wide = sum(cells > fair for cells in wanted)
+        wanted = [min(cells, fair + spare // wide) if cells > fair else cells for cells in wanted]
+    lines: list[Content] = []
+    for number, cells in enumerate(rows):
+        wrapped = [cell.wrap(max(size, 2)) for cell, size in zip(cells, wanted, strict=False)]
+        for place in range(max(len(cell) for cell in wrapped)):
+            parts: list[Content | tuple[str, str]] = []
+            for cell, size in zip(wrapped, wanted, strict=False):
+                part = cell[place] if place < len(cell) else Content("")
+                part = part.stylize("bold") if number == 0 else part
+                parts += [part.pad_right(max(0, size - part.cell_length)), (" │ ", "$foreground 30%")]
+            lines.append(Content.assemble(*parts[:-1]))
+        if number == 0:
+            lines.append(Content.styled("─┼─".join("─" * size for size in wanted), "$foreground 30%"))
+    return lines
+
+
+def _end_of(tokens: list["Token"], start: int) -> int:
+    """The index of the token that closes the block opened at `start` (itself, for a block of one token)."""
+    depth = 0
+    for position in range(start, len(tokens)):
+        depth += tokens[position].nesting
+        if depth == 0:
+            return position
+    return len(tokens) - 1

@@ -1,0 +1,91 @@
+"""The transcript's rows as strips: gutter, text, scroll bar. A row is drawn once, wherever it scrolls after that."""
+
+from textual.color import Color
+from textual.content import Content
+from textual.strip import Strip
+from textual.style import Style
+from textual.widget import Widget
+
+from headrace.app.tui.textual_overrides.brush import Brush
+from headrace.app.tui.transcript.entry import BLANK, Row
+
+GUTTER = 3  # cells left of the text: the selection mark and air
+_KEPT = 4000
+_THUMB = Content.styled("▐", "$scrollbar")
+
+
+class RowStrips:
+    """Draws rows in the style of a widget and keeps them until `clear`."""
+
+    def __init__(self, widget: Widget) -> None:
+        self._widget = widget
+        self._brush = Brush(widget)
+        self._plain: dict[int, tuple[Content, Strip]] = {}  # by line, where the thumb is elsewhere
+        self._beside_thumb: dict[int, tuple[Strip, Strip]] = {}  # by line: without and with it
+        self._thumb: Strip | None = None
+        self._ground: Color | None = None
+
+    def clear(self) -> None:
+        """The widget's width or style changed."""
+        self._brush.clear()
+        self._plain.clear()
+        self._beside_thumb.clear()
+        self._thumb = None
+        self._ground = None
+
+    def strip(self, line: int, row: Row, *, thumb: bool) -> Strip:
+        """Row number `line`, as it goes to the terminal; `thumb` where the scroll bar's thumb shows."""
+        kept = self._plain.get(line)
+        if kept is None or kept[0] is not row[0]:
+            if len(self._plain) >= _KEPT:
+                self._plain.clear()
+                self._beside_thumb.clear()
+            kept = self._plain[line] = row[0], self._finished(self._text(row))
+        if not thumb:
+            return kept[1]
+        beside = self._beside_thumb.get(line)
+        if beside is None or beside[0] is not kept[1]:
+            beside = self._beside_thumb[line] = kept[1], self._with_thumb(kept[1])
+        return beside[1]
+
+    def marked(self, row: Row, *, thumb: bool, marked: bool, span: tuple[int, int] | None) -> Strip:
+        """The same with the mark of the selected message, or with the selected characters `span` (-1: to the end)."""
+        text = self._finished(self._text(row, marked=marked, span=span))
+        return self._with_thumb(text) if thumb else text
+
+    def located(self, line: int, row: Row) -> Strip:
+        """Row number `line` with the place of every character in its style: textual asks when the mouse selects."""
+        return self._text(row).apply_offsets(0, line)
+
+    def below(self, *, thumb: bool) -> Strip:
+        """A line past the last row."""
+        text = self._finished(self._text(BLANK))
+        return self._with_thumb(text) if thumb else text
+
+    def _text(self, row: Row, *, marked: bool = False, span: tuple[int, int] | None = None) -> Strip:
+        """A line with its gutter and, at the right, an empty scroll bar."""
+        content, kind = row
+        width = self._widget.size.width - 1
+        whole = Content.assemble(("▌".ljust(GUTTER), "$accent") if marked else " " * GUTTER, content)
+        if kind == "user" or span is not None:
+            whole = whole.pad_right(max(0, width - whole.cell_length))
+        if kind == "user":
+            whole = whole.stylize_before("on $surface")
+        if span is not None:
+            start, end = span
+            style = Style.from_styles(self._widget.screen.get_component_styles("screen--selection"))
+            whole = whole.stylize(style, start, len(whole.plain) if end == -1 else end)
+        return self._brush.strip(whole, width + 1)
+
+    def _with_thumb(self, text: Strip) -> Strip:
+        if self._thumb is None:
+            self._thumb = self._finished(self._brush.strip(_THUMB, 1))
+        return Strip.join([text.crop(0, text.cell_length - 1), self._thumb])
+
+    def _finished(self, strip: Strip) -> Strip:
+        """With the terminal's colours in place of those it does not have."""
+        if self._ground is None:
+            self._ground = self._widget.background_colors[1]
+        for line_filter in self._widget.get_line_filters():
+            strip = strip.apply_filter(line_filter, self._ground)
+        return strip

@@ -1,0 +1,65 @@
+"""The branch as the transcript shows it: messages, a stand-in for an answer without text, and where each stands.
+
+Knows no widget. The store is asked for branches only when the branch changed, not with every poll.
+"""
+
+from typing import TYPE_CHECKING
+
+from headrace.app.sessions.records import Message
+from headrace.app.tui.decode.figures import LiveFigures
+from headrace.app.tui.transcript.entry import Standing
+
+if TYPE_CHECKING:
+    from headrace.app.chat.conversation import Conversation
+
+_PENDING = -1  # id of the stand-in
+
+
+class ShownBranch:
+    """`look`, then `standings` of what was seen."""
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._structure: tuple[object, ...] = ()
+        self._standings: list[Standing] = []
+
+    def look(self, conversation: "Conversation") -> list[Message]:
+        """What is to be shown now, first to last."""
+        messages = list(conversation.messages)
+        if conversation.phase != "idle" and (not messages or messages[-1].role == "user"):
+            messages.append(Message(_PENDING, conversation.session.id, None, "assistant", "", 0.0, partial=True))
+        structure = (tuple(m.id for m in messages), conversation.phase == "idle", conversation.not_sent)
+        self._messages = messages
+        if structure != self._structure:
+            self._structure = structure
+            self._standings = [_place(conversation, number, message) for number, message in enumerate(messages)]
+        return messages
+
+    def standings(self, conversation: "Conversation", figures: LiveFigures) -> list[Standing]:
+        """Where every message stands, the growing one with what goes on while it has no text."""
+        standings = list(self._standings)
+        if conversation.phase != "idle" and self._messages and self._messages[-1].role == "assistant":
+            last = standings[-1]
+            waiting = _waiting(conversation, figures)
+            standings[-1] = Standing(last.branch, last.branches, last.sent, growing=True, waiting=waiting)
+        return standings
+
+
+def _place(conversation: "Conversation", number: int, message: Message) -> Standing:
+    shown, count = 0, 1
+    if message.id != _PENDING:
+        branches = conversation.branches(message.id)
+        shown, count = branches.shown, len(branches.ids)
+    return Standing(shown, count, sent=number >= conversation.not_sent)
+
+
+def _waiting(conversation: "Conversation", figures: LiveFigures) -> str:
+    """What goes on while there is no text yet."""
+    if conversation.phase == "summarising":
+        return "summarising what was said so far …"
+    if conversation.phase == "waiting" and conversation.engine.state == "loading":
+        return "waiting for the model to load …"
+    if figures.phase == "prefill" and figures.prefill_total:
+        reused = f", {figures.reused} reused" if figures.reused else ""
+        return f"reading the prompt: {figures.prefill_done} of {figures.prefill_total} tokens{reused}"
+    return "▍"

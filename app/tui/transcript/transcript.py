@@ -1,0 +1,310 @@
+"""The conversation on the screen: one widget that draws lines and scrolls itself, whatever the number of messages.
+
+It follows the tail while it stands at the end and stays put when it was scrolled up. It is no ScrollView, because
+that lays the whole screen out anew with every line that is added; this draws the lines that changed. A message can
+be selected with the keys; what can be done with it is the chat screen's business (see the messages below).
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.geometry import Region
+from textual.message import Message as Event
+from textual.reactive import reactive
+from textual.selection import Selection
+from textual.strip import Strip
+from textual.widget import Widget
+
+from headrace.app.sessions.records import Message
+from headrace.app.sessions.search import best_line
+from headrace.app.tui.textual_overrides.frugal_screen import repaint
+from headrace.app.tui.transcript.entry import BLANK, Entry, Look, Row, Standing
+from headrace.app.tui.transcript.row_strips import GUTTER, RowStrips
+
+_MARGIN = 2  # cells right of it
+_READABLE = 104  # lines longer than this are hard to read
+_WHEEL = 3  # lines a turn of the wheel moves
+
+
+class Transcript(Widget, can_focus=True):
+    """Shows entries; `show` brings it up to date."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "select(-1)", "Message up"),
+        Binding("down,j", "select(1)", "Message down"),
+        Binding("c", "act('copy')", "Copy"),
+        Binding("b", "act('copy_code')", "Copy code"),
+        Binding("e", "act('edit')", "Edit"),
+        Binding("r", "act('regenerate')", "Regenerate"),
+        Binding("n", "act('continue')", "Continue"),
+        Binding("left_square_bracket", "act('branch_back')", "Branch ‹", key_display="["),
+        Binding("right_square_bracket", "act('branch_on')", "Branch ›", key_display="]"),
+        Binding("home", "to_start", "Top", show=False),
+        Binding("end", "to_end", "End", show=False),
+        Binding("escape", "leave", "Back to input", show=False),
+    ]
+
+    show_thinking = reactive(False)
+
+    @dataclass
+    class Act(Event):
+        """Something is to be done with a message."""
+
+        action: str
+        message: Message
+
+    @dataclass
+    class Left(Event):
+        """The keys go back to the input."""
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.entries: list[Entry] = []
+        self.selected: int | None = None
+        """Index of the selected entry; the last one is meant where there is none."""
+        self.top = 0
+        """The first line in view."""
+        self.following = True
+        """At the end, and to stay there."""
+        self._starts: list[int] = []  # first line of every entry
+        self._rows: list[Row] = []
+        self._strips = RowStrips(self)
+        self._welcome: list[Content] = []
+
+    # -- content ---------------------------------------------------------------------------------------------------
+
+    def show(self, messages: Sequence[Message], standings: Sequence[Standing]) -> None:
+        """Bring the entries up to date with the conversation."""
+        keep = 0
+        while keep < min(len(messages), len(self.entries)) and self.entries[keep].message.id == messages[keep].id:
+            keep += 1
+        first = len(self.entries) if keep == len(self.entries) else keep
+        for place in range(keep):
+            if self.entries[place].update(messages[place], standings[place]):
+                first = min(first, place)
+        del self.entries[keep:]
+        self.entries += [Entry(messages[n], standings[n]) for n in range(keep, len(messages))]
+        if self.selected is not None and self.selected >= len(self.entries):
+            self.selected = None
+        self._lay_out(min(first, keep if keep < len(messages) else first))
+
+    def welcome(self, lines: Sequence[Content]) -> None:
+        """What stands here while nothing has been said."""
+        self._welcome = list(lines)
+        if not self.entries:
+            self._lay_out(0)
+
+    # -- scrolling -------------------------------------------------------------------------------------------------
+
+    @property
+    def _last_top(self) -> int:
+        return max(0, len(self._rows) - self.size.height)
+
+    def scroll_lines(self, by: int) -> None:
+        """Down by so many lines, up where negative; reaching the end means following it."""
+        top = min(self._last_top, max(0, self.top + by))
+        self.following = top == self._last_top
+        if top != self.top:
+            self.top = top
+            self.refresh()
+
+    def scroll_pages(self, by: int) -> None:
+        """A page less two lines, for orientation."""
+        self.scroll_lines(by * max(1, self.size.height - 2))
+
+    def to_end(self) -> None:
+        """Go to the end and follow it from now on."""
+        self.scroll_lines(len(self._rows))
+
+    def go_to(self, message_id: int, words: str) -> None:
+        """Bring a message into view: the line with most of the words, or its first."""
+        place = next((n for n, entry in enumerate(self.entries) if entry.message.id == message_id), None)
+        if place is None:
+            return
+        lines = self._lines_of(place)
+        found = lines.start + (best_line([self._rows[line][0].plain for line in lines], words) or 0)
+        if not self.top <= found < self.top + self.size.height:
+            self.scroll_lines(found - self.size.height // 3 - self.top)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.stop()
+        self.scroll_lines(-_WHEEL)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.stop()
+        self.scroll_lines(_WHEEL)
+
+    @property
+    def chosen(self) -> Entry | None:
+        """The selected entry, else the last."""
+        if not self.entries:
+            return None
+        return self.entries[self.selected if self.selected is not None else -1]
+
+    @property
+    def has_thinking(self) -> bool:
+        """Whether there is a section to fold."""
+        return any(kind == "thinking" for _, kind in self._rows)
+
+    @property
+    def look(self) -> Look:
+        width = max(12, min(_READABLE, self.size.width - GUTTER - _MARGIN))
+        theme = self.app.current_theme
+        return Look(width, ansi=self.app.native_ansi_color, dark=theme.dark, show_thinking=self.show_thinking)
+
+    def _lay_out(self, first: int) -> None:
+        """Recompute the rows from entry `first` on, keep the tail in view if it is followed."""
+        if not self.size.width:
+            return
+        kept = self._starts[first] if first < len(self._starts) else len(self._rows)
+        if not self.entries or not self._starts:
+            first = kept = 0
+        before, thumb = self._rows[kept:], self._thumb
+        del self._rows[kept:], self._starts[first:]
+        look = self.look
+        if not first:
+            self._rows = [BLANK]
+        for entry in self.entries[first:]:
+            self._starts.append(len(self._rows))
+            self._rows += entry.rows(look)
+        if not self.entries:
+            self._rows = [(line, "body") for line in self._centred_welcome()]
+        top = self._last_top if self.following and self.entries else min(self.top, self._last_top)
+        moved, self.top = top != self.top, top
+        if moved or self._thumb != thumb:
+            repaint(self, self.size.region)
+            return
+        for (old, _), (new, _) in zip(before, self._rows[kept:], strict=False):
+            if old is not new:
+                break
+            kept += 1
+        if kept < top + self.size.height:
+            repaint(self, Region(0, max(0, kept - top), self.size.width, self.size.height))
+
+    def _centred_welcome(self) -> list[Content]:
+        above = max(0, (self.size.height - len(self._welcome)) // 3)
+        block = max((line.cell_length for line in self._welcome), default=0)
+        indent = max(0, (self.size.width - block) // 2 - GUTTER)
+        return [Content("")] * above + [line.pad_left(indent) for line in self._welcome]
+
+    def _start_over(self) -> None:
+        self._strips.clear()
+        self._starts.clear()
+        self._rows.clear()
+        self._lay_out(0)
+
+    def on_resize(self) -> None:
+        self._start_over()
+        self.scroll_lines(0)
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._strips.clear()
+        if self._rows:
+            self._start_over()
+
+    def watch_show_thinking(self) -> None:
+        self._start_over()
+
+    # -- drawing ---------------------------------------------------------------------------------------------------
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """The lines of a part of the widget. Past the styles' own cache, which costs more than drawing a line anew."""
+        rows, thumb, marked, selection = self._rows, self._thumb, self._marked, self.text_selection
+        strips = []
+        for y in crop.line_range:
+            line = y + self.top
+            span = selection.get_span(line) if selection is not None else None
+            if line >= len(rows):
+                strip = self._strips.below(thumb=y in thumb)
+            elif span is None and line not in marked:
+                strip = self._strips.strip(line, rows[line], thumb=y in thumb)
+            else:
+                strip = self._strips.marked(rows[line], thumb=y in thumb, marked=line in marked, span=span)
+            strips.append(strip)
+        if crop.column_span == (0, self.size.width):
+            return strips
+        return [strip.crop(crop.x, crop.right) for strip in strips]
+
+    def render_line(self, y: int) -> Strip:
+        """Not for drawing: where the mouse is in the text."""
+        line = min(y + self.top, len(self._rows) - 1)
+        return self._strips.located(line, self._rows[line] if self._rows else BLANK)
+
+    @property
+    def _marked(self) -> range:
+        """The lines of the selected message while the keys are here."""
+        if self.selected is None or self.selected >= len(self._starts) or not self.has_focus:
+            return range(0)
+        return self._lines_of(self.selected)
+
+    @property
+    def _thumb(self) -> range:
+        """The lines of the view in which the scroll bar's thumb shows; none while everything is in view."""
+        height, total = self.size.height, len(self._rows)
+        if total <= height or not self.entries:
+            return range(0)
+        length = max(1, height * height // total)
+        start = round(self.top / max(1, total - height) * (height - length))
+        return range(start, start + length)
+
+    def _lines_of(self, place: int) -> range:
+        """Where the rows of an entry are."""
+        return range(self._starts[place], self._starts[place + 1] if place + 1 < len(self._starts) else len(self._rows))
+
+    def _entry_at(self, line: int) -> int:
+        return bisect_right(self._starts, line) - 1
+
+    def get_selection(self, selection: Selection) -> tuple[str, str] | None:
+        text = "\n".join(" " * GUTTER + content.plain for content, _ in self._rows)
+        picked = selection.extract(text)
+        return "\n".join(line.removeprefix(" " * GUTTER).rstrip() for line in picked.split("\n")), "\n"
+
+    def selection_updated(self, selection: Selection | None) -> None:  # noqa: ARG002
+        self.refresh()
+
+    # -- keys and mouse --------------------------------------------------------------------------------------------
+
+    def action_select(self, by: int) -> None:
+        """Select the message above or below, and bring it into view."""
+        if not self.entries:
+            return
+        at = self.selected if self.selected is not None else len(self.entries) - (0 if by < 0 else 1)
+        self.selected = min(len(self.entries) - 1, max(0, at + by))
+        lines = self._lines_of(self.selected)
+        if lines.start < self.top or len(lines) >= self.size.height:
+            self.scroll_lines(lines.start - self.top)
+        elif lines.stop > self.top + self.size.height:
+            self.scroll_lines(lines.stop - self.size.height - self.top)
+        self.refresh()
+
+    def action_act(self, action: str) -> None:
+        if self.chosen is not None:
+            self.post_message(self.Act(action, self.chosen.message))
+
+    def action_to_start(self) -> None:
+        self.scroll_lines(-len(self._rows))
+
+    def action_to_end(self) -> None:
+        self.to_end()
+
+    def action_leave(self) -> None:
+        self.post_message(self.Left())
+
+    def on_click(self, event: events.Click) -> None:
+        """Select what was clicked; on a thinking section's head, open or close it."""
+        line = event.y + self.top
+        if 0 <= line < len(self._rows) and self.entries:
+            self.selected = self._entry_at(line)
+            if self._rows[line][1] == "thinking":
+                self.show_thinking = not self.show_thinking
+            self.refresh()
+
+    def on_blur(self) -> None:
+        self.selected = None
+        self.refresh()
