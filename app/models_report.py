@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.models.catalog import CatalogEntry, HubRepo, load_catalog
-from headrace.models.checkpoint import Checkpoint, open_checkpoint
-from headrace.models.costs import WORKING_MEMORY, checkpoint_cost
-from headrace.models.resolve import DEFAULT_MODEL, ResolvedModel
-from headrace.models.store import Store, StoredModel, directory_bytes
+from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
+from headrace.models.cost.costs import WORKING_MEMORY, checkpoint_cost
+from headrace.models.registry.catalog import CatalogEntry, HubRepo, load_catalog
+from headrace.models.registry.resolve import DEFAULT_MODEL, ResolvedModel
+from headrace.models.registry.store import Store, StoredModel, directory_bytes
 from headrace.runtime.cost import StepCost
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
@@ -158,7 +158,7 @@ def _step_cost(checkpoint: Checkpoint) -> StepCost | None:
         return cost
     import mlx.core as mx
 
-    from headrace.models.mlx_lm_network import MlxLmNetwork  # half a second of imports, which a list does not spend
+    from headrace.models.network.mlx_lm import MlxLmNetwork  # half a second of imports, which a list does not spend
 
     try:
         return MlxLmNetwork(checkpoint, device=mx.DeviceType.gpu).cost  # made, but none of its arrays is read

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from headrace.app.terminal import can_redraw, may_style
-from headrace.models.progress import Progress, silent
+from headrace.models.registry.progress import Progress, silent
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -25,7 +25,7 @@ _LINE_SECONDS = 10.0  # how often a log hears of the same stage
 
 @contextmanager
 def drawn_progress(*, quiet: bool = False) -> Iterator[Progress]:
-    """A sink for `models.progress` reports, from any thread; whatever it drew is finished on exit."""
+    """A sink for `models.registry.progress` reports, from any thread; whatever it drew is finished on exit."""
     if quiet:
         yield silent
     elif can_redraw(sys.stderr):

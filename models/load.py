@@ -11,14 +11,14 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-from headrace.models.beside import beside
-from headrace.models.checkpoint import Checkpoint, open_checkpoint
-from headrace.models.config import DecoderConfig, decoder_config
-from headrace.models.costs import WORKING_MEMORY, kv_bytes_per_token
-from headrace.models.dtypes import compute_dtype
-from headrace.models.json_object import read_json_object
-from headrace.models.quantization import Quantization, is_affine
-from headrace.models.tokenizer import Tokenizer
+from headrace.models.background import beside
+from headrace.models.checkpoint.json_object import read_json_object
+from headrace.models.checkpoint.quantization import Quantization, is_affine
+from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
+from headrace.models.cost.costs import WORKING_MEMORY, kv_bytes_per_token
+from headrace.models.network.config import DecoderConfig, decoder_config
+from headrace.models.network.dtypes import compute_dtype
+from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime import memory, ops
 from headrace.runtime.errors import UsageError
 from headrace.runtime.network import Network
@@ -120,7 +120,7 @@ def _sized(
     """
     device = mx.default_device().type
     if config is None:
-        from headrace.models.mlx_lm_network import MlxLmNetwork
+        from headrace.models.network.mlx_lm import MlxLmNetwork
 
         network = MlxLmNetwork(checkpoint, device=device, requantize=requantize)
         return lambda: network, sum(array.nbytes for array in network.arrays), network.cost.kv_bytes_per_token
@@ -133,8 +133,8 @@ def _sized(
 def _decoder(
     checkpoint: Checkpoint, config: DecoderConfig, dtype: mx.Dtype, requantize: Quantization | None
 ) -> Network[Any]:
-    from headrace.models.decoder import Decoder
-    from headrace.models.parameters import Parameters
+    from headrace.models.network.decoder import Decoder
+    from headrace.models.network.parameters import Parameters
 
     kernels = ops.select()
     return Decoder(config, Parameters(checkpoint, kernels, dtype, requantize), kernels, dtype)

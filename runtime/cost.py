@@ -1,8 +1,8 @@
 """The bytes and floating-point operations of one decode step, computed from shapes.
 
-Plain arithmetic, no arrays: `models/costs.py` fills it in next to the shapes it follows from; telemetry, benchmarks
-and predictions read it. Only what a step touches counts: used cache entries, not capacity; no embedding table
-unless it is also the output projection; no inactive experts.
+Plain arithmetic, no arrays: `models/cost/costs.py` fills it in next to the shapes it follows from; telemetry,
+benchmarks and predictions read it. Only what a step touches counts: used cache entries, not capacity; no embedding
+table unless it is also the output projection; no inactive experts.
 """
 
 from collections.abc import Sequence

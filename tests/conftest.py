@@ -29,7 +29,7 @@ def _terminals_tell_their_size() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def default_model() -> Path:
     """The default model's directory, installed as a user would get it."""
-    from headrace.models.resolve import resolve
-    from headrace.models.store import Store
+    from headrace.models.registry.resolve import resolve
+    from headrace.models.registry.store import Store
 
     return resolve(None, store=Store(TEST_HOME / "data" / "models")).path

@@ -10,10 +10,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from headrace.models.checkpoint import open_checkpoint
-from headrace.models.config import decoder_config
-from headrace.models.decoder import Decoder
-from headrace.models.parameters import Parameters
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.network.config import decoder_config
+from headrace.models.network.decoder import Decoder
+from headrace.models.network.parameters import Parameters
 from headrace.runtime.ops import Ops, reference
 
 VOCAB, HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 96, 64, 128, 3, 4, 2, 32

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headrace.models.catalog import Wheel
+from headrace.models.registry.catalog import Wheel
 
 PROJECT, VERSION = "headrace-test-model", "1.0"
 FILENAME = "headrace_test_model-1.0-py3-none-any.whl"

@@ -32,7 +32,7 @@ from headrace.app.engine.messages import (
 )
 from headrace.app.sessions.records import Attachment, Message, Session
 from headrace.app.sessions.store import SessionStore
-from headrace.app.thinking import split_thinking
+from headrace.models.text.thinking import split_thinking
 from headrace.runtime.errors import EngineError, SessionError, UsageError
 
 Phase = Literal["idle", "waiting", "prefill", "answering", "summarising"]

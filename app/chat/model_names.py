@@ -3,9 +3,9 @@
 Looks at names, the catalog and the store's entries: nothing of mlx, nothing from the network.
 """
 
-from headrace.models.catalog import find
-from headrace.models.source import CatalogName, parse_source
-from headrace.models.store import Store
+from headrace.models.registry.catalog import find
+from headrace.models.registry.source import CatalogName, parse_source
+from headrace.models.registry.store import Store
 
 
 def check_model_name(name: str) -> None:

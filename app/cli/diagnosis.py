@@ -20,7 +20,7 @@ from headrace.runtime.memory import Budget
 from headrace.runtime.units import format_bytes, format_rate
 
 if TYPE_CHECKING:
-    from headrace.models.store import Store
+    from headrace.models.registry.store import Store
 
 PACKAGES = ("headrace", "mlx", "mlx-lm", "tokenizers", "gguf", "huggingface_hub", "textual")
 _LITTLE_MEMORY = 1 << 30  # bytes: not even a 1 B model at 4 bits with its cache
@@ -221,8 +221,8 @@ def _place(name: str, path: Path) -> Place:
 
 
 def _default_model(failures: list[Finding]) -> DefaultModel:
-    from headrace.models.resolve import DEFAULT_MODEL
-    from headrace.models.store import Store
+    from headrace.models.registry.resolve import DEFAULT_MODEL
+    from headrace.models.registry.store import Store
     from headrace.runtime.errors import HeadraceError
 
     store, paths = Store(), {}
@@ -236,7 +236,7 @@ def _default_model(failures: list[Finding]) -> DefaultModel:
 
 def _checked_path(store: "Store", name: str) -> Path | None:
     """Where the files of a stored model are, if there are any; an error says what is wrong with it, and what to do."""
-    from headrace.models.soundness import check_sound, damaged
+    from headrace.models.checkpoint.validation import check_sound, damaged
     from headrace.runtime.errors import CheckpointError
 
     model = store.get(name)

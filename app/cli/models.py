@@ -13,10 +13,10 @@ import click
 from headrace.app.models_report import MEMORY_CONTEXT, Document, catalog_document, checkpoint_document, overview
 from headrace.app.progress import drawn_progress
 from headrace.app.terminal import may_style
-from headrace.models.progress import Progress
-from headrace.models.resolve import ResolvedModel, resolve, stored_name
-from headrace.models.source import CatalogName, parse_source
-from headrace.models.store import Store, directory_bytes
+from headrace.models.registry.progress import Progress
+from headrace.models.registry.resolve import ResolvedModel, resolve, stored_name
+from headrace.models.registry.source import CatalogName, parse_source
+from headrace.models.registry.store import Store, directory_bytes
 from headrace.runtime.errors import CheckpointError, ModelNotFoundError, UsageError
 from headrace.runtime.units import format_bytes
 
@@ -110,7 +110,7 @@ def rm(name: str, yes: bool) -> None:
     repo, commit = _hub_commit(store, entry)
     cached = 0
     if repo and commit:
-        from headrace.models.hub_cache import cached_bytes, delete_cached
+        from headrace.models.registry.hub_cache import cached_bytes, delete_cached
 
         cached = cached_bytes(repo, commit)
     if not yes:
@@ -128,8 +128,8 @@ def rm(name: str, yes: bool) -> None:
 def _keep_quantized(
     model: ResolvedModel, bits: int, group_size: int, kept_as: str | None, progress: Progress
 ) -> ResolvedModel:
-    from headrace.models.quantization import Quantization  # imports mlx, as the other subcommands need not
-    from headrace.models.quantize_checkpoint import keep_quantized
+    from headrace.models.checkpoint.quantization import Quantization  # imports mlx, as the other subcommands need not
+    from headrace.models.checkpoint.quantize import keep_quantized
 
     kept = keep_quantized(model, Quantization(bits, group_size), name=kept_as, progress=progress)
     return resolve(kept.name, fetch=False)
@@ -149,7 +149,7 @@ def _document(name: str | None) -> Document:
     """Of an installed model or local file what its headers say, of any other catalog entry what the catalog says."""
     source = parse_source(name) if name is not None else None
     if isinstance(source, CatalogName) and Store().get(source.name) is None:
-        from headrace.models.catalog import find
+        from headrace.models.registry.catalog import find
 
         return catalog_document(find(source.name))
     return checkpoint_document(_local(name))

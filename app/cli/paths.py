@@ -7,7 +7,7 @@ import click
 from headrace.app.engine.link import log_path
 from headrace.app.sessions.store import database_path
 from headrace.app.settings import settings_path, write_default
-from headrace.models.store import Store
+from headrace.models.registry.store import Store
 from headrace.runtime.paths import cache_dir
 
 

@@ -43,7 +43,7 @@ def predict(
     """Say how fast MODEL would decode on this machine or other chips, what limits it, and what would help."""
     from headrace.app.bench.measure.plan import parse_counts
     from headrace.app.predict.document import explanation, prediction
-    from headrace.models.find_shape import find_shape
+    from headrace.models.cost.find_shape import find_shape
     from headrace.runtime.errors import UsageError
 
     counts = parse_counts(contexts, "--context")

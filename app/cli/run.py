@@ -17,9 +17,9 @@ from headrace.app.terminal import can_redraw, may_style
 from headrace.runtime.errors import ContextLimitError, UsageError
 
 if TYPE_CHECKING:
-    from headrace.app.answer import Part
     from headrace.app.cli.run_report import Account
     from headrace.models.load import LoadedModel
+    from headrace.models.text.answer import Part
     from headrace.runtime.request import Finished, Request, Step
 
 DEFAULT_MAX_TOKENS = 2048
@@ -72,9 +72,9 @@ def run(
         raise UsageError("--raw has no place for a system message, nor for --thinking")
     text = _read_prompt(prompt)
     # Kept out of the module's head: `headrace run --help` needs none of it.
-    from headrace.app.answer import answer
     from headrace.app.cli.interrupts import first_interrupt_cancels
     from headrace.models.load import context_length
+    from headrace.models.text.answer import answer
     from headrace.runtime.engine import Engine
     from headrace.runtime.request import Request
     from headrace.runtime.sampling import SamplingParams
@@ -110,7 +110,7 @@ def run(
 
 def _check_options(sampling: dict[str, Any], stops: tuple[str, ...]) -> None:
     """Raises UsageError now for what only the loaded model will be asked to do: a typo is not worth a download."""
-    from headrace.models.stop_strings import StopMatcher
+    from headrace.models.text.stop_strings import StopMatcher
     from headrace.runtime.sampling import SamplingParams
 
     SamplingParams(**sampling_settings(sampling, {}))
@@ -133,10 +133,10 @@ def _read_prompt(argument: str | None) -> str:
 
 def _load(model: str | None, context: int | None, quantize: int | None, group_size: int, force: bool) -> "LoadedModel":
     from headrace.app.progress import drawn_progress
+    from headrace.models.checkpoint.quantization import Quantization
+    from headrace.models.checkpoint.validation import blamed_on_store
     from headrace.models.load import load_model
-    from headrace.models.quantization import Quantization
-    from headrace.models.resolve import resolve
-    from headrace.models.soundness import blamed_on_store
+    from headrace.models.registry.resolve import resolve
 
     requantize = Quantization(quantize, group_size) if quantize is not None else None  # before anything is fetched
     with drawn_progress() as progress:
@@ -148,7 +148,7 @@ def _load(model: str | None, context: int | None, quantize: int | None, group_si
 def _encode(loaded: "LoadedModel", text: str, system: str | None, raw: bool, thinking: bool | None) -> list[int]:
     if raw:
         return loaded.tokenizer.encode_prompt(text)
-    from headrace.app.chat_prompt import ChatPrompt
+    from headrace.models.text.chat_prompt import ChatPrompt
 
     messages = [{"role": "system", "content": system}] if system else []
     return ChatPrompt(loaded.tokenizer).encode([*messages, {"role": "user", "content": text}], thinking=thinking)
@@ -181,7 +181,7 @@ class _Shown:
 
     def follow(self, parts: Iterable["Part"]) -> None:
         """Consume the answer to its end."""
-        from headrace.app.answer import Ended, Said
+        from headrace.models.text.answer import Ended, Said
 
         for part in parts:
             if isinstance(part, Said | Ended):

@@ -10,8 +10,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 
-from headrace.app.answer import Ended, Said, answer
-from headrace.app.chat_prompt import ChatPrompt
 from headrace.app.engine.messages import (
     ContextFull,
     Delta,
@@ -27,10 +25,12 @@ from headrace.app.engine.messages import (
 )
 from headrace.app.sampling_options import sampling_settings
 from headrace.app.sessions.journal import JournalWriter
+from headrace.models.checkpoint.validation import blamed_on_store
 from headrace.models.load import LoadedModel, load_model
-from headrace.models.progress import Progress
-from headrace.models.resolve import ResolvedModel, resolve
-from headrace.models.soundness import blamed_on_store
+from headrace.models.registry.progress import Progress
+from headrace.models.registry.resolve import ResolvedModel, resolve
+from headrace.models.text.answer import Ended, Said, answer
+from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.runtime import memory, ops
 from headrace.runtime.bandwidth import Peak, cached_peak, measure_peak
 from headrace.runtime.engine import Engine

@@ -173,7 +173,7 @@ class Server:
         self._host.warm_up()
 
     def _pull(self, name: str) -> None:
-        from headrace.models.resolve import resolve
+        from headrace.models.registry.resolve import resolve
 
         progress = throttled(lambda stage, done, total: self._send(PullProgress(name, stage, done, total)))
         resolve(name, progress=progress, refresh=True)

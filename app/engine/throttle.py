@@ -2,7 +2,7 @@
 
 import time
 
-from headrace.models.progress import Progress
+from headrace.models.registry.progress import Progress
 
 _INTERVAL_S = 0.1
 

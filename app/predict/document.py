@@ -7,9 +7,9 @@ from typing import Any
 from headrace.app.predict.fit_store import MeasuredFit
 from headrace.app.predict.prediction import Target, largest_context, levers, predict, summarise_assumptions
 from headrace.app.predict.published import assumptions
-from headrace.models.catalog import load_catalog
-from headrace.models.shape_sources import shape_of_entry
-from headrace.models.step_shape import Operation, StepShape, total
+from headrace.models.cost.shape_sources import shape_of_entry
+from headrace.models.cost.step_shape import Operation, StepShape, total
+from headrace.models.registry.catalog import load_catalog
 
 Document = dict[str, Any]
 ENGINE = "mlx-lm"  # whose published figures stand in for a Mac that was not measured

@@ -12,8 +12,8 @@ from fractions import Fraction
 
 from headrace.app.predict.fit_store import MeasuredFit
 from headrace.app.predict.published import Assumptions
-from headrace.models.costs import WORKING_MEMORY
-from headrace.models.step_shape import StepShape
+from headrace.models.cost.costs import WORKING_MEMORY
+from headrace.models.cost.step_shape import StepShape
 from headrace.runtime import chips
 from headrace.runtime.errors import UsageError
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from headrace.models.shape_sources import shape_of_config
-from headrace.models.step_shape import StepShape, quantized_bytes
+from headrace.models.cost.shape_sources import shape_of_config
+from headrace.models.cost.step_shape import StepShape, quantized_bytes
 from headrace.runtime import chips
 from headrace.runtime.paths import ASSETS
 

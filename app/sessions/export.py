@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.app.sanitise import sanitise
 from headrace.app.sessions.records import Message, Session, TurnFigures
-from headrace.app.thinking import split_thinking
+from headrace.models.text.thinking import split_thinking
 
 _SPEAKERS = {"user": "You", "assistant": "Answer"}
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.app.chat_prompt import ChatPrompt
-from headrace.models.tokenizer import Tokenizer
+from headrace.models.text.chat_prompt import ChatPrompt
+from headrace.models.text.tokenizer import Tokenizer
 from tests.families import FAMILIES, write_family
 
 ASK = [{"role": "user", "content": "What is <think> for?"}]

@@ -12,8 +12,8 @@ from typing import Any
 import pexpect
 import pytest
 
-from headrace.models.costs import WORKING_MEMORY
-from headrace.models.store import Store
+from headrace.models.cost.costs import WORKING_MEMORY
+from headrace.models.registry.store import Store
 from tests.checkpoints import CONFIG, header, shard, write
 from tests.hub_server import HubServer
 from tests.models.gguf.build import write_gguf

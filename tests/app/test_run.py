@@ -327,13 +327,13 @@ def test_the_first_interrupt_keeps_what_was_said(endless: Path, home: Path) -> N
 
 def test_an_interrupted_json_answer_is_still_a_document(endless: Path, home: Path) -> None:
     script = (  # nothing is written until the end, so the interrupt comes from within
-        "import os, runpy, signal, headrace.app.answer\n"
-        "whole = headrace.app.answer.answer\n"
+        "import os, runpy, signal, headrace.models.text.answer\n"
+        "whole = headrace.models.text.answer.answer\n"
         "def interrupted(*arguments):\n"
         "    for number, part in enumerate(whole(*arguments)):\n"
         "        if number == 20: os.kill(os.getpid(), signal.SIGINT)\n"
         "        yield part\n"
-        "headrace.app.answer.answer = interrupted\n"
+        "headrace.models.text.answer.answer = interrupted\n"
         "runpy.run_module('app', run_name='__main__', alter_sys=True)\n"
     )
     command = [sys.executable, "-c", script, "run", "hi", "-m", str(endless), *FOREVER, "--json"]

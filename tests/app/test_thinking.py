@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.app.thinking import CLOSE, OPEN, Parts, split_thinking
+from headrace.models.text.thinking import CLOSE, OPEN, Parts, split_thinking
 
 pieces = st.lists(st.sampled_from([OPEN, CLOSE, "<", "</", "think>", "a", "\n", " ", "é", "x < y"]), max_size=12)
 

@@ -9,7 +9,7 @@ import sys
 import time
 
 from headrace.models.load import load_model
-from headrace.models.resolve import resolve
+from headrace.models.registry.resolve import resolve
 from headrace.runtime.engine import Engine
 from headrace.runtime.request import Request, Step
 from headrace.runtime.telemetry import StepRing

@@ -5,9 +5,9 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from headrace.models.import_gguf import convert
 from headrace.models.load import load_model
-from headrace.models.progress import silent
+from headrace.models.registry.import_gguf import convert
+from headrace.models.registry.progress import silent
 from tests.bench.make_model import write_checkpoint, write_gguf
 from tests.bench.shapes import TINY
 

@@ -37,8 +37,8 @@ from typing import Any
 from headrace.app.sessions.journal import written
 from headrace.app.sessions.records import Message
 from headrace.app.sessions.store import SessionStore
-from headrace.models.resolve import resolve
-from headrace.models.tokenizer import Tokenizer
+from headrace.models.registry.resolve import resolve
+from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.paths import cache_dir, data_dir
 from headrace.runtime.telemetry import Percentiles
 

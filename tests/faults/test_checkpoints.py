@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.models.checkpoint import MAX_HEADER_BYTES, open_checkpoint
+from headrace.models.checkpoint.safetensors import MAX_HEADER_BYTES, open_checkpoint
 from headrace.runtime.errors import CheckpointError
 from tests.checkpoints import header, shard, tensor, write
 

@@ -5,7 +5,7 @@ import tracemalloc
 
 import pytest
 
-from headrace.models.chat_template import ChatTemplate
+from headrace.models.text.chat_template import ChatTemplate
 from headrace.runtime.errors import CheckpointError
 
 USER = [{"role": "user", "content": "hi"}]

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from headrace.models import beside as module
-from headrace.models.beside import beside
+from headrace.models import background as module
+from headrace.models.background import beside
 
 
 def test_the_result_and_the_error_come_when_asked_for() -> None:

@@ -5,9 +5,9 @@ import tomllib
 
 import pytest
 
-from headrace.models.catalog import CatalogEntry, HubRepo, Wheel, find, load_catalog
-from headrace.models.resolve import DEFAULT_MODEL
-from headrace.models.source import CatalogName, HubId, parse_source
+from headrace.models.registry.catalog import CatalogEntry, HubRepo, Wheel, find, load_catalog
+from headrace.models.registry.resolve import DEFAULT_MODEL
+from headrace.models.registry.source import CatalogName, HubId, parse_source
 from headrace.runtime.errors import ModelNotFoundError
 from headrace.runtime.paths import ASSETS
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.models.chat_template import ChatTemplate, read_sources
+from headrace.models.text.chat_template import ChatTemplate, read_sources
 from headrace.runtime.errors import CheckpointError, UsageError
 from tests.families import FAMILIES
 
@@ -146,5 +146,5 @@ def test_a_broken_template_file_is_named(tmp_path: Path, content: bytes) -> None
 
 
 def test_jinja_is_not_imported_before_a_template_is_compiled() -> None:
-    code = "import sys, headrace.models.tokenizer; assert not {'jinja2', 'tokenizers', 'numpy'} & set(sys.modules)"
+    code = "import sys, headrace.models.text.tokenizer; assert not {'jinja2', 'tokenizers', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

@@ -8,7 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from headrace.models.checkpoint import open_checkpoint
+from headrace.models.checkpoint.safetensors import open_checkpoint
 from tests.checkpoints import header, shard, tensor, write
 
 
@@ -104,7 +104,7 @@ def test_the_leftover_flag_of_merge_tools_is_no_code(tmp_path: Path) -> None:
 def test_needs_neither_numpy_nor_mlx(tmp_path: Path) -> None:
     write(tmp_path, {"model.safetensors": shard(header())})
     script = (
-        "import sys; from pathlib import Path; from headrace.models.checkpoint import open_checkpoint;"
+        "import sys; from pathlib import Path; from headrace.models.checkpoint.safetensors import open_checkpoint;"
         f"open_checkpoint(Path({str(tmp_path)!r}));"
         "import json; print(json.dumps([n for n in ('numpy', 'mlx', 'safetensors', 'torch') if n in sys.modules]))"
     )

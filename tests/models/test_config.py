@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.models.config import DecoderConfig, decoder_config
+from headrace.models.network.config import DecoderConfig, decoder_config
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from tests.tiny import EVERY, LAYERS, config_of
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace.models.control_tokens import ControlTokens
-from headrace.models.tokenizer import Tokenizer
+from headrace.models.text.control_tokens import ControlTokens
+from headrace.models.text.tokenizer import Tokenizer
 from tests.corpus import NASTY
 from tests.families import FAMILIES, write_family
 

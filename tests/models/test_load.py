@@ -7,10 +7,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from headrace.models import costs, load
-from headrace.models.checkpoint import open_checkpoint
-from headrace.models.config import decoder_config
-from headrace.models.dtypes import compute_dtype
+from headrace.models import load
+from headrace.models.checkpoint.quantization import Quantization
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.cost import costs
 from headrace.models.load import (
     LEAST_CONTEXT,
     WORKING_MEMORY,
@@ -19,7 +19,8 @@ from headrace.models.load import (
     load_model,
     network_kind,
 )
-from headrace.models.quantization import Quantization
+from headrace.models.network.config import decoder_config
+from headrace.models.network.dtypes import compute_dtype
 from headrace.runtime import memory
 from headrace.runtime.errors import CheckpointError, NotEnoughMemoryError, UsageError
 from headrace.runtime.memory import Budget

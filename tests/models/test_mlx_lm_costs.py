@@ -13,9 +13,9 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
-from headrace.models.mlx_lm_costs import leaves
-from headrace.models.mlx_lm_network import MlxLmNetwork
-from headrace.models.quantization import Quantization
+from headrace.models.checkpoint.quantization import Quantization
+from headrace.models.network.mlx_lm import MlxLmNetwork
+from headrace.models.network.mlx_lm_costs import leaves
 from headrace.runtime.prefill import prefill
 from tests.models.test_mlx_lm_network import CONFIGS, WINDOW, load, write
 

@@ -8,10 +8,10 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from headrace.models.checkpoint import open_checkpoint
-from headrace.models.config import decoder_config
-from headrace.models.mlx_lm_network import MlxLmNetwork
-from headrace.models.quantization import Quantization
+from headrace.models.checkpoint.quantization import Quantization
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.network.config import decoder_config
+from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.runtime.engine import Engine
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.request import CancelFlag, Request, Step

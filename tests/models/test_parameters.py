@@ -8,11 +8,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from headrace.models.checkpoint import open_checkpoint
-from headrace.models.config import decoder_config
-from headrace.models.decoder import Decoder
-from headrace.models.parameters import Parameters
-from headrace.models.quantization import BITS, GROUP_SIZES, Quantization
+from headrace.models.checkpoint.quantization import BITS, GROUP_SIZES, Quantization
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.network.config import decoder_config
+from headrace.models.network.decoder import Decoder
+from headrace.models.network.parameters import Parameters
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError, UsageError
 from headrace.runtime.ops import Ops, reference
 from headrace.runtime.request import Request

@@ -6,10 +6,10 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
+from headrace.models.checkpoint.quantization import Quantization
+from headrace.models.checkpoint.quantize import keep_quantized
 from headrace.models.load import load_model
-from headrace.models.quantization import Quantization
-from headrace.models.quantize_checkpoint import keep_quantized
-from headrace.models.resolve import resolve
+from headrace.models.registry.resolve import resolve
 from headrace.runtime.errors import UsageError
 from tests.tiny_chat import write_chat_model
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace.models import catalog, import_gguf
-from headrace.models.catalog import CatalogEntry, HubRepo, Wheel, find
-from headrace.models.checkpoint import open_checkpoint
-from headrace.models.resolve import DEFAULT_MODEL, resolve, stored_name
-from headrace.models.soundness import check_sound
-from headrace.models.store import Store
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.checkpoint.validation import check_sound
+from headrace.models.registry import catalog, import_gguf
+from headrace.models.registry.catalog import CatalogEntry, HubRepo, Wheel, find
+from headrace.models.registry.resolve import DEFAULT_MODEL, resolve, stored_name
+from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError, FetchError, ModelNotFoundError, UsageError
 from tests.checkpoints import header, shard, write
 from tests.hub_server import HubServer
@@ -305,10 +305,10 @@ def test_an_installed_model_needs_no_heavy_import(store: Store) -> None:
     store.install(DEFAULT_MODEL, build)
     script = (
         "import json, sys; from pathlib import Path\n"
-        "from headrace.models.resolve import resolve; from headrace.models.store import Store\n"
+        "from headrace.models.registry.resolve import resolve; from headrace.models.registry.store import Store\n"
         f"resolve(None, store=Store(Path({str(store.root)!r})))\n"
         "heavy = ('numpy', 'mlx', 'gguf', 'huggingface_hub', 'tomllib', 'filelock', 'subprocess',"
-        " 'headrace.models.catalog')\n"
+        " 'headrace.models.registry.catalog')\n"
         "print(json.dumps([name for name in heavy if name in sys.modules]))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=Path.cwd())

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.models.config import RopeConfig
-from headrace.models.rope import make_rope
+from headrace.models.network.config import RopeConfig
+from headrace.models.network.rope import make_rope
 from headrace.runtime.errors import CheckpointError
 
 CONTEXT = 131072

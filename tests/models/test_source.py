@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.models.source import CatalogName, HubId, LocalDirectory, LocalGGUF, parse_source
+from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, LocalGGUF, parse_source
 from headrace.runtime.errors import HeadraceError, ModelNotFoundError, UsageError
 from tests.checkpoints import write
 

@@ -8,12 +8,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from headrace.models.catalog import load_catalog
-from headrace.models.checkpoint import open_checkpoint
-from headrace.models.costs import checkpoint_cost
-from headrace.models.decoder import Decoder
-from headrace.models.shape_sources import shape_of_checkpoint, shape_of_config, shape_of_entry
-from headrace.models.step_shape import Matrix, StepShape, total
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.cost.costs import checkpoint_cost
+from headrace.models.cost.shape_sources import shape_of_checkpoint, shape_of_config, shape_of_entry
+from headrace.models.cost.step_shape import Matrix, StepShape, total
+from headrace.models.network.decoder import Decoder
+from headrace.models.registry.catalog import load_catalog
 from headrace.runtime.cost import LayerKV
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.ops import reference

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace.models.stop_strings import StopMatcher
+from headrace.models.text.stop_strings import StopMatcher
 from headrace.runtime.errors import UsageError
 
 texts = st.text("ab\n<é", max_size=30)

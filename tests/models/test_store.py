@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from headrace.models.store import Store, directory_bytes
+from headrace.models.registry.store import Store, directory_bytes
 from headrace.runtime.errors import CheckpointError, FetchError, HeadraceError, UsageError
 from tests.checkpoints import write
 
@@ -181,7 +181,7 @@ def test_a_broken_entry_says_how_to_get_rid_of_it(store: Store, content: bytes) 
 def test_what_a_crash_left_is_swept(store: Store) -> None:
     """A process killed while building leaves its partial directory; the next install of anything clears it."""
     script = (
-        "import os, signal; from pathlib import Path; from headrace.models.store import Store\n"
+        "import os, signal; from pathlib import Path; from headrace.models.registry.store import Store\n"
         "def build(directory):\n"
         "    (directory / 'half').write_bytes(bytes(1000))\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -222,7 +222,7 @@ def test_two_processes_build_once(store: Store, tmp_path: Path) -> None:
 def installing(store: Store, name: str) -> Iterator[Callable[[], None]]:
     """Another process in the middle of installing `name`; calling what is yielded lets it finish."""
     script = (
-        "import sys; from pathlib import Path; from headrace.models.store import Store\n"
+        "import sys; from pathlib import Path; from headrace.models.registry.store import Store\n"
         "def build(directory):\n"
         "    print('building', flush=True); sys.stdin.readline()\n"
         "    (directory / 'config.json').write_text('{}'); return {'source': 'the other process'}\n"

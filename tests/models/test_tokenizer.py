@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.models.tokenizer import Tokenizer
+from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError, UsageError
 from tests.corpus import NASTY
 from tests.families import FAMILIES, write_family

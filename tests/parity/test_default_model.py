@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from headrace.models.decoder import Decoder
+from headrace.models.network.decoder import Decoder
 from headrace.runtime.ops import Ops, reference
 from headrace.runtime.request import Request
 from tests.kernels import KERNELS, name_of

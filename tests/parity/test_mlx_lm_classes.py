@@ -6,8 +6,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from headrace.models.checkpoint import open_checkpoint
-from headrace.models.mlx_lm_network import MlxLmNetwork
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.network.mlx_lm import MlxLmNetwork
 from tests.tiny import VARIANTS, VOCAB, load_decoder, quantize_model, write_model
 
 pytestmark = pytest.mark.peer

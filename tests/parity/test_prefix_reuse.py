@@ -9,8 +9,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from headrace.models.checkpoint import open_checkpoint
-from headrace.models.mlx_lm_network import MlxLmNetwork
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.runtime.engine import Engine
 from headrace.runtime.request import Request
 from tests.tiny import load_decoder, write_model

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.models.tokenizer import Tokenizer
+from headrace.models.text.tokenizer import Tokenizer
 from tests.corpus import NASTY
 from tests.families import FAMILIES, write_family
 

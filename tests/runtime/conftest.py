@@ -5,7 +5,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from headrace.models.decoder import Decoder
+from headrace.models.network.decoder import Decoder
 from tests.tiny import load_decoder, write_model
 
 

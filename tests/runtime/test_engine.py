@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from headrace.models.decoder import Decoder
+from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine import Engine
 from headrace.runtime.errors import ContextLimitError, EngineError, UsageError
 from headrace.runtime.prefill import FIRST, LARGEST, STEP, TARGET_S, Pace, prefill

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.models.decoder import Decoder
+from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine import Engine
 from headrace.runtime.errors import ContextLimitError, EngineError, UsageError
 from headrace.runtime.prefix import Prefix, common_prefix

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import mlx.core as mx
 import pytest
 
-from headrace.models.decoder import Decoder
+from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine import Engine
 from headrace.runtime.request import CancelFlag, Event, Finished, Request, Step
 from tests.watched import WatchedNetwork, answer, same_rows

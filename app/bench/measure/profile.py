@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from headrace.models.decoder import Decoder
+from headrace.models.network.decoder import Decoder
 from headrace.runtime.cache import KVCache
 from headrace.runtime.decode import Choice, decode, decode_step
 from headrace.runtime.errors import UsageError

@@ -89,9 +89,9 @@ def run(options: Options, show: Show) -> Document:
 
 
 def prefill_work(model: "LoadedModel") -> Work | None:
-    """What a prefill test moves and computes, where the model's matrices are known; see `models.step_shape`."""
-    from headrace.models.shape_sources import shape_of_checkpoint
-    from headrace.models.step_shape import total
+    """What a prefill test moves and computes, where the model's matrices are known; see `models.cost.step_shape`."""
+    from headrace.models.cost.shape_sources import shape_of_checkpoint
+    from headrace.models.cost.step_shape import total
     from headrace.runtime.errors import UnsupportedModelError
 
     try:
@@ -146,7 +146,7 @@ def _busy(host: Machine) -> list[str]:
 def _load(name: str | None, options: Options) -> "LoadedModel":
     from headrace.app.progress import drawn_progress
     from headrace.models.load import load_model
-    from headrace.models.resolve import resolve
+    from headrace.models.registry.resolve import resolve
 
     limit = max(test.tokens for test in options.tests)
     with drawn_progress() as progress:

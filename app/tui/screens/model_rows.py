@@ -31,8 +31,8 @@ def model_rows(card: ModelCard | None, measured_gb_s: float | None) -> list[Mode
     card: the loaded model's; measured_gb_s: this machine's bandwidth, which is measured after the first load.
     """
     from headrace.app.models_report import overview
-    from headrace.models.catalog import load_catalog
-    from headrace.models.store import Store
+    from headrace.models.registry.catalog import load_catalog
+    from headrace.models.registry.store import Store
 
     rows = []
     usable = card.budget.usable + card.active_memory_bytes if card and card.budget else None

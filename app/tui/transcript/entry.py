@@ -10,9 +10,9 @@ from textual.content import Content
 
 from headrace.app.sanitise import Sanitiser, sanitise
 from headrace.app.sessions.records import Message, TurnFigures
-from headrace.app.thinking import split_thinking
 from headrace.app.tui.decode.speed import rate_text, seconds
 from headrace.app.tui.transcript.growing_markdown import GrowingMarkdown
+from headrace.models.text.thinking import split_thinking
 
 RowKind = Literal["user", "body", "thinking", "meta", "blank"]
 Row = tuple[Content, RowKind]

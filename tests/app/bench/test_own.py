@@ -8,9 +8,9 @@ import pytest
 
 from headrace.app.bench.measure.own import OwnEngine
 from headrace.app.bench.measure.plan import Test
-from headrace.models.checkpoint import open_checkpoint
-from headrace.models.decoder import Decoder
-from headrace.models.mlx_lm_network import MlxLmNetwork
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.network.decoder import Decoder
+from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.runtime.cache import KVCache
 from tests.tiny import load_decoder, write_model
 

@@ -17,9 +17,9 @@ from headrace.app.predict.prediction import (
     summarise_assumptions,
 )
 from headrace.app.predict.published import Assumptions, PublishedPoint, assumptions, error, points
-from headrace.models.catalog import find
-from headrace.models.costs import WORKING_MEMORY
-from headrace.models.shape_sources import shape_of_entry
+from headrace.models.cost.costs import WORKING_MEMORY
+from headrace.models.cost.shape_sources import shape_of_entry
+from headrace.models.registry.catalog import find
 from headrace.runtime.errors import UsageError
 
 ENGINES = ("mlx-lm", "llama.cpp")

@@ -15,7 +15,7 @@ if "headrace.app.engine.process" in sys.orig_argv:
     from pathlib import Path
     from typing import Any
 
-    import headrace.app.answer as module
+    import headrace.models.text.answer as module
 
     untraced = module.answer
     numbers = itertools.count()

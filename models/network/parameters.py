@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from headrace.models.checkpoint import Checkpoint
-from headrace.models.quantization import Quantization, layer_quantization
+from headrace.models.checkpoint.quantization import Quantization, layer_quantization
+from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.runtime.errors import CheckpointError
 from headrace.runtime.ops import Ops, Weight
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.models.checkpoint import ORIGIN_FILE
-from headrace.models.progress import Progress, silent
+from headrace.models.checkpoint.safetensors import ORIGIN_FILE
+from headrace.models.registry.progress import Progress, silent
 from headrace.runtime.errors import CheckpointError, HeadraceError, UsageError
 from headrace.runtime.paths import data_dir
 

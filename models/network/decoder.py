@@ -10,17 +10,17 @@ from copy import copy
 
 import mlx.core as mx
 
-from headrace.models.config import DecoderConfig, LayerConfig
-from headrace.models.costs import network_cost
-from headrace.models.parameters import Parameters
-from headrace.models.rope import make_rope
+from headrace.models.cost.costs import network_cost
+from headrace.models.network.config import DecoderConfig, LayerConfig
+from headrace.models.network.parameters import Parameters
+from headrace.models.network.rope import make_rope
 from headrace.runtime.cache import KVCache
 from headrace.runtime.cost import StepCost
 from headrace.runtime.ops import AttentionSpec, LayersNode, LayerWeights, Ops, Weight
 
 
 class Decoder:
-    """A network (see `runtime.network`) for every architecture of `models.config`."""
+    """A network (see `runtime.network`) for every architecture of `models.network.config`."""
 
     def __init__(self, config: DecoderConfig, parameters: Parameters, ops: Ops, dtype: mx.Dtype) -> None:
         self.config = config

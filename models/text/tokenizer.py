@@ -10,10 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.models.chat_template import ChatTemplate, Message, read_sources
-from headrace.models.control_tokens import ControlTokens, is_markup
-from headrace.models.detokenizer import Detokenizer, DetokenizerFactory
-from headrace.models.json_object import read_json_object
+from headrace.models.checkpoint.json_object import read_json_object
+from headrace.models.text.chat_template import ChatTemplate, Message, read_sources
+from headrace.models.text.control_tokens import ControlTokens, is_markup
+from headrace.models.text.detokenizer import Detokenizer, DetokenizerFactory
 from headrace.runtime.errors import CheckpointError, ContextLimitError, UnsupportedModelError, UsageError
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _refuse_giants(texts: Iterable[object]) -> None:
     A limit and not a bound from the context and the longest token: normalizers, unknown characters and tokens that
     swallow spaces make fewer tokens of a text than such a bound would allow.
     """
-    from headrace.models.template_limits import MAX_TEXT
+    from headrace.models.text.template_limits import MAX_TEXT
 
     size = sum(len(text) for text in texts if isinstance(text, str))
     if size > MAX_TEXT:

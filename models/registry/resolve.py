@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.models.checkpoint import open_checkpoint
-from headrace.models.progress import Progress, silent
-from headrace.models.source import CatalogName, HubId, LocalDirectory, LocalGGUF, parse_source
-from headrace.models.store import Store, StoredModel
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.registry.progress import Progress, silent
+from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, LocalGGUF, parse_source
+from headrace.models.registry.store import Store, StoredModel
 from headrace.runtime.errors import CheckpointError, ModelNotFoundError
 
 if TYPE_CHECKING:
-    from headrace.models.catalog import Wheel
+    from headrace.models.registry.catalog import Wheel
 
 DEFAULT_MODEL = "smollm2-135m"  # as in the catalog, which an installed default does not need to read
 
@@ -59,7 +59,7 @@ def resolve(
         case LocalDirectory(path):
             return ResolvedModel(path.name, path, f"local directory {path}")
         case LocalGGUF(file):
-            from headrace.models.import_gguf import import_gguf
+            from headrace.models.registry.import_gguf import import_gguf
 
             return _resolved(import_gguf(file, store, progress=progress))
         case CatalogName() | HubId():
@@ -101,7 +101,7 @@ def _named(
     if isinstance(source, HubId):
         _may_fetch(str(source), fetch)
         return _resolved(_install_hub(name, str(source), source, None, None, store, progress, present, broken))
-    from headrace.models.catalog import HubRepo, find, load_catalog
+    from headrace.models.registry.catalog import HubRepo, find, load_catalog
 
     if name not in load_catalog():  # made here from other files: nowhere to refresh from
         if unreadable is not None:
@@ -119,7 +119,7 @@ def _named(
 
 
 def _sound(model: StoredModel) -> bool:
-    from headrace.models.soundness import check_sound
+    from headrace.models.checkpoint.validation import check_sound
 
     try:
         check_sound(model.path)
@@ -151,8 +151,8 @@ def _install_wheel(
 ) -> StoredModel:
     import shutil
 
-    from headrace.models.fetch_wheel import fetch_wheel
-    from headrace.models.import_gguf import convert
+    from headrace.models.registry.fetch_wheel import fetch_wheel
+    from headrace.models.registry.import_gguf import convert
 
     def build(directory: Path) -> dict[str, Any]:
         work = directory / ".download"
@@ -179,11 +179,11 @@ def _install_hub(
     broken: bool,
 ) -> StoredModel:
     """Weights in safetensors stay in the hub's cache, shared with other tools; a GGUF is converted into the store."""
-    from headrace.models.fetch_hub import fetch_hub
-    from headrace.models.import_gguf import convert
+    from headrace.models.registry.fetch_hub import fetch_hub
+    from headrace.models.registry.import_gguf import convert
 
     if broken and present is not None and "snapshot" in present.origin:  # what the hub's cache has it would not fetch
-        from headrace.models.hub_cache import delete_cached
+        from headrace.models.registry.hub_cache import delete_cached
 
         delete_cached(str(present.origin.get("repo")), str(present.origin.get("commit")))
     files = fetch_hub(hub, file=file, progress=progress)

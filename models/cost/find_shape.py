@@ -6,12 +6,12 @@ facts, a hub id to its config.json, which is all that is fetched.
 
 from pathlib import Path
 
-from headrace.models.json_object import read_json_object
-from headrace.models.resolve import DEFAULT_MODEL, stored_name
-from headrace.models.shape_sources import shape_of_checkpoint, shape_of_config, shape_of_entry, shape_of_gguf
-from headrace.models.source import CatalogName, HubId, LocalDirectory, LocalGGUF, parse_source
-from headrace.models.step_shape import StepShape
-from headrace.models.store import Store
+from headrace.models.checkpoint.json_object import read_json_object
+from headrace.models.cost.shape_sources import shape_of_checkpoint, shape_of_config, shape_of_entry, shape_of_gguf
+from headrace.models.cost.step_shape import StepShape
+from headrace.models.registry.resolve import DEFAULT_MODEL, stored_name
+from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, LocalGGUF, parse_source
+from headrace.models.registry.store import Store
 
 
 def find_shape(name: str | None, store: Store | None = None) -> tuple[str, StepShape]:
@@ -29,10 +29,10 @@ def find_shape(name: str | None, store: Store | None = None) -> tuple[str, StepS
             if here is not None:
                 return text, _of_directory(here.path)
             if isinstance(source, HubId):
-                from headrace.models.fetch_hub import fetch_config
+                from headrace.models.registry.fetch_hub import fetch_config
 
                 return str(source), shape_of_config(fetch_config(source))
-            from headrace.models.catalog import find
+            from headrace.models.registry.catalog import find
 
             return text, shape_of_entry(find(source.name))
 
@@ -40,7 +40,7 @@ def find_shape(name: str | None, store: Store | None = None) -> tuple[str, StepS
 def _of_directory(path: Path) -> StepShape:
     """Headers where there are weights, config.json alone where there are none."""
     if any(path.glob("*.safetensors")):
-        from headrace.models.checkpoint import open_checkpoint
+        from headrace.models.checkpoint.safetensors import open_checkpoint
 
         return shape_of_checkpoint(open_checkpoint(path))
     return shape_of_config(read_json_object(path / "config.json"))

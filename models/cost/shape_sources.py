@@ -16,14 +16,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.models.checkpoint import Checkpoint
-from headrace.models.config import DecoderConfig, LayerConfig, decoder_config
-from headrace.models.costs import kv_layers
-from headrace.models.step_shape import Matrix, StepShape, quantized_bytes
+from headrace.models.checkpoint.safetensors import Checkpoint
+from headrace.models.cost.costs import kv_layers
+from headrace.models.cost.step_shape import Matrix, StepShape, quantized_bytes
+from headrace.models.network.config import DecoderConfig, LayerConfig, decoder_config
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 if TYPE_CHECKING:
-    from headrace.models.catalog import CatalogEntry
+    from headrace.models.registry.catalog import CatalogEntry
 
 KV_BYTES = 2  # half precision, as on every GPU
 _HALF = 2

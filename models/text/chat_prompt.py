@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.app.thinking import CLOSE, OPEN
-from headrace.models.tokenizer import Tokenizer
+from headrace.models.text.thinking import CLOSE, OPEN
+from headrace.models.text.tokenizer import Tokenizer
 
 _TAGS = re.compile(f"({OPEN}|{CLOSE})")
 _TAIL = 8  # tokens: where an opening tag at the end of a prompt can be

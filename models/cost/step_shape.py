@@ -1,8 +1,8 @@
 """Everything one pass of a decoder reads and computes, matrix by matrix: the arithmetic behind `runtime.cost`.
 
-A `StepShape` is made from shapes alone (`models.shape_sources`). Its sums are a `StepCost`, the totals that telemetry,
-benchmarks and predictions use; its rows are what `headrace predict --explain` prints. Sizes in bytes; a FLOP is one
-multiplication or addition. Of a mixture of experts only the active share of each matrix is read.
+A `StepShape` is made from shapes alone (`models.cost.shape_sources`). Its sums are a `StepCost`, the totals that
+telemetry, benchmarks and predictions use; its rows are what `headrace predict --explain` prints. Sizes in bytes; a FLOP
+is one multiplication or addition. Of a mixture of experts only the active share of each matrix is read.
 """
 
 from collections.abc import Iterator, Sequence

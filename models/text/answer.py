@@ -7,8 +7,8 @@ benchmarks alike. The text is what the model said: whoever shows it on a termina
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from headrace.models.stop_strings import StopMatcher
-from headrace.models.tokenizer import Tokenizer
+from headrace.models.text.stop_strings import StopMatcher
+from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.engine import Engine
 from headrace.runtime.request import Finished, PrefillProgress, Request, Step
 

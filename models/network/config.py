@@ -1,7 +1,7 @@
 """A decoder's shape, read from a checkpoint's config.json: one dataclass for the llama family and its close kin.
 
-Every difference between the architectures that headrace decodes itself is a field here; `models/decoder.py` reads
-nothing else. `decoder_config` gives None for an architecture or variant that is not among them (mlx-lm's classes
+Every difference between the architectures that headrace decodes itself is a field here; `models/network/decoder.py`
+reads nothing else. `decoder_config` gives None for an architecture or variant that is not among them (mlx-lm's classes
 run those) and raises CheckpointError for values that contradict each other or that neither of the two would honour.
 """
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from headrace.models.costs import WORKING_MEMORY
+from headrace.models.cost.costs import WORKING_MEMORY
 from headrace.runtime.errors import ModelNotFoundError
 from headrace.runtime.paths import ASSETS
 

@@ -49,7 +49,7 @@ class ChatTemplate:
         A system message the template has no place for is put before the first user message's text.
         Raises UsageError for malformed messages, CheckpointError when the template fails or is refused.
         """
-        from headrace.models.template_sandbox import render_template
+        from headrace.models.text.template_sandbox import render_template
 
         plain = _plain_messages(messages)
         if plain[0]["role"] == "system" and not self._places_system:
@@ -69,7 +69,7 @@ class ChatTemplate:
     @cached_property
     def _places_system(self) -> bool:
         """Whether a system message shows up in the prompt (Gemma 2 raises on one, others drop it silently)."""
-        from headrace.models.template_sandbox import render_template
+        from headrace.models.text.template_sandbox import render_template
 
         probe = "headrace asks whether this is shown"
         messages = [{"role": "system", "content": probe}, {"role": "user", "content": "x"}]
@@ -80,7 +80,7 @@ class ChatTemplate:
         return probe in shown
 
     def _template(self, tools: object) -> "jinja2.Template":
-        from headrace.models.template_sandbox import compile_template
+        from headrace.models.text.template_sandbox import compile_template
 
         name = "tool_use" if tools and "tool_use" in self.sources else "default"
         if name not in self.sources:

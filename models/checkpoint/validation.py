@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from headrace.models.checkpoint import open_checkpoint
+from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.runtime.errors import CheckpointError
 
 

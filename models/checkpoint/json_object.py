@@ -1,6 +1,7 @@
 """Reading a JSON object from a file that anybody may have written: one error for whatever is wrong with it.
 
-For what accompanies the weights. What decides what is loaded goes through `models.checkpoint`, which is stricter.
+For what accompanies the weights. What decides what is loaded goes through `models.checkpoint.safetensors`, which is
+stricter.
 """
 
 import json

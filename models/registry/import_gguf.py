@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from headrace.models.progress import Progress, silent
-from headrace.models.store import Store, StoredModel
+from headrace.models.registry.progress import Progress, silent
+from headrace.models.registry.store import Store, StoredModel
 from headrace.runtime.cache_file import read_cache, write_cache
 from headrace.runtime.errors import CheckpointError, HeadraceError, ModelNotFoundError
 

@@ -10,9 +10,9 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from headrace.models.checkpoint import Checkpoint
-from headrace.models.mlx_lm_costs import layers_kv, leaves, step_cost
-from headrace.models.quantization import Quantization
+from headrace.models.checkpoint.quantization import Quantization
+from headrace.models.checkpoint.safetensors import Checkpoint
+from headrace.models.network.mlx_lm_costs import layers_kv, leaves, step_cost
 from headrace.runtime.cache import Lengths
 from headrace.runtime.cost import LayerKV
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
@@ -73,7 +73,7 @@ class MlxLmNetwork:
         if requantize is not None:
             _quantize(self._model, requantize)
         if device == mx.DeviceType.cpu:
-            self._model.set_dtype(mx.float32)  # the dtype policy: see models/dtypes.py
+            self._model.set_dtype(mx.float32)  # the dtype policy: see models/network/dtypes.py
         self.arrays = [array for _, array in tree_flatten(self._model.parameters()) if isinstance(array, mx.array)]
         probe = self._fresh_parts()
         logits = self._model(mx.array([[0]]), cache=probe)  # shapes only: never evaluated
