@@ -19,8 +19,9 @@ from headrace.models.cost.costs import WORKING_MEMORY, kv_bytes_per_token
 from headrace.models.network.config import DecoderConfig, decoder_config
 from headrace.models.network.dtypes import compute_dtype
 from headrace.models.text.tokenizer import Tokenizer
-from headrace.runtime import memory, ops
+from headrace.runtime import ops
 from headrace.runtime.errors import UsageError
+from headrace.runtime.machine import memory
 from headrace.runtime.network import Network
 
 NetworkKind = Literal["headrace", "mlx-lm"]

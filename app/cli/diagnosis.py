@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from headrace.app.versions import versions
-from headrace.runtime.bandwidth import Peak
-from headrace.runtime.hardware import Machine, PowerState
-from headrace.runtime.memory import Budget
+from headrace.runtime.machine.bandwidth import Peak
+from headrace.runtime.machine.hardware import Machine, PowerState
+from headrace.runtime.machine.memory import Budget
 from headrace.runtime.units import format_bytes, format_rate
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Report:
 
 def gather(calibrate: bool = False, progress: Callable[[float], None] | None = None) -> Report:
     """Ask everything. Measures the bandwidth when asked to, or when it never was (about a second)."""
-    from headrace.runtime import bandwidth, hardware, memory
+    from headrace.runtime.machine import bandwidth, hardware, memory
 
     found = versions(PACKAGES)
     failures: list[Finding] = []

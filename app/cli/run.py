@@ -224,8 +224,8 @@ def _account(loaded: "LoadedModel", request: "Request", shown: _Shown, timing: d
     from headrace.app.cli.run_report import Account
     from headrace.app.versions import versions
     from headrace.runtime import ops
-    from headrace.runtime.bandwidth import cached_peak, measure_peak
-    from headrace.runtime.hardware import machine
+    from headrace.runtime.machine.bandwidth import cached_peak, measure_peak
+    from headrace.runtime.machine.hardware import machine
 
     return Account(
         model=loaded.name,

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any, Literal
 
-from headrace.runtime.bandwidth import Peak
 from headrace.runtime.cost import StepCost
-from headrace.runtime.hardware import Machine
+from headrace.runtime.machine.bandwidth import Peak
+from headrace.runtime.machine.hardware import Machine
 from headrace.runtime.request import Finished, Request, Step
 from headrace.runtime.sampling import SamplingParams
 from headrace.runtime.telemetry import Percentiles, StepRecord, mbu

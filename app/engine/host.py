@@ -31,10 +31,11 @@ from headrace.models.registry.progress import Progress
 from headrace.models.registry.resolve import ResolvedModel, resolve
 from headrace.models.text.answer import Ended, Said, answer
 from headrace.models.text.chat_prompt import ChatPrompt
-from headrace.runtime import memory, ops
-from headrace.runtime.bandwidth import Peak, cached_peak, measure_peak
+from headrace.runtime import ops
 from headrace.runtime.engine import Engine
-from headrace.runtime.hardware import Machine, machine
+from headrace.runtime.machine import memory
+from headrace.runtime.machine.bandwidth import Peak, cached_peak, measure_peak
+from headrace.runtime.machine.hardware import Machine, machine
 from headrace.runtime.request import CancelFlag, Finished, Request
 from headrace.runtime.sampling import SamplingParams
 from headrace.runtime.telemetry import StepRecord, mbu

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from headrace.runtime.telemetry import StepRecord, Summary
 
 if TYPE_CHECKING:
-    from headrace.runtime.bandwidth import Peak
     from headrace.runtime.cost import StepCost
-    from headrace.runtime.hardware import Machine
-    from headrace.runtime.memory import Budget
+    from headrace.runtime.machine.bandwidth import Peak
+    from headrace.runtime.machine.hardware import Machine
+    from headrace.runtime.machine.memory import Budget
 
 # --- commands ----------------------------------------------------------------------------------------------
 

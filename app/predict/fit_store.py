@@ -13,7 +13,7 @@ from typing import Any
 from headrace.app.predict.step_cost_fit import StepCostFit
 from headrace.runtime import ops
 from headrace.runtime.cache_file import read_cache, write_cache
-from headrace.runtime.hardware import Machine
+from headrace.runtime.machine.hardware import Machine
 from headrace.runtime.paths import cache_dir
 
 KEPT = 8  # runs: enough to outlast a busy hour, few enough to follow a change of the machine

@@ -14,8 +14,8 @@ from headrace.app.predict.fit_store import MeasuredFit
 from headrace.app.predict.published import Assumptions
 from headrace.models.cost.costs import WORKING_MEMORY
 from headrace.models.cost.step_shape import StepShape
-from headrace.runtime import chips
 from headrace.runtime.errors import UsageError
+from headrace.runtime.machine import chips
 
 # macOS lets a GPU use about three quarters of the memory unless told otherwise (recommendedMaxWorkingSetSize).
 USABLE_SHARE = 0.75

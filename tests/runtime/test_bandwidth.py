@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.runtime import bandwidth, hardware
+from headrace.runtime.machine import bandwidth, hardware
 
 
 @pytest.fixture(autouse=True)

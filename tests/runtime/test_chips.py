@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.runtime import chips
+from headrace.runtime.machine import chips
 
 GIB = 2**30
 

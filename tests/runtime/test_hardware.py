@@ -1,4 +1,4 @@
-"""`runtime.hardware` on recorded machines: folders under machines/ that mirror the files and tools it asks."""
+"""`runtime.machine.hardware` on recorded machines: folders under machines/ that mirror the files and tools it asks."""
 
 import json
 import os
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.runtime import hardware
-from headrace.runtime.hardware import Machine
+from headrace.runtime.machine import hardware
+from headrace.runtime.machine.hardware import Machine
 
 MACHINES = Path(__file__).parent / "machines"
 GIB = 2**30

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.runtime import hardware_text as text
+from headrace.runtime.machine import hardware_text as text
 
 PARSERS: list[Callable[[str], object]] = [
     text.cpuinfo,

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.runtime import hardware, memory
 from headrace.runtime.errors import NotEnoughMemoryError
-from headrace.runtime.memory import Budget, budget, check_fits, largest_context
+from headrace.runtime.machine import hardware, memory
+from headrace.runtime.machine.memory import Budget, budget, check_fits, largest_context
 
 GIB = 2**30
 LIMIT = Budget(total=16 * GIB, free=11 * GIB, reserve=GIB, source="available RAM")
@@ -91,7 +91,7 @@ def test_wiring_stays_well_below_the_working_set(monkeypatch: pytest.MonkeyPatch
 
 
 def test_nothing_else_wires_memory() -> None:
-    root = Path(memory.__file__).parent.parent
+    root = Path(memory.__file__).parents[2]
     sources = [path for floor in ("app", "models", "runtime") for path in (root / floor).rglob("*.py")]
     callers = [path.name for path in sources if "set_wired_limit(" in path.read_text()]
     assert callers == ["memory.py"]

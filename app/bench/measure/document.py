@@ -19,7 +19,7 @@ from headrace.app.bench.measure.result import Result
 from headrace.app.predict.step_cost_fit import fit_step_cost, points_of
 from headrace.app.versions import versions
 from headrace.runtime import ops
-from headrace.runtime.hardware import Machine, power_state
+from headrace.runtime.machine.hardware import Machine, power_state
 
 if TYPE_CHECKING:
     from headrace.models.load import LoadedModel

@@ -1,13 +1,13 @@
 """How fast memory is while a benchmark runs: short streaming reads between the measurements, not once before.
 
 On a shared machine bandwidth wanders by a third within seconds, so a peak from another moment would make MBU a
-lottery. The run's peak is the upper quartile of all its passes, as in `runtime.bandwidth`.
+lottery. The run's peak is the upper quartile of all its passes, as in `runtime.machine.bandwidth`.
 """
 
 from statistics import median
 from typing import Any
 
-from headrace.runtime.bandwidth import Reader
+from headrace.runtime.machine.bandwidth import Reader
 
 PASSES = 6
 

@@ -20,9 +20,9 @@ from headrace.app.bench.measure.sample import Contestant
 from headrace.app.bench.measure.session import Key, Session
 from headrace.app.bench.show.live import Show
 from headrace.app.predict.fit_store import remember
-from headrace.runtime.bandwidth import streaming_reader
 from headrace.runtime.errors import UsageError
-from headrace.runtime.hardware import Machine, machine
+from headrace.runtime.machine.bandwidth import streaming_reader
+from headrace.runtime.machine.hardware import Machine, machine
 
 if TYPE_CHECKING:
     from headrace.models.load import LoadedModel

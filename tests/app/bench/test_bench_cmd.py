@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 
 from headrace.app.cli.bench import bench
 from headrace.app.cli.predict import fit, predict
-from headrace.runtime import bandwidth
 from headrace.runtime.errors import HeadraceError, UsageError
+from headrace.runtime.machine import bandwidth
 from tests.tiny import config_of
 from tests.tiny_chat import write_chat_model
 

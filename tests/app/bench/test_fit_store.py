@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.app.predict.fit_store import KEPT, remember, remembered
-from headrace.runtime.hardware import machine
+from headrace.runtime.machine.hardware import machine
 
 BYTES = 100e6
 

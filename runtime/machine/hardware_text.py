@@ -1,4 +1,4 @@
-"""What operating systems print about a machine, as facts: pure functions over text for `runtime.hardware`.
+"""What operating systems print about a machine, as facts: pure functions over text for `runtime.machine.hardware`.
 
 Every parser takes any text and never raises; what it cannot find is None (or absent). The formats are those
 of Linux procfs and cgroupfs and of the macOS tools sysctl, ioreg, system_profiler, pmset and vm_stat.

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.runtime.errors import NotEnoughMemoryError
-from headrace.runtime.hardware import Machine, machine, memory_available
+from headrace.runtime.machine.hardware import Machine, machine, memory_available
 from headrace.runtime.units import format_bytes
 
 _RESERVE_SHARE = 0.05

@@ -1,6 +1,6 @@
 """Nominal memory bandwidth by chip name: typed access to `assets/chips.toml`.
 
-Knows names and numbers, never the machine: `runtime.hardware` asks the machine and looks the answer up here.
+Knows names and numbers, never the machine: `runtime.machine.hardware` asks the machine and looks the answer up here.
 The table is read on the first lookup, not on import, so it costs a cold start nothing.
 """
 

@@ -2,7 +2,8 @@
 
 `machine()` is cheap (a few procfs reads, nothing spawned) and cached: it may stand on the path to the first
 token. Facts that change (free memory, power) or cost a process (GPU core count on macOS) are asked for by name.
-Unknown is None, never a guess. Parsing lives in `runtime.hardware_text`, the chip table in `runtime.chips`.
+Unknown is None, never a guess. Parsing lives in `runtime.machine.hardware_text`, the chip table in
+`runtime.machine.chips`.
 """
 
 import math
@@ -13,8 +14,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
 
-from headrace.runtime import hardware_text as text
-from headrace.runtime.chips import Chip, find
+from headrace.runtime.machine import hardware_text as text
+from headrace.runtime.machine.chips import Chip, find
 
 Backend = Literal["metal", "cuda", "cpu"]
 ReadFile = Callable[[str], str]

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from headrace.runtime.cache_file import read_cache, write_cache
-from headrace.runtime.hardware import Machine, machine, memory_available
+from headrace.runtime.machine.hardware import Machine, machine, memory_available
 from headrace.runtime.paths import cache_dir
 
 Progress = Callable[[float], None]
