@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from headrace.app.bench.compare.documents import compare_documents
 from headrace.app.cli.bench import bench
 from headrace.app.cli.run import run
-from tests.app.bench.test_bench_cmd import LLAMA_BENCH
+from tests.app.cli.test_bench import LLAMA_BENCH
 from tests.test_house import ROOT
 from tests.tiny_chat import write_chat_model
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize(("installed", "said"), [(True, "1.2.3"), (False, "(source tree, not installed)")])

@@ -28,7 +28,7 @@ MESSAGES = st.lists(
 def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineLink]:
     """To a stuttering engine that runs."""
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
-    monkeypatch.setattr("headrace.app.engine.link._PROGRAM", "tests.app.stuttering_engine")
+    monkeypatch.setattr("headrace.app.engine.link._PROGRAM", "tests.app.engine.stuttering_engine")
     link = EngineLink()
     told(link, "say 1")
     assert drained(link, 1) == [LoadProgress("saying", 0, None)]

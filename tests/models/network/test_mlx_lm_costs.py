@@ -17,7 +17,7 @@ from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.models.network.mlx_lm_costs import leaves
 from headrace.runtime.prefill import prefill
-from tests.models.test_mlx_lm_network import CONFIGS, WINDOW, load, write
+from tests.models.network.test_mlx_lm_network import CONFIGS, WINDOW, load, write
 
 pytestmark = pytest.mark.peer
 

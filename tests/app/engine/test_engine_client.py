@@ -41,7 +41,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 ENDLESS = {"temperature": 1.0, "seed": 1, "logit_bias": [f"{IM_END}=-100"]}  # until the context is full
 ROOMY = 100_000  # tokens of context: half a minute of the tiny model, so that what is stopped was still going on
 LETTERS = {"logit_bias": [f"{ord(letter) - 33}=100" for letter in "abcdefghijklmnopqrstuvwxyz"]}  # greedy, valid text
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")

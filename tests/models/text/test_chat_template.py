@@ -147,4 +147,4 @@ def test_a_broken_template_file_is_named(tmp_path: Path, content: bytes) -> None
 
 def test_jinja_is_not_imported_before_a_template_is_compiled() -> None:
     code = "import sys, headrace.models.text.tokenizer; assert not {'jinja2', 'tokenizers', 'numpy'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
