@@ -1,1 +1,1 @@
-"""What people touch: command line, terminal UI, reports. The only floor that prints, draws or parses arguments."""
+"""What people touch: command line, terminal UI, reports. The only layer that prints, draws or parses arguments."""

@@ -16,7 +16,7 @@ _Result = TypeVar("_Result")
 
 
 @contextmanager
-def beside(work: Callable[[], _Result]) -> Iterator[Callable[[], _Result]]:
+def run_in_background(work: Callable[[], _Result]) -> Iterator[Callable[[], _Result]]:
     """Do `work` in another thread while the block runs. What the block gets returns its result, or raises its error."""
     outcome: SimpleQueue[tuple[_Result | None, BaseException | None]] = SimpleQueue()
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-from headrace.models.background import beside
+from headrace.models.background import run_in_background
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.checkpoint.quantization import Quantization, is_affine
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
@@ -87,7 +87,7 @@ def load_model(
     if not force:
         limit = _fitting_context(weights, per_token, limit, asked=context is not None)
     # Both read megabytes from disk and hold no interpreter lock for long: a cold start pays for the longer one only.
-    with beside(lambda: _tokenizer(checkpoint.path)) as tokenizer:
+    with run_in_background(lambda: _tokenizer(checkpoint.path)) as tokenizer:
         network = make()
         mx.eval(network.arrays)
         mx.synchronize()

@@ -131,7 +131,7 @@ class KVCache(Lengths):
         self._newest = out
         return out
 
-    def through(self, layers: slice, x: mx.array, node: LayersNode) -> mx.array:
+    def run_fused(self, layers: slice, x: mx.array, node: LayersNode) -> mx.array:
         """Pass x (B, T, E) through layers that append and attend by themselves; needs what `attend` needs."""
         x = node(self._in_turn(x), self._keys[layers], self._values[layers], self.length)
         self._newest = x

@@ -17,49 +17,49 @@ from headrace.runtime.network import Network
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SampledToken:
     """What token selection leaves on the device: token (B,), and log probabilities where asked for."""
 
     token: mx.array
     logprobs: tuple[mx.array, mx.array, mx.array] | None = None
 
-    def start(self) -> "Choice":
+    def start(self) -> "SampledToken":
         """Hand the step to the device without waiting for it."""
         mx.async_eval(self.token, *(self.logprobs or ()))
         return self
 
 
-Choose = Callable[[mx.array], Choice]
+Sample = Callable[[mx.array], SampledToken]
 
 
-def decode_step(network: Network[Any], cache: Cache, choose: Choose, token: mx.array) -> Choice:
+def decode_step(network: Network[Any], cache: Cache, sample: Sample, token: mx.array) -> SampledToken:
     """One step for one new token per sequence. token (B,) -> the next one, not yet computed."""
     cache.reserve(1)
     x = network.embed(token[:, None])  # 1. embedding  (B, 1, E)
     x = network.layers(x, cache)  #      2. layers, each with 3. attention over the whole KV cache  (B, 1, E)
     logits = network.logits(x)  #        4. logits  (B, V)
-    choice = choose(logits)  #           5. token selection  (B,)
+    sampled = sample(logits)  #           5. token selection  (B,)
     cache.advance(1)  #                  6. KV append: one K and one V entry per layer, final once the token is read
-    return choice
+    return sampled
 
 
 def decode(
-    network: Network[Any], cache: Cache, choose: Choose, token: mx.array, steps: int
-) -> Generator[Choice, None, None]:
-    """Up to `steps` steps starting from `token` (B,). Yields each choice once it may be read.
+    network: Network[Any], cache: Cache, sample: Sample, token: mx.array, steps: int
+) -> Generator[SampledToken, None, None]:
+    """Up to `steps` steps starting from `token` (B,). Yields each token once it may be read.
 
-    The consumer reads the choice and commits the step. Closing the iterator rolls the cache back to what was
+    The consumer reads the token and commits the step. Closing the iterator rolls the cache back to what was
     committed.
     """
-    ahead = decode_step(network, cache, choose, token).start()
+    ahead = decode_step(network, cache, sample, token).start()
     try:
         for left in range(steps - 1, -1, -1):
             current = ahead
             overlap = left and cache.can_rollback  # asked once: the step built ahead may itself end it
             if overlap:
-                ahead = decode_step(network, cache, choose, current.token).start()
+                ahead = decode_step(network, cache, sample, current.token).start()
             yield current
             if left and not overlap:
-                ahead = decode_step(network, cache, choose, current.token).start()
+                ahead = decode_step(network, cache, sample, current.token).start()
     finally:
         cache.rollback()

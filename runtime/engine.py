@@ -12,10 +12,10 @@ from typing import Any, cast
 import mlx.core as mx
 
 from headrace.runtime.cache import Cache
-from headrace.runtime.decode import Choice, decode
+from headrace.runtime.decode import SampledToken, decode
 from headrace.runtime.errors import ContextLimitError, EngineError, UsageError
 from headrace.runtime.network import Network
-from headrace.runtime.prefill import Pace, prefill
+from headrace.runtime.prefill import ChunkSizer, prefill
 from headrace.runtime.prefix import Prefix
 from headrace.runtime.request import Event, Finished, FinishReason, PrefillProgress, Request, Step, TokenLogprobs
 from headrace.runtime.sampling import Sampler, logprobs
@@ -34,7 +34,7 @@ class Engine:
         self.context_limit = context_limit
         self.steps = StepRing()
         self.prefix = Prefix() if keep_prefix else None
-        self._pace = Pace()
+        self._pace = ChunkSizer()
         self._busy = False
 
     def generate(self, request: Request) -> Iterator[Event]:
@@ -147,16 +147,16 @@ class Engine:
             yield Finished("cancelled", timeline.summary(cache, said))
             return
 
-        def choose(logits: mx.array) -> Choice:
+        def sample(logits: mx.array) -> SampledToken:
             token = sampler(logits)
             top = request.logprobs
-            return Choice(token, None if top is None else logprobs(logits, token, top))
+            return SampledToken(token, None if top is None else logprobs(logits, token, top))
 
         last = mx.array([request.prompt[-1]])
-        choices = decode(self.network, cache, choose, last, steps)
+        tokens = decode(self.network, cache, sample, last, steps)
         try:
-            for choice in choices:
-                token = cast(int, choice.token.item())  # waits for the device
+            for sampled in tokens:
+                token = cast(int, sampled.token.item())  # waits for the device
                 cache.commit(1)
                 sequence.append(token)
                 record = timeline.step_done(cache)
@@ -164,18 +164,18 @@ class Engine:
                     reason, stop_id = "stop", token
                     break
                 said += 1
-                yield Step(token, record, _read(choice))
+                yield Step(token, record, _read(sampled))
                 if request.cancel:
                     reason = "cancelled"
                     break
         finally:
-            choices.close()
+            tokens.close()
         yield Finished(reason, timeline.summary(cache, said), stop_id)
 
 
-def _read(choice: Choice) -> TokenLogprobs | None:
-    if choice.logprobs is None:
+def _read(sampled: SampledToken) -> TokenLogprobs | None:
+    if sampled.logprobs is None:
         return None
-    chosen, ids, values = choice.logprobs
+    chosen, ids, values = sampled.logprobs
     best = zip(cast(list[int], ids[0].tolist()), cast(list[float], values[0].tolist()), strict=True)
     return TokenLogprobs(cast(float, chosen.item()), list(best))

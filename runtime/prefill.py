@@ -20,7 +20,7 @@ STEP = 32  # chunks are rounded to a multiple of it
 LARGEST = 512  # bounds attention's working memory
 
 
-class Pace:
+class ChunkSizer:
     """How many tokens the next chunk has. Kept from prompt to prompt, it begins with what was measured last."""
 
     def __init__(self) -> None:
@@ -32,9 +32,11 @@ class Pace:
         self.size = max(STEP, min(LARGEST, affordable // STEP * STEP))
 
 
-def prefill(network: Network[Any], cache: Cache, tokens: Sequence[int], pace: Pace | None = None) -> Iterator[int]:
+def prefill(
+    network: Network[Any], cache: Cache, tokens: Sequence[int], pace: ChunkSizer | None = None
+) -> Iterator[int]:
     """Append `tokens` to the cache and commit them; yield how many are done after each chunk."""
-    done, pace = 0, pace or Pace()
+    done, pace = 0, pace or ChunkSizer()
     while done < len(tokens):
         chunk = tokens[done : done + pace.size]
         started = time.perf_counter()

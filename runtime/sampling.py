@@ -110,8 +110,8 @@ class Sampler:
         generated = self._counts > 0
         if params.repetition_penalty != 1:
             penalty = params.repetition_penalty
-            bent = mx.where(logits > 0, logits / penalty, logits * penalty)
-            logits = mx.where(generated | self._in_prompt, bent, logits)
+            penalised = mx.where(logits > 0, logits / penalty, logits * penalty)
+            logits = mx.where(generated | self._in_prompt, penalised, logits)
         if params.presence_penalty != 0:
             logits = logits - params.presence_penalty * generated.astype(logits.dtype)
         if params.frequency_penalty != 0:

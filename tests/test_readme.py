@@ -68,7 +68,7 @@ def test_every_option_named_exists() -> None:
 
 
 def test_every_variable_that_is_read_is_named() -> None:
-    sources = [file for floor in ("app", "models", "runtime") for file in (ROOT / floor).rglob("*.py")]
+    sources = [file for layer in ("app", "models", "runtime") for file in (ROOT / layer).rglob("*.py")]
     read = {name for file in sources for name in re.findall(r"HEADRACE_[A-Z]+", file.read_text(encoding="utf-8"))}
     assert read == set(re.findall(r"HEADRACE_[A-Z]+", README))
 

@@ -25,9 +25,9 @@ from headrace.app.engine.messages import (
     Event,
     Failed,
     Generate,
-    Held,
     ModelSpec,
     Prefill,
+    PrefixCached,
     ReadAhead,
 )
 from headrace.app.sessions.records import Attachment, Message, Session
@@ -192,7 +192,7 @@ class Conversation(OpenSession):
                 self.notice = event.message
                 if turn is not None:
                     self._end_turn(turn, "died")
-            case Held():
+            case PrefixCached():
                 if turn is None:
                     self.context_tokens = event.tokens + 1  # the prompt's last token is fed by the first step
             case Failed(id=None):

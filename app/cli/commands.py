@@ -1,7 +1,7 @@
 """The `headrace` command: names of subcommands, exit codes, and how errors look. Imports nothing heavy.
 
 A subcommand's module is imported when it is run, so `headrace --help` needs neither mlx nor textual. Exit codes:
-0 done, 1 failed, 2 asked for wrongly, 130 interrupted (129 and 143, for signals that end it, are `app.cli.main`'s).
+0 done, 1 failed, 2 usage error, 130 interrupted (129 and 143, for signals that end it, are `app.cli.main`'s).
 """
 
 import contextlib

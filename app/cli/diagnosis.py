@@ -1,4 +1,4 @@
-"""What `headrace doctor` knows: facts gathered from every floor into one `Report`, and what is wrong in it.
+"""What `headrace doctor` knows: facts gathered from every layer into one `Report`, and what is wrong in it.
 
 Gathering never raises: a part that cannot be asked (MLX does not load, say) becomes a finding. Judging
 (`findings`) is a pure function of the report. Drawing is `app.cli.doctor`'s business.

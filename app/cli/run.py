@@ -17,7 +17,7 @@ from headrace.app.terminal import can_redraw, may_style
 from headrace.runtime.errors import ContextLimitError, UsageError
 
 if TYPE_CHECKING:
-    from headrace.app.cli.run_report import Account
+    from headrace.app.cli.run_report import RunReport
     from headrace.models.load import LoadedModel
     from headrace.models.text.answer import Part
     from headrace.runtime.request import Finished, Request, Step
@@ -104,7 +104,7 @@ def run(
             raise
     timing = {"load_s": submitted - started, "tokenize_s": tokenized - submitted}
     if as_json or stats or sys.stderr.isatty():
-        _report(_account(loaded, request, shown, timing), as_json=as_json, with_steps=with_steps, stats=stats)
+        _report(_run_report(loaded, request, shown, timing), as_json=as_json, with_steps=with_steps, stats=stats)
     return 130 if request.cancel and shown.finished.reason == "cancelled" else 0
 
 
@@ -155,7 +155,7 @@ def _encode(loaded: "LoadedModel", text: str, system: str | None, raw: bool, thi
 
 
 class _Shown:
-    """The answer as it arrives: printed unless `echo` is off, remembered for the account."""
+    """The answer as it arrives: printed unless `echo` is off, remembered for the report."""
 
     def __init__(self, submitted: float, *, echo: bool) -> None:
         from headrace.app.sanitise import Sanitiser
@@ -181,13 +181,13 @@ class _Shown:
 
     def follow(self, parts: Iterable["Part"]) -> None:
         """Consume the answer to its end."""
-        from headrace.models.text.answer import Ended, Said
+        from headrace.models.text.answer import Completed, TextChunk
 
         for part in parts:
-            if isinstance(part, Said | Ended):
+            if isinstance(part, TextChunk | Completed):
                 self._clear_progress()
                 self._say(part.text)
-                if isinstance(part, Said):
+                if isinstance(part, TextChunk):
                     self.steps.append(part.step)
                 else:
                     self._finished = part.finished
@@ -220,14 +220,14 @@ class _Shown:
             sys.stderr.flush()
 
 
-def _account(loaded: "LoadedModel", request: "Request", shown: _Shown, timing: dict[str, float]) -> "Account":
-    from headrace.app.cli.run_report import Account
+def _run_report(loaded: "LoadedModel", request: "Request", shown: _Shown, timing: dict[str, float]) -> "RunReport":
+    from headrace.app.cli.run_report import RunReport
     from headrace.app.versions import versions
     from headrace.runtime import ops
     from headrace.runtime.machine.bandwidth import cached_peak, measure_peak
     from headrace.runtime.machine.hardware import machine
 
-    return Account(
+    return RunReport(
         model=loaded.name,
         kind=loaded.kind,
         cost=loaded.network.cost,
@@ -245,15 +245,15 @@ def _account(loaded: "LoadedModel", request: "Request", shown: _Shown, timing: d
     )
 
 
-def _report(account: "Account", *, as_json: bool, with_steps: bool, stats: bool) -> None:
+def _report(report: "RunReport", *, as_json: bool, with_steps: bool, stats: bool) -> None:
     from headrace.app.cli.run_report import document, summary_line, table
 
     if as_json:
-        click.echo(json.dumps(document(account, with_steps=with_steps)))
+        click.echo(json.dumps(document(report, with_steps=with_steps)))
     if stats:
-        rows = table(account)
+        rows = table(report)
         width = max(len(label) for label, _ in rows)
         click.echo("\n".join(f"{label:<{width}}  {value}" for label, value in rows), err=True)
     elif sys.stderr.isatty():
-        line = summary_line(account)
+        line = summary_line(report)
         click.echo(click.style(line, dim=True) if may_style(sys.stderr) else line, err=True)

@@ -22,7 +22,7 @@ _CUT_SHORT = {"max_tokens": "token limit", "context_limit": "context limit", "ca
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class RunReport:
     """Everything there is to say about an answer. Times in seconds, from the moment the prompt was submitted."""
 
     model: str
@@ -88,22 +88,22 @@ class Account:
         return mbu(self.finished.summary.achieved_gb_s, self.measured_peak_gb_s)
 
 
-def document(account: Account, *, with_steps: bool) -> dict[str, Any]:
+def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
     """The `--json` document. Absent figures (one token has no inter-token latency) are null."""
-    summary = account.finished.summary
+    summary = report.finished.summary
     answer: dict[str, Any] = {
-        "model": account.model,
-        "text": account.text,
-        "tokens": [step.token for step in account.steps],
-        "finish_reason": account.finished.reason,
-        "ended_by": account.ended_by,
+        "model": report.model,
+        "text": report.text,
+        "tokens": [step.token for step in report.steps],
+        "finish_reason": report.finished.reason,
+        "ended_by": report.ended_by,
         "prompt_tokens": summary.prompt_tokens,
         "completion_tokens": summary.completion_tokens,
         "decode_steps": summary.steps,  # one more than tokens where the end-of-turn token took one
-        "context_limit": account.context_limit,
-        "load_s": account.load_s,
-        "ttft_s": account.ttft_s,
-        "tokenize_s": account.tokenize_s,
+        "context_limit": report.context_limit,
+        "load_s": report.load_s,
+        "ttft_s": report.ttft_s,
+        "tokenize_s": report.tokenize_s,
         "prefill_s": summary.prefill_s,
         "first_step_s": summary.first_step_s,
         "prefill_tokens_per_second": summary.prefill_tokens_per_second,
@@ -115,56 +115,56 @@ def document(account: Account, *, with_steps: bool) -> dict[str, Any]:
         "kv_cache_bytes": summary.kv_cache_bytes,
         "peak_memory_bytes": summary.peak_memory_bytes,
         "achieved_bandwidth_gb_s": summary.achieved_gb_s,
-        "measured_peak_gb_s": account.measured_peak_gb_s,
-        "nominal_peak_gb_s": account.nominal_peak_gb_s,
-        "mbu": account.mbu,
-        "roofline_tokens_per_second": account.roofline_tokens_per_second,
-        "arithmetic_intensity": account.arithmetic_intensity,
-        "sampling": _sampling(account.request.sampling),
+        "measured_peak_gb_s": report.measured_peak_gb_s,
+        "nominal_peak_gb_s": report.nominal_peak_gb_s,
+        "mbu": report.mbu,
+        "roofline_tokens_per_second": report.roofline_tokens_per_second,
+        "arithmetic_intensity": report.arithmetic_intensity,
+        "sampling": _sampling(report.request.sampling),
         "device": {
-            "name": account.machine.device_name,
-            "backend": account.machine.backend,
-            "memory_bytes": account.machine.memory_bytes,
-            "kernels": account.kernels,
-            "network": account.kind,
+            "name": report.machine.device_name,
+            "backend": report.machine.backend,
+            "memory_bytes": report.machine.memory_bytes,
+            "kernels": report.kernels,
+            "network": report.kind,
         },
-        "versions": account.versions,
+        "versions": report.versions,
     }
-    if account.steps and account.steps[0].logprobs is not None:
-        answer["logprobs"] = [asdict(step.logprobs) for step in account.steps if step.logprobs]
+    if report.steps and report.steps[0].logprobs is not None:
+        answer["logprobs"] = [asdict(step.logprobs) for step in report.steps if step.logprobs]
     if with_steps:
-        answer["steps"] = [_step(step.record, account.measured_peak_gb_s) for step in account.steps]
+        answer["steps"] = [_step(step.record, report.measured_peak_gb_s) for step in report.steps]
     return answer
 
 
-def summary_line(account: Account) -> str:
+def summary_line(report: RunReport) -> str:
     """One line for the end of an answer on a terminal, within 80 columns."""
-    summary = account.finished.summary
+    summary = report.finished.summary
     parts = [f"{summary.completion_tokens} tokens"]
     if summary.decode_tokens_per_second:
         parts.append(f"{summary.decode_tokens_per_second:.1f} tok/s")
-    if account.ttft_s is not None:
-        parts.append(f"TTFT {account.ttft_s:.2f} s")
-    if account.mbu is not None:
-        parts.append(f"MBU {account.mbu:.0%} of {account.measured_peak_gb_s:.0f} GB/s")
+    if report.ttft_s is not None:
+        parts.append(f"TTFT {report.ttft_s:.2f} s")
+    if report.mbu is not None:
+        parts.append(f"MBU {report.mbu:.0%} of {report.measured_peak_gb_s:.0f} GB/s")
     parts.append(f"KV {format_bytes(summary.kv_cache_bytes)}")
-    if account.finished.reason != "stop":
-        parts.append(_CUT_SHORT[account.ended_by])
+    if report.finished.reason != "stop":
+        parts.append(_CUT_SHORT[report.ended_by])
     return " · ".join(parts)
 
 
-def table(account: Account) -> list[tuple[str, str]]:
+def table(report: RunReport) -> list[tuple[str, str]]:
     """The full account as (label, value) rows, for `--stats`."""
-    summary = account.finished.summary
+    summary = report.finished.summary
     rows = [
-        ("model", f"{account.model} ({account.kind} decoder, {account.kernels.get('kernels', '?')} kernels)"),
-        ("device", f"{account.machine.device_name} ({account.machine.backend})"),
-        ("finish reason", f"{account.finished.reason} ({account.ended_by.replace('_', ' ')})"),
+        ("model", f"{report.model} ({report.kind} decoder, {report.kernels.get('kernels', '?')} kernels)"),
+        ("device", f"{report.machine.device_name} ({report.machine.backend})"),
+        ("finish reason", f"{report.finished.reason} ({report.ended_by.replace('_', ' ')})"),
         ("prompt", f"{summary.prompt_tokens} tokens"),
         ("completion", f"{summary.completion_tokens} tokens in {summary.steps} steps"),
-        ("load", f"{account.load_s:.3f} s"),
-        ("TTFT", _seconds(account.ttft_s)),
-        ("  tokenize", _seconds(account.tokenize_s)),
+        ("load", f"{report.load_s:.3f} s"),
+        ("TTFT", _seconds(report.ttft_s)),
+        ("  tokenize", _seconds(report.tokenize_s)),
         ("  prefill", f"{_seconds(summary.prefill_s)}, {_rate(summary.prefill_tokens_per_second)}"),
         ("  first step", _seconds(summary.first_step_s)),
         ("decode", f"{_rate(summary.decode_tokens_per_second)}, TPOT {_seconds(summary.tpot_s)}"),
@@ -173,13 +173,13 @@ def table(account: Account) -> list[tuple[str, str]]:
         ("KV cache", f"{format_bytes(summary.kv_cache_bytes)}, {format_bytes(summary.kv_bytes_per_token)} per token"),
         ("peak memory", f"{format_bytes(summary.peak_memory_bytes)} (MLX)"),
         ("achieved", f"{_gb_s(summary.achieved_gb_s)} (computed from shapes)"),
-        ("measured peak", _gb_s(account.measured_peak_gb_s)),
-        ("nominal peak", _gb_s(account.nominal_peak_gb_s)),
-        ("MBU", f"{account.mbu:.1%} of the measured peak" if account.mbu is not None else "unknown"),
+        ("measured peak", _gb_s(report.measured_peak_gb_s)),
+        ("nominal peak", _gb_s(report.nominal_peak_gb_s)),
+        ("MBU", f"{report.mbu:.1%} of the measured peak" if report.mbu is not None else "unknown"),
     ]
-    if (roofline := account.roofline_tokens_per_second) is not None:
-        rows.append(("roofline", f"{roofline:.1f} tok/s at {format_bytes(account.step_bytes)} per step"))
-    rows.append(("intensity", f"{account.arithmetic_intensity:.2f} FLOPs per byte"))
+    if (roofline := report.roofline_tokens_per_second) is not None:
+        rows.append(("roofline", f"{roofline:.1f} tok/s at {format_bytes(report.step_bytes)} per step"))
+    rows.append(("intensity", f"{report.arithmetic_intensity:.2f} FLOPs per byte"))
     return rows
 
 

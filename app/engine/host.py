@@ -17,10 +17,10 @@ from headrace.app.engine.messages import (
     Dropped,
     Event,
     Generate,
-    Held,
     ModelCard,
     ModelSpec,
     Prefill,
+    PrefixCached,
     ReadAhead,
 )
 from headrace.app.sampling_options import sampling_settings
@@ -29,7 +29,7 @@ from headrace.models.checkpoint.validation import blamed_on_store
 from headrace.models.load import LoadedModel, load_model
 from headrace.models.registry.progress import Progress
 from headrace.models.registry.resolve import ResolvedModel, resolve
-from headrace.models.text.answer import Ended, Said, answer
+from headrace.models.text.answer import Completed, TextChunk, answer
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.runtime import ops
 from headrace.runtime.engine import Engine
@@ -126,9 +126,9 @@ class EngineHost:
         with closing(JournalWriter(command.journal)) as journal:
             outbox = _Outbox(command, send, journal, opening, gather_s=_GATHER_S[self._spare_cpus > 0])
             for part in answer(self._engine, self._loaded.tokenizer, request, command.stop):
-                if isinstance(part, Said):
+                if isinstance(part, TextChunk):
                     outbox.add(part.text, part.step.record)
-                elif isinstance(part, Ended):
+                elif isinstance(part, Completed):
                     outbox.add(part.text)
                     outbox.flush()
                     send(self._done(command, part.finished, tokenize_s, outbox.ttft_s))
@@ -147,7 +147,7 @@ class EngineHost:
         if len(prompt) > self._longest_prompt:
             return
         if (cache := self._engine.read_ahead(prompt, stop)) is not None:
-            send(Held(cache.committed, cache.committed_bytes, cache.allocated_bytes))
+            send(PrefixCached(cache.committed, cache.committed_bytes, cache.allocated_bytes))
 
     def _done(self, command: Generate, finished: Finished, tokenize_s: float, ttft_s: float | None) -> Done:
         summary = finished.summary

@@ -67,7 +67,7 @@ class EngineLink:
         if self._over is not None and not self._buried:
             if (code := self._process.poll()) is not None:
                 self._buried = True
-                events.append(Died(_obituary(code)))
+                events.append(Died(_exit_message(code)))
             elif time.monotonic() > self._over + _GRACE_S:
                 self._process.kill()
         return events
@@ -118,7 +118,7 @@ def _open_log() -> int:
         return os.open(os.devnull, os.O_WRONLY)
 
 
-def _obituary(code: int) -> str:
+def _exit_message(code: int) -> str:
     if code == -signal.SIGKILL:
         return "the engine was killed (SIGKILL); if you did not do it, the system was out of memory"
     if code < 0:

@@ -66,7 +66,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class ReadAhead:
-    """Bring the conversation, and what is being typed, into the KV cache; `Held` tells how far it got.
+    """Bring the conversation, and what is being typed, into the KV cache; `PrefixCached` tells how far it got.
 
     Given up as soon as another command comes. messages, thinking: as `Generate` would have them.
     """
@@ -142,7 +142,7 @@ class PeakMeasured:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PrefixCached:
     """What the KV cache holds of the next prompt after reading ahead."""
 
     tokens: int
@@ -258,6 +258,6 @@ class PullFailed:
     hint: str | None
 
 
-ModelEvent = LoadProgress | Ready | PeakMeasured | Held
+ModelEvent = LoadProgress | Ready | PeakMeasured | PrefixCached
 PullEvent = PullProgress | Pulled | PullFailed
 Event = ModelEvent | Prefill | Delta | Done | ContextFull | Dropped | Failed | Abandoned | Died | PullEvent

@@ -73,12 +73,12 @@ def explanation(name: str, shape: StepShape, *, past: int, prefill: int) -> Docu
         "model": _model(name, shape),
         "past": past,
         "prefill_tokens": prefill,
-        "step": _account(step),
-        "prefill": _account(fed),
+        "step": _costs(step),
+        "prefill": _costs(fed),
     }
 
 
-def _account(rows: Sequence[Operation]) -> Document:
+def _costs(rows: Sequence[Operation]) -> Document:
     nbytes, flops = total(rows)
     return {
         "operations": [{**asdict(row), "intensity": row.intensity} for row in rows],

@@ -59,8 +59,8 @@ def show_explanation(document: Document) -> None:
     """Every read of a step, and of a prefill: beside each other where there is room, else below each other."""
     screen = _screen()
     _head(screen, document["model"])
-    step = _account_table(f"One decode step with {document['past']:,} tokens in the cache", document["step"])
-    prefill = _account_table(f"Prefill of {document['prefill_tokens']:,} tokens", document["prefill"])
+    step = _cost_table(f"One decode step with {document['past']:,} tokens in the cache", document["step"])
+    prefill = _cost_table(f"Prefill of {document['prefill_tokens']:,} tokens", document["prefill"])
     if screen.width >= 164:
         from rich.columns import Columns
 
@@ -78,16 +78,16 @@ def show_explanation(document: Document) -> None:
     )
 
 
-def _account_table(title: str, account: Document) -> "Table":
+def _cost_table(title: str, costs: Document) -> "Table":
     table = _table("read", "×", "shape", "bytes", "FLOPs", "FLOP/B")
     table.title, table.title_justify, table.title_style = title, "left", "bold cyan"
-    for row in account["operations"]:
+    for row in costs["operations"]:
         table.add_row(
             row["name"], str(row["count"]), row["shape"], f"{row['nbytes']:,}", f"{row['flops']:,}",
             _intensity(row["intensity"]),
         )  # fmt: skip
     table.add_section()
-    total = (f"{account['total_bytes']:,}", f"{account['total_flops']:,}", _intensity(account["intensity"]))
+    total = (f"{costs['total_bytes']:,}", f"{costs['total_flops']:,}", _intensity(costs["intensity"]))
     table.add_row("total", "", "", *total, style="bold")
     return table
 

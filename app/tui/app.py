@@ -1,7 +1,8 @@
 """The application: one engine, one conversation at a time, and the screens that show them.
 
-It polls: up to ten times a second (see `app.tui.pace`) it takes what the engine's process said, and lets the screen
-that is on top draw it. Nothing is called per token. The engine's process starts after the first frame is on the screen.
+It polls: up to ten times a second (see `app.tui.poll_interval`) it takes what the engine's process said, and lets the
+screen that is on top draw it. Nothing is called per token. The engine's process starts after the first frame is on the
+screen.
 """
 
 import asyncio
@@ -30,8 +31,8 @@ from headrace.app.tui.decode.feed import feed
 from headrace.app.tui.decode.figures import LiveFigures
 from headrace.app.tui.hangup import end_on_signals, when_made
 from headrace.app.tui.input.clipboard import copy_with_tool
-from headrace.app.tui.pace import Pace
 from headrace.app.tui.palette import AppCommands
+from headrace.app.tui.poll_interval import PollInterval
 from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.decode_screen import DecodeScreen
 from headrace.app.tui.status_bar import Status
@@ -83,7 +84,7 @@ class HeadraceApp(App[None]):
         self._figures_due = 0.0
         self._drawn_version = -1
         self._drawn_phase: object = None
-        self._pace = Pace()
+        self._pace = PollInterval()
 
     # -- life ------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The two themes of the house. Water for what moves, wood for what marks; every text at least 4.5:1 on its ground.
+"""The two themes of headrace. Water for what moves, wood for what marks; every text at least 4.5:1 on its ground.
 
 Two variables of our own, `$quiet` (labels) and `$faint` (what is not there yet), are made for any theme.
 """

@@ -30,7 +30,7 @@ class Decoder:
         width = config.hidden_size
         self._table = parameters.matrix("model.embed_tokens", config.vocab_size, width)
         self._layers = _read_layers(config, parameters)
-        self._stretches = self._fuse(ops)
+        self._layer_groups = self._fuse(ops)
         self._norm = parameters.vector("model.norm.weight", width, config.norm_weight_offset)
         tied = config.tied_embeddings or "lm_head.weight" not in parameters
         self._head = self._table if tied else parameters.matrix("lm_head", config.vocab_size, width)
@@ -45,7 +45,7 @@ class Decoder:
         """The same weights on other operations of the same kind: a profiler's that note what they pass on."""
         twin = copy(self)
         twin._ops = ops
-        twin._stretches = twin._fuse(ops)
+        twin._layer_groups = twin._fuse(ops)
         return twin
 
     @property
@@ -99,9 +99,9 @@ class Decoder:
 
     def layers(self, x: mx.array, cache: KVCache) -> mx.array:
         """x (B, T, E) -> (B, T, E), T entries per layer appended to the cache."""
-        for layers, node in self._stretches:
+        for layers, node in self._layer_groups:
             if node is not None:
-                x = cache.through(layers, x, node)
+                x = cache.run_fused(layers, x, node)
                 continue
             for index in range(layers.start, layers.stop):
                 x = self._layer(x, cache, index)
@@ -118,7 +118,7 @@ class Decoder:
         return logits if cap is None else mx.tanh(logits / cap) * cap
 
     def _fuse(self, ops: Ops) -> list[tuple[slice, LayersNode | None]]:
-        """The layers in stretches that can be computed at once: all of them, or else what can be, one by one."""
+        """The layers in groups that can be computed at once: all of them, or else what can be, one by one."""
         eps, activation = self.config.norm_eps, self.config.activation
         every = slice(0, len(self._layers))
         if (node := ops.fuse(self._layers, eps, activation)) is not None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headrace.models.background import beside
+from headrace.models.background import run_in_background
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.checkpoint.safetensors import refuse_code
 from headrace.models.registry.hub_files import choose_files
@@ -227,7 +227,7 @@ def _interruptible(work: Callable[[], _Result], bar: type[_Mute]) -> _Result:
         with _no_requests_after(bar.stop):
             return work()
 
-    with beside(guarded) as result:
+    with run_in_background(guarded) as result:
         try:
             return result()
         except (KeyboardInterrupt, SystemExit):  # the latter from a SIGTERM

@@ -1,4 +1,4 @@
-"""How long-running work on the models floor reports progress: one small protocol, drawn by the app.
+"""How long-running work on the models layer reports progress: one small protocol, drawn by the app.
 
 A progress sink is called as `progress(stage, done, total)` from the thread that does the work (or from a
 download thread), several times a second at most. `stage` is a short phrase for people ("downloading",

@@ -133,11 +133,11 @@ class Store:
                     entry.unlink()
                     return freed
                 # Out of sight first: a removal that is interrupted never leaves half a model under its name.
-                grave = self.root / ".partial" / name
-                shutil.rmtree(grave, ignore_errors=True)
-                grave.parent.mkdir(exist_ok=True)
-                entry.rename(grave)
-                shutil.rmtree(grave)
+                trash = self.root / ".partial" / name
+                shutil.rmtree(trash, ignore_errors=True)
+                trash.parent.mkdir(exist_ok=True)
+                entry.rename(trash)
+                shutil.rmtree(trash)
             except FileNotFoundError:
                 return 0
             except OSError as error:

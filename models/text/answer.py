@@ -14,7 +14,7 @@ from headrace.runtime.request import Finished, PrefillProgress, Request, Step
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class TextChunk:
     """One step, and the text that became certain with it (often empty: half a character, half a stop string)."""
 
     text: str
@@ -22,14 +22,14 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class Completed:
     """The answer is over; `text` is what had been held back."""
 
     text: str
     finished: Finished
 
 
-Part = PrefillProgress | Said | Ended
+Part = PrefillProgress | TextChunk | Completed
 
 
 def answer(engine: Engine, tokenizer: Tokenizer, request: Request, stops: Sequence[str] = ()) -> Iterator[Part]:
@@ -40,7 +40,7 @@ def answer(engine: Engine, tokenizer: Tokenizer, request: Request, stops: Sequen
     for event in engine.generate(request):
         if isinstance(event, Step):
             text, stopped = matcher.feed(detokenizer.add(event.token))
-            yield Said(text, event)
+            yield TextChunk(text, event)
             if stopped:
                 request.cancel.set()  # the engine ends the generation before its next step
         elif isinstance(event, Finished):
@@ -49,6 +49,6 @@ def answer(engine: Engine, tokenizer: Tokenizer, request: Request, stops: Sequen
                 certain, stopped = matcher.feed(detokenizer.finish())
                 held, at_end = matcher.flush()
                 rest, stopped = certain + held, stopped or at_end
-            yield Ended(rest, replace(event, reason="stop", stop_id=None) if stopped else event)
+            yield Completed(rest, replace(event, reason="stop", stop_id=None) if stopped else event)
         else:
             yield event

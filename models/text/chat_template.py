@@ -1,6 +1,6 @@
 """Turns chat messages into the prompt text a model was trained on, with the template that came in its checkpoint.
 
-Text in, text out: which stretches become control tokens is `control_tokens`' business, running the template safely
+Text in, text out: which spans become control tokens is `control_tokens`' business, running the template safely
 is `template_sandbox`'s. jinja2 is imported when the first template is compiled, not with this module.
 """
 

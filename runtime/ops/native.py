@@ -77,8 +77,8 @@ def streaming_read(array: mx.array, passes: int = 1) -> float:
 class PreparedWeight(Weight):
     """A weight whose arrays the kernels hold; `matrix` is None where they cannot.
 
-    The arrays of 2-, 4- and 8-bit weights are in an order of the kernels' own (runtime/native/core/turned.h), so what
-    has a matrix never goes to the reference: activations that are not float32 are a ValueError.
+    The arrays of 2-, 4- and 8-bit weights are in an order of the kernels' own (runtime/native/core/interleaved.h), so
+    what has a matrix never goes to the reference: activations that are not float32 are a ValueError.
     """
 
     matrix: "_native.Matrix | None" = None

@@ -161,7 +161,7 @@ def _mask(queries: int, keys: int, window: int | None) -> mx.array | str | None:
 def _softcapped_attention(
     q: mx.array, keys: mx.array, values: mx.array, mask: mx.array | str | None, spec: AttentionSpec
 ) -> mx.array:
-    """Attention with bent scores (Gemma 2, arXiv:2408.00118); MLX has no fused form of it."""
+    """Attention with soft-capped scores (Gemma 2, arXiv:2408.00118); MLX has no fused form of it."""
     assert spec.softcap is not None
     batch, heads, length, dim = q.shape
     grouped = (q * spec.scale).reshape(batch, spec.kv_heads, heads // spec.kv_heads, length, dim)

@@ -67,7 +67,7 @@ class AttentionSpec:
     """How one layer turns fused projections into attention: H query heads share Hkv key/value heads (GQA).
 
     `rope` is None in layers without position information. `q_norm`, `k_norm` (D,) are per-head RMSNorm
-    weights. `window` keeps a query's last `window` positions, itself included. `softcap` c bends scores to
+    weights. `window` keeps a query's last `window` positions, itself included. `softcap` c soft-caps scores to
     c * tanh(score / c).
     """
 

@@ -5,18 +5,18 @@ import threading
 import pytest
 
 from headrace.models import background as module
-from headrace.models.background import beside
+from headrace.models.background import run_in_background
 
 
 def test_the_result_and_the_error_come_when_asked_for() -> None:
-    with beside(lambda: threading.current_thread().name) as name:
+    with run_in_background(lambda: threading.current_thread().name) as name:
         pass
     assert name() == "beside"
 
     def fail() -> None:
         raise ValueError("no")
 
-    with beside(fail) as failed:
+    with run_in_background(fail) as failed:
         pass
     with pytest.raises(ValueError, match="no"):
         failed()
@@ -25,5 +25,5 @@ def test_the_result_and_the_error_come_when_asked_for() -> None:
 def test_work_that_waits_for_the_interrupted_thread_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PATIENCE_S", 0.01)
     lock = threading.Lock()
-    with lock, pytest.raises(KeyboardInterrupt), beside(lock.acquire):
+    with lock, pytest.raises(KeyboardInterrupt), run_in_background(lock.acquire):
         raise KeyboardInterrupt

@@ -11,7 +11,7 @@ import pytest
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine import Engine
 from headrace.runtime.errors import ContextLimitError, EngineError, UsageError
-from headrace.runtime.prefill import FIRST, LARGEST, STEP, TARGET_S, Pace, prefill
+from headrace.runtime.prefill import FIRST, LARGEST, STEP, TARGET_S, ChunkSizer, prefill
 from headrace.runtime.request import CancelFlag, Finished, PrefillProgress, Request, Step
 from headrace.runtime.sampling import SamplingParams
 from tests.watched import WatchedNetwork, answer, same_rows, split
@@ -90,7 +90,7 @@ def test_prefill_never_asks_for_logits(network: Decoder) -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, 1e-9, 0.01, 0.4, 3.0, 1e6])
 def test_chunks_follow_the_measured_speed_within_bounds(seconds: float) -> None:
-    pace = Pace()
+    pace = ChunkSizer()
     pace.took(64, seconds)
     size = pace.size
     assert STEP <= size <= LARGEST
@@ -99,7 +99,7 @@ def test_chunks_follow_the_measured_speed_within_bounds(seconds: float) -> None:
 
 
 def test_the_next_prompt_begins_at_the_pace_of_the_last(network: Decoder) -> None:
-    pace = Pace()
+    pace = ChunkSizer()
     pace.took(64, 64 * TARGET_S / 96)
     done = list(prefill(network, network.make_cache(512), LONG, pace))
     assert done[0] == 96

@@ -256,9 +256,9 @@ def test_what_does_not_fit_is_refused_before_it_runs() -> None:
     weight = native.prepare(Weight(mx.zeros((8, 64))), mx.float32)
     with pytest.raises(ValueError, match="last axis"):
         native.linear(mx.zeros((1, 1, 32)), weight)
-    turned = native.prepare(_weight(8, 64, 4, 32, mx.float16, False), mx.float32)
+    interleaved = native.prepare(_weight(8, 64, 4, 32, mx.float16, False), mx.float32)
     with pytest.raises(ValueError, match="must be float32"):
-        native.linear(mx.zeros((1, 1, 64), mx.float16), turned)
+        native.linear(mx.zeros((1, 1, 64), mx.float16), interleaved)
     spec = AttentionSpec(2, 1, 64, 0.125)
     with pytest.raises(ValueError, match="no room"):
         native.attend(mx.zeros((1, 2, 256)), mx.zeros((1, 1, 4, 64)), mx.zeros((1, 1, 4, 64)), 3, spec)

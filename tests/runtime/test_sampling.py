@@ -21,7 +21,7 @@ rows = st.lists(logit, min_size=VOCAB, max_size=VOCAB, unique=True)
 tokens = st.integers(0, VOCAB - 1)
 
 
-def bent(logits: Sequence[float], params: SamplingParams, prompt: list[int], said: list[int]) -> list[float]:
+def penalised(logits: Sequence[float], params: SamplingParams, prompt: list[int], said: list[int]) -> list[float]:
     """Logits after bias and penalties."""
     out, counts = list(logits), Counter(said)
     for token, bias in params.logit_bias.items():
@@ -99,7 +99,7 @@ history = st.lists(tokens, max_size=4)
 def test_draws_come_from_the_documented_distribution(
     logits: list[float], params: SamplingParams, prompt: list[int], said: list[int]
 ) -> None:
-    expected = distribution(bent(logits, params, prompt, said), params)
+    expected = distribution(penalised(logits, params, prompt, said), params)
     drawn = draw(params, logits, prompt=prompt, said=said)
     assert set(drawn) <= set(expected)
     for token, share in expected.items():
@@ -120,7 +120,7 @@ def test_greedy_answers_follow_the_penalties(
     )
     chosen, said = sampler(greedy, prompt), []
     for _ in range(steps):
-        values = bent(logits, greedy, prompt, said)
+        values = penalised(logits, greedy, prompt, said)
         best, second = sorted(values, reverse=True)[:2]
         assume(best - second > 1e-3)
         said.append(values.index(best))

@@ -1,4 +1,4 @@
-"""A contestant in another process, spoken to in JSON lines (see `app.bench.measure.children`)."""
+"""A backend in another process, spoken to in JSON lines (see `app.bench.measure.children`)."""
 
 import json
 import os

@@ -12,7 +12,7 @@ from headrace.runtime.errors import EngineError
 
 
 class LlamaBench:
-    """A contestant. llama-bench warms up by itself and starts anew each time, so nothing is kept between tests."""
+    """A backend. llama-bench warms up by itself and starts anew each time, so nothing is kept between tests."""
 
     engine = "llama.cpp"
 

@@ -1,4 +1,4 @@
-"""The contestant that matters: headrace's own engine, as `headrace run` uses it.
+"""The backend that matters: headrace's own engine, as `headrace run` uses it.
 
 Requests go through `Engine.generate` with greedy selection. Every depth has an engine with a kept prefix: its tokens
 are prefilled for real once and stay in the cache over the repetitions, trimmed back, where the cache allows that.

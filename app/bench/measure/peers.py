@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from headrace.app.bench.measure.child import ChildProcess
 from headrace.app.bench.measure.llama_bench import LlamaBench
-from headrace.app.bench.measure.sample import Contestant
+from headrace.app.bench.measure.sample import Backend
 from headrace.runtime.errors import EngineError
 
 if TYPE_CHECKING:
@@ -34,28 +34,28 @@ class Peer:
 
 def open_peers(
     peers: Sequence[Peer], loaded: Sequence["LoadedModel"], limit: int, threads: int | None, stack: ExitStack
-) -> tuple[list[Contestant], list[str]]:
-    """(contestants ready to be measured, a line about every peer). mlx-lm takes every model, llama.cpp the first.
+) -> tuple[list[Backend], list[str]]:
+    """(backends ready to be measured, a line about every peer). mlx-lm takes every model, llama.cpp the first.
 
     `stack` closes them, also those there already when opening another is interrupted.
     """
-    contestants: list[Contestant] = []
+    backends: list[Backend] = []
     notes: list[str] = []
     for peer in peers:
         models = loaded if peer.engine == "mlx-lm" else loaded[:1]
         for model in models:
             try:
-                contestant, note = _open(peer, model, limit, threads)
+                backend, note = _open(peer, model, limit, threads)
             except (EngineError, OSError) as error:
                 notes.append(f"{peer.engine} is left out: {error}")
                 continue
-            stack.callback(contestant.close)
-            contestants.append(contestant)
+            stack.callback(backend.close)
+            backends.append(backend)
             notes.append(note)
-    return contestants, notes
+    return backends, notes
 
 
-def _open(peer: Peer, model: "LoadedModel", limit: int, threads: int | None) -> tuple[Contestant, str]:
+def _open(peer: Peer, model: "LoadedModel", limit: int, threads: int | None) -> tuple[Backend, str]:
     if peer.engine == "mlx-lm":
         script = str(_CHILDREN / "mlx_lm_child.py")
         child = ChildProcess("mlx-lm", model.name, [peer.python or sys.executable, script, str(model.checkpoint.path)])

@@ -20,7 +20,7 @@ import mlx.core as mx
 
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.cache import KVCache
-from headrace.runtime.decode import Choice, decode, decode_step
+from headrace.runtime.decode import SampledToken, decode, decode_step
 from headrace.runtime.errors import UsageError
 from headrace.runtime.ops import LayersNode, LayerWeights, Ops
 from headrace.runtime.prefill import prefill
@@ -161,9 +161,9 @@ def _evaluated(work: Callable[[], Any]) -> float:
 def _synchronous(network: Decoder, cache: KVCache, sampler: Sampler, token: mx.array) -> tuple[float, float]:
     """(seconds to build, seconds in all) of a step that overlaps with nothing."""
     began = time.perf_counter()
-    choice = decode_step(network, cache, lambda logits: Choice(sampler(logits)), token)
+    sampled = decode_step(network, cache, lambda logits: SampledToken(sampler(logits)), token)
     built = time.perf_counter()
-    choice.token.item()
+    sampled.token.item()
     ended = time.perf_counter()
     cache.rollback()
     return built - began, ended - began
@@ -172,9 +172,9 @@ def _synchronous(network: Decoder, cache: KVCache, sampler: Sampler, token: mx.a
 def _loop(network: Decoder, cache: KVCache, sampler: Sampler, token: mx.array, steps: int) -> list[float]:
     """Step latencies of the real loop, the first one left out."""
     ready = []
-    choices = decode(network, cache, lambda logits: Choice(sampler(logits)), token, steps + 1)
-    for choice in choices:
-        choice.token.item()
+    tokens = decode(network, cache, lambda logits: SampledToken(sampler(logits)), token, steps + 1)
+    for sampled in tokens:
+        sampled.token.item()
         ready.append(time.perf_counter())
         cache.commit(1)
     return [b - a for a, b in pairwise(ready)]

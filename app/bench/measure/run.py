@@ -16,7 +16,7 @@ from headrace.app.bench.measure.peers import Peer, open_peers
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.profile import profile
 from headrace.app.bench.measure.result import Result, Work, result
-from headrace.app.bench.measure.sample import Contestant
+from headrace.app.bench.measure.sample import Backend
 from headrace.app.bench.measure.session import Key, Session
 from headrace.app.bench.show.live import Show
 from headrace.app.predict.fit_store import remember
@@ -54,8 +54,8 @@ def run(options: Options, show: Show) -> Document:
         held = reader.pass_bytes if reader and host.backend != "cpu" else 0
         limit = max(test.tokens for test in options.tests)
         own = _own(loaded, limit, held)
-        for contestant in own:
-            stack.callback(contestant.close)
+        for backend in own:
+            stack.callback(backend.close)
         peers, notes = open_peers(options.peers, loaded, limit, options.threads, stack)
         memory = MemorySpeed(reader) if reader else None
         session = Session([*own, *peers], options.tests, rounds=options.rounds, memory=memory.read if memory else None)
@@ -154,7 +154,7 @@ def _load(name: str | None, options: Options) -> "LoadedModel":
     return load_model(resolved.path, name=resolved.name, context=limit, force=options.force)
 
 
-def _own(loaded: Sequence["LoadedModel"], limit: int, held: int) -> list[Contestant]:
+def _own(loaded: Sequence["LoadedModel"], limit: int, held: int) -> list[Backend]:
     sizes = [sum(array.nbytes for array in model.network.arrays) for model in loaded]
     if len({model.name for model in loaded}) < len(loaded):
         raise UsageError("a model was given twice")

@@ -1,4 +1,4 @@
-"""One repetition of one test, as a contestant reports it, and what a contestant is.
+"""One repetition of one test, as a backend reports it, and what a backend is.
 
 The definitions of `runtime.telemetry` hold: decode speed is the inverse of TPOT. A prefill test is over with its first
 token, as in llama-bench and mlx-lm: its speed is the prompt's tokens over TTFT. Prompt + generation is all tokens over
@@ -55,7 +55,7 @@ class Repetition:
     memory_gb_s: float | None
 
 
-class Contestant(Protocol):
+class Backend(Protocol):
     """Something that can be measured: our engine with one model, or another implementation with the same weights."""
 
     engine: str

@@ -1,6 +1,6 @@
-"""One run: contestants and tests interleaved, so that whatever drifts drifts for all of them alike.
+"""One run: backends and tests interleaved, so that whatever drifts drifts for all of them alike.
 
-A round measures every test with every contestant once, contestants side by side; odd rounds go backwards. Between
+A round measures every test with every backend once, backends side by side; odd rounds go backwards. Between
 measurements memory is read, so every repetition knows how fast memory was around it. Interrupted at any point,
 `repetitions` holds what is done.
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from headrace.app.bench.measure.plan import Test
-from headrace.app.bench.measure.sample import Contestant, Repetition
+from headrace.app.bench.measure.sample import Backend, Repetition
 from headrace.app.bench.measure.typical import typical_speed
 from headrace.app.bench.stats import sd, student_quantile
 from headrace.runtime.errors import EngineError
@@ -43,66 +43,64 @@ class Session:
 
     def __init__(
         self,
-        contestants: Sequence[Contestant],
+        backends: Sequence[Backend],
         tests: Sequence[Test],
         *,
         rounds: int | None,
         memory: Callable[[], float] | None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._pairs = [(contestant, test) for test in tests for contestant in contestants]
+        self._pairs = [(backend, test) for test in tests for backend in backends]
         self._rounds = rounds
         self._memory = memory
         self._clock = clock
         self._took: dict[Key, float] = {}
         self._round = 0
-        self._failed: list[Contestant] = []
+        self._failed: list[Backend] = []
         self.notes: list[str] = []
         """Peers that failed and were left out from then on."""
         self.repetitions: dict[Key, list[Repetition]] = {_key(*pair): [] for pair in self._pairs}
 
     def run(self) -> Iterator[Progress]:
         """Do it; a `Progress` before every measurement and one at the end."""
-        for number, (contestant, test) in enumerate(self._pairs):
-            yield Progress(
-                f"warming up {contestant.engine}, {contestant.model} {test.label}", number, self._total(), None, 0
-            )
-            contestant.warm_up(test)
+        for number, (backend, test) in enumerate(self._pairs):
+            yield Progress(f"warming up {backend.engine}, {backend.model} {test.label}", number, self._total(), None, 0)
+            backend.warm_up(test)
         self._leave_out_failed()
         began = self._clock()
         while not self._finished(self._clock() - began):
             self._round += 1
             pairs = self._pairs if self._round % 2 else self._pairs[::-1]
-            for done, (contestant, test) in enumerate(pairs):
+            for done, (backend, test) in enumerate(pairs):
                 counted = len(self._pairs) * self._round + done
-                yield Progress(_named(contestant, test), counted, self._total(), self._left(pairs[done:]), self._round)
-                self._attempt(contestant, partial(self._measure, contestant, test, began))
+                yield Progress(_named(backend, test), counted, self._total(), self._left(pairs[done:]), self._round)
+                self._attempt(backend, partial(self._measure, backend, test, began))
             self._leave_out_failed()
         yield Progress("done", self._total(), self._total(), 0.0, self._round)
 
-    def _attempt(self, contestant: Contestant, work: Callable[[], None]) -> None:
-        """Do something with a contestant: an error of ours ends the run, a peer's ends its part in it."""
-        if contestant in self._failed:
+    def _attempt(self, backend: Backend, work: Callable[[], None]) -> None:
+        """Do something with a backend: an error of ours ends the run, a peer's ends its part in it."""
+        if backend in self._failed:
             return
         try:
             work()
         except EngineError as error:
-            if contestant.engine == "headrace":
+            if backend.engine == "headrace":
                 raise
-            self._failed.append(contestant)
-            self.notes.append(f"{contestant.engine} is left out from round {self._round} on: {error}")
+            self._failed.append(backend)
+            self.notes.append(f"{backend.engine} is left out from round {self._round} on: {error}")
 
     def _leave_out_failed(self) -> None:
         self._pairs = [pair for pair in self._pairs if pair[0] not in self._failed]
 
-    def _measure(self, contestant: Contestant, test: Test, began: float) -> None:
+    def _measure(self, backend: Backend, test: Test, began: float) -> None:
         started = self._clock()
         before = self._memory() if self._memory else None
-        sample = contestant.measure(test)
+        sample = backend.measure(test)
         after = self._memory() if self._memory else None
         around = None if before is None or after is None else (before + after) / 2
-        self._took[_key(contestant, test)] = self._clock() - started
-        self.repetitions[_key(contestant, test)].append(Repetition(sample, started - began, around))
+        self._took[_key(backend, test)] = self._clock() - started
+        self.repetitions[_key(backend, test)].append(Repetition(sample, started - began, around))
 
     def _finished(self, elapsed: float) -> bool:
         if self._rounds is not None:
@@ -135,7 +133,7 @@ class Session:
         affordable = math.ceil(MAX_SECONDS / max(sum(self._took.values()), 1e-9))
         return max(self._round, min(needed, affordable, MAX_ROUNDS))
 
-    def _left(self, pairs: Sequence[tuple[Contestant, Test]]) -> float | None:
+    def _left(self, pairs: Sequence[tuple[Backend, Test]]) -> float | None:
         if any(_key(*pair) not in self._took for pair in self._pairs):
             return None
         rounds = self._rounds_expected()
@@ -143,12 +141,12 @@ class Session:
         return this_round + (rounds - self._round) * sum(self._took.values())
 
 
-def _named(contestant: Contestant, test: Test) -> str:
-    return f"{test.label} · {contestant.engine} {contestant.model}"
+def _named(backend: Backend, test: Test) -> str:
+    return f"{test.label} · {backend.engine} {backend.model}"
 
 
-def _key(contestant: Contestant, test: Test) -> Key:
-    return contestant.engine, contestant.model, test
+def _key(backend: Backend, test: Test) -> Key:
+    return backend.engine, backend.model, test
 
 
 def precision(logs: Sequence[float]) -> float:

@@ -10,11 +10,11 @@ from headrace.app.engine.messages import (
     Done,
     Event,
     Failed,
-    Held,
     LoadProgress,
     ModelCard,
     PeakMeasured,
     Prefill,
+    PrefixCached,
     Ready,
 )
 from headrace.app.tui.decode.figures import CacheFill, LiveFigures, MachineFacts, ModelFacts, with_peaks
@@ -32,7 +32,7 @@ def feed(figures: LiveFigures, events: Iterable[Event]) -> None:
             if event.done == 0 or figures.phase == "idle":
                 figures.submitted()
             figures.prefilling(event.done, event.total, event.reused)
-        elif isinstance(event, Held):
+        elif isinstance(event, PrefixCached):
             figures.held(CacheFill(event.tokens, event.used_bytes, event.allocated_bytes))
         elif isinstance(event, Done):
             figures.finished(event.summary, event.reason, event.ttft_s)

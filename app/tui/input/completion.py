@@ -11,7 +11,7 @@ from headrace.app.tui.input.paths import as_typed, completions, typed_path
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Candidate:
     """What taking an entry does: put `insert` where `replace` characters stood before the cursor.
 
     run: Enter sends it at once, Tab only fills it in.
@@ -27,7 +27,7 @@ class CompletionMenu(OptionList, can_focus=False):
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._choices: list[Choice] = []
+        self._choices: list[Candidate] = []
         self._for = ""
 
     @property
@@ -59,7 +59,7 @@ class CompletionMenu(OptionList, can_focus=False):
         if self._choices:
             self.highlighted = ((self.highlighted or 0) + by) % len(self._choices)
 
-    def accept(self) -> Choice | None:
+    def accept(self) -> Candidate | None:
         """The highlighted entry; the menu closes."""
         if not self._choices:
             return None
@@ -68,12 +68,12 @@ class CompletionMenu(OptionList, can_focus=False):
         return choice
 
 
-def _options(before: str, width: int) -> tuple[list[Option], list[Choice]]:
+def _options(before: str, width: int) -> tuple[list[Option], list[Candidate]]:
     path = typed_path(before)
     if path is not None:
         found = [name for name in completions(path) if name != path.removeprefix('"')]  # nothing to add: Enter sends
         return [Option(Content(name)) for name in found], [
-            Choice(as_typed(name, path), len(path)) for name in found if name
+            Candidate(as_typed(name, path), len(path)) for name in found if name
         ]
     if before.startswith("/") and before[1:].replace(" ", "x").isalpha() == bool(before[1:]) and " " not in before:
         commands = matching(before[1:])
@@ -89,7 +89,7 @@ def _options(before: str, width: int) -> tuple[list[Option], list[Choice]]:
             for command in commands
         ]
         choices = [
-            Choice(
+            Candidate(
                 f"/{command.name}" + (" " if command.takes_argument else ""),
                 len(before),
                 run=not command.needs_argument,

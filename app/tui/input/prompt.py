@@ -44,7 +44,7 @@ class Prompt(Area):
         typed: str
 
     @dataclass
-    class Ended(Event):
+    class EndOfInput(Event):
         """Ctrl+D on an empty line."""
 
     @dataclass
@@ -112,7 +112,7 @@ class Prompt(Area):
         if self.text:
             self.action_delete_right()
         else:
-            self.post_message(self.Ended())
+            self.post_message(self.EndOfInput())
 
     # -- keys that mean different things ---------------------------------------------------------------------------
 

@@ -309,7 +309,7 @@ class ChatScreen(FrugalScreen):
     def on_prompt_interrupted(self) -> None:
         self.action_interrupt()
 
-    async def on_prompt_ended(self) -> None:
+    async def on_prompt_end_of_input(self) -> None:
         await self.app.action_quit()
 
     def on_transcript_left(self) -> None:

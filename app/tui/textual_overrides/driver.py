@@ -27,7 +27,7 @@ class QuietDriver(LinuxDriver):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._update: list[str] | None = None  # the pieces of a synchronized update that is being written
-        self._bell, self._bell_rope = os.pipe()  # ends the waiting for input
+        self._wake_read, self._wake_write = os.pipe()  # ends the waiting for input
 
     def write(self, data: str) -> None:
         if data == SYNC_START:
@@ -41,9 +41,9 @@ class QuietDriver(LinuxDriver):
             super().write(data)
 
     def disable_input(self) -> None:
-        os.write(self._bell_rope, b"!")
+        os.write(self._wake_write, b"!")
         super().disable_input()
-        os.read(self._bell, 1)
+        os.read(self._wake_read, 1)
 
     def run_input_thread(self) -> None:
         """Wait for input and pass it on, until `disable_input`."""
@@ -51,7 +51,7 @@ class QuietDriver(LinuxDriver):
         unsure_until = 0.0
         while True:
             unsure = time.monotonic() < unsure_until
-            ready = select.select([self.fileno, self._bell], [], [], _LOOK_S if unsure else None)[0]
+            ready = select.select([self.fileno, self._wake_read], [], [], _LOOK_S if unsure else None)[0]
             if self.fileno in ready:
                 unsure_until = time.monotonic() + _UNSURE_S
                 data = self._read()
@@ -62,7 +62,7 @@ class QuietDriver(LinuxDriver):
                         self.process_message(event)
             for event in parser.tick():
                 self.process_message(event)
-            if self._bell in ready:
+            if self._wake_read in ready:
                 return
 
     def _read(self) -> bytes:

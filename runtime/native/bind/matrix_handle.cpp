@@ -3,7 +3,7 @@
 
 #include <stdexcept>
 
-#include "../core/turned.h"
+#include "../core/interleaved.h"
 #include "mlx/ops.h"
 #include "weight_arena.h"
 
@@ -19,13 +19,13 @@ bool known_width(int bits) {
 }
 
 // (N, columns) -> (bands, columns, kBand), in huge pages.
-mx::array turned(const mx::array& a) {
+mx::array interleaved(const mx::array& a) {
   const int rows = a.shape(0), columns = a.shape(1);
   mx::array out = in_huge_pages({static_cast<int>(bands(rows)), columns, static_cast<int>(kBand)}, a.dtype());
   if (a.itemsize() == 4) {
-    turn(Pool::shared(), a.data<uint32_t>(), rows, columns, out.data<uint32_t>());
+    interleave(Pool::shared(), a.data<uint32_t>(), rows, columns, out.data<uint32_t>());
   } else {
-    turn(Pool::shared(), a.data<uint16_t>(), rows, columns, out.data<uint16_t>());
+    interleave(Pool::shared(), a.data<uint16_t>(), rows, columns, out.data<uint16_t>());
   }
   return out;
 }
@@ -49,7 +49,7 @@ MatrixHandle::MatrixHandle(const mx::array& data, const std::optional<mx::array>
                            const std::optional<mx::array>& offsets, const std::optional<mx::array>& bias,
                            int bits, int group, bool exact) {
   const auto moved = [&](const mx::array& a) {
-    return view_.rounds() ? turned(settled(a)) : in_huge_pages(settled(a));
+    return view_.rounds() ? interleaved(settled(a)) : in_huge_pages(settled(a));
   };
   require(data.ndim() == 2, "a weight has two dimensions");
   view_.n = data.shape(0);

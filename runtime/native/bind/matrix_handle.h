@@ -28,7 +28,7 @@ class MatrixHandle : public std::enable_shared_from_this<MatrixHandle> {
 
   const Matrix& view() const { return view_; }
 
-  // The arrays as they are held, moved to where the kernels like them (and turned, see core/turned.h, where the view
+  // The arrays as they are held, moved to where the kernels like them (and interleaved, see core/interleaved.h, where the view
   // rounds()); the caller may let go of its own.
   const mx::array& data() const { return *data_; }
   const std::optional<mx::array>& scales() const { return scales_; }

@@ -13,17 +13,17 @@ namespace {
 
 constexpr int64_t kTileRows = 256;     // at most: rounding a block costs what 15 rows do
 constexpr int64_t kFewestRows = 16;    // worth a tile, and a multiple of every vector's lanes
-constexpr int64_t kStretchBlocks = 4;  // of entries, at least: a stretch has to be merged
+constexpr int64_t kChunkBlocks = 4;  // of entries, at least: a chunk has to be merged
 constexpr float kWholeContext = 1e9f;  // a window that nothing leaves
 constexpr float kLog2e = 1.44269504f;
 
-// How one call is cut: each K/V head's rows (T * heads of the group) into tiles, the entries they see into stretches.
+// How one call is cut: each K/V head's rows (T * heads of the group) into tiles, the entries they see into chunks.
 struct Split {
   const AttendCall& call;
   int64_t heads, shared, rows;    // K/V heads of all sequences; query heads of each; rows of each
   int64_t first;                  // entry that any query sees
-  int64_t tiles = 1, stretches = 1;
-  int64_t tile_rows, stretch_entries;
+  int64_t tiles = 1, chunks = 1;
+  int64_t tile_rows, chunk_entries;
 
   Split(const AttendCall& c, int64_t threads)
       : call(c), heads(c.batch * c.kv_heads), shared(c.heads / c.kv_heads), rows(c.length * shared) {
@@ -31,14 +31,14 @@ struct Split {
     const int64_t blocks = parts(c.offset + c.length - first, kRoundedEntries);
     const auto uneven = [&](int64_t tasks) { return tasks < 4 * threads && tasks % threads != 0; };
     tiles = parts(rows, kTileRows);
-    // Threads without a share are given stretches, so that no entry is rounded twice; of a short cache, rows.
-    while (uneven(heads * tiles * stretches) && (stretches + 1) * kStretchBlocks <= blocks) ++stretches;
-    if (uneven(heads * tiles * stretches)) stretches = 1;
-    while (uneven(heads * tiles * stretches) && (tiles + 1) * kFewestRows <= rows) ++tiles;
+    // Threads without a share are given chunks, so that no entry is rounded twice; of a short cache, rows.
+    while (uneven(heads * tiles * chunks) && (chunks + 1) * kChunkBlocks <= blocks) ++chunks;
+    if (uneven(heads * tiles * chunks)) chunks = 1;
+    while (uneven(heads * tiles * chunks) && (tiles + 1) * kFewestRows <= rows) ++tiles;
     tile_rows = parts(parts(rows, tiles), kFewestRows) * kFewestRows;
     tiles = parts(rows, tile_rows);
-    stretch_entries = parts(blocks, stretches) * kRoundedEntries;
-    stretches = parts(blocks * kRoundedEntries, stretch_entries);
+    chunk_entries = parts(blocks, chunks) * kRoundedEntries;
+    chunks = parts(blocks * kRoundedEntries, chunk_entries);
   }
 
   static int64_t parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
@@ -103,8 +103,8 @@ void place(const Kernels& kernels, const Tile& tile, const float* q, int64_t row
   kernels.round_queries(from, count, call.dim, factor, to);
 }
 
-// A tile's rows attend to the entries of one stretch that they see.
-void attend_tile(const Kernels& kernels, const Tile& tile, int64_t stretch, const float* q, const Groups& groups) {
+// A tile's rows attend to the entries of one chunk that they see.
+void attend_tile(const Kernels& kernels, const Tile& tile, int64_t chunk, const float* q, const Groups& groups) {
   const AttendCall& call = tile.split.call;
   const HeadCache kv = head_cache(call, tile.sequence(), tile.kv_head());
   const EntryBlock block = entry_block(call.dim);
@@ -115,8 +115,8 @@ void attend_tile(const Kernels& kernels, const Tile& tile, int64_t stretch, cons
     }
   };
   for_groups([&](int64_t row, int64_t count, const QueryRows& rows) { place(kernels, tile, q, row, count, rows); });
-  const int64_t begin = tile.split.first + stretch * tile.split.stretch_entries;
-  const int64_t end = std::min(begin + tile.split.stretch_entries, tile.position(tile.end - 1) + 1);
+  const int64_t begin = tile.split.first + chunk * tile.split.chunk_entries;
+  const int64_t end = std::min(begin + tile.split.chunk_entries, tile.position(tile.end - 1) + 1);
   const int64_t skipped = std::max<int64_t>(0, first_seen(call, tile.position(tile.begin)) - begin);
   for (int64_t key = begin + skipped; key < end; key += kRoundedEntries) {
     const int64_t n = std::min(kRoundedEntries, end - key);
@@ -131,7 +131,7 @@ void attend_tile(const Kernels& kernels, const Tile& tile, int64_t stretch, cons
   }
 }
 
-// The output of a group of rows, once all stretches are in the first one's.
+// The output of a group of rows, once all chunks are in the first one's.
 void settle(const Kernels& kernels, const Tile& tile, int64_t group, const QueryRows& rows) {
   const AttendCall& call = tile.split.call;
   const int64_t row = tile.begin + group * kernels.rounded_rows;
@@ -150,18 +150,18 @@ void attend_rounded(Pool& pool, const Kernels& kernels, const AttendCall& call, 
   const Split split(call, pool.threads());
   const int64_t size = Groups::size(kernels, split.tile_rows, call.dim);
   const int64_t groups = Split::parts(split.tile_rows, kernels.rounded_rows);
-  const bool alone = split.stretches == 1;
-  float* shared = alone ? nullptr : scratch(Slot::states, split.heads * split.tiles * split.stretches * size);
-  // Tiles, then heads, then stretches. Late queries see the most: start with them, so that the threads end together.
+  const bool alone = split.chunks == 1;
+  float* shared = alone ? nullptr : scratch(Slot::states, split.heads * split.tiles * split.chunks * size);
+  // Tiles, then heads, then chunks. Late queries see the most: start with them, so that the threads end together.
   const auto tile_at = [&](int64_t index) {
     return Tile(split, index % split.heads, split.tiles - 1 - index / split.heads);
   };
   const auto groups_at = [&](int64_t task) { return Groups{kernels.rounded_rows, call.dim, shared + task * size}; };
-  pool.run(split.heads * split.tiles * split.stretches, [&](Tasks& tasks) {
+  pool.run(split.heads * split.tiles * split.chunks, [&](Tasks& tasks) {
     while (tasks.next()) {
-      const Tile tile = tile_at(tasks.index() / split.stretches);
+      const Tile tile = tile_at(tasks.index() / split.chunks);
       if (!alone) {
-        attend_tile(kernels, tile, tasks.index() % split.stretches, q, groups_at(tasks.index()));
+        attend_tile(kernels, tile, tasks.index() % split.chunks, q, groups_at(tasks.index()));
         continue;
       }
       const Groups own{kernels.rounded_rows, call.dim, scratch(Slot::tile, size)};
@@ -175,9 +175,9 @@ void attend_rounded(Pool& pool, const Kernels& kernels, const AttendCall& call, 
       const int64_t index = tasks.index() / groups, group = tasks.index() % groups;
       const Tile tile = tile_at(index);
       if (tile.begin + group * kernels.rounded_rows >= tile.end) continue;
-      const QueryRows rows = groups_at(index * split.stretches)[group];
-      for (int64_t i = 1; i < split.stretches; ++i) {
-        kernels.merge(rows, groups_at(index * split.stretches + i)[group], call.dim);
+      const QueryRows rows = groups_at(index * split.chunks)[group];
+      for (int64_t i = 1; i < split.chunks; ++i) {
+        kernels.merge(rows, groups_at(index * split.chunks + i)[group], call.dim);
       }
       settle(kernels, tile, group, rows);
     }

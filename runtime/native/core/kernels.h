@@ -13,7 +13,7 @@ enum class Act : std::uint8_t { none, silu, gelu };
 
 [[gnu::always_inline]] inline int64_t size_of(Type type) { return type == Type::f32 ? 4 : 2; }
 
-// N rows of K weights, row-contiguous or, where it rounds(), turned: see core/turned.h. Quantized rows are MLX's affine
+// N rows of K weights, row-contiguous or, where it rounds(), interleaved: see core/interleaved.h. Quantized rows are MLX's affine
 // layout: value i of a row sits at bit i * bits of the packed row, w = scale[i / group] * q + offset[i / group].
 struct Matrix {
   const void* data = nullptr;
@@ -29,7 +29,7 @@ struct Matrix {
 
   // Always inlined: compiled for several instruction sets, see isa/simd.h.
   [[gnu::always_inline]] bool quantized() const { return bits != 0; }
-  // Whether products are taken in integers, with activations in block floating point (isa/rounded.h) and weights turned.
+  // Whether products are taken in integers, with activations in block floating point (isa/rounded.h) and weights interleaved.
   [[gnu::always_inline]] bool rounds() const { return !exact && (bits == 2 || bits == 4 || bits == 8); }
   [[gnu::always_inline]] int64_t groups() const { return quantized() ? k / group : 0; }
   [[gnu::always_inline]] int64_t row_bytes() const { return quantized() ? k * bits / 8 : k * size_of(type); }
@@ -50,7 +50,7 @@ struct Softmax {
   float* acc;  // (dim)
 };
 
-// How raw scores q.k become the argument of exp: s * scale, bent by a softcap where `softcap` > 0.
+// How raw scores q.k become the argument of exp: s * scale, soft-capped where `softcap` > 0.
 struct ScoreRule {
   float scale;
   float softcap;
@@ -78,7 +78,7 @@ struct EntryBlock {
 constexpr int64_t kScorePad = 16;     // score rows are padded to a multiple of this
 constexpr int64_t kMaxQueries = 4;    // queries that attend_chunk takes at once
 constexpr int64_t kMaxBatch = 8;      // activation rows that matbatch takes at once
-constexpr int64_t kBand = 32;         // rows of weights that are turned together
+constexpr int64_t kBand = 32;         // rows of weights that are interleaved together
 constexpr int64_t kRoundedEntries = 64;  // cache entries in an EntryBlock
 constexpr int64_t kMaxRoundedRows = 48;  // queries in a QueryRows, at most
 constexpr int64_t kPanelDepth = 256;  // values of k in a GEMM panel
@@ -124,7 +124,7 @@ struct Kernels {
   void (*attend_chunk)(const HeadCache& kv, const float* const* q, int64_t queries, int64_t begin, int64_t end,
                        ScoreRule rule, float* scores, Softmax* state);
 
-  // One row of a score tile: scores[0, n) become exp(bent score - top) within [lo, hi) and 0 outside; n is a
+  // One row of a score tile: scores[0, n) become exp(soft-capped score - top) within [lo, hi) and 0 outside; n is a
   // multiple of kScorePad. Moves top and sum; returns what the accumulator has to be multiplied with.
   float (*softmax_row)(float* scores, int64_t n, int64_t lo, int64_t hi, ScoreRule rule, Softmax* state);
 

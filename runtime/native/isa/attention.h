@@ -16,7 +16,7 @@ inline void request_row(const void* rows, int64_t entry, int64_t dim) {
   for (int64_t byte = 0; byte < dim * size_of(T); byte += 64) __builtin_prefetch(row + byte);
 }
 
-inline vf bend(vf score, ScoreRule rule) {
+inline vf soft_cap(vf score, ScoreRule rule) {
   const vf scaled = mul(score, set1(rule.scale));
   if (rule.softcap <= 0) return scaled;
   return mul(set1(rule.softcap), tanh(div(scaled, set1(rule.softcap))));
@@ -52,7 +52,7 @@ inline void score_block(const HeadCache& kv, const float* const* q, int64_t begi
   for (int j = 0; j < Q; ++j) store(scores + j * ld, sums(dots[j]));
 }
 
-// scores[0, n) become exp(bent score - top) within [lo, hi) and 0 outside; n is padded to whole vectors. Moves the
+// scores[0, n) become exp(soft-capped score - top) within [lo, hi) and 0 outside; n is padded to whole vectors. Moves the
 // state's top and sum and returns the factor that its accumulator has to be multiplied with.
 inline float softmax_row(float* scores, int64_t n, int64_t lo, int64_t hi, ScoreRule rule, Softmax* state) {
   if (lo >= hi) {
@@ -60,7 +60,7 @@ inline float softmax_row(float* scores, int64_t n, int64_t lo, int64_t hi, Score
     return 1.0f;
   }
   constexpr float kNever = -__builtin_inff();
-  for (int64_t i = 0; i < n; i += W) store(scores + i, bend(load(scores + i), rule));
+  for (int64_t i = 0; i < n; i += W) store(scores + i, soft_cap(load(scores + i), rule));
   for (int64_t i = 0; i < lo; ++i) scores[i] = kNever;
   for (int64_t i = hi; i < n; ++i) scores[i] = kNever;
   vf highest = set1(state->top);

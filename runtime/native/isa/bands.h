@@ -1,6 +1,6 @@
 // Rounded activation rows times a matrix of 2-, 4- or 8-bit weights: decode, small batches and prefill alike.
 //
-// Weights are stored turned (core/turned.h): a lane belongs to a weight row, each word meets one pair of every activation
+// Weights are stored interleaved (core/interleaved.h): a lane belongs to a weight row, each word meets one pair of every activation
 // row, and no sums across lanes are left. A band is read in one sweep through memory; with several activation rows it
 // comes out of the cache for all but the first few.
 #pragma once

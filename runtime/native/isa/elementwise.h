@@ -41,8 +41,8 @@ inline void gated(const float* gate, const float* up, int64_t n, Act act, float*
   for (int64_t i = 0; i < n; i += W) {
     const int64_t here = n - i < W ? n - i : W;
     const vf g = load_first(gate + i, here);
-    const vf bent = act == Act::silu ? silu(g) : gelu(g);
-    store_first(out + i, mul(bent, load_first(up + i, here)), here);
+    const vf activated = act == Act::silu ? silu(g) : gelu(g);
+    store_first(out + i, mul(activated, load_first(up + i, here)), here);
   }
 }
 

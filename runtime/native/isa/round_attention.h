@@ -59,7 +59,7 @@ inline float query_factor(const float* q, int64_t dim) {
   return by_largest < by_length ? by_largest : by_length;  // in the order that keeps NaN
 }
 
-// Up to kRoundedRows queries (the others become zeros), turned: word j of all of them side by side.
+// Up to kRoundedRows queries (the others become zeros), interleaved: word j of all of them side by side.
 inline void round_queries(const float* const* q, int64_t count, int64_t dim, float factor, const QueryRows& rows) {
   for (int64_t first = 0; first < kRoundedRows; first += W) {
     float factors[W];

@@ -227,7 +227,7 @@ void test_attention(const Kernels& kernels) {
       }
     }
   }
-  // Long enough for every thread to have several stretches.
+  // Long enough for every thread to have several chunks.
   for (const int64_t length : {1, 100}) test_case(kernels, {.length = length, .offset = 1500, .rotated = 48});
   for (const Type type : kTypes) {
     for (const int64_t length : {7, 20}) {

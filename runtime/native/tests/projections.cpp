@@ -6,7 +6,7 @@
 
 #include "../core/embed.h"
 #include "../core/linear.h"
-#include "../core/turned.h"
+#include "../core/interleaved.h"
 #include "checks.h"
 
 namespace headrace::tests {
@@ -19,7 +19,7 @@ constexpr Type kTypes[] = {Type::f32, Type::f16, Type::bf16};
 struct Weights {
   Matrix view, rounded;
   Guarded data, scales, offsets;
-  std::vector<Guarded> turned;  // the same, for `rounded`
+  std::vector<Guarded> interleaved;  // the same, for `rounded`
   std::vector<double> full;  // (N, K)
 
   Weights(int64_t n, int64_t k, int bits, int group, Type type)
@@ -57,9 +57,9 @@ struct Weights {
 
   template <class T>
   const void* turn_all(const Guarded& rows, int64_t columns) {
-    turned.emplace_back(bands(view.n) * kBand * columns * static_cast<int64_t>(sizeof(T)));
-    turn(Pool::shared(), rows.as<T>(), view.n, columns, turned.back().as<T>());
-    return turned.back().as();
+    interleaved.emplace_back(bands(view.n) * kBand * columns * static_cast<int64_t>(sizeof(T)));
+    interleave(Pool::shared(), rows.as<T>(), view.n, columns, interleaved.back().as<T>());
+    return interleaved.back().as();
   }
 
   double at(int64_t row, int64_t k) const {
@@ -79,7 +79,7 @@ struct Epilogue {
   Act act = Act::none;
 };
 
-double bent(double g, Act act) {
+double activated(double g, Act act) {
   if (act == Act::silu) return g / (1 + std::exp(-g));
   return 0.5 * g * (1 + std::tanh(0.7978845608028654 * (g + 0.044715 * g * g * g)));
 }
@@ -131,7 +131,7 @@ void test_projection(const Kernels& kernels, const Weights& w, int64_t rows, con
     for (int64_t r = 0; r < width; ++r) {
       double expected = sums[r], scale = scales[r], moved = slack[r];
       if (epilogue.act != Act::none) {
-        expected = bent(sums[r], epilogue.act) * sums[width + r];
+        expected = activated(sums[r], epilogue.act) * sums[width + r];
         // 1.2: the steepest that either gate gets.
         scale = 1.2 * (scales[r] * std::fabs(sums[width + r]) + scales[width + r] * std::fabs(sums[r])) +
                 std::fabs(expected);

@@ -35,9 +35,9 @@ void test_gate(const Kernels& kernels, int64_t n, Act act) {
   kernels.gated(gate.as<float>(), up.as<float>(), n, act, out.as<float>());
   for (int64_t i = 0; i < n; ++i) {
     const double g = gates[i];
-    const double bent = act == Act::silu ? g / (1 + std::exp(-g))
+    const double activated = act == Act::silu ? g / (1 + std::exp(-g))
                                          : 0.5 * g * (1 + std::tanh(0.7978845608028654 * (g + 0.044715 * g * g * g)));
-    check(near(out.as<float>()[i], bent * ups[i], std::fabs(g * ups[i])), "gated unit", kernels.name);
+    check(near(out.as<float>()[i], activated * ups[i], std::fabs(g * ups[i])), "gated unit", kernels.name);
   }
 }
 

@@ -47,7 +47,7 @@ class Machine:
         return seconds / math.exp(0.8 * self.pass_time(seconds * steps) + self._random.gauss(0, JITTER))
 
 
-class Contestant:
+class Backend:
     """Decodes at 4 ms a step (times `slower`), prefills at 2 ms a token."""
 
     engine, model = "headrace", "simulated"
@@ -76,9 +76,7 @@ def document(
 ) -> dict:
     """What `compare` needs of a run on a simulated machine."""
     machine = Machine(seed, **noise)
-    session = Session(
-        [Contestant(machine, slower)], tests, rounds=rounds, memory=machine.memory_gb_s, clock=machine.clock
-    )
+    session = Session([Backend(machine, slower)], tests, rounds=rounds, memory=machine.memory_gb_s, clock=machine.clock)
     for _ in session.run():
         pass
     results = [

@@ -1,4 +1,4 @@
-"""The engine as a contestant: the right tokens at the right depth, with caches that trim and caches that cannot."""
+"""The engine as a backend: the right tokens at the right depth, with caches that trim and caches that cannot."""
 
 import json
 from pathlib import Path
@@ -27,9 +27,9 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
 
 @pytest.mark.parametrize("depth", [0, 1, 40])
 def test_a_decode_counts_the_bytes_of_its_own_depth(decoder: Decoder, depth: int) -> None:
-    contestant = OwnEngine("tiny", decoder, limit=128)
+    backend = OwnEngine("tiny", decoder, limit=128)
     for _ in range(3):
-        sample = contestant.measure(Test(0, 5, depth))
+        sample = backend.measure(Test(0, 5, depth))
         assert len(sample.latencies_s) == 4
         # The first step is no interval; the others have depth + 1 ... depth + 4 entries before them.
         expected = [decoder.cost.step_bytes(depth + k) for k in range(1, 5)]
@@ -48,21 +48,21 @@ def test_a_depth_is_prefilled_once_and_kept(decoder: Decoder, monkeypatch: pytes
         advance(cache, tokens)
 
     monkeypatch.setattr(KVCache, "advance", counted)
-    contestant = OwnEngine("tiny", decoder, limit=256)
-    contestant.warm_up(Test(0, 4, 100))
+    backend = OwnEngine("tiny", decoder, limit=256)
+    backend.warm_up(Test(0, 4, 100))
     assert sum(fed) >= 100
     fed.clear()
-    contestant.measure(Test(0, 4, 100))
+    backend.measure(Test(0, 4, 100))
     assert sum(fed) <= 1 + 4  # the last token of the depth, and the steps
     fed.clear()
-    contestant.measure(Test(32, 0, 100))
+    backend.measure(Test(32, 0, 100))
     assert sum(fed) == 1 + 31 + 1  # ... the prompt but its last token, and the step that feeds it
 
 
 def test_depths_do_not_disturb_each_other(decoder: Decoder) -> None:
-    contestant = OwnEngine("tiny", decoder, limit=256)
+    backend = OwnEngine("tiny", decoder, limit=256)
     for test in (Test(0, 4, 64), Test(0, 4, 8), Test(8, 4, 64), Test(8, 0), Test(0, 4, 8), Test(0, 4, 64)):
-        sample = contestant.measure(test)
+        sample = backend.measure(test)
         if test.kind == "decode":
             assert sample.kv_bytes == sum(
                 decoder.cost.step_bytes(test.depth + k) - decoder.cost.weight_bytes for k in (1, 2, 3)
@@ -84,6 +84,6 @@ def test_a_cache_that_cannot_be_trimmed_is_filled_anew(tmp_path: Path) -> None:
     mx.save_safetensors(str(tmp_path / "model.safetensors"), weights)
     (tmp_path / "config.json").write_text(json.dumps(MAMBA))
     network = MlxLmNetwork(open_checkpoint(tmp_path), device=mx.DeviceType.cpu)
-    contestant = OwnEngine("mamba", network, limit=128)
+    backend = OwnEngine("mamba", network, limit=128)
     for test in (Test(0, 4, 20), Test(8, 0, 20), Test(0, 4, 20), Test(8, 4)):
-        contestant.measure(test)  # raises if the depth was not there before the clock started
+        backend.measure(test)  # raises if the depth was not there before the clock started

@@ -9,22 +9,22 @@ from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Sample
 from headrace.app.bench.measure.session import MAX_ROUNDS, MIN_ROUNDS, Session, precision
 from headrace.runtime.errors import EngineError
-from tests.app.bench.simulated import Contestant, Machine
+from tests.app.bench.simulated import Backend, Machine
 
 TESTS = [Test(64, 0), Test(0, 32)]
 
 
-def session(machine: Machine, *contestants: Contestant, rounds: int | None = 3) -> Session:
-    return Session(contestants, TESTS, rounds=rounds, memory=machine.memory_gb_s, clock=machine.clock)
+def session(machine: Machine, *backends: Backend, rounds: int | None = 3) -> Session:
+    return Session(backends, TESTS, rounds=rounds, memory=machine.memory_gb_s, clock=machine.clock)
 
 
 def test_every_test_is_warmed_up_once_and_measured_every_round() -> None:
     machine = Machine(1)
-    contestant = Contestant(machine)
-    run = session(machine, contestant)
+    backend = Backend(machine)
+    run = session(machine, backend)
     seen = list(run.run())
-    assert contestant.warmed == TESTS
-    assert contestant.measured == [*TESTS, *TESTS[::-1], *TESTS]  # odd rounds go backwards
+    assert backend.warmed == TESTS
+    assert backend.measured == [*TESTS, *TESTS[::-1], *TESTS]  # odd rounds go backwards
     assert {len(kept) for kept in run.repetitions.values()} == {3}
     assert [progress.done for progress in seen] == list(range(9))
     assert {progress.total for progress in seen} == {8}
@@ -33,7 +33,7 @@ def test_every_test_is_warmed_up_once_and_measured_every_round() -> None:
 
 def test_contestants_take_turns_test_by_test() -> None:
     machine = Machine(1)
-    ours, theirs = Contestant(machine), Contestant(machine)
+    ours, theirs = Backend(machine), Backend(machine)
     theirs.engine = "peer"
     order = [progress.doing for progress in session(machine, ours, theirs, rounds=1).run() if progress.round]
     assert order[:4] == [
@@ -43,7 +43,7 @@ def test_contestants_take_turns_test_by_test() -> None:
 
 def test_time_left_is_told_once_everything_was_measured() -> None:
     machine = Machine(1, sd=0)
-    left = [progress.left_s for progress in session(machine, Contestant(machine)).run() if progress.round]
+    left = [progress.left_s for progress in session(machine, Backend(machine)).run() if progress.round]
     assert left[:2] == [None, None]
     told = [seconds for seconds in left[2:] if seconds is not None]
     assert told == sorted(told, reverse=True)
@@ -52,7 +52,7 @@ def test_time_left_is_told_once_everything_was_measured() -> None:
 def test_a_quiet_machine_is_done_after_the_least_rounds_and_a_noisy_one_goes_on() -> None:
     def rounds(sd: float) -> int:
         machine = Machine(4, sd=sd)
-        run = session(machine, Contestant(machine), rounds=None)
+        run = session(machine, Backend(machine), rounds=None)
         return max(progress.round for progress in run.run())
 
     assert rounds(0.0) in range(MIN_ROUNDS, MIN_ROUNDS + 8)
@@ -63,7 +63,7 @@ def test_a_quiet_machine_is_done_after_the_least_rounds_and_a_noisy_one_goes_on(
 def test_an_interrupt_keeps_what_is_done(after: int) -> None:
     machine = Machine(1)
 
-    class Interrupted(Contestant):
+    class Interrupted(Backend):
         def measure(self, test: Test) -> Sample:
             if len(self.measured) == after:
                 raise KeyboardInterrupt
@@ -78,7 +78,7 @@ def test_an_interrupt_keeps_what_is_done(after: int) -> None:
 def test_a_peer_that_fails_is_left_out_and_we_go_on() -> None:
     machine = Machine(1)
 
-    class Failing(Contestant):
+    class Failing(Backend):
         engine = "peer"
 
         def measure(self, test: Test) -> Sample:
@@ -86,7 +86,7 @@ def test_a_peer_that_fails_is_left_out_and_we_go_on() -> None:
                 raise EngineError("it fell over")
             return super().measure(test)
 
-    run = session(machine, Contestant(machine), Failing(machine))
+    run = session(machine, Backend(machine), Failing(machine))
     list(run.run())
     assert {len(kept) for (engine, _, _), kept in run.repetitions.items() if engine == "headrace"} == {3}
     assert sum(len(kept) for (engine, _, _), kept in run.repetitions.items() if engine == "peer") == 3
@@ -96,7 +96,7 @@ def test_a_peer_that_fails_is_left_out_and_we_go_on() -> None:
 def test_an_error_of_ours_ends_the_run() -> None:
     machine = Machine(1)
 
-    class Failing(Contestant):
+    class Failing(Backend):
         def warm_up(self, _test: Test) -> None:
             raise EngineError("no")
 
@@ -106,7 +106,7 @@ def test_an_error_of_ours_ends_the_run() -> None:
 
 def test_repetitions_know_when_they_began_and_how_fast_memory_was() -> None:
     machine = Machine(1)
-    run = session(machine, Contestant(machine))
+    run = session(machine, Backend(machine))
     list(run.run())
     kept = [one for many in run.repetitions.values() for one in many]
     assert all(one.memory_gb_s is not None and 30 < one.memory_gb_s < 60 for one in kept)

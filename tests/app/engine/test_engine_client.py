@@ -23,10 +23,10 @@ from headrace.app.engine.messages import (
     Event,
     Failed,
     Generate,
-    Held,
     LoadProgress,
     ModelSpec,
     Prefill,
+    PrefixCached,
     Pulled,
     PullFailed,
     ReadAhead,
@@ -149,7 +149,7 @@ def test_the_next_turn_reuses_the_conversation(ready: EngineClient) -> None:
 
 def test_what_was_read_ahead_waits_in_the_cache(ready: EngineClient) -> None:
     ready.read_ahead(ReadAhead(HELLO))
-    held = until(ready, Held)
+    held = until(ready, PrefixCached)
     assert held.used_bytes <= held.allocated_bytes
     ready.submit(Generate(1, HELLO, max_tokens=2))
     done = until(ready, Done)

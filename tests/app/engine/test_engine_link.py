@@ -107,20 +107,20 @@ def test_a_process_stopped_in_mid_message_holds_nobody_up(link: EngineLink) -> N
     assert drained(link, 1) == [LoadProgress("x" * 100, 0, None)]
 
 
-@pytest.mark.parametrize(("how", "obituary"), [("die", "killed (SIGKILL)"), ("leave", "exit code 3")])
-def test_what_was_said_before_a_death_in_mid_message_is_kept(link: EngineLink, how: str, obituary: str) -> None:
+@pytest.mark.parametrize(("how", "exit_message"), [("die", "killed (SIGKILL)"), ("leave", "exit code 3")])
+def test_what_was_said_before_a_death_in_mid_message_is_kept(link: EngineLink, how: str, exit_message: str) -> None:
     told(link, "say 3")
     told(link, "half 100")
     told(link, how)
     *said, died = drained(link, 4)
     assert said == [LoadProgress("saying", i, None) for i in range(3)]
     assert isinstance(died, Died)
-    assert obituary in died.message
+    assert exit_message in died.message
     told(link, "say 1")  # to nobody
     assert link.drain() == []
 
 
-def test_last_words_of_a_process_that_is_killed_come_without_an_obituary(link: EngineLink) -> None:
+def test_last_words_of_a_process_that_is_killed_come_without_an_exit_message(link: EngineLink) -> None:
     told(link, "say 3")
     told(link, "half 100")
     arrived = link._socket.recv(1, socket.MSG_PEEK)

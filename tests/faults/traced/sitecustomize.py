@@ -25,7 +25,7 @@ if "headrace.app.engine.process" in sys.orig_argv:
     def answer(*args: Any) -> Iterator[module.Part]:
         with (folder / f"{time.monotonic_ns():020}-{os.getpid()}-{next(numbers)}").open("wb", buffering=0) as file:
             for part in untraced(*args):
-                if isinstance(part, module.Said | module.Ended) and part.text:
+                if isinstance(part, module.TextChunk | module.Completed) and part.text:
                     file.write(json.dumps(part.text).encode() + b"\n")
                 yield part
 

@@ -92,6 +92,6 @@ def test_wiring_stays_well_below_the_working_set(monkeypatch: pytest.MonkeyPatch
 
 def test_nothing_else_wires_memory() -> None:
     root = Path(memory.__file__).parents[2]
-    sources = [path for floor in ("app", "models", "runtime") for path in (root / floor).rglob("*.py")]
+    sources = [path for layer in ("app", "models", "runtime") for path in (root / layer).rglob("*.py")]
     callers = [path.name for path in sources if "set_wired_limit(" in path.read_text()]
     assert callers == ["memory.py"]

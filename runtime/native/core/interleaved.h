@@ -1,4 +1,4 @@
-// How matrices that round their activations are stored: turned, so that the kernels in isa/bands.h need not turn them.
+// How matrices that round their activations are stored: interleaved, so that the kernels in isa/bands.h need not.
 //
 // Rows are taken kBand at a time. Of each band, word k of all its rows stands side by side, then word k + 1: (bands, words,
 // kBand). Scales and offsets lie alike: (bands, groups, kBand). Rows beyond N are zeros.
@@ -15,7 +15,7 @@ inline int64_t bands(int64_t rows) { return (rows + kBand - 1) / kBand; }
 
 // to (bands, columns, kBand) from (rows, columns).
 template <class T>
-void turn(Pool& pool, const T* from, int64_t rows, int64_t columns, T* to) {
+void interleave(Pool& pool, const T* from, int64_t rows, int64_t columns, T* to) {
   constexpr int64_t kAtOnce = 64 / sizeof(T);  // columns: a cache line of every row
   pool.run(bands(rows), [&](Tasks& tasks) {
     while (tasks.next()) {

@@ -13,7 +13,7 @@ _SHARES = {True: 0.1, False: 0.008}  # of a core, by whether decoding leaves one
 _FIGURES_S = {True: 0.5, False: 1.0}  # between two drawings of the decode view
 
 
-class Pace:
+class PollInterval:
     """`begin` before a look, `drawn` when what it brought is on the screen, then `rest_s`."""
 
     def __init__(self) -> None:

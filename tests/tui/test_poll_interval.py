@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.app.tui.pace import Pace
+from headrace.app.tui.poll_interval import PollInterval
 
 
 @pytest.fixture
@@ -13,7 +13,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def look(pace: Pace, clock: list[float], cost_s: float) -> None:
+def look(pace: PollInterval, clock: list[float], cost_s: float) -> None:
     pace.begin()
     clock[0] += cost_s
     pace.drawn()
@@ -24,7 +24,7 @@ def look(pace: Pace, clock: list[float], cost_s: float) -> None:
     [(False, 0.0001, 0.1), (False, 0.002, 0.25), (False, 0.1, 0.38), (True, 0.002, 0.1), (True, 0.1, 0.38)],
 )
 def test_the_rest_follows_the_cost_within_limits(clock: list[float], spare: bool, cost_s: float, rest_s: float) -> None:
-    pace = Pace()
+    pace = PollInterval()
     pace.spare = spare
     for _ in range(30):
         look(pace, clock, cost_s)
@@ -34,7 +34,7 @@ def test_the_rest_follows_the_cost_within_limits(clock: list[float], spare: bool
 
 
 def test_one_look_that_was_dear_does_not_stop_the_screen(clock: list[float]) -> None:
-    pace = Pace()
+    pace = PollInterval()
     pace.spare = False
     for _ in range(30):
         look(pace, clock, 0.001)
@@ -43,7 +43,7 @@ def test_one_look_that_was_dear_does_not_stop_the_screen(clock: list[float]) -> 
 
 
 def test_what_is_drawn_between_looks_is_not_theirs(clock: list[float]) -> None:
-    pace = Pace()
+    pace = PollInterval()
     pace.spare = False
     look(pace, clock, 0.001)
     before = pace.rest_s(answering=True, awaiting=False)
@@ -53,6 +53,6 @@ def test_what_is_drawn_between_looks_is_not_theirs(clock: list[float]) -> None:
 
 
 def test_figures_are_drawn_less_often_where_decoding_takes_every_core() -> None:
-    pace = Pace()
+    pace = PollInterval()
     lively, pace.spare = pace.figures_s, False
     assert lively < pace.figures_s <= 1.0
