@@ -10,7 +10,7 @@ from textual.pilot import Pilot
 
 from headrace.app.sessions.store import SessionStore
 from headrace.app.settings import Settings
-from headrace.app.tui import pace
+from headrace.app.tui import poll_interval
 from headrace.app.tui.app import HeadraceApp
 from headrace.app.tui.input.completion import CompletionMenu
 from headrace.app.tui.input.prompt import Prompt
@@ -87,7 +87,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.delenv("COLORFGBG", raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pace, "SHORTEST_S", 0.01)
+    monkeypatch.setattr(poll_interval, "SHORTEST_S", 0.01)
     return tmp_path
 
 

@@ -334,7 +334,7 @@ def test_an_interrupted_json_answer_is_still_a_document(endless: Path, home: Pat
         "        if number == 20: os.kill(os.getpid(), signal.SIGINT)\n"
         "        yield part\n"
         "headrace.models.text.answer.answer = interrupted\n"
-        "runpy.run_module('app', run_name='__main__', alter_sys=True)\n"
+        "runpy.run_module('headrace', run_name='__main__', alter_sys=True)\n"
     )
     command = [sys.executable, "-c", script, "run", "hi", "-m", str(endless), *FOREVER, "--json"]
     process = subprocess.run(

@@ -52,7 +52,7 @@ def test_an_interrupt_during_an_import_is_no_traceback(module: str, model: Path,
         "    def find_spec(self, name, path=None, target=None):\n"
         f"        if name == {module!r}: os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Interrupt())\n"
-        "runpy.run_module('app', run_name='__main__', alter_sys=True)\n"
+        "runpy.run_module('headrace', run_name='__main__', alter_sys=True)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, "run", "hi", "-m", str(model)],
