@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from headrace.models.gguf.metadata import Metadata
+from headrace.models.text.turn_ends import TURN_ENDS
 from headrace.runtime.errors import CheckpointError
 
 # `tokenizer.ggml.token_type`, by SentencePiece's numbering.
@@ -10,11 +11,6 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 # Characters. The longest tokens in use are runs of a few hundred spaces; the work per token is quadratic in this.
 _MAX_TOKEN = 1024
-
-# Control tokens that end a turn in one of the supported families, whatever the file declares as its one EOS.
-_END_OF_TURN = frozenset(
-    ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
-)
 
 
 @dataclass(frozen=True)
@@ -69,7 +65,7 @@ def read_special_ids(metadata: Metadata, vocabulary: Vocabulary, *, add_bos: boo
         return metadata.integer(key, most=len(vocabulary.tokens) - 1)
 
     bos, eos = role("bos"), role("eos")
-    named = [index for index in vocabulary.ids_of(CONTROL, USER_DEFINED) if vocabulary.tokens[index] in _END_OF_TURN]
+    named = [index for index in vocabulary.ids_of(CONTROL, USER_DEFINED) if vocabulary.tokens[index] in TURN_ENDS]
     ends = [index for index in (eos, role("eot"), role("eom"), *named) if index is not None]
     return SpecialIds(
         bos=bos,

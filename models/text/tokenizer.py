@@ -14,13 +14,11 @@ from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.text.chat_template import ChatTemplate, Message, read_sources
 from headrace.models.text.control_tokens import ControlTokens, is_markup
 from headrace.models.text.detokenizer import Detokenizer, DetokenizerFactory
+from headrace.models.text.turn_ends import TURN_ENDS
 from headrace.runtime.errors import CheckpointError, ContextLimitError, UnsupportedModelError, UsageError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
-
-# Tokens that end a turn by convention; they count when the vocabulary has them and the chat template writes them.
-_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|end_of_text|>", "<|eom_id|>", "<turn|>")
 
 
 class Tokenizer:
@@ -148,7 +146,7 @@ class Tokenizer:
             for part in (config, text_config if isinstance(text_config, Mapping) else {}):
                 ids = part.get("eos_token_id")
                 declared.extend(ids if isinstance(ids, list) else [ids])
-        texts = [text for text in _TURN_ENDS if text in self._template_source]
+        texts = [text for text in TURN_ENDS if text in self._template_source]
         texts.append(self._special_texts.get("eos_token", ""))
         declared.extend(self._rust.token_to_id(text) for text in texts)
         if any(not (index is None or type(index) is int) for index in declared):

@@ -11,6 +11,7 @@ from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.pretokenizers import _BY_NAME
 from headrace.models.gguf.tokenizer import build_tokenizer, tokenizer_config
 from headrace.models.gguf.vocabulary import SpecialIds, read_vocabulary
+from headrace.models.text.turn_ends import TURN_ENDS
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from tests.corpus import NASTY
 from tests.models.gguf.build import HERE, VOCABULARIES
@@ -118,6 +119,15 @@ def test_all_ids_that_end_a_turn_are_known() -> None:
     assert build("byte_level", eos_token_id=3)[1].ends == [3]
     assert build("byte_level", eot_token_id=7, eom_token_id=1)[1].ends == [1, 7, 3]
     assert build("byte_level", eos_token_id=None)[1].ends == [3]
+
+
+@pytest.mark.parametrize("text", TURN_ENDS)
+def test_every_turn_end_counts_by_its_name_if_it_is_a_control_token(text: str) -> None:
+    stored = VOCABULARIES["byte_level"]
+    tokens = [token for token in stored["tokens"] if token != text] + [text]
+    kinds = stored["types"][: len(tokens) - 1]
+    assert build("byte_level", tokens=tokens, token_type=[*kinds, 3])[1].ends[-1] == len(tokens) - 1
+    assert len(tokens) - 1 not in build("byte_level", tokens=tokens, token_type=[*kinds, 1])[1].ends
 
 
 def test_the_tokenizer_config_names_the_special_tokens() -> None:

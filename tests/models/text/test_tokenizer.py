@@ -44,6 +44,12 @@ def test_a_turn_end_that_the_template_writes_counts_though_nothing_declares_it(w
     assert tokenizer.eos_ids == {id_of(tokenizer, "<|end_of_text|>"), id_of(tokenizer, "<|eot_id|>")}
 
 
+def test_an_end_of_text_that_the_template_writes_ends_a_turn(write: Callable[..., Path]) -> None:
+    directory = write("chatml")
+    (directory / "chat_template.jinja").write_text("{{ messages[0].content }}<|endoftext|>")
+    assert 0 in Tokenizer.load(directory).eos_ids
+
+
 def test_a_turn_end_that_the_template_never_writes_does_not_count(write: Callable[..., Path]) -> None:
     directory = write("chatml", config={"eos_token_id": 0}, tokenizer_config={"eos_token": "<|endoftext|>"})
     (directory / "chat_template.jinja").write_text("{{ messages[0].content }}")
