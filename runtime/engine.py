@@ -19,7 +19,6 @@ from headrace.runtime.prefill import ChunkSizer, prefill
 from headrace.runtime.prefix import Prefix
 from headrace.runtime.request import Event, Finished, FinishReason, PrefillProgress, Request, Step, TokenLogprobs
 from headrace.runtime.sampling import Sampler, logprobs
-from headrace.runtime.telemetry import StepRing
 from headrace.runtime.timeline import Timeline
 
 
@@ -32,7 +31,6 @@ class Engine:
     def __init__(self, network: Network[Any], *, context_limit: int, keep_prefix: bool = False) -> None:
         self.network = network
         self.context_limit = context_limit
-        self.steps = StepRing()
         self.prefix = Prefix() if keep_prefix else None
         self._pace = ChunkSizer()
         self._busy = False
@@ -108,7 +106,6 @@ class Engine:
         timeline = Timeline(
             cost=self.network.cost,
             prompt_tokens=len(request.prompt),
-            ring=self.steps,
             reused_tokens=kept.committed if kept else 0,
         )
         cache = kept or self.network.make_cache(self.context_limit)

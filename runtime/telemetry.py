@@ -5,13 +5,10 @@ monotonic. A step's latency is the inter-token latency t(k) - t(k - 1); for the 
 prefill ended. MBU (model bandwidth utilisation) is achieved bandwidth over the machine's measured peak.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
-
-RING_SIZE = 4096  # steps a live view can look back on
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,27 +108,3 @@ class Summary:
 def mbu(achieved_gb_s: float | None, measured_peak_gb_s: float | None) -> float | None:
     """Model bandwidth utilisation, a fraction. None until both sides are known."""
     return achieved_gb_s / measured_peak_gb_s if achieved_gb_s is not None and measured_peak_gb_s else None
-
-
-class StepRing:
-    """The last RING_SIZE records, appended by the engine's thread and polled by a view.
-
-    `since(index)` gives every kept record newer than the one polled last, so a slow view loses old steps, never
-    order. deque appends are atomic, so no lock is taken on the decode path.
-    """
-
-    def __init__(self, size: int = RING_SIZE) -> None:
-        self._records: deque[StepRecord] = deque(maxlen=size)
-
-    def append(self, record: StepRecord) -> None:
-        self._records.append(record)
-
-    def clear(self) -> None:
-        self._records.clear()
-
-    def since(self, index: int) -> list[StepRecord]:
-        """Kept records with a step index greater than `index`, oldest first."""
-        return [record for record in list(self._records) if record.index > index]
-
-    def __len__(self) -> int:
-        return len(self._records)

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from headrace.runtime.cache import Cache
 from headrace.runtime.cost import StepCost
-from headrace.runtime.telemetry import Percentiles, StepRecord, StepRing, Summary
+from headrace.runtime.telemetry import Percentiles, StepRecord, Summary
 
 
 class Timeline:
@@ -23,7 +23,6 @@ class Timeline:
         *,
         cost: StepCost,
         prompt_tokens: int,
-        ring: StepRing,
         reused_tokens: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -31,13 +30,11 @@ class Timeline:
         self._kv_written = cost.kv_bytes_written()
         self._prompt_tokens = prompt_tokens
         self._reused_tokens = reused_tokens
-        self._ring = ring
         self._clock = clock
         self._submitted = clock()
         self._prefilled = self._submitted
         self._ready = array("d")  # when each step's token could be read
         self._bytes = 0  # moved by all steps but the first, whose latency is not an inter-token latency
-        ring.clear()
 
     def prefill_done(self) -> None:
         """Everything up to here was prefill; decode starts now."""
@@ -63,7 +60,6 @@ class Timeline:
         )
         if len(self._ready) > 1:
             self._bytes += record.step_bytes
-        self._ring.append(record)
         return record
 
     def summary(self, cache: Cache, completion_tokens: int) -> Summary:

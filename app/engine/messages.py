@@ -9,7 +9,7 @@ what the model said, unsanitised: whoever draws it makes it safe (`app.sanitise`
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from headrace.runtime.telemetry import StepRecord, Summary
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from headrace.runtime.machine.bandwidth import Peak
     from headrace.runtime.machine.hardware import Machine
     from headrace.runtime.machine.memory import Budget
+    from headrace.runtime.request import FinishReason
 
 # --- commands ----------------------------------------------------------------------------------------------
 
@@ -173,9 +174,6 @@ class Delta:
     ttft_s: float | None = None
 
 
-FinishReason = Literal["stop", "length", "cancelled"]
-
-
 @dataclass(frozen=True, slots=True)
 class Done:
     """The answer is over. ttft_s counts from the submission in the chat's process to the first text delivered.
@@ -184,7 +182,7 @@ class Done:
     """
 
     id: int
-    reason: FinishReason
+    reason: "FinishReason"
     summary: Summary
     tokenize_s: float
     ttft_s: float | None

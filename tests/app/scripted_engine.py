@@ -17,7 +17,6 @@ from headrace.app.engine.messages import (
     Done,
     Event,
     Failed,
-    FinishReason,
     Generate,
     LoadProgress,
     ModelCard,
@@ -34,6 +33,7 @@ from headrace.runtime.cost import LayerKV, StepCost
 from headrace.runtime.errors import EngineError
 from headrace.runtime.machine.bandwidth import Peak
 from headrace.runtime.machine.hardware import Machine
+from headrace.runtime.request import FinishReason
 from headrace.runtime.telemetry import Percentiles, StepRecord, Summary
 
 COST = StepCost(

@@ -12,7 +12,6 @@ from headrace.models.load import load_model
 from headrace.models.registry.resolve import resolve
 from headrace.runtime.engine import Engine
 from headrace.runtime.request import Request, Step
-from headrace.runtime.telemetry import StepRing
 from headrace.runtime.timeline import Timeline
 
 RECORDS = 20_000
@@ -31,7 +30,7 @@ def main() -> None:
     cache.reserve(2)
     cache.advance(2)
     cache.commit(2)
-    timeline = Timeline(cost=loaded.network.cost, prompt_tokens=1, ring=StepRing())
+    timeline = Timeline(cost=loaded.network.cost, prompt_tokens=1)
     rounds = []
     for _ in range(5):
         started = time.perf_counter()

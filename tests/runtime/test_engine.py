@@ -231,8 +231,9 @@ def test_memory_comes_back(network: Decoder, ending: str) -> None:
 
 def test_records_tell_what_happened(network: Decoder) -> None:
     engine = Engine(network, context_limit=256)
-    tokens, end = split(list(engine.generate(Request(PROMPT, max_tokens=9))))
-    records = engine.steps.since(-1)
+    events = list(engine.generate(Request(PROMPT, max_tokens=9)))
+    tokens, end = split(events)
+    records = [event.record for event in events if isinstance(event, Step)]
     cost = network.cost
     assert [record.index for record in records] == list(range(9))
     assert [record.context for record in records] == [len(PROMPT) + i for i in range(9)]

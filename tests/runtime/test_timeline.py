@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.runtime.cache import Lengths
 from headrace.runtime.cost import LayerKV, StepCost
-from headrace.runtime.telemetry import RING_SIZE, Percentiles, StepRecord, StepRing, Summary, mbu
+from headrace.runtime.telemetry import Percentiles, StepRecord, Summary, mbu
 from headrace.runtime.timeline import Timeline
 
 COST = StepCost(weight_bytes=1_000_000, weight_flops=0, kv=[LayerKV(4, 100), LayerKV(2, 100, window=10)])
@@ -26,12 +26,12 @@ class CountedCache(Lengths):
     allocated_bytes = 600 * 32
 
 
-def run(submitted: float, prefilled: float, ready: Iterable[float]) -> tuple[Summary, StepRing]:
+def run(submitted: float, prefilled: float, ready: Iterable[float]) -> tuple[Summary, list[StepRecord]]:
     """A generation whose clock reads exactly these times."""
     times = list(ready)
     clock = iter([submitted, prefilled, *times])
-    ring = StepRing()
-    timeline = Timeline(cost=COST, prompt_tokens=PROMPT, ring=ring, clock=lambda: next(clock))
+    records: list[StepRecord] = []
+    timeline = Timeline(cost=COST, prompt_tokens=PROMPT, clock=lambda: next(clock))
     cache: Any = CountedCache(limit=10_000)
     cache.advance(PROMPT - 1)
     cache.commit(PROMPT - 1)
@@ -39,12 +39,12 @@ def run(submitted: float, prefilled: float, ready: Iterable[float]) -> tuple[Sum
     for _ in times:
         cache.advance(1)
         cache.commit(1)
-        timeline.step_done(cache)
-    return timeline.summary(cache, len(times)), ring
+        records.append(timeline.step_done(cache))
+    return timeline.summary(cache, len(times)), records
 
 
 def test_known_timeline() -> None:
-    summary, ring = run(100.0, 100.7, [101.0, 101.1, 101.3, 101.4, 101.8])
+    summary, records = run(100.0, 100.7, [101.0, 101.1, 101.3, 101.4, 101.8])
     assert summary.prefill_s == pytest.approx(0.7)
     assert summary.first_step_s == pytest.approx(0.3)
     assert summary.ttft_s == pytest.approx(1.0)
@@ -55,18 +55,17 @@ def test_known_timeline() -> None:
     assert itl is not None
     assert (itl.p50, itl.max) == (pytest.approx(0.15), pytest.approx(0.4))
     assert itl.p95 == pytest.approx(0.2 + 0.85 * 0.2)  # rank 2.85 of 0.1 0.1 0.2 0.4
-    assert [record.latency_s for record in ring.since(-1)] == pytest.approx([0.3, 0.1, 0.2, 0.1, 0.4])
+    assert [record.latency_s for record in records] == pytest.approx([0.3, 0.1, 0.2, 0.1, 0.4])
 
 
 def test_achieved_bandwidth_leaves_out_the_first_step() -> None:
-    summary, ring = run(0.0, 1.0, [51.0, 51.5, 52.0])
-    records = ring.since(-1)
+    summary, records = run(0.0, 1.0, [51.0, 51.5, 52.0])
     assert summary.achieved_gb_s == pytest.approx((records[1].step_bytes + records[2].step_bytes) / 1.0 / 1e9)
 
 
 def test_step_bytes_count_used_entries_up_to_the_window() -> None:
-    _, ring = run(0.0, 1.0, [2.0 + i for i in range(5)])
-    for past, record in enumerate(ring.since(-1), start=PROMPT - 1):
+    _, records = run(0.0, 1.0, [2.0 + i for i in range(5)])
+    for past, record in enumerate(records, start=PROMPT - 1):
         rows = past + 1
         assert record.context == rows
         assert record.kv_bytes_read == 400 * rows + 200 * min(rows, 10)
@@ -84,9 +83,9 @@ def test_figures_that_need_more_steps_are_absent() -> None:
 
 
 def test_a_clock_that_stands_still_divides_nothing_by_zero() -> None:
-    summary, ring = run(5.0, 5.0, [5.0, 5.0])
+    summary, records = run(5.0, 5.0, [5.0, 5.0])
     assert (summary.achieved_gb_s, summary.decode_tokens_per_second, summary.prefill_tokens_per_second) == (None,) * 3
-    assert [record.achieved_gb_s for record in ring.since(-1)] == [0.0, 0.0]
+    assert [record.achieved_gb_s for record in records] == [0.0, 0.0]
 
 
 @given(st.lists(st.floats(1e-4, 10), min_size=1, max_size=60))
@@ -95,8 +94,8 @@ def test_summary_agrees_with_its_records(gaps: list[float]) -> None:
     for gap in gaps:
         now += gap
         ready.append(now)
-    summary, ring = run(1.0, 2.0, ready)
-    latencies = [record.latency_s for record in ring.since(-1)]
+    summary, records = run(1.0, 2.0, ready)
+    latencies = [record.latency_s for record in records]
     assert sum(latencies) == pytest.approx(ready[-1] - 2.0)
     assert summary.steps == len(gaps)
     if len(gaps) > 1:
@@ -123,35 +122,3 @@ def test_no_percentiles_of_nothing() -> None:
 def test_mbu_needs_both_sides() -> None:
     assert mbu(27.0, 54.0) == 0.5
     assert mbu(None, 54.0) is mbu(27.0, None) is mbu(27.0, 0.0) is None
-
-
-def record(index: int) -> StepRecord:
-    return StepRecord(index, index + 1, 0.1, 1, 1, 1, 1, 1, 1, 1)
-
-
-def test_the_ring_keeps_the_newest_in_order() -> None:
-    ring = StepRing(size=4)
-    for index in range(10):
-        ring.append(record(index))
-    assert [r.index for r in ring.since(-1)] == [6, 7, 8, 9]
-    assert [r.index for r in ring.since(7)] == [8, 9]
-    assert ring.since(9) == []
-    ring.clear()
-    assert (len(ring), ring.since(-1)) == (0, [])
-
-
-def test_a_slow_view_sees_each_kept_record_once() -> None:
-    ring, seen, last = StepRing(), [], -1
-    for index in range(RING_SIZE + 100):
-        ring.append(record(index))
-        if index % 37 == 0:
-            seen += (fresh := ring.since(last))
-            last = fresh[-1].index
-    assert [r.index for r in seen] == list(range(last + 1))
-
-
-def test_a_new_generation_starts_with_an_empty_ring() -> None:
-    ring = StepRing()
-    ring.append(record(3))
-    Timeline(cost=COST, prompt_tokens=1, ring=ring, clock=lambda: 0.0)
-    assert len(ring) == 0

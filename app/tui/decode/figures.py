@@ -11,11 +11,12 @@ from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any, Literal
 
-from headrace.runtime.telemetry import RING_SIZE, Percentiles, StepRecord, Summary, mbu
+from headrace.runtime.telemetry import Percentiles, StepRecord, Summary, mbu
 
 Phase = Literal["start", "load", "prefill", "decode", "idle", "dead"]
 
 NOW_S = 1.0  # "now" is what the steps of the last second say
+STEPS_KEPT = 4096  # what a view can look back on
 STALL = 3.0  # a step this many times slower than the median is a stall
 _MIN_STEPS = 8  # before that many steps a median says little
 
@@ -88,10 +89,10 @@ class LiveFigures:
         self.prefill_done = self.prefill_total = self.reused = 0
         self.prefill_s: float | None = None
         self.ttft_s: float | None = None
-        self.steps: deque[StepRecord] = deque(maxlen=RING_SIZE)  # of the latest turn
+        self.steps: deque[StepRecord] = deque(maxlen=STEPS_KEPT)  # of the latest turn
         self.fill = CacheFill()
         self.latencies_s: deque[float] = deque(
-            maxlen=RING_SIZE
+            maxlen=STEPS_KEPT
         )  # of those steps, the first, not between tokens, left out
         self._decoding_s, self._decoded = 0.0, 0  # sum and number of all of the turn
         self.turns: list[Turn] = []
@@ -230,8 +231,8 @@ class LiveFigures:
         """A copy that later events leave alone."""
         copy = LiveFigures()
         copy.__dict__.update(self.__dict__)
-        copy.steps = deque(self.steps, maxlen=RING_SIZE)
-        copy.latencies_s = deque(self.latencies_s, maxlen=RING_SIZE)
+        copy.steps = deque(self.steps, maxlen=STEPS_KEPT)
+        copy.latencies_s = deque(self.latencies_s, maxlen=STEPS_KEPT)
         copy.turns = list(self.turns)
         return copy
 

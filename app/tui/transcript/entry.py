@@ -72,11 +72,6 @@ class Entry:
         self._rows = None
         return True
 
-    @property
-    def safe_text(self) -> str:
-        """The message as it is shown, without its thinking section."""
-        return self._safe if self.message.role == "user" else self._answer.text
-
     def rows(self, look: Look) -> list[Row]:
         """The message at this look, top to bottom, a blank line at the end."""
         if self._rows is None or look != self._look:
