@@ -8,7 +8,7 @@ def engines(home: Path) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and b"headrace.app.engine.process" in (entry / "cmdline").read_bytes():
+            if entry.name.isdigit() and b"app/engine/start.py" in (entry / "cmdline").read_bytes():
                 environment = (entry / "environ").read_bytes().split(b"\0")
                 if f"HEADRACE_HOME={home}".encode() in environment:
                     found.append(int(entry.name))

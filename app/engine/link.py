@@ -15,12 +15,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import headrace
 from headrace.app.engine.messages import Command, Died, Event
 from headrace.app.engine.wire import CHUNK, Unpacker, pack, socket_pair
 from headrace.runtime.paths import cache_dir
 
-_ROOT = Path(__file__).parents[3]  # where the package is found, installed or not
-_PROGRAM = "headrace.app.engine.process"
+_START = Path(__file__).with_name("start.py")
 _LOG_LIMIT = 1 << 20  # bytes; a longer log is begun anew
 _PATIENCE_S = 10.0  # for the kernel to take a killed process away
 _GRACE_S = 1.0  # for a process that has hung up to end by itself, so that it tells how
@@ -34,9 +34,8 @@ class EngineLink:
         log = _open_log()
         try:
             self._process = subprocess.Popen(
-                # -P: a folder called `app` where the user happens to stand is not ours.
-                [sys.executable, "-P", "-m", _PROGRAM, str(theirs.fileno())],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])},
+                # -P: nothing where the user happens to stand is ours.
+                [sys.executable, "-P", str(_START), _package(), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -47,9 +46,9 @@ class EngineLink:
             theirs.close()
             os.close(log)
         self._incoming = Unpacker()
-        self._last_words: list[Event] = []  # what came between the last `drain` and `kill`
+        self._unread: list[Event] = []  # what came after the last `drain`, at `kill`
         self._over: float | None = None  # when the stream ended
-        self._buried = False  # there is nothing more to say about it
+        self._exit_told = False  # by a Died, or because `kill` ended it
 
     @property
     def pid(self) -> int:
@@ -62,23 +61,23 @@ class EngineLink:
 
     def drain(self) -> list[Event]:
         """What has arrived since the last call. Half a message stays where it is until the other half comes."""
-        events, self._last_words = self._last_words, []
+        events, self._unread = self._unread, []
         events += self._receive()
-        if self._over is not None and not self._buried:
+        if self._over is not None and not self._exit_told:
             if (code := self._process.poll()) is not None:
-                self._buried = True
+                self._exit_told = True
                 events.append(Died(_exit_message(code)))
             elif time.monotonic() > self._over + _GRACE_S:
                 self._process.kill()
         return events
 
     def kill(self) -> None:
-        """End the process now, without a Died, and wait until nothing of it is left. `drain` has its last words."""
-        self._buried = True
+        """End the process now, without a Died, and wait until nothing of it is left. `drain` gives what it had sent."""
+        self._exit_told = True
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_PATIENCE_S)
-        self._last_words += self._receive()
+        self._unread += self._receive()
         self._end()
 
     def _receive(self) -> list[Event]:
@@ -99,6 +98,12 @@ class EngineLink:
     def _end(self) -> None:
         self._over = time.monotonic()
         self._socket.close()
+
+
+def _package() -> str:
+    """The folder that this process has `headrace` from."""
+    assert headrace.__file__ is not None
+    return str(Path(headrace.__file__).parent)
 
 
 def log_path() -> Path:

@@ -1,4 +1,4 @@
-"""The engine's process: commands come in over a socket, events go out. Started by `app.engine.link`, never by hand.
+"""The engine's process: commands come in over a socket, events go out. Started by `app.engine.start`.
 
 The main thread owns the model for life and does one command after the other. A second thread reads the socket, so
 that a Cancel is heard during a generation, and ends the process the moment the chat's end of the socket is closed.
@@ -10,7 +10,6 @@ import queue
 import select
 import signal
 import socket
-import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -199,7 +198,3 @@ def main(descriptor: int) -> None:
     faulthandler.enable()
     connection = socket.socket(fileno=descriptor)
     Server(Inbox(connection), Outlet(connection).send).serve()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

@@ -66,7 +66,8 @@ def fetch_wheel(wheel: Wheel, directory: Path, *, progress: Progress = silent) -
 
 def _pip_download(wheel: Wheel, downloads: Path, scratch: Path, progress: Progress) -> None:
     raw = _pip_version(wheel) >= _RAW_PROGRESS_SINCE
-    command = [sys.executable, "-c", _PIP, "download", "--no-input", "--disable-pip-version-check"]
+    # -P: nothing where the user happens to stand is pip's.
+    command = [sys.executable, "-P", "-c", _PIP, "download", "--no-input", "--disable-pip-version-check"]
     command += ["--no-deps", "--only-binary", ":all:", "--retries", "2"]
     command += ["--progress-bar", "raw" if raw else "off", "--dest", str(downloads), wheel.requirement]
     log = scratch / "log"

@@ -9,8 +9,9 @@ first: they hardly care. For the echo, letters that no answer holds are typed wh
 the terminal's output.
 
 `--pauses` is sharper, and for Linux: within one answer the screen's process is stopped and continued every half second,
-and the tokens in the engine's journal are counted in both states. The first moments of either are not: a screen that
-goes on has everything to draw that came while it was stopped.
+and the pieces of text that the engine generates are counted in both states, by a trace that the engine's process keeps
+(see `tests.faults.trace`). The first moments of either are not: a screen that goes on has everything to draw that came
+while it was stopped.
 A benchmark for people: nothing here passes or fails.
 """
 
@@ -34,13 +35,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.app.sessions.journal import written
 from headrace.app.sessions.records import Message
 from headrace.app.sessions.store import SessionStore
-from headrace.models.registry.resolve import resolve
-from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.paths import cache_dir, data_dir
 from headrace.runtime.telemetry import Percentiles
+from tests.faults.trace import generated, traced_path
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = "Write a long story about a river, a mill and the people who live beside it."
@@ -163,10 +162,9 @@ def in_app(home: Path, env: dict[str, str], size: tuple[int, int], *, typing: bo
 
 
 def with_pauses(home: Path, env: dict[str, str], size: tuple[int, int]) -> tuple[float, float]:
-    """Tokens per second in one answer: while the screen's process runs, and while it is stopped."""
-    tokenizer = Tokenizer.load(resolve(None).path)
-    terminal = Terminal([sys.executable, "-m", "headrace", "chat"], size, env)
-    tokens, seconds = [0, 0], [0.0, 0.0]
+    """Pieces of text per second in one answer: while the screen's process runs, and while it is stopped."""
+    terminal = Terminal([sys.executable, "-m", "headrace", "chat"], size, {**env, "PYTHONPATH": traced_path()})
+    pieces, seconds = [0, 0], [0.0, 0.0]
     try:
         _ask(terminal)
         terminal.read_for(2 * _STATE_S)
@@ -174,12 +172,12 @@ def with_pauses(home: Path, env: dict[str, str], size: tuple[int, int]) -> tuple
             stopped = turn % 4 in (1, 2)  # in the order of a slope that evens out: the context grows
             os.kill(terminal.pid, signal.SIGSTOP if stopped else signal.SIGCONT)
             terminal.read_for(_SETTLE_S)
-            before, began = _journal(home), time.perf_counter()
+            before, began = _pieces(home), time.perf_counter()
             terminal.read_for(_STATE_S)
-            after, ended = _journal(home), time.perf_counter()
-            tokens[stopped] += len(tokenizer.encode(after[len(before) :].decode("utf-8", "ignore")))
+            after, ended = _pieces(home), time.perf_counter()
+            pieces[stopped] += after - before
             seconds[stopped] += ended - began
-        return tokens[0] / seconds[0], tokens[1] / seconds[1]
+        return pieces[0] / seconds[0], pieces[1] / seconds[1]
     finally:
         os.kill(terminal.pid, signal.SIGCONT)
         terminal.leave()
@@ -196,10 +194,9 @@ def _ask(terminal: Terminal) -> float:
     return first_frame
 
 
-def _journal(home: Path) -> bytes:
-    """The journal of the one answer that is being written."""
-    with next((home / "data" / "sessions.journals").iterdir()).open("rb") as file:
-        return written(file.fileno())
+def _pieces(home: Path) -> int:
+    """How many were generated of the one answer."""
+    return sum(map(len, generated(home)))
 
 
 def _answering(home: Path) -> bool:

@@ -13,7 +13,12 @@ _TRACED = Path(__file__).parent / "traced"
 
 def trace_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the engines that are started from now on keep a trace in their HEADRACE_HOME."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(_TRACED), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("PYTHONPATH", traced_path())
+
+
+def traced_path() -> str:
+    """The PYTHONPATH of a process whose engines are to keep a trace."""
+    return os.pathsep.join([str(_TRACED), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def generated(home: Path, pid: int | None = None) -> list[list[str]]:

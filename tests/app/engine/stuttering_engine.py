@@ -8,7 +8,9 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
 
+sys.path.append(str(Path(sys.argv[1]).parent))
 from headrace.app.engine.messages import LoadProgress
 from headrace.app.engine.wire import CHUNK, Unpacker, pack
 
@@ -34,4 +36,4 @@ def main(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[2]))

@@ -28,7 +28,7 @@ MESSAGES = st.lists(
 def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineLink]:
     """To a stuttering engine that runs."""
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
-    monkeypatch.setattr("headrace.app.engine.link._PROGRAM", "tests.app.engine.stuttering_engine")
+    monkeypatch.setattr("headrace.app.engine.link._START", Path(__file__).with_name("stuttering_engine.py"))
     link = EngineLink()
     told(link, "say 1")
     assert drained(link, 1) == [LoadProgress("saying", 0, None)]
@@ -120,7 +120,7 @@ def test_what_was_said_before_a_death_in_mid_message_is_kept(link: EngineLink, h
     assert link.drain() == []
 
 
-def test_last_words_of_a_process_that_is_killed_come_without_an_exit_message(link: EngineLink) -> None:
+def test_what_a_process_sent_before_it_was_killed_comes_without_an_exit_message(link: EngineLink) -> None:
     told(link, "say 3")
     told(link, "half 100")
     arrived = link._socket.recv(1, socket.MSG_PEEK)

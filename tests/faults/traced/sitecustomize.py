@@ -6,7 +6,7 @@ trace that knows neither the journal nor the store. Read by `tests.faults.trace`
 
 import sys
 
-if "headrace.app.engine.process" in sys.orig_argv:
+if any(argument.endswith("app/engine/start.py") for argument in sys.orig_argv):
     import itertools
     import json
     import os

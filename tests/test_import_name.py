@@ -1,0 +1,112 @@
+"""One import name: headrace beside a project that has `app/`, `models/`, `runtime/` and `assets/` of its own.
+
+headrace is laid out as its wheel lays it out, in an environment that cannot see this repository. It runs in the
+project's folder, whose modules must stay the project's, here and in the engine's process.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_chat import write_chat_model
+
+ROOT = Path(__file__).resolve().parent.parent
+OWN = ("app", "models", "runtime", "assets")
+_TALK = """
+import sys, time
+import headrace
+{project}
+from headrace.app.engine.client import EngineClient
+from headrace.app.engine.messages import Delta, Done, Generate, ModelSpec
+client, said = EngineClient(), []
+client.start(ModelSpec(sys.argv[1]))
+client.submit(Generate(1, [{{"role": "user", "content": "hi"}}], max_tokens=2))
+while not any(isinstance(event, Done) for event in said):
+    said += client.poll()
+    assert client.state in ("loading", "ready"), (client.state, said)
+    time.sleep(0.01)
+client.close()
+print(headrace.__file__)
+"""
+_IMPORT_OWN = "\n".join(f"import {name}; assert {name}.OWNER == 'the project'" for name in OWN)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` of an environment with headrace in it, as from a wheel, and what it depends on."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False, symlinks=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    unused = shutil.ignore_patterns("__pycache__", "native", "*.cpp", "*.svg")
+    shutil.copytree(ROOT / "headrace", site / "headrace", ignore=unused)
+    here = [path for path in sys.path if Path(path).name == "site-packages"]  # no .pth file of theirs is read
+    (site / "dependencies.pth").write_text("\n".join(here))
+    command = f"#!{folder}/bin/python\nfrom headrace.app.cli.main import main\nmain()\n"
+    (folder / "bin" / "headrace").write_text(command)
+    (folder / "bin" / "headrace").chmod(0o755)
+    (folder / "bin" / "talk").write_text(_TALK.format(project=""))
+    return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_model(tmp_path_factory.mktemp("model") / "chat")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project that says whose its modules are."""
+    for name in OWN:
+        (tmp_path / "project" / name).mkdir(parents=True)
+        (tmp_path / "project" / name / "__init__.py").write_text("OWNER = 'the project'\n")
+    (tmp_path / "project" / "main.py").write_text(_TALK.format(project=_IMPORT_OWN))
+    return tmp_path / "project"
+
+
+def run_in(project: Path, command: list[str | Path], *, path: str | None) -> str:
+    """The output of a command that must succeed in the project's folder; `path`: PYTHONPATH."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment["HEADRACE_HOME"] = str(project.parent / "home")
+    if path is not None:
+        environment["PYTHONPATH"] = path
+    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=300)
+    log = project.parent / "home" / "cache" / "engine.log"
+    assert done.returncode == 0, (done.stderr, log.read_text() if log.exists() else "")
+    return done.stdout
+
+
+@pytest.mark.parametrize("path", [None, "."])
+def test_a_project_has_its_own_modules_and_headrace(
+    installed: Path, model: Path, project: Path, path: str | None
+) -> None:
+    said = run_in(project, [installed / "python", "main.py", model], path=path)
+    assert said.strip() == str(next(installed.parent.glob("lib/python*/site-packages/headrace/__init__.py")))
+
+
+@pytest.mark.parametrize("path", [None, "."])
+def test_the_command_runs_in_a_projects_folder(installed: Path, model: Path, project: Path, path: str | None) -> None:
+    assert run_in(project, [installed / "headrace", "run", "hi", "-m", model, "-n", "2"], path=path)
+
+
+def test_what_lies_in_the_folder_is_no_module_of_ours_or_of_python(installed: Path, model: Path, project: Path) -> None:
+    for name in ("queue.py", "random.py", "tokenizers.py", "headrace.py", "pip.py"):
+        (project / name).write_text("raise SystemExit('not this one')\n")
+    assert run_in(project, [installed / "python", installed / "talk", model], path=None)
+    assert run_in(project, [installed / "headrace", "run", "hi", "-m", model, "-n", "2"], path=None)
+
+
+def test_nothing_that_is_installed_stands_in_for_the_standard_library(
+    installed: Path, model: Path, project: Path
+) -> None:
+    """Some packages bear the names of modules that Python has by now."""
+    backport = next(installed.parent.glob("lib/python*/site-packages")) / "dataclasses.py"
+    backport.write_text("raise SystemExit('not this one')\n")
+    try:
+        assert run_in(project, [installed / "python", installed / "talk", model], path=None)
+    finally:
+        backport.unlink()
