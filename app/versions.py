@@ -1,7 +1,9 @@
 """The versions that a figure depends on, read from package metadata without importing anything."""
 
+import json
 import platform
 from importlib import metadata
+from urllib.parse import unquote, urlsplit
 
 PACKAGES = ("headrace", "mlx", "mlx-lm", "tokenizers")
 NOT_INSTALLED = "source tree, not installed"
@@ -17,3 +19,21 @@ def versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def own_source() -> str:
+    """What pip takes to install headrace again: the folder, file or repository that it was installed from.
+
+    It is on no package index, so no command may name it there. In words where the metadata does not say.
+    """
+    try:
+        recorded = json.loads(metadata.distribution("headrace").read_text("direct_url.json") or "{}")
+    except (metadata.PackageNotFoundError, ValueError):
+        recorded = {}
+    url = str(recorded.get("url", ""))
+    if not url:
+        return "FOLDER_OF_HEADRACE"
+    if "vcs_info" in recorded:
+        return f"{recorded['vcs_info'].get('vcs', 'git')}+{url}"
+    parts = urlsplit(url)
+    return unquote(parts.path) if parts.scheme == "file" else url

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from headrace.runtime.errors import UsageError
+from headrace.runtime.errors import EngineError, UsageError
 
 FORMATS = ("table", "md", "csv", "json", "jsonl")
 
@@ -39,7 +39,7 @@ FORMATS = ("table", "md", "csv", "json", "jsonl")
 @click.option("--profile", is_flag=True, help="Attribute one step's time to its parts.")
 @click.option("-o", "--output", "form", metavar="FORM", type=click.Choice(FORMATS), help="table, md, csv, json, jsonl.")
 @click.option("--json", "as_json", is_flag=True, help="As -o json: one document on one line.")
-@click.option("--report", type=click.Path(dir_okay=False), metavar="FILE", help="Write a page with plots.")
+@click.option("--report", type=Path, metavar="FILE", help="Write a page with plots.")
 @click.option("--save", is_flag=True, help="Keep the results for `headrace bench history`.")
 @click.option("--force", is_flag=True, help="Load even if memory looks too small.")
 @click.pass_context
@@ -101,7 +101,7 @@ def _bench(
     threads: int | None,
     form: str | None,
     as_json: bool,
-    report: str | None,
+    report: Path | None,
     save: bool,
     profile: bool,
     force: bool,
@@ -123,17 +123,33 @@ def _bench(
         profile=profile,
         peers=_peers(models, **peer_options),
     )
+    if report is not None:
+        from headrace.app.bench.show.report import check_report_path
+
+        check_report_path(report)
     with live_view() as show:
         document = run(options, show)
     _print(document, "json" if as_json else form)
-    if report:
+    if report is not None:
         _write_report(document, report)
     if save:
         from headrace.app.bench.compare.history import History
 
         with History() as kept:
             click.echo(f"saved as run {kept.add(document)}; `headrace bench history` lists them", err=True)
-    return 130 if document["interrupted"] else 0
+    if document["interrupted"]:
+        return 130
+    _require_peers(document, [peer.engine for peer in options.peers])
+    return 0
+
+
+def _require_peers(document: dict[str, Any], engines: list[str]) -> None:
+    """Raises EngineError for a comparison that was asked for and did not happen."""
+    measured = {entry["engine"] for entry in document["results"]}
+    for engine in engines:
+        if engine not in measured:
+            reason = next((note for note in document["notes"] if note.startswith(f"{engine} is left out")), engine)
+            raise EngineError(f"not compared with {engine}: {reason.partition(': ')[2]}")
 
 
 def _peers(
@@ -173,11 +189,11 @@ def _print(document: dict[str, Any], form: str | None) -> None:
     click.echo(writers[form](document))
 
 
-def _write_report(document: dict[str, Any], path: str) -> None:
+def _write_report(document: dict[str, Any], path: Path) -> None:
     from headrace.app.bench.show.report import html
 
     try:
-        Path(path).write_text(html(document), encoding="utf-8")
+        path.write_text(html(document), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
     click.echo(f"report written to {path}", err=True)

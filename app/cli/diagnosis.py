@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from headrace.app.versions import versions
+from headrace.app.versions import own_source, versions
 from headrace.runtime.machine.bandwidth import Peak
 from headrace.runtime.machine.hardware import Machine, PowerState
 from headrace.runtime.machine.memory import Budget
@@ -22,7 +22,7 @@ from headrace.runtime.units import format_bytes, format_rate
 if TYPE_CHECKING:
     from headrace.models.registry.store import Store
 
-PACKAGES = ("headrace", "mlx", "mlx-lm", "tokenizers", "gguf", "huggingface_hub", "textual")
+PACKAGES = ("headrace", "mlx", "mlx-lm", "tokenizers", "gguf", "huggingface_hub", "textual", "matplotlib")
 _LITTLE_MEMORY = 1 << 30  # bytes: not even a 1 B model at 4 bits with its cache
 _LITTLE_DISK = 1 << 30
 _MUCH_SWAP = 1 << 30
@@ -99,7 +99,7 @@ def gather(calibrate: bool = False, progress: Callable[[float], None] | None = N
 
         kernels = ops.describe()
     except (ImportError, OSError, RuntimeError) as error:
-        reinstall = f"{sys.executable} -m pip install --force-reinstall headrace"
+        reinstall = f"{sys.executable} -m pip install --force-reinstall {own_source()}"
         failures.append(Finding("broken", f"MLX does not work here: {_first_line(error)}", reinstall))
     return Report(
         machine=host,
@@ -154,7 +154,8 @@ def _backend(report: Report, host: Machine) -> list[Finding]:
     if host.backend != "cpu":
         return []
     if report.nvidia_driver:
-        return [Finding("advice", "an NVIDIA GPU is present, but MLX runs on the CPU", "pip install 'headrace[cuda]'")]
+        do = f"pip install '{own_source()}[cuda]'"
+        return [Finding("advice", "an NVIDIA GPU is present, but MLX runs on the CPU", do)]
     if report.system.get("machdep.cpu.brand_string", "").startswith("Apple"):
         what = "MLX runs on the CPU although this Mac has a GPU"
         return [Finding("advice", what, "run outside a virtual machine, with the mlx package from PyPI")]
@@ -170,7 +171,7 @@ def _kernels(report: Report, host: Machine) -> list[Finding]:
     elif report.compiler is None:
         do = "install a C++ compiler (g++ or clang++), then reinstall headrace"
     else:
-        do = "reinstall headrace: pip install --force-reinstall --no-deps headrace"
+        do = f"reinstall headrace: pip install --force-reinstall --no-deps {own_source()}"
     return [Finding("advice", what, do)]
 
 

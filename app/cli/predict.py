@@ -44,11 +44,8 @@ def predict(
     from headrace.app.bench.measure.plan import parse_counts
     from headrace.app.predict.document import explanation, prediction
     from headrace.models.cost.find_shape import find_shape
-    from headrace.runtime.errors import UsageError
 
     counts = parse_counts(contexts, "--context")
-    if not counts:
-        raise UsageError("--context is empty", "it takes token counts such as 4096 or 0,4096")
     name, shape = find_shape(model)
     asked = [min(context, shape.context_length - 1) for context in counts]
     if explain:

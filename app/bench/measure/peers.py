@@ -1,4 +1,4 @@
-"""`--vs`: opening other implementations on the same weights. One that cannot be had is a line, not a crash."""
+"""`--vs`: opening other implementations on the same weights. One of several that cannot be had is a line."""
 
 import shutil
 import sys
@@ -37,7 +37,8 @@ def open_peers(
 ) -> tuple[list[Backend], list[str]]:
     """(backends ready to be measured, a line about every peer). mlx-lm takes every model, llama.cpp the first.
 
-    `stack` closes them, also those there already when opening another is interrupted.
+    `stack` closes them, also those there already when opening another is interrupted. Raises EngineError if there is
+    none of those asked for: a run without them would not answer the question.
     """
     backends: list[Backend] = []
     notes: list[str] = []
@@ -52,6 +53,8 @@ def open_peers(
             stack.callback(backend.close)
             backends.append(backend)
             notes.append(note)
+    if peers and not backends:
+        raise EngineError(f"nothing to compare with: {'; '.join(notes)}")
     return backends, notes
 
 

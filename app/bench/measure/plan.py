@@ -53,7 +53,7 @@ def plan(prompts: Sequence[int], generates: Sequence[int], depths: Sequence[int]
     if any(1 <= generate < 2 for generate in generates):
         raise UsageError("a decode test needs at least 2 tokens: speed is measured between tokens")
     tests: list[Test] = []
-    for depth in depths or [0]:
+    for depth in depths:
         tests += [Test(prompt, 0, depth) for prompt in prompts if prompt]
         tests += [Test(0, generate, depth) for generate in generates if generate]
         if combined:
@@ -65,8 +65,10 @@ def plan(prompts: Sequence[int], generates: Sequence[int], depths: Sequence[int]
 
 
 def parse_counts(text: str, option: str) -> list[int]:
-    """Comma-separated token counts, each once: `0,512,2048`. Raises UsageError naming the option."""
-    parts = [part.strip() for part in text.split(",")] if text.strip() else []
+    """Comma-separated token counts, at least one, each once: `0,512,2048`. Raises UsageError naming the option."""
+    if not text.strip():
+        raise UsageError(f"{option} is empty", "it takes token counts such as 128 or 0,512,2048; 0 stands for none")
+    parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) < 16 for part in parts):
         raise UsageError(f"{option} takes token counts such as 128 or 0,512,2048, not {text[:60]!r}")
     counts = [int(part) for part in parts]

@@ -65,7 +65,7 @@ class Session:
         """Do it; a `Progress` before every measurement and one at the end."""
         for number, (backend, test) in enumerate(self._pairs):
             yield Progress(f"warming up {backend.engine}, {backend.model} {test.label}", number, self._total(), None, 0)
-            backend.warm_up(test)
+            self._attempt(backend, partial(backend.warm_up, test))
         self._leave_out_failed()
         began = self._clock()
         while not self._finished(self._clock() - began):
@@ -88,7 +88,8 @@ class Session:
             if backend.engine == "headrace":
                 raise
             self._failed.append(backend)
-            self.notes.append(f"{backend.engine} is left out from round {self._round} on: {error}")
+            since = f" from round {self._round} on" if self._round else ""
+            self.notes.append(f"{backend.engine} is left out{since}: {error}")
 
     def _leave_out_failed(self) -> None:
         self._pairs = [pair for pair in self._pairs if pair[0] not in self._failed]

@@ -10,6 +10,9 @@ from headrace.runtime.units import format_bytes
 
 Document = dict[str, Any]
 
+# Figures with parts that not every test has.
+_NESTED = {"ttft_ms": ("mean", "median", "low", "high"), "mbu_paired": ("mean", "low", "high")}
+
 
 def markdown(document: Document) -> str:
     """A table and the circumstances, to paste into an issue."""
@@ -75,14 +78,17 @@ def ratio_line(ratio: Document) -> str:
 
 
 def csv_text(document: Document) -> str:
-    """One row per test, nested figures as `itl_ms.p50`; the machine is in every row, so files can be joined."""
+    """One row per test, nested figures as `itl_ms.p50`; the machine is in every row, so files can be joined.
+
+    The columns are the same whatever was measured; a figure that a test does not have is an empty cell.
+    """
     device = {f"device.{key}": document["device"][key] for key in ("name", "backend", "measured_peak_gb_s")}
     skipped = ("repetitions", "samples", "notes")
     rows = [
         {
             "created": document["created"],
             **device,
-            **flat({k: v for k, v in entry.items() if k not in skipped}),
+            **flat({k: _parts(k, v) for k, v in entry.items() if k not in skipped}),
             "samples": " ".join(f"{value:.6g}" for value in entry["samples"]),
         }
         for entry in document["results"]
@@ -102,6 +108,11 @@ def json_lines(document: Document) -> str:
     return "\n".join(
         json.dumps({**shared, "model_facts": models.get(entry["model"]), **entry}) for entry in document["results"]
     )
+
+
+def _parts(key: str, value: Any) -> Any:
+    """A figure that has parts with all of them also where it is null."""
+    return dict.fromkeys(_NESTED[key]) if value is None and key in _NESTED else value
 
 
 def flat(values: Document, prefix: str = "") -> Document:

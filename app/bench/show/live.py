@@ -1,9 +1,10 @@
 """A run while it runs: the table filling up, what is being measured, a bar and the time left. On stderr only.
 
-Drawn where stderr is a terminal; elsewhere a run is silent until its results are there.
+Drawn where stderr is a terminal; elsewhere a line when the warm-up or a round begins, and now and then while it lasts.
 """
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ from headrace.app.terminal import can_redraw, may_style
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+
+_LINE_SECONDS = 10.0  # how often a log hears of the same round
 
 Results = Sequence[dict[str, Any]]
 Show = Callable[[Progress, Callable[[], Results]], None]
@@ -32,7 +35,7 @@ def console(*, stderr: bool = False) -> "Console":
 def live_view() -> Iterator[Show]:
     """A function to call with every `Progress`; the view is gone when the block ends."""
     if not can_redraw(sys.stderr):
-        yield lambda _progress, _results: None
+        yield _Lines()
         return
     from rich.live import Live
 
@@ -44,6 +47,23 @@ def live_view() -> Iterator[Show]:
         screen.show_cursor()
 
 
+class _Lines:
+    """Progress for a log."""
+
+    def __init__(self) -> None:
+        self._round: int | None = None
+        self._said = 0.0
+
+    def __call__(self, progress: Progress, _results: Callable[[], Results]) -> None:
+        now, new = time.monotonic(), progress.round != self._round
+        if progress.done >= progress.total or (not new and now - self._said < _LINE_SECONDS):
+            return
+        self._round, self._said = progress.round, now
+        stage = _stage(progress) if new else f"{_stage(progress)}: {progress.doing}"
+        left = "" if progress.left_s is None else f", {_left(progress.left_s)}"
+        print(f"{stage}{left} ...", file=sys.stderr, flush=True)
+
+
 def _view(progress: Progress, results: Results, width: int) -> "RenderableType":
     from rich.console import Group
     from rich.progress_bar import ProgressBar
@@ -51,14 +71,17 @@ def _view(progress: Progress, results: Results, width: int) -> "RenderableType":
     from rich.text import Text
 
     line = Table.grid(padding=(0, 1))
-    round_text = f"round {progress.round}" if progress.round else "warm-up"
     line.add_row(
         ProgressBar(total=max(progress.total, 1), completed=progress.done, width=24),
         Text(f"{progress.done / max(progress.total, 1):4.0%}"),
-        Text(f"{round_text} · {_left(progress.left_s)}", style="dim"),
+        Text(f"{_stage(progress)} · {_left(progress.left_s)}", style="dim"),
     )
     now = Text(progress.doing, style="cyan", overflow="ellipsis", no_wrap=True)
     return Group(results_table(results, width), line, now) if results else Group(line, now)
+
+
+def _stage(progress: Progress) -> str:
+    return f"round {progress.round}" if progress.round else "warm-up"
 
 
 def _left(seconds: float | None) -> str:

@@ -1,7 +1,10 @@
 """`--report`: a run as one self-contained page with plots. No script, no font, nothing fetched."""
 
+import os
 from collections.abc import Sequence
 from html import escape
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from headrace.app.bench.show.formats import circumstances, label
@@ -37,16 +40,24 @@ footer { font-size: .85rem; } footer li { margin: .15rem 0; }
 """
 
 
-def html(document: Document) -> str:
-    """The page. Raises UsageError where the plotting library is not installed."""
-    try:
-        from headrace.app.bench.show import charts
+def check_report_path(path: Path) -> None:
+    """Raises UsageError if no page could be drawn or written there: asked before a run, which takes minutes."""
+    if find_spec("matplotlib") is None:
+        raise UsageError("--report draws with matplotlib, which is not installed", "`pip install matplotlib`")
+    folder = path.parent
+    if path.is_dir():
+        raise UsageError(f"--report {path} is a directory", "it takes the name of a file, such as report.html")
+    if not folder.is_dir():
+        raise UsageError(f"--report {path}: there is no directory {folder}")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise UsageError(f"--report {path} cannot be written")
 
-        plots = _plots(document, charts)
-    except ImportError:
-        raise UsageError(
-            "--report draws with matplotlib, which is not installed", "pip install 'headrace[report]'"
-        ) from None
+
+def html(document: Document) -> str:
+    """The page."""
+    from headrace.app.bench.show import charts
+
+    plots = _plots(document, charts)
     model, device = document["model"], document["device"]
     title = f"{model['name']} on {device['name']}"
     return "\n".join(

@@ -21,20 +21,20 @@ def test_a_length_of_zero_is_no_test() -> None:
     assert [test.name for test in plan([0], [16], [0], combined=True)] == ["tg16"]
 
 
-@pytest.mark.parametrize(("prompts", "generates"), [([], []), ([0], [0]), ([8], [1])])
+@pytest.mark.parametrize(("prompts", "generates"), [([0], [0]), ([8], [1])])
 def test_nothing_to_measure_is_refused(prompts: list[int], generates: list[int]) -> None:
     with pytest.raises(UsageError):
         plan(prompts, generates, [0], combined=True)
 
 
-@given(st.lists(st.integers(0, 1 << 24)))
+@given(st.lists(st.integers(0, 1 << 24), min_size=1))
 def test_counts_are_read_back_each_once(counts: list[int]) -> None:
     assert parse_counts(",".join(map(str, counts)), "-p") == list(dict.fromkeys(counts))
 
 
 @given(st.text(alphabet="0129,.- x", max_size=7))
 def test_other_text_is_a_clear_error(text: str) -> None:
-    if not re.fullmatch(r"( *)|( *\d{1,7} *)(, *\d{1,7} *)*", text):
+    if not re.fullmatch(r"( *\d{1,7} *)(, *\d{1,7} *)*", text):
         with pytest.raises(UsageError, match="-d"):
             parse_counts(text, "-d")
     else:

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from headrace.app.cli.bench import bench
 from headrace.app.cli.predict import fit, predict
-from headrace.runtime.errors import HeadraceError, UsageError
+from headrace.runtime.errors import EngineError, HeadraceError, UsageError
 from headrace.runtime.machine import bandwidth
 from tests.tiny import config_of
 from tests.tiny_chat import write_chat_model
@@ -91,27 +91,67 @@ def test_compare_and_its_exit_code(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_report_is_written(model: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     run("-m", str(model), *SHORT, "--report", str(tmp_path / "out.html"))
     assert (tmp_path / "out.html").read_text().startswith("<!doctype html>")
 
 
-def test_peers_that_are_not_there_are_lines(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [(".", "is a directory"), ("", "is a directory"), ("nowhere/out.html", "no directory"), ("sealed/x", "written")],
+)
+def test_a_report_that_could_not_be_written_is_an_error_before_the_run(
+    path: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sealed").mkdir()
+    monkeypatch.setattr(os, "access", lambda *_: False)  # tests may run as root, whom no mode stops
+    monkeypatch.setattr("headrace.app.bench.measure.run.run", lambda *_: pytest.fail("it ran"))
+    with pytest.raises(UsageError, match=words):
+        run(*SHORT, "--report", path)
+
+
+def test_a_report_without_its_library_is_an_error_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.app.bench.show.report.find_spec", lambda _: None)
+    monkeypatch.setattr("headrace.app.bench.measure.run.run", lambda *_: pytest.fail("it ran"))
+    with pytest.raises(UsageError, match="matplotlib"):
+        run(*SHORT, "--report", str(tmp_path / "out.html"))
+
+
+def test_progress_in_a_pipe_is_a_line_a_stage(model: Path) -> None:
+    done = run("-m", str(model), *SHORT, "--no-pg")
+    lines = done.stderr.splitlines()
+    assert [re.sub(r", \d+ s left", "", line) for line in lines] == ["warm-up ...", "round 1 ...", "round 2 ..."]
+
+
+def test_a_comparison_that_cannot_be_had_ends_the_run_before_it_begins(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     gguf = tmp_path / "some.gguf"
     gguf.write_bytes(b"GGUF")
-    notes = [
-        json.loads(run("-m", str(model), *SHORT, "--no-pg", "--json", "--vs", "llama.cpp", *more).stdout)["notes"]
-        for more in (
-            (),
-            ("--llama-model", str(gguf)),
-            ("--llama-model", str(gguf), "--llama-python", "/nowhere/python"),
-        )
-    ]
-    said = [next(line for line in lines if line.startswith("llama.cpp is left out")) for lines in notes]
-    assert "GGUF" in said[0]
-    assert "llama-bench" in said[1]
-    assert "/nowhere/python" in said[2]
+    wanted = ("-m", str(model), *SHORT, "--vs", "llama.cpp")
+    with pytest.raises(EngineError, match=r"nothing to compare with: llama\.cpp is left out: .*GGUF") as caught:
+        run(*wanted)
+    assert caught.value.exit_code == 1
+    with pytest.raises(EngineError, match="llama-bench"):
+        run(*wanted, "--llama-model", str(gguf))
+    with pytest.raises(EngineError, match="/nowhere/python"):
+        run(*wanted, "--llama-model", str(gguf), "--llama-python", "/nowhere/python")
+
+
+def test_a_peer_that_fails_in_warm_up_fails_the_command_after_our_own_figures(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _llama_bench(tmp_path, "#!/bin/sh\nexit 3\n", monkeypatch)
+    gguf = tmp_path / "some.gguf"
+    gguf.write_bytes(b"GGUF")
+    printed: list[str] = []
+    monkeypatch.setattr("click.echo", lambda text="", **_: printed.append(str(text)))
+    with pytest.raises(EngineError, match=r"not compared with llama\.cpp: "):
+        run("-m", str(model), *SHORT, "--no-pg", "--vs", "llama.cpp", "--llama-model", str(gguf))
+    assert any(text.startswith("| model | test") for text in printed)
 
 
 LLAMA_BENCH = """#!{python}
@@ -122,13 +162,18 @@ print(json.dumps([{{"samples_ns": [tokens * 10**7], "avg_ts": 100.0}}]))
 """
 
 
+def _llama_bench(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in on the PATH."""
+    program = folder / "llama-bench"
+    program.write_text(script)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
 def test_llama_bench_on_the_path_is_measured_and_believed(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = tmp_path / "llama-bench"
-    program.write_text(LLAMA_BENCH.format(python=sys.executable))
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    _llama_bench(tmp_path, LLAMA_BENCH.format(python=sys.executable), monkeypatch)
     gguf = tmp_path / "some.gguf"
     gguf.write_bytes(b"GGUF")
     done = run("-m", str(model), *SHORT, "--json", "--vs", "llama.cpp", "--llama-model", str(gguf))
@@ -167,8 +212,11 @@ def test_ctrl_c_prints_what_is_done(model: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("-p", "x"), ("-p", "", "-n", ""), ("-n", "1"), ("--llama-python", "x"), ("-m", "/nowhere"), ("-d", "-1")],
-)
+    [
+        ("-p", "x"), ("-p", ""), ("-n", " "), ("-d", ""), ("-n", "1"), ("--llama-python", "x"), ("-m", "/nowhere"),
+        ("-d", "-1"),
+    ],
+)  # fmt: skip
 def test_what_cannot_be_run_is_one_clear_error(arguments: tuple[str, ...]) -> None:
     with pytest.raises(HeadraceError) as caught:
         run(*arguments)

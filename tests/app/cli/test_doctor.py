@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from headrace.app.cli import diagnosis
 from headrace.app.cli.diagnosis import PACKAGES, DefaultModel, Finding, Place, Report, findings
 from headrace.app.cli.doctor import _draw, _plain, doctor, document, sections
+from headrace.app.versions import own_source
 from headrace.runtime.machine import bandwidth
 from headrace.runtime.machine.bandwidth import Peak
 from headrace.runtime.machine.hardware import Machine, PowerState
@@ -95,6 +96,36 @@ def test_missing_compiler_is_the_first_suspect(monkeypatch: pytest.MonkeyPatch) 
     assert "install a C++ compiler" in findings(replace(slow, compiler=None))[0].do
     monkeypatch.setenv("HEADRACE_KERNELS", "reference")
     assert findings(slow)[0].do == "unset HEADRACE_KERNELS"
+
+
+def test_no_hint_takes_headrace_from_a_package_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADRACE_KERNELS", raising=False)
+    monkeypatch.setattr(diagnosis, "own_source", lambda: "/clone/of/it")
+    reference = {"kernels": "reference", "reason": "not built"}
+    hints = [finding.do for finding in findings(replace(LINUX, kernels=reference))]
+    hints += [finding.do for finding in findings(replace(LINUX, nvidia_driver=True))]
+    assert hints == [
+        "reinstall headrace: pip install --force-reinstall --no-deps /clone/of/it",
+        "pip install '/clone/of/it[cuda]'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "source"),
+    [
+        ('{"url": "file:///home/me/a%20b", "dir_info": {"editable": true}}', "/home/me/a b"),
+        ('{"url": "https://example.org/h.git", "vcs_info": {"vcs": "git"}}', "git+https://example.org/h.git"),
+        ("{", "FOLDER_OF_HEADRACE"),
+        (None, "FOLDER_OF_HEADRACE"),
+    ],
+)
+def test_where_it_was_installed_from(recorded: str | None, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Installed:
+        def read_text(self, _name: str) -> str | None:
+            return recorded
+
+    monkeypatch.setattr("headrace.app.versions.metadata.distribution", lambda _: Installed())
+    assert own_source() == source
 
 
 def test_broken_things_come_first() -> None:
