@@ -1,13 +1,20 @@
-"""The KV cache: unified memory, preallocated, with an explicit committed length.
+"""The KV cache: what the engine and the layers need of one, and the contiguous layout.
 
-Contract: `attend` appends T entries per layer at `length` and attends over everything up to them; `advance(T)`
-then moves `length`; `commit(T)` declares entries final; `rollback()` forgets the ones appended ahead of
-the commit. Networks see only `attend`, so quantized, paged or batched layouts can take this one's place.
-Buffers may be written in place, outside the graph: a layer's input has to follow from the layer before it, and the
-buffers are to be read through `arrays`, which waits for what was appended.
-B = sequences, Hkv = key/value heads, D = head dimension.
+Contract of a pass of T tokens: `reserve(T)` makes room; every layer, in order and once, appends T entries at `length`
+and attends over everything up to them, by `attend` or within `run_fused`; `advance(T)` then moves `length`.
+`commit(T)` declares entries final, `rollback()` forgets the ones appended ahead of the commit.
+
+Two protocols, one for each side. `Cache` is the engine's: lengths, room and bytes. `LayerCache` is the layers': a
+network hands over projections, or a fused node of whole layers, and gets activations. Where the entries are is between
+the cache and the operations it is made with (`Ops.attend`, `LayersNode`), so that a quantized, paged or batched layout
+can take `KVCache`'s place without a network or the engine noticing.
+
+`KVCache` is unified memory, preallocated. Its buffers may be written in place, outside the graph: a layer's input has
+to follow from the layer before it, and the buffers are to be read through `arrays`, which waits for what was appended.
+B = sequences, T = new tokens, E = model width, H / Hkv = query / key-value heads, D = head dimension.
 """
 
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 import mlx.core as mx
@@ -19,7 +26,7 @@ CHUNK = 256  # entries; capacities are multiples of it
 
 
 class Cache(Protocol):
-    """What the engine needs of a cache, whatever its layout."""
+    """What the engine needs of a cache, whatever its layout: lengths, room and bytes."""
 
     limit: int
 
@@ -53,11 +60,37 @@ class Cache(Protocol):
         """The state arrays, to evaluate after a prefill chunk."""
         ...
 
-    def reserve(self, tokens: int) -> None: ...
-    def advance(self, tokens: int) -> None: ...
-    def commit(self, tokens: int) -> None: ...
-    def rollback(self) -> None: ...
-    def trim(self, length: int) -> None: ...
+    def reserve(self, tokens: int) -> None:
+        """Make room for `tokens` more entries in every layer, before the pass that appends them."""
+        ...
+
+    def advance(self, tokens: int) -> None:
+        """`tokens` entries have been appended to every layer. Raises ContextLimitError past the limit."""
+        ...
+
+    def commit(self, tokens: int) -> None:
+        """The next `tokens` appended entries are final."""
+        ...
+
+    def rollback(self) -> None:
+        """Forget what was appended but never committed."""
+        ...
+
+    def trim(self, length: int) -> None:
+        """Keep the first `length` committed entries, drop the rest (also what is pending)."""
+        ...
+
+
+class LayerCache(Protocol):
+    """What a network's layers need of a cache. Only between `reserve(T)` and `advance(T)`, layers in order."""
+
+    def attend(self, layer: int, qkv: mx.array, spec: AttentionSpec, /) -> mx.array:
+        """Append the layer's new K/V and attend. qkv (B, T, (H + 2 Hkv) * D) -> (B, T, H * D)."""
+        ...
+
+    def run_fused(self, layers: slice, x: mx.array, node: LayersNode, /) -> mx.array:
+        """Pass x (B, T, E) through whole layers that append and attend by themselves, in one node -> (B, T, E)."""
+        ...
 
 
 class Lengths:
@@ -93,38 +126,38 @@ class Lengths:
         self.length = self.committed = length
 
 
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What one entry of one sequence holds: K and V of every layer, (Hkv, D) of `dtype` each."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: mx.Dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.size
+
+
 class KVCache(Lengths):
     """Contiguous buffers per layer, doubling when full: every entry is copied amortised O(1) times."""
 
     can_rollback = True
 
-    def __init__(
-        self,
-        *,
-        layers: int,
-        kv_heads: int,
-        head_dim: int,
-        dtype: mx.Dtype,
-        limit: int,
-        ops: Ops,
-        batch: int = 1,
-    ) -> None:
+    def __init__(self, shape: KVShape, *, limit: int, ops: Ops, batch: int = 1) -> None:
         super().__init__(limit)
-        self._shape = (batch, kv_heads, head_dim)
-        self._dtype = dtype
+        self._shape = shape
+        self._batch = batch
         self._ops = ops
         self._capacity = 0
-        self.bytes_per_token = 2 * layers * batch * kv_heads * head_dim * dtype.size
-        self._keys = [self._empty(0) for _ in range(layers)]  # each (B, Hkv, capacity, D)
-        self._values = [self._empty(0) for _ in range(layers)]
+        self.bytes_per_token = batch * shape.bytes_per_token
+        self._keys = [self._empty(0) for _ in range(shape.layers)]  # each (B, Hkv, capacity, D)
+        self._values = [self._empty(0) for _ in range(shape.layers)]
         self._newest: mx.array | None = None  # what the last layer that appended gave
         self._before: mx.array | None = None  # the same, of the step before: what has to be appended first
 
     def attend(self, layer: int, qkv: mx.array, spec: AttentionSpec) -> mx.array:
-        """Append the layer's new K/V and attend. qkv (B, T, (H + 2 Hkv) * D) -> (B, T, H * D).
-
-        Needs `reserve(T)` before the first layer and `advance(T)` after the last.
-        """
         out, self._keys[layer], self._values[layer] = self._ops.attend(
             self._in_turn(qkv), self._keys[layer], self._values[layer], self.length, spec
         )
@@ -132,7 +165,6 @@ class KVCache(Lengths):
         return out
 
     def run_fused(self, layers: slice, x: mx.array, node: LayersNode) -> mx.array:
-        """Pass x (B, T, E) through layers that append and attend by themselves; needs what `attend` needs."""
         x = node(self._in_turn(x), self._keys[layers], self._values[layers], self.length)
         self._newest = x
         return x
@@ -181,5 +213,5 @@ class KVCache(Lengths):
         return held if pending is None else cast(list[mx.array], mx.depends(held, pending))
 
     def _empty(self, entries: int) -> mx.array:
-        batch, kv_heads, head_dim = self._shape
-        return mx.zeros((batch, kv_heads, entries, head_dim), self._dtype)
+        shape = self._shape
+        return mx.zeros((self._batch, shape.kv_heads, entries, shape.head_dim), shape.dtype)

@@ -14,7 +14,7 @@ from headrace.models.cost.costs import network_cost
 from headrace.models.network.config import DecoderConfig, LayerConfig
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.rope import make_rope
-from headrace.runtime.cache import KVCache
+from headrace.runtime.cache import KVCache, KVShape, LayerCache
 from headrace.runtime.cost import StepCost
 from headrace.runtime.ops import AttentionSpec, LayersNode, LayerWeights, Ops, Weight
 
@@ -26,7 +26,7 @@ class Decoder:
         self.config = config
         self._ops = ops
         self._dtype = dtype
-        self._kv_dtype = ops.kv_dtype(dtype)
+        self.kv_shape = KVShape(len(config.layers), config.kv_heads, config.head_dim, ops.kv_dtype(dtype))
         width = config.hidden_size
         self._table = parameters.matrix("model.embed_tokens", config.vocab_size, width)
         self._layers = _read_layers(config, parameters)
@@ -73,19 +73,11 @@ class Decoder:
             self.config,
             weight_bytes=sum(array.nbytes for array in read.values()),
             weight_count=sum(weight.rows * weight.columns for weight in weights),
-            kv_bytes=self._kv_dtype.size,
+            kv_bytes=self.kv_shape.dtype.size,
         )
 
     def make_cache(self, limit: int) -> KVCache:
-        config = self.config
-        return KVCache(
-            layers=len(config.layers),
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            dtype=self._kv_dtype,
-            limit=limit,
-            ops=self._ops,
-        )
+        return KVCache(self.kv_shape, limit=limit, ops=self._ops)
 
     def embed(self, tokens: mx.array) -> mx.array:
         """tokens (B, T) -> (B, T, E)."""
@@ -97,7 +89,7 @@ class Decoder:
             return x * mx.array(scale, mx.bfloat16).astype(self._dtype)
         return x * scale
 
-    def layers(self, x: mx.array, cache: KVCache) -> mx.array:
+    def layers(self, x: mx.array, cache: LayerCache) -> mx.array:
         """x (B, T, E) -> (B, T, E), T entries per layer appended to the cache."""
         for layers, node in self._layer_groups:
             if node is not None:
@@ -125,7 +117,7 @@ class Decoder:
             return [(every, node)]
         return [(slice(i, i + 1), ops.fuse([layer], eps, activation)) for i, layer in enumerate(self._layers)]
 
-    def _layer(self, x: mx.array, cache: KVCache, index: int) -> mx.array:
+    def _layer(self, x: mx.array, cache: LayerCache, index: int) -> mx.array:
         ops, eps, layer = self._ops, self.config.norm_eps, self._layers[index]
         qkv = _project(ops, x, layer.input_norm, eps, layer.qkv)  # (B, T, (H + 2 Hkv) * D)
         heads = cache.attend(index, qkv, layer.attention)  # (B, T, H * D)

@@ -101,5 +101,6 @@ class LayerWeights:
     mlp_post_norm: mx.array | None
 
 
-# Layers at once: (x (B, T, E), keys, values, offset) -> x; of every layer, `attend`'s buffers, written in place.
+# Layers at once: (x (B, T, E), keys, values, offset) -> x, with `attend`'s buffers of every layer, written in place.
+# Only a cache calls it, which owns the buffers; a network passes it on.
 LayersNode = Callable[[mx.array, list[mx.array], list[mx.array], int], mx.array]

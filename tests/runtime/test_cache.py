@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace.runtime.cache import CHUNK, KVCache, Lengths
+from headrace.runtime.cache import CHUNK, KVCache, KVShape, Lengths
 from headrace.runtime.errors import ContextLimitError
 from headrace.runtime.ops import AttentionSpec, Ops, reference
 from tests.kernels import FAST
@@ -16,7 +16,7 @@ SPEC = AttentionSpec(heads=2, kv_heads=KV_HEADS, head_dim=DIM, scale=0.5)
 
 
 def new_cache(limit: int = LIMIT, dtype: mx.Dtype = mx.float32, ops: Ops = reference) -> KVCache:
-    return KVCache(layers=LAYERS, kv_heads=KV_HEADS, head_dim=DIM, dtype=dtype, limit=limit, ops=ops)
+    return KVCache(KVShape(LAYERS, KV_HEADS, DIM, dtype), limit=limit, ops=ops)
 
 
 def projections(ids: list[int], layer: int) -> mx.array:

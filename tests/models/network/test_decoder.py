@@ -128,17 +128,8 @@ def test_sequences_in_a_batch_do_not_see_each_other(directory: Path, ops: Ops) -
     from headrace.runtime.cache import KVCache
 
     network = load_decoder(directory, ops)
-    config = network.config
     rows = [PROMPT[:21], PROMPT[21:42], PROMPT[3:24]]
-    cache = KVCache(
-        layers=len(config.layers),
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        dtype=ops.kv_dtype(mx.float32),
-        limit=64,
-        ops=ops,
-        batch=len(rows),
-    )
+    cache = KVCache(network.kv_shape, limit=64, ops=ops, batch=len(rows))
     cache.reserve(21)
     together = network.all_logits(network.layers(network.embed(mx.array(rows)), cache))
     for row, tokens in enumerate(rows):

@@ -1,0 +1,114 @@
+"""A second KV cache that shares nothing with the first but the protocols: blocks of a few entries, out of order.
+
+Slow on purpose: every pass gathers a sequence's blocks into fresh buffers, has the operations append to them, and puts
+what was appended back, all of it evaluated at once. What a network or the engine assumes beyond `runtime.cache.Cache`
+and `LayerCache` breaks here.
+"""
+
+from typing import Any
+
+import mlx.core as mx
+
+from headrace.models.network.decoder import Decoder
+from headrace.runtime.cache import KVShape, Lengths
+from headrace.runtime.ops import AttentionSpec, LayersNode, Ops
+
+BLOCK = 5  # entries; no divisor of anything
+
+
+class BlockCache(Lengths):
+    """One sequence. A block holds BLOCK entries of every layer; `table` says which blocks hold the sequence."""
+
+    can_rollback = True
+
+    def __init__(self, shape: KVShape, *, limit: int, ops: Ops) -> None:
+        super().__init__(limit)
+        self._shape = shape
+        self._ops = ops
+        self._pool: list[mx.array] = []  # each (layers, 2, Hkv, BLOCK, D)
+        self._free: list[int] = []
+        self.table: list[int] = []
+
+    def attend(self, layer: int, qkv: mx.array, spec: AttentionSpec) -> mx.array:
+        keys, values = self._gathered(layer, qkv.shape[1])
+        out, keys, values = self._ops.attend(qkv, keys, values, self.length, spec)
+        mx.eval(out, keys, values)
+        self._put_back(layer, keys, values, qkv.shape[1])
+        return out
+
+    def run_fused(self, layers: slice, x: mx.array, node: LayersNode) -> mx.array:
+        every = range(self._shape.layers)[layers]
+        held = [self._gathered(layer, x.shape[1]) for layer in every]
+        out = node(x, [keys for keys, _ in held], [values for _, values in held], self.length)
+        mx.eval(out)
+        for layer, (keys, values) in zip(every, held, strict=True):
+            self._put_back(layer, keys, values, x.shape[1])
+        return out
+
+    def reserve(self, tokens: int) -> None:
+        while len(self.table) * BLOCK < self.length + tokens:
+            if not self._free:
+                first = len(self._pool)
+                shape = self._shape
+                for _ in range(3):
+                    size = (shape.layers, 2, shape.kv_heads, BLOCK, shape.head_dim)
+                    self._pool.append(mx.full(size, float("nan"), shape.dtype))  # whoever reads too far will notice
+                self._free = [first + 1, first + 2, first]
+            self.table.append(self._free.pop())
+
+    def rollback(self) -> None:
+        super().rollback()
+        self._release()
+
+    def trim(self, length: int) -> None:
+        super().trim(length)
+        self._release()
+
+    @property
+    def committed_bytes(self) -> int:
+        return self.committed * self._shape.bytes_per_token
+
+    @property
+    def allocated_bytes(self) -> int:
+        return sum(block.nbytes for block in self._pool)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return self._pool
+
+    def _release(self) -> None:
+        """Blocks that hold nothing any more go back."""
+        used = -(-self.length // BLOCK)
+        self._free = self.table[used:] + self._free
+        del self.table[used:]
+
+    def _gathered(self, layer: int, tokens: int) -> tuple[mx.array, mx.array]:
+        """Keys and values of all entries, room for `tokens` more behind them: (1, Hkv, length + tokens, D) each."""
+        end = self.length + tokens
+        whole = mx.concatenate([self._pool[block][layer] for block in self.table], axis=-2)  # (2, Hkv, capacity, D)
+        keys, values = mx.contiguous(whole[0:1, :, :end]), mx.contiguous(whole[1:2, :, :end])
+        mx.eval(keys, values)
+        return keys, values
+
+    def _put_back(self, layer: int, keys: mx.array, values: mx.array, tokens: int) -> None:
+        for position in range(self.length, self.length + tokens):
+            block, entry = self.table[position // BLOCK], position % BLOCK
+            self._pool[block][layer, 0, :, entry] = keys[0, :, position]
+            self._pool[block][layer, 1, :, entry] = values[0, :, position]
+        mx.eval(self._pool)
+
+
+class WithBlocks:
+    """A decoder whose caches are made of blocks."""
+
+    def __init__(self, network: Decoder) -> None:
+        self._network = network
+        self.caches: list[BlockCache] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
+
+    def make_cache(self, limit: int) -> BlockCache:
+        cache = BlockCache(self._network.kv_shape, limit=limit, ops=self._network.ops)
+        self.caches.append(cache)
+        return cache
