@@ -13,6 +13,7 @@ from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from headrace.runtime import environment
 from headrace.runtime.errors import HeadraceError, UsageError
 from headrace.runtime.paths import config_dir
 
@@ -142,6 +143,11 @@ def load_settings(path: Path | None = None) -> Settings:
         if not isinstance(table, dict):
             raise UsageError(f"{path}: {name} is a section, not a setting")
     return Settings(**{name: _section(path, name, document.get(name, {})) for name in _SECTIONS})
+
+
+def chosen_model(given: str | None, settings: Settings) -> str | None:
+    """The model to use: what the command line gives, else HEADRACE_MODEL, else the settings; None for the default."""
+    return given if given is not None else environment.model() or settings.chat.model or None
 
 
 def default_text() -> str:

@@ -4,16 +4,16 @@ Platform directories by default; HEADRACE_HOME=DIR puts everything under one fol
 Nothing is created here: whoever writes creates its folder. UsageError if HEADRACE_HOME cannot be a folder.
 """
 
-import os
 from pathlib import Path
 
+from headrace.runtime import environment
 from headrace.runtime.errors import UsageError
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 
 
 def _under_home(kind: str) -> Path | None:
-    home = os.environ.get("HEADRACE_HOME")
+    home = environment.home()
     if not home:
         return None
     try:

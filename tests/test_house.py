@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def imported_by(tmp_path: Path, *arguments: str, home: Path | None = None) -> set[str]:
+def imported_by(tmp_path: Path, *arguments: str, home: Path | None = None, **more: str) -> set[str]:
     """Packages in memory after `headrace ARGUMENTS`, run in a process of its own."""
     report = tmp_path / "modules.json"
     code = (
@@ -24,7 +24,7 @@ def imported_by(tmp_path: Path, *arguments: str, home: Path | None = None) -> se
         "from headrace.app.cli.main import main\n"
         "main()\n"
     )
-    environment = {**os.environ, "HEADRACE_HOME": str(home or tmp_path)}
+    environment = {**os.environ, "HEADRACE_HOME": str(home or tmp_path), **more}
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL,
@@ -47,10 +47,16 @@ def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
     assert not heavy & imported_by(tmp_path, "--help")
 
 
-@pytest.mark.parametrize("command", ["chat", "run", "bench", "models", "sessions", "paths", "doctor"])
+@pytest.mark.parametrize("command", ["chat", "run", "bench", "models", "sessions", "paths", "doctor", "completion"])
 def test_a_commands_help_draws_nothing_and_loads_no_model_code(tmp_path: Path, command: str) -> None:
     heavy = {"mlx_lm", "textual", "transformers", "numpy", "tokenizers", "huggingface_hub", "gguf"}
     assert not heavy & imported_by(tmp_path, command, "--help")
+
+
+def test_completing_a_models_name_imports_nothing_heavy(tmp_path: Path) -> None:
+    words = {"_HEADRACE_COMPLETE": "bash_complete", "COMP_WORDS": "headrace run -m smol", "COMP_CWORD": "3"}
+    heavy = {"mlx", "mlx_lm", "textual", "transformers", "numpy", "tokenizers", "huggingface_hub", "gguf", "jinja2"}
+    assert not heavy & imported_by(tmp_path, **words)
 
 
 @pytest.mark.real

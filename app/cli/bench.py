@@ -12,13 +12,20 @@ from typing import Any
 
 import click
 
+from headrace.app.cli.completion import model_names
 from headrace.runtime.errors import EngineError, UsageError
 
 FORMATS = ("table", "md", "csv", "json", "jsonl")
 
 
 @click.group(invoke_without_command=True)
-@click.option("-m", "--model", "models", multiple=True, metavar="MODEL", help="As for run. Repeatable.")
+@click.option(
+    *("-m", "--model", "models"),
+    multiple=True,
+    metavar="MODEL",
+    shell_complete=model_names,
+    help="As for run, HEADRACE_MODEL and settings included. Repeatable.",
+)
 @click.option("-p", "--prompt", "prompts", default="512", metavar="N,...", help="Prompt lengths to prefill [512].")
 @click.option("-n", "--generate", "generates", default="128", metavar="N,...", help="How many tokens to decode [128].")
 @click.option("-d", "--depth", "depths", default="0", metavar="N,...", help="Tokens already in the KV cache [0].")
@@ -110,12 +117,13 @@ def _bench(
     from headrace.app.bench.measure.plan import parse_counts, plan
     from headrace.app.bench.measure.run import Options, run
     from headrace.app.bench.show.live import live_view
+    from headrace.app.settings import chosen_model, load_settings
 
     tests = plan(
         parse_counts(prompts, "-p"), parse_counts(generates, "-n"), parse_counts(depths, "-d"), combined=combined
     )
     options = Options(
-        models=models or (None,),
+        models=models or (chosen_model(None, load_settings()),),
         tests=tests,
         rounds=repetitions,
         threads=threads,

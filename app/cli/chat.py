@@ -8,6 +8,7 @@ import sys
 
 import click
 
+from headrace.app.cli.completion import model_names
 from headrace.runtime.errors import UsageError
 
 
@@ -16,6 +17,7 @@ from headrace.runtime.errors import UsageError
     "-m",
     "--model",
     metavar="MODEL",
+    shell_complete=model_names,
     help="Catalog name, local directory, .gguf file or hub id; with --resume, the session goes on with it.",
 )
 @click.option("--resume", metavar="ID", help="Go on with a session: its id, the beginning of it, or `last`.")
@@ -26,7 +28,7 @@ def chat(model: str | None, resume: str | None, context: int | None) -> int:
     """Chat in the terminal, with the decode loop in view.
 
     F1 shows all keys and commands. New sessions begin with what the settings file says, which `headrace paths` finds
-    and writes.
+    and writes. HEADRACE_MODEL names another model for them, and -m goes before both.
     """
     # The screen is drawn on standard error, as textual does on every Unix.
     if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
@@ -37,7 +39,7 @@ def chat(model: str | None, resume: str | None, context: int | None) -> int:
         )
     from headrace.app.engine.client import EngineClient
     from headrace.app.sessions.store import SessionStore
-    from headrace.app.settings import load_settings
+    from headrace.app.settings import chosen_model, load_settings
     from headrace.app.tui.app import HeadraceApp
 
     settings = load_settings()
@@ -48,7 +50,7 @@ def chat(model: str | None, resume: str | None, context: int | None) -> int:
             session = store.set_model(session.id, model)
     else:
         session = store.create(
-            model=model or settings.chat.model or None,
+            model=chosen_model(model, settings),
             system=settings.chat.system,
             sampling=settings.sampling_given,
         )

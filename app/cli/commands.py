@@ -6,17 +6,17 @@ A subcommand's module is imported when it is run, so `headrace --help` needs nei
 
 import contextlib
 import importlib
-import os
 import sys
 import traceback
 
 import click
+from click.shell_completion import CompletionItem
 
 from headrace.app.cli.standard_streams import OutputError, ReaderGoneError, silence_stdout
-from headrace.runtime.errors import HeadraceError
+from headrace.runtime import environment
+from headrace.runtime.errors import HeadraceError, UsageError
 
 PROGRAM = "headrace"
-DEBUG = "HEADRACE_DEBUG"
 
 # name -> (module, attribute, one line for --help)
 _COMMANDS = {
@@ -35,13 +35,66 @@ _COMMANDS = {
         "sessions",
         "List, show, search, export and delete stored conversations.",
     ),
+    "pull": ("headrace.app.cli.models", "pull", "Short for `models pull`."),
+    "list": ("headrace.app.cli.models", "list_models", "Short for `models list`."),
+    "rm": ("headrace.app.cli.models", "rm", "Short for `models rm`."),
     "paths": ("headrace.app.cli.paths", "paths", "Show where headrace keeps its files."),
     "doctor": ("headrace.app.cli.doctor", "doctor", "Show what headrace knows about this machine, and what is wrong."),
+    "completion": ("headrace.app.cli.completion", "completion", "Let bash, zsh or fish complete headrace's commands."),
 }
 
 
 class _LazyGroup(click.Group):
-    """A group that imports a subcommand only to run it or to show its own help."""
+    """A group that imports a subcommand only to run it or to show its own help.
+
+    Without a command it is the chat on a terminal, and `run` where text is piped in; the options of either may follow.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        command = self._command_meant(ctx, args)
+        return super().parse_args(ctx, [command, *args] if command else args)
+
+    def _command_meant(self, ctx: click.Context, args: list[str]) -> str | None:
+        """The command that is left out in `args`; None where one is named, or none can be meant."""
+        if not args:
+            if ctx.resilient_parsing:  # the shell asks what could stand here
+                return None
+            return "chat" if _on_a_terminal() else None if sys.stdin.isatty() else "run"
+        name = args[0].partition("=")[0]
+        if not name.startswith("-") or name in ("--", *self._own_options(ctx)):
+            return None
+        chat, run = self.get_command(ctx, "chat"), self.get_command(ctx, "run")
+        assert chat is not None
+        assert run is not None
+        if name != "-" and not any(_takes(command, name) for command in (chat, run)):
+            return None
+        if not _on_a_terminal():
+            return "run"
+        try:
+            chat.make_context("chat", list(args), parent=ctx).close()
+        except click.UsageError:
+            return "run"
+        return "chat"
+
+    def _own_options(self, ctx: click.Context) -> list[str]:
+        return [name for param in self.get_params(ctx) for name in param.opts]
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not ctx.resilient_parsing and not args[0].startswith("-") and args[0] not in _COMMANDS:
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], _COMMANDS, n=1)
+            hint = f"did you mean {near[0]}?" if near else "`headrace run PROMPT` answers a prompt"
+            raise UsageError(f"No such command {args[0]!r:.80}", f"{hint}; `headrace --help` lists the commands")
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        found = [CompletionItem(name, help=line) for name, (*_, line) in _COMMANDS.items()]
+        return [item for item in found if item.value.startswith(incomplete)] + click.Command.shell_complete(
+            self, ctx, incomplete
+        )
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -73,20 +126,27 @@ def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) ->
         ctx.exit()
 
 
-@click.group(cls=_LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Show the version."
 )
-@click.pass_context
-def cli(ctx: click.Context) -> int | None:
-    """Run a quantized language model on this machine and see how its decode loop behaves."""
-    if ctx.invoked_subcommand is not None:
-        return None
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise click.exceptions.NoArgsIsHelpError(ctx)
-    from headrace.app.cli.chat import chat
+def cli() -> None:
+    """Run a quantized language model on this machine and see how its decode loop behaves.
 
-    return chat.main([], standalone_mode=False)  # type: ignore[no-any-return]
+    Without a command: the chat on a terminal, an answer to what is piped in elsewhere; with the options of either.
+    """
+    for line in environment.check():
+        _complain(line, None)
+
+
+def _on_a_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _takes(command: click.Command, option: str) -> bool:
+    """Whether the command has this option; of short ones the value may follow at once."""
+    names = {name for param in command.params if isinstance(param, click.Option) for name in param.opts}
+    return option in names or (not option.startswith("--") and option[:2] in names)
 
 
 def run_command_line() -> int:
@@ -120,7 +180,7 @@ def run_command_line() -> int:
         return error.exit_code
     except Exception as error:
         _debug_traceback()
-        _complain(f"internal error: {error!r}", f"{DEBUG}=1 shows where; please report it")
+        _complain(f"internal error: {error!r}", f"{environment.DEBUG}=1 shows where; please report it")
         return 1
     return code if isinstance(code, int) else 0
 
@@ -137,5 +197,6 @@ def _complain(message: str, hint: str | None) -> None:
 
 
 def _debug_traceback() -> None:
-    if os.environ.get(DEBUG) == "1":
-        traceback.print_exc()
+    with contextlib.suppress(UsageError):  # a value that means nothing, which is what is being said
+        if environment.debug():
+            traceback.print_exc()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from headrace.app.versions import own_source, versions
+from headrace.runtime import environment
 from headrace.runtime.machine.bandwidth import Peak
 from headrace.runtime.machine.hardware import Machine, PowerState
 from headrace.runtime.machine.memory import Budget
@@ -166,7 +167,7 @@ def _kernels(report: Report, host: Machine) -> list[Finding]:
     if host.backend != "cpu" or report.kernels.get("kernels") != "reference":
         return []
     what = f"the fast CPU kernels are not active: {report.kernels.get('reason', 'no reason given')}"
-    if os.environ.get("HEADRACE_KERNELS") == "reference":
+    if environment.reference_kernels():
         do = "unset HEADRACE_KERNELS"
     elif report.compiler is None:
         do = "install a C++ compiler (g++ or clang++), then reinstall headrace"

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from headrace.app.cli.completion import installed_names, model_names
 from headrace.app.models_report import MEMORY_CONTEXT, Document, catalog_document, checkpoint_document, overview
 from headrace.app.progress import drawn_progress
 from headrace.app.terminal import may_style
@@ -57,7 +58,7 @@ def list_models(as_json: bool) -> None:
 
 
 @models.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=model_names)
 @click.option("--quantize", type=int, metavar="BITS", help="Keep a copy of a plain checkpoint in 2 3 4 5 6 or 8 bits.")
 @click.option("--group-size", type=int, help="Weights per scale, for --quantize: 32, 64 (the default) or 128.")
 @click.option("--as", "kept_as", metavar="NEW_NAME", help="Name of that copy. Default: NAME and the width.")
@@ -79,7 +80,7 @@ def pull(name: str | None, quantize: int | None, group_size: int | None, kept_as
 
 
 @models.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=model_names)
 @_json_option
 def show(name: str | None, as_json: bool) -> None:
     """Show what NAME is made of and what a step of it costs, without loading it."""
@@ -92,14 +93,14 @@ def show(name: str | None, as_json: bool) -> None:
 
 
 @models.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=installed_names)
 def path(name: str | None) -> None:
     """Print the directory of an installed model."""
     click.echo(_local(name).path)
 
 
 @models.command()
-@click.argument("name")
+@click.argument("name", shell_complete=installed_names)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def rm(name: str, yes: bool) -> None:
     """Remove NAME from this machine, its files in the hub's cache included."""

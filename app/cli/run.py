@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from headrace.app.cli.completion import model_names
 from headrace.app.sampling_options import sampling_options, sampling_settings
+from headrace.app.settings import chosen_model, load_settings
 from headrace.app.terminal import can_redraw, may_style
 from headrace.runtime.errors import ContextLimitError, UsageError
 
@@ -30,7 +32,13 @@ _PROGRESS_WIDTH = 60
 
 @click.command()
 @click.argument("prompt", required=False)
-@click.option("-m", "--model", metavar="MODEL", help="Catalog name, local directory, .gguf file or hub id.")
+@click.option(
+    "-m",
+    "--model",
+    metavar="MODEL",
+    shell_complete=model_names,
+    help="Catalog name, local directory, .gguf file or hub id.",
+)
 @click.option("-s", "--system", metavar="TEXT", help="System message.")
 @click.option("-n", "--max-tokens", type=click.IntRange(1), help=f"At most this many tokens [{DEFAULT_MAX_TOKENS}].")
 @sampling_options
@@ -81,6 +89,7 @@ def run(
 
     _check_options(sampling, stop)
     started = time.perf_counter()
+    model = chosen_model(model, load_settings())
     loaded = _load(model, context, quantize, DEFAULT_GROUP_SIZE if group_size is None else group_size, force)
     settings = SamplingParams(**sampling_settings(sampling, loaded.generation_defaults)).with_seed()
     submitted = time.perf_counter()

@@ -5,12 +5,12 @@ Network code calls an `Ops`; it does not know which one runs. `reference` is sto
 HEADRACE_KERNELS=reference forces stock MLX.
 """
 
-import os
 from collections.abc import Sequence
 from typing import Protocol
 
 import mlx.core as mx
 
+from headrace.runtime import environment
 from headrace.runtime.ops import native, reference
 from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Rope, Weight
 
@@ -50,7 +50,7 @@ def describe() -> dict[str, str]:
 
 
 def _choose() -> tuple[Ops, str]:
-    if os.environ.get("HEADRACE_KERNELS") == "reference":
+    if environment.reference_kernels():
         return reference, "HEADRACE_KERNELS=reference"
     if mx.default_device().type != mx.DeviceType.cpu:
         return reference, "stock MLX operations on the GPU"

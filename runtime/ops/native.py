@@ -5,7 +5,6 @@ Same signatures and shapes as `runtime.ops.reference`. Activations are float32. 
 `status()` counts those calls by reason.
 """
 
-import os
 import weakref
 from collections import Counter
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from headrace.runtime import environment
 from headrace.runtime.ops import reference
 from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Rope, Weight
 
@@ -94,8 +94,8 @@ class PreparedWeight(Weight):
 
 
 def exact() -> bool:
-    """Whether HEADRACE_EXACT=1 asks for float32 throughout, for comparisons with other implementations."""
-    return os.environ.get("HEADRACE_EXACT") == "1"
+    """Whether HEADRACE_EXACT asks for float32 throughout, for comparisons with other implementations."""
+    return environment.exact()
 
 
 def prepare(weight: Weight, dtype: mx.Dtype) -> Weight:
@@ -247,5 +247,5 @@ def _rope(rope: Rope) -> "_native.Rope":
     return _ropes[key]
 
 
-if _missing is None and os.environ.get("HEADRACE_THREADS", "").isdigit():
-    set_threads(int(os.environ["HEADRACE_THREADS"]))
+if _missing is None and (_wanted := environment.threads()):
+    set_threads(_wanted)

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from headrace.app.settings import (
     _SECTIONS,
+    ChatSettings,
     SamplingSettings,
     Settings,
+    chosen_model,
     default_text,
     load_settings,
     save_setting,
@@ -152,3 +154,14 @@ def test_a_file_not_understood_is_not_touched(path: Path) -> None:
     with pytest.raises(UsageError, match="modle"):
         save_setting("screen", "theme", "nord", path)
     assert path.read_text() == "[chat]\nmodle = 'x'\n"
+
+
+def test_the_command_line_beats_the_environment_beats_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(chat=ChatSettings(model="of-the-file"))
+    monkeypatch.setenv("HEADRACE_MODEL", "of-the-environment")
+    assert chosen_model("given", settings) == "given"
+    assert chosen_model(None, settings) == "of-the-environment"
+    monkeypatch.setenv("HEADRACE_MODEL", "")
+    assert chosen_model(None, settings) == "of-the-file"
+    assert chosen_model(None, Settings()) is None
+    assert chosen_model("", settings) == ""  # refused as an empty name, not taken for the default

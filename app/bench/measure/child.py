@@ -1,7 +1,6 @@
 """A backend in another process, spoken to in JSON lines (see `app.bench.measure.children`)."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ from typing import Any
 
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Sample
+from headrace.runtime import environment
 from headrace.runtime.errors import EngineError
 
 WARM_UP_TOKENS = 16
@@ -25,7 +25,7 @@ class ChildProcess:
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=None if os.environ.get("HEADRACE_DEBUG") == "1" else subprocess.DEVNULL,
+            stderr=None if environment.debug() else subprocess.DEVNULL,
             text=True,
             start_new_session=sys.platform != "win32",
         )
