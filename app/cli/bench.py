@@ -31,7 +31,8 @@ FORMATS = ("table", "md", "csv", "json", "jsonl")
 @click.option("-d", "--depth", "depths", default="0", metavar="N,...", help="Tokens already in the KV cache [0].")
 @click.option("--pg/--no-pg", "combined", default=True, help="Also test prompt + generation [yes].")
 @click.option("-r", "--repetitions", type=click.IntRange(1), metavar="N", help="Rounds [5, more where it is noisy].")
-@click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="CPU threads, of llama.cpp too.")
+@click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="CPU threads of every engine [cores].")
+@click.option("--peer-threads", type=click.IntRange(1, 1024), metavar="N", help="Another number for the peers.")
 @click.option(
     "--vs",
     "peers",
@@ -106,6 +107,7 @@ def _bench(
     combined: bool,
     repetitions: int | None,
     threads: int | None,
+    peer_threads: int | None,
     form: str | None,
     as_json: bool,
     report: Path | None,
@@ -127,9 +129,10 @@ def _bench(
         tests=tests,
         rounds=repetitions,
         threads=threads,
+        peer_threads=peer_threads,
         force=force,
         profile=profile,
-        peers=_peers(models, **peer_options),
+        peers=_peers(models, peer_threads, **peer_options),
     )
     if report is not None:
         from headrace.app.bench.show.report import check_report_path
@@ -162,6 +165,7 @@ def _require_peers(document: dict[str, Any], engines: list[str]) -> None:
 
 def _peers(
     models: tuple[str, ...],
+    peer_threads: int | None,
     peers: tuple[str, ...],
     llama_python: str | None,
     llama_model: str | None,
@@ -169,6 +173,8 @@ def _peers(
 ) -> list[Any]:
     from headrace.app.bench.measure.peers import Peer
 
+    if peer_threads and not peers:
+        raise UsageError("--peer-threads goes with --vs")
     if (llama_python or llama_model) and "llama.cpp" not in peers:
         raise UsageError("--llama-python and --llama-model go with --vs llama.cpp")
     if llama_model and not Path(llama_model).is_file():

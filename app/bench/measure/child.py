@@ -1,13 +1,15 @@
 """A backend in another process, spoken to in JSON lines (see `app.bench.measure.children`)."""
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Sample
+from headrace.app.bench.measure.setup import Setup
 from headrace.runtime import environment
 from headrace.runtime.errors import EngineError
 
@@ -17,7 +19,9 @@ WARM_UP_TOKENS = 16
 class ChildProcess:
     """Another implementation, kept running for the whole benchmark. Raises EngineError when it fails or ends."""
 
-    def __init__(self, engine: str, model: str, command: Sequence[str]) -> None:
+    def __init__(
+        self, engine: str, model: str, command: Sequence[str], variables: Mapping[str, str] | None = None
+    ) -> None:
         self.engine = engine
         self.model = model
         # A session of its own: Ctrl-C is for us, and we close the child when its results are in.
@@ -27,10 +31,19 @@ class ChildProcess:
             stdout=subprocess.PIPE,
             stderr=None if environment.debug() else subprocess.DEVNULL,
             text=True,
+            env={**os.environ, **(variables or {})},
             start_new_session=sys.platform != "win32",
         )
         try:
-            self.version = str(self._read().get("ready"))
+            told = self._read()
+            self.setup = Setup(
+                engine=engine,
+                model=model,
+                version=str(told.get("ready")),
+                threads=told.get("threads"),
+                threads_batch=told.get("threads_batch"),
+                settings=told.get("settings") or {},
+            )
         except BaseException:
             self.close()
             raise

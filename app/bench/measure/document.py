@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.app.bench.compare.ratios import agreement, ratios
 from headrace.app.bench.measure.memory_speed import MemorySpeed
 from headrace.app.bench.measure.result import Result
+from headrace.app.bench.measure.setup import Setup
 from headrace.app.predict.step_cost_fit import fit_step_cost, points_of
 from headrace.app.versions import versions
 from headrace.runtime import ops
@@ -34,6 +35,7 @@ def document(
     host: Machine,
     memory: MemorySpeed | None,
     models: Sequence[Document],
+    setups: Sequence[Setup],
     notes: Sequence[str],
     results: Sequence[Result],
     rounds: int,
@@ -53,6 +55,7 @@ def document(
         "device": device,
         "model": models[0],
         "models": list(models),
+        "engines": [setup.document() for setup in setups],
         "versions": versions(),
         "results": list(results),
         "step_cost": fit.document() if fit else None,

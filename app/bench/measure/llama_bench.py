@@ -5,39 +5,71 @@ It reports the seconds of a whole test, so a decode's steps all get the average 
 
 import json
 import subprocess
+from typing import Any
 
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Sample
+from headrace.app.bench.measure.setup import Setup
 from headrace.runtime.errors import EngineError
+
+# Fields of its report, by the name they get in `Setup.settings`.
+_SETTINGS = {
+    "flash_attention": "flash_attn",
+    "batch": "n_batch",
+    "ubatch": "n_ubatch",
+    "kv_type": "type_k",
+    "gpu_layers": "n_gpu_layers",
+}
 
 
 class LlamaBench:
-    """A backend. llama-bench warms up by itself and starts anew each time, so nothing is kept between tests."""
+    """A backend. llama-bench warms up by itself and starts anew each time, so nothing is kept between tests.
+
+    A short run first tells what it really uses. Raises EngineError where it cannot do that.
+    """
 
     engine = "llama.cpp"
 
-    def __init__(self, model: str, program: str, gguf: str, threads: int | None) -> None:
+    def __init__(self, model: str, program: str, gguf: str, threads: int) -> None:
         self.model = model
-        self._command = [program, "-m", gguf, "-r", "1", "-o", "json", *(["-t", str(threads)] if threads else [])]
+        self._command = [program, "-m", gguf, "-t", str(threads), "-fa", "1", "-r", "1", "-o", "json"]
+        report = self._run(Test(1, 0))
+        used = report.get("n_threads")
+        self.setup = Setup(
+            engine=self.engine,
+            model=model,
+            version=str(report.get("build_number") or report.get("build_commit") or "") or None,
+            threads=used,
+            threads_batch=used,  # it has one number for both
+            settings={name: report.get(field) for name, field in _SETTINGS.items()},
+        )
 
     def warm_up(self, test: Test) -> None:
         """Nothing: it does that itself."""
 
     def measure(self, test: Test) -> Sample:
-        lengths = ["-pg", f"{test.prompt},{test.generate}"] if test.kind == "both" else []
-        prompt, generate = (0, 0) if lengths else (test.prompt, test.generate)
-        command = [*self._command, "-p", str(prompt), "-n", str(generate), *lengths, "-d", str(test.depth)]
+        entry = self._run(test)
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-            entry = json.loads(done.stdout)[0]
             seconds, own = entry["samples_ns"][0] / 1e9, float(entry["avg_ts"])
-        except (OSError, subprocess.CalledProcessError, ValueError, LookupError, TypeError) as error:
-            raise EngineError(f"llama-bench failed on {test.label}: {error!r:.200}") from error
-        if test.kind == "prefill":
-            return Sample(seconds, 0.0, [], own_tokens_per_second=own)
+        except (LookupError, TypeError, ValueError) as error:
+            raise EngineError(f"llama-bench gave no figures for {test.label}: {error!r:.200}") from error
         if test.kind == "decode":
             return Sample(0.0, None, [seconds / test.generate] * test.generate, own_tokens_per_second=own)
         return Sample(seconds, 0.0, [], own_tokens_per_second=own)
 
     def close(self) -> None:
         """Nothing is left running."""
+
+    def _run(self, test: Test) -> dict[str, Any]:
+        """The report of one test."""
+        lengths = ["-pg", f"{test.prompt},{test.generate}"] if test.kind == "both" else []
+        prompt, generate = (0, 0) if lengths else (test.prompt, test.generate)
+        command = [*self._command, "-p", str(prompt), "-n", str(generate), *lengths, "-d", str(test.depth)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            report = json.loads(done.stdout)[0]
+            if isinstance(report, dict):
+                return report
+            raise TypeError(report)
+        except (OSError, subprocess.CalledProcessError, ValueError, LookupError, TypeError) as error:
+            raise EngineError(f"llama-bench failed on {test.label}: {error!r:.200}") from error

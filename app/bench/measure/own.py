@@ -10,6 +10,7 @@ from typing import Any
 
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Sample
+from headrace.app.bench.measure.setup import Setup
 from headrace.runtime.cost import StepCost
 from headrace.runtime.engine import Engine
 from headrace.runtime.errors import EngineError
@@ -23,13 +24,24 @@ WARM_UP_TOKENS = 16
 class OwnEngine:
     """Measures one network. `limit` bounds prompt plus generation over all tests.
 
-    `held`: bytes MLX holds for something else (other models, the bandwidth reader), which are no part of a test's peak.
+    `setup`: what it runs on. `held`: bytes MLX holds for something else (other models, the bandwidth reader), which
+    are no part of a test's peak.
     """
 
     engine = "headrace"
 
-    def __init__(self, model: str, network: Network[Any], *, limit: int, held: int = 0, seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: str,
+        network: Network[Any],
+        *,
+        limit: int,
+        setup: Setup | None = None,
+        held: int = 0,
+        seed: int = 0,
+    ) -> None:
         self.model = model
+        self.setup = setup or Setup(self.engine, model)
         self.cost: StepCost = network.cost
         self._network = network
         self._limit = limit

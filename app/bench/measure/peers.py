@@ -33,12 +33,13 @@ class Peer:
 
 
 def open_peers(
-    peers: Sequence[Peer], loaded: Sequence["LoadedModel"], limit: int, threads: int | None, stack: ExitStack
+    peers: Sequence[Peer], loaded: Sequence["LoadedModel"], limit: int, threads: int, stack: ExitStack
 ) -> tuple[list[Backend], list[str]]:
     """(backends ready to be measured, a line about every peer). mlx-lm takes every model, llama.cpp the first.
 
-    `stack` closes them, also those there already when opening another is interrupted. Raises EngineError if there is
-    none of those asked for: a run without them would not answer the question.
+    threads: what each is told to use, prompts and decoding alike; its `setup` says what it made of that. `stack`
+    closes them, also those there already when opening another is interrupted. Raises EngineError if there is none of
+    those asked for: a run without them would not answer the question.
     """
     backends: list[Backend] = []
     notes: list[str] = []
@@ -58,20 +59,23 @@ def open_peers(
     return backends, notes
 
 
-def _open(peer: Peer, model: "LoadedModel", limit: int, threads: int | None) -> tuple[Backend, str]:
+def _open(peer: Peer, model: "LoadedModel", limit: int, threads: int) -> tuple[Backend, str]:
     if peer.engine == "mlx-lm":
         script = str(_CHILDREN / "mlx_lm_child.py")
-        child = ChildProcess("mlx-lm", model.name, [peer.python or sys.executable, script, str(model.checkpoint.path)])
-        return child, f"mlx-lm {child.version} reads the same directory as headrace"
+        command = [peer.python or sys.executable, script, str(model.checkpoint.path)]
+        # All that MLX can be told: what its linear algebra library may use, on a CPU.
+        variables = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+        child = ChildProcess("mlx-lm", model.name, command, variables)
+        return child, f"mlx-lm {child.setup.version} reads the same directory as headrace"
     gguf = peer.gguf
     if gguf is None:
         raise EngineError("it needs the model as a GGUF file: -m FILE.gguf or --llama-model FILE.gguf")
     same = _same_weights(gguf, model)
     if peer.python is not None:
         script = str(_CHILDREN / "llama_cpp_child.py")
-        command = [peer.python, script, gguf, str(limit), str(threads or 0)]
+        command = [peer.python, script, gguf, str(limit), str(threads)]
         child = ChildProcess("llama.cpp", model.name, command)
-        return child, f"llama.cpp through llama-cpp-python {child.version}, {same}"
+        return child, f"llama.cpp through llama-cpp-python {child.setup.version}, {same}"
     program = shutil.which("llama-bench")
     if program is None:
         raise EngineError("no llama-bench on the PATH; --llama-python PYTHON names a Python with llama-cpp-python")

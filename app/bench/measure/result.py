@@ -10,6 +10,7 @@ from typing import Any
 
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Repetition
+from headrace.app.bench.measure.setup import Setup
 from headrace.app.bench.measure.typical import typical_speed
 from headrace.app.bench.stats import bootstrap, fmean, median, sd
 from headrace.runtime.telemetry import Percentiles, mbu
@@ -24,8 +25,7 @@ def result(
     test: Test,
     repetitions: Sequence[Repetition],
     *,
-    model: str,
-    engine: str,
+    setup: Setup,
     peak_gb_s: float | None,
     nominal_gb_s: float | None,
     prefill_work: Work | None = None,
@@ -37,8 +37,10 @@ def result(
     entry: Result = {
         "test": test.name,
         "depth": test.depth,
-        "model": model,
-        "engine": engine,
+        "model": setup.model,
+        "engine": setup.engine,
+        "threads": setup.threads,
+        "threads_batch": setup.threads_batch,
         "prompt_tokens": test.prompt,
         "generated_tokens": test.generate,
         "tokens_per_second": {

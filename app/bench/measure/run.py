@@ -18,6 +18,7 @@ from headrace.app.bench.measure.profile import profile
 from headrace.app.bench.measure.result import Result, Work, result
 from headrace.app.bench.measure.sample import Backend
 from headrace.app.bench.measure.session import Key, Session
+from headrace.app.bench.measure.setup import Setup, check_threads
 from headrace.app.bench.show.live import Show
 from headrace.app.predict.fit_store import remember
 from headrace.runtime.errors import UsageError
@@ -36,6 +37,8 @@ class Options:
     tests: Sequence[Test]
     rounds: int | None = None
     threads: int | None = None
+    peer_threads: int | None = None
+    """Where peers shall have another number than headrace."""
     measure_memory: bool = True
     force: bool = False
     profile: bool = False
@@ -56,11 +59,14 @@ def run(options: Options, show: Show) -> Document:
         own = _own(loaded, limit, held)
         for backend in own:
             stack.callback(backend.close)
-        peers, notes = open_peers(options.peers, loaded, limit, options.threads, stack)
+        threads = options.peer_threads or own[0].setup.threads or host.usable_cores
+        peers, notes = open_peers(options.peers, loaded, limit, threads, stack)
+        setups = [backend.setup for backend in (*own, *peers)]
+        check_threads(setups, options.peer_threads)
         memory = MemorySpeed(reader) if reader else None
         session = Session([*own, *peers], options.tests, rounds=options.rounds, memory=memory.read if memory else None)
         works = {model.name: prefill_work(model) for model in loaded}
-        account = _Account(session, host, memory, works)
+        account = _Account(session, host, memory, works, setups)
         interrupted, rounds = False, 0
         try:
             for progress in session.run():
@@ -78,6 +84,7 @@ def run(options: Options, show: Show) -> Document:
         host=host,
         memory=memory,
         models=models,
+        setups=setups,
         notes=[*notes, *session.notes, *busy],
         results=results,
         rounds=rounds,
@@ -105,9 +112,15 @@ class _Account:
     """Entries for everything measured so far; while a run lasts, only what is new is worked out again."""
 
     def __init__(
-        self, session: Session, host: Machine, memory: MemorySpeed | None, works: dict[str, Work | None]
+        self,
+        session: Session,
+        host: Machine,
+        memory: MemorySpeed | None,
+        works: dict[str, Work | None],
+        setups: Sequence[Setup],
     ) -> None:
         self._session, self._host, self._memory, self._works = session, host, memory, works
+        self._setups = {(setup.engine, setup.model): setup for setup in setups}
         self._known: dict[Key, tuple[int, Result]] = {}
 
     def so_far(self) -> list[Result]:
@@ -127,8 +140,7 @@ class _Account:
         return result(
             test,
             self._session.repetitions[key],
-            model=model,
-            engine=engine,
+            setup=self._setups[engine, model],
             peak_gb_s=self._memory.peak_gb_s if self._memory else None,
             nominal_gb_s=nominal / 1e9 if nominal else None,
             prefill_work=self._works.get(model) if engine == "headrace" else None,
@@ -159,9 +171,21 @@ def _own(loaded: Sequence["LoadedModel"], limit: int, held: int) -> list[Backend
     if len({model.name for model in loaded}) < len(loaded):
         raise UsageError("a model was given twice")
     return [
-        OwnEngine(model.name, model.network, limit=limit, held=held + sum(sizes) - size)
+        OwnEngine(model.name, model.network, limit=limit, setup=_own_setup(model), held=held + sum(sizes) - size)
         for model, size in zip(loaded, sizes, strict=True)
     ]
+
+
+def _own_setup(model: "LoadedModel") -> Setup:
+    """What headrace's own engine runs this model on. MLX's operations choose their threads by themselves."""
+    from headrace.app.versions import versions
+    from headrace.runtime import ops
+    from headrace.runtime.ops import native
+
+    kernels = ops.describe()["kernels"]
+    threads = native.status().threads if model.kind == "headrace" and kernels == native.name else None
+    settings = {"kernels": kernels if model.kind == "headrace" else "those of mlx-lm's classes"}
+    return Setup("headrace", model.name, versions().get("headrace"), threads, threads, settings)
 
 
 def _use_threads(threads: int) -> None:

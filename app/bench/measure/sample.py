@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.app.bench.measure.plan import Test
+from headrace.app.bench.measure.setup import Setup
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,8 @@ class Backend(Protocol):
     engine: str
     """Whose implementation: `headrace`, `mlx-lm`, `llama.cpp`."""
     model: str
+    setup: Setup
+    """What it was given, in its own words."""
 
     def warm_up(self, test: Test) -> None:
         """Whatever must happen before the first repetition counts: kernels compiled, depth in the cache."""

@@ -5,6 +5,7 @@ import io
 import json
 from typing import Any
 
+from headrace.app.bench.measure.setup import setup_line
 from headrace.app.bench.show.profile_view import profile_lines
 from headrace.runtime.units import format_bytes
 
@@ -31,6 +32,7 @@ def circumstances(document: Document) -> list[str]:
     return [
         f"{device['name']}, {device['backend']}, {device['kernels'].get('kernels', '?')} kernels; {device['os']}",
         *(f"{model_line(entry)}; sha256 {_digest(entry)}" for entry in document.get("models") or [model]),
+        *(setup_line(setup) for setup in document.get("engines") or []),
         peak_line(device),
         *([step_cost_line(document["step_cost"])] if document["step_cost"] else []),
         *(ratio_line(ratio) for ratio in document["ratios"]),

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from headrace.app.bench.measure.result import DRIFT
+from headrace.app.bench.measure.setup import setup_line
 from headrace.app.bench.show.formats import label, model_line, peak_line, ratio_line, step_cost_line
 from headrace.app.bench.show.live import console
 from headrace.app.bench.show.table import results_table
@@ -38,6 +39,8 @@ def _facts(document: dict[str, Any]) -> list[tuple[str, "Text"]]:
     from rich.text import Text
 
     rows = [("memory", Text(peak_line(document["device"])))]
+    for number, setup in enumerate(document.get("engines") or []):
+        rows.append(("" if number else "engine", Text(setup_line(setup))))
     if document["step_cost"]:
         rows.append(("step", Text(step_cost_line(document["step_cost"]).removeprefix("step cost: "))))
     for number, ratio in enumerate(document["ratios"]):

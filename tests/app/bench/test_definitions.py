@@ -7,13 +7,14 @@ import pytest
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.result import drift, result
 from headrace.app.bench.measure.sample import Repetition, Sample
+from headrace.app.bench.measure.setup import Setup
 from headrace.app.bench.measure.typical import typical_speed
 from headrace.app.predict.step_cost_fit import Point, fit_step_cost, points_of
 
 
 def entry(test: Test, *samples: Sample, memory: float | None = 50.0, peak: float | None = 50.0) -> dict:
     repetitions = [Repetition(sample, float(i), memory) for i, sample in enumerate(samples)]
-    return result(test, repetitions, model="m", engine="headrace", peak_gb_s=peak, nominal_gb_s=100.0)
+    return result(test, repetitions, setup=Setup("headrace", "m"), peak_gb_s=peak, nominal_gb_s=100.0)
 
 
 def decode(latencies: list[float], weights: float = 90e6, kv: float = 10e6) -> Sample:

@@ -17,6 +17,7 @@ from headrace.app.bench.measure.document import SCHEMA
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.result import result
 from headrace.app.bench.measure.sample import Repetition, Sample
+from headrace.app.bench.measure.setup import Setup
 from headrace.app.bench.show import formats
 from headrace.app.bench.show.history_view import blocks
 from headrace.app.bench.show.table import results_table, speed_text
@@ -26,6 +27,11 @@ KEYS = {
     "test", "depth", "tokens_per_second", "itl_ms", "weight_bytes_per_step", "kv_bytes_per_step",
     "achieved_bandwidth_gb_s", "mbu", "roofline_tokens_per_second", "arithmetic_intensity", "samples",
 }  # fmt: skip
+
+SETUPS = {
+    "headrace": Setup("headrace", "tiny <b>", "0", 2, 2, {"kernels": "native"}),
+    "llama.cpp": Setup("llama.cpp", "tiny <b>", "0.3", 2, 3, {"flash_attention": True}),
+}
 
 
 def document() -> dict[str, Any]:
@@ -47,8 +53,7 @@ def document() -> dict[str, Any]:
                 result(
                     test,
                     repetitions,
-                    model="tiny <b>",
-                    engine=engine,
+                    setup=SETUPS[engine],
                     peak_gb_s=50.0,
                     nominal_gb_s=None,
                     prefill_work=work,
@@ -68,6 +73,7 @@ def document() -> dict[str, Any]:
             "power": {"on_battery": True, "low_power_mode": False, "throttled": None},
         },
         "model": model, "models": [model], "versions": {"python": "3"}, "results": results, "step_cost": None,
+        "engines": [setup.document() for setup in SETUPS.values()],
         "ratios": ratios(results, "llama.cpp"), "peer_agreement": [],
         "profile": {
             "depth": 0, "step_ms": 4.0, "synchronous_step_ms": 4.2, "closure": -0.02, "overlap_ms": 0.2, "rounds": 3,
@@ -113,6 +119,7 @@ def test_csv_reads_back() -> None:
         DOCUMENT["results"][1]["tokens_per_second"]["mean"]
     )
     assert rows[0]["device.name"] == "Made-up CPU"
+    assert [(row["threads"], row["threads_batch"]) for row in (rows[0], rows[-1])] == [("2", "2"), ("2", "3")]
     assert len(rows[0]["samples"].split()) == 5
 
 
@@ -130,6 +137,19 @@ def test_json_lines_stand_alone() -> None:
     lines = formats.json_lines(DOCUMENT).splitlines()
     assert [json.loads(line)["test"] for line in lines] == [entry["test"] for entry in DOCUMENT["results"]]
     assert all(json.loads(line)["device"]["name"] == "Made-up CPU" for line in lines)
+    assert all(json.loads(line)["threads"] == 2 for line in lines)
+
+
+THREADS = ("headrace 0: 2 threads", "llama.cpp 0.3: 2 threads (3 for prompts), flash attention on")
+
+
+def test_every_engines_threads_are_named_where_people_read(capsys: pytest.CaptureFixture[str]) -> None:
+    from headrace.app.bench.show.summary_view import show
+
+    show(DOCUMENT)
+    table = " ".join(capsys.readouterr().out.split())
+    for text in (formats.markdown(DOCUMENT), table):
+        assert all(line in text for line in THREADS)
 
 
 @pytest.mark.parametrize("width", [80, 96, 100, 104, 112, 120, 130, 140, 150, 200])
@@ -163,6 +183,7 @@ def test_the_report_stands_alone() -> None:
 
     page = html(DOCUMENT)
     assert page == html(DOCUMENT)
+    assert all(line in page for line in THREADS)
     assert page.count("<svg") == page.count("</svg>") == 6
     assert "tiny &lt;b&gt;" in page
     assert "<b>" not in re.sub(r'<div class="tile"><b>', "", page)

@@ -144,7 +144,8 @@ def test_a_comparison_that_cannot_be_had_ends_the_run_before_it_begins(
 def test_a_peer_that_fails_in_warm_up_fails_the_command_after_our_own_figures(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _llama_bench(tmp_path, "#!/bin/sh\nexit 3\n", monkeypatch)
+    only_told = LLAMA_BENCH.replace("print(", "options['-p'] == '1' or sys.exit(3)\nprint(")
+    _llama_bench(tmp_path, only_told.format(python=sys.executable), monkeypatch)
     gguf = tmp_path / "some.gguf"
     gguf.write_bytes(b"GGUF")
     printed: list[str] = []
@@ -158,7 +159,8 @@ LLAMA_BENCH = """#!{python}
 import json, sys
 options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 tokens = int(options["-p"]) + int(options["-n"]) + sum(map(int, options.get("-pg", "0,0").split(",")))
-print(json.dumps([{{"samples_ns": [tokens * 10**7], "avg_ts": 100.0}}]))
+threads = int(options["-t"])
+print(json.dumps([{{"samples_ns": [tokens * 10**7], "avg_ts": 100.0, "n_threads": threads, "flash_attn": True}}]))
 """
 
 

@@ -1,5 +1,6 @@
 """Programs that run in a peer's Python, not in ours: each file stands alone and imports nothing of headrace.
 
-Protocol, one JSON object a line: the child prints {"ready": version} once loaded, then answers every request
+Protocol, one JSON object a line: the child prints {"ready": version, "threads": N, "threads_batch": N, "settings": {}}
+once loaded, with what the library itself says it uses (null: it does not say), then answers every request
 {"prompt": P, "generate": N, "depth": D} on standard input with clock readings or {"error": text}.
 """

@@ -1,7 +1,8 @@
 """llama.cpp through llama-cpp-python's bindings. Run as: python llama_cpp_child.py MODEL.gguf CONTEXT THREADS
 
-Tokens are chosen greedily by llama.cpp's own sampler, as a chat would. THREADS 0 leaves the number to llama.cpp.
-One JSON line in, one out: see `app.bench.measure.child`.
+Tokens are chosen greedily by llama.cpp's own sampler, as a chat would. THREADS are used for prompts and for decoding:
+left to itself the binding would decode on half of the cores. All else is as llama.cpp's own programs have it, which
+the binding's defaults are not. One JSON line in, one out: see `app.bench.measure.children`.
 """
 
 import json
@@ -12,17 +13,17 @@ import time
 from itertools import pairwise
 from typing import Any
 
-BATCH = 512  # tokens llama.cpp takes at once, its default
+BATCH, UBATCH = 2048, 512  # tokens llama.cpp takes at once, and computes at once: its defaults
 
 
 class LlamaCpp:
     """One model and one sequence. Its cache holds the beginning of a random text, so that depths can be shared."""
 
-    def __init__(self, library: Any, path: str, context: int, threads: int | None) -> None:
+    def __init__(self, library: Any, path: str, context: int, threads: int) -> None:
         self._library = library
         self._llama = library.Llama(
-            path, n_ctx=context, n_batch=BATCH, n_threads=threads, n_threads_batch=threads, n_gpu_layers=-1,
-            verbose=False,
+            path, n_ctx=context, n_batch=BATCH, n_ubatch=UBATCH, n_threads=threads, n_threads_batch=threads,
+            n_gpu_layers=-1, flash_attn=True, verbose=False,
         )  # fmt: skip
         self._ctx = self._llama._ctx.ctx
         self._memory = library.llama_get_memory(self._ctx)
@@ -31,6 +32,21 @@ class LlamaCpp:
         self._draw = random.Random(1)
         self._base = self._tokens(context)
         self._filled = 0
+
+    def setup(self) -> dict[str, Any]:
+        """What the context says it uses; the K/V type and the mapped file are defaults that nothing here changes."""
+        library, ctx = self._library, self._ctx
+        return {
+            "threads": library.llama_n_threads(ctx),
+            "threads_batch": library.llama_n_threads_batch(ctx),
+            "settings": {
+                "flash_attention": True,
+                "batch": library.llama_n_batch(ctx),
+                "ubatch": library.llama_n_ubatch(ctx),
+                "kv_type": "f16",
+                "mmap": True,
+            },
+        }
 
     def measure(self, prompt: int, generate: int, depth: int) -> dict[str, Any]:
         """Times of `prompt` tokens (0: one) fed after `depth` others, then `generate` tokens (0: one) chosen."""
@@ -89,8 +105,8 @@ def main() -> None:
 
     import llama_cpp
 
-    peer = LlamaCpp(llama_cpp, sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) or None)
-    print(json.dumps({"ready": llama_cpp.__version__}), file=answers, flush=True)
+    peer = LlamaCpp(llama_cpp, sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    print(json.dumps({"ready": llama_cpp.__version__, **peer.setup()}), file=answers, flush=True)
     for line in sys.stdin:
         try:
             reply: dict[str, Any] = peer.measure(**json.loads(line))

@@ -1,6 +1,7 @@
 """mlx-lm, measured from outside its public generator. Run as: python mlx_lm_child.py MODEL_DIRECTORY
 
-One JSON line in, one out: see `app.bench.measure.child`.
+Its generator is called as its users call it: prefill in steps of its own size, wired memory raised by itself. MLX
+takes no number of threads and tells none. One JSON line in, one out: see `app.bench.measure.children`.
 """
 
 import json
@@ -23,6 +24,22 @@ class MlxLm:
         self._draw = random.Random(1)
         self._vocabulary = len(self._tokenizer.get_vocab())
         self._caches: dict[int, Any] = {}
+
+    def setup(self) -> dict[str, Any]:
+        """What it uses; its generator's own defaults, read from its signature."""
+        import inspect
+
+        import mlx.core as mx
+        from mlx_lm.generate import generate_step
+
+        defaults = inspect.signature(generate_step).parameters
+        settings = {
+            "device": mx.default_device().type.name,
+            "prefill_step": defaults["prefill_step_size"].default,
+            "kv_type": "the model's own",
+            "wired_limit": "its own",
+        }
+        return {"threads": None, "threads_batch": None, "settings": settings}
 
     def measure(self, prompt: int, generate: int, depth: int) -> dict[str, Any]:
         """Times of `prompt` tokens (0: one) fed after `depth` others, then `generate` tokens (0: one) chosen."""
@@ -77,7 +94,7 @@ def main() -> None:
     from importlib.metadata import version
 
     peer = MlxLm(sys.argv[1])
-    print(json.dumps({"ready": version("mlx-lm")}), file=answers, flush=True)
+    print(json.dumps({"ready": version("mlx-lm"), **peer.setup()}), file=answers, flush=True)
     for line in sys.stdin:
         try:
             reply: dict[str, Any] = peer.measure(**json.loads(line))

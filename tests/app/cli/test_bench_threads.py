@@ -1,0 +1,131 @@
+"""Every engine of a comparison has the same number of threads: the peers are asked what they use.
+
+The fake binding does what llama-cpp-python does when nobody names a number: half of the cores decode.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from headrace.app.bench.measure.setup import Setup, check_threads
+from headrace.app.cli.bench import bench
+from headrace.runtime.errors import UsageError
+from headrace.runtime.machine import bandwidth
+from headrace.runtime.ops import native
+from tests.conftest import TEST_HOME
+from tests.tiny_chat import write_chat_model
+
+FAKE = """
+import ctypes, multiprocessing, os
+from types import SimpleNamespace
+__version__ = "fake"
+llama_token = ctypes.c_int32
+
+class Llama:
+    def __init__(self, path, *, n_ctx, n_threads=None, n_threads_batch=None, n_batch=512, n_ubatch=512, **_options):
+        cores = multiprocessing.cpu_count()
+        most = int(os.environ.get("FAKE_LLAMA_MOST_THREADS", "1000"))
+        self.used = (min(most, n_threads or max(cores // 2, 1)), min(most, n_threads_batch or cores))
+        self._ctx = SimpleNamespace(ctx=SimpleNamespace(used=self.used, batch=n_batch, ubatch=n_ubatch))
+
+    def n_vocab(self):
+        return 64
+
+def llama_n_threads(ctx): return ctx.used[0]
+def llama_n_threads_batch(ctx): return ctx.used[1]
+def llama_n_batch(ctx): return ctx.batch
+def llama_n_ubatch(ctx): return ctx.ubatch
+def llama_decode(ctx, batch): return 0
+def llama_perf_context(ctx): return SimpleNamespace(t_eval_ms=0, t_p_eval_ms=0)
+def nothing(*_): return 0
+for name in ("get_memory", "sampler_chain_init", "sampler_chain_default_params", "sampler_chain_add",
+             "sampler_init_greedy", "memory_seq_rm", "synchronize", "batch_get_one", "sampler_sample",
+             "perf_context_reset"):
+    globals()["llama_" + name] = nothing
+"""
+
+
+@pytest.fixture
+def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A comparison of a tiny model with the fake."""
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(bandwidth, "_CPU_SIZE", (8 << 20, 8 << 20))
+    (tmp_path / "fake").mkdir()
+    (tmp_path / "fake" / "llama_cpp.py").write_text(FAKE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"))
+    (tmp_path / "some.gguf").write_bytes(b"GGUF")
+    model = write_chat_model(tmp_path / "tiny")
+    return [
+        "-m", str(model), "-p", "8", "-n", "4", "-r", "1", "--no-pg", "--vs", "llama.cpp",
+        "--llama-python", sys.executable, "--llama-model", str(tmp_path / "some.gguf"), "--json",
+    ]  # fmt: skip
+
+
+def run(arguments: list[str]) -> dict[str, Any]:
+    done = CliRunner().invoke(bench, arguments, catch_exceptions=False, standalone_mode=False)
+    found = json.loads(done.stdout)
+    assert {entry["engine"] for entry in found["results"]} == {"headrace", "llama.cpp"}, found["notes"]
+    return {entry["engine"]: entry for entry in found["engines"]}
+
+
+needs_kernels = pytest.mark.skipif(not native.status().available, reason="needs the native kernels")
+
+
+@needs_kernels
+@pytest.mark.parametrize("asked", [None, 1, 3])
+def test_a_peer_has_as_many_threads_as_we_have(arguments: list[str], asked: int | None) -> None:
+    before = native.status().threads
+    try:
+        engines = run([*arguments, *(["--threads", str(asked)] if asked else [])])
+        ours = native.status().threads
+    finally:
+        native.set_threads(before or 0)
+    assert asked in (None, ours)
+    for engine in ("headrace", "llama.cpp"):
+        assert (engines[engine]["threads"], engines[engine]["threads_batch"]) == (ours, ours)
+
+
+@needs_kernels
+def test_another_number_is_given_where_it_is_asked_for(arguments: list[str]) -> None:
+    assert run([*arguments, "--peer-threads", "5"])["llama.cpp"]["threads"] == 5
+
+
+@needs_kernels
+def test_a_peer_that_takes_fewer_is_refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_LLAMA_MOST_THREADS", "1")
+    before = native.status().threads
+    try:
+        with pytest.raises(UsageError, match=r"llama\.cpp decodes on 1 thread where headrace has 2") as caught:
+            run([*arguments, "--threads", "2"])
+    finally:
+        native.set_threads(before or 0)
+    assert caught.value.hint is not None
+    assert "--peer-threads" in caught.value.hint
+
+
+def test_batch_threads_count_too_and_unknown_numbers_do_not() -> None:
+    ours = Setup("headrace", "m", threads=4, threads_batch=4)
+    check_threads([ours, Setup("mlx-lm", "m"), Setup("llama.cpp", "m", threads=4, threads_batch=4)], None)
+    check_threads([Setup("headrace", "m"), Setup("llama.cpp", "m", threads=4, threads_batch=4)], None)
+    with pytest.raises(UsageError, match="prefills on 8 threads"):
+        check_threads([ours, Setup("llama.cpp", "m", threads=4, threads_batch=8)], None)
+    with pytest.raises(UsageError, match="2 were asked for"):
+        check_threads([ours, Setup("llama.cpp", "m", threads=4, threads_batch=4)], 2)
+
+
+@pytest.mark.peer
+def test_the_real_binding_says_what_it_uses(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a Python that has llama-cpp-python in HEADRACE_TEST_LLAMA_PYTHON, on the GGUF other tests have fetched."""
+    python, gguf = os.environ.get("HEADRACE_TEST_LLAMA_PYTHON"), next(TEST_HOME.glob("*.gguf"), None)
+    if not python or gguf is None:
+        pytest.skip("HEADRACE_TEST_LLAMA_PYTHON names no Python with llama-cpp-python")
+    monkeypatch.delenv("PYTHONPATH")
+    swapped = {sys.executable: python, str(Path(arguments[1]).parent / "some.gguf"): str(gguf)}
+    engines = run([*(swapped.get(word, word) for word in arguments), "-p", "0"])
+    assert engines["llama.cpp"]["threads"] == (native.status().threads or engines["llama.cpp"]["threads"])
+    assert engines["llama.cpp"]["settings"]["flash_attention"] is True
