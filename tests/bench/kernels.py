@@ -1,6 +1,6 @@
 """What the CPU kernels reach, against what this machine's memory allows: best of many runs, seconds are wall time.
 
-    python -m tests.bench.kernels [--shape 135m|1b|3b] [--threads N]
+    python -m tests.bench.kernels [--shape 135m|1b|3b] [--threads N] [--seconds S]
 
 Random weights; 135m is the default model's shape (4-bit group 32, 8-bit tied embedding). Run it on an idle machine.
 """
@@ -21,8 +21,8 @@ Cache = tuple[list[mx.array], list[mx.array]]  # keys and values of every layer
 class Model:
     """Layers of random weights on the ops seam, a graph node each, as the networks have them."""
 
-    def __init__(self, shape: Shape) -> None:
-        self.shape, self.ops = shape, select()
+    def __init__(self, shape: Shape, seconds: float) -> None:
+        self.shape, self.ops, self.budget = shape, select(), seconds
         s = shape
         self.spec = AttentionSpec(
             s.heads, s.kv_heads, s.head_dim, s.head_dim**-0.5, Rope(s.head_dim, mx.ones(s.head_dim // 2))
@@ -69,8 +69,8 @@ class Model:
         return cache
 
     def forward(self, x: mx.array, cache: Cache, offset: int) -> mx.array:
-        """(B, T, E) -> logits of the last positions (B, 1, V). Replaces the cache's buffers."""
-        x, cache[0][:], cache[1][:] = self.node(x, *cache, offset)
+        """(B, T, E) -> logits of the last positions (B, 1, V). Writes into the cache's buffers."""
+        x = self.node(x, *cache, offset)
         return self.ops.norm_linear(x[:, -1:], self.norm, 1e-5, self.head)
 
     def seconds(self, rows: int = 1, depth: int = 0, batch: int = 1) -> float:
@@ -78,10 +78,10 @@ class Model:
         cache = self.cache(depth + rows, batch)
         x = mx.random.normal((batch, rows, self.shape.width))
         mx.eval(x)
-        return best_seconds(lambda: mx.eval(self.forward(x, cache, depth)))
+        return best_seconds(lambda: mx.eval(self.forward(x, cache, depth)), self.budget)
 
 
-def best_seconds(run: Callable[[], object], seconds: float = 1.5) -> float:
+def best_seconds(run: Callable[[], object], seconds: float) -> float:
     """The best of as many runs as fit: what the code can do when nobody else uses the machine."""
     run()
     best, begin = float("inf"), time.perf_counter()
@@ -96,13 +96,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="135m")
     parser.add_argument("--threads", type=int, default=0, help="0: one per physical core")
+    parser.add_argument("--seconds", type=float, default=1.5, help="for each figure")
     options = parser.parse_args()
+    seconds = options.seconds
     native.set_threads(options.threads)
     memory = mx.zeros(1 << 26) + 1  # 256 MB
     mx.eval(memory)
     peak = memory.nbytes / native.streaming_read(memory, 20) / 1e9
     del memory
-    model = Model(SHAPES[options.shape])
+    model = Model(SHAPES[options.shape], seconds)
     print(f"{native.status()}\nstreaming read {peak:.1f} GB/s, weights {model.bytes / 1e6:.1f} MB")
 
     for part, name in enumerate(["norm + qkv", "output + residual", "norm + gated unit", "down + residual"]):
@@ -110,14 +112,16 @@ def main() -> None:
         x = mx.random.normal((1, 1, weights[0].columns))
         mx.eval(x)
         ones = mx.ones(x.shape[-1])
-        taken = best_seconds(lambda w=weights, x=x, n=ones: mx.eval([model.ops.norm_linear(x, n, 1e-5, m) for m in w]))
+        taken = best_seconds(
+            lambda w=weights, x=x, n=ones: mx.eval([model.ops.norm_linear(x, n, 1e-5, m) for m in w]), seconds
+        )
         rate = sum(w.nbytes for w in weights) / taken / 1e9
         print(f"{name:18} {taken / len(weights) * 1e6:8.1f} us  {rate:5.1f} GB/s  {rate / peak:4.0%} of streaming read")
     x = mx.random.normal((1, 1, model.shape.width))
     mx.eval(x)
-    taken = best_seconds(lambda: mx.eval(model.ops.linear(x, model.head)))
+    taken = best_seconds(lambda: mx.eval(model.ops.linear(x, model.head)), seconds)
     print(f"{'logits':18} {taken * 1e6:8.1f} us  {model.head.nbytes / taken / 1e9:5.1f} GB/s")
-    taken = best_seconds(lambda: model.forward(x, model.cache(1), 0))
+    taken = best_seconds(lambda: model.forward(x, model.cache(1), 0), seconds)
     print(f"{'graph building':18} {taken * 1e6:8.1f} us a step")
 
     for depth in (0, 512, 2048, 4096):

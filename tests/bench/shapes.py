@@ -25,9 +25,10 @@ class Shape:
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
 
+TINY = Shape(2, 128, 4, 2, 32, 192, 320, 4, 64, 4, 64)
 SHAPES = {
     "135m": Shape(),  # the default model
     "1b": Shape(16, 2048, 32, 8, 64, 8192, 128256, 4, 64, 4, 64),  # Llama 3.2 1B
     "3b": Shape(28, 3072, 24, 8, 128, 8192, 128256, 4, 64, 4, 64),  # Llama 3.2 3B
+    "tiny": TINY,  # for tests of the scripts themselves
 }
-TINY = Shape(2, 128, 4, 2, 32, 192, 320, 4, 64, 4, 64)

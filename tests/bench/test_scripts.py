@@ -1,0 +1,66 @@
+"""Every benchmark for people runs: its smallest form, in seconds. What it measures is not looked at."""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from headrace.runtime.ops import native
+from tests.tiny_chat import write_chat_model
+
+HERE = Path(__file__).parent
+COVERED = {"kernels", "make_model", "telemetry_overhead", "turns", "ui_tax"}
+NOT_SCRIPTS = {"shapes", "__init__"}
+
+
+def run(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    import_module(f"tests.bench.{name}").main()
+
+
+def test_every_script_is_run_here() -> None:
+    scripts = {path.stem for path in HERE.glob("*.py") if not path.stem.startswith("test_")}
+    assert scripts - NOT_SCRIPTS == COVERED
+
+
+@pytest.mark.skipif(not native.status().available, reason="needs the native kernels")
+def test_kernels(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run("kernels", monkeypatch, "--shape", "tiny", "--threads", "1", "--seconds", "0.001")
+    native.set_threads(0)
+    assert "step at depth  4096" in capsys.readouterr().out
+
+
+def test_make_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run("make_model", monkeypatch, "tiny", str(tmp_path / "made"))
+    assert any(tmp_path.iterdir())
+
+
+def test_telemetry_overhead(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("telemetry_overhead", monkeypatch, str(write_chat_model(tmp_path / "tiny")))
+    assert "of a step" in capsys.readouterr().out
+
+
+@pytest.fixture
+def installed(default_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default model in a home of the tests' own."""
+    home = default_model.parents[2]
+    (home / "cache").mkdir(exist_ok=True)
+    monkeypatch.setenv("HEADRACE_HOME", str(home))
+
+
+@pytest.mark.real
+@pytest.mark.usefixtures("installed")
+def test_turns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run("turns", monkeypatch, "--turns", "2", "--rounds", "1", "--pauses", "0")
+    assert "TTFT of turn 2" in capsys.readouterr().out
+
+
+@pytest.mark.real
+@pytest.mark.usefixtures("installed")
+def test_ui_tax(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("tests.bench.ui_tax._KEYS", 2)
+    run("ui_tax", monkeypatch, "--rounds", "1", "--tokens", "30", "--size", "100x30")
+    assert "app / run --json" in capsys.readouterr().out
