@@ -28,7 +28,7 @@ from headrace.app.sessions.records import Session
 from headrace.app.sessions.store import SessionStore
 from headrace.app.settings import Settings, save_setting
 from headrace.app.tui.decode.feed import feed
-from headrace.app.tui.decode.figures import LiveFigures
+from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.hangup import end_on_signals, when_made
 from headrace.app.tui.input.clipboard import copy_with_tool
 from headrace.app.tui.palette import AppCommands
@@ -43,7 +43,7 @@ from headrace.app.tui.transcript.markdown_lines import parser
 from headrace.runtime.errors import HeadraceError, SessionError
 from headrace.runtime.paths import data_dir
 
-_FIRST_FIGURES_S = 0.4  # after a phase began there is something to say
+_FIRST_METRICS_S = 0.4  # after a phase began there is something to say
 
 
 class HeadraceApp(App[None]):
@@ -71,8 +71,8 @@ class HeadraceApp(App[None]):
         super().__init__()
         self.engine = engine
         self.store = store
-        self.figures = LiveFigures()
-        self.frozen: LiveFigures | None = None
+        self.metrics = LiveMetrics()
+        self.frozen: LiveMetrics | None = None
         self.pulls: dict[str, PullProgress] = {}
         self._context_limit = context
         self.conversation = Conversation(engine, store, session, context=context)
@@ -81,10 +81,10 @@ class HeadraceApp(App[None]):
         """What could not be stored on leaving."""
         self._left = False
         self._theme_at_start = ""
-        self._figures_due = 0.0
+        self._metrics_due = 0.0
         self._drawn_version = -1
         self._drawn_phase: object = None
-        self._pace = PollInterval()
+        self._interval = PollInterval()
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -120,13 +120,13 @@ class HeadraceApp(App[None]):
         if self.engine.state == "stopped":
             self.conversation.load_model()
         if self.engine.state == "loading":
-            self.figures.loading("starting the engine", None)
+            self.metrics.loading("starting the engine", None)
         gc.freeze()  # the app itself lives as long as the process: not to be looked through again for every answer
         gc.set_threshold(20_000)
         self.run_worker(self._poll())
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """The palette is for the chat and its figures: other screens hold on to what its commands would change."""
+        """The palette is for the chat and its metrics: other screens hold on to what its commands would change."""
         if action == "command_palette":
             return isinstance(self.screen, ChatScreen | DecodeScreen)
         return super().check_action(action, parameters)
@@ -161,52 +161,52 @@ class HeadraceApp(App[None]):
     async def _poll(self) -> None:
         """For as long as the app lives: take in and draw, then rest."""
         while not self._left:
-            self._pace.begin()
+            self._interval.begin()
             self.tick()
             if isinstance(self.screen, FrugalScreen):
                 self.screen.draw()
             phase = self.conversation.phase
             await asyncio.sleep(
-                self._pace.rest_s(
+                self._interval.rest_s(
                     answering=phase in ("answering", "summarising"), awaiting=phase in ("waiting", "prefill")
                 )
             )
 
     def post_display_hook(self) -> None:
-        self._pace.drawn()
+        self._interval.drawn()
 
     def tick(self) -> None:
         """Take in what happened and mark what is to be drawn anew."""
         if self._left:
             return
         events = self.conversation.poll()
-        feed(self.figures, events)
+        feed(self.metrics, events)
         self._note(events)
         if (chat := self.chat) is not None:
             chat.sync(events)
-        changed, self._drawn_phase = self.figures.phase != self._drawn_phase, self.figures.phase
-        if (now := time.perf_counter()) >= self._figures_due or changed:
-            self._figures_due = now + (_FIRST_FIGURES_S if changed else self._pace.figures_s)
+        changed, self._drawn_phase = self.metrics.phase != self._drawn_phase, self.metrics.phase
+        if (now := time.perf_counter()) >= self._metrics_due or changed:
+            self._metrics_due = now + (_FIRST_METRICS_S if changed else self._interval.metrics_s)
             if chat is not None:
                 chat.tell_status()
-            self.draw_figures()
+            self.draw_metrics()
 
     def status(self) -> Status:
         """What the line at the top says."""
         talk = self.conversation
-        name = self.figures.model.name or talk.session.model or ""
+        name = self.metrics.model.name or talk.session.model or ""
         return Status(sanitise(name), sanitise(talk.session.title), talk.context_tokens, talk.context_limit)
 
-    def draw_figures(self, *, force: bool = False) -> None:
+    def draw_metrics(self, *, force: bool = False) -> None:
         """Draw the decode view, if it shows and if there is news."""
-        shown = self.frozen or self.figures
+        shown = self.frozen or self.metrics
         if shown.version == self._drawn_version and not force:
             return
         self._drawn_version = shown.version
         if isinstance(self.screen, DecodeScreen):
             self.screen.show(shown, self.status(), frozen=self.frozen is not None)
         elif isinstance(self.screen, ChatScreen):
-            self.screen.show_figures(shown, self.frozen is not None)
+            self.screen.show_metrics(shown, self.frozen is not None)
 
     def _note(self, events: list[Event]) -> None:
         for event in events:
@@ -219,8 +219,8 @@ class HeadraceApp(App[None]):
                 self.pulls.pop(event.name, None)
                 self.say(f"{event.name}: {event.message}", problem=True)
             elif isinstance(event, Ready):
-                self._pace.spare = event.card.spare_cpus > 0
-                self.draw_figures(force=True)
+                self._interval.spare = event.card.spare_cpus > 0
+                self.draw_metrics(force=True)
                 self.call_after_refresh(parser)  # made now, not with the first answer's first words
 
     @property
@@ -251,7 +251,7 @@ class HeadraceApp(App[None]):
     def restart_engine(self) -> None:
         """Bring the engine back after it died, or try a failed load again."""
         self.conversation.notice = None
-        self.figures.loading("starting the engine", None)
+        self.metrics.loading("starting the engine", None)
         try:
             self.engine.restart()
         except HeadraceError as error:
@@ -267,19 +267,19 @@ class HeadraceApp(App[None]):
         self.say(f"copied {what}: {len(text):,} characters")
 
     def action_freeze(self) -> None:
-        """Hold the figures as they are, or let them go on."""
-        self.frozen = None if self.frozen else self.figures.frozen()
-        self.draw_figures(force=True)
+        """Hold the metrics as they are, or let them go on."""
+        self.frozen = None if self.frozen else self.metrics.frozen()
+        self.draw_metrics(force=True)
 
-    def action_export_figures(self) -> None:
+    def action_export_metrics(self) -> None:
         """Write what the decode view shows to a JSON file."""
         path = data_dir() / "exports" / time.strftime("decode-%Y%m%d-%H%M%S.json")
-        self._write(path, json.dumps((self.frozen or self.figures).document(), indent=2) + "\n")
+        self._write(path, json.dumps((self.frozen or self.metrics).document(), indent=2) + "\n")
 
     def action_decode_view(self) -> None:
         """The decode view in full."""
         if not isinstance(self.screen, DecodeScreen):
-            shown = self.frozen or self.figures
+            shown = self.frozen or self.metrics
             self.push_screen(DecodeScreen(shown, self.status(), frozen=self.frozen is not None))
 
     def action_show_keys(self) -> None:

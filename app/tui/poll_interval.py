@@ -10,7 +10,7 @@ SHORTEST_S = 0.1  # between two looks; the engine speaks as often while it answe
 AWAITING_S = 0.05  # while an answer's first text is waited for
 _LONGEST_S = 0.38  # however slow the machine: text that flows less often than this stutters
 _SHARES = {True: 0.1, False: 0.008}  # of a core, by whether decoding leaves one over
-_FIGURES_S = {True: 0.5, False: 1.0}  # between two drawings of the decode view
+_METRICS_S = {True: 0.5, False: 1.0}  # between two drawings of the decode view
 
 
 class PollInterval:
@@ -23,9 +23,9 @@ class PollInterval:
         self._cost_s = 0.0  # of a look and of drawing what it brought, the latest counting most
 
     @property
-    def figures_s(self) -> float:
+    def metrics_s(self) -> float:
         """Seconds between two drawings of the decode view."""
-        return _FIGURES_S[self.spare]
+        return _METRICS_S[self.spare]
 
     def begin(self) -> None:
         """Look now."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from textual.content import Content
 
-from headrace.app.tui.decode.figures import LiveFigures
+from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.section import Lines
 from headrace.app.tui.decode.speed import rate_text
 
@@ -25,21 +25,21 @@ class Status:
 
 
 class StatusBar(Lines):
-    """`tell` sets what the figures do not know."""
+    """`tell` sets what the metrics do not know."""
 
-    def __init__(self, figures: LiveFigures, id: str | None = None) -> None:
-        super().__init__(figures, id)
+    def __init__(self, metrics: LiveMetrics, id: str | None = None) -> None:
+        super().__init__(metrics, id)
         self._status = Status()
 
     def tell(self, status: Status) -> None:
         """New values; draws only if something is different."""
         self._status = status
-        self.show(self.figures)
+        self.show(self.metrics)
 
-    def news(self, figures: LiveFigures) -> object:
-        return self._status, rate_text(figures.rate_now), figures.phase, figures.machine.measured_gb_s
+    def news(self, metrics: LiveMetrics) -> object:
+        return self._status, rate_text(metrics.rate_now), metrics.phase, metrics.machine.measured_gb_s
 
-    def lines(self, figures: LiveFigures, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
+    def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
         right = self._right(width)
         left = self._left(width - right.cell_length - 2)
         return [Content.assemble(left, " " * max(1, width - left.cell_length - right.cell_length), right)]
@@ -57,9 +57,9 @@ class StatusBar(Lines):
 
     def _right(self, width: int) -> Content:
         speed = Content("")
-        if self.figures.steps:
-            share = f" MBU {self.figures.mbu:.0%}" if self.figures.mbu is not None else ""
-            rate = rate_text(self.figures.rate_now)
+        if self.metrics.steps:
+            share = f" MBU {self.metrics.mbu:.0%}" if self.metrics.mbu is not None else ""
+            rate = rate_text(self.metrics.rate_now)
             speed = Content.assemble((f"{rate} tok/s", "bold"), (share, "$quiet"), "   ")
         meter = context_meter(self._status.tokens, self._status.limit)
         return Content.assemble(speed, meter) if width >= 70 else meter

@@ -1,4 +1,4 @@
-"""The parts that know no screen: growing Markdown, braille, figures, commands, paths, parameters."""
+"""The parts that know no screen: growing Markdown, braille, metrics, commands, paths, parameters."""
 
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from headrace.app.chat.attachments import take_attachments
 from headrace.app.sessions.records import Message
 from headrace.app.tui.decode.braille import Canvas, bars
 from headrace.app.tui.decode.feed import facts
-from headrace.app.tui.decode.figures import LiveFigures
 from headrace.app.tui.decode.latency import LatencySection
+from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.roofline import decode_point, prefill_point
 from headrace.app.tui.decode.speed import phases, rate_text, seconds
 from headrace.app.tui.input.commands import COMMANDS, matching, parse_command
@@ -105,54 +105,54 @@ def test_canvas_counts_from_the_lower_left() -> None:
     assert canvas.rows() == ["⡀⠈"]
 
 
-def _figures(steps: int = 30) -> LiveFigures:
-    figures = LiveFigures()
-    figures.ready(*facts(CARD))
-    figures.submitted()
-    figures.stepped([record(n, 20 + n) for n in range(steps)])
-    return figures
+def _metrics(steps: int = 30) -> LiveMetrics:
+    metrics = LiveMetrics()
+    metrics.ready(*facts(CARD))
+    metrics.submitted()
+    metrics.stepped([record(n, 20 + n) for n in range(steps)])
+    return metrics
 
 
-def test_figures_follow_the_definitions() -> None:
-    figures = _figures()
-    later = [step.latency_s for step in figures.steps if step.index > 0]
-    assert figures.rate_average == pytest.approx(len(later) / sum(later))
-    assert figures.mbu == pytest.approx((figures.achieved_gb_s or 0) / 54.0)
-    last = figures.steps[-1]
-    assert figures.roofline_rate == pytest.approx(54e9 / last.step_bytes)
-    assert LiveFigures().rate_now is None
-    assert LiveFigures().mbu is None
+def test_metrics_follow_the_definitions() -> None:
+    metrics = _metrics()
+    later = [step.latency_s for step in metrics.steps if step.index > 0]
+    assert metrics.rate_average == pytest.approx(len(later) / sum(later))
+    assert metrics.mbu == pytest.approx((metrics.achieved_gb_s or 0) / 54.0)
+    last = metrics.steps[-1]
+    assert metrics.roofline_rate == pytest.approx(54e9 / last.step_bytes)
+    assert LiveMetrics().rate_now is None
+    assert LiveMetrics().mbu is None
 
 
-def test_frozen_figures_stay() -> None:
-    figures = _figures()
-    frozen = figures.frozen()
-    figures.stepped([record(30, 50)])
-    figures.finished(summary(20, 5, 31), "stop", 0.1)
+def test_frozen_metrics_stay() -> None:
+    metrics = _metrics()
+    frozen = metrics.frozen()
+    metrics.stepped([record(30, 50)])
+    metrics.finished(summary(20, 5, 31), "stop", 0.1)
     assert len(frozen.steps) == 30
     assert not frozen.turns
     assert frozen.document()["phase"] == "decode"
-    assert figures.turns[0].reused_tokens == 5
+    assert metrics.turns[0].reused_tokens == 5
 
 
 def test_a_stall_is_marked_by_a_sign() -> None:
-    figures = _figures()
+    metrics = _metrics()
     slow = record(30, 50)
-    figures.stepped([StepRecord(**{**_fields(slow), "latency_s": 0.2})])
-    section = LatencySection(figures)
-    lines = [line.plain for line in section.lines(figures, 40, 10)]
+    metrics.stepped([StepRecord(**{**_fields(slow), "latency_s": 0.2})])
+    section = LatencySection(metrics)
+    lines = [line.plain for line in section.lines(metrics, 40, 10)]
     assert lines[0].startswith("▲1")
     assert lines[0].rstrip().endswith("▲")
     assert "max 200" in lines[-1]
 
 
 def test_the_roofline_points_lie_under_the_roof() -> None:
-    figures = _figures()
-    figures.finished(summary(200, 0, 30), "stop", 0.1)
-    point = decode_point(figures)
+    metrics = _metrics()
+    metrics.finished(summary(200, 0, 30), "stop", 0.1)
+    point = decode_point(metrics)
     assert point is not None
     assert point.flops <= 54e9 * point.intensity
-    prefill = prefill_point(figures)
+    prefill = prefill_point(metrics)
     assert prefill is not None
     assert prefill.intensity > point.intensity
 
@@ -167,13 +167,13 @@ def test_times_have_a_suitable_unit() -> None:
 
 
 def test_phases_are_told_apart_without_colour() -> None:
-    figures = LiveFigures()
-    figures.ready(*facts(CARD))
-    assert phases(figures, 60).plain == "✓ load ─ ○ prefill ─ ○ decode ─ ● idle"
-    figures.submitted()
-    assert phases(figures, 60).plain == "✓ load ─ ● prefill ─ ○ decode ─ ○ idle"
-    figures.died()
-    assert phases(figures, 60).plain.startswith("✗")
+    metrics = LiveMetrics()
+    metrics.ready(*facts(CARD))
+    assert phases(metrics, 60).plain == "✓ load ─ ○ prefill ─ ○ decode ─ ● idle"
+    metrics.submitted()
+    assert phases(metrics, 60).plain == "✓ load ─ ● prefill ─ ○ decode ─ ○ idle"
+    metrics.died()
+    assert phases(metrics, 60).plain.startswith("✗")
 
 
 def test_every_command_is_carried_out_by_a_method() -> None:
@@ -191,7 +191,7 @@ def test_every_command_is_carried_out_by_a_method() -> None:
     ],
 )
 def test_the_status_line_drops_what_matters_least(room: int, shown: str) -> None:
-    bar = StatusBar(LiveFigures())
+    bar = StatusBar(LiveMetrics())
     bar._status = Status("smollm2-135m", "Why is the sky blue?")
     assert bar._left(room).plain == shown
 

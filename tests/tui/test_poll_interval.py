@@ -13,10 +13,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def look(pace: PollInterval, clock: list[float], cost_s: float) -> None:
-    pace.begin()
+def look(interval: PollInterval, clock: list[float], cost_s: float) -> None:
+    interval.begin()
     clock[0] += cost_s
-    pace.drawn()
+    interval.drawn()
 
 
 @pytest.mark.parametrize(
@@ -24,35 +24,35 @@ def look(pace: PollInterval, clock: list[float], cost_s: float) -> None:
     [(False, 0.0001, 0.1), (False, 0.002, 0.25), (False, 0.1, 0.38), (True, 0.002, 0.1), (True, 0.1, 0.38)],
 )
 def test_the_rest_follows_the_cost_within_limits(clock: list[float], spare: bool, cost_s: float, rest_s: float) -> None:
-    pace = PollInterval()
-    pace.spare = spare
+    interval = PollInterval()
+    interval.spare = spare
     for _ in range(30):
-        look(pace, clock, cost_s)
-    assert pace.rest_s(answering=True, awaiting=False) == pytest.approx(rest_s)
-    assert pace.rest_s(answering=False, awaiting=False) == 0.1
-    assert pace.rest_s(answering=False, awaiting=True) == 0.05
+        look(interval, clock, cost_s)
+    assert interval.rest_s(answering=True, awaiting=False) == pytest.approx(rest_s)
+    assert interval.rest_s(answering=False, awaiting=False) == 0.1
+    assert interval.rest_s(answering=False, awaiting=True) == 0.05
 
 
 def test_one_look_that_was_dear_does_not_stop_the_screen(clock: list[float]) -> None:
-    pace = PollInterval()
-    pace.spare = False
+    interval = PollInterval()
+    interval.spare = False
     for _ in range(30):
-        look(pace, clock, 0.001)
-    look(pace, clock, 0.003)
-    assert pace.rest_s(answering=True, awaiting=False) == pytest.approx(0.25)
+        look(interval, clock, 0.001)
+    look(interval, clock, 0.003)
+    assert interval.rest_s(answering=True, awaiting=False) == pytest.approx(0.25)
 
 
 def test_what_is_drawn_between_looks_is_not_theirs(clock: list[float]) -> None:
-    pace = PollInterval()
-    pace.spare = False
-    look(pace, clock, 0.001)
-    before = pace.rest_s(answering=True, awaiting=False)
+    interval = PollInterval()
+    interval.spare = False
+    look(interval, clock, 0.001)
+    before = interval.rest_s(answering=True, awaiting=False)
     clock[0] += 5.0
-    pace.drawn()
-    assert pace.rest_s(answering=True, awaiting=False) == before
+    interval.drawn()
+    assert interval.rest_s(answering=True, awaiting=False) == before
 
 
-def test_figures_are_drawn_less_often_where_decoding_takes_every_core() -> None:
-    pace = PollInterval()
-    lively, pace.spare = pace.figures_s, False
-    assert lively < pace.figures_s <= 1.0
+def test_metrics_are_drawn_less_often_where_decoding_takes_every_core() -> None:
+    interval = PollInterval()
+    lively, interval.spare = interval.metrics_s, False
+    assert lively < interval.metrics_s <= 1.0

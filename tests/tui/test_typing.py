@@ -166,14 +166,14 @@ def test_the_panel_shows_what_happened_behind_another_screen(play) -> None:
         await it.write("go")
         await it.press("f2")
         await it.idle()
-        it.app.draw_figures()
+        it.app.draw_metrics()
         await it.press("f2")
         await it.until(lambda: "TTFT 50.0 ms" in it.text().split("decode speed")[1])
 
     play(scenario)
 
 
-def test_figures_may_come_while_the_decode_view_is_being_made(play) -> None:
+def test_metrics_may_come_while_the_decode_view_is_being_made(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("go")
         it.app.action_decode_view()

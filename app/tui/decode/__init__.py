@@ -1,1 +1,1 @@
-"""The decode view: one widget a file, all drawn from `app.tui.decode.figures`."""
+"""The decode view: one widget a file, all drawn from `app.tui.decode.metrics`."""

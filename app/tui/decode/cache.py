@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from textual.content import Content
 
 from headrace.app.tui.decode.braille import bars
-from headrace.app.tui.decode.figures import LiveFigures
+from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.section import Section, spread
 from headrace.runtime.units import format_bytes
 
@@ -15,8 +15,8 @@ class CacheSection(Section):
 
     TITLE = "KV cache"
 
-    def lines(self, figures: LiveFigures, width: int, height: int) -> Sequence[Content]:
-        fill, model = figures.fill, figures.model
+    def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
+        fill, model = metrics.fill, metrics.model
         used, allocated = fill.used_bytes, fill.allocated_bytes
         limit = model.kv_bytes_per_token * model.context_limit
         subtitle = f"─ limit {format_bytes(limit)}" if limit else ""
@@ -33,8 +33,8 @@ class CacheSection(Section):
             _legend(used, allocated, width),
         ]
         room = height - len(lines)
-        if room >= 1 and len(figures.steps) > 1:
-            lines += [Content.styled(text, "$accent") for text in _growth(figures, width, min(room, 4))]
+        if room >= 1 and len(metrics.steps) > 1:
+            lines += [Content.styled(text, "$accent") for text in _growth(metrics, width, min(room, 4))]
         return lines
 
 
@@ -57,9 +57,9 @@ def _legend(used: int, allocated: int, width: int) -> Content:
     )
 
 
-def _growth(figures: LiveFigures, width: int, height: int) -> list[str]:
+def _growth(metrics: LiveMetrics, width: int, height: int) -> list[str]:
     """Bytes in use over the turn's kept steps, zero baseline, resampled to the width."""
-    steps = figures.steps
+    steps = metrics.steps
     count = 2 * width
     values = [float(steps[place * (len(steps) - 1) // (count - 1)].kv_used_bytes) for place in range(count)]
     return bars(values, max(values) * 1.05, width, height)

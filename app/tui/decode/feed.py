@@ -1,4 +1,4 @@
-"""Turns engine events into the figures of the decode view. Knows no widget."""
+"""Turns engine events into the metrics of the decode view. Knows no widget."""
 
 from collections.abc import Iterable
 
@@ -17,36 +17,36 @@ from headrace.app.engine.messages import (
     PrefixCached,
     Ready,
 )
-from headrace.app.tui.decode.figures import CacheFill, LiveFigures, MachineFacts, ModelFacts, with_peaks
+from headrace.app.tui.decode.metrics import CacheFill, LiveMetrics, MachineFacts, ModelFacts, with_peaks
 
 
-def feed(figures: LiveFigures, events: Iterable[Event]) -> None:
+def feed(metrics: LiveMetrics, events: Iterable[Event]) -> None:
     """Take in what the engine said, in order."""
     for event in events:
         if isinstance(event, Delta):
             if event.records:
-                figures.stepped(event.records)
+                metrics.stepped(event.records)
             if event.ttft_s is not None:
-                figures.ttft_s = event.ttft_s
+                metrics.ttft_s = event.ttft_s
         elif isinstance(event, Prefill):
-            if event.done == 0 or figures.phase == "idle":
-                figures.submitted()
-            figures.prefilling(event.done, event.total, event.reused)
+            if event.done == 0 or metrics.phase == "idle":
+                metrics.submitted()
+            metrics.prefilling(event.done, event.total, event.reused)
         elif isinstance(event, PrefixCached):
-            figures.held(CacheFill(event.tokens, event.used_bytes, event.allocated_bytes))
+            metrics.prefix_cached(CacheFill(event.tokens, event.used_bytes, event.allocated_bytes))
         elif isinstance(event, Done):
-            figures.finished(event.summary, event.reason, event.ttft_s)
+            metrics.finished(event.summary, event.reason, event.ttft_s)
         elif isinstance(event, LoadProgress):
-            figures.loading(event.stage, event.done / event.total if event.total else None)
+            metrics.loading(event.stage, event.done / event.total if event.total else None)
         elif isinstance(event, Ready):
-            figures.ready(*facts(event.card))
+            metrics.ready(*facts(event.card))
         elif isinstance(event, PeakMeasured):
-            figures.machine = with_peaks(figures.machine, event.peak.gb_s)
-            figures.version += 1
+            metrics.machine = with_peaks(metrics.machine, event.peak.gb_s)
+            metrics.version += 1
         elif isinstance(event, ContextFull | Failed | Abandoned):
-            figures.ended_early()
+            metrics.ended_early()
         elif isinstance(event, Died):
-            figures.died()
+            metrics.died()
 
 
 def facts(card: ModelCard) -> tuple[ModelFacts, MachineFacts]:

@@ -7,7 +7,7 @@ from textual import events
 from textual.content import Content
 
 from headrace.app.tui.decode.braille import bars
-from headrace.app.tui.decode.figures import LiveFigures
+from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.section import Section, spread
 from headrace.app.tui.decode.speed import seconds
 from headrace.runtime.telemetry import Percentiles, StepRecord
@@ -22,14 +22,14 @@ class LatencySection(Section):
 
     TITLE = "step latency, ms"
 
-    def __init__(self, figures: LiveFigures, id: str | None = None) -> None:
-        super().__init__(figures, id)
+    def __init__(self, metrics: LiveMetrics, id: str | None = None) -> None:
+        super().__init__(metrics, id)
         self.cursor: int | None = None
         """Steps back from the newest; None shows no cursor."""
 
     def move_cursor(self, by: int) -> None:
         """Move it by steps (positive is newer); past the newest step it disappears."""
-        kept = len(self.figures.latencies_s)
+        kept = len(self.metrics.latencies_s)
         if not kept:
             return
         at = (self.cursor if self.cursor is not None else -1 if by < 0 else 0) - by
@@ -39,7 +39,7 @@ class LatencySection(Section):
     def on_mouse_move(self, event: events.MouseMove) -> None:
         offset = event.get_content_offset(self)
         back = None if offset is None else 2 * (self.content_size.width - 1 - offset.x)
-        kept = len(self.figures.latencies_s)
+        kept = len(self.metrics.latencies_s)
         wanted = back if back is not None and back < kept and offset is not None and offset.x >= _LABEL else None
         if wanted != self.cursor:
             self.cursor = wanted
@@ -50,17 +50,17 @@ class LatencySection(Section):
             self.cursor = None
             self.redraw()
 
-    def lines(self, figures: LiveFigures, width: int, height: int) -> Sequence[Content]:
-        latencies = list(figures.latencies_s)
+    def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
+        latencies = list(metrics.latencies_s)
         ordered = sorted(latencies)
         itl = Percentiles.of(ordered)
-        foot = self._foot(figures, itl, width)
+        foot = self._foot(metrics, itl, width)
         chart_height, chart_width = height - len(foot) - 1, width - _LABEL
         if itl is None or chart_height < 1 or chart_width < 4:
             waiting = Content.styled("no steps yet", "$faint")
             return [waiting, *[Content("")] * max(0, height - 1 - len(foot)), *foot]
         return [
-            self._marks(latencies, ordered, figures.stall_s(itl.p50), chart_width),
+            self._marks(latencies, ordered, metrics.stall_s(itl.p50), chart_width),
             *self._chart(latencies, itl, chart_width, chart_height),
             *foot,
         ]
@@ -96,9 +96,9 @@ class LatencySection(Section):
             lines.append(Content.assemble((f"{label:>{_LABEL - 1}} ", "$quiet"), body))
         return lines
 
-    def _foot(self, figures: LiveFigures, itl: Percentiles | None, width: int) -> list[Content]:
-        if self.cursor is not None and self.cursor < len(figures.latencies_s):
-            return _step_lines(figures, figures.steps[-1 - self.cursor], width)
+    def _foot(self, metrics: LiveMetrics, itl: Percentiles | None, width: int) -> list[Content]:
+        if self.cursor is not None and self.cursor < len(metrics.latencies_s):
+            return _step_lines(metrics, metrics.steps[-1 - self.cursor], width)
         if itl is None:
             return []
         pieces: list[tuple[str, str]] = []
@@ -112,9 +112,9 @@ def _milliseconds(value: float) -> str:
     return f"{value * 1e3:.2f}" if value < 0.00995 else f"{value * 1e3:.1f}" if value < 0.0995 else f"{value * 1e3:.0f}"
 
 
-def _step_lines(figures: LiveFigures, step: StepRecord, width: int) -> list[Content]:
+def _step_lines(metrics: LiveMetrics, step: StepRecord, width: int) -> list[Content]:
     """One step's record, as two lines."""
-    share = step.achieved_gb_s / figures.machine.measured_gb_s if figures.machine.measured_gb_s else None
+    share = step.achieved_gb_s / metrics.machine.measured_gb_s if metrics.machine.measured_gb_s else None
     first = Content.assemble(
         (f"step {step.index}", "bold $text-accent"),
         ("  context ", "$quiet"),

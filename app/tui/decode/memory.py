@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
-from headrace.app.tui.decode.figures import LiveFigures
+from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.section import Section, bar, spread
 from headrace.runtime.units import format_bytes
 
@@ -14,8 +14,8 @@ class MemorySection(Section):
 
     TITLE = "memory (MLX)"
 
-    def lines(self, figures: LiveFigures, width: int, height: int) -> Sequence[Content]:
-        last, total = figures.last, figures.machine.memory_bytes
+    def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
+        last, total = metrics.last, metrics.machine.memory_bytes
         active = last.active_memory_bytes if last else 0
         peak = last.peak_memory_bytes if last else 0
         left = Content.assemble((format_bytes(active), "bold"), (" active", "$quiet"))
@@ -24,12 +24,12 @@ class MemorySection(Section):
         share = active / total if total else 0.0
         lines = [spread(left, right, width), bar(share, width, "$success")]
         lines.append(spread(machine, Content.styled(f"{share:.1%}" if total else "", "$quiet"), width))
-        if height > 3 and figures.machine.name:
+        if height > 3 and metrics.machine.name:
             lines.append(
-                Content.styled(f"{figures.machine.name} · {figures.machine.backend}", "$quiet").truncate(
+                Content.styled(f"{metrics.machine.name} · {metrics.machine.backend}", "$quiet").truncate(
                     width, ellipsis=True
                 )
             )
-        if height > 4 and figures.model.kernels:
-            lines.append(Content.styled(f"kernels {figures.model.kernels}", "$quiet").truncate(width, ellipsis=True))
+        if height > 4 and metrics.model.kernels:
+            lines.append(Content.styled(f"kernels {metrics.model.kernels}", "$quiet").truncate(width, ellipsis=True))
         return lines

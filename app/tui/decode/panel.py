@@ -12,9 +12,9 @@ from textual.containers import Vertical
 from headrace.app.settings import ScreenSettings
 from headrace.app.tui.decode.bandwidth import BandwidthSection
 from headrace.app.tui.decode.cache import CacheSection
-from headrace.app.tui.decode.figures import LiveFigures
 from headrace.app.tui.decode.latency import LatencySection
 from headrace.app.tui.decode.memory import MemorySection
+from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.roofline import RooflineSection
 from headrace.app.tui.decode.section import Section
 from headrace.app.tui.decode.speed import SpeedSection
@@ -33,29 +33,29 @@ _FROM = {"turns": 33, "roofline": 46, "memory": 52}
 class DecodePanel(Vertical):
     """`show` redraws every visible part, `fit` is told of every new size; the left edge can be dragged."""
 
-    def __init__(self, figures: LiveFigures, settings: ScreenSettings, id: str | None = None) -> None:
+    def __init__(self, metrics: LiveMetrics, settings: ScreenSettings, id: str | None = None) -> None:
         super().__init__(id=id)
-        self.figures = figures
+        self.metrics = metrics
         self._dragging = False
         self._settings = settings
         self._window = 0  # columns
         self._asked = 0  # columns
 
     def compose(self) -> ComposeResult:
-        yield SpeedSection(self.figures, id="speed")
-        yield LatencySection(self.figures, id="latency")
-        yield BandwidthSection(self.figures, id="bandwidth")
-        yield CacheSection(self.figures, id="cache")
-        yield RooflineSection(self.figures, id="roofline")
-        yield MemorySection(self.figures, id="memory")
-        yield TurnsSection(self.figures, id="turns")
+        yield SpeedSection(self.metrics, id="speed")
+        yield LatencySection(self.metrics, id="latency")
+        yield BandwidthSection(self.metrics, id="bandwidth")
+        yield CacheSection(self.metrics, id="cache")
+        yield RooflineSection(self.metrics, id="roofline")
+        yield MemorySection(self.metrics, id="memory")
+        yield TurnsSection(self.metrics, id="turns")
 
-    def show(self, figures: LiveFigures, frozen: bool) -> None:
-        """Draw these figures."""
-        self.query_one(SpeedSection).show(figures, frozen)
+    def show(self, metrics: LiveMetrics, frozen: bool) -> None:
+        """Draw these metrics."""
+        self.query_one(SpeedSection).show(metrics, frozen)
         for section in self.query(Section):
             if section.display:
-                section.show(figures)
+                section.show(metrics)
 
     def on_resize(self, event: events.Resize) -> None:
         for name, height in _FROM.items():

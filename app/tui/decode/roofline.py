@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from textual.content import Content
 
 from headrace.app.tui.decode.braille import Canvas
-from headrace.app.tui.decode.figures import LiveFigures
+from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.section import Section, spread
 
 _LABEL = 6
@@ -33,31 +33,31 @@ class RooflineSection(Section):
 
     TITLE = "roofline, FLOP/s (computed)"
 
-    def lines(self, figures: LiveFigures, width: int, height: int) -> Sequence[Content]:
-        points = [point for point in (decode_point(figures), prefill_point(figures)) if point]
-        bandwidth = figures.machine.measured_gb_s
+    def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
+        points = [point for point in (decode_point(metrics), prefill_point(metrics)) if point]
+        bandwidth = metrics.machine.measured_gb_s
         if bandwidth is None or not points or height < 4:
             return [Content.styled("after the first answer", "$faint")]
-        roof = figures.machine.peak_flops
+        roof = metrics.machine.peak_flops
         if roof is None and not self.border_subtitle:
             self.border_subtitle = Content("compute peak unknown")
         return [*_plot(points, bandwidth * 1e9, roof, width, height - 2), *_legend(points, width)]
 
 
-def decode_point(figures: LiveFigures) -> Point | None:
+def decode_point(metrics: LiveMetrics) -> Point | None:
     """Decode of the last second."""
-    last, rate, flops = figures.last, figures.rate_now, figures.model.flops_per_token
+    last, rate, flops = metrics.last, metrics.rate_now, metrics.model.flops_per_token
     if last is None or rate is None or not flops:
         return None
     return Point(flops / last.step_bytes, flops * rate, "◆", "bold $text-accent")
 
 
-def prefill_point(figures: LiveFigures) -> Point | None:
+def prefill_point(metrics: LiveMetrics) -> Point | None:
     """The latest prefill worth the name: its tokens share one reading of the weights."""
-    rate, flops, weights = figures.prefill_rate, figures.model.flops_per_token, figures.model.weight_bytes
+    rate, flops, weights = metrics.prefill_rate, metrics.model.flops_per_token, metrics.model.weight_bytes
     if rate is None or not flops or not weights:
         return None
-    return Point(flops * figures.prefill_batch / weights, flops * rate, "▲", "bold $text-success")
+    return Point(flops * metrics.prefill_batch / weights, flops * rate, "▲", "bold $text-success")
 
 
 def _plot(points: list[Point], bandwidth: float, roof: float | None, width: int, height: int) -> list[Content]:

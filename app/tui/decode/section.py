@@ -1,6 +1,6 @@
-"""One framed part of the decode view: a title, and lines drawn from the figures at whatever size it has.
+"""One framed part of the decode view: a title, and lines drawn from the metrics at whatever size it has.
 
-Lines are made when the figures change, and nothing above the first and below the last that came out different is drawn
+Lines are made when the metrics change, and nothing above the first and below the last that came out different is drawn
 again.
 """
 
@@ -13,7 +13,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from headrace.app.tui.decode.figures import LiveFigures
+from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.textual_overrides.brush import Brush
 from headrace.app.tui.textual_overrides.frugal_screen import repaint
 
@@ -22,14 +22,14 @@ Piece = str | tuple[str, str]
 
 
 class Lines(Widget):
-    """Draws `lines(figures, width, height)`; `show` brings it up to date."""
+    """Draws `lines(metrics, width, height)`; `show` brings it up to date."""
 
     ALLOW_SELECT = False
     can_focus = False
 
-    def __init__(self, figures: LiveFigures, id: str | None = None) -> None:
+    def __init__(self, metrics: LiveMetrics, id: str | None = None) -> None:
         super().__init__(id=id)
-        self.figures = figures
+        self.metrics = metrics
         self._shown: object = None
         self._lines: list[Content] = []
         self._brush = Brush(self)
@@ -40,10 +40,10 @@ class Lines(Widget):
         self._ground = Color(0, 0, 0)
         self._drawn: dict[int, tuple[Content, Strip]] = {}  # finished lines, without the frame
 
-    def show(self, figures: LiveFigures) -> None:
-        """Draw these figures from now on, if there is anything new in them."""
-        self.figures = figures
-        news = self.news(figures)
+    def show(self, metrics: LiveMetrics) -> None:
+        """Draw these metrics from now on, if there is anything new in them."""
+        self.metrics = metrics
+        news = self.news(metrics)
         if news != self._shown:
             self._shown = news
             self.redraw()
@@ -53,7 +53,7 @@ class Lines(Widget):
         width, height = self.content_size
         old, new = self._lines, []
         if width >= 4 and height >= 1:
-            new = list(self.lines(self.figures, width, height)[:height])
+            new = list(self.lines(self.metrics, width, height)[:height])
         for y, (before, line) in enumerate(zip(old, new, strict=False)):
             if before.is_same(line):
                 new[y] = before
@@ -61,11 +61,11 @@ class Lines(Widget):
         if changed := [y for y, (a, b) in enumerate(zip_longest(old, new)) if a is not b]:
             repaint(self, Region(0, changed[0], width, changed[-1] + 1 - changed[0]))
 
-    def news(self, figures: LiveFigures) -> object:
+    def news(self, metrics: LiveMetrics) -> object:
         """What has to differ for making the lines again to be worth it."""
-        return id(figures), figures.version
+        return id(metrics), metrics.version
 
-    def lines(self, figures: LiveFigures, width: int, height: int) -> Sequence[Content]:
+    def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         """At most `height` lines of at most `width` cells."""
         raise NotImplementedError
 
@@ -121,8 +121,8 @@ class Section(Lines):
 
     TITLE = ""
 
-    def __init__(self, figures: LiveFigures, id: str | None = None) -> None:
-        super().__init__(figures, id)
+    def __init__(self, metrics: LiveMetrics, id: str | None = None) -> None:
+        super().__init__(metrics, id)
         self.border_title = self.TITLE
 
 

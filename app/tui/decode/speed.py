@@ -10,7 +10,7 @@ from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.renderables.digits import Digits
 
-from headrace.app.tui.decode.figures import LiveFigures, Phase
+from headrace.app.tui.decode.metrics import LiveMetrics, Phase
 from headrace.app.tui.decode.section import Lines, spread
 from headrace.runtime.units import format_bytes
 
@@ -22,49 +22,49 @@ class SpeedSection(Vertical):
 
     BORDER_TITLE = "decode speed"
 
-    def __init__(self, figures: LiveFigures, id: str | None = None) -> None:
+    def __init__(self, metrics: LiveMetrics, id: str | None = None) -> None:
         super().__init__(id=id)
-        self.figures = figures
+        self.metrics = metrics
         self._frozen = False
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="speed-row"):
-            yield BigRate(self.figures)
-            yield SpeedFacts(self.figures)
-        yield PhaseStrip(self.figures)
+            yield BigRate(self.metrics)
+            yield SpeedFacts(self.metrics)
+        yield PhaseStrip(self.metrics)
 
-    def show(self, figures: LiveFigures, frozen: bool = False) -> None:
-        self.figures = figures
+    def show(self, metrics: LiveMetrics, frozen: bool = False) -> None:
+        self.metrics = metrics
         if not self.is_mounted:
             return
         if frozen != self._frozen:
             self._frozen = frozen
             self.border_subtitle = Content("❚❚ frozen") if frozen else Content("")
-        self.query_one(BigRate).show(figures)
-        self.query_one(SpeedFacts).show(figures)
-        self.query_one(PhaseStrip).show(figures)
+        self.query_one(BigRate).show(metrics)
+        self.query_one(SpeedFacts).show(metrics)
+        self.query_one(PhaseStrip).show(metrics)
 
     def on_mount(self) -> None:
-        self.show(self.figures)
+        self.show(self.metrics)
 
 
 class BigRate(Lines):
     """Tokens per second now. No Digits widget: one whose text gets longer lays the screen out anew."""
 
-    def news(self, figures: LiveFigures) -> object:
-        return rate_text(figures.rate_now)
+    def news(self, metrics: LiveMetrics) -> object:
+        return rate_text(metrics.rate_now)
 
-    def lines(self, figures: LiveFigures, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
+    def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
         bold = Style(bold=True)
-        segments = cast("Iterable[Segment]", Digits(rate_text(figures.rate_now), bold).render(bold))
+        segments = cast("Iterable[Segment]", Digits(rate_text(metrics.rate_now), bold).render(bold))
         return [Content("".join(part.text for part in line)) for line in Segment.split_lines(segments)]
 
 
 class SpeedFacts(Lines):
     """What stands beside the digits."""
 
-    def lines(self, figures: LiveFigures, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
-        average, roofline = rate_text(figures.rate_average), rate_text(figures.roofline_rate)
+    def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
+        average, roofline = rate_text(metrics.rate_average), rate_text(metrics.roofline_rate)
         return [
             Content.assemble(("tok/s", "bold"), (" now", "$quiet")),
             Content.assemble((average, "bold $text-primary"), (" average", "$quiet")),
@@ -75,8 +75,8 @@ class SpeedFacts(Lines):
 class PhaseStrip(Lines):
     """load → prefill → decode → idle: what is done, what goes on, and for how long."""
 
-    def lines(self, figures: LiveFigures, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
-        return [phases(figures, width), detail(figures, width)]
+    def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
+        return [phases(metrics, width), detail(metrics, width)]
 
 
 def rate_text(rate: float | None) -> str:
@@ -86,16 +86,16 @@ def rate_text(rate: float | None) -> str:
     return f"{rate:.2f}" if rate < 9.995 else f"{rate:.1f}" if rate < 99.95 else f"{rate:.0f}"
 
 
-def phases(figures: LiveFigures, width: int) -> Content:
+def phases(metrics: LiveMetrics, width: int) -> Content:
     """The strip itself. A mark and a weight tell the states apart, not the colour alone."""
-    if figures.phase == "dead":
+    if metrics.phase == "dead":
         return Content.styled("✗ the engine process is gone", "bold $text-error")
-    now = _ORDER.index(figures.phase) if figures.phase in _ORDER else -1
+    now = _ORDER.index(metrics.phase) if metrics.phase in _ORDER else -1
     pieces: list[Content | str] = []
     for place, name in enumerate(_ORDER):
         if place == now:
             style, mark = ("bold $text-accent", "●") if name != "idle" else ("bold $text-success", "●")
-        elif place < now and (figures.turns or name == "load" or figures.phase != "idle"):
+        elif place < now and (metrics.turns or name == "load" or metrics.phase != "idle"):
             style, mark = "$quiet", "✓"
         else:
             style, mark = "$faint", "○"
@@ -105,26 +105,26 @@ def phases(figures: LiveFigures, width: int) -> Content:
     return Content.assemble(*pieces)
 
 
-def detail(figures: LiveFigures, width: int) -> Content:
+def detail(metrics: LiveMetrics, width: int) -> Content:
     """One line on what goes on: progress while loading or prefilling, times after."""
-    if figures.phase == "load":
-        share = f" {figures.load_share:.0%}" if figures.load_share is not None else ""
-        return Content.styled(f"{figures.load_stage}{share}", "$quiet")
-    if figures.phase == "start" or (figures.phase == "idle" and not figures.turns):
-        loaded = f"loaded in {figures.model.load_s:.2f} s" if figures.model.load_s else "nothing loaded yet"
-        weights = format_bytes(figures.model.weight_bytes) if figures.model.weight_bytes else ""
+    if metrics.phase == "load":
+        share = f" {metrics.load_share:.0%}" if metrics.load_share is not None else ""
+        return Content.styled(f"{metrics.load_stage}{share}", "$quiet")
+    if metrics.phase == "start" or (metrics.phase == "idle" and not metrics.turns):
+        loaded = f"loaded in {metrics.model.load_s:.2f} s" if metrics.model.load_s else "nothing loaded yet"
+        weights = format_bytes(metrics.model.weight_bytes) if metrics.model.weight_bytes else ""
         return spread(Content.styled(loaded, "$quiet"), Content.styled(weights, "$quiet"), width)
-    if figures.phase == "prefill" and figures.prefill_total:
-        filled = round(figures.prefill_done / figures.prefill_total * 10)
-        text = f"{figures.prefill_done}/{figures.prefill_total} tokens "
+    if metrics.phase == "prefill" and metrics.prefill_total:
+        filled = round(metrics.prefill_done / metrics.prefill_total * 10)
+        text = f"{metrics.prefill_done}/{metrics.prefill_total} tokens "
         return Content.assemble((text, "$quiet"), ("━" * filled, "$accent"), ("─" * (10 - filled), "$faint"))
     parts = []
-    if figures.ttft_s is not None:
-        parts.append(f"TTFT {seconds(figures.ttft_s)}")
-    if figures.prefill_s is not None and figures.prefill_total:
-        parts.append(f"prefill {figures.prefill_total} tok {seconds(figures.prefill_s)}")
-    if figures.reused:
-        parts.append(f"reused {figures.reused}")
+    if metrics.ttft_s is not None:
+        parts.append(f"TTFT {seconds(metrics.ttft_s)}")
+    if metrics.prefill_s is not None and metrics.prefill_total:
+        parts.append(f"prefill {metrics.prefill_total} tok {seconds(metrics.prefill_s)}")
+    if metrics.reused:
+        parts.append(f"reused {metrics.reused}")
     return Content.styled(" · ".join(parts), "$quiet").truncate(width, ellipsis=True)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
-from headrace.app.tui.decode.figures import LiveFigures, Turn
+from headrace.app.tui.decode.metrics import LiveMetrics, Turn
 from headrace.app.tui.decode.section import Section
 from headrace.app.tui.decode.speed import rate_text, seconds
 from headrace.runtime.telemetry import mbu
@@ -26,11 +26,11 @@ class TurnsSection(Section):
 
     TITLE = "turns"
 
-    def news(self, figures: LiveFigures) -> object:
-        return id(figures), len(figures.turns), figures.machine.measured_gb_s
+    def news(self, metrics: LiveMetrics) -> object:
+        return id(metrics), len(metrics.turns), metrics.machine.measured_gb_s
 
-    def lines(self, figures: LiveFigures, width: int, height: int) -> Sequence[Content]:
-        if not figures.turns:
+    def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
+        if not metrics.turns:
             return [Content.styled("no answers yet", "$faint")]
         shown, used = 0, 0
         for _, cells in _COLUMNS:
@@ -39,17 +39,17 @@ class TurnsSection(Section):
             shown, used = shown + 1, used + cells
         head = "".join(f"{name:>{cells}}" for name, cells in _COLUMNS[:shown])
         rows = [Content.styled(head, "$quiet")]
-        kept = figures.turns[-max(1, height - 1) :]
+        kept = metrics.turns[-max(1, height - 1) :]
         for turn in kept:
             text = "".join(
-                f"{cell:>{cells}}" for cell, (_, cells) in zip(_cells(turn, figures)[:shown], _COLUMNS, strict=False)
+                f"{cell:>{cells}}" for cell, (_, cells) in zip(_cells(turn, metrics)[:shown], _COLUMNS, strict=False)
             )
             rows.append(Content.styled(text, "bold" if turn is kept[-1] else ""))
         return rows
 
 
-def _cells(turn: Turn, figures: LiveFigures) -> tuple[str, ...]:
-    share = mbu(turn.achieved_gb_s, figures.machine.measured_gb_s)
+def _cells(turn: Turn, metrics: LiveMetrics) -> tuple[str, ...]:
+    share = mbu(turn.achieved_gb_s, metrics.machine.measured_gb_s)
     return (
         str(turn.number),
         str(turn.prompt_tokens),

@@ -167,7 +167,7 @@ class ChatActions:
 
         if name:
             self._conversation.set_model(name)
-            self._app.figures.loading(f"loading {name}", None)
+            self._app.metrics.loading(f"loading {name}", None)
         else:
             screen = self._screen
             self._app.push_screen(

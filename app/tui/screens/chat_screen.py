@@ -19,7 +19,7 @@ from textual.widgets import Static
 from headrace.app.engine.messages import Event
 from headrace.app.sanitise import sanitise
 from headrace.app.sessions.records import Message
-from headrace.app.tui.decode.figures import LiveFigures
+from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.panel import ROOM_FROM, DecodePanel
 from headrace.app.tui.input.commands import message_text, parse_command
 from headrace.app.tui.input.completion import CompletionMenu
@@ -94,8 +94,8 @@ class ChatScreen(FrugalScreen):
         return self._actions
 
     def compose(self) -> ComposeResult:
-        figures = self.headrace.figures
-        yield StatusBar(figures, id="status")
+        metrics = self.headrace.metrics
+        yield StatusBar(metrics, id="status")
         with Horizontal(id="chat-row"):
             with Vertical(id="chat-column"):
                 yield Transcript(id="transcript")
@@ -103,7 +103,7 @@ class ChatScreen(FrugalScreen):
                 menu = CompletionMenu(id="menu")
                 yield menu
                 yield Prompt(menu, id="prompt")
-            yield DecodePanel(figures, self.headrace.settings.screen, id="panel")
+            yield DecodePanel(metrics, self.headrace.settings.screen, id="panel")
         yield KeyBar()
 
     def on_mount(self) -> None:
@@ -122,7 +122,7 @@ class ChatScreen(FrugalScreen):
 
     def _fit_panel(self, window: Size) -> None:
         self.query_one(DecodePanel).fit(window.width)
-        self.headrace.draw_figures(force=True)
+        self.headrace.draw_metrics(force=True)
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class ChatScreen(FrugalScreen):
         conversation = self.conversation
         messages = self._branch.look(conversation)
         if events or [message.id for message in messages] != [e.message.id for e in self._transcript.entries]:
-            self._transcript.show(messages, self._branch.standings(conversation, self.headrace.figures))
+            self._transcript.show(messages, self._branch.standings(conversation, self.headrace.metrics))
         limit = conversation.context_limit
         state = (
             conversation.phase == "idle",
@@ -211,11 +211,11 @@ class ChatScreen(FrugalScreen):
         notice.set_class(down, "-error")
         notice.update(Content(sanitise(text)))
 
-    def show_figures(self, figures: LiveFigures, frozen: bool) -> None:
+    def show_metrics(self, metrics: LiveMetrics, frozen: bool) -> None:
         """The decode panel, where it is open."""
         panel = self.query_one(DecodePanel)
         if panel.display:
-            panel.show(figures, frozen)
+            panel.show(metrics, frozen)
 
     # -- keys ------------------------------------------------------------------------------------------------------
 
@@ -268,7 +268,7 @@ class ChatScreen(FrugalScreen):
             self.headrace.say(f"no room for the panel in under {ROOM_FROM} columns; F2 shows all of it")
         else:
             self.query_one(DecodePanel).step()
-            self.headrace.draw_figures(force=True)
+            self.headrace.draw_metrics(force=True)
 
     def action_to_transcript(self) -> None:
         self._transcript.focus()

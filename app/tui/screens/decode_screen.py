@@ -9,9 +9,9 @@ from textual.containers import Horizontal, Vertical
 
 from headrace.app.tui.decode.bandwidth import BandwidthSection
 from headrace.app.tui.decode.cache import CacheSection
-from headrace.app.tui.decode.figures import LiveFigures
 from headrace.app.tui.decode.latency import LatencySection
 from headrace.app.tui.decode.memory import MemorySection
+from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.roofline import RooflineSection
 from headrace.app.tui.decode.section import Section
 from headrace.app.tui.decode.speed import SpeedSection
@@ -25,12 +25,12 @@ _TALL = 32  # lines from which every part has room
 
 
 class DecodeScreen(FrugalScreen):
-    """Drawn from the figures the app gives it; the app decides whether they are live or frozen."""
+    """Drawn from the metrics the app gives it; the app decides whether they are live or frozen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("f2,escape,q", "app.pop_screen", "Back", key_display="F2", priority=True),
         Binding("space,f7", "app.freeze", "Freeze", key_display="space"),
-        Binding("x", "app.export_figures", "Export JSON"),
+        Binding("x", "app.export_metrics", "Export JSON"),
         Binding("left", "cursor(-1)", "Step back", key_display="←"),
         Binding("right", "cursor(1)", "Step on", key_display="→"),
         Binding("shift+left,pageup", "cursor(-20)", "20 back", show=False),
@@ -38,40 +38,40 @@ class DecodeScreen(FrugalScreen):
         Binding("end", "cursor(100000)", "Newest step", show=False),
     ]
 
-    def __init__(self, figures: LiveFigures, status: Status, *, frozen: bool) -> None:
+    def __init__(self, metrics: LiveMetrics, status: Status, *, frozen: bool) -> None:
         super().__init__()
-        self.figures, self._status, self._frozen = figures, status, frozen
+        self.metrics, self._status, self._frozen = metrics, status, frozen
         self._made = False  # its parts are there
 
     def compose(self) -> ComposeResult:
-        yield StatusBar(self.figures, id="status")
+        yield StatusBar(self.metrics, id="status")
         with Horizontal(id="decode-columns"):
             with Vertical(id="decode-left"):
-                yield SpeedSection(self.figures, id="speed")
-                yield BandwidthSection(self.figures, id="bandwidth")
-                yield RooflineSection(self.figures, id="roofline")
-                yield MemorySection(self.figures, id="memory")
+                yield SpeedSection(self.metrics, id="speed")
+                yield BandwidthSection(self.metrics, id="bandwidth")
+                yield RooflineSection(self.metrics, id="roofline")
+                yield MemorySection(self.metrics, id="memory")
             with Vertical(id="decode-right"):
-                yield LatencySection(self.figures, id="latency")
-                yield CacheSection(self.figures, id="cache")
-                yield TurnsSection(self.figures, id="turns")
+                yield LatencySection(self.metrics, id="latency")
+                yield CacheSection(self.metrics, id="cache")
+                yield TurnsSection(self.metrics, id="turns")
         yield KeyBar()
 
     def on_mount(self) -> None:
         self._made = True
         self._draw()
 
-    def show(self, figures: LiveFigures, status: Status, *, frozen: bool) -> None:
-        """Draw these figures; as soon as there is something to draw them on."""
-        self.figures, self._status, self._frozen = figures, status, frozen
+    def show(self, metrics: LiveMetrics, status: Status, *, frozen: bool) -> None:
+        """Draw these metrics; as soon as there is something to draw them on."""
+        self.metrics, self._status, self._frozen = metrics, status, frozen
         if self._made:
             self._draw()
 
     def _draw(self) -> None:
         self.query_one(StatusBar).tell(self._status)
-        self.query_one(SpeedSection).show(self.figures, self._frozen)
+        self.query_one(SpeedSection).show(self.metrics, self._frozen)
         for section in self.query(Section):
-            section.show(self.figures)
+            section.show(self.metrics)
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.width >= _WIDE, "-wide")

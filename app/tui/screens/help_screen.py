@@ -46,7 +46,7 @@ _KEYS = (
             ("F2", "decode view in full"),
             ("F3", "decode panel: off, narrow, wide (or drag its edge)"),
             ("F4  F5  F6", "sessions, models, settings of this session"),
-            ("F7", "freeze the figures, let them go on"),
+            ("F7", "freeze the metrics, let them go on"),
             ("F8", "start the engine again"),
             ("Ctrl+P", "command palette, themes"),
             ("Ctrl+Z", "suspend; `fg` comes back"),

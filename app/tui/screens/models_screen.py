@@ -19,7 +19,7 @@ from headrace.runtime.units import format_bytes
 if TYPE_CHECKING:
     from headrace.app.tui.app import HeadraceApp
 
-_FIGURES_HEAD = f"{'size':>9}{'memory':>10}  {'fits':<7}{'tok/s ≤':>8}{'context':>9}"
+_METRICS_HEAD = f"{'size':>9}{'memory':>10}  {'fits':<7}{'tok/s ≤':>8}{'context':>9}"
 _LONGEST_NAME = 40  # cells
 
 
@@ -59,7 +59,7 @@ class ModelsScreen(ModalScreen[str | None]):
     def _load(self) -> None:
         """Read the store and the catalog beside the event loop."""
         card = self._card = self._headrace.engine.card
-        measured_gb_s = self._measured_gb_s = self._headrace.figures.machine.measured_gb_s
+        measured_gb_s = self._measured_gb_s = self._headrace.metrics.machine.measured_gb_s
 
         def read() -> None:
             try:
@@ -81,12 +81,12 @@ class ModelsScreen(ModalScreen[str | None]):
         models = self.query_one("#models", OptionList)
         at = models.highlighted
         self._rows = rows
-        current = self._headrace.figures.model.name
+        current = self._headrace.metrics.model.name
         models.clear_options()
         width = max(20, models.scrollable_content_region.width - 1)
-        name_cells = max(12, min(_LONGEST_NAME, width - 2 - len(_FIGURES_HEAD)))
+        name_cells = max(12, min(_LONGEST_NAME, width - 2 - len(_METRICS_HEAD)))
         self.query_one("#model-head", Static).update(
-            Content.styled(f"  {'model':<{name_cells}}{_FIGURES_HEAD}", "$quiet").truncate(width, ellipsis=True)
+            Content.styled(f"  {'model':<{name_cells}}{_METRICS_HEAD}", "$quiet").truncate(width, ellipsis=True)
         )
         lines = [_line(row, row.name == current, name_cells).truncate(width, ellipsis=True) for row in rows]
         models.add_options(
@@ -96,7 +96,7 @@ class ModelsScreen(ModalScreen[str | None]):
 
     def _follow(self) -> None:
         """What fits and how fast is known once a model was loaded, and better once the bandwidth was measured."""
-        measured_gb_s = self._headrace.figures.machine.measured_gb_s
+        measured_gb_s = self._headrace.metrics.machine.measured_gb_s
         if self._headrace.engine.card is not self._card or measured_gb_s != self._measured_gb_s:
             self._load()
         self._show_pull()

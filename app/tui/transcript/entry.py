@@ -143,7 +143,7 @@ class Entry:
             return ""
         reason = self.message.finish_reason or ""
         parts = [] if reason == "stop" else [_ENDINGS.get(reason, "■ incomplete")]
-        costs = figures_text(self.message.figures) if self.message.figures is not None else []
+        costs = metrics_text(self.message.figures) if self.message.figures is not None else []
         return " · ".join([*parts, *self._notes(), *costs])
 
     def _notes(self) -> list[str]:
@@ -155,17 +155,17 @@ class Entry:
         return notes
 
 
-def figures_text(figures: TurnFigures) -> list[str]:
+def metrics_text(metrics: TurnFigures) -> list[str]:
     """What an answer cost, in the words of the screen."""
-    parts = [f"{figures.completion_tokens} tokens"]
-    if figures.decode_tokens_per_second is not None:
-        parts.append(f"{rate_text(figures.decode_tokens_per_second)} tok/s")
-    if figures.ttft_s is not None:
-        parts.append(f"TTFT {seconds(figures.ttft_s)}")
-    if figures.mbu is not None:
-        parts.append(f"MBU {figures.mbu:.0%}")
-    if figures.reused_tokens:
-        parts.append(f"reused {figures.reused_tokens} of {figures.prompt_tokens}")
+    parts = [f"{metrics.completion_tokens} tokens"]
+    if metrics.decode_tokens_per_second is not None:
+        parts.append(f"{rate_text(metrics.decode_tokens_per_second)} tok/s")
+    if metrics.ttft_s is not None:
+        parts.append(f"TTFT {seconds(metrics.ttft_s)}")
+    if metrics.mbu is not None:
+        parts.append(f"MBU {metrics.mbu:.0%}")
+    if metrics.reused_tokens:
+        parts.append(f"reused {metrics.reused_tokens} of {metrics.prompt_tokens}")
     return parts
 
 

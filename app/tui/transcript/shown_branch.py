@@ -6,7 +6,7 @@ Knows no widget. The store is asked for branches only when the branch changed, n
 from typing import TYPE_CHECKING
 
 from headrace.app.sessions.records import Message
-from headrace.app.tui.decode.figures import LiveFigures
+from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.transcript.entry import Standing
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ class ShownBranch:
             self._standings = [_place(conversation, number, message) for number, message in enumerate(messages)]
         return messages
 
-    def standings(self, conversation: "Conversation", figures: LiveFigures) -> list[Standing]:
+    def standings(self, conversation: "Conversation", metrics: LiveMetrics) -> list[Standing]:
         """Where every message stands, the growing one with what goes on while it has no text."""
         standings = list(self._standings)
         if conversation.phase != "idle" and self._messages and self._messages[-1].role == "assistant":
             last = standings[-1]
-            waiting = _waiting(conversation, figures)
+            waiting = _waiting(conversation, metrics)
             standings[-1] = Standing(last.branch, last.branches, last.sent, growing=True, waiting=waiting)
         return standings
 
@@ -53,13 +53,13 @@ def _place(conversation: "Conversation", number: int, message: Message) -> Stand
     return Standing(shown, count, sent=number >= conversation.not_sent)
 
 
-def _waiting(conversation: "Conversation", figures: LiveFigures) -> str:
+def _waiting(conversation: "Conversation", metrics: LiveMetrics) -> str:
     """What goes on while there is no text yet."""
     if conversation.phase == "summarising":
         return "summarising what was said so far …"
     if conversation.phase == "waiting" and conversation.engine.state == "loading":
         return "waiting for the model to load …"
-    if figures.phase == "prefill" and figures.prefill_total:
-        reused = f", {figures.reused} reused" if figures.reused else ""
-        return f"reading the prompt: {figures.prefill_done} of {figures.prefill_total} tokens{reused}"
+    if metrics.phase == "prefill" and metrics.prefill_total:
+        reused = f", {metrics.reused} reused" if metrics.reused else ""
+        return f"reading the prompt: {metrics.prefill_done} of {metrics.prefill_total} tokens{reused}"
     return "▍"

@@ -1,4 +1,4 @@
-"""The figures of the decode view: what the engine's records say, gathered for drawing. Knows no widget.
+"""The metrics of the decode view: what the engine's records say, gathered for drawing. Knows no widget.
 
 Fed by the chat as events come in, read by the view a few times a second. `version` grows with every change, so a
 view redraws only when there is news; `frozen()` is a copy that stays as it is. Bytes are computed from shapes
@@ -76,7 +76,7 @@ class _Rates:
     achieved_gb_s: float | None = None
 
 
-class LiveFigures:
+class LiveMetrics:
     """Everything the decode view draws."""
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class LiveFigures:
         self.fill = CacheFill(last.context, last.kv_used_bytes, last.kv_allocated_bytes)
         self._changed()
 
-    def held(self, fill: CacheFill) -> None:
+    def prefix_cached(self, fill: CacheFill) -> None:
         """The engine has read ahead."""
         self.fill = fill
         self._changed()
@@ -227,9 +227,9 @@ class LiveFigures:
         """A step that took longer has stalled; too few steps tell nothing."""
         return STALL * median if len(self.steps) >= _MIN_STEPS else inf
 
-    def frozen(self) -> "LiveFigures":
+    def frozen(self) -> "LiveMetrics":
         """A copy that later events leave alone."""
-        copy = LiveFigures()
+        copy = LiveMetrics()
         copy.__dict__.update(self.__dict__)
         copy.steps = deque(self.steps, maxlen=STEPS_KEPT)
         copy.latencies_s = deque(self.latencies_s, maxlen=STEPS_KEPT)
