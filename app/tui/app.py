@@ -110,7 +110,7 @@ class HeadraceApp(App[None]):
         self.theme_changed_signal.subscribe(self, self._remember_theme)
         if not self.is_headless:
             end_on_signals(self, self.leave)
-        self.push_screen(ChatScreen())
+        self.push_screen(ChatScreen(self))
         if wanted and wanted not in self.available_themes:
             self.say(f"there is no theme {wanted}; Ctrl+P lists them", problem=True)
         self.call_after_refresh(self._start)
@@ -247,6 +247,15 @@ class HeadraceApp(App[None]):
             self.conversation.load_model()
         if self.chat is not None:
             self.chat.conversation_changed()
+
+    def go_to(self, message_id: int, words: str) -> None:
+        if self.chat is not None:
+            self.chat.transcript.go_to(message_id, words)
+
+    def action_command(self, name: str) -> None:
+        """Carry out a slash command that needs no argument."""
+        if self.chat is not None:
+            self.chat.run_command(name, "")
 
     def restart_engine(self) -> None:
         """Bring the engine back after it died, or try a failed load again."""

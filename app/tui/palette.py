@@ -24,15 +24,11 @@ class AppCommands(Provider):
             if score > 0:
                 yield Hit(score, matcher.highlight(title), run, help=help_text)
 
-    def _offered(self) -> Iterator[tuple[str, str, Callable[[], None]]]:
+    def _offered(self) -> Iterator[tuple[str, str, Callable[[], object]]]:
         for command in COMMANDS:
             if command.name not in _NEED_TEXT:
                 yield command.name.capitalize(), command.help, partial(self._run, command.name)
         yield "Theme", "choose the colours", self.app.search_themes
 
-    def _run(self, name: str) -> None:
-        from headrace.app.tui.screens.chat_screen import ChatScreen
-
-        for screen in self.app.screen_stack:
-            if isinstance(screen, ChatScreen):
-                screen.run_command(name, "")
+    async def _run(self, name: str) -> None:
+        await self.app.run_action(f"app.command({name!r})")

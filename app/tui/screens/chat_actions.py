@@ -4,44 +4,69 @@ Errors of the tree pass through: the chat screen says them.
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import Any, Protocol, cast
+
+from textual.app import App
 
 from headrace.app.chat.attachments import spoken, unquoted
+from headrace.app.chat.context_question import ContextChoice
+from headrace.app.chat.conversation import Conversation
+from headrace.app.engine.messages import Event
 from headrace.app.sanitise import sanitise
 from headrace.app.sessions.records import Message
+from headrace.app.tui.chat_app import ChatApp
 from headrace.app.tui.input.commands import message_text
+from headrace.app.tui.input.prompt import Prompt
 from headrace.app.tui.screens.parameters import read_parameter, write_parameter
 from headrace.app.tui.transcript.markdown_lines import parser
+from headrace.app.tui.transcript.transcript import Transcript
 from headrace.runtime.errors import HeadraceError, UsageError
 
-if TYPE_CHECKING:
-    from headrace.app.chat.context_question import ContextChoice
-    from headrace.app.chat.conversation import Conversation
-    from headrace.app.tui.app import HeadraceApp
-    from headrace.app.tui.screens.chat_screen import ChatScreen
+
+class ChatView(Protocol):
+    """What the actions need of the chat's screen."""
+
+    editing: int | None
+    """The message whose text is in the input to be changed."""
+
+    @property
+    def app(self) -> App[Any]: ...
+
+    @property
+    def prompt(self) -> Prompt: ...
+
+    @property
+    def transcript(self) -> Transcript: ...
+
+    def sync(self, events: Sequence[Event]) -> None:
+        """Draw what changed in the conversation."""
+
+    def begin_edit(self, message: Message) -> None:
+        """Put its text into the input."""
+
+    def action_leave_edit(self) -> None:
+        """Done with it."""
+
+    def run_command(self, name: str, argument: str) -> None:
+        """Carry out a slash command; what it refuses is said, nothing breaks."""
 
 
 class ChatActions:
     """Works on the conversation that the screen shows."""
 
-    def __init__(self, screen: "ChatScreen") -> None:
-        self._screen = screen
+    def __init__(self, headrace: ChatApp, screen: ChatView) -> None:
+        self._headrace, self._screen = headrace, screen
 
     @property
-    def _app(self) -> "HeadraceApp":
-        return self._screen.headrace
-
-    @property
-    def _conversation(self) -> "Conversation":
-        return self._app.conversation
+    def _conversation(self) -> Conversation:
+        return self._headrace.conversation
 
     # -- talking ---------------------------------------------------------------------------------------------------
 
     def send(self, text: str) -> None:
         """Say it, or finish an edit."""
-        from headrace.app.tui.transcript.transcript import Transcript
-
         screen = self._screen
         if screen.editing is not None:
             self._conversation.edit(screen.editing, text)
@@ -49,18 +74,16 @@ class ChatActions:
         else:
             self._conversation.send(message_text(text))
         screen.sync([])
-        screen.query_one(Transcript).to_end()
+        screen.transcript.to_end()
 
     def do_file(self, path: str) -> None:
         """A file that can be attached stays in the input, with a line below it for the message."""
-        from headrace.app.tui.input.prompt import Prompt
-
         if not path:
             raise UsageError("/file PATH")
         line = f"/file {path}\n"
         _, attachments = spoken(line)
-        self._screen.query_one(Prompt).put(line)
-        self._app.say(f"{attachments[0].name} goes with what you write now; Enter sends both")
+        self._screen.prompt.put(line)
+        self._headrace.say(f"{attachments[0].name} goes with what you write now; Enter sends both")
 
     def do_regen(self, _: str) -> None:
         self._conversation.regenerate()
@@ -98,7 +121,7 @@ class ChatActions:
         """A key on a selected message."""
         conversation = self._conversation
         if action == "copy":
-            self._app.copy(sanitise(message.content), "the message")
+            self._headrace.copy(sanitise(message.content), "the message")
         elif action == "copy_code":
             self._copy_code(message)
         elif action == "edit":
@@ -119,13 +142,13 @@ class ChatActions:
         if what == "code":
             self._copy_code(answer)
         else:
-            self._app.copy(sanitise(answer.content), "the answer")
+            self._headrace.copy(sanitise(answer.content), "the answer")
 
     def _copy_code(self, message: Message) -> None:
         blocks = code_blocks(sanitise(message.content))
         if not blocks:
             raise UsageError("there is no code block in this message")
-        self._app.copy(blocks[-1], "the last code block" if len(blocks) > 1 else "the code block")
+        self._headrace.copy(blocks[-1], "the last code block" if len(blocks) > 1 else "the code block")
 
     def do_export(self, name: str) -> None:
         """To `name`, or to a file named after the session; .json gives JSON, all else Markdown.
@@ -140,12 +163,12 @@ class ChatActions:
             raise UsageError(f"cannot write {name}: nobody has that home") from None
         if os.path.lexists(path) and path != Path(own):
             raise UsageError(f"{path} exists already", "another name, or none, writes another file")
-        self._app.export_session(session.id, str(path))
+        self._headrace.export_session(session.id, str(path))
 
     # -- sessions --------------------------------------------------------------------------------------------------
 
     def do_new(self, _: str) -> None:
-        self._app.open_session(None)
+        self._headrace.open_session(None)
 
     def do_sessions(self, _: str) -> None:
         self.do_search("")
@@ -153,7 +176,7 @@ class ChatActions:
     def do_search(self, words: str) -> None:
         from headrace.app.tui.screens.sessions_screen import SessionsScreen
 
-        self._app.push_screen(SessionsScreen(words))
+        self._screen.app.push_screen(SessionsScreen(self._headrace, words))
 
     def do_rename(self, title: str) -> None:
         if not title:
@@ -167,17 +190,17 @@ class ChatActions:
 
         if name:
             self._conversation.set_model(name)
-            self._app.metrics.loading(f"loading {name}", None)
+            self._headrace.metrics.loading(f"loading {name}", None)
         else:
             screen = self._screen
-            self._app.push_screen(
-                ModelsScreen(), lambda chosen: screen.run_command("model", chosen) if chosen else None
+            self._screen.app.push_screen(
+                ModelsScreen(self._headrace), lambda chosen: screen.run_command("model", chosen) if chosen else None
             )
 
     def do_system(self, text: str) -> None:
         if text:
             self._conversation.set_system("" if text == "none" else text)
-            self._app.say("the system prompt is set; it counts from the next answer on")
+            self._headrace.say("the system prompt is set; it counts from the next answer on")
         else:
             self.do_set("")
 
@@ -187,14 +210,14 @@ class ChatActions:
 
         name, _, value = assignment.replace("=", " ", 1).partition(" ")
         if not name:
-            self._app.push_screen(ParametersScreen(self._conversation, self._app.engine.card))
+            self._screen.app.push_screen(ParametersScreen(self._conversation, self._headrace.engine.card))
         elif not value.strip():
             read_parameter(name, "")  # refuses a name there is none of
             shown = write_parameter(name, self._conversation.session.sampling) or "as the model recommends"
-            self._app.say(f"{name}: {shown}")
+            self._headrace.say(f"{name}: {shown}")
         else:
             self._conversation.set_sampling({name.replace("-", "_"): read_parameter(name, value)})
-            self._app.say(f"{name} is {value.strip()} from the next answer on")
+            self._headrace.say(f"{name} is {value.strip()} from the next answer on")
 
     def ask_about_context(self) -> None:
         """The context is full: the user says what goes."""
@@ -213,38 +236,36 @@ class ChatActions:
             ("summarise", "s", "have the oldest turns summarised, then leave them out"),
             ("new", "n", "go on in a new session"),
         )
-        self._app.push_screen(Choose("the context is full", text, answers), self._resolve)
+        self._screen.app.push_screen(Choose("the context is full", text, answers), self._resolve)
 
     def _resolve(self, choice: str | None) -> None:
         if choice is None:
             return
         try:
-            self._conversation.resolve(cast("ContextChoice", choice))
+            self._conversation.resolve(cast(ContextChoice, choice))
         except HeadraceError as error:  # the engine may have died since it was asked
-            self._app.say(str(error), problem=True)
+            self._headrace.say(str(error), problem=True)
         self._screen.sync([])
 
     # -- the rest --------------------------------------------------------------------------------------------------
 
     def do_help(self, _: str) -> None:
-        self._app.action_show_keys()
+        self._headrace.action_show_keys()
 
     def do_stats(self, _: str) -> None:
-        self._app.action_decode_view()
+        self._headrace.action_decode_view()
 
     def do_think(self, _: str) -> None:
-        from headrace.app.tui.transcript.transcript import Transcript
-
-        transcript = self._screen.query_one(Transcript)
+        transcript = self._screen.transcript
         transcript.show_thinking = not transcript.show_thinking
         if not transcript.has_thinking:
-            self._app.say(f"thinking sections will be {'unfolded' if transcript.show_thinking else 'folded'}")
+            self._headrace.say(f"thinking sections will be {'unfolded' if transcript.show_thinking else 'folded'}")
 
     def do_restart(self, _: str) -> None:
-        self._app.restart_engine()
+        self._headrace.restart_engine()
 
     def do_quit(self, _: str) -> None:
-        self._app.call_later(self._app.action_quit)
+        self._screen.app.call_later(self._screen.app.action_quit)
 
 
 def code_blocks(text: str) -> list[str]:

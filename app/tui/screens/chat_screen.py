@@ -6,7 +6,7 @@ commands do is in `chat_actions`.
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -16,9 +16,11 @@ from textual.geometry import Size
 from textual.timer import Timer
 from textual.widgets import Static
 
+from headrace.app.chat.conversation import Conversation
 from headrace.app.engine.messages import Event
 from headrace.app.sanitise import sanitise
 from headrace.app.sessions.records import Message
+from headrace.app.tui.chat_app import ChatApp
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.panel import ROOM_FROM, DecodePanel
 from headrace.app.tui.input.commands import message_text, parse_command
@@ -32,10 +34,6 @@ from headrace.app.tui.transcript.shown_branch import ShownBranch
 from headrace.app.tui.transcript.transcript import Transcript
 from headrace.app.tui.transcript.welcome import welcome_lines
 from headrace.runtime.errors import HeadraceError, UsageError
-
-if TYPE_CHECKING:
-    from headrace.app.chat.conversation import Conversation
-    from headrace.app.tui.app import HeadraceApp
 
 _PAUSE_S = 0.25  # without a key, after which what stands in the input is worth reading
 _HANDS_OFF_S = 1.0  # without a key, after which a question with answers by letter may come up
@@ -67,9 +65,10 @@ class ChatScreen(FrugalScreen):
         Binding("ctrl+end", "tail", "End", show=False, priority=True),
     ]
 
-    def __init__(self) -> None:
+    def __init__(self, headrace: ChatApp) -> None:
         super().__init__()
-        self._actions: ChatActions | None = None
+        self.headrace = headrace
+        self.actions = ChatActions(headrace, self)
         self._branch = ShownBranch()
         self._state: tuple[object, ...] = ()
         self._asked = False
@@ -80,18 +79,16 @@ class ChatScreen(FrugalScreen):
         self._draft = ""  # what was in the input before
 
     @property
-    def headrace(self) -> "HeadraceApp":
-        return cast("HeadraceApp", self.app)
-
-    @property
-    def conversation(self) -> "Conversation":
+    def conversation(self) -> Conversation:
         return self.headrace.conversation
 
     @property
-    def actions(self) -> ChatActions:
-        if self._actions is None:
-            self._actions = ChatActions(self)
-        return self._actions
+    def prompt(self) -> Prompt:
+        return self.query_one(Prompt)
+
+    @property
+    def transcript(self) -> Transcript:
+        return self.query_one(Transcript)
 
     def compose(self) -> ComposeResult:
         metrics = self.headrace.metrics
@@ -107,8 +104,8 @@ class ChatScreen(FrugalScreen):
         yield KeyBar()
 
     def on_mount(self) -> None:
-        self.query_one(Prompt).focus()
-        self._transcript.show_thinking = self.headrace.settings.chat.show_thinking
+        self.prompt.focus()
+        self.transcript.show_thinking = self.headrace.settings.chat.show_thinking
         self.conversation_changed()
 
     def on_screen_resume(self) -> None:
@@ -130,17 +127,17 @@ class ChatScreen(FrugalScreen):
         """Another session: start over."""
         self._branch, self._asked, self.editing = ShownBranch(), False, None
         texts = [message.content for message in self.conversation.messages if message.role == "user"]
-        self.query_one(Prompt).remember(texts)
+        self.prompt.remember(texts)
         self.sync([])
-        self.query_one(Transcript).to_end()
+        self.transcript.to_end()
         self._wait_for_pause()
 
     def sync(self, events: Sequence[Event]) -> None:
         """Draw what changed in the conversation."""
         conversation = self.conversation
         messages = self._branch.look(conversation)
-        if events or [message.id for message in messages] != [e.message.id for e in self._transcript.entries]:
-            self._transcript.show(messages, self._branch.standings(conversation, self.headrace.metrics))
+        if events or [message.id for message in messages] != [e.message.id for e in self.transcript.entries]:
+            self.transcript.show(messages, self._branch.standings(conversation, self.headrace.metrics))
         limit = conversation.context_limit
         state = (
             conversation.phase == "idle",
@@ -156,13 +153,9 @@ class ChatScreen(FrugalScreen):
             self._wait_for_pause()
         if conversation.question is None or conversation.phase != "idle":
             self._asked = False
-        elif not self._asked and not (self.query_one(Prompt).text and time.monotonic() < self._typed + _HANDS_OFF_S):
+        elif not self._asked and not (self.prompt.text and time.monotonic() < self._typed + _HANDS_OFF_S):
             self._asked = True
             self.actions.ask_about_context()
-
-    @property
-    def _transcript(self) -> Transcript:
-        return self.query_one(Transcript)
 
     def tell_status(self) -> None:
         """The line at the top."""
@@ -172,7 +165,7 @@ class ChatScreen(FrugalScreen):
         """Keys, hints and the notice follow the state."""
         self.refresh_bindings()
         self.tell_status()
-        prompt = self.query_one(Prompt)
+        prompt = self.prompt
         busy = self.conversation.phase != "idle"
         if self.editing is not None:
             prompt.border_title = "editing: Enter makes a branch, Esc leaves it"
@@ -180,7 +173,7 @@ class ChatScreen(FrugalScreen):
             prompt.border_title = "answering: Esc stops" if busy else ""
         self._show_notice()
         if empty:
-            self._transcript.welcome(welcome_lines(self.headrace.engine, self.conversation.session))
+            self.transcript.welcome(welcome_lines(self.headrace.engine, self.conversation.session))
 
     # -- reading ahead ---------------------------------------------------------------------------------------------
 
@@ -195,7 +188,7 @@ class ChatScreen(FrugalScreen):
 
     def _read_ahead(self) -> None:
         """Nobody waits for an answer: let the engine read what it will be asked."""
-        text = self.query_one(Prompt).whole_text
+        text = self.prompt.whole_text
         if self.editing is None:
             self.conversation.read_ahead("" if parse_command(text) else message_text(text))
 
@@ -234,7 +227,7 @@ class ChatScreen(FrugalScreen):
 
     def begin_edit(self, message: Message) -> None:
         """Put its text into the input; what was being written there comes back afterwards."""
-        prompt = self.query_one(Prompt)
+        prompt = self.prompt
         if self.editing is None:
             self._draft = prompt.whole_text
         self.editing = message.id
@@ -243,12 +236,12 @@ class ChatScreen(FrugalScreen):
     def action_leave_edit(self) -> None:
         """Done with it: the draft from before."""
         self.editing = None
-        self.query_one(Prompt).put(self._draft)
+        self.prompt.put(self._draft)
 
     def action_interrupt(self) -> None:
         """Ctrl+C: copy a selection, else stop the answer, else empty the input, else say how to leave."""
         selected = self.get_selected_text()
-        prompt = self.query_one(Prompt)
+        prompt = self.prompt
         if selected:
             self.headrace.copy(selected, "the selection")
             self.clear_selection()
@@ -271,18 +264,14 @@ class ChatScreen(FrugalScreen):
             self.headrace.draw_metrics(force=True)
 
     def action_to_transcript(self) -> None:
-        self._transcript.focus()
-        self._transcript.action_select(-1)
+        self.transcript.focus()
+        self.transcript.action_select(-1)
 
     def action_page(self, by: int) -> None:
-        self._transcript.scroll_pages(by)
-
-    def go_to(self, message_id: int, words: str) -> None:
-        """See `Transcript.go_to`."""
-        self._transcript.go_to(message_id, words)
+        self.transcript.scroll_pages(by)
 
     def action_tail(self) -> None:
-        self._transcript.to_end()
+        self.transcript.to_end()
 
     # -- messages from the widgets ---------------------------------------------------------------------------------
 
@@ -296,7 +285,7 @@ class ChatScreen(FrugalScreen):
             else:
                 self.run_command(invocation.command.name, invocation.argument)
         except HeadraceError as error:
-            self.query_one(Prompt).put_back(event.typed)
+            self.prompt.put_back(event.typed)
             self.headrace.say(str(error), problem=True)
 
     def run_command(self, name: str, argument: str) -> None:
@@ -313,7 +302,7 @@ class ChatScreen(FrugalScreen):
         await self.app.action_quit()
 
     def on_transcript_left(self) -> None:
-        self.query_one(Prompt).focus()
+        self.prompt.focus()
 
     def on_transcript_act(self, event: Transcript.Act) -> None:
         try:

@@ -1,6 +1,6 @@
 """The model picker: what is installed, what the catalog offers, whether it fits and how fast it can be. Pulls, too."""
 
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -12,12 +12,10 @@ from textual.widgets.option_list import Option
 
 from headrace.app.engine.messages import ModelCard
 from headrace.app.sanitise import sanitise
+from headrace.app.tui.chat_app import ChatApp
 from headrace.app.tui.screens.model_rows import ModelRow, model_rows
 from headrace.runtime.errors import HeadraceError
 from headrace.runtime.units import format_bytes
-
-if TYPE_CHECKING:
-    from headrace.app.tui.app import HeadraceApp
 
 _METRICS_HEAD = f"{'size':>9}{'memory':>10}  {'fits':<7}{'tok/s ≤':>8}{'context':>9}"
 _LONGEST_NAME = 40  # cells
@@ -32,8 +30,9 @@ class ModelsScreen(ModalScreen[str | None]):
         Binding("escape,f5", "dismiss(None)", "Close", key_display="Esc", priority=True),
     ]
 
-    def __init__(self) -> None:
+    def __init__(self, headrace: ChatApp) -> None:
         super().__init__()
+        self._headrace = headrace
         self._rows: list[ModelRow] = []
         self._card: ModelCard | None = None
         self._measured_gb_s: float | None = None
@@ -51,10 +50,6 @@ class ModelsScreen(ModalScreen[str | None]):
         self.query_one(OptionList).focus()
         self._load()
         self.set_interval(0.5, self._follow)
-
-    @property
-    def _headrace(self) -> "HeadraceApp":
-        return cast("HeadraceApp", self.app)
 
     def _load(self) -> None:
         """Read the store and the catalog beside the event loop."""

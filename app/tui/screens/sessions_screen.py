@@ -6,7 +6,7 @@ Another headrace may change the store at any moment: what cannot be done any mor
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
@@ -20,12 +20,10 @@ from textual.widgets.option_list import Option
 from headrace.app.sanitise import sanitise
 from headrace.app.sessions.records import Hit, SessionEntry
 from headrace.app.sessions.search import search
+from headrace.app.tui.chat_app import ChatApp
 from headrace.app.tui.input.fields import Field
 from headrace.app.tui.screens.dialogs import AskText, Choose
 from headrace.runtime.errors import EngineError, HeadraceError, SessionError
-
-if TYPE_CHECKING:
-    from headrace.app.tui.app import HeadraceApp
 
 _UNITS = ((86400 * 365, "y"), (86400 * 30, "mo"), (86400, "d"), (3600, "h"), (60, "min"))
 
@@ -42,8 +40,9 @@ class SessionsScreen(ModalScreen[None]):
         Binding("escape,f4", "dismiss", "Close", key_display="Esc", priority=True),
     ]
 
-    def __init__(self, words: str = "") -> None:
+    def __init__(self, headrace: ChatApp, words: str = "") -> None:
         super().__init__()
+        self._headrace = headrace
         self._words = words
 
     def compose(self) -> ComposeResult:
@@ -56,10 +55,6 @@ class SessionsScreen(ModalScreen[None]):
     def on_mount(self) -> None:
         self._fill()
         self.query_one(Input).focus()
-
-    @property
-    def _headrace(self) -> "HeadraceApp":
-        return cast("HeadraceApp", self.app)
 
     @property
     def _list(self) -> OptionList:
@@ -131,8 +126,8 @@ class SessionsScreen(ModalScreen[None]):
                 session, open_already = store.reveal(store.message(hit)), False
             if not open_already:
                 self._headrace.open_session(session)
-            if hit is not None and self._headrace.chat is not None:
-                self._headrace.chat.go_to(hit, self.query_one(Input).value)
+            if hit is not None:
+                self._headrace.go_to(hit, self.query_one(Input).value)
             self.dismiss()
 
     def action_rename(self) -> None:

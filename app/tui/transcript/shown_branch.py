@@ -3,14 +3,10 @@
 Knows no widget. The store is asked for branches only when the branch changed, not with every poll.
 """
 
-from typing import TYPE_CHECKING
-
+from headrace.app.chat.conversation import Conversation
 from headrace.app.sessions.records import Message
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.transcript.entry import Standing
-
-if TYPE_CHECKING:
-    from headrace.app.chat.conversation import Conversation
 
 _PENDING = -1  # id of the stand-in
 
@@ -23,7 +19,7 @@ class ShownBranch:
         self._structure: tuple[object, ...] = ()
         self._standings: list[Standing] = []
 
-    def look(self, conversation: "Conversation") -> list[Message]:
+    def look(self, conversation: Conversation) -> list[Message]:
         """What is to be shown now, first to last."""
         messages = list(conversation.messages)
         if conversation.phase != "idle" and (not messages or messages[-1].role == "user"):
@@ -35,7 +31,7 @@ class ShownBranch:
             self._standings = [_place(conversation, number, message) for number, message in enumerate(messages)]
         return messages
 
-    def standings(self, conversation: "Conversation", metrics: LiveMetrics) -> list[Standing]:
+    def standings(self, conversation: Conversation, metrics: LiveMetrics) -> list[Standing]:
         """Where every message stands, the growing one with what goes on while it has no text."""
         standings = list(self._standings)
         if conversation.phase != "idle" and self._messages and self._messages[-1].role == "assistant":
@@ -45,7 +41,7 @@ class ShownBranch:
         return standings
 
 
-def _place(conversation: "Conversation", number: int, message: Message) -> Standing:
+def _place(conversation: Conversation, number: int, message: Message) -> Standing:
     shown, count = 0, 1
     if message.id != _PENDING:
         branches = conversation.branches(message.id)
@@ -53,7 +49,7 @@ def _place(conversation: "Conversation", number: int, message: Message) -> Stand
     return Standing(shown, count, sent=number >= conversation.not_sent)
 
 
-def _waiting(conversation: "Conversation", metrics: LiveMetrics) -> str:
+def _waiting(conversation: Conversation, metrics: LiveMetrics) -> str:
     """What goes on while there is no text yet."""
     if conversation.phase == "summarising":
         return "summarising what was said so far …"

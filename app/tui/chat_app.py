@@ -1,0 +1,55 @@
+"""What the screens need of the application, which stands above them: they are given one, and never import it."""
+
+from typing import Protocol
+
+from headrace.app.chat.conversation import Conversation
+from headrace.app.engine.client import ChatEngine
+from headrace.app.engine.messages import PullProgress
+from headrace.app.sessions.records import Session
+from headrace.app.sessions.store import SessionStore
+from headrace.app.settings import Settings
+from headrace.app.tui.decode.metrics import LiveMetrics
+from headrace.app.tui.status_bar import Status
+
+
+class ChatApp(Protocol):
+    """One engine, one conversation at a time, and what can be done with them from any screen."""
+
+    engine: ChatEngine
+    store: SessionStore
+    settings: Settings
+    conversation: Conversation
+    metrics: LiveMetrics
+    pulls: dict[str, PullProgress]
+    """The downloads under way, by name."""
+
+    def say(self, text: str, *, problem: bool = False) -> None:
+        """A short message in the corner. Never parsed as markup."""
+
+    def copy(self, text: str, what: str) -> None:
+        """To the clipboard; `what` it is, for the message that says so."""
+
+    def status(self) -> Status:
+        """What the line at the top says."""
+        ...
+
+    def draw_metrics(self, *, force: bool = False) -> None:
+        """Draw the decode view, if it shows and if there is news."""
+
+    def open_session(self, session: Session | None) -> None:
+        """Go on with a session, or begin a new one with the settings of the old."""
+
+    def go_to(self, message_id: int, words: str) -> None:
+        """Bring a message of the branch that shows into view, at the line with most of the words."""
+
+    def export_session(self, session_id: str, name: str) -> None:
+        """Write a session to a file: .json with all branches, anything else as Markdown of the branch that shows."""
+
+    def restart_engine(self) -> None:
+        """Bring the engine back after it died, or try a failed load again."""
+
+    def action_show_keys(self) -> None:
+        """Open the page of keys and commands."""
+
+    def action_decode_view(self) -> None:
+        """Open the decode view in full."""
