@@ -36,7 +36,7 @@ from headrace.app.tui.poll_interval import PollInterval
 from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.decode_screen import DecodeScreen
 from headrace.app.tui.status_bar import Status
-from headrace.app.tui.textual_overrides.driver import QuietDriver
+from headrace.app.tui.textual_overrides.driver import TerminalDriver
 from headrace.app.tui.textual_overrides.frugal_screen import FrugalScreen
 from headrace.app.tui.themes import DARK, LIGHT, after_terminal, own_variables
 from headrace.app.tui.transcript.markdown_lines import parser
@@ -100,7 +100,7 @@ class HeadraceApp(App[None]):
 
     def get_driver_class(self) -> type[Driver]:
         chosen = super().get_driver_class()
-        return QuietDriver if chosen is LinuxDriver else chosen
+        return TerminalDriver if chosen is LinuxDriver else chosen
 
     def on_mount(self) -> None:
         for theme in (DARK, LIGHT):

@@ -11,7 +11,7 @@ from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import Widget
 
-from headrace.app.tui.textual_overrides.brush import Brush
+from headrace.app.tui.brush import Brush
 
 _KEY = "bold $footer-key-foreground on $footer-key-background"
 _TEXT = "$footer-description-foreground on $footer-description-background"

@@ -1,4 +1,4 @@
-"""The driver on a real pseudo-terminal: every key arrives, an update is one piece, and leaving needs no time."""
+"""The driver on a real pseudo-terminal: every key arrives, a paste is text, and leaving is in order."""
 
 import os
 import pty
@@ -17,7 +17,7 @@ import os, sys
 from textual import events
 from textual.app import App
 from textual.widgets import Label
-from headrace.app.tui.textual_overrides.driver import QuietDriver
+from headrace.app.tui.textual_overrides.driver import TerminalDriver
 
 class Keys(App):
     def compose(self):
@@ -34,7 +34,7 @@ class Keys(App):
     def tell(self, what):
         os.write(int(sys.argv[1]), f"{what}\\n".encode())
 
-Keys(driver_class=QuietDriver).run()
+Keys(driver_class=TerminalDriver).run()
 """
 
 
@@ -113,6 +113,8 @@ def test_keys_sequences_and_half_sequences(keys: Keys) -> None:
     assert keys.told()
     keys.type(b"\x1b[A")
     assert keys.told() == "up"
+    keys.type(b"\x1b[200~log \x1b[31mred q after\x1b[201~")
+    assert keys.told() == "pasted log \x1b[31mred q after"
     keys.type(b"\x1b[200~two\nlines\x1b[201~")
     assert (keys.told(), keys.told()) == ("pasted two", "lines")
 
@@ -122,15 +124,3 @@ def test_leaving_ends_the_waiting(keys: Keys) -> None:
     keys.rest()
     assert keys.process.returncode == 0
     assert b"\x1b[?1049l" in keys.drawn  # the terminal is as it was
-
-
-def test_a_synchronized_update_is_whole(keys: Keys) -> None:
-    keys.type(b"\x1b[?2026;1$y")  # the terminal knows them
-    for letter in "xyz":
-        keys.type(letter.encode())
-        assert keys.told() == letter
-    keys.type(b"q")
-    keys.rest()
-    updates = keys.drawn.split(b"\x1b[?2026h")[1:]
-    assert updates
-    assert all(update.count(b"\x1b[?2026l") == 1 for update in updates)

@@ -13,8 +13,8 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
+from headrace.app.tui.brush import Brush
 from headrace.app.tui.decode.metrics import LiveMetrics
-from headrace.app.tui.textual_overrides.brush import Brush
 from headrace.app.tui.textual_overrides.frugal_screen import repaint
 
 Piece = str | tuple[str, str]

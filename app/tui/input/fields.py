@@ -12,10 +12,9 @@ import re
 from typing import Any
 
 from textual import events
-from textual.document._document import EditResult
-from textual.document._edit import Edit
 from textual.widget import Widget
 from textual.widgets import Input, TextArea
+from textual.widgets.text_area import Edit, EditResult
 
 from headrace.app.sanitise import sanitise
 
@@ -28,7 +27,7 @@ class Field(Input):
     def validate_value(self, value: str) -> str:
         return sanitise(value)
 
-    async def _on_key(self, event: events.Key) -> None:
+    async def on_key(self, event: events.Key) -> None:
         if character := joiner(event):
             start, end = sorted(self.selection)
             if takes(self.value[:start], character):
@@ -50,7 +49,7 @@ class Area(TextArea):
         edit.text = sanitise(edit.text)
         return super().edit(edit)
 
-    async def _on_key(self, event: events.Key) -> None:
+    async def on_key(self, event: events.Key) -> None:
         await _run_binding(self, event)
 
 

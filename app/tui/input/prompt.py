@@ -13,6 +13,7 @@ from textual.binding import Binding, BindingType
 from textual.message import Message as Event
 from textual.strip import Strip
 
+from headrace.app.sanitise import sanitise
 from headrace.app.tui.input.completion import CompletionMenu
 from headrace.app.tui.input.fields import Area, joiner, takes
 
@@ -99,7 +100,11 @@ class Prompt(Area):
         self._history, self._place = list(texts), None
 
     def action_newline(self) -> None:
-        self._replace_via_keyboard("\n", *self.selection)
+        self._type("\n")
+
+    def _type(self, text: str) -> None:
+        """As if it were typed: in the place of what is selected, the cursor after it."""
+        self.replace(text, *self.selection, maintain_selection_offset=False)
 
     def action_copy(self) -> None:
         """Ctrl+C copies a selection; without one it is the screen's."""
@@ -116,7 +121,7 @@ class Prompt(Area):
 
     # -- keys that mean different things ---------------------------------------------------------------------------
 
-    async def _on_key(self, event: events.Key) -> None:
+    async def on_key(self, event: events.Key) -> None:
         self._offer()
         if self._menu.is_open and event.key in ("up", "down", "escape", "tab", "enter"):
             event.stop()
@@ -132,7 +137,7 @@ class Prompt(Area):
         (row, column), end = sorted(self.selection)
         before = self.document.get_line(row)[:column]
         if takes(before, character):
-            self._replace_via_keyboard(before + character, (row, 0), end)
+            self.replace(before + character, (row, 0), end, maintain_selection_offset=False)
 
     def _to_menu(self, key: str) -> None:
         if key in ("up", "down"):
@@ -171,16 +176,16 @@ class Prompt(Area):
 
     # -- text ------------------------------------------------------------------------------------------------------
 
-    async def _on_paste(self, event: events.Paste) -> None:
+    async def on_paste(self, event: events.Paste) -> None:
         """A big paste is folded into one line, so that it can be worked around; it is sent whole."""
         event.prevent_default()  # a text area would insert it as well
         event.stop()
-        text = event.text.replace("\r\n", "\n").replace("\r", "\n")
+        text = sanitise(event.text)
         if len(text) > _BIG_PASTE:
             folded = _FOLDED.format(number=len(self._pastes) + 1, lines=text.count("\n") + 1, characters=len(text))
             self._pastes[folded] = text
             text = folded
-        self._replace_via_keyboard(text, *self.selection)
+        self._type(text)
 
     def on_text_area_changed(self) -> None:
         self._offer()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import ClassVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
@@ -112,10 +113,9 @@ class ChatScreen(FrugalScreen):
         """The panel was not drawn while another screen was on top, and the window may have another size."""
         self._fit_panel(self.app.size)
 
-    def _screen_resized(self, size: Size) -> None:
-        """Every new size, also under a dialog, where there is no event for it."""
-        self._fit_panel(size)
-        super()._screen_resized(size)
+    def on_resize(self, event: events.Resize) -> None:
+        """Every new size, also under a dialog; before textual lays the screen out for it."""
+        self._fit_panel(event.size)
 
     def _fit_panel(self, window: Size) -> None:
         self.query_one(DecodePanel).fit(window.width)

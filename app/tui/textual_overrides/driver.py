@@ -1,59 +1,29 @@
-"""Textual's driver for Unix terminals, without wakings that bring nothing.
+"""Textual's driver for Unix terminals with another reading of the input.
 
-Textual looks for input ten times a second, and hands an update over to its writing thread in three pieces where the
-terminal knows synchronized updates. Each of these wakes a thread, and while all cores decode that takes one of them
-away. Here a thread waits for the terminal, and an update is one piece. The methods below are textual's own.
+A paste stays text (see `paste`). Bytes that are no UTF-8 are replaced: textual's thread ends with an exception, and the
+keyboard with it. A terminal that is gone is not read over and over until somebody notices.
 """
 
 import os
 import select
-import time
 from codecs import getincrementaldecoder
-from typing import Any
 
-from textual import constants
-from textual._ansi_sequences import SYNC_END, SYNC_START
-from textual._xterm_parser import XTermParser
 from textual.drivers.linux_driver import LinuxDriver
 
+from headrace.app.tui.textual_overrides.paste import PasteParser
+
 _CHUNK = 1 << 12
-_LOOK_S = 0.1  # between looks for the end of an escape sequence that may go on
-_UNSURE_S = _LOOK_S + 2 * constants.ESCAPE_DELAY  # so long after input it may be a lone Escape that still waits
+_LOOK_S = 0.1  # between looks for the end of an escape sequence, and for the end
 
 
-class QuietDriver(LinuxDriver):
-    """A LinuxDriver that sleeps until there is something to do."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._update: list[str] | None = None  # the pieces of a synchronized update that is being written
-        self._wake_read, self._wake_write = os.pipe()  # ends the waiting for input
-
-    def write(self, data: str) -> None:
-        if data == SYNC_START:
-            self._update = []
-        if self._update is None:
-            super().write(data)
-            return
-        self._update.append(data)
-        if data == SYNC_END:
-            data, self._update = "".join(self._update), None
-            super().write(data)
-
-    def disable_input(self) -> None:
-        os.write(self._wake_write, b"!")
-        super().disable_input()
-        os.read(self._wake_read, 1)
+class TerminalDriver(LinuxDriver):
+    """A LinuxDriver to which a paste is text."""
 
     def run_input_thread(self) -> None:
-        """Wait for input and pass it on, until `disable_input`."""
-        parser, decode = XTermParser(self._debug), getincrementaldecoder("utf-8")("replace").decode
-        unsure_until = 0.0
-        while True:
-            unsure = time.monotonic() < unsure_until
-            ready = select.select([self.fileno, self._wake_read], [], [], _LOOK_S if unsure else None)[0]
-            if self.fileno in ready:
-                unsure_until = time.monotonic() + _UNSURE_S
+        """Pass on what is read, until `disable_input`."""
+        parser, decode = PasteParser(self._debug), getincrementaldecoder("utf-8")("replace").decode
+        while not self.exit_event.is_set():
+            if select.select([self.fileno], [], [], _LOOK_S)[0]:
                 data = self._read()
                 if not data:  # the terminal is gone: `app.tui.hangup` sees to that
                     self.exit_event.wait(_LOOK_S)
@@ -62,8 +32,6 @@ class QuietDriver(LinuxDriver):
                         self.process_message(event)
             for event in parser.tick():
                 self.process_message(event)
-            if self._wake_read in ready:
-                return
 
     def _read(self) -> bytes:
         try:

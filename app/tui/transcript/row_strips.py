@@ -6,7 +6,7 @@ from textual.strip import Strip
 from textual.style import Style
 from textual.widget import Widget
 
-from headrace.app.tui.textual_overrides.brush import Brush
+from headrace.app.tui.brush import Brush
 from headrace.app.tui.transcript.entry import BLANK, Row
 
 GUTTER = 3  # cells left of the text: the selection mark and air

@@ -36,5 +36,5 @@ class Brush:
     def _meaning(self, name: str | Style) -> Style:
         style = self._named.get(name)
         if style is None:
-            style = self._named[name] = self._widget._get_style(name)
+            style = self._named[name] = name if isinstance(name, Style) else Style.parse(name)
         return style

@@ -1,0 +1,73 @@
+"""A paste is one piece of text, whatever is in it, and nothing in it is a key.
+
+Textual's parser takes escape sequences within a bracketed paste apart and passes those that it does not know on as
+keys: a log with colours in it pressed Enter, a Ctrl+Q in it left the app. Here everything between `ESC [ 200 ~` and the
+first `ESC [ 201 ~` after it is kept from that parser, however the terminal's bytes are cut into reads.
+"""
+
+from collections.abc import Generator, Iterable
+
+from textual import events
+from textual._xterm_parser import BRACKETED_PASTE_END, BRACKETED_PASTE_START, XTermParser
+from textual.message import Message
+
+
+class PasteParser(XTermParser):
+    """An XTermParser that sees a paste's two marks and nothing between them."""
+
+    def __init__(self, debug: bool = False) -> None:
+        super().__init__(debug)
+        self._pasted: list[str] | None = None  # what came of a paste that has not ended
+        self._tail = ""  # the end of what came, where the next mark may have begun
+        self._gave_up = False  # textual took that beginning for keys, because the rest was long in coming
+
+    def feed(self, data: str) -> Iterable[Message]:
+        """Events of what was read; the empty text is the end of the input."""
+        if not data:
+            yield from super().feed(data)
+        while data:
+            if self._pasted is None:
+                data = yield from self._feed_keys(data)
+            else:
+                data = yield from self._feed_paste(data)
+
+    def tick(self) -> Iterable[Message]:
+        for message in super().tick():
+            self._gave_up = True
+            yield message
+
+    def _feed_keys(self, data: str) -> Generator[Message, None, str]:
+        """Up to the beginning of a paste; returns what is left."""
+        seen = self._tail + data
+        found = seen.find(BRACKETED_PASTE_START)
+        if found < 0:
+            self._tail = _beginning(seen, BRACKETED_PASTE_START)
+            self._gave_up = False
+            yield from super().feed(data)
+            return ""
+        taken = found + len(BRACKETED_PASTE_START) - len(self._tail)
+        if not self._gave_up or found >= len(self._tail):
+            yield from super().feed(data[:taken])
+        self._pasted, self._tail, self._gave_up = [], "", False
+        return data[taken:]
+
+    def _feed_paste(self, data: str) -> Generator[Message, None, str]:
+        """Up to the end of the paste; returns what is left."""
+        assert self._pasted is not None
+        seen = self._tail + data
+        found = seen.find(BRACKETED_PASTE_END)
+        if found < 0:
+            self._tail = _beginning(seen, BRACKETED_PASTE_END)
+            self._pasted.append(seen[: len(seen) - len(self._tail)])
+            return ""
+        text = "".join([*self._pasted, seen[:found]])
+        self._pasted, self._tail = None, ""
+        # The parser's own paste ends too; it is empty.
+        yield from (message for message in super().feed(BRACKETED_PASTE_END) if not isinstance(message, events.Paste))
+        yield events.Paste(text.replace("\0", ""))
+        return seen[found + len(BRACKETED_PASTE_END) :]
+
+
+def _beginning(text: str, mark: str) -> str:
+    """The longest end of `text` that `mark` begins with, not all of it."""
+    return next((mark[:size] for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), "")
