@@ -43,6 +43,7 @@ from headrace.app.tui.transcript.markdown_lines import parser
 from headrace.runtime.errors import HeadraceError, SessionError
 from headrace.runtime.paths import data_dir
 
+_NOTICE_S = 4.0  # a short message shows so long
 _FIRST_METRICS_S = 0.4  # after a phase began there is something to say
 
 
@@ -80,6 +81,7 @@ class HeadraceApp(App[None]):
         self.left_with: SessionError | None = None
         """What could not be stored on leaving."""
         self._left = False
+        self._said: dict[str, float] = {}  # short messages, and until when they show
         self._theme_at_start = ""
         self._metrics_due = 0.0
         self._drawn_version = -1
@@ -232,7 +234,9 @@ class HeadraceApp(App[None]):
 
     def say(self, text: str, *, problem: bool = False) -> None:
         """A short message in the corner. Never parsed as markup."""
-        self.notify(sanitise(text), severity="error" if problem else "information", markup=False, timeout=4)
+        if (now := time.monotonic()) >= self._said.get(text, 0.0):  # what stands there already is not said again
+            self._said = {said: until for said, until in self._said.items() if until > now} | {text: now + _NOTICE_S}
+            self.notify(sanitise(text), severity="error" if problem else "information", markup=False, timeout=_NOTICE_S)
 
     def open_session(self, session: Session | None) -> None:
         """Go on with a session, or begin a new one with the settings of the old."""

@@ -28,6 +28,7 @@ class Prompt(Area):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "send", "Send", priority=False),
         Binding("ctrl+j,shift+enter,alt+enter", "newline", "New line", key_display="^J"),
+        Binding("tab,shift+tab", "stay", show=False),  # textual would give the keys to another widget
         Binding("ctrl+d", "end_of_input", "Quit", show=False),
         # A text area would select with these.
         Binding("f6", "screen.do('set')", "Settings", show=False),
@@ -100,11 +101,15 @@ class Prompt(Area):
         self._history, self._place = list(texts), None
 
     def action_newline(self) -> None:
-        self._type("\n")
+        self.type("\n")
 
-    def _type(self, text: str) -> None:
-        """As if it were typed: in the place of what is selected, the cursor after it."""
+    def action_stay(self) -> None:
+        """Tab completes while the menu is open, and does nothing else."""
+
+    def type(self, text: str) -> None:
+        """As if it were typed: in the place of what is selected, the cursor after it, the keys here from now on."""
         self.replace(text, *self.selection, maintain_selection_offset=False)
+        self.focus()
 
     def action_copy(self) -> None:
         """Ctrl+C copies a selection; without one it is the screen's."""
@@ -177,15 +182,18 @@ class Prompt(Area):
     # -- text ------------------------------------------------------------------------------------------------------
 
     async def on_paste(self, event: events.Paste) -> None:
-        """A big paste is folded into one line, so that it can be worked around; it is sent whole."""
         event.prevent_default()  # a text area would insert it as well
         event.stop()
-        text = sanitise(event.text)
+        self.paste(event.text)
+
+    def paste(self, pasted: str) -> None:
+        """Type it. A lot of text is folded into one line, so that it can be worked around; it is sent whole."""
+        text = sanitise(pasted)
         if len(text) > _BIG_PASTE:
             folded = _FOLDED.format(number=len(self._pastes) + 1, lines=text.count("\n") + 1, characters=len(text))
             self._pastes[folded] = text
             text = folded
-        self._type(text)
+        self.type(text)
 
     def on_text_area_changed(self) -> None:
         self._offer()

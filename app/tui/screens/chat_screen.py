@@ -273,6 +273,19 @@ class ChatScreen(FrugalScreen):
     def action_tail(self) -> None:
         self.transcript.to_end()
 
+    def on_key(self, event: events.Key) -> None:
+        """A letter that is no command where the keys are is meant for the input."""
+        if event.is_printable and event.character is not None and event.key not in self.active_bindings:
+            event.stop()
+            event.prevent_default()
+            self.prompt.type(event.character)
+
+    def on_paste(self, event: events.Paste) -> None:
+        """As is what is pasted while the keys are elsewhere."""
+        if not self.prompt.has_focus:
+            event.stop()
+            self.prompt.paste(event.text)
+
     # -- messages from the widgets ---------------------------------------------------------------------------------
 
     def on_prompt_sent(self, event: Prompt.Sent) -> None:

@@ -49,6 +49,8 @@ class Transcript(Widget, can_focus=True):
         Binding("escape", "leave", "Back to input", show=False),
     ]
 
+    FOCUS_ON_CLICK = False  # the keys stay with the input: only Ctrl+Up takes them here
+
     show_thinking = reactive(False)
 
     @dataclass
@@ -66,7 +68,7 @@ class Transcript(Widget, can_focus=True):
         super().__init__(id=id)
         self.entries: list[Entry] = []
         self.selected: int | None = None
-        """Index of the selected entry; the last one is meant where there is none."""
+        """Index of the selected entry, None while the keys are elsewhere."""
         self.top = 0
         """The first line in view."""
         self.following = True
@@ -90,7 +92,7 @@ class Transcript(Widget, can_focus=True):
         del self.entries[keep:]
         self.entries += [Entry(messages[n], standings[n]) for n in range(keep, len(messages))]
         if self.selected is not None and self.selected >= len(self.entries):
-            self.selected = None
+            self.selected = len(self.entries) - 1 if self.entries else None
         self._lay_out(min(first, keep if keep < len(messages) else first))
 
     def welcome(self, lines: Sequence[Content]) -> None:
@@ -138,13 +140,6 @@ class Transcript(Widget, can_focus=True):
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         event.stop()
         self.scroll_lines(_WHEEL)
-
-    @property
-    def chosen(self) -> Entry | None:
-        """The selected entry, else the last."""
-        if not self.entries:
-            return None
-        return self.entries[self.selected if self.selected is not None else -1]
 
     @property
     def has_thinking(self) -> bool:
@@ -283,9 +278,15 @@ class Transcript(Widget, can_focus=True):
             self.scroll_lines(lines.stop - self.size.height - self.top)
         self.refresh()
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Letters are commands for a message that was selected on purpose, and text otherwise."""
+        if action in ("act", "select") and self.selected is None:
+            return False
+        return super().check_action(action, parameters)
+
     def action_act(self, action: str) -> None:
-        if self.chosen is not None:
-            self.post_message(self.Act(action, self.chosen.message))
+        if self.selected is not None:
+            self.post_message(self.Act(action, self.entries[self.selected].message))
 
     def action_to_start(self) -> None:
         self.scroll_lines(-len(self._rows))
@@ -297,10 +298,11 @@ class Transcript(Widget, can_focus=True):
         self.post_message(self.Left())
 
     def on_click(self, event: events.Click) -> None:
-        """Select what was clicked; on a thinking section's head, open or close it."""
+        """Where messages are being selected, select what was clicked; open or close a thinking section at its head."""
         line = event.y + self.top
         if 0 <= line < len(self._rows) and self.entries:
-            self.selected = self._entry_at(line)
+            if self.has_focus:
+                self.selected = self._entry_at(line)
             if self._rows[line][1] == "thinking":
                 self.show_thinking = not self.show_thinking
             self.refresh()

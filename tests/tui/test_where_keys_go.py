@@ -1,0 +1,74 @@
+"""Letters go to the input, wherever one clicked; they are commands only where a message was selected on purpose."""
+
+import pytest
+from textual import events
+
+from headrace.app.tui.status_bar import StatusBar
+from headrace.app.tui.transcript.transcript import Transcript
+from tests.tui.conftest import Driver
+
+
+@pytest.mark.parametrize("place", [(40, 2), (5, 30)])
+@pytest.mark.parametrize("clicked", [Transcript, StatusBar, "#panel"])
+def test_after_a_click_letters_are_text(play, clicked: type | str, place: tuple[int, int]) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("why?")
+        await it.pilot.click(clicked, offset=place if clicked is Transcript else (1, 0))
+        await it.press(*"encrbjk", "left_square_bracket")
+        assert it.prompt.text == "encrbjk["
+        assert it.app.chat.editing is None  # type: ignore[union-attr]
+        assert len(it.engine.commands) == 1
+
+    play(scenario)
+
+
+def test_tab_leaves_the_keys_where_they_are(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("why?")
+        await it.press("tab", "n", "shift+tab", "e")
+        assert it.prompt.text == "ne"
+
+    play(scenario)
+
+
+def test_what_is_no_command_for_a_selected_message_is_text(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("why?")
+        await it.press("ctrl+up", "up")
+        assert it.transcript.selected == 0
+        await it.press(*"hence")
+        assert it.prompt.text == "hence"
+        await it.press("ctrl+up")
+        it.transcript.post_message(events.Paste(" now"))
+        await it.pilot.pause()
+        assert it.prompt.text == "hence now"
+
+    play(scenario)
+
+
+def test_a_selection_survives_a_shorter_branch(play) -> None:
+    """The key that was pressed for the branch before is pressed again, and is no text."""
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("one")
+        await it.ask("two")
+        await it.press("ctrl+up", "up", "up", "up", "e")  # a branch of one turn beside one of two
+        await it.press("enter")
+        await it.idle()
+        await it.press("ctrl+up", "up", "left_square_bracket", "right_square_bracket", "left_square_bracket")
+        assert it.said[2:3] == ["two"]
+        assert it.prompt.text == ""
+
+    play(scenario)
+
+
+def test_a_notice_that_shows_is_not_said_again(play) -> None:
+    async def scenario(it: Driver) -> None:
+        for _ in range(5):
+            await it.press("ctrl+c")
+        it.app.say("another")
+        await it.pilot.pause()
+        assert it.text().count("/quit leaves") == 1
+        assert it.text().count("another") == 1
+
+    play(scenario)
