@@ -4,13 +4,14 @@ The engine speaks token ids; this is the one place where they become text, for t
 benchmarks alike. The text is what the model said: whoever shows it on a terminal sanitises it (`app.sanitise`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from headrace.models.text.detokenizer import Detokenizer
 from headrace.models.text.stop_strings import StopMatcher
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.engine import Engine
-from headrace.runtime.request import Finished, PrefillProgress, Request, Step
+from headrace.runtime.request import Event, Finished, PrefillProgress, Request, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +33,21 @@ class Completed:
 Part = PrefillProgress | TextChunk | Completed
 
 
-def answer(engine: Engine, tokenizer: Tokenizer, request: Request, stops: Sequence[str] = ()) -> Iterator[Part]:
-    """Generate, as text. A stop string ends the answer with reason `stop` and is not part of it."""
-    detokenizer = tokenizer.detokenizer()
-    matcher = StopMatcher(stops)
+def answer(
+    engine: Engine, tokenizer: Tokenizer, request: Request, stops: Sequence[str] = ()
+) -> Generator[Part, None, None]:
+    """Generate, as text. A stop string ends the answer with reason `stop` and is not part of it.
+
+    What `Engine.generate` and `StopMatcher` refuse is refused now, not with the first part.
+    """
+    return _parts(request, engine.generate(request), tokenizer.detokenizer(), StopMatcher(stops))
+
+
+def _parts(
+    request: Request, events: Iterator[Event], detokenizer: Detokenizer, matcher: StopMatcher
+) -> Generator[Part, None, None]:
     stopped = False
-    for event in engine.generate(request):
+    for event in events:
         if isinstance(event, Step):
             text, stopped = matcher.feed(detokenizer.add(event.token))
             yield TextChunk(text, event)

@@ -1,0 +1,164 @@
+"""headrace from Python: what `from headrace import ...` gives (`headrace/__init__.py` says which names).
+
+The same parts as the commands use, in the same order: a model is resolved and loaded, a prompt is encoded, the engine
+generates, its tokens become text. What a model says is given as it is: whoever prints it on a terminal that model text
+must not drive sanitises it (`app.sanitise`).
+
+A `Model` belongs to the thread that loaded it, and answers one prompt at a time. All errors are HeadraceErrors.
+"""
+
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+
+from headrace.app.cli.predict import DEFAULT_CONTEXT, targets_for
+from headrace.app.predict.document import ENGINE
+from headrace.app.predict.prediction import Prediction
+from headrace.app.predict.prediction import predict as predict_shape
+from headrace.app.predict.published import assumptions
+from headrace.app.sampling_options import sampling_settings
+from headrace.models.checkpoint.quantization import Quantization
+from headrace.models.checkpoint.validation import blamed_on_store
+from headrace.models.cost.find_shape import find_shape
+from headrace.models.load import LoadedModel, load_model
+from headrace.models.registry.progress import Progress, silent
+from headrace.models.registry.resolve import resolve
+from headrace.models.text.answer import Completed, Part, TextChunk, answer
+from headrace.models.text.chat_prompt import ChatPrompt
+from headrace.runtime.engine import Engine
+from headrace.runtime.errors import EngineError
+from headrace.runtime.request import CancelFlag, PrefillProgress, Request
+from headrace.runtime.sampling import SamplingParams
+
+Message = Mapping[str, str]
+"""`{"role": "system" | "user" | "assistant", "content": text}`."""
+
+Answer = Generator[TextChunk | Completed, None, None]
+"""Parts with a `text` each: one `TextChunk` per decode step, then one `Completed` with the text that was held back."""
+
+
+class Model:
+    """A loaded model. Between answers it keeps the KV cache, so of the next prompt only what is new is prefilled."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+        self._engine = Engine(loaded.network, context_limit=loaded.context_limit, keep_prefix=True)
+        self._prompts = ChatPrompt(loaded.tokenizer)
+        self._thread = threading.get_ident()
+        self.name = loaded.name
+        self.context_limit = loaded.context_limit  # tokens, prompt and answer together
+        self.sampling = SamplingParams(**sampling_settings({}, loaded.generation_defaults))  # as the checkpoint advises
+
+    def __repr__(self) -> str:
+        return f"<headrace.Model {self.name}, context limit {self.context_limit}>"
+
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        sampling: SamplingParams | None = None,
+        stop: Sequence[str] = (),
+        thinking: bool | None = None,
+        cancel: CancelFlag | None = None,
+    ) -> Answer:
+        """Answer a conversation (a text alone: one user message) as the model's chat template writes it.
+
+        sampling: None means the model's own (`Model.sampling`). stop: texts that end the answer and are no part of it.
+        thinking: whether a reasoning model that can be told thinks first. Closing the iterator ends the generation, as
+        does `cancel`, which may be set from any thread and is heard within the prefill too.
+        Raises UsageError for a malformed request or where there is no chat template, ContextLimitError for a prompt
+        that does not fit; EngineError, once parts are asked for, while another answer is open.
+        """
+        prompt = self._prompts.encode(_messages(messages), thinking=thinking)
+        return self._answer(prompt, max_tokens, sampling, stop, cancel)
+
+    def complete(
+        self,
+        text: str,
+        *,
+        max_tokens: int | None = None,
+        sampling: SamplingParams | None = None,
+        stop: Sequence[str] = (),
+        cancel: CancelFlag | None = None,
+    ) -> Answer:
+        """Continue a plain text, without a chat template. Arguments and errors as for `chat`."""
+        return self._answer(self._loaded.tokenizer.encode_prompt(text), max_tokens, sampling, stop, cancel)
+
+    def count_tokens(self, text: str | Sequence[Message]) -> int:
+        """Tokens of a text by itself; of messages, those of the whole prompt that `chat` would make of them."""
+        if isinstance(text, str):
+            return len(self._loaded.tokenizer.encode(text))
+        return len(self._prompts.encode(text))
+
+    def _answer(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int | None,
+        sampling: SamplingParams | None,
+        stop: Sequence[str],
+        cancel: CancelFlag | None,
+    ) -> Answer:
+        request = Request(
+            prompt=prompt,
+            max_tokens=max_tokens,
+            sampling=self.sampling if sampling is None else sampling,
+            stop_ids=self._loaded.tokenizer.eos_ids,
+            cancel=CancelFlag() if cancel is None else cancel,
+        )
+        return self._parts(answer(self._engine, self._loaded.tokenizer, request, stop))
+
+    def _parts(self, parts: Generator[Part, None, None]) -> Answer:
+        if threading.get_ident() != self._thread:
+            raise EngineError("a model answers on the thread that loaded it", "load and use it on one thread")
+        with closing(parts):
+            for part in parts:
+                if not isinstance(part, PrefillProgress):
+                    yield part
+
+
+def load(
+    name: str | None = None,
+    *,
+    context: int | None = None,
+    quantize: int | None = None,
+    group_size: int = 64,
+    force: bool = False,
+    progress: Progress = silent,
+) -> Model:
+    """Load a model: a catalog name, a directory, a .gguf file or a hub id; None: the default. Fetched if need be.
+
+    context: the limit in tokens; None: what the model was made for and memory allows. quantize: bits to quantize a
+    plain checkpoint to while loading, in groups of `group_size`. force: go beyond what memory, or with `context` the
+    model, allows. progress(stage, done, total) is told of what takes long.
+    Raises ModelNotFoundError, FetchError, CheckpointError, NotEnoughMemoryError and UsageError.
+    """
+    requantize = Quantization(quantize, group_size) if quantize is not None else None  # before anything is fetched
+    resolved = resolve(name, progress=progress)
+    with blamed_on_store(resolved.stored_as, resolved.path):
+        loaded = load_model(resolved.path, name=resolved.name, context=context, requantize=requantize, force=force)
+    return Model(loaded)
+
+
+def predict(
+    name: str | None = None,
+    *,
+    chip: str | None = None,
+    memory_gb: int | None = None,
+    context: int = DEFAULT_CONTEXT,
+    batch: int = 1,
+) -> Prediction:
+    """How fast a model would decode with `context` tokens in the cache, and what memory it needs; nothing is loaded.
+
+    name: as for `load`; of what is not installed only a config is fetched. chip: such as "M4 Max (40-core)", with
+    `memory_gb` of memory; None: this machine, its bandwidth measured first if it never was. batch: sequences that share
+    a step; the speed is that of all of them together.
+    Raises ModelNotFoundError, UnsupportedModelError, CheckpointError, FetchError, and UsageError for an unknown chip.
+    """
+    _, shape = find_shape(name)
+    target = targets_for((chip,) if chip else (), memory_gb, others=False)[0]
+    return predict_shape(shape, target, assumptions(ENGINE), context, batch)
+
+
+def _messages(messages: str | Sequence[Message]) -> Sequence[Message]:
+    return [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
