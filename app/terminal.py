@@ -4,7 +4,12 @@ Two questions, since they have two answers: may a line be drawn over, and may te
 """
 
 import os
-from typing import TextIO
+import shutil
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def can_redraw(stream: TextIO) -> bool:
@@ -15,3 +20,16 @@ def can_redraw(stream: TextIO) -> bool:
 def may_style(stream: TextIO) -> bool:
     """Whether text may be styled: where lines can be drawn over, unless NO_COLOR is set."""
     return can_redraw(stream) and not os.environ.get("NO_COLOR")
+
+
+def console(*, stderr: bool = False) -> "Console":
+    """A rich console that styles only where that is allowed and lets no text be read as markup."""
+    from rich.console import Console
+
+    styled = may_style(sys.stderr if stderr else sys.stdout)
+    return Console(stderr=stderr, highlight=False, markup=False, color_system="auto" if styled else None)
+
+
+def table_width(stream: TextIO) -> int | None:
+    """The columns a table may take: those of the terminal; None where nobody looks and nothing need leave."""
+    return shutil.get_terminal_size().columns if stream.isatty() else None

@@ -6,6 +6,7 @@ downloaded files: they are printed without control characters.
 
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -13,7 +14,8 @@ import click
 from headrace.app.cli.completion import installed_names, model_names
 from headrace.app.models_report import MEMORY_CONTEXT, Document, catalog_document, checkpoint_document, overview
 from headrace.app.progress import drawn_progress
-from headrace.app.terminal import may_style
+from headrace.app.tables import Column, print_lines, table_lines
+from headrace.app.terminal import may_style, table_width
 from headrace.models.registry.progress import Progress
 from headrace.models.registry.resolve import ResolvedModel, resolve, stored_name
 from headrace.models.registry.source import CatalogName, parse_source
@@ -38,23 +40,30 @@ def list_models(as_json: bool) -> None:
     if as_json:
         _print_json(rows)
         return
-    table = [["NAME", "SIZE", "MEMORY", "CONTEXT", "FORMAT", "LICENCE", ""]]
+    print_lines(table_lines(_columns(rows), table_width(sys.stdout), rule=False))
     for row in rows:
-        size = row["disk_bytes"] if row["installed"] else row["download_bytes"]
-        state = row.get("problem") or ("installed" if row["installed"] else "")
-        table.append(
-            [
-                row["name"] + (" (default)" if row["default"] else ""),
-                format_bytes(size),
-                _or_dash(row["memory_bytes"], format_bytes),
-                _or_dash(row["context"], _tokens),
-                _or_dash(row["quantization"], str),
-                _or_dash(row["licence"], str),
-                state,
-            ]
-        )
-    _print_table(table, right={1, 2, 3})
+        if problem := row.get("problem"):
+            click.echo(_clean(f"{row['name']}: {problem}"))
     click.echo(f"\nMEMORY: weights and KV cache for {_tokens(MEMORY_CONTEXT)} tokens, and the program itself.")
+
+
+def _columns(rows: list[Document]) -> list[Column]:
+    def column(name: str, leaves: int, cell: Callable[[Document], str], *, right: bool = False) -> Column:
+        return Column(name, [_clean(cell(row)) for row in rows], leaves, right)
+
+    return [
+        column("NAME", 0, lambda row: row["name"] + (" (default)" if row["default"] else "")),
+        column("SIZE", 1, _size, right=True),
+        column("MEMORY", 0, lambda row: _or_dash(row["memory_bytes"], format_bytes), right=True),
+        column("CONTEXT", 3, lambda row: _or_dash(row["context"], _tokens), right=True),
+        column("FORMAT", 4, lambda row: _or_dash(row["quantization"], str)),
+        column("LICENCE", 5, lambda row: _or_dash(row["licence"], str)),
+        column("", 2, lambda row: "broken" if row.get("problem") else "installed" if row["installed"] else ""),
+    ]
+
+
+def _size(row: Document) -> str:
+    return format_bytes(row["disk_bytes"] if row["installed"] else row["download_bytes"])
 
 
 @models.command()
@@ -220,17 +229,6 @@ def _or_dash(value: Any, text: Any) -> str:
 
 def _print_json(document: Any) -> None:
     click.echo(json.dumps(document, indent=2))
-
-
-def _print_table(table: list[list[str]], right: set[int]) -> None:
-    table = [[_clean(cell) for cell in row] for row in table]
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    for number, row in enumerate(table):
-        cells = [
-            cell.rjust(width) if column in right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        click.echo(_styled("  ".join(cells).rstrip(), bold=number == 0))
 
 
 def _styled(text: str, **style: bool) -> str:

@@ -16,7 +16,8 @@ DEFAULT_CONTEXT = 4096
 
 @click.command()
 @click.option("-m", "--model", metavar="MODEL", help="As for run; nothing but a config is ever fetched.")
-@click.option("--chip", "chips", multiple=True, metavar="CHIP", help='Such as "M4 Max (40-core)". Repeatable.')
+@click.option("--chip", "chips", multiple=True, metavar="CHIP", help='Such as "M4 Max", m4max, 4090. Repeatable.')
+@click.option("--list-chips", is_flag=True, help="List the chips that are known.")
 @click.option(
     "--memory", type=click.IntRange(1, 4096), metavar="GB", help="Memory of the chips. Default: the most sold."
 )
@@ -34,6 +35,7 @@ DEFAULT_CONTEXT = 4096
 def predict(
     model: str | None,
     chips: tuple[str, ...],
+    list_chips: bool,
     memory: int | None,
     contexts: str,
     explain: bool,
@@ -41,6 +43,9 @@ def predict(
     as_json: bool,
 ) -> None:
     """Say how fast MODEL would decode on this machine or other chips, what limits it, and what would help."""
+    if list_chips:
+        _list_chips(as_json)
+        return
     from headrace.app.bench.measure.plan import parse_counts
     from headrace.app.predict.document import explanation, prediction
     from headrace.models.cost.find_shape import find_shape
@@ -81,12 +86,24 @@ def fit(chip: str | None, memory: int | None, context: int, as_json: bool) -> No
     show_fit(document)
 
 
+def _list_chips(as_json: bool) -> None:
+    from headrace.app.predict.document import known_chips
+
+    chips = known_chips()
+    if as_json:
+        click.echo(json.dumps(chips))
+        return
+    from headrace.app.predict.view import show_chips
+
+    show_chips(chips)
+
+
 def targets_for(chips: tuple[str, ...], memory: int | None, *, others: bool = True) -> list["Target"]:
     """The chips asked for; without any, this machine, and with `others` the Apple chips of the table."""
-    from headrace.app.predict.prediction import chip_target, known_targets
+    from headrace.app.predict.chip_names import chip_targets, known_targets
 
     if chips:
-        return [chip_target(chip, memory) for chip in chips]
+        return list(dict.fromkeys(target for chip in chips for target in chip_targets(chip, memory)))
     here = _this_machine()
     return [*([here] if here else []), *(known_targets() if others or here is None else [])]
 

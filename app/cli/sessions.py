@@ -19,10 +19,11 @@ from headrace.app.sanitise import sanitise
 from headrace.app.sessions.export import to_document, to_markdown
 from headrace.app.sessions.search import search as search_sessions
 from headrace.app.sessions.store import SessionStore
+from headrace.app.tables import Column, print_lines, table_lines
+from headrace.app.terminal import table_width
 from headrace.runtime.errors import SessionError, UsageError
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-_TITLE_WIDTH = 48
 
 
 @click.group()
@@ -42,13 +43,15 @@ def list_sessions(limit: int | None, as_json: bool) -> None:
         return
     if not entries:
         click.echo("no conversations yet", err=True)
-    for entry in entries:
-        session = entry.session
-        title = _one_line(session.title)[:_TITLE_WIDTH]
-        model = _one_line(session.model or "")
-        click.echo(
-            f"{session.id}  {_when(session.updated_at)}  {entry.messages:>4}  {title:<{_TITLE_WIDTH}}  {model}".rstrip()
-        )
+        return
+    columns = [
+        Column("", [entry.session.id for entry in entries], right=False),
+        Column("", [_when(entry.session.updated_at) for entry in entries], leaves=2),
+        Column("", [str(entry.messages) for entry in entries], leaves=3),
+        Column("", [_one_line(entry.session.title) for entry in entries], right=False, least=16),
+        Column("", [_one_line(entry.session.model or "") for entry in entries], leaves=1, right=False),
+    ]
+    print_lines(table_lines(columns, table_width(sys.stdout), header=False))
 
 
 @sessions.command()

@@ -4,19 +4,22 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from headrace.app.predict.chip_names import bare
 from headrace.app.predict.fit_store import MeasuredFit
 from headrace.app.predict.prediction import Target, largest_context, levers, predict, summarise_assumptions
 from headrace.app.predict.published import assumptions
 from headrace.models.cost.shape_sources import shape_of_entry
 from headrace.models.cost.step_shape import Operation, StepShape, total
 from headrace.models.registry.catalog import load_catalog
+from headrace.runtime.machine.chips import table
 
 Document = dict[str, Any]
+_NOTICEABLE = 0.005  # a smaller gain is none: it rounds to 1.00
 ENGINE = "mlx-lm"  # whose published figures stand in for a Mac that was not measured
 
 
 def prediction(name: str, shape: StepShape, targets: Sequence[Target], contexts: Sequence[int]) -> Document:
-    """One model on every target at every context, and what each lever gives on the first target."""
+    """One model on every target at every context, and what would make it faster on the first target."""
     assumed = assumptions(ENGINE)
     first, longest = targets[0], max(contexts)
     return {
@@ -34,9 +37,7 @@ def prediction(name: str, shape: StepShape, targets: Sequence[Target], contexts:
             "target": first.name,
             "context": longest,
             "as_is": _lever(shape, first, longest, 1),
-            "changes": [
-                {"name": lever.name, **_lever(lever.shape, first, longest, lever.batch)} for lever in levers(shape)
-            ],
+            "changes": _improvements(shape, first, longest),
         },
         "assumptions": [*summarise_assumptions(targets, assumed), f"sizes from {shape.source}"],
     }
@@ -76,6 +77,22 @@ def explanation(name: str, shape: StepShape, *, past: int, prefill: int) -> Docu
         "step": _costs(step),
         "prefill": _costs(fed),
     }
+
+
+def known_chips() -> list[Document]:
+    """Every chip of the table: vendors' figures, and where they stand."""
+    return [
+        {
+            "name": bare(chip.name),
+            "gpu_cores": list(chip.gpu_cores),
+            "memory_gb": list(chip.memory_gb),
+            "max_memory_gb": chip.max_memory_gb,
+            "bandwidth_gb_s": chip.bandwidth / 1e9,
+            "fp16_tflops": chip.fp16_flops / 1e12 if chip.fp16_flops else None,
+            "source": chip.source,
+        }
+        for chip in table()
+    ]
 
 
 def _costs(rows: Sequence[Operation]) -> Document:
@@ -122,6 +139,17 @@ def _fit(fit: MeasuredFit) -> Document:
         "command": fit.command,
         "quiet": fit.quiet,
     }
+
+
+def _improvements(shape: StepShape, target: Target, context: int) -> list[Document]:
+    """The levers that make it faster; `gain` is how many times."""
+    as_is, found = _lever(shape, target, context, 1), []
+    for lever in levers(shape):
+        changed = _lever(lever.shape, target, context, lever.batch)
+        gain = (changed["expected"] or changed["roofline"]) / (as_is["expected"] or as_is["roofline"])
+        if gain > 1 + _NOTICEABLE:
+            found.append({"name": lever.name, "gain": gain, **changed})
+    return found
 
 
 def _lever(shape: StepShape, target: Target, context: int, batch: int) -> Document:

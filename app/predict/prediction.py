@@ -5,7 +5,6 @@ machine where there is one, otherwise with constants that hold for mlx-lm on pub
 (`app.predict.published`). On chips those figures say nothing about, only the roofline is given.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -14,8 +13,6 @@ from headrace.app.predict.fit_store import MeasuredFit
 from headrace.app.predict.published import Assumptions
 from headrace.models.cost.costs import WORKING_MEMORY
 from headrace.models.cost.step_shape import StepShape
-from headrace.runtime.errors import UsageError
-from headrace.runtime.machine import chips
 
 # macOS lets a GPU use about three quarters of the memory unless told otherwise (recommendedMaxWorkingSetSize).
 USABLE_SHARE = 0.75
@@ -87,51 +84,13 @@ class Lever:
 
 
 def levers(shape: StepShape) -> list[Lever]:
-    """Fewer bits, a smaller cache, sharing a step, and what grouped queries already saved."""
-    found = [
+    """What can be changed: fewer bits, a smaller cache, sharing a step. Which of it helps depends on the model."""
+    return [
         Lever("weights at 8 bits", shape.stored_at(8)),
         Lever("weights at 4 bits", shape.stored_at(4)),
         Lever("KV cache at 8 bits", shape.with_kv(KV_8_BIT)),
         Lever("4 sequences a step", shape, batch=4),
     ]
-    group = shape.heads // shape.kv_heads
-    if group > 1:
-        found.append(Lever(f"without GQA ({group}x the KV)", shape.with_kv(Fraction(group))))
-    return found
-
-
-def chip_target(text: str, memory_gb: int | None = None) -> Target:
-    """A chip as people write it: `M4 Max (40-core)`, `RTX 4090`. Raises UsageError for one the table does not know."""
-    match = re.fullmatch(r"\s*(.+?)\s*(?:\(\s*(\d+)[- ]cores?\s*\))?\s*", text)
-    assert match is not None
-    name, cores = match[1], int(match[2]) if match[2] else None
-    chip = chips.find(name, cores, memory_gb * 2**30 if memory_gb else None)
-    if chip is None or (cores and chip.gpu_cores and cores not in chip.gpu_cores):
-        known = sorted({_bare(row.name) for row in chips.table()})
-        from difflib import get_close_matches
-
-        near = get_close_matches(_bare(name), known, n=3, cutoff=0.4)
-        raise UsageError(f"the chip table has no {text.strip()!r}", f"it has {', '.join(near or known[:8])}, ...")
-    return _target(chip, cores, memory_gb)
-
-
-def known_targets() -> list[Target]:
-    """Every Apple chip of the table, at its largest memory."""
-    return [_target(chip, None, None) for chip in chips.table() if chip.name.startswith("Apple")]
-
-
-def _target(chip: chips.Chip, cores: int | None, memory_gb: int | None) -> Target:
-    apple = chip.name.startswith("Apple")
-    gigabytes = memory_gb or chip.max_memory_gb
-    usable = None if gigabytes is None else int(gigabytes * 2**30 * (USABLE_SHARE if apple else 0.95))
-    several = any(other.name == chip.name and other is not chip for other in chips.table())
-    shown = [cores] if cores else list(chip.gpu_cores) if several else []
-    detail = f" ({'/'.join(map(str, shown))}-core)" if shown and apple else ""
-    return Target(f"{_bare(chip.name)}{detail}", chip.bandwidth, usable, apple)
-
-
-def _bare(name: str) -> str:
-    return re.sub(r"^(Apple|NVIDIA( GeForce)?)\s+", "", name)
 
 
 def summarise_assumptions(targets: Sequence[Target], assumed: Assumptions) -> list[str]:

@@ -1,128 +1,159 @@
-"""Predictions on the screen: rich tables on a terminal, the same tables without colour elsewhere."""
+"""Predictions on the screen: tables that fit the terminal, the same ones whole and without colour elsewhere."""
 
+import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from headrace.app.bench.show.live import console
+from headrace.app.tables import Column, print_lines, table_lines
+from headrace.app.terminal import console, table_width
 from headrace.runtime.units import format_bytes
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.text import Text
 
 Document = dict[str, Any]
-_PIPE_WIDTH = 140  # columns where nobody looks, so that nothing is cut
 
 
 def show_prediction(document: Document) -> None:
     """One row a target, then what would help."""
-    model = document["model"]
-    screen = _screen()
-    contexts = document["contexts"]
-    speeds = [f"tok/s @{context}" for context in contexts] if len(contexts) > 1 else ["expected"]
-    table = _table("chip", "GB/s", "roofline", *speeds, "max context")
-    for target in document["targets"]:
-        found = target["predictions"]
-        style = "bold" if target["name"] == "this machine" else ""
-        table.add_row(
-            target["name"], f"{target['bandwidth_gb_s']:.0f}", _short(found[-1]["roofline"]), *map(_expected, found),
-            _context(target, model), style=style,
-        )  # fmt: skip
-    _head(screen, model)
-    screen.print(table)
-    _show_levers(screen, document["levers"])
-    _notes(screen, [f"tok/s with {max(contexts):,} tokens in the cache", *document["assumptions"]])
+    model, targets, contexts = document["model"], document["targets"], document["contexts"]
+    found = [target["predictions"] for target in targets]
+    names = [f"tok/s @{context}" for context in contexts] if len(contexts) > 1 else ["expected"]
+    speeds = [
+        Column(name, [_expected(predictions[number]) for predictions in found]) for number, name in enumerate(names)
+    ]
+    _head(model)
+    _print_table(
+        Column("chip", [_chip(target["name"]) for target in targets], right=False),
+        Column("GB/s", [f"{target['bandwidth_gb_s']:.0f}" for target in targets], leaves=3),
+        Column("roofline", [_short(predictions[-1]["roofline"]) for predictions in found], leaves=1),
+        *speeds,
+        Column("max context", [_context(target, model) for target in targets], leaves=2),
+    )
+    _show_levers(document["levers"])
+    _notes([f"tok/s with {max(contexts):,} tokens in the cache", *document["assumptions"]])
 
 
 def show_fit(document: Document) -> None:
     """One row a model: whether it fits, how fast, how far."""
     from rich.text import Text
 
-    screen = _screen()
-    target = document["target"]
+    target, rows = document["target"], document["models"]
     usable = target["usable_memory_bytes"]
     room = f", {format_bytes(usable)} for models" if usable else ""
+    screen = console()
     screen.print()
     screen.print(Text.assemble((target["name"], "bold"), f"  {target['bandwidth_gb_s']:.0f} GB/s{room}"))
-    table = _table("model", "bits", "memory", "", "roofline", "expected", "max context")
-    for row in document["models"]:
-        fits = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}[row["fits"]]
-        longest = "" if row["largest_context"] is None else f"{row['largest_context']:,}"
-        style = "dim" if row["fits"] is False else ""
-        table.add_row(
-            row["model"], row["quantization"], format_bytes(row["memory"]), Text(fits[0], style=fits[1]),
-            _short(row["roofline"]), _expected(row), longest if row["fits"] is not False else "", style=style,
-        )  # fmt: skip
-    screen.print(table)
-    _notes(screen, [f"tok/s and memory with {document['context']:,} tokens in the cache", *document["assumptions"]])
+    marks = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}
+
+    def column(name: str, cell: Callable[[Document], str], leaves: int = 0) -> Column:
+        cells = [Text(cell(row), style="dim" if row["fits"] is False else "") for row in rows]
+        return Column(name, cells, leaves, right=name != "model")
+
+    _print_table(
+        column("model", lambda row: str(row["model"])),
+        column("bits", lambda row: str(row["quantization"]), 4),
+        column("memory", lambda row: format_bytes(row["memory"]), 2),
+        Column("", [Text.assemble(marks[row["fits"]]) for row in rows]),
+        column("roofline", lambda row: _short(row["roofline"]), 1),
+        column("expected", _expected),
+        column("max context", lambda row: f"{row['largest_context']:,}" if row["largest_context"] else "", 3),
+    )
+    _notes([f"tok/s and memory with {document['context']:,} tokens in the cache", *document["assumptions"]])
+
+
+def show_chips(chips: list[Document]) -> None:
+    """One row a chip."""
+    _print_table(
+        Column("chip", [chip["name"] for chip in chips], right=False),
+        Column("GPU cores", [" / ".join(map(str, chip["gpu_cores"])) for chip in chips], leaves=1),
+        Column("GB/s", [f"{chip['bandwidth_gb_s']:,.0f}" for chip in chips]),
+        Column("memory", [_chip_memory(chip) for chip in chips], leaves=2),
+        Column("TFLOP/s fp16", [_chip_flops(chip) for chip in chips], leaves=3),
+    )
+    _notes(["--chip takes any part of a name that tells it from the others, and (N-core) for a variant"])
+
+
+def _chip_memory(chip: Document) -> str:
+    sizes = " / ".join(map(str, chip["memory_gb"]))
+    return f"{sizes} GB" if sizes else f"up to {chip['max_memory_gb']} GB" if chip["max_memory_gb"] else ""
+
+
+def _chip_flops(chip: Document) -> str:
+    return f"{chip['fp16_tflops']:,.0f}" if chip["fp16_tflops"] else ""
+
+
+def _chip(name: str) -> "Text":
+    from rich.text import Text
+
+    return Text(name, style="bold" if name == "this machine" else "")
 
 
 def show_explanation(document: Document) -> None:
-    """Every read of a step, and of a prefill: beside each other where there is room, else below each other."""
-    screen = _screen()
-    _head(screen, document["model"])
-    step = _cost_table(f"One decode step with {document['past']:,} tokens in the cache", document["step"])
-    prefill = _cost_table(f"Prefill of {document['prefill_tokens']:,} tokens", document["prefill"])
-    if screen.width >= 164:
-        from rich.columns import Columns
-
-        screen.print(Columns([step, prefill], padding=(0, 4)))
-    else:
-        screen.print(step)
-        screen.print(prefill)
+    """Every read of a step, then of a prefill."""
+    _head(document["model"])
+    _cost_table(f"One decode step with {document['past']:,} tokens in the cache", document["step"])
+    _cost_table(f"Prefill of {document['prefill_tokens']:,} tokens", document["prefill"])
     _notes(
-        screen,
         [
             "bytes and FLOPs are of one; the total counts each row as often as it says",
             "a multiplication and an addition are two FLOPs; softmax, norms and rotation are not counted",
             "a prefill makes no logits: the first decode step does",
-        ],
+        ]
     )
 
 
-def _cost_table(title: str, costs: Document) -> "Table":
-    table = _table("read", "×", "shape", "bytes", "FLOPs", "FLOP/B")
-    table.title, table.title_justify, table.title_style = title, "left", "bold cyan"
-    for row in costs["operations"]:
-        table.add_row(
-            row["name"], str(row["count"]), row["shape"], f"{row['nbytes']:,}", f"{row['flops']:,}",
-            _intensity(row["intensity"]),
-        )  # fmt: skip
-    table.add_section()
-    total = (f"{costs['total_bytes']:,}", f"{costs['total_flops']:,}", _intensity(costs["intensity"]))
-    table.add_row("total", "", "", *total, style="bold")
-    return table
+def _cost_table(title: str, costs: Document) -> None:
+    rows = costs["operations"]
+    total = {"nbytes": costs["total_bytes"], "flops": costs["total_flops"], "intensity": costs["intensity"]}
+    _title(title)
+    _print_table(
+        Column("read", [*(row["name"] for row in rows), "total"], right=False),
+        Column("×", [*(str(row["count"]) for row in rows), ""]),
+        Column("shape", [*(row["shape"] for row in rows), ""], leaves=2),
+        Column("bytes", [f"{row['nbytes']:,}" for row in (*rows, total)]),
+        Column("FLOPs", [f"{row['flops']:,}" for row in (*rows, total)], leaves=1),
+        Column("FLOP/B", [_intensity(row["intensity"]) for row in (*rows, total)], leaves=3),
+    )
 
 
-def _show_levers(screen: Any, found: Document) -> None:
-    as_is = found["as_is"]
-    table = _table(f"what would help {found['target']}", "memory", "roofline", "expected", "gain")
-    base = as_is["expected"] or as_is["roofline"]
-    for row in ({"name": "as it is", **as_is}, *found["changes"]):
-        gain = (row["expected"] or row["roofline"]) / base
-        shown = "" if row["name"] == "as it is" else f"{gain:.2f}x"
-        table.add_row(row["name"], format_bytes(row["memory"]), _short(row["roofline"]), _expected(row), shown)
-    screen.print(table)
+def _show_levers(found: Document) -> None:
+    if not found["changes"]:
+        _notes([f"none of the usual changes would make it faster on {found['target']}", ""])
+        return
+    rows = [{"name": "as it is", **found["as_is"]}, *found["changes"]]
+    _title(f"What would help {found['target']}")
+    _print_table(
+        Column("change", [row["name"] for row in rows], right=False),
+        Column("memory", [format_bytes(row["memory"]) for row in rows], leaves=2),
+        Column("roofline", [_short(row["roofline"]) for row in rows], leaves=1),
+        Column("expected", [_expected(row) for row in rows]),
+        Column("gain", [f"{row['gain']:.2f}x" if "gain" in row else "" for row in rows]),
+    )
 
 
-def _head(screen: Any, model: Document) -> None:
+def _head(model: Document) -> None:
     from rich.text import Text
 
     facts = (
         f"{model['parameters'] / 1e9:.2f} B weights, {format_bytes(model['weight_bytes_per_step'])} per step, "
         f"{format_bytes(model['kv_bytes_per_token'])} of K/V per token"
     )
+    screen = console()
     screen.print()
     screen.print(Text.assemble((model["name"], "bold"), f"  {facts}"))
 
 
-def _table(first: str, *columns: str) -> "Table":
-    from rich import box
-    from rich.table import Table
+def _title(text: str) -> None:
+    from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="bold")
-    table.add_column(first, no_wrap=True)
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
+    console().print(Text(text, style="bold cyan"))
+
+
+def _print_table(*columns: Column) -> None:
+    from rich.text import Text
+
+    print_lines([Text(), *table_lines(columns, table_width(sys.stdout)), Text()])
 
 
 def _expected(found: Document) -> str:
@@ -147,16 +178,11 @@ def _intensity(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.2f}"
 
 
-def _notes(screen: Any, lines: list[str]) -> None:
-    from rich.padding import Padding
+def _notes(lines: list[str]) -> None:
     from rich.text import Text
 
-    for line in lines:
-        screen.print(Padding(Text(line, style="dim"), (0, 0, 0, 1)))
-
-
-def _screen() -> Any:
     screen = console()
     if not screen.is_terminal:
-        screen.width = _PIPE_WIDTH
-    return screen
+        screen.width = max(map(len, lines))
+    for line in lines:
+        screen.print(Text(line, style="dim"))

@@ -1,56 +1,59 @@
 """A comparison on a terminal, and as plain lines elsewhere. Only what is significant stands out."""
 
+import sys
+from collections.abc import Sequence
 from typing import Any
 
-from headrace.app.bench.show.live import console
 from headrace.app.bench.show.table import speed_text
+from headrace.app.tables import Column, print_lines, table_lines
+from headrace.app.terminal import console, table_width
 
 _STYLES = {"slower": "bold red", "faster": "bold green", "too few repetitions": "yellow"}
 
 
 def show(comparison: dict[str, Any]) -> None:
     """Print it on standard output."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     screen = console()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column("test", no_wrap=True)
-    for name in ("A tok/s", "B tok/s", "B / A", "95 % interval"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    for row in comparison["tests"]:
-        style = _STYLES.get(row["verdict"], "dim")
-        cells = _cells(row)
-        table.add_row(*cells[:3], Text(cells[3], style=style), cells[4], Text(row["verdict"], style=style))
-    screen.print(table)
+    print_lines([Text(), *table_lines(_columns(comparison), table_width(sys.stdout)), Text()])
     for line in _notes(comparison):
-        screen.print(Text(f" {line}", style="yellow"))
-    screen.print(Text(f" {_conclusion(comparison)}", style="bold"))
+        screen.print(Text(line, style="yellow"))
+    screen.print(Text(_conclusion(comparison), style="bold"))
 
 
 def lines(comparison: dict[str, Any]) -> list[str]:
     """The same without a terminal."""
-    rows = [[*_cells(row), row["verdict"]] for row in comparison["tests"]]
-    table = [["test", "A tok/s", "B tok/s", "B / A", "95 % interval", ""], *rows]
-    widths = [max(len(row[i]) for row in table) for i in range(6)]
-    shown = [
-        "  ".join(
-            cell.ljust(w) if i in (0, 5) else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in table
+    table = table_lines(_columns(comparison), None, rule=False)
+    return [*(line.plain for line in table), *_notes(comparison), _conclusion(comparison)]
+
+
+def _columns(comparison: dict[str, Any]) -> list[Column]:
+    from rich.text import Text
+
+    rows = comparison["tests"]
+    styles = [_STYLES.get(row["verdict"], "dim") for row in rows]
+
+    def styled(texts: Sequence[str]) -> list[Text]:
+        return [Text(text, style=style) for text, style in zip(texts, styles, strict=True)]
+
+    return [
+        Column("test", [_name(row) for row in rows], right=False),
+        Column("A tok/s", [speed_text(row["a_tokens_per_second"]) for row in rows], leaves=2),
+        Column("B tok/s", [speed_text(row["b_tokens_per_second"]) for row in rows], leaves=1),
+        Column("B / A", styled(["" if row["ratio"] is None else f"{row['ratio']:.3f}" for row in rows])),
+        Column("95 % interval", [_interval(row) for row in rows], leaves=3),
+        Column("", styled([row["verdict"] for row in rows]), right=False),
     ]
-    return [*(line.rstrip() for line in shown), *_notes(comparison), _conclusion(comparison)]
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _name(row: dict[str, Any]) -> str:
     name = row["test"] + (f" @ d{row['depth']}" if row["depth"] else "")
-    name = name if row["engine"] == "headrace" else f"{row['engine']} {name}"
-    a, b = speed_text(row["a_tokens_per_second"]), speed_text(row["b_tokens_per_second"])
-    if row["ratio"] is None:
-        return [name, a, b, "", ""]
-    return [name, a, b, f"{row['ratio']:.3f}", f"{row['low']:.3f} to {row['high']:.3f}"]
+    return name if row["engine"] == "headrace" else f"{row['engine']} {name}"
+
+
+def _interval(row: dict[str, Any]) -> str:
+    return "" if row["ratio"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
 
 
 def _notes(comparison: dict[str, Any]) -> list[str]:

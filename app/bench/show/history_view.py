@@ -4,8 +4,11 @@ import sys
 from typing import Any
 
 from headrace.app.bench.compare.history import History
-from headrace.app.bench.show.live import console
 from headrace.app.bench.show.table import speed_text
+from headrace.app.tables import Column, print_lines, table_lines
+from headrace.app.terminal import console, table_width
+
+Runs = list[tuple[int, dict[str, Any]]]
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _LAST = 24  # runs in a row of blocks
@@ -18,35 +21,48 @@ def show_history(kept: History) -> None:
         print("No runs are saved yet. `headrace bench --save` keeps one.")
         return
     if not sys.stdout.isatty():
-        print("\n".join("\t".join([str(number), *_cells(document)]) for number, document in runs))
+        for number, document in runs:
+            print(number, *_circumstances(document), ", ".join(_tests(document)), sep="\t")
         return
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    screen = console()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for name in ("run", "when (UTC)", "model", "device"):
-        table.add_column(name, no_wrap=True, overflow="ellipsis")
-    table.add_column("tok/s", overflow="fold")
-    for number, document in runs:
-        table.add_row(str(number), *_cells(document))
-    screen.print(table)
-    grid = Table.grid(padding=(0, 2))
-    for key, speeds in _series(runs).items():
-        if len(speeds) > 1:
-            change = speeds[-1] / speeds[0] - 1
-            grid.add_row(
-                Text(key, style="dim"),
-                Text(blocks(speeds), style="cyan"),
-                f"{speed_text(speeds[-1])}",
-                f"{change:+.1%}",
-            )
-    if grid.row_count:
+    screen, width = console(), table_width(sys.stdout)
+    columns = _columns(runs)
+    rows = table_lines(columns, width, header=False)
+    each = len(rows) // len(runs)  # lines of a run: more than one where there is little room
+    print_lines([Text(), *table_lines(columns, width)[: -len(rows)]])
+    for number, (_, document) in enumerate(runs):
+        print_lines(rows[number * each : (number + 1) * each])
+        print_lines([Text(f"  {line}", style="dim") for line in _wrapped(_tests(document), screen.width - 2)])
+    series = {key: speeds for key, speeds in _series(runs).items() if len(speeds) > 1}
+    if series:
+        screen.print()
         screen.print(
             Text("Speed over the saved runs, against zero; the change is from the first to the last.", style="dim")
         )
-        screen.print(grid)
+        print_lines(table_lines(_series_columns(series), width, header=False))
+
+
+def _columns(runs: Runs) -> list[Column]:
+    when, models, devices = zip(*(_circumstances(document) for _, document in runs), strict=True)
+    return [
+        Column("run", [str(number) for number, _ in runs]),
+        Column("when (UTC)", when, right=False),
+        Column("model", models, right=False, least=12),
+        Column("device", devices, right=False, leaves=1, least=12),
+    ]
+
+
+def _series_columns(series: dict[tuple[str, str], list[float]]) -> list[Column]:
+    from rich.text import Text
+
+    return [
+        Column("", [Text(test, style="dim") for test, _ in series], right=False),
+        Column("", [Text(device, style="dim") for _, device in series], right=False, leaves=2),
+        Column("", [Text(blocks(speeds), style="cyan") for speeds in series.values()], right=False, leaves=1),
+        Column("", [speed_text(speeds[-1]) for speeds in series.values()]),
+        Column("", [f"{speeds[-1] / speeds[0] - 1:+.1%}" for speeds in series.values()]),
+    ]
 
 
 def blocks(speeds: list[float]) -> str:
@@ -56,23 +72,37 @@ def blocks(speeds: list[float]) -> str:
     return "".join(_BLOCKS[max(1, round(speed / top * (len(_BLOCKS) - 1)))] for speed in shown)
 
 
-def _cells(document: dict[str, Any]) -> list[str]:
-    tests = [
+def _circumstances(document: dict[str, Any]) -> tuple[str, str, str]:
+    """When, model, device."""
+    return document["created"][:16].replace("T", " "), document["model"]["name"], document["device"]["name"]
+
+
+def _tests(document: dict[str, Any]) -> list[str]:
+    return [
         f"{entry['test']}{' @ d' + str(entry['depth']) if entry['depth'] else ''} "
         f"{speed_text(entry['tokens_per_second']['mean'])}"
         for entry in document["results"]
         if entry["engine"] == "headrace"
     ]
-    when = document["created"][:16].replace("T", " ")
-    return [when, document["model"]["name"], document["device"]["name"], ", ".join(tests)]
 
 
-def _series(runs: list[tuple[int, dict[str, Any]]]) -> dict[str, list[float]]:
-    """Mean speeds by device, model and test, oldest first."""
-    series: dict[str, list[float]] = {}
+def _wrapped(tests: list[str], width: int) -> list[str]:
+    """Lines of tests; one and its figure stay together."""
+    lines = tests[:1]
+    for test in tests[1:]:
+        if len(f"{lines[-1]} · {test}") <= width:
+            lines[-1] += f" · {test}"
+        else:
+            lines.append(test)
+    return lines
+
+
+def _series(runs: Runs) -> dict[tuple[str, str], list[float]]:
+    """Mean speeds by test and device, oldest first."""
+    series: dict[tuple[str, str], list[float]] = {}
     for _, document in runs:
         for entry in document["results"]:
             depth = f" @ d{entry['depth']}" if entry["depth"] else ""
-            key = f"{entry['engine']} {entry['model']} {entry['test']}{depth}, {document['device']['name']}"
-            series.setdefault(key, []).append(entry["tokens_per_second"]["mean"])
+            test = f"{entry['engine']} {entry['model']} {entry['test']}{depth}"
+            series.setdefault((test, document["device"]["name"]), []).append(entry["tokens_per_second"]["mean"])
     return series

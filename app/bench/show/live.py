@@ -11,24 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.app.bench.measure.session import Progress
 from headrace.app.bench.show.table import results_table
-from headrace.app.terminal import can_redraw, may_style
+from headrace.app.terminal import can_redraw, console
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
 _LINE_SECONDS = 10.0  # how often a log hears of the same round
 
 Results = Sequence[dict[str, Any]]
 Show = Callable[[Progress, Callable[[], Results]], None]
 """Told what happens, and how to get the results so far if anybody wants to see them."""
-
-
-def console(*, stderr: bool = False) -> "Console":
-    """A rich console that styles only where `app.terminal` allows it and lets no text be read as markup."""
-    from rich.console import Console
-
-    styled = may_style(sys.stderr if stderr else sys.stdout)
-    return Console(stderr=stderr, highlight=False, markup=False, color_system="auto" if styled else None)
 
 
 @contextmanager

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 from headrace.app.bench.measure.result import DRIFT
 from headrace.app.bench.measure.setup import setup_line
 from headrace.app.bench.show.formats import label, model_line, peak_line, ratio_line, step_cost_line
-from headrace.app.bench.show.live import console
 from headrace.app.bench.show.table import results_table
+from headrace.app.terminal import console
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -1,16 +1,16 @@
 """Predictions: against what others measured on Macs, and against arithmetic by hand."""
 
+import re
 from dataclasses import replace
 from statistics import median
 
 import pytest
 
+from headrace.app.predict.chip_names import chip_targets, known_targets
 from headrace.app.predict.document import catalog_fit, explanation, prediction
 from headrace.app.predict.fit_store import MeasuredFit
 from headrace.app.predict.prediction import (
     Target,
-    chip_target,
-    known_targets,
     largest_context,
     levers,
     predict,
@@ -28,6 +28,11 @@ SHAPE = shape_of_entry(find("llama-3.1-8b"))
 
 def of(engine: str) -> list[PublishedPoint]:
     return [point for point in points() if point.engine == engine]
+
+
+def chip_target(text: str, memory_gb: int | None = None) -> Target:
+    (target,) = chip_targets(text, memory_gb)
+    return target
 
 
 def fitted(known: list[PublishedPoint]) -> Assumptions:
@@ -117,7 +122,6 @@ def test_levers_go_the_way_they_should() -> None:
     assert speeds["weights at 4 bits"] == pytest.approx(1)
     assert speeds["KV cache at 8 bits"] > 1
     assert 2 < speeds["4 sequences a step"] < 4
-    assert speeds["without GQA (4x the KV)"] < 1
 
 
 def test_chips_as_people_write_them() -> None:
@@ -125,9 +129,39 @@ def test_chips_as_people_write_them() -> None:
     assert chip_target("apple m4 max (32 cores)").bandwidth == 410e9
     assert chip_target("M2 Ultra", 64).memory == int(64 * 2**30 * 0.75)
     assert {target.name for target in known_targets()} >= {"M1", "M4 Max (40-core)", "M5 Pro"}
-    for text in ("M9 Giga", "M4 Max (7-core)", ""):
-        with pytest.raises(UsageError):
-            chip_target(text or " ")
+    assert chip_target("m4max 40-core") == chip_target("M4 Max (40-core)")
+    assert [target.name for target in chip_targets("m4 max")] == ["M4 Max (32-core)", "M4 Max (40-core)"]
+    assert [target.name for target in chip_targets("rtx 3080")] == ["RTX 3080 (10 GB)", "RTX 3080 (12 GB)"]
+    assert [target.name for target in chip_targets("rtx 3080", 12)] == ["RTX 3080 (12 GB)"]
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("m4", "M4"), ("M2-ultra", "M2 Ultra"), ("4090", "RTX 4090"), ("rtx4090", "RTX 4090"), ("t4", "T4"),
+        ("3060 ti", "RTX 3060 Ti"), ("Laptop 4090", "RTX 4090 Laptop GPU"), ("h100 nvl", "H100 NVL"),
+        ("pro 6000", "RTX PRO 6000 Blackwell Workstation Edition"),
+    ],
+)  # fmt: skip
+def test_less_than_the_whole_name_is_enough_where_it_says_which(text: str, name: str) -> None:
+    assert chip_target(text).name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("ultra", "could be M1 Ultra, M2 Ultra or M3 Ultra", "--list-chips"),
+        ("h100", "could be H100", "more of the name"),
+        ("m4 mex", "no 'm4 mex'", "near it: M4 Max"),
+        ("M4 Max (7-core)", "32 or 40 GPU cores, not 7", None),
+        ("zebra", "no 'zebra'", "--list-chips"),
+        (" ", "no ''", "--list-chips"),
+    ],
+)
+def test_a_chip_that_is_not_clear_is_not_guessed(text: str, message: str, hint: str | None) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)) as caught:
+        chip_targets(text)
+    assert (hint or "") in (caught.value.hint or "")
 
 
 def test_documents() -> None:
@@ -136,6 +170,10 @@ def test_documents() -> None:
     assert [len(target["predictions"]) for target in found["targets"]] == [2, 2]
     assert found["levers"]["target"] == targets[0].name
     assert any("mlx-lm" in line for line in found["assumptions"])
+    assert [change["name"] for change in found["levers"]["changes"]] == ["KV cache at 8 bits", "4 sequences a step"]
+    assert all(change["gain"] > 1 for change in found["levers"]["changes"])
+    plain = prediction("llama", SHAPE.stored_at(16), targets, [0])["levers"]["changes"]
+    assert [change["name"] for change in plain] == ["weights at 8 bits", "weights at 4 bits", "4 sequences a step"]
     fit = catalog_fit(chip_target("M1", 8), 4096)
     by_name = {row["model"]: row for row in fit["models"]}
     assert by_name["smollm2-135m"]["fits"]

@@ -1,0 +1,86 @@
+"""Chips of the table as people write them: `M4 Max (40-core)`, `m4max`, `4090`, `rtx 3080 ti`.
+
+Words may come in any case and run together, and vendor words may be left out. A name that fits several chips is never
+guessed at: the error lists them. A chip sold in variants that differ in bandwidth gives a target each.
+"""
+
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from headrace.app.predict.prediction import USABLE_SHARE, Target
+from headrace.runtime.errors import UsageError
+from headrace.runtime.machine.chips import Chip, table
+
+_VENDORS = re.compile(r"^(Apple|NVIDIA GeForce|NVIDIA|Tesla)\s+")
+_VENDOR_WORDS = {"apple", "nvidia", "geforce", "tesla"}
+_CORES = re.compile(r"\(?\b(\d+)[- ]*(?:gpu[- ]*)?cores?\b\)?", re.IGNORECASE)
+_LIST = "`headrace predict --list-chips` shows all"
+
+
+def chip_targets(text: str, memory_gb: int | None = None) -> list[Target]:
+    """Every variant of the chip that `text` names, the slowest first. Raises UsageError unless it names just one."""
+    stated = _CORES.search(text)
+    cores = int(stated[1]) if stated else None
+    name = _named(_CORES.sub(" ", text).strip(), text.strip())
+    rows = [chip for chip in table() if chip.name == name]
+    fitting = [chip for chip in rows if not (cores and chip.gpu_cores) or cores in chip.gpu_cores]
+    if not fitting:
+        sold = sorted({count for chip in rows for count in chip.gpu_cores})
+        raise UsageError(f"the {bare(name)} has {_any_of(map(str, sold))} GPU cores, not {cores}")
+    sized = [chip for chip in fitting if not (memory_gb and chip.memory_gb) or memory_gb in chip.memory_gb]
+    return [_target(chip, cores, memory_gb) for chip in sorted(sized or fitting, key=lambda chip: chip.bandwidth)]
+
+
+def known_targets() -> list[Target]:
+    """Every Apple chip of the table, at its largest memory."""
+    return [_target(chip, None, None) for chip in table() if chip.name.startswith("Apple")]
+
+
+def bare(name: str) -> str:
+    """A chip's name without its vendor's."""
+    return _VENDORS.sub("", name)
+
+
+def _named(wanted: str, shown: str) -> str:
+    """The one name of the table that `wanted` means."""
+    names = list(dict.fromkeys(chip.name for chip in table()))
+    squashed = {name: "".join(_words(name)) for name in names}
+    if found := [name for name in names if squashed[name] == "".join(_words(wanted))]:
+        return found[0]
+    words = set(_words(wanted))
+    partial = [name for name in names if words and words <= set(_words(name))]
+    shortest = min(partial, key=lambda name: len(squashed[name]), default="")
+    if partial and all(name.startswith(shortest) for name in partial):  # the others are variants of that one
+        return shortest
+    if partial:
+        raise UsageError(f"{shown!r} could be {_any_of(map(bare, partial))}", f"more of the name decides; {_LIST}")
+    near = get_close_matches("".join(_words(wanted)), squashed.values(), n=3, cutoff=0.5)
+    close = [bare(name) for squash in near for name in names if squashed[name] == squash]
+    hint = f"near it: {_any_of(close)}; {_LIST}" if close else _LIST
+    raise UsageError(f"the chip table has no {shown!r}", hint)
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in re.findall(r"[a-z0-9]+", name.lower()) if word not in _VENDOR_WORDS]
+
+
+def _any_of(names: "Sequence[str] | map[str]") -> str:
+    *most, last = names
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _target(chip: Chip, cores: int | None, memory_gb: int | None) -> Target:
+    apple = chip.name.startswith("Apple")
+    gigabytes = memory_gb or chip.max_memory_gb or max(chip.memory_gb, default=None)
+    usable = None if gigabytes is None else int(gigabytes * 2**30 * (USABLE_SHARE if apple else 0.95))
+    return Target(f"{bare(chip.name)}{_variant(chip, cores)}", chip.bandwidth, usable, apple)
+
+
+def _variant(chip: Chip, cores: int | None) -> str:
+    """What tells it from the others of its name."""
+    several = any(other.name == chip.name and other is not chip for other in table())
+    if chip.gpu_cores:
+        shown = [cores] if cores else list(chip.gpu_cores) if several else []
+        return f" ({'/'.join(map(str, shown))}-core)" if shown else ""
+    return f" ({'/'.join(map(str, chip.memory_gb))} GB)" if several and chip.memory_gb else ""
