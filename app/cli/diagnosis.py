@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Literal
 
 from headrace.app.versions import own_source, versions
 from headrace.runtime import environment
-from headrace.runtime.machine.bandwidth import Peak
 from headrace.runtime.machine.hardware import Machine, PowerState
 from headrace.runtime.machine.memory import Budget
+from headrace.runtime.machine.peaks import Peak
 from headrace.runtime.units import format_bytes, format_rate
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Report:
 
 def gather(calibrate: bool = False, progress: Callable[[float], None] | None = None) -> Report:
     """Ask everything. Measures the bandwidth when asked to, or when it never was (about a second)."""
-    from headrace.runtime.machine import bandwidth, hardware, memory
+    from headrace.runtime.machine import bandwidth, hardware, memory, peaks
 
     found = versions(PACKAGES)
     failures: list[Finding] = []
@@ -94,8 +94,8 @@ def gather(calibrate: bool = False, progress: Callable[[float], None] | None = N
     kernels: dict[str, str] = {}
     try:
         host = hardware.machine()
-        peak = None if calibrate else bandwidth.cached_peak(host)
-        peak = peak or bandwidth.measure_peak(progress, host)
+        now = bandwidth.measure_peak(progress, host) if calibrate or peaks.cached_peak(host) is None else None
+        peak = peaks.cached_peak(host) or now
         from headrace.runtime import ops
 
         kernels = ops.describe()

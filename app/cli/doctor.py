@@ -15,6 +15,7 @@ import click
 from headrace.app.cli.diagnosis import Finding, Report, findings, gather
 from headrace.app.terminal import can_redraw, may_style
 from headrace.app.versions import NOT_INSTALLED
+from headrace.runtime.machine.peaks import RECENT_DAYS
 from headrace.runtime.units import format_bytes, format_rate
 
 # Instruction sets that decide how fast the CPU kernels are, by their Linux flag; the first hit of a group is shown.
@@ -118,6 +119,7 @@ def _bandwidth_rows(report: Report) -> Rows:
     if peak := report.peak:
         when = f"{peak.measured_at[:10]} {peak.measured_at[11:16]} UTC"
         rows.append(("measured", f"{format_rate(peak.bytes_per_second)}  ({peak.method}; {when})"))
+        rows.append(("", f"the fastest measurement of the last {RECENT_DAYS} days"))
         rows.append(("range", f"median {format_rate(peak.median)}, best {format_rate(peak.best)}"))
     else:
         rows.append(("measured", "never"))

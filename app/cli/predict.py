@@ -112,9 +112,10 @@ def _this_machine() -> "Target | None":
     """This machine at its measured peak (measured now if it never was), with its own step-cost fit if there is one."""
     from headrace.app.predict.fit_store import remembered
     from headrace.app.predict.prediction import Target
-    from headrace.runtime.machine.bandwidth import cached_peak, measure_peak
+    from headrace.runtime.machine.bandwidth import measure_peak
     from headrace.runtime.machine.hardware import machine
     from headrace.runtime.machine.memory import budget
+    from headrace.runtime.machine.peaks import cached_peak
 
     host = machine()
     room = budget(host)

@@ -233,9 +233,14 @@ def _run_report(loaded: "LoadedModel", request: "Request", shown: _Shown, timing
     from headrace.app.cli.run_report import RunReport
     from headrace.app.versions import versions
     from headrace.runtime import ops
-    from headrace.runtime.machine.bandwidth import cached_peak, measure_peak
+    from headrace.runtime.machine.bandwidth import read_now
     from headrace.runtime.machine.hardware import machine
+    from headrace.runtime.machine.peaks import cached_peak, correct
 
+    beside = read_now("run")
+    summary = shown.finished.summary
+    moved = round(summary.achieved_gb_s * 1e9 * summary.tpot_s) if summary.achieved_gb_s and summary.tpot_s else 0
+    correct(summary.achieved_gb_s, step_bytes=moved, steps=summary.steps)
     return RunReport(
         model=loaded.name,
         kind=loaded.kind,
@@ -246,7 +251,8 @@ def _run_report(loaded: "LoadedModel", request: "Request", shown: _Shown, timing
         finished=shown.finished,
         ttft_s=shown.ttft_s,
         machine=machine(),
-        peak=cached_peak() or measure_peak(),
+        peak=cached_peak() or beside,
+        beside=beside,
         kernels=ops.describe(),
         versions=versions(),
         context_limit=loaded.context_limit,

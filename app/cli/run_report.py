@@ -10,8 +10,8 @@ from math import isfinite
 from typing import Any, Literal
 
 from headrace.runtime.cost import StepCost
-from headrace.runtime.machine.bandwidth import Peak
 from headrace.runtime.machine.hardware import Machine
+from headrace.runtime.machine.peaks import Peak
 from headrace.runtime.request import Finished, Request, Step
 from headrace.runtime.sampling import SamplingParams
 from headrace.runtime.telemetry import Percentiles, StepRecord, mbu
@@ -36,7 +36,8 @@ class RunReport:
     tokenize_s: float
     ttft_s: float | None  # submitted -> first non-empty text delivered, tokenisation included
     machine: Machine
-    peak: Peak | None
+    peak: Peak  # remembered of this machine, see `runtime.machine.peaks`
+    beside: Peak  # read right after the answer
     kernels: dict[str, str]
     versions: dict[str, str]
     context_limit: int
@@ -65,9 +66,9 @@ class RunReport:
         return self.cost.step_bytes(self.mean_past)
 
     @property
-    def roofline_tokens_per_second(self) -> float | None:
+    def roofline_tokens_per_second(self) -> float:
         """Steps per second if a step at the mean context took as long as moving its bytes at the measured peak."""
-        return self.peak.bytes_per_second / self.step_bytes if self.peak else None
+        return self.peak.bytes_per_second / self.step_bytes
 
     @property
     def arithmetic_intensity(self) -> float:
@@ -75,8 +76,8 @@ class RunReport:
         return self.cost.step_flops(self.mean_past) / self.step_bytes
 
     @property
-    def measured_peak_gb_s(self) -> float | None:
-        return self.peak.gb_s if self.peak else None
+    def measured_peak_gb_s(self) -> float:
+        return self.peak.gb_s
 
     @property
     def nominal_peak_gb_s(self) -> float | None:
@@ -86,6 +87,11 @@ class RunReport:
     @property
     def mbu(self) -> float | None:
         return mbu(self.finished.summary.achieved_gb_s, self.measured_peak_gb_s)
+
+    @property
+    def mbu_paired(self) -> float | None:
+        """Of what memory gave right after the answer: the peak may be from a better minute."""
+        return mbu(self.finished.summary.achieved_gb_s, self.beside.gb_s)
 
 
 def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
@@ -115,9 +121,12 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
         "kv_cache_bytes": summary.kv_cache_bytes,
         "peak_memory_bytes": summary.peak_memory_bytes,
         "achieved_bandwidth_gb_s": summary.achieved_gb_s,
+        "memory_gb_s": report.beside.gb_s,
         "measured_peak_gb_s": report.measured_peak_gb_s,
+        "measured_peak": asdict(report.peak),
         "nominal_peak_gb_s": report.nominal_peak_gb_s,
         "mbu": report.mbu,
+        "mbu_paired": report.mbu_paired,
         "roofline_tokens_per_second": report.roofline_tokens_per_second,
         "arithmetic_intensity": report.arithmetic_intensity,
         "sampling": _sampling(report.request.sampling),
@@ -145,8 +154,8 @@ def summary_line(report: RunReport) -> str:
         parts.append(f"{summary.decode_tokens_per_second:.1f} tok/s")
     if report.ttft_s is not None:
         parts.append(f"TTFT {report.ttft_s:.2f} s")
-    if report.mbu is not None:
-        parts.append(f"MBU {report.mbu:.0%} of {report.measured_peak_gb_s:.0f} GB/s")
+    if report.mbu_paired is not None:
+        parts.append(f"MBU {report.mbu_paired:.0%} of {report.beside.gb_s:.0f} GB/s")
     parts.append(f"KV {format_bytes(summary.kv_cache_bytes)}")
     if report.finished.reason != "stop":
         parts.append(_CUT_SHORT[report.ended_by])
@@ -173,14 +182,21 @@ def table(report: RunReport) -> list[tuple[str, str]]:
         ("KV cache", f"{format_bytes(summary.kv_cache_bytes)}, {format_bytes(summary.kv_bytes_per_token)} per token"),
         ("peak memory", f"{format_bytes(summary.peak_memory_bytes)} (MLX)"),
         ("achieved", f"{_gb_s(summary.achieved_gb_s)} (computed from shapes)"),
-        ("measured peak", _gb_s(report.measured_peak_gb_s)),
+        ("memory now", f"{_gb_s(report.beside.gb_s)}, read after the answer"),
+        ("measured peak", f"{_gb_s(report.measured_peak_gb_s)} ({report.peak.source}, {report.peak.measured_at})"),
         ("nominal peak", _gb_s(report.nominal_peak_gb_s)),
-        ("MBU", f"{report.mbu:.1%} of the measured peak" if report.mbu is not None else "unknown"),
+        ("MBU", _mbu(report)),
     ]
-    if (roofline := report.roofline_tokens_per_second) is not None:
-        rows.append(("roofline", f"{roofline:.1f} tok/s at {format_bytes(report.step_bytes)} per step"))
+    roofline = report.roofline_tokens_per_second
+    rows.append(("roofline", f"{roofline:.1f} tok/s at {format_bytes(report.step_bytes)} per step"))
     rows.append(("intensity", f"{report.arithmetic_intensity:.2f} FLOPs per byte"))
     return rows
+
+
+def _mbu(report: RunReport) -> str:
+    if report.mbu is None or report.mbu_paired is None:
+        return "unknown"
+    return f"{report.mbu_paired:.1%} of memory now, {report.mbu:.1%} of the measured peak"
 
 
 def _step(record: StepRecord, peak_gb_s: float | None) -> dict[str, Any]:

@@ -34,13 +34,15 @@ from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.runtime import ops
 from headrace.runtime.engine import Engine
 from headrace.runtime.machine import memory
-from headrace.runtime.machine.bandwidth import Peak, cached_peak, measure_peak
+from headrace.runtime.machine.bandwidth import measure_peak, read_now
 from headrace.runtime.machine.hardware import Machine, machine
+from headrace.runtime.machine.peaks import Peak, cached_peak, correct
 from headrace.runtime.request import CancelFlag, Finished, Request
 from headrace.runtime.sampling import SamplingParams
 from headrace.runtime.telemetry import StepRecord, mbu
 
 _GATHER_S = {True: 0.1, False: 0.2}  # between two deltas, by whether decoding leaves a core over
+_READ_AGAIN_S = 600.0  # between two looks at the memory's speed by an idle chat
 LEAST_ROOM = 256  # tokens an answer should have; an eighth of the context where that is less
 _ROOMY = 0.75  # of the context: what a prompt may take after oldest turns were dropped, so that more turns fit
 
@@ -59,6 +61,7 @@ class EngineHost:
         self._prompts = ChatPrompt(loaded.tokenizer)
         self._spare_cpus = _spare_cpus(machine())
         self.peak: Peak | None = cached_peak()
+        self._read_at = float("-inf")  # when memory was read last
 
     @classmethod
     def load(cls, spec: ModelSpec, progress: Progress) -> "EngineHost":
@@ -102,9 +105,16 @@ class EngineHost:
         if self._loaded.tokenizer.chat_template is not None:
             self._loaded.tokenizer.chat_template.compile()
 
+    @property
+    def reading_due(self) -> bool:
+        """Whether memory should be read while nobody waits: never yet, or not for a while."""
+        return self.peak is None or time.monotonic() - self._read_at > _READ_AGAIN_S
+
     def measure_peak(self) -> Peak:
-        """This machine's bandwidth; takes about a second."""
-        self.peak = measure_peak()
+        """This machine's peak after another reading, which takes up to a second: for a chat that has nothing to do."""
+        read = measure_peak() if self.peak is None else read_now("chat")
+        self._read_at = time.monotonic()
+        self.peak = cached_peak() or read
         return self.peak
 
     def generate(self, command: Generate, cancel: CancelFlag, send: Send) -> None:
@@ -151,6 +161,8 @@ class EngineHost:
 
     def _done(self, command: Generate, finished: Finished, tokenize_s: float, ttft_s: float | None) -> Done:
         summary = finished.summary
+        moved = round(summary.achieved_gb_s * 1e9 * summary.tpot_s) if summary.achieved_gb_s and summary.tpot_s else 0
+        self.peak = correct(summary.achieved_gb_s, step_bytes=moved, steps=summary.steps) or self.peak
         entries = summary.prompt_tokens - 1 + summary.steps
         return Done(
             id=command.id,

@@ -15,9 +15,9 @@ from headrace.runtime.telemetry import StepRecord, Summary
 
 if TYPE_CHECKING:
     from headrace.runtime.cost import StepCost
-    from headrace.runtime.machine.bandwidth import Peak
     from headrace.runtime.machine.hardware import Machine
     from headrace.runtime.machine.memory import Budget
+    from headrace.runtime.machine.peaks import Peak
     from headrace.runtime.request import FinishReason
 
 # --- commands ----------------------------------------------------------------------------------------------

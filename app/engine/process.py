@@ -117,12 +117,13 @@ class Server:
         self._inbox = inbox
         self._send = send
         self._host: EngineHost | None = None
+        self._measurable = True
 
     def serve(self) -> None:
         """One command after the other, for ever."""
         while True:
-            unmeasured = self._host is not None and self._host.peak is None
-            command = self._inbox.next(_IDLE_S if unmeasured else None)
+            due = self._measurable and self._host is not None and self._host.reading_due
+            command = self._inbox.next(_IDLE_S if due else None)
             if command is None:
                 self._measure()
             else:
@@ -184,6 +185,7 @@ class Server:
             self._send(PeakMeasured(self._host.measure_peak()))
         except Exception:  # no measurement, no MBU; nothing else is lost
             traceback.print_exc()
+            self._measurable = False
 
 
 def _failure(command: Command, message: str, hint: str | None) -> Event:

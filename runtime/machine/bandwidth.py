@@ -1,80 +1,54 @@
-"""The memory bandwidth this machine really reaches: a short streaming read, measured once and remembered.
+"""The memory bandwidth this machine really reaches: a streaming read, remembered in `runtime.machine.peaks`.
 
-`cached_peak` only reads a small JSON file and may stand anywhere; `measure_peak` takes about a second and must
-never run on the way to a first token. The device that decodes is the one measured.
+`measure_peak` takes about a second, `read_now` a third of one; neither must ever run on the way to a first token. The
+device that decodes is the one measured.
 
 What is timed, in passes over data larger than the caches:
 - CPU: the C library's `memcmp` of two equal halves, one thread per usable core, each on its own share. It is
   vectorised, reads every byte, releases the interpreter lock, and matches a hand-written reader; MLX's own CPU
   reductions stop at 5-29 GB/s on the machine where this reaches 47.
 - Metal, CUDA: `mx.sum` over a float32 array, several per submission so that launching costs nothing.
-
-The peak is the upper quartile of the passes' rates. The single best pass is no sound ceiling: a virtual machine
-whose cores wander between memory controllers shows passes of nearly twice the rate it can keep up.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
-from headrace.runtime.cache_file import read_cache, write_cache
 from headrace.runtime.machine.hardware import Machine, machine, memory_available
-from headrace.runtime.paths import cache_dir
+from headrace.runtime.machine.peaks import Peak, remember, summarise
 
 Progress = Callable[[float], None]
 """Told the fraction done, 0 to 1."""
 
 _SECONDS = 0.6  # of passes; filling the memory comes on top
+_SHORT_S = 0.15
 _MIN_PASSES = 8
 _SHARE = 128 << 20  # bytes a CPU thread reads: beyond any core's share of the last-level cache
 _CPU_SIZE = (256 << 20, 2 << 30)
 _GPU_SIZE = (64 << 20, 1 << 30)
 _GPU_BATCH = 8
-_FORMAT = 1  # of the cache file, and of what is measured
-
-
-@dataclass(frozen=True)
-class Peak:
-    """A measured bandwidth. Rates in bytes per second over `passes` passes of `pass_bytes` bytes each."""
-
-    bytes_per_second: float
-    """Upper quartile: the figure that utilisation is measured against."""
-    median: float
-    best: float
-    passes: int
-    pass_bytes: int
-    method: str
-    measured_at: str
-    """UTC, ISO 8601."""
-
-    @property
-    def gb_s(self) -> float:
-        return self.bytes_per_second / 1e9
-
-
-def cached_peak(host: Machine | None = None) -> Peak | None:
-    """The last measurement made on this machine with this MLX, or None (never measured, or file unusable)."""
-    try:
-        peak = Peak(**read_cache(_cache_file())["peaks"][_key(host or machine())])
-        sound = all(math.isfinite(rate) and rate > 0 for rate in (peak.bytes_per_second, peak.median, peak.best))
-        sound = sound and isinstance(peak.method, str) and isinstance(peak.measured_at, str)
-    except (KeyError, TypeError):
-        return None
-    return peak if sound else None
 
 
 def measure_peak(progress: Progress | None = None, host: Machine | None = None) -> Peak:
     """Measure now, remember and return. A cache that cannot be written is no error: the next run measures again."""
+    return _measure(host or machine(), _SECONDS, progress or (lambda _: None), "calibration")
+
+
+def read_now(source: str, host: Machine | None = None) -> Peak:
+    """How fast memory is at this moment, from a shorter measurement that is remembered too. source: see `Peak`."""
+    return _measure(host or machine(), _SHORT_S, lambda _: None, source)
+
+
+def _measure(host: Machine, seconds: float, progress: Progress, source: str) -> Peak:
     import mlx.core as mx
 
-    host = host or machine()
     with streaming_reader(host) as reader:
-        peak = _summary(_repeat(reader.one_pass, progress or (lambda _: None)), reader)
+        taken = _repeat(reader.one_pass, seconds, progress)
     mx.clear_cache()  # MLX would keep the freed array for later
-    _remember(_key(host), peak)
+    rates = [reader.pass_bytes / one for one in taken]
+    peak = summarise(rates, pass_bytes=reader.pass_bytes, method=reader.method, source=source)
+    remember(peak, host)
     return peak
 
 
@@ -161,49 +135,18 @@ def _gpu_reader(host: Machine) -> Iterator[Reader]:
     yield Reader(one_pass, data.nbytes, "mx.sum float32")
 
 
-def _repeat(one_pass: Callable[[], float], progress: Progress) -> list[float]:
-    """Seconds of each pass, for about `_SECONDS`."""
+def _repeat(one_pass: Callable[[], float], budget_s: float, progress: Progress) -> list[float]:
+    """Seconds of each pass, for about `budget_s`."""
     seconds: list[float] = []
     began = time.perf_counter()
-    while (elapsed := time.perf_counter() - began) < _SECONDS or len(seconds) < _MIN_PASSES:
-        progress(min(1.0, elapsed / _SECONDS))
+    while (elapsed := time.perf_counter() - began) < budget_s or len(seconds) < _MIN_PASSES:
+        progress(min(1.0, elapsed / budget_s))
         seconds.append(one_pass())
     progress(1.0)
     return seconds
-
-
-def _summary(seconds: list[float], reader: Reader) -> Peak:
-    rates = sorted(reader.pass_bytes / s for s in seconds)
-    return Peak(
-        bytes_per_second=rates[len(rates) * 3 // 4],
-        median=rates[len(rates) // 2],
-        best=rates[-1],
-        passes=len(rates),
-        pass_bytes=reader.pass_bytes,
-        method=reader.method,
-        measured_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    )
 
 
 def _affordable(size: int, least: int) -> int:
     """At most a quarter of the memory that is free now."""
     free = memory_available()
     return size if free is None else max(least, min(size, free // 4))
-
-
-def _key(host: Machine) -> str:
-    import mlx.core as mx
-
-    version = mx.__version__  # type: ignore[attr-defined]  # missing in MLX's stubs
-    return f"{host.device_name} / {host.backend} / {host.usable_cores} cores / mlx {version} / {_FORMAT}"
-
-
-def _cache_file() -> Path:
-    return cache_dir() / "bandwidth.json"
-
-
-def _remember(key: str, peak: Peak) -> None:
-    """Add to the cache file, keeping other machines' entries."""
-    peaks = read_cache(_cache_file()).get("peaks")
-    others = peaks if isinstance(peaks, dict) else {}
-    write_cache(_cache_file(), {"peaks": {**others, key: asdict(peak)}})

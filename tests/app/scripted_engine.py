@@ -31,8 +31,8 @@ from headrace.app.engine.messages import (
 from headrace.app.sessions.journal import JournalWriter
 from headrace.runtime.cost import LayerKV, StepCost
 from headrace.runtime.errors import EngineError
-from headrace.runtime.machine.bandwidth import Peak
 from headrace.runtime.machine.hardware import Machine
+from headrace.runtime.machine.peaks import Peak
 from headrace.runtime.request import FinishReason
 from headrace.runtime.telemetry import Percentiles, StepRecord, Summary
 

@@ -21,6 +21,7 @@ from headrace.app.predict.step_cost_fit import fit_step_cost, points_of
 from headrace.app.versions import versions
 from headrace.runtime import ops
 from headrace.runtime.machine.hardware import Machine, power_state
+from headrace.runtime.machine.peaks import cached_peak
 
 if TYPE_CHECKING:
     from headrace.models.load import LoadedModel
@@ -81,9 +82,16 @@ def device_document(host: Machine, memory: MemorySpeed | None) -> Document:
         "measured_peak_gb_s": peak,
         "nominal_peak_gb_s": nominal / 1e9 if nominal else None,
         "measured_peak": memory.document() if memory else None,
+        "remembered_peak": _remembered(host),
         "kernels": ops.describe(),
         "power": asdict(power_state()),
     }
+
+
+def _remembered(host: Machine) -> Document | None:
+    """The peak by which other commands go: this run's, or an earlier one from a better minute."""
+    peak = cached_peak(host)
+    return {"gb_s": peak.gb_s, "measured_at": peak.measured_at, "source": peak.source} if peak else None
 
 
 def power_notes(power: Document) -> list[str]:

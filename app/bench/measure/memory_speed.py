@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from headrace.runtime.machine.bandwidth import Reader
+from headrace.runtime.machine.peaks import Peak, summarise
 
 PASSES = 6
 
@@ -29,6 +30,13 @@ class MemorySpeed:
     def peak_gb_s(self) -> float | None:
         """Upper quartile of every pass so far."""
         return sorted(self._rates)[len(self._rates) * 3 // 4] if self._rates else None
+
+    def measurement(self) -> Peak | None:
+        """All passes as one measurement, to be remembered."""
+        rates = [rate * 1e9 for rate in self._rates]
+        if not rates:
+            return None
+        return summarise(rates, pass_bytes=self._reader.pass_bytes, method=self._reader.method, source="bench")
 
     def document(self) -> dict[str, Any] | None:
         """The spread of the passes, for the JSON document."""

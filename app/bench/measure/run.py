@@ -24,6 +24,7 @@ from headrace.app.predict.fit_store import remember
 from headrace.runtime.errors import UsageError
 from headrace.runtime.machine.bandwidth import streaming_reader
 from headrace.runtime.machine.hardware import Machine, machine
+from headrace.runtime.machine.peaks import remember as remember_peak
 
 if TYPE_CHECKING:
     from headrace.models.load import LoadedModel
@@ -80,6 +81,8 @@ def run(options: Options, show: Show) -> Document:
         models = [model_document(model) for model in loaded]
         deepest = max(test.depth for test in options.tests)
         profiled = profile(loaded[0].network, deepest) if options.profile and not interrupted else None
+    if memory and (measured := memory.measurement()) is not None:
+        remember_peak(measured, host)
     found = document(
         host=host,
         memory=memory,

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from headrace.app.bench.show.formats import circumstances, label
+from headrace.app.bench.show.formats import circumstances, label, percent, shown_mbu
 from headrace.app.bench.show.table import speed_text
 from headrace.runtime.errors import UsageError
 from headrace.runtime.units import format_bytes
@@ -114,8 +114,8 @@ def _tiles(document: Document) -> str:
     tiles = []
     if decode:
         tiles.append((f"{speed_text(decode['tokens_per_second']['mean'])} tok/s", f"decode, {label(decode)}"))
-        if decode["mbu"] is not None:
-            tiles.append((f"{decode['mbu']:.0%}", "of the measured memory bandwidth (MBU)"))
+        if (used := percent(shown_mbu(decode))) != "":
+            tiles.append((used, "of the memory bandwidth around it (MBU)"))
         if decode["roofline_tokens_per_second"]:
             tiles.append((f"{speed_text(decode['roofline_tokens_per_second'])} tok/s", "roofline"))
     if prefill:
@@ -144,7 +144,7 @@ def _cells(entry: Document) -> list[str]:
         *(speed_text(itl[key]) for key in ("p50", "p95", "p99", "max")),
         speed_text((entry["ttft_ms"] or {}).get("median")),
         speed_text(entry["achieved_bandwidth_gb_s"]),
-        "" if entry["mbu"] is None else f"{entry['mbu']:.0%}",
+        percent(shown_mbu(entry)),
         speed_text(entry["roofline_tokens_per_second"]),
         speed_text(entry["arithmetic_intensity"]),
         format_bytes(entry["peak_memory_bytes"]) if entry["peak_memory_bytes"] else "",

@@ -1,0 +1,140 @@
+"""What is remembered of this machine's memory speed, and the one rule by which every command takes its peak from that.
+
+A peak measured in a bad minute must not stand for ever, so every measurement is kept with its date and circumstances:
+of a calibration, of a benchmark's reads, of a chat that had nothing else to do. The peak is the fastest of those of
+the last RECENT_DAYS: whatever else runs on a machine only makes memory slower. Decode that was faster than the peak
+corrects it. The file is small and bounded; what cannot be read or written reads as never measured.
+"""
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from headrace.runtime.cache_file import read_cache, write_cache
+from headrace.runtime.machine.hardware import Machine, machine
+from headrace.runtime.paths import cache_dir
+
+RECENT_DAYS = 30
+KEPT = 16  # measurements of a machine
+STEP_BYTES = 64 << 20  # a step that reads less may live in caches, and says nothing about memory
+STEPS = 16  # so many intervals at least: a token read late makes the next look early
+_FORMAT = 1  # of what is measured
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+
+
+@dataclass(frozen=True)
+class Peak:
+    """A measured bandwidth. Rates in bytes per second over `passes` passes of `pass_bytes` bytes each."""
+
+    bytes_per_second: float
+    """Upper quartile: the figure that utilisation is measured against."""
+    median: float
+    best: float
+    passes: int
+    pass_bytes: int
+    method: str
+    measured_at: str
+    """UTC, ISO 8601."""
+    source: str = "calibration"
+    """What it was measured for: `calibration`, `run`, `bench`, `chat`, or `decode` for steps that beat the peak."""
+    load: float | None = None
+    """Processes that wanted to run meanwhile (the load average), this one's own included."""
+
+    @property
+    def gb_s(self) -> float:
+        return self.bytes_per_second / 1e9
+
+    @property
+    def sound(self) -> bool:
+        """Whether it can be true; a file may hold anything."""
+        rates = (self.bytes_per_second, self.median, self.best)
+        texts = (self.method, self.measured_at, self.source)
+        return all(math.isfinite(rate) and rate > 0 for rate in rates) and all(isinstance(text, str) for text in texts)
+
+
+def summarise(rates: Sequence[float], *, pass_bytes: int, method: str, source: str) -> Peak:
+    """Passes made just now as one measurement. rates: bytes per second, at least one.
+
+    The single best pass is no sound ceiling: a virtual machine whose cores wander between memory controllers shows
+    passes of nearly twice the rate it can keep up.
+    """
+    ordered = sorted(rates)
+    return Peak(
+        bytes_per_second=ordered[len(ordered) * 3 // 4],
+        median=median(ordered),
+        best=ordered[-1],
+        passes=len(ordered),
+        pass_bytes=pass_bytes,
+        method=method,
+        measured_at=datetime.now(UTC).strftime(_TIME),
+        source=source,
+        load=round(os.getloadavg()[0], 2),
+    )
+
+
+def cached_peak(host: Machine | None = None) -> Peak | None:
+    """The peak that utilisation is measured against on this machine; None if memory was never read here."""
+    kept = measurements(host)
+    return max(_recent(kept) or kept[-1:], key=lambda peak: peak.bytes_per_second, default=None)
+
+
+def measurements(host: Machine | None = None) -> list[Peak]:
+    """What is remembered of this machine with this MLX, oldest first."""
+    stored = read_cache(_cache_file()).get("peaks")
+    entries = stored.get(_key(host or machine())) if isinstance(stored, dict) else None
+    return [peak for entry in (entries if isinstance(entries, list) else []) if (peak := _read(entry)) is not None]
+
+
+def remember(peak: Peak, host: Machine | None = None) -> None:
+    """Keep a measurement: the fastest KEPT of the recent ones stay, and always the newest."""
+    host = host or machine()
+    older = sorted(_recent(measurements(host)), key=lambda kept: kept.bytes_per_second)[-(KEPT - 1) :]
+    entries = [asdict(kept) for kept in sorted([*older, peak], key=lambda kept: kept.measured_at)]
+    stored = read_cache(_cache_file()).get("peaks")
+    others = stored if isinstance(stored, dict) else {}
+    write_cache(_cache_file(), {"peaks": {**others, _key(host): entries}})
+
+
+def correct(achieved_gb_s: float | None, *, step_bytes: int, steps: int, host: Machine | None = None) -> Peak | None:
+    """What decode itself says: the new peak where `steps` steps of `step_bytes` were faster than it, else None.
+
+    Steps that fit into caches, a handful of them, and more than the vendor promises correct nothing.
+    """
+    host = host or machine()
+    known = cached_peak(host)
+    if achieved_gb_s is None or known is None or achieved_gb_s <= known.gb_s or step_bytes < STEP_BYTES:
+        return None
+    if steps <= STEPS or (host.nominal_bandwidth and achieved_gb_s * 1e9 > host.nominal_bandwidth):
+        return None
+    peak = summarise([achieved_gb_s * 1e9], pass_bytes=step_bytes, method=f"{steps} decode steps", source="decode")
+    remember(peak, host)
+    return peak
+
+
+def _recent(kept: Sequence[Peak]) -> list[Peak]:
+    oldest = (datetime.now(UTC) - timedelta(days=RECENT_DAYS)).strftime(_TIME)
+    return [peak for peak in kept if peak.measured_at >= oldest]
+
+
+def _read(entry: Any) -> Peak | None:
+    try:
+        peak = Peak(**entry)
+        return peak if peak.sound else None
+    except TypeError:
+        return None
+
+
+def _key(host: Machine) -> str:
+    import mlx.core as mx
+
+    version = mx.__version__  # type: ignore[attr-defined]  # missing in MLX's stubs
+    return f"{host.device_name} / {host.backend} / {host.usable_cores} cores / mlx {version} / {_FORMAT}"
+
+
+def _cache_file() -> Path:
+    return cache_dir() / "bandwidth.json"

@@ -1,0 +1,89 @@
+"""The peak is the best of the recent measurements: bad minutes do not lower it, old ones go, decode corrects it."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from headrace.runtime.machine import hardware, peaks
+from headrace.runtime.machine.peaks import Peak
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
+
+
+def measured(gb_s: float, days_ago: float = 0, source: str = "bench") -> Peak:
+    peak = peaks.summarise([gb_s * 1e9], pass_bytes=1 << 28, method="memcmp", source=source)
+    at = datetime.now(UTC) - timedelta(days=days_ago)
+    return replace(peak, measured_at=at.strftime("%Y-%m-%dT%H:%M:%SZ"))
+
+
+def known() -> float | None:
+    peak = peaks.cached_peak()
+    return round(peak.gb_s, 3) if peak else None
+
+
+def test_a_bad_minute_is_outlived_and_lowers_nothing() -> None:
+    assert known() is None
+    for gb_s, expected in ((14, 14), (32, 32), (15, 32)):
+        peaks.remember(measured(gb_s))
+        assert known() == expected
+
+
+def test_what_is_old_counts_only_where_there_is_nothing_else() -> None:
+    peaks.remember(measured(60, days_ago=peaks.RECENT_DAYS + 1))
+    assert known() == 60
+    peaks.remember(measured(30))
+    assert known() == 30
+    assert len(peaks.measurements()) == 1  # and is forgotten then
+
+
+def test_the_file_is_bounded_and_keeps_the_fastest_and_the_newest() -> None:
+    peaks.remember(measured(50, days_ago=2))
+    for _ in range(2 * peaks.KEPT):
+        peaks.remember(measured(20, days_ago=1))
+    peaks.remember(measured(10))
+    kept = peaks.measurements()
+    assert len(kept) == peaks.KEPT
+    assert known() == 50
+    assert round(kept[-1].gb_s) == 10
+
+
+def test_each_measurement_tells_its_circumstances() -> None:
+    peak = peaks.summarise([1e9, 2e9, 3e9, 4e9], pass_bytes=7, method="memcmp", source="chat")
+    assert (peak.bytes_per_second, peak.median, peak.best, peak.passes) == (4e9, 2.5e9, 4e9, 4)
+    assert peak.source == "chat"
+    assert peak.load is not None
+
+
+def test_decode_that_beats_the_peak_corrects_it() -> None:
+    enough = {"step_bytes": peaks.STEP_BYTES, "steps": peaks.STEPS + 1}
+    assert peaks.correct(99.0, **enough) is None  # nothing to correct
+    peaks.remember(measured(14))
+    assert peaks.correct(None, **enough) is None
+    assert peaks.correct(13.0, **enough) is None
+    assert peaks.correct(40.0, step_bytes=peaks.STEP_BYTES - 1, steps=100) is None  # may come from a cache
+    assert peaks.correct(40.0, step_bytes=peaks.STEP_BYTES, steps=3) is None  # may be a late look at the clock
+    assert known() == 14
+    corrected = peaks.correct(38.5, **enough)
+    assert corrected is not None
+    assert corrected.source == "decode"
+    assert known() == 38.5
+
+
+def test_nothing_beats_what_the_vendor_promises() -> None:
+    host = replace(hardware.machine(), backend="metal", device_name="Apple M4")
+    assert host.nominal_bandwidth is not None
+    peaks.remember(measured(50), host)
+    too_fast = host.nominal_bandwidth / 1e9 * 1.2
+    assert peaks.correct(too_fast, step_bytes=peaks.STEP_BYTES, steps=100, host=host) is None
+
+
+def test_a_file_of_the_single_measurements_of_before_reads_as_never_measured(tmp_path: Path) -> None:
+    peaks.remember(measured(20))
+    file = tmp_path / "cache" / "bandwidth.json"
+    file.write_text(file.read_text().replace("[", "").replace("]", ""))
+    assert known() is None
