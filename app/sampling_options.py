@@ -1,6 +1,7 @@
 """The sampling options every generating command shares, and how they meet a model's own recommendations.
 
-Precedence: what the user gave, then the checkpoint's generation_config.json, then greedy decoding.
+Precedence: what the user gave, then the checkpoint's generation_config.json, then greedy decoding; in the chat, where
+asking again is to give another answer, `CHAT_SAMPLING` instead of greedy decoding.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,6 +25,8 @@ _OPTIONS = (
     click.option("--seed", type=int, help="Same seed, same machine, same tokens."),
 )
 # generation_config.json key -> SamplingParams field
+CHAT_SAMPLING: Mapping[str, float] = {"temperature": 0.7, "top_p": 0.95}
+"""What the chat begins with where a model recommends no temperature."""
 _RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -34,17 +37,36 @@ def sampling_options(command: F) -> F:
     return command
 
 
-def sampling_settings(given: Mapping[str, Any], recommended: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments for SamplingParams. Raises UsageError for a malformed --logit-bias."""
-    settings: dict[str, Any] = {}
-    if recommended.get("do_sample") is not False:
-        for key in _RECOMMENDED:
-            value = recommended.get(key)
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                settings[key] = int(value) if key == "top_k" else float(value)
+def sampling_settings(
+    given: Mapping[str, Any], recommended: Mapping[str, Any], otherwise: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Keyword arguments for SamplingParams. Raises UsageError for a malformed --logit-bias.
+
+    otherwise: for a model that recommends no temperature; `do_sample: false` recommends greedy decoding.
+    """
+    settings = recommended_settings(recommended)
+    if recommended.get("do_sample") is not False and "temperature" not in settings:
+        settings = dict(otherwise or {}) | settings
     settings |= {key: value for key, value in given.items() if value is not None and key != "logit_bias"}
     settings["logit_bias"] = dict(map(_bias, given.get("logit_bias") or ()))
     return settings
+
+
+def chat_sampling(given: Mapping[str, Any], recommended: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for an answer in the chat."""
+    return sampling_settings(given, recommended, CHAT_SAMPLING)
+
+
+def recommended_settings(recommended: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a generation_config.json is a field of SamplingParams, and a number."""
+    if recommended.get("do_sample") is False:
+        return {}
+    numbers = {key: value for key, value in recommended.items() if key in _RECOMMENDED}
+    return {
+        key: int(value) if key == "top_k" else float(value)
+        for key, value in numbers.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -7,7 +7,7 @@ HeadraceError with nothing changed; what goes wrong later ends up in `notice`.
 
 import time
 from collections.abc import Callable
-from typing import Literal, ParamSpec
+from typing import Any, Literal, ParamSpec
 
 from headrace.app.chat.attachments import spoken, take_attachments
 from headrace.app.chat.context_question import ContextChoice, ContextQuestion, no_way_out
@@ -30,6 +30,7 @@ from headrace.app.engine.messages import (
     PrefixCached,
     ReadAhead,
 )
+from headrace.app.sampling_options import CHAT_SAMPLING, chat_sampling
 from headrace.app.sessions.records import Attachment, Message, Session
 from headrace.app.sessions.store import SessionStore
 from headrace.models.text.thinking import split_thinking
@@ -67,6 +68,15 @@ class Conversation(OpenSession):
         """Tokens; None until a model is loaded."""
         return self.engine.card.context_limit if self.engine.card else None
 
+    @property
+    def effective(self) -> dict[str, Any]:
+        """The sampling settings in effect: the session's, the model's as far as it is loaded, the chat's own."""
+        return chat_sampling(self.session.sampling, self.engine.card.generation_defaults if self.engine.card else {})
+
+    @property
+    def _repeats(self) -> bool:
+        return not self.effective.get("temperature")
+
     # --- what a person does ----------------------------------------------------------------------------------
 
     def send(self, text: str) -> Message:
@@ -91,7 +101,11 @@ class Conversation(OpenSession):
         self.engine.cancel()
 
     def regenerate(self, message_id: int | None = None) -> None:
-        """Another answer in the place of this one, or to this question, as a new branch. None: the last message."""
+        """Another answer in the place of this one, or to this question, as a new branch. None: the last message.
+
+        It is sampled anew: with the seed after the last one where the session has a seed, and at the chat's own
+        temperature where the session's is 0, which `notice` says.
+        """
         self._ready_to_ask()
         if not self.messages:
             raise UsageError("nothing was asked yet")
@@ -99,7 +113,20 @@ class Conversation(OpenSession):
         question = again.id if again.role == "user" else again.parent_id
         if question is None:
             raise UsageError("no question stands before this answer")
-        self._ask(question)
+        answered = any(message.parent_id == question for message in self.messages)
+        self._ask(question, sampling=self._sampled_anew(question) if answered else None)
+        if answered and self._repeats:
+            self.notice = f"temperature 0 would repeat the answer: sampled at {CHAT_SAMPLING['temperature']}"
+
+    def _sampled_anew(self, question: int) -> dict[str, Any]:
+        """The session's settings for one more answer to this question."""
+        sampling = dict(self.session.sampling)
+        if self._repeats:
+            sampling |= CHAT_SAMPLING
+        if (seed := sampling.get("seed")) is not None:
+            answer = next(message for message in self.messages if message.parent_id == question)
+            sampling["seed"] = (seed + len(self.store.alternatives(answer))) % 2**64
+        return sampling
 
     def edit(self, message_id: int, text: str) -> None:
         """A new branch with another text: a user message is answered at once, an answer can be continued."""
@@ -330,13 +357,23 @@ class Conversation(OpenSession):
         self._ask(message.id)
         return message
 
-    def _ask(self, leaf_id: int, *, continuing: bool = False, drop_oldest: bool = False) -> None:
-        """Submit the branch up to this message; with `continuing` it is the answer so far."""
+    def _ask(
+        self,
+        leaf_id: int,
+        *,
+        continuing: bool = False,
+        drop_oldest: bool = False,
+        sampling: dict[str, Any] | None = None,
+    ) -> None:
+        """Submit the branch up to this message; with `continuing` it is the answer so far.
+
+        sampling: in place of the session's.
+        """
         self._ready_to_ask()
         leaf = self.message(leaf_id)
         branch = self.messages[: self.messages.index(leaf) + 1]
         turn = Turn(self.store, leaf, model=self._speaker, continuing=continuing, dropping=drop_oldest)
-        sampling = dict(self.session.sampling)
+        sampling = dict(self.session.sampling if sampling is None else sampling)
         self.engine.submit(
             Generate(
                 id=turn.id,
@@ -345,6 +382,7 @@ class Conversation(OpenSession):
                 stop=tuple(sampling.pop("stop", ())),
                 thinking=sampling.pop("thinking", None),
                 sampling=sampling,
+                otherwise=CHAT_SAMPLING,
                 continue_text=leaf.content if continuing else "",
                 drop_oldest=drop_oldest,
                 journal=turn.journal,

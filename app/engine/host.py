@@ -119,7 +119,9 @@ class EngineHost:
 
     def generate(self, command: Generate, cancel: CancelFlag, send: Send) -> None:
         """Answer a conversation; the last event sent is Done or ContextFull. Raises HeadraceError for bad requests."""
-        sampling = SamplingParams(**sampling_settings(command.sampling, self._loaded.generation_defaults))
+        sampling = SamplingParams(
+            **sampling_settings(command.sampling, self._loaded.generation_defaults, command.otherwise)
+        )
         started = time.perf_counter()
         prompt = self._fit(command, send)
         if prompt is None:

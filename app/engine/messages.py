@@ -38,6 +38,7 @@ class Generate:
 
     messages: `{"role": ..., "content": ...}`, the system message first where there is one.
     sampling: what the user set, by SamplingParams field; the rest is what the model recommends.
+    otherwise: sampling for a model that recommends no temperature; empty: greedy.
     thinking: what the chat template of a reasoning model is told; None: nothing.
     continue_text: the answer so far, to be continued; the deltas bring only what comes after it.
     drop_oldest: where the prompt is too long, leave out the oldest turns and say so with `Dropped`, instead of
@@ -49,6 +50,7 @@ class Generate:
     id: int
     messages: Sequence[Mapping[str, str]]
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    otherwise: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     thinking: bool | None = None

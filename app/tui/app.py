@@ -35,6 +35,7 @@ from headrace.app.tui.palette import AppCommands
 from headrace.app.tui.poll_interval import PollInterval
 from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.decode_screen import DecodeScreen
+from headrace.app.tui.screens.parameters import sampling_text
 from headrace.app.tui.status_bar import Status
 from headrace.app.tui.textual_overrides.driver import TerminalDriver
 from headrace.app.tui.textual_overrides.frugal_screen import FrugalScreen
@@ -197,7 +198,8 @@ class HeadraceApp(App[None]):
         """What the line at the top says."""
         talk = self.conversation
         name = self.metrics.model.name or talk.session.model or ""
-        return Status(sanitise(name), sanitise(talk.session.title), talk.context_tokens, talk.context_limit)
+        how = sampling_text(talk.effective), sampling_text(talk.effective, short=True)
+        return Status(sanitise(name), sanitise(talk.session.title), talk.context_tokens, talk.context_limit, how)
 
     def draw_metrics(self, *, force: bool = False) -> None:
         """Draw the decode view, if it shows and if there is news."""
@@ -237,6 +239,10 @@ class HeadraceApp(App[None]):
         if (now := time.monotonic()) >= self._said.get(text, 0.0):  # what stands there already is not said again
             self._said = {said: until for said, until in self._said.items() if until > now} | {text: now + _NOTICE_S}
             self.notify(sanitise(text), severity="error" if problem else "information", markup=False, timeout=_NOTICE_S)
+
+    def clear_notifications(self) -> None:
+        self._said.clear()
+        super().clear_notifications()
 
     def open_session(self, session: Session | None) -> None:
         """Go on with a session, or begin a new one with the settings of the old."""

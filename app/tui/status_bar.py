@@ -16,12 +16,13 @@ _LEAST_TITLE = 12  # cells of a title that are worth showing
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Model and title are safe to show; `limit` None until a model is loaded."""
+    """Model and title are safe to show; `limit` None until a model is loaded; `sampling`: in words, longest first."""
 
     model: str = ""
     title: str = ""
     tokens: int = 0
     limit: int | None = None
+    sampling: tuple[str, ...] = ()
 
 
 class StatusBar(Lines):
@@ -48,9 +49,12 @@ class StatusBar(Lines):
         """Who speaks comes before what the program is called, and both before a title cut down to nothing."""
         name = Content.styled("▚ headrace", "bold $text-primary")
         model = Content.styled(f"  {self._status.model}" if self._status.model else "", "bold")
-        if name.cell_length + model.cell_length > room:
-            name = Content.styled("▚", "bold $text-primary")
-        left = name + model
+        short = Content.styled("▚", "bold $text-primary")
+        if not self._status.model:
+            return name.truncate(max(0, room), ellipsis=True)
+        said = [Content.styled(f" {text}", "$quiet") for text in self._status.sampling]
+        forms = [name + model + how for how in said] + [short + model + how for how in said] + [name + model]
+        left = next((form for form in forms if form.cell_length <= room), short + model)
         if self._status.title and room - left.cell_length >= _LEAST_TITLE:
             left += Content.styled(f"  {self._status.title}", "$quiet")
         return left.truncate(max(0, room), ellipsis=True)

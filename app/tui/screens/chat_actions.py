@@ -19,7 +19,7 @@ from headrace.app.sessions.records import Message
 from headrace.app.tui.chat_app import ChatApp
 from headrace.app.tui.input.commands import message_text
 from headrace.app.tui.input.prompt import Prompt
-from headrace.app.tui.screens.parameters import read_parameter, write_parameter
+from headrace.app.tui.screens.parameters import read_parameter, sampling_text, write_parameter
 from headrace.app.tui.transcript.markdown_lines import parser
 from headrace.app.tui.transcript.transcript import Transcript
 from headrace.runtime.errors import HeadraceError, UsageError
@@ -213,8 +213,10 @@ class ChatActions:
             self._screen.app.push_screen(ParametersScreen(self._conversation, self._headrace.engine.card))
         elif not value.strip():
             read_parameter(name, "")  # refuses a name there is none of
-            shown = write_parameter(name, self._conversation.session.sampling) or "as the model recommends"
-            self._headrace.say(f"{name}: {shown}")
+            shown = write_parameter(name, self._conversation.session.sampling)
+            self._headrace.say(
+                f"{name}: {shown or 'not set'}; in effect: {sampling_text(self._conversation.effective)}"
+            )
         else:
             self._conversation.set_sampling({name.replace("-", "_"): read_parameter(name, value)})
             self._headrace.say(f"{name} is {value.strip()} from the next answer on")

@@ -1,4 +1,4 @@
-"""This session's parameters: system prompt and sampling. Empty means what the model recommends."""
+"""This session's parameters: system prompt and sampling. Empty means what the model recommends, else the chat's own."""
 
 from typing import Any, ClassVar
 
@@ -12,6 +12,7 @@ from textual.widgets import Footer, Input, Label, Static, TextArea
 
 from headrace.app.chat.conversation import Conversation
 from headrace.app.engine.messages import ModelCard
+from headrace.app.sampling_options import CHAT_SAMPLING, chat_sampling, recommended_settings
 from headrace.app.tui.input.fields import Area, Field
 from headrace.app.tui.screens.parameters import PARAMETERS, Parameter, read_parameter, write_parameter
 from headrace.runtime.errors import SessionError, UsageError
@@ -30,7 +31,9 @@ class ParametersScreen(ModalScreen[None]):
     def __init__(self, conversation: Conversation, card: ModelCard | None) -> None:
         super().__init__()
         self._conversation = conversation
-        self._recommended = dict(card.generation_defaults) if card is not None else {}
+        recommended = card.generation_defaults if card is not None else {}
+        self._recommended = recommended_settings(recommended)
+        self._otherwise = chat_sampling({}, recommended)
 
     def compose(self) -> ComposeResult:
         session = self._conversation.session
@@ -42,16 +45,21 @@ class ParametersScreen(ModalScreen[None]):
             for parameter in PARAMETERS:
                 with Horizontal(classes="parameter"):
                     yield Label(parameter.name)
-                    recommended = self._recommended.get(parameter.name)
                     yield Field(
                         write_parameter(parameter.name, session.sampling),
-                        placeholder=f"model: {recommended}" if recommended is not None else "default",
+                        placeholder=self._default(parameter.name),
                         id=parameter.name,
                         compact=True,
                     )
                     yield Static(Content.styled(_about(parameter), "$quiet"), classes="about")
             yield Static("", id="line")
         yield Footer()
+
+    def _default(self, name: str) -> str:
+        """What holds where the field is empty."""
+        if name in self._recommended:
+            return f"model: {self._recommended[name]:g}"
+        return f"chat: {self._otherwise[name]:g}" if name in CHAT_SAMPLING and name in self._otherwise else "default"
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
         """The line at the bottom says in full what the field is."""

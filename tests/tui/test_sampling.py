@@ -1,0 +1,77 @@
+"""What the chat samples with where nobody said how, that Again gives another answer, and that the screen says it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headrace.app.sampling_options import CHAT_SAMPLING, chat_sampling
+from headrace.app.tui.screens.parameters import sampling_text
+from tests.app.scripted_engine import CARD, ScriptedEngine
+from tests.tui.conftest import Driver
+
+
+@pytest.mark.parametrize(
+    ("given", "recommended", "effective"),
+    [
+        ({}, {"eos_token_id": 2}, "temperature 0.7 · top_p 0.95"),
+        ({}, {"temperature": 0.6, "top_k": 20}, "temperature 0.6 · top_k 20"),
+        ({}, {"top_p": 0.8}, "temperature 0.7 · top_p 0.8"),
+        ({}, {"do_sample": False, "temperature": 0.6}, "temperature 0"),
+        ({"temperature": 0.0}, {"temperature": 0.6}, "temperature 0"),
+        ({"temperature": 1.2, "top_p": 1.0}, {}, "temperature 1.2"),
+    ],
+)
+def test_what_holds(given: dict[str, Any], recommended: dict[str, Any], effective: str) -> None:
+    assert sampling_text(chat_sampling(given, recommended)) == effective
+
+
+def test_again_samples_where_nothing_is_recommended(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("why?")
+        assert "scripted-1b temperature 0.7 · top_p 0.95" in it.text()
+        await it.press("ctrl+r")
+        await it.idle()
+        assert [command.otherwise for command in it.engine.commands] == [CHAT_SAMPLING] * 2
+        assert it.app.conversation.notice is None
+
+    play(scenario)
+
+
+def test_again_samples_anew_at_temperature_0_and_says_so(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.write("/set temperature 0")
+        await it.ask("why?")
+        assert "scripted-1b temperature 0 " in it.text()
+        await it.press("ctrl+r")
+        await it.idle()
+        first, again = it.engine.commands
+        assert first.sampling == {"temperature": 0.0}
+        assert again.sampling == CHAT_SAMPLING
+        assert "sampled at 0.7" in it.text()
+        await it.ask("and then?")
+        assert it.engine.commands[-1].sampling == {"temperature": 0.0}
+
+    play(scenario)
+
+
+def test_a_model_that_recommends_greedy_decoding_is_sampled_when_asked_again(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("why?")
+        await it.press("ctrl+up", "r")
+        await it.idle()
+        assert [command.sampling for command in it.engine.commands] == [{}, CHAT_SAMPLING]
+
+    play(scenario, ScriptedEngine(card_to_load=replace(CARD, generation_defaults={"do_sample": False})))
+
+
+def test_a_seed_goes_on_with_every_answer_to_the_same_question(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.write("/set seed 7")
+        await it.ask("why?")
+        for _ in range(2):
+            await it.press("ctrl+r")
+            await it.idle()
+        assert [command.sampling["seed"] for command in it.engine.commands] == [7, 8, 9]
+
+    play(scenario)
