@@ -1,7 +1,7 @@
 """A chat without a screen: one session, one engine, and everything a person can do with them.
 
 The UI calls the methods below, calls `poll` up to ten times a second and draws what the attributes say. Every message
-is in the store before the engine hears of it; how an answer gets there is `conversation_turn`'s business. Actions raise
+is in the store before the engine hears of it; how an answer gets there is `turn`'s business. Actions raise
 HeadraceError with nothing changed; what goes wrong later ends up in `notice`.
 """
 
@@ -13,7 +13,7 @@ from headrace.app.chat.attachments import spoken, take_attachments
 from headrace.app.chat.context_question import ContextChoice, ContextQuestion, no_way_out
 from headrace.app.chat.open_session import OpenSession
 from headrace.app.chat.prompt import draft_messages, prompt_messages, runs, summary_messages, summary_tokens
-from headrace.app.chat.turn import SAVE_S, Turn
+from headrace.app.chat.turn import RETRY_S, Turn
 from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.messages import (
     Abandoned,
@@ -178,11 +178,14 @@ class Conversation(OpenSession):
             self._summarise(question)
 
     def close(self) -> None:
-        """Leave: an answer being written is kept as partial, a session nothing was said in goes away."""
+        """Leave: an answer being written is kept as partial, a session nothing was said in goes away.
+
+        Raises SessionError where the answer cannot be stored: to be called again then.
+        """
         if self._turn is not None:
             self.engine.cancel()
             self._end_turn(self._turn, "cancelled")
-        self._settle_or_abandon()
+        self.settle()
         if not self.messages and not self.store.messages(self.session.id):
             self.store.delete(self.session.id)
 
@@ -287,22 +290,12 @@ class Conversation(OpenSession):
         self._store_answer(turn, reason, done)
 
     def _store_answer(self, turn: Turn, reason: str, done: Done | None) -> None:
-        self._unstored, self._try_again = (turn, reason, done), time.monotonic() + SAVE_S
+        self._unstored, self._try_again = (turn, reason, done), time.monotonic() + RETRY_S
         turn.end(reason, done)
         self._unstored = None
         tokens = self.context_tokens
         self.reload()
         self.context_tokens = tokens
-
-    def _settle_or_abandon(self) -> None:
-        """On leaving. Raises SessionError where not even a journal has the answer."""
-        try:
-            self.settle()
-        except SessionError:
-            assert self._unstored is not None
-            turn, self._unstored = self._unstored[0], None
-            if not turn.abandon():
-                raise
 
     # --- the full context ------------------------------------------------------------------------------------
 
@@ -385,7 +378,6 @@ class Conversation(OpenSession):
                 otherwise=CHAT_SAMPLING,
                 continue_text=leaf.content if continuing else "",
                 drop_oldest=drop_oldest,
-                journal=turn.journal,
             )
         )
         self.messages = branch

@@ -1,21 +1,22 @@
 """One generation of a chat: the answer as it grows, in memory and in the store.
 
 A turn writes its message from its first text on; before that there is nothing to keep. What comes then is put into the
-store every SAVE_S, for power cuts and for other readers: no crash of ours costs it, because the engine keeps a journal
-(see `app.sessions.journal`). A turn that summarises writes no message at all.
+store whenever it comes, so that killing a process costs at most what the chat has not received; every DURABLE_S it is
+put on the disk, which is what a power cut can cost. A turn that summarises writes no message at all.
 """
 
 import itertools
 import time
-from contextlib import suppress
 from dataclasses import replace
 
 from headrace.app.engine.messages import Done
-from headrace.app.sessions.journal import Answer, Journal, storable
+from headrace.app.sessions.database import storable
 from headrace.app.sessions.records import Message, TurnFigures
 from headrace.app.sessions.store import SessionStore
+from headrace.runtime.errors import SessionError
 
-SAVE_S = 2.0
+DURABLE_S = 2.0
+RETRY_S = 2.0  # after the store has failed
 
 _ids = itertools.count(1)  # over all conversations: a late event never meets another's answer
 
@@ -48,22 +49,10 @@ class Turn:
         self._model = model
         self._store = store
         self._unsaved = ""
-        self._saved_at = float("-inf")
-        self._journal: Journal | None = None
-        if summarising:
-            return
-        if continuing:
+        self._durable_at = time.monotonic()
+        self._retry_at = float("-inf")
+        if self.answer is not None:
             store.reopen(leaf.id)
-        self._message_id = leaf.id if continuing else store.reserve_message()
-        parent = leaf.parent_id if continuing else leaf.id
-        with suppress(OSError):  # a file system without locks: a crash may cost what `save` has not saved
-            answer = Answer(leaf.session_id, self._message_id, parent, model, self._begins)
-            self._journal = Journal(store.journals, answer)
-
-    @property
-    def journal(self) -> str | None:
-        """The file for the engine to write what it says into."""
-        return str(self._journal.path) if self._journal is not None else None
 
     def grow(self, text: str, model: str | None = None) -> None:
         """More of the answer; `model` is who says it. Raises SessionError where the message cannot be begun."""
@@ -74,55 +63,44 @@ class Turn:
         self._unsaved += text
         self._model = model or self._model
         if self.answer is None:
-            self.answer = self._store.begin_answer(self.leaf.session_id, self.leaf.id, self._model, self._message_id)
+            self.answer = self._store.begin_answer(self.leaf.session_id, self.leaf.id, self._model)
             text = self._unsaved  # with what could not be put anywhere when the store failed before
         self.answer = replace(self.answer, content=self.answer.content + text, partial=True)
 
     def save(self) -> None:
-        """Put what came into the store, if the last time is long enough ago."""
-        if time.monotonic() >= self._saved_at + SAVE_S:
+        """Put what came into the store. Raises SessionError, then does nothing for RETRY_S."""
+        if time.monotonic() >= self._retry_at:
             self._save()
 
     def end(self, reason: str, done: Done | None = None) -> None:
         """The answer is over; it is whole only if the model ended it itself.
 
         An answer that was continued in vain keeps the figures it had; else they are the last part's. Raises
-        SessionError where it cannot be stored: to be called again then, or `abandon`.
+        SessionError where it cannot be stored: to be called again then.
         """
-        missing = self._not_received()
         an_answer = self._unsaved or (done is not None and reason != "cancelled")  # be it an empty one
-        if missing or (self.answer is None and an_answer):
-            self.grow(missing)
+        if self.answer is None and an_answer:
+            self.grow("")
         self._save()
         if self.answer is not None:
             went = figures(done) if done is not None else None
             if self.continuing and len(self.answer.content) == self._begins:
                 went = self.leaf.figures
             self._store.finish(self.answer.id, reason, went, partial=reason != "stop")
-        if self._journal is not None:
-            self._journal.remove()
-            self._journal = None
-
-    def abandon(self) -> bool:
-        """Leave it to the journal, for whoever opens the store next; whether there is one."""
-        if self._journal is None:
-            return False
-        self._journal.abandon()
-        self._journal = None
-        return True
-
-    def _not_received(self) -> str:
-        """What a killed engine said and did not come to send."""
-        if self._journal is None:
-            return ""
-        received = len(self.answer.content) - self._begins if self.answer is not None else len(self._unsaved)
-        return self._journal.text()[received:]
 
     def _save(self) -> None:
-        self._saved_at = time.monotonic()
-        if self._unsaved and self.answer is not None:
-            self._store.grow(self.answer.id, self._unsaved)
-            self._unsaved = ""
+        if not self._unsaved or self.answer is None:
+            return
+        now = time.monotonic()
+        durable = now >= self._durable_at + DURABLE_S
+        try:
+            self._store.grow(self.answer.id, self._unsaved, durable=durable)
+        except SessionError:
+            self._retry_at = now + RETRY_S
+            raise
+        self._unsaved = ""
+        if durable:
+            self._durable_at = now
 
 
 def figures(done: Done) -> TurnFigures:

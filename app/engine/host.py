@@ -8,7 +8,6 @@ import os
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 
 from headrace.app.engine.messages import (
     ContextFull,
@@ -24,7 +23,6 @@ from headrace.app.engine.messages import (
     ReadAhead,
 )
 from headrace.app.sampling_options import sampling_settings
-from headrace.app.sessions.journal import JournalWriter
 from headrace.models.checkpoint.validation import blamed_on_store
 from headrace.models.load import LoadedModel, load_model
 from headrace.models.registry.progress import Progress
@@ -135,17 +133,16 @@ class EngineHost:
             cancel=cancel,
         )
         opening = "" if command.continue_text else self._prompts.opening(prompt)
-        with closing(JournalWriter(command.journal)) as journal:
-            outbox = _Outbox(command, send, journal, opening, gather_s=_GATHER_S[self._spare_cpus > 0])
-            for part in answer(self._engine, self._loaded.tokenizer, request, command.stop):
-                if isinstance(part, TextChunk):
-                    outbox.add(part.text, part.step.record)
-                elif isinstance(part, Completed):
-                    outbox.add(part.text)
-                    outbox.flush()
-                    send(self._done(command, part.finished, tokenize_s, outbox.ttft_s))
-                else:
-                    send(Prefill(command.id, part.done, part.total, part.reused))
+        outbox = _Outbox(command, send, opening, gather_s=_GATHER_S[self._spare_cpus > 0])
+        for part in answer(self._engine, self._loaded.tokenizer, request, command.stop):
+            if isinstance(part, TextChunk):
+                outbox.add(part.text, part.step.record)
+            elif isinstance(part, Completed):
+                outbox.add(part.text)
+                outbox.flush()
+                send(self._done(command, part.finished, tokenize_s, outbox.ttft_s))
+            else:
+                send(Prefill(command.id, part.done, part.total, part.reused))
 
     def read_ahead(self, command: ReadAhead, stop: Callable[[], bool], send: Send) -> None:
         """Prefill what the next prompt will begin with, until `stop()`. Raises HeadraceError for what has no prompt.
@@ -207,15 +204,14 @@ class EngineHost:
 
 
 class _Outbox:
-    """Text and records of one answer on their way to the chat. Text goes into the journal first, and at once.
+    """Text and records of one answer on their way to the chat: the first text at once, then what `gather_s` brings.
 
     opening: text that belongs to the answer though the template wrote it; it goes with the first of the model's.
     """
 
-    def __init__(self, command: Generate, send: Send, journal: JournalWriter, opening: str, *, gather_s: float) -> None:
+    def __init__(self, command: Generate, send: Send, opening: str, *, gather_s: float) -> None:
         self._command = command
         self._send = send
-        self._journal = journal
         self._opening = opening
         self._gather_s = gather_s
         self._text: list[str] = []
@@ -229,7 +225,6 @@ class _Outbox:
             self._records.append(record)
         if text:
             text, self._opening = self._opening + text, ""
-            self._journal.write(text)
             self._text.append(text)
             if self.ttft_s is None:
                 self.ttft_s = now - self._command.submitted

@@ -43,7 +43,6 @@ class Generate:
     continue_text: the answer so far, to be continued; the deltas bring only what comes after it.
     drop_oldest: where the prompt is too long, leave out the oldest turns and say so with `Dropped`, instead of
     answering with `ContextFull`.
-    journal: a file that all text is appended to as it is generated (`app.sessions.journal`); None: nowhere.
     submitted: the monotonic clock, which all processes of a machine share.
     """
 
@@ -56,7 +55,6 @@ class Generate:
     thinking: bool | None = None
     continue_text: str = ""
     drop_oldest: bool = False
-    journal: str | None = None
     submitted: float = field(default_factory=time.monotonic)
 
 

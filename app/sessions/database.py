@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from headrace.app.sessions.journal import storable
 from headrace.runtime.errors import SessionError
 
 VERSION = 1
@@ -77,6 +76,12 @@ CREATE TRIGGER messages_changed AFTER UPDATE OF content ON messages BEGIN
     INSERT INTO message_index(message_index, rowid, content) VALUES ('delete', old.id, old.content);
     INSERT INTO message_index(rowid, content) VALUES (new.id, new.content);
 END;
+"""
+
+# SQL: what a message was appended and that is not folded into it yet.
+APPENDED = """
+    coalesce((SELECT group_concat(text, '') FROM
+        (SELECT text FROM pieces WHERE message_id = messages.id ORDER BY id)), '')
 """
 
 
@@ -179,6 +184,11 @@ def _is_at_rest(path: Path) -> bool:
 
 def _storable(values: Sequence[object]) -> list[object]:
     return [storable(value) if isinstance(value, str) else value for value in values]
+
+
+def storable(text: str) -> str:
+    """Text without NUL, which SQLite's text functions stop at, and without lone surrogates, which are no Unicode."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def _statements(script: str) -> Iterator[str]:

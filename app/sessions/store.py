@@ -2,7 +2,7 @@
 
 A message is written in one transaction, together with its session's new active leaf. An answer begins empty and
 partial; `grow` appends what came, which costs the same however long it is, and `finish` closes it. What a crash
-leaves unfinished is partial, and gets back what was not appended yet from its journal (see `journal`).
+leaves unfinished is partial.
 """
 
 import json
@@ -15,20 +15,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from headrace.app.sessions.database import Database
-from headrace.app.sessions.journal import fold_abandoned
+from headrace.app.sessions.database import APPENDED, Database
+from headrace.app.sessions.old_journals import fold_old_journals
 from headrace.app.sessions.records import Attachment, Message, Role, Session, SessionEntry, TurnFigures
 from headrace.runtime.errors import SessionError
 from headrace.runtime.paths import data_dir
 
 _TITLE_LENGTH = 60  # characters
 _ABANDONED_S = 86400.0  # an empty session that old has nobody sitting before it
-# What was appended to a message and not yet folded into it.
-_APPENDED = """
-    coalesce((SELECT group_concat(text, '') FROM
-        (SELECT text FROM pieces WHERE message_id = messages.id ORDER BY id)), '')
-"""
-_MESSAGE = f"SELECT *, content || {_APPENDED} AS whole FROM messages"
+_MESSAGE = f"SELECT *, content || {APPENDED} AS whole FROM messages"
 
 
 class SessionStore:
@@ -37,10 +32,8 @@ class SessionStore:
     def __init__(self, path: Path | None = None) -> None:
         path = path or database_path()
         self.db = Database(path)
-        self.journals = path.with_suffix(".journals")
-        """The folder of the journals of answers being written."""
-        with suppress(SessionError, OSError):  # of a store that can only be read; the journals stay for the next
-            fold_abandoned(self, self.journals)
+        with suppress(SessionError, OSError):  # of a store that can only be read
+            fold_old_journals(self.db, path.with_suffix(".journals"))
 
     def close(self) -> None:
         self.db.close()
@@ -123,16 +116,15 @@ class SessionStore:
         model: str | None = None,
         attachments: Sequence[Attachment] = (),
         partial: bool = False,
-        message_id: int | None = None,
     ) -> Message:
         """A new message below `parent_id` (None: a first message); it becomes the active leaf."""
         now = time.time()
         with self.db.transaction(durable=not partial):
             new = self.db.run(
                 "INSERT INTO messages"
-                " (id, session_id, parent_id, role, content, created_at, partial, model, attachments)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                *(message_id, session_id, parent_id, role, content, now, partial, model),
+                " (session_id, parent_id, role, content, created_at, partial, model, attachments)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                *(session_id, parent_id, role, content, now, partial, model),
                 json.dumps([asdict(attachment) for attachment in attachments]),
             )
             self.db.run(
@@ -144,17 +136,9 @@ class SessionStore:
             new, session_id, parent_id, role, content, now, partial, model=model, attachments=tuple(attachments)
         )
 
-    def reserve_message(self) -> int:
-        """The id of a message that may come later; nobody else gets it."""
-        with self.db.transaction():
-            self.db.run("UPDATE sqlite_sequence SET seq = seq + 1 WHERE name = 'messages'")
-            return int(self.db.rows("SELECT seq FROM sqlite_sequence WHERE name = 'messages'")[0]["seq"])
-
-    def begin_answer(
-        self, session_id: str, parent_id: int, model: str | None, message_id: int | None = None
-    ) -> Message:
-        """An empty answer that `grow` and `finish` complete. message_id: one that was reserved."""
-        return self.add(session_id, parent_id, "assistant", "", model=model, partial=True, message_id=message_id)
+    def begin_answer(self, session_id: str, parent_id: int, model: str | None) -> Message:
+        """An empty answer that `grow` and `finish` complete."""
+        return self.add(session_id, parent_id, "assistant", "", model=model, partial=True)
 
     def reopen(self, message_id: int) -> None:
         """An answer is continued: it is partial again, and nothing is known of how it went, until `finish`."""
@@ -163,16 +147,10 @@ class SessionStore:
                 "UPDATE messages SET partial = 1, finish_reason = NULL, figures = NULL WHERE id = ?", message_id
             )
 
-    def grow(self, message_id: int, text: str) -> None:
-        """Append to an answer that is being written."""
-        with self.db.transaction():
+    def grow(self, message_id: int, text: str, *, durable: bool = False) -> None:
+        """Append to an answer that is being written. `durable` keeps all that came before through a power cut, too."""
+        with self.db.transaction(durable=durable):
             self.db.run("INSERT INTO pieces (message_id, text) VALUES (?, ?)", message_id, text)
-
-    def append(self, message_id: int, text: str) -> None:
-        """Append to an answer that nobody writes any more."""
-        with self.db.transaction(durable=True):
-            self._fold(message_id)
-            self.db.run("UPDATE messages SET content = content || ? WHERE id = ?", text, message_id)
 
     def finish(
         self, message_id: int, reason: str, figures: TurnFigures | None = None, *, partial: bool = False
@@ -236,7 +214,6 @@ class SessionStore:
 
     def recover(self, session_id: str) -> None:
         """Fold what a killed process wrote into its message, so that searching finds it too."""
-        fold_abandoned(self, self.journals)
         unfinished = "SELECT DISTINCT message_id FROM pieces JOIN messages ON messages.id = message_id"
         rows = self.db.rows(f"{unfinished} WHERE session_id = ?", session_id)
         if rows:
@@ -245,7 +222,7 @@ class SessionStore:
                     self._fold(row["message_id"])
 
     def _fold(self, message_id: int) -> None:
-        self.db.run(f"UPDATE messages SET content = content || {_APPENDED} WHERE id = ?", message_id)
+        self.db.run(f"UPDATE messages SET content = content || {APPENDED} WHERE id = ?", message_id)
         self.db.run("DELETE FROM pieces WHERE message_id = ?", message_id)
 
     def _change(self, session_id: str, **columns: object) -> Session:

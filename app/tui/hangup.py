@@ -2,7 +2,7 @@
 
 A terminal that is gone, or that nobody reads any more, can hold up the event loop for ever: what was drawn waits to
 be written. So the signal is heard outside the loop, a terminal that is gone is not tidied up, and a loop that does
-not answer is left behind: what an answer said by then is in the store or in its journal.
+not answer is left behind: what it took in of an answer is in the store.
 
 A process that has no controlling terminal hears no SIGHUP and would read the end of its input for ever: so the
 terminal is looked at, too.

@@ -28,7 +28,6 @@ from headrace.app.engine.messages import (
     ReadAhead,
     Ready,
 )
-from headrace.app.sessions.journal import JournalWriter
 from headrace.runtime.cost import LayerKV, StepCost
 from headrace.runtime.errors import EngineError
 from headrace.runtime.machine.hardware import Machine
@@ -211,16 +210,13 @@ class ScriptedEngine:
         yield Prefill(command.id, total // 2, total, script.reused)
         yield Prefill(command.id, total, total, script.reused)
         said = 0
-        journal = JournalWriter(command.journal)
         for piece in script.pieces:
             while len(script.pieces) - said <= script.hold and not (self._cancelled or self._released):
                 yield Delta(command.id, "", ())
             if self._cancelled:
                 break
-            journal.write(piece)
             yield Delta(command.id, piece, (record(said, script.prompt_tokens + said),))
             said += 1
-        journal.close()
         reason: FinishReason = "cancelled" if self._cancelled else script.reason
         yield Done(
             id=command.id,

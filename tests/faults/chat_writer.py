@@ -1,7 +1,7 @@
 """A chat that never ends, for tests that kill it: a Conversation with a scripted engine, as fast as it goes.
 
 Run as `python -m tests.faults.chat_writer DATABASE SEED`. Every line on standard output is a promise about what is
-stored now, in the database or in an answer's journal: `message ID LENGTH CRC whole` or `message ID LENGTH CRC growing`.
+in the database now: `message ID LENGTH CRC whole` or `message ID LENGTH CRC growing`.
 """
 
 import random

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.app.sessions.journal import storable
+from headrace.app.sessions.database import storable
 
 _TRACED = Path(__file__).parent / "traced"
 
@@ -25,11 +25,6 @@ def generated(home: Path, pid: int | None = None) -> list[list[str]]:
     """The pieces of every answer, in order; those of one engine."""
     files = sorted((home / "trace").glob(f"*-{pid}-*" if pid is not None else "*"))
     return [_pieces(file) for file in files]
-
-
-def but_the_token_in_flight(text: str, pieces: list[str]) -> bool:
-    """Whether `text` is all that was generated, or all but the last piece."""
-    return text in ("".join(pieces), "".join(pieces[:-1]))
 
 
 def _pieces(file: Path) -> list[str]:

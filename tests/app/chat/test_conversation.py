@@ -9,7 +9,6 @@ import pytest
 from headrace.app.chat import turn as conversation_turn
 from headrace.app.chat.conversation import Conversation
 from headrace.app.engine.messages import ContextFull, Delta, Done, Dropped, Event
-from headrace.app.sessions.journal import JournalWriter
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import EngineError, ModelNotFoundError, SessionError, UsageError
 from tests.app.scripted_engine import Script, ScriptedEngine, with_context
@@ -80,10 +79,7 @@ def ask(chat: Conversation, text: str, *pieces: str) -> None:
     until_idle(chat)
 
 
-def test_a_turn_passes_through_its_phases_and_is_stored_as_it_grows(
-    chat: Conversation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(conversation_turn, "SAVE_S", 0.0)
+def test_a_turn_passes_through_its_phases_and_is_stored_as_it_grows(chat: Conversation) -> None:
     chat.send("Hi")
     assert (chat.phase, stored(chat)) == ("waiting", ["Hi"])
     chat.poll()
@@ -160,38 +156,41 @@ def test_continuing_in_vain_keeps_the_figures(chat: Conversation, engine: Script
 
 
 @pytest.mark.parametrize("end", ["dies", "is stopped", "is left"])
-def test_what_the_engine_said_and_did_not_send_is_kept(chat: Conversation, engine: ScriptedEngine, end: str) -> None:
-    engine.script(Script(pieces=("one ", "two ", "three"), hold=1), Script(pieces=(" four", " five"), hold=2))
+def test_what_the_engine_sent_is_kept(chat: Conversation, engine: ScriptedEngine, end: str) -> None:
+    engine.script(Script(pieces=("one ", "two ", "three"), hold=1), Script(pieces=("three", " four"), hold=1))
     chat.send("count")
     until_said(chat, "one two ")
-    unsent(engine, "three")
     ended(chat, engine, end)
-    assert stored(chat) == ["count", "one two three"]
+    assert stored(chat) == ["count", "one two "]
     if end == "is left":
         return
     chat.load_model()
     chat.poll()
     chat.continue_answer()
-    unsent(engine, " four")
+    until_said(chat, "one two three")
     ended(chat, engine, end)
-    assert shown(chat) == stored(chat) == ["count", "one two three four"]
-    assert list(chat.store.journals.iterdir()) == []
+    assert shown(chat) == stored(chat) == ["count", "one two three"]
 
 
-def test_an_answer_of_which_nothing_was_sent_is_kept(chat: Conversation, engine: ScriptedEngine) -> None:
-    engine.script(Script(hold=4))
-    chat.send("hm")
-    unsent(engine, "Hello")
-    ended(chat, engine, "dies")
-    assert shown(chat) == stored(chat) == ["hm", "Hello"]
-    assert (chat.messages[-1].model, chat.messages[-1].finish_reason) == ("scripted-1b", "died")
+def test_every_delta_is_in_the_store_and_on_the_disk_now_and_then(
+    chat: Conversation, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits: list[bool] = []
+    grow = SessionStore.grow
 
+    def noted(self: SessionStore, message_id: int, text: str, *, durable: bool = False) -> None:
+        commits.append(durable)
+        grow(self, message_id, text, durable=durable)
 
-def unsent(engine: ScriptedEngine, text: str) -> None:
-    """The engine says something more, and only its journal hears of it."""
-    journal = JournalWriter(engine.commands[-1].journal)
-    journal.write(text)
-    journal.close()
+    monkeypatch.setattr(SessionStore, "grow", noted)
+    engine.script(Script(pieces=("one ", "two ", "three ", "four"), hold=2))
+    chat.send("count")
+    until_said(chat, "one two ")
+    assert commits == [False, False]
+    monkeypatch.setattr(conversation_turn, "DURABLE_S", 0.0)
+    engine.release()
+    until_idle(chat)
+    assert commits == [False, False, True, True]
 
 
 def ended(chat: Conversation, engine: ScriptedEngine, how: str) -> None:
@@ -661,14 +660,13 @@ def test_an_answer_that_could_not_be_stored_comes_before_all_else(
     chat.continue_answer()
     until_idle(chat)
     assert shown(chat) == stored(chat) == ["How is it?", "It is high. And cold."]
-    assert list(chat.store.journals.iterdir()) == []
 
 
 @pytest.mark.parametrize("table", ["messages", "pieces"])
 def test_an_answer_that_could_not_be_stored_is_when_there_is_room(
     chat: Conversation, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, table: str
 ) -> None:
-    monkeypatch.setattr("headrace.app.chat.conversation.SAVE_S", 0.0)
+    monkeypatch.setattr("headrace.app.chat.conversation.RETRY_S", 0.0)
     engine.script(Script(pieces=("It ", "is ", "high.")))
     chat.send("How is it?")
     with nothing_fits(chat.store, table):
@@ -681,16 +679,32 @@ def test_an_answer_that_could_not_be_stored_is_when_there_is_room(
 
 
 @pytest.mark.parametrize("table", ["messages", "pieces"])
-def test_an_answer_that_cannot_be_stored_is_left_to_its_journal(
+def test_leaving_with_an_answer_that_cannot_be_stored_says_so(
     chat: Conversation, engine: ScriptedEngine, table: str
 ) -> None:
     engine.script(Script(pieces=("It ", "is ", "high.")))
     chat.send("How is it?")
     with nothing_fits(chat.store, table):
         until_idle(chat)
-        chat.close()
-    assert stored(chat)[1:] in ([], [""])
-    chat.store.recover(chat.session.id)
+        for _ in range(2):
+            with pytest.raises(SessionError, match="full"):
+                chat.close()
+    chat.close()
+    assert stored(chat) == ["How is it?", "It is high."]
+
+
+def test_a_store_that_has_failed_is_left_in_peace_for_a_while(chat: Conversation, engine: ScriptedEngine) -> None:
+    engine.script(Script(pieces=("It ", "is ", "high."), hold=1))
+    chat.send("How is it?")
+    until_said(chat, "It ")
+    with nothing_fits(chat.store, "pieces"):
+        chat.poll()
+        assert chat.notice is not None
+        chat.notice = None
+        chat.poll()
+        assert chat.notice is None
+    engine.release()
+    until_idle(chat)
     assert stored(chat) == ["How is it?", "It is high."]
 
 

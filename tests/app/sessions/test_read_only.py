@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from headrace.app.sessions.journal import Answer, Journal
 from headrace.app.sessions.store import SessionStore
 
 # Root may write anywhere, unless that is taken from it.
@@ -64,16 +63,14 @@ def test_a_change_is_refused_with_a_hint(home: Path, command: list[str]) -> None
     assert "hint: the file and its folder must be writable" in done.stderr
 
 
-def test_a_killed_chats_journal_stays_for_later(home: Path) -> None:
-    store = SessionStore(home / "data" / "sessions.db")
-    (asked,) = store.messages(store.sessions()[0].session.id)
-    journal = Journal(store.journals, Answer(asked.session_id, store.reserve_message(), asked.id, None))
-    journal.abandon()
-    store.close()
+def test_a_journal_of_an_earlier_version_stays_for_later(home: Path) -> None:
+    journal = home / "data" / "sessions.journals" / "0-2-0.journal"
+    journal.parent.mkdir()
+    journal.write_text('{"session_id": "0", "message_id": 2, "parent_id": 1, "model": null}\nUpstream.')
     lock(home)
     done = sessions(home, "list")
     assert (done.returncode, done.stderr) == (0, "")
-    assert journal.path.exists()
+    assert journal.exists()
 
 
 @pytest.mark.parametrize("made", [True, False])

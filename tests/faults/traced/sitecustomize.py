@@ -1,7 +1,7 @@
 """Python runs this first where its folder is on PYTHONPATH: an engine's process then writes down what it generates.
 
 One file for each answer, one line of JSON for each piece of text, before the engine itself does anything with it: a
-trace that knows neither the journal nor the store. Read by `tests.faults.trace`.
+trace that knows nothing of the store. Read by `tests.faults.trace`.
 """
 
 import sys
