@@ -5,9 +5,7 @@ A missing file or key means the default. Reading needs the standard library only
 the file as the user wrote it.
 """
 
-import contextlib
 import math
-import os
 import tomllib
 from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any, get_args, get_type_hints
 from headrace.runtime import environment
 from headrace.runtime.errors import HeadraceError, UsageError
 from headrace.runtime.paths import config_dir
+from headrace.runtime.replace_file import replace_file
 
 _LARGEST_SEED = 2**64 - 1
 
@@ -187,14 +186,9 @@ def save_setting(section: str, name: str, value: Any, path: Path | None = None) 
 
 def _replace(path: Path, text: str) -> None:
     """Put `text` there whole, or leave what is there. Raises HeadraceError if it cannot be written."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        replace_file(path, text)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
         raise HeadraceError(f"{path} cannot be written: {error.strerror}") from None
 
 

@@ -5,9 +5,10 @@ Whatever is wrong with it reads as empty. It is replaced whole; where that fails
 
 import contextlib
 import json
-import os
 from pathlib import Path
 from typing import Any
+
+from headrace.runtime.replace_file import replace_file
 
 
 def read_cache(path: Path) -> dict[str, Any]:
@@ -21,11 +22,5 @@ def read_cache(path: Path) -> dict[str, Any]:
 
 def write_cache(path: Path, content: dict[str, Any]) -> None:
     """Replace the file in one step, its folder made if need be."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(content, indent=2) + "\n")
-        partial.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        replace_file(path, json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,40 @@
+"""A file is there whole, old or new, whatever happens to its writer."""
+
+from pathlib import Path
+
+import pytest
+
+from headrace.runtime.replace_file import replace_file
+
+
+def test_the_new_text_takes_the_old_ones_place(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "folder" / "settings.toml"
+    for text in ("river = 'Länge'\n", ""):
+        replace_file(file, text)
+        assert file.read_text(encoding="utf-8") == text
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_link_to_the_file_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "dotfiles").mkdir()
+    (tmp_path / "settings.toml").symlink_to(tmp_path / "dotfiles" / "settings.toml")
+    replace_file(tmp_path / "settings.toml", "a = 1\n")
+    assert (tmp_path / "settings.toml").is_symlink()
+    assert [path.read_text() for path in (tmp_path / "dotfiles").iterdir()] == ["a = 1\n"]
+
+
+def test_a_writer_that_fails_half_way_leaves_the_old_text_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "settings.toml"
+    replace_file(file, "old\n")
+
+    def full(self: Path, text: str, encoding: str) -> int:
+        self.write_bytes(text[:2].encode(encoding))
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="full"):
+        replace_file(file, "new\n")
+    assert file.read_bytes() == b"old\n"
+    assert list(tmp_path.iterdir()) == [file]
