@@ -24,7 +24,7 @@ def unquoted(path: str) -> str:
     return path[1:-1] if len(path) > 2 and path[0] == path[-1] == '"' else path
 
 
-def spoken(text: str, old: Message | None = None) -> tuple[str, tuple[Attachment, ...]]:
+def parse_message(text: str, old: Message | None = None) -> tuple[str, tuple[Attachment, ...]]:
     """What is sent of what was typed, see `take_attachments`. Raises UsageError also where there is nothing to send.
 
     old: the message that `text` is an edit of. Its files stay, but for those that only its text still mentions and

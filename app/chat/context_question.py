@@ -20,7 +20,7 @@ class ContextQuestion:
     leaf: int
 
 
-def no_way_out(tokens: int, limit: int, why: str) -> str:
+def context_full_notice(tokens: int, limit: int, why: str) -> str:
     """What is said where there is nothing to choose from, and `why` that is.
 
     The context is full before its last token is taken: an answer needs some room.

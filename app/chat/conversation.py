@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal, ParamSpec
 
-from headrace.app.chat.attachments import spoken, take_attachments
-from headrace.app.chat.context_question import ContextChoice, ContextQuestion, no_way_out
+from headrace.app.chat.attachments import parse_message, take_attachments
+from headrace.app.chat.context_question import ContextChoice, ContextQuestion, context_full_notice
 from headrace.app.chat.open_session import OpenSession
 from headrace.app.chat.prompt import draft_messages, prompt_messages, runs, summary_messages, summary_tokens
 from headrace.app.chat.turn import RETRY_S, Turn
@@ -82,7 +82,7 @@ class Conversation(OpenSession):
     def send(self, text: str) -> Message:
         """Say something; `/file` lines and `@path` mentions become attachments. Raises UsageError, EngineError."""
         self._ready_to_ask()
-        content, attachments = spoken(text)
+        content, attachments = parse_message(text)
         return self._add_and_ask(self.messages[-1].id if self.messages else None, content, attachments)
 
     def read_ahead(self, draft: str) -> None:
@@ -134,7 +134,7 @@ class Conversation(OpenSession):
         old = self.message(message_id)
         if old.role == "user":
             self._ready_to_ask()
-            self._add_and_ask(old.parent_id, *spoken(text, old))
+            self._add_and_ask(old.parent_id, *parse_message(text, old))
         else:
             self.store.add(self.session.id, old.parent_id, "assistant", text, model=old.model)
             self.reload()
@@ -248,7 +248,9 @@ class Conversation(OpenSession):
                     self.notice = "the older turns are too long to be summarised"
                 elif turn.dropping:
                     self.question = None
-                    self.notice = no_way_out(event.prompt_tokens, event.limit, "the last turn alone is too long")
+                    self.notice = context_full_notice(
+                        event.prompt_tokens, event.limit, "the last turn alone is too long"
+                    )
                 else:
                     self._ask_what_goes(event.prompt_tokens, turn.leaf, during_answer=turn.continuing)
             case Failed():
@@ -307,7 +309,7 @@ class Conversation(OpenSession):
         else:
             summed_up = self.session.summary and self.not_sent
             why = "there is only the summary before it" if summed_up else "nothing older is left to drop"
-            self.notice = no_way_out(tokens, limit, why)
+            self.notice = context_full_notice(tokens, limit, why)
 
     def _stop_sending(self, count: int) -> None:
         """The engine left out the first `count` of the messages it was sent."""

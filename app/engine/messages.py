@@ -1,9 +1,9 @@
-"""What a chat and its engine process say to each other: commands one way, events the other.
+"""The messages between a chat and its engine process: commands one way, events the other.
 
 Plain picklable data and nothing heavy: importing this module imports neither mlx nor a model, nor the parts of a
 `ModelCard`, which come with the first one, so that the chat's first frame does not wait for them. Every `Generate` that
 was submitted ends with exactly one of Done, ContextFull, Failed (with its id), Abandoned or Died. Text in a `Delta` is
-what the model said, unsanitised: whoever draws it makes it safe (`app.sanitise`).
+what the model generated, unsanitised: whoever draws it makes it safe (`app.sanitise`).
 """
 
 import time

@@ -1,4 +1,4 @@
-"""The engine's process: commands come in over a socket, events go out. Started by `app.engine.start`.
+"""The engine's process: commands come in over a socket, events go out. Run by `app.engine.start`.
 
 The main thread owns the model for life and does one command after the other. A second thread reads the socket, so
 that a Cancel is heard during a generation, and ends the process the moment the chat's end of the socket is closed.

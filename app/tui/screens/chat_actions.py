@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 
 from textual.app import App
 
-from headrace.app.chat.attachments import spoken, unquoted
+from headrace.app.chat.attachments import parse_message, unquoted
 from headrace.app.chat.context_question import ContextChoice
 from headrace.app.chat.conversation import Conversation
 from headrace.app.engine.messages import Event
@@ -81,7 +81,7 @@ class ChatActions:
         if not path:
             raise UsageError("/file PATH")
         line = f"/file {path}\n"
-        _, attachments = spoken(line)
+        _, attachments = parse_message(line)
         self._screen.prompt.put(line)
         self._headrace.say(f"{attachments[0].name} goes with what you write now; Enter sends both")
 
