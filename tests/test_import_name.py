@@ -1,11 +1,10 @@
 """One import name: headrace beside a project that has `app/`, `models/`, `runtime/` and `assets/` of its own.
 
-headrace is laid out as its wheel lays it out, in an environment that cannot see this repository. It runs in the
-project's folder, whose modules must stay the project's, here and in the engine's process.
+headrace is installed from its wheel, without the compiled kernels, in an environment that cannot see this repository.
+It runs in the project's folder, whose modules must stay the project's, here and in the engine's process.
 """
 
 import os
-import shutil
 import subprocess
 import sys
 import venv
@@ -16,6 +15,8 @@ import pytest
 from tests.tiny_chat import write_chat_model
 
 ROOT = Path(__file__).resolve().parent.parent
+pytest.importorskip("scikit_build_core", reason="builds the wheel")
+
 OWN = ("app", "models", "runtime", "assets")
 _TALK = """
 import sys, time
@@ -38,19 +39,26 @@ _IMPORT_OWN = "\n".join(f"import {name}; assert {name}.OWNER == 'the project'" f
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` of an environment with headrace in it, as from a wheel, and what it depends on."""
+    """The `bin` of an environment with headrace and what it depends on."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False, symlinks=True)
-    (site,) = folder.glob("lib/python*/site-packages")
-    unused = shutil.ignore_patterns("__pycache__", "native", "*.cpp", "*.svg")
-    shutil.copytree(ROOT / "headrace", site / "headrace", ignore=unused)
+    python = folder / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "--no-input"]
+    build = ["wheel", "--no-deps", "--no-index", "--no-build-isolation", "-C", "wheel.cmake=false"]
+    subprocess.run([*pip, *build, "--wheel-dir", folder, ROOT], check=True, capture_output=True)
+    (wheel,) = folder.glob("headrace-*.whl")
+    install = ["--python", python, "install", "--no-deps", "--no-index", wheel]
+    subprocess.run([*pip, *install], check=True, capture_output=True)
     here = [path for path in sys.path if Path(path).name == "site-packages"]  # no .pth file of theirs is read
-    (site / "dependencies.pth").write_text("\n".join(here))
-    command = f"#!{folder}/bin/python\nfrom headrace.app.cli.main import main\nmain()\n"
-    (folder / "bin" / "headrace").write_text(command)
-    (folder / "bin" / "headrace").chmod(0o755)
-    (folder / "bin" / "talk").write_text(_TALK.format(project=""))
-    return folder / "bin"
+    (packages(python.parent) / "dependencies.pth").write_text("\n".join(here))
+    (python.parent / "talk").write_text(_TALK.format(project=""))
+    return python.parent
+
+
+def packages(installed: Path) -> Path:
+    """Where the environment has what is installed."""
+    (folder,) = installed.parent.glob("lib/python*/site-packages")
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +93,7 @@ def test_a_project_has_its_own_modules_and_headrace(
     installed: Path, model: Path, project: Path, path: str | None
 ) -> None:
     said = run_in(project, [installed / "python", "main.py", model], path=path)
-    assert said.strip() == str(next(installed.parent.glob("lib/python*/site-packages/headrace/__init__.py")))
+    assert said.strip() == str(packages(installed) / "headrace" / "__init__.py")
 
 
 @pytest.mark.parametrize("path", [None, "."])
@@ -104,7 +112,7 @@ def test_nothing_that_is_installed_stands_in_for_the_standard_library(
     installed: Path, model: Path, project: Path
 ) -> None:
     """Some packages bear the names of modules that Python has by now."""
-    backport = next(installed.parent.glob("lib/python*/site-packages")) / "dataclasses.py"
+    backport = packages(installed) / "dataclasses.py"
     backport.write_text("raise SystemExit('not this one')\n")
     try:
         assert run_in(project, [installed / "python", installed / "talk", model], path=None)
