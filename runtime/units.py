@@ -1,4 +1,4 @@
-"""Sizes and rates as people read them.
+"""Sizes, rates and times as people read them.
 
 Memory and files are binary (1 GiB = 2**30 bytes); bandwidth is decimal (1 GB/s = 1e9 bytes/s), as vendors state it.
 """
@@ -11,7 +11,7 @@ def format_bytes(count: float) -> str:
         if abs(value) < 999.5 or unit == units[-1]:
             break
         value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" else f"{_three_digits(value)} {unit}"
+    return f"{value:.0f} {unit}" if unit == "B" else f"{three_digits(value)} {unit}"
 
 
 def format_rate(bytes_per_second: float) -> str:
@@ -21,9 +21,17 @@ def format_rate(bytes_per_second: float) -> str:
         if abs(value) < 999.5 or unit == units[-1]:
             break
         value /= 1000
-    return f"{value:.0f} {unit}" if unit == "B/s" else f"{_three_digits(value)} {unit}"
+    return f"{value:.0f} {unit}" if unit == "B/s" else f"{three_digits(value)} {unit}"
 
 
-def _three_digits(value: float) -> str:
+def format_seconds(seconds: float) -> str:
+    """A duration of up to minutes with two or three significant digits: `1.20 s`, `510 ms`, `51.3 ms`."""
+    if seconds >= 0.9995:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.0f} ms" if seconds >= 0.09995 else f"{seconds * 1e3:.1f} ms"
+
+
+def three_digits(value: float) -> str:
+    """Three significant digits, but at most two decimals and all whole ones: `9.84`, `96.1`, `2754`."""
     decimals = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
     return f"{value:.{decimals}f}"

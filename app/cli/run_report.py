@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any, Literal
 
+from headrace.app.answer_phrases import phrases
 from headrace.runtime.cost import StepCost
 from headrace.runtime.machine.hardware import Machine
 from headrace.runtime.machine.peaks import Peak
@@ -149,13 +150,9 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
 def summary_line(report: RunReport) -> str:
     """One line for the end of an answer on a terminal, within 80 columns."""
     summary = report.finished.summary
-    parts = [f"{summary.completion_tokens} tokens"]
-    if summary.decode_tokens_per_second:
-        parts.append(f"{summary.decode_tokens_per_second:.1f} tok/s")
-    if report.ttft_s is not None:
-        parts.append(f"TTFT {report.ttft_s:.2f} s")
+    parts = phrases(summary.completion_tokens, summary.decode_tokens_per_second, report.ttft_s, report.mbu_paired)
     if report.mbu_paired is not None:
-        parts.append(f"MBU {report.mbu_paired:.0%} of {report.beside.gb_s:.0f} GB/s")
+        parts[-1] += f" of {report.beside.gb_s:.0f} GB/s"
     parts.append(f"KV {format_bytes(summary.kv_cache_bytes)}")
     if report.finished.reason != "stop":
         parts.append(_CUT_SHORT[report.ended_by])

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from headrace.app.answer_phrases import phrases
 from headrace.app.sanitise import sanitise
 from headrace.app.sessions.records import Message, Session, TurnFigures
 from headrace.models.text.thinking import split_thinking
@@ -39,14 +40,8 @@ def to_document(session: Session, messages: Sequence[Message]) -> dict[str, Any]
 
 def figures_line(figures: TurnFigures) -> str:
     """One answer's figures in a line."""
-    parts = [f"{figures.completion_tokens} tokens", f"prompt {figures.prompt_tokens} ({figures.reused_tokens} reused)"]
-    if figures.ttft_s is not None:
-        parts.append(f"TTFT {figures.ttft_s:.2f} s")
-    if figures.decode_tokens_per_second is not None:
-        parts.append(f"{figures.decode_tokens_per_second:.1f} tok/s")
-    if figures.mbu is not None:
-        parts.append(f"MBU {figures.mbu:.0%}")
-    return " · ".join(parts)
+    known = phrases(figures.completion_tokens, figures.decode_tokens_per_second, figures.ttft_s, figures.mbu)
+    return " · ".join([*known, f"prompt {figures.prompt_tokens} ({figures.reused_tokens} reused)"])
 
 
 def _facts(session: Session) -> str:

@@ -22,7 +22,7 @@ import pytest
 from headrace.app.chat.conversation import Conversation
 from headrace.app.engine.client import EngineClient
 from headrace.app.engine.messages import Delta, Died, Event, ModelSpec
-from headrace.app.sessions.database import Database
+from headrace.app.sessions.database import Database, storable
 from headrace.app.sessions.search import search
 from headrace.app.sessions.store import SessionStore
 from tests.faults.trace import generated, trace_engines
@@ -175,7 +175,7 @@ def killed_once(chat: Conversation, client: EngineClient, choose: random.Random,
         assert after.content.startswith(before.content)
     said = generated(home, pid)
     kept = "".join(message.content for message in chat.messages[1:])
-    assert kept == "".join(event.text for event in events if isinstance(event, Delta))
+    assert kept == storable("".join(event.text for event in events if isinstance(event, Delta)))
     assert "".join(said[-1] if said else []).startswith(kept)
     if chat.messages[-1].role == "assistant":
         assert (chat.messages[-1].partial, chat.messages[-1].finish_reason) == (True, "died")

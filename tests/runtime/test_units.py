@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.runtime.units import format_bytes, format_rate
+from headrace.runtime.units import format_bytes, format_rate, format_seconds
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,22 @@ def test_memory_is_binary(count: int, expected: str) -> None:
 )
 def test_bandwidth_is_decimal(rate: float, expected: str) -> None:
     assert format_rate(rate) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (0.0042, "4.2 ms"),
+        (0.09994, "99.9 ms"),
+        (0.09996, "100 ms"),
+        (0.42, "420 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1.00 s"),
+        (61.0, "61.00 s"),
+    ],
+)
+def test_a_duration_has_the_unit_that_suits_it(seconds: float, expected: str) -> None:
+    assert format_seconds(seconds) == expected
 
 
 @given(st.floats(0, 1e17))
