@@ -1,1 +1,1 @@
-"""Comparing what was measured: documents, saved runs, ratios, significance."""
+"""Comparing what was measured: documents, saved runs, significance."""

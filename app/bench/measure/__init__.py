@@ -1,1 +1,1 @@
-"""Measuring: plans, interleaved repetitions, headrace itself and its peers, from samples to the JSON document."""
+"""Measuring: plans, interleaved repetitions, headrace itself and its peers, ratios, the JSON document."""

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from headrace.app.bench.compare.ratios import agreement, ratios
 from headrace.app.bench.measure.memory_speed import MemorySpeed
+from headrace.app.bench.measure.ratios import agreement, ratios
 from headrace.app.bench.measure.result import Result
 from headrace.app.bench.measure.setup import Setup
 from headrace.app.predict.step_cost_fit import fit_step_cost, points_of

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from headrace.app.bench.compare.ratios import agreement, ratios
 from headrace.app.bench.measure.plan import Test
+from headrace.app.bench.measure.ratios import agreement, ratios
 from headrace.app.bench.measure.sample import Sample
 from headrace.app.bench.measure.session import MAX_ROUNDS, MIN_ROUNDS, Session, precision
 from headrace.runtime.errors import EngineError

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from headrace.app.bench.compare.history import History
-from headrace.app.bench.compare.ratios import ratios
 from headrace.app.bench.compare.stored import read_document
 from headrace.app.bench.measure.document import SCHEMA
 from headrace.app.bench.measure.plan import Test
+from headrace.app.bench.measure.ratios import ratios
 from headrace.app.bench.measure.result import result
 from headrace.app.bench.measure.sample import Repetition, Sample
 from headrace.app.bench.measure.setup import Setup
