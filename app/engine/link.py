@@ -13,9 +13,9 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
-import headrace
 from headrace.app.engine.messages import Command, Died, Event
 from headrace.app.engine.wire import CHUNK, Unpacker, pack, socket_pair
 from headrace.runtime.paths import cache_dir
@@ -102,8 +102,10 @@ class EngineLink:
 
 def _package() -> str:
     """The folder that this process has `headrace` from."""
-    assert headrace.__file__ is not None
-    return str(Path(headrace.__file__).parent)
+    spec = find_spec("headrace")
+    assert spec is not None
+    assert spec.origin is not None
+    return str(Path(spec.origin).parent)
 
 
 def log_path() -> Path:
