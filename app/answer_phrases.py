@@ -3,19 +3,14 @@
 from headrace.runtime.units import format_seconds, three_digits
 
 
-def rate(tokens_per_second: float | None) -> str:
-    """A decode speed: `9.84 tok/s`, `96.1 tok/s`, `212 tok/s`."""
-    return f"{rate_digits(tokens_per_second)} tok/s"
-
-
 def rate_digits(tokens_per_second: float | None) -> str:
-    """The same where its unit stands elsewhere."""
+    """A decode speed, tok/s: `9.84`, `96.1`, `212`."""
     return "–" if tokens_per_second is None else three_digits(tokens_per_second)
 
 
-def time_to_first_token(seconds: float) -> str:
-    """`TTFT 51.3 ms`, `TTFT 1.20 s`."""
-    return f"TTFT {format_seconds(seconds)}"
+def duration(seconds: float | None) -> str:
+    """`51.3 ms`, `1.20 s`."""
+    return "–" if seconds is None else format_seconds(seconds)
 
 
 def phrases(tokens: int, tokens_per_second: float | None, ttft_s: float | None, mbu: float | None) -> list[str]:
@@ -25,9 +20,9 @@ def phrases(tokens: int, tokens_per_second: float | None, ttft_s: float | None, 
     """
     parts = [f"{tokens} tokens"]
     if tokens_per_second is not None:
-        parts.append(rate(tokens_per_second))
+        parts.append(f"{rate_digits(tokens_per_second)} tok/s")
     if ttft_s is not None:
-        parts.append(time_to_first_token(ttft_s))
+        parts.append(f"TTFT {duration(ttft_s)}")
     if mbu is not None:
         parts.append(f"MBU {mbu:.0%}")
     return parts

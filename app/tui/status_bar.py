@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from textual.content import Content
 
+from headrace.app.answer_phrases import rate_digits
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.section import Lines
-from headrace.app.tui.decode.speed import rate_text
 
 _METER = 10
 _NEARLY_FULL = 0.85
@@ -38,7 +38,7 @@ class StatusBar(Lines):
         self.show(self.metrics)
 
     def news(self, metrics: LiveMetrics) -> object:
-        return self._status, rate_text(metrics.rate_now), metrics.phase, metrics.machine.measured_gb_s
+        return self._status, rate_digits(metrics.rate_now), metrics.phase, metrics.machine.measured_gb_s
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
         right = self._right(width)
@@ -63,7 +63,7 @@ class StatusBar(Lines):
         speed = Content("")
         if self.metrics.steps:
             share = f" MBU {self.metrics.mbu:.0%}" if self.metrics.mbu is not None else ""
-            rate = rate_text(self.metrics.rate_now)
+            rate = rate_digits(self.metrics.rate_now)
             speed = Content.assemble((f"{rate} tok/s", "bold"), (share, "$quiet"), "   ")
         meter = context_meter(self._status.tokens, self._status.limit)
         return Content.assemble(speed, meter) if width >= 70 else meter

@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from textual.content import Content
 
+from headrace.app.answer_phrases import duration, rate_digits
 from headrace.app.chat.attachments import take_attachments
 from headrace.app.sessions.records import Message
 from headrace.app.tui.decode.braille import Canvas, bars
@@ -14,7 +15,7 @@ from headrace.app.tui.decode.feed import facts
 from headrace.app.tui.decode.latency import LatencySection
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.roofline import decode_point, prefill_point
-from headrace.app.tui.decode.speed import phases, rate_text, seconds
+from headrace.app.tui.decode.speed import phases
 from headrace.app.tui.input.commands import COMMANDS, matching, parse_command
 from headrace.app.tui.input.paths import as_typed, completions, typed_path
 from headrace.app.tui.screens.chat_actions import ChatActions, code_blocks
@@ -159,11 +160,11 @@ def test_the_roofline_points_lie_under_the_roof() -> None:
 
 @pytest.mark.parametrize(("rate", "text"), [(None, "–"), (9.836, "9.84"), (96.1, "96.1"), (211.7, "212")])
 def test_rates_have_the_digits_that_mean_something(rate: float | None, text: str) -> None:
-    assert rate_text(rate) == text
+    assert rate_digits(rate) == text
 
 
 def test_times_have_a_suitable_unit() -> None:
-    assert [seconds(value) for value in (None, 0.0042, 0.42, 4.2)] == ["–", "4.2 ms", "420 ms", "4.20 s"]
+    assert [duration(value) for value in (None, 0.0042, 0.42, 4.2)] == ["–", "4.2 ms", "420 ms", "4.20 s"]
 
 
 def test_phases_are_told_apart_without_colour() -> None:

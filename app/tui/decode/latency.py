@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from textual import events
 from textual.content import Content
 
+from headrace.app.answer_phrases import duration
 from headrace.app.tui.decode.braille import bars
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.section import Section, spread
-from headrace.app.tui.decode.speed import seconds
 from headrace.runtime.telemetry import Percentiles, StepRecord
 from headrace.runtime.units import format_bytes
 
@@ -87,7 +87,7 @@ class LatencySection(Section):
         at = width - 1 - self.cursor // 2 if self.cursor is not None and self.cursor // 2 < width else None
         lines = []
         for number, text in enumerate(drawn):
-            label = seconds(top) if number == 0 else "0" if number == height - 1 else ""
+            label = duration(top) if number == 0 else "0" if number == height - 1 else ""
             body = Content.styled(text, "$primary")
             if at is not None:
                 body = Content.assemble(
@@ -120,7 +120,7 @@ def _step_lines(metrics: LiveMetrics, step: StepRecord, width: int) -> list[Cont
         ("  context ", "$quiet"),
         f"{step.context}",
         ("  latency ", "$quiet"),
-        (seconds(step.latency_s), "bold"),
+        (duration(step.latency_s), "bold"),
     )
     second = Content.assemble(
         f"{step.achieved_gb_s:.1f} GB/s",

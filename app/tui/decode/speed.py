@@ -10,6 +10,7 @@ from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.renderables.digits import Digits
 
+from headrace.app.answer_phrases import duration, rate_digits
 from headrace.app.tui.decode.metrics import LiveMetrics, Phase
 from headrace.app.tui.decode.section import Lines, spread
 from headrace.runtime.units import format_bytes
@@ -52,11 +53,11 @@ class BigRate(Lines):
     """Tokens per second now. No Digits widget: one whose text gets longer lays the screen out anew."""
 
     def news(self, metrics: LiveMetrics) -> object:
-        return rate_text(metrics.rate_now)
+        return rate_digits(metrics.rate_now)
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
         bold = Style(bold=True)
-        segments = cast("Iterable[Segment]", Digits(rate_text(metrics.rate_now), bold).render(bold))
+        segments = cast("Iterable[Segment]", Digits(rate_digits(metrics.rate_now), bold).render(bold))
         return [Content("".join(part.text for part in line)) for line in Segment.split_lines(segments)]
 
 
@@ -64,7 +65,7 @@ class SpeedFacts(Lines):
     """What stands beside the digits."""
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
-        average, roofline = rate_text(metrics.rate_average), rate_text(metrics.roofline_rate)
+        average, roofline = rate_digits(metrics.rate_average), rate_digits(metrics.roofline_rate)
         return [
             Content.assemble(("tok/s", "bold"), (" now", "$quiet")),
             Content.assemble((average, "bold $text-primary"), (" average", "$quiet")),
@@ -77,13 +78,6 @@ class PhaseStrip(Lines):
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
         return [phases(metrics, width), detail(metrics, width)]
-
-
-def rate_text(rate: float | None) -> str:
-    """A rate with the digits that mean something: 9.84, 96.1, 212."""
-    if rate is None:
-        return "–"
-    return f"{rate:.2f}" if rate < 9.995 else f"{rate:.1f}" if rate < 99.95 else f"{rate:.0f}"
 
 
 def phases(metrics: LiveMetrics, width: int) -> Content:
@@ -120,18 +114,9 @@ def detail(metrics: LiveMetrics, width: int) -> Content:
         return Content.assemble((text, "$quiet"), ("━" * filled, "$accent"), ("─" * (10 - filled), "$faint"))
     parts = []
     if metrics.ttft_s is not None:
-        parts.append(f"TTFT {seconds(metrics.ttft_s)}")
+        parts.append(f"TTFT {duration(metrics.ttft_s)}")
     if metrics.prefill_s is not None and metrics.prefill_total:
-        parts.append(f"prefill {metrics.prefill_total} tok {seconds(metrics.prefill_s)}")
+        parts.append(f"prefill {metrics.prefill_total} tok {duration(metrics.prefill_s)}")
     if metrics.reused:
         parts.append(f"reused {metrics.reused}")
     return Content.styled(" · ".join(parts), "$quiet").truncate(width, ellipsis=True)
-
-
-def seconds(value: float | None) -> str:
-    """A duration with a unit that suits it."""
-    if value is None:
-        return "–"
-    return (
-        f"{value:.2f} s" if value >= 0.995 else f"{value * 1e3:.0f} ms" if value >= 0.0995 else f"{value * 1e3:.1f} ms"
-    )

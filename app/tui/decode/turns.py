@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
+from headrace.app.answer_phrases import duration, rate_digits
 from headrace.app.tui.decode.metrics import LiveMetrics, Turn
 from headrace.app.tui.decode.section import Section
-from headrace.app.tui.decode.speed import rate_text, seconds
 from headrace.runtime.telemetry import mbu
 
 _COLUMNS = (
@@ -54,8 +54,8 @@ def _cells(turn: Turn, metrics: LiveMetrics) -> tuple[str, ...]:
         str(turn.number),
         str(turn.prompt_tokens),
         str(turn.reused_tokens),
-        seconds(turn.ttft_s),
-        rate_text(turn.tokens_per_second),
+        duration(turn.ttft_s),
+        rate_digits(turn.tokens_per_second),
         f"{share:.0%}" if share is not None else "–",
         str(turn.completion_tokens),
         turn.finish_reason,

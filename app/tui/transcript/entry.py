@@ -8,9 +8,9 @@ from typing import Literal
 
 from textual.content import Content
 
+from headrace.app.answer_phrases import phrases
 from headrace.app.sanitise import Sanitiser, sanitise
 from headrace.app.sessions.records import Message, TurnFigures
-from headrace.app.tui.decode.speed import rate_text, seconds
 from headrace.app.tui.transcript.growing_markdown import GrowingMarkdown
 from headrace.models.text.thinking import split_thinking
 
@@ -157,13 +157,7 @@ class Entry:
 
 def metrics_text(metrics: TurnFigures) -> list[str]:
     """What an answer cost, in the words of the screen."""
-    parts = [f"{metrics.completion_tokens} tokens"]
-    if metrics.decode_tokens_per_second is not None:
-        parts.append(f"{rate_text(metrics.decode_tokens_per_second)} tok/s")
-    if metrics.ttft_s is not None:
-        parts.append(f"TTFT {seconds(metrics.ttft_s)}")
-    if metrics.mbu is not None:
-        parts.append(f"MBU {metrics.mbu:.0%}")
+    parts = phrases(metrics.completion_tokens, metrics.decode_tokens_per_second, metrics.ttft_s, metrics.mbu)
     if metrics.reused_tokens:
         parts.append(f"reused {metrics.reused_tokens} of {metrics.prompt_tokens}")
     return parts
