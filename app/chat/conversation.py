@@ -192,7 +192,7 @@ class Conversation(OpenSession):
     # --- what the engine says --------------------------------------------------------------------------------
 
     def poll(self) -> list[Event]:
-        """Take in what happened since the last call; the events are also returned, in order, for figures and panels."""
+        """Take in what happened since the last call; the events are also returned, in order, for metrics and panels."""
         events = self.engine.poll()
         for event in events:
             self._or_notice(self._take, event)

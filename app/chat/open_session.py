@@ -34,7 +34,7 @@ class OpenSession:
         """Take session and branch from the store."""
         self.session = self.store.session(self.session.id)
         self.messages = self.store.branch(self.session.id)
-        last = next((message.figures for message in reversed(self.messages) if message.figures), None)
+        last = next((message.metrics for message in reversed(self.messages) if message.metrics), None)
         self.context_tokens = last.prompt_tokens + last.completion_tokens if last else 0
 
     @property

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from headrace.app.engine.messages import Done
 from headrace.app.sessions.database import storable
-from headrace.app.sessions.records import Message, TurnFigures
+from headrace.app.sessions.records import Message, TurnMetrics
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import SessionError
 
@@ -75,7 +75,7 @@ class Turn:
     def end(self, reason: str, done: Done | None = None) -> None:
         """The answer is over; it is whole only if the model ended it itself.
 
-        An answer that was continued in vain keeps the figures it had; else they are the last part's. Raises
+        An answer that was continued in vain keeps the metrics it had; else they are the last part's. Raises
         SessionError where it cannot be stored: to be called again then.
         """
         an_answer = self._unsaved or (done is not None and reason != "cancelled")  # be it an empty one
@@ -83,9 +83,9 @@ class Turn:
             self.grow("")
         self._save()
         if self.answer is not None:
-            went = figures(done) if done is not None else None
+            went = turn_metrics(done) if done is not None else None
             if self.continuing and len(self.answer.content) == self._begins:
-                went = self.leaf.figures
+                went = self.leaf.metrics
             self._store.finish(self.answer.id, reason, went, partial=reason != "stop")
 
     def _save(self) -> None:
@@ -103,10 +103,10 @@ class Turn:
             self._durable_at = now
 
 
-def figures(done: Done) -> TurnFigures:
+def turn_metrics(done: Done) -> TurnMetrics:
     """What is stored of how an answer went."""
     summary = done.summary
-    return TurnFigures(
+    return TurnMetrics(
         prompt_tokens=summary.prompt_tokens,
         reused_tokens=summary.reused_tokens,
         completion_tokens=summary.completion_tokens,

@@ -51,7 +51,7 @@ CREATE TABLE messages (
     partial INTEGER NOT NULL DEFAULT 0,
     finish_reason TEXT,
     model TEXT,
-    figures TEXT,                            -- JSON object
+    figures TEXT,                            -- the metrics of an answer, a JSON object
     attachments TEXT NOT NULL DEFAULT '[]'   -- JSON list of {name, text}
 );
 CREATE INDEX messages_by_session ON messages(session_id);

@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.app.answer_phrases import phrases
 from headrace.app.sanitise import sanitise
-from headrace.app.sessions.records import Message, Session, TurnFigures
+from headrace.app.sessions.records import Message, Session, TurnMetrics
 from headrace.models.text.thinking import split_thinking
 
 _SPEAKERS = {"user": "You", "assistant": "Answer"}
@@ -28,8 +28,8 @@ def to_markdown(session: Session, branch: Sequence[Message]) -> str:
             parts.append(sanitise(said.answer).strip())
         if message.partial:
             parts.append(f"*Not complete: {message.finish_reason or 'interrupted'}.*")
-        if message.figures is not None:
-            parts.append(f"<sub>{figures_line(message.figures)}</sub>")
+        if message.metrics is not None:
+            parts.append(f"<sub>{metrics_line(message.metrics)}</sub>")
     return "\n\n".join(parts) + "\n"
 
 
@@ -38,10 +38,10 @@ def to_document(session: Session, messages: Sequence[Message]) -> dict[str, Any]
     return {"session": asdict(session), "messages": [asdict(message) for message in messages]}
 
 
-def figures_line(figures: TurnFigures) -> str:
+def metrics_line(metrics: TurnMetrics) -> str:
     """One answer's figures in a line."""
-    known = phrases(figures.completion_tokens, figures.decode_tokens_per_second, figures.ttft_s, figures.mbu)
-    return " · ".join([*known, f"prompt {figures.prompt_tokens} ({figures.reused_tokens} reused)"])
+    known = phrases(metrics.completion_tokens, metrics.decode_tokens_per_second, metrics.ttft_s, metrics.mbu)
+    return " · ".join([*known, f"prompt {metrics.prompt_tokens} ({metrics.reused_tokens} reused)"])
 
 
 def _facts(session: Session) -> str:

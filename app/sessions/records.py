@@ -1,4 +1,4 @@
-"""What the session store gives back: sessions, messages, figures, search hits. Plain data."""
+"""What the session store gives back: sessions, messages, metrics, search hits. Plain data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ class Attachment:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnFigures:
+class TurnMetrics:
     """How one answer went; names and units as in `runtime.telemetry`. None where a figure does not exist."""
 
     prompt_tokens: int
@@ -47,7 +47,7 @@ class Message:
     partial: bool = False
     finish_reason: str | None = None
     model: str | None = None
-    figures: TurnFigures | None = None
+    metrics: TurnMetrics | None = None
     attachments: tuple[Attachment, ...] = ()
 
 

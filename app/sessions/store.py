@@ -17,7 +17,7 @@ from typing import Any
 
 from headrace.app.sessions.database import APPENDED, Database
 from headrace.app.sessions.old_journals import fold_old_journals
-from headrace.app.sessions.records import Attachment, Message, Role, Session, SessionEntry, TurnFigures
+from headrace.app.sessions.records import Attachment, Message, Role, Session, SessionEntry, TurnMetrics
 from headrace.runtime.errors import SessionError
 from headrace.runtime.paths import data_dir
 
@@ -153,14 +153,14 @@ class SessionStore:
             self.db.run("INSERT INTO pieces (message_id, text) VALUES (?, ?)", message_id, text)
 
     def finish(
-        self, message_id: int, reason: str, figures: TurnFigures | None = None, *, partial: bool = False
+        self, message_id: int, reason: str, metrics: TurnMetrics | None = None, *, partial: bool = False
     ) -> Message:
         """Close an answer; `partial` where it was stopped, cut off or ran into a limit."""
         with self.db.transaction(durable=True):
             self._fold(message_id)
             self.db.run(
                 "UPDATE messages SET partial = ?, finish_reason = ?, figures = ? WHERE id = ?",
-                *(partial, reason, json.dumps(asdict(figures)) if figures else None, message_id),
+                *(partial, reason, json.dumps(asdict(metrics)) if metrics else None, message_id),
             )
             self.db.run(
                 "UPDATE sessions SET updated_at = ? WHERE id = (SELECT session_id FROM messages WHERE id = ?)",
@@ -268,6 +268,6 @@ def _message(row: sqlite3.Row) -> Message:
         partial=bool(row["partial"]),
         finish_reason=row["finish_reason"],
         model=row["model"],
-        figures=TurnFigures(**json.loads(row["figures"])) if row["figures"] else None,
+        metrics=TurnMetrics(**json.loads(row["figures"])) if row["figures"] else None,
         attachments=tuple(Attachment(**item) for item in json.loads(row["attachments"])),
     )

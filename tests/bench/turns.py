@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from headrace.app.sessions.records import TurnFigures
+from headrace.app.sessions.records import TurnMetrics
 from tests.bench.ui_tax import Terminal, newest_messages, prepare
 
 _QUESTION = (
@@ -27,7 +27,7 @@ _ANSWER_TOKENS = 50
 _PATIENCE_S = 120.0
 
 
-def talk(home: Path, turns: int, pause_s: float) -> list[TurnFigures]:
+def talk(home: Path, turns: int, pause_s: float) -> list[TurnMetrics]:
     """The figures of every answer of one conversation."""
     env = prepare(home, _ANSWER_TOKENS, panel=True)
     terminal = Terminal([sys.executable, "-m", "headrace", "chat"], (120, 40), env)
@@ -49,9 +49,9 @@ def talk(home: Path, turns: int, pause_s: float) -> list[TurnFigures]:
         terminal.leave()
 
 
-def _answers(home: Path) -> list[TurnFigures]:
+def _answers(home: Path) -> list[TurnMetrics]:
     messages = newest_messages(home)
-    return [message.figures for message in messages if message.role == "assistant" and message.figures]
+    return [message.metrics for message in messages if message.role == "assistant" and message.metrics]
 
 
 def main() -> None:
@@ -62,15 +62,15 @@ def main() -> None:
     options.add_argument("--pauses", default="0,0.6")
     given = options.parse_args()
     pauses = [float(pause) for pause in given.pauses.split(",")]
-    found: dict[float, list[list[TurnFigures]]] = {pause: [] for pause in pauses}
+    found: dict[float, list[list[TurnMetrics]]] = {pause: [] for pause in pauses}
     for _ in range(given.rounds):
         for pause in pauses:
             with tempfile.TemporaryDirectory() as folder:
                 found[pause].append(talk(Path(folder), given.turns, pause))
     for pause, rounds in found.items():
         second, last = (statistics.median(talk[turn].ttft_s or 0.0 for talk in rounds) for turn in (1, -1))
-        figures = rounds[0][-1]
-        reused = f"{figures.reused_tokens} of {figures.prompt_tokens} tokens reused"
+        metrics = rounds[0][-1]
+        reused = f"{metrics.reused_tokens} of {metrics.prompt_tokens} tokens reused"
         print(
             f"Enter {pause:g} s after the last letter: TTFT of turn 2 {second * 1e3:.0f} ms, of turn {given.turns} "
             f"{last * 1e3:.0f} ms ({last / second:.1f} times; {reused})"

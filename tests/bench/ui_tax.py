@@ -216,8 +216,8 @@ def newest_messages(home: Path) -> list[Message]:
 def _stored_rate(home: Path) -> float:
     """tok/s stored with the newest answer, 0 while it is being written."""
     messages = newest_messages(home)
-    figures = messages[-1].figures if messages else None
-    return figures.decode_tokens_per_second or 0.0 if figures else 0.0
+    metrics = messages[-1].metrics if messages else None
+    return metrics.decode_tokens_per_second or 0.0 if metrics else 0.0
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -10,7 +10,7 @@ from textual.content import Content
 
 from headrace.app.answer_phrases import phrases
 from headrace.app.sanitise import Sanitiser, sanitise
-from headrace.app.sessions.records import Message, TurnFigures
+from headrace.app.sessions.records import Message, TurnMetrics
 from headrace.app.tui.transcript.growing_markdown import GrowingMarkdown
 from headrace.models.text.thinking import split_thinking
 
@@ -143,7 +143,7 @@ class Entry:
             return ""
         reason = self.message.finish_reason or ""
         parts = [] if reason == "stop" else [_ENDINGS.get(reason, "■ incomplete")]
-        costs = metrics_text(self.message.figures) if self.message.figures is not None else []
+        costs = metrics_text(self.message.metrics) if self.message.metrics is not None else []
         return " · ".join([*parts, *self._notes(), *costs])
 
     def _notes(self) -> list[str]:
@@ -155,7 +155,7 @@ class Entry:
         return notes
 
 
-def metrics_text(metrics: TurnFigures) -> list[str]:
+def metrics_text(metrics: TurnMetrics) -> list[str]:
     """What an answer cost, in the words of the screen."""
     parts = phrases(metrics.completion_tokens, metrics.decode_tokens_per_second, metrics.ttft_s, metrics.mbu)
     if metrics.reused_tokens:

@@ -61,9 +61,9 @@ def test_a_day_in_the_life_of_a_chat(chat: Conversation, client: EngineClient, s
     question, answer = chat.messages
     assert "Paris" in answer.content
     assert not answer.partial
-    assert answer.figures is not None
+    assert answer.metrics is not None
     records = [record for event in events if isinstance(event, Delta) for record in event.records]
-    assert len(records) == answer.figures.completion_tokens
+    assert len(records) == answer.metrics.completion_tokens
     assert client.card is not None
     assert {record.weight_bytes for record in records} == {client.card.cost.weight_bytes}
 
@@ -71,8 +71,8 @@ def test_a_day_in_the_life_of_a_chat(chat: Conversation, client: EngineClient, s
     wait(chat, lambda: chat.phase == "idle")
     again = chat.messages[-1]
     assert again.content == answer.content  # greedy, whatever was reused
-    assert again.figures is not None
-    assert again.figures.reused_tokens == again.figures.prompt_tokens - 1
+    assert again.metrics is not None
+    assert again.metrics.reused_tokens == again.metrics.prompt_tokens - 1
 
     chat.send("Tell me a very long story about a water mill.")
     wait(chat, lambda: len(chat.messages[-1].content) > 100)
@@ -84,8 +84,8 @@ def test_a_day_in_the_life_of_a_chat(chat: Conversation, client: EngineClient, s
     chat.continue_answer()
     wait(chat, lambda: chat.phase == "idle")
     assert chat.messages[-1].content.startswith(stopped.content)
-    assert chat.messages[-1].figures is not None
-    assert chat.messages[-1].figures.reused_tokens > 50
+    assert chat.messages[-1].metrics is not None
+    assert chat.messages[-1].metrics.reused_tokens > 50
 
     assert client.pid is not None
     chat.set_sampling({"max_tokens": None})
@@ -116,10 +116,10 @@ def test_every_turn_prefills_only_what_is_new(chat: Conversation) -> None:
     reused = 0
     for turn in range(8):
         ask(chat, f"Name one animal, number {turn}.")
-        figures = chat.messages[-1].figures
-        assert figures is not None
-        assert figures.reused_tokens >= reused
+        metrics = chat.messages[-1].metrics
+        assert metrics is not None
+        assert metrics.reused_tokens >= reused
         assert (
-            figures.prompt_tokens - figures.reused_tokens < 45
+            metrics.prompt_tokens - metrics.reused_tokens < 45
         )  # the question, a turn's frame, the answer's last token
-        reused = figures.prompt_tokens - 1
+        reused = metrics.prompt_tokens - 1

@@ -94,8 +94,8 @@ def test_a_turn_passes_through_its_phases_and_is_stored_as_it_grows(chat: Conver
     answer = chat.messages[-1]
     assert (answer.content, answer.partial, answer.finish_reason) == ("Hello, world.", False, "stop")
     assert (answer.model, chat.context_tokens) == ("scripted-1b", 24)
-    assert answer.figures is not None
-    assert (answer.figures.prompt_tokens, answer.figures.completion_tokens, answer.figures.mbu) == (20, 4, 0.31)
+    assert answer.metrics is not None
+    assert (answer.metrics.prompt_tokens, answer.metrics.completion_tokens, answer.metrics.mbu) == (20, 4, 0.31)
     assert chat.session.title == "Hi"
 
 
@@ -137,22 +137,22 @@ def test_a_part_that_was_cut_off_has_no_figures(chat: Conversation, engine: Scri
     engine.script(Script(pieces=("one ",), reason="length"), Script(pieces=("two ", "three"), hold=1))
     chat.send("count")
     until_idle(chat)
-    assert chat.messages[-1].figures is not None
+    assert chat.messages[-1].metrics is not None
     chat.continue_answer()
     until_said(chat, "one two ")
     engine.die()
     until_idle(chat)
-    assert (chat.messages[-1].content, chat.messages[-1].figures) == ("one two ", None)
+    assert (chat.messages[-1].content, chat.messages[-1].metrics) == ("one two ", None)
 
 
 def test_continuing_in_vain_keeps_the_figures(chat: Conversation, engine: ScriptedEngine) -> None:
     ask(chat, "q", "whole")
-    before = chat.messages[-1].figures
+    before = chat.messages[-1].metrics
     engine.script(Script(pieces=(), prompt_tokens=90))
     chat.continue_answer()
     until_idle(chat)
     assert shown(chat) == ["q", "whole"]
-    assert chat.messages[-1].figures == before
+    assert chat.messages[-1].metrics == before
 
 
 @pytest.mark.parametrize("end", ["dies", "is stopped", "is left"])

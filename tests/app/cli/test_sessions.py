@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from headrace.app.sessions.records import Attachment, TurnFigures
+from headrace.app.sessions.records import Attachment, TurnMetrics
 from headrace.app.sessions.store import SessionStore
 
-FIGURES = TurnFigures(20, 12, 7, 0.05, 300.0, 150.0, 15.0, 0.31, 9000)
+METRICS = TurnMetrics(20, 12, 7, 0.05, 300.0, 150.0, 15.0, 0.31, 9000)
 EVIL = "\x1b]52;c;ZXZpbA==\x07\u202etxet\x9b31m"
 
 
@@ -35,10 +35,10 @@ def session(store: SessionStore) -> str:
     )
     first = store.begin_answer(session.id, asked.id, "m")
     store.grow(first.id, "A discarded answer.")
-    store.finish(first.id, "stop", FIGURES)
+    store.finish(first.id, "stop", METRICS)
     second = store.begin_answer(session.id, asked.id, "m")
     store.grow(second.id, f"<think>\nhm\n</think>\n\nA channel.{EVIL}\n")
-    store.finish(second.id, "cancelled", FIGURES, partial=True)
+    store.finish(second.id, "cancelled", METRICS, partial=True)
     store.close()
     return session.id
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from headrace.app.sessions.database import VERSION
-from headrace.app.sessions.records import Attachment, TurnFigures
+from headrace.app.sessions.records import Attachment, TurnMetrics
 from headrace.app.sessions.search import best_line, search
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import SessionError
 
-FIGURES = TurnFigures(20, 12, 7, 0.05, 300.0, 150.0, 15.0, 0.3, 9000)
+METRICS = TurnMetrics(20, 12, 7, 0.05, 300.0, 150.0, 15.0, 0.3, 9000)
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def answered(store: SessionStore, session_id: str, question: str, answer: str, p
     asked = store.add(session_id, parent, "user", question)
     said = store.begin_answer(session_id, asked.id, "m")
     store.grow(said.id, answer)
-    return store.finish(said.id, "stop", FIGURES).id
+    return store.finish(said.id, "stop", METRICS).id
 
 
 def test_what_is_stored_comes_back(store: SessionStore, tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_what_is_stored_comes_back(store: SessionStore, tmp_path: Path) -> None:
     for piece in ("It ", "is ", "that.\n"):
         store.grow(said.id, piece)
         assert store.message(said.id).partial
-    store.finish(said.id, "stop", FIGURES)
+    store.finish(said.id, "stop", METRICS)
     other = SessionStore(tmp_path / "sessions.db")
     found = other.session(session.id)
     assert (found.model, found.system, found.sampling) == ("m", "Be brief.", {"temperature": 0.5, "stop": ["X"]})
@@ -49,7 +49,7 @@ def test_what_is_stored_comes_back(store: SessionStore, tmp_path: Path) -> None:
     first, second = other.branch(session.id)
     assert (first.content, first.attachments, first.role) == ("What is it?\nTell me.", (file,), "user")
     assert (second.content, second.partial, second.finish_reason) == ("It is that.\n", False, "stop")
-    assert (second.figures, second.model, second.parent_id) == (FIGURES, "m", asked.id)
+    assert (second.metrics, second.model, second.parent_id) == (METRICS, "m", asked.id)
     other.close()
 
 
@@ -76,12 +76,12 @@ def test_continuing_appends_and_keeps_what_was_there(store: SessionStore) -> Non
     asked = store.add(session.id, None, "user", "go")
     said = store.begin_answer(session.id, asked.id, None)
     store.grow(said.id, "one, ")
-    assert store.finish(said.id, "cancelled", FIGURES, partial=True).partial
+    assert store.finish(said.id, "cancelled", METRICS, partial=True).partial
     store.reopen(said.id)
     store.grow(said.id, "two")
-    assert store.message(said.id).figures is None
-    whole = store.finish(said.id, "stop", FIGURES)
-    assert (whole.content, whole.partial, whole.figures) == ("one, two", False, FIGURES)
+    assert store.message(said.id).metrics is None
+    whole = store.finish(said.id, "stop", METRICS)
+    assert (whole.content, whole.partial, whole.metrics) == ("one, two", False, METRICS)
 
 
 def test_list_find_rename_delete(store: SessionStore) -> None:
