@@ -20,8 +20,15 @@ class ChildProcess:
     """Another implementation, kept running for the whole benchmark. Raises EngineError when it fails or ends."""
 
     def __init__(
-        self, engine: str, model: str, command: Sequence[str], variables: Mapping[str, str] | None = None
+        self,
+        engine: str,
+        model: str,
+        command: Sequence[str],
+        variables: Mapping[str, str] | None = None,
+        *,
+        tunes: bool = False,
     ) -> None:
+        self._tunes = tunes  # asks for the whole test once, to find what is fastest for it
         self.engine = engine
         self.model = model
         # A session of its own: Ctrl-C is for us, and we close the child when its results are in.
@@ -49,10 +56,16 @@ class ChildProcess:
             raise
 
     def warm_up(self, test: Test) -> None:
+        if self._tunes:
+            self._ask(test, tune=True)
+            return
         self.measure(Test(min(test.prompt, WARM_UP_TOKENS), min(test.generate, WARM_UP_TOKENS), test.depth))
 
     def measure(self, test: Test) -> Sample:
-        request = {"prompt": test.prompt, "generate": test.generate, "depth": test.depth}
+        return self._ask(test)
+
+    def _ask(self, test: Test, **more: bool) -> Sample:
+        request = {"prompt": test.prompt, "generate": test.generate, "depth": test.depth, **more}
         try:
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps(request) + "\n")

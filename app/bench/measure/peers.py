@@ -74,7 +74,7 @@ def _open(peer: Peer, model: "LoadedModel", limit: int, threads: int) -> tuple[B
     if peer.python is not None:
         script = str(_CHILDREN / "llama_cpp_child.py")
         command = [peer.python, script, gguf, str(limit), str(threads)]
-        child = ChildProcess("llama.cpp", model.name, command)
+        child = ChildProcess("llama.cpp", model.name, command, tunes=True)
         return child, f"llama.cpp through llama-cpp-python {child.setup.version}, {same}"
     program = shutil.which("llama-bench")
     if program is None:

@@ -6,7 +6,7 @@ Made from entries of the JSON document, so a run in progress, a finished one and
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headrace.app.bench.show.formats import label, shown_mbu
+from headrace.app.bench.show.formats import label, percent, shown_mbu
 from headrace.app.tables import Cell, Column, table_lines
 from headrace.runtime.units import format_bytes
 
@@ -68,7 +68,7 @@ def _columns(results: Sequence[Entry]) -> list[Column]:
         column("max", 10, _itl("max")),
         column("TTFT ms", 4, lambda entry: speed_text((entry["ttft_ms"] or {}).get("median"))),
         column("GB/s", 4, lambda entry: speed_text(entry["achieved_bandwidth_gb_s"])),
-        column("MBU", 1, lambda entry: "" if shown_mbu(entry) is None else f"{entry['mbu']:.0%}"),
+        column("MBU", 1, lambda entry: percent(shown_mbu(entry))),
         column("", 7, lambda entry: mbu_bar(shown_mbu(entry))),
         column("roofline", 9, lambda entry: speed_text(entry["roofline_tokens_per_second"])),
         column("FLOP/B", 11, lambda entry: speed_text(entry["arithmetic_intensity"])),

@@ -128,4 +128,4 @@ def test_the_real_binding_says_what_it_uses(arguments: list[str], monkeypatch: p
     swapped = {sys.executable: python, str(Path(arguments[1]).parent / "some.gguf"): str(gguf)}
     engines = run([*(swapped.get(word, word) for word in arguments), "-p", "0"])
     assert engines["llama.cpp"]["threads"] == (native.status().threads or engines["llama.cpp"]["threads"])
-    assert engines["llama.cpp"]["settings"]["flash_attention"] is True
+    assert "faster" in engines["llama.cpp"]["settings"]["flash_attention"]

@@ -1,8 +1,9 @@
 """llama.cpp through llama-cpp-python's bindings. Run as: python llama_cpp_child.py MODEL.gguf CONTEXT THREADS
 
 Tokens are chosen greedily by llama.cpp's own sampler, as a chat would. THREADS are used for prompts and for decoding:
-left to itself the binding would decode on half of the cores. All else is as llama.cpp's own programs have it, which
-the binding's defaults are not. One JSON line in, one out: see `app.bench.measure.children`.
+left to itself the binding would decode on half of the cores. On a CPU flash attention is faster for prompts and slower
+for decoding at depth, so every test gets whichever is faster for it. All else is as llama.cpp's own programs have it,
+which the binding's defaults are not. One JSON line in, one out: see `app.bench.measure.children`.
 """
 
 import json
@@ -16,31 +17,22 @@ from typing import Any
 BATCH, UBATCH = 2048, 512  # tokens llama.cpp takes at once, and computes at once: its defaults
 
 
-class LlamaCpp:
-    """One model and one sequence. Its cache holds the beginning of a random text, so that depths can be shared."""
+class Tuned:
+    """A model with flash attention and without; a test is measured with the one that was faster when it was tuned."""
 
     def __init__(self, library: Any, path: str, context: int, threads: int) -> None:
         self._library = library
-        self._llama = library.Llama(
-            path, n_ctx=context, n_batch=BATCH, n_ubatch=UBATCH, n_threads=threads, n_threads_batch=threads,
-            n_gpu_layers=-1, flash_attn=True, verbose=False,
-        )  # fmt: skip
-        self._ctx = self._llama._ctx.ctx
-        self._memory = library.llama_get_memory(self._ctx)
-        self._sampler = library.llama_sampler_chain_init(library.llama_sampler_chain_default_params())
-        library.llama_sampler_chain_add(self._sampler, library.llama_sampler_init_greedy())
-        self._draw = random.Random(1)
-        self._base = self._tokens(context)
-        self._filled = 0
+        self._ways = [LlamaCpp(library, path, context, threads, flash=flash) for flash in (True, False)]
+        self._best: dict[tuple[int, int, int], LlamaCpp] = {}
 
     def setup(self) -> dict[str, Any]:
-        """What the context says it uses; the K/V type and the mapped file are defaults that nothing here changes."""
-        library, ctx = self._library, self._ctx
+        """What the contexts say they use; the K/V type and the mapped file are defaults that nothing here changes."""
+        library, ctx = self._library, self._ways[0].ctx
         return {
-            "threads": library.llama_n_threads(ctx),
-            "threads_batch": library.llama_n_threads_batch(ctx),
+            "threads": min(library.llama_n_threads(way.ctx) for way in self._ways),
+            "threads_batch": min(library.llama_n_threads_batch(way.ctx) for way in self._ways),
             "settings": {
-                "flash_attention": True,
+                "flash_attention": "on or off, the faster for each test",
                 "batch": library.llama_n_batch(ctx),
                 "ubatch": library.llama_n_ubatch(ctx),
                 "kv_type": "f16",
@@ -48,9 +40,40 @@ class LlamaCpp:
             },
         }
 
+    def measure(self, prompt: int, generate: int, depth: int, tune: bool = False) -> dict[str, Any]:
+        test = (prompt, generate, depth)
+        if tune:
+            took = []
+            for way in self._ways:
+                way.measure(min(prompt, 16), min(generate, 4), depth)  # fills the cache, warms up
+                found = way.measure(*test)
+                took.append((found["prefill_s"] * bool(prompt) + sum(found["latencies_s"]), found))
+            fastest = min(range(len(took)), key=lambda index: took[index][0])
+            self._best[test] = self._ways[fastest]
+            return took[fastest][1]
+        return self._best.get(test, self._ways[0]).measure(*test)
+
+
+class LlamaCpp:
+    """One context and one sequence. Its cache holds the beginning of a random text, so that depths can be shared."""
+
+    def __init__(self, library: Any, path: str, context: int, threads: int, *, flash: bool) -> None:
+        self._library = library
+        self._llama = library.Llama(
+            path, n_ctx=context, n_batch=BATCH, n_ubatch=UBATCH, n_threads=threads, n_threads_batch=threads,
+            n_gpu_layers=-1, flash_attn=flash, verbose=False,
+        )  # fmt: skip
+        self.ctx = self._llama._ctx.ctx
+        self._memory = library.llama_get_memory(self.ctx)
+        self._sampler = library.llama_sampler_chain_init(library.llama_sampler_chain_default_params())
+        library.llama_sampler_chain_add(self._sampler, library.llama_sampler_init_greedy())
+        self._draw = random.Random(1)
+        self._base = self._tokens(context)
+        self._filled = 0
+
     def measure(self, prompt: int, generate: int, depth: int) -> dict[str, Any]:
         """Times of `prompt` tokens (0: one) fed after `depth` others, then `generate` tokens (0: one) chosen."""
-        library, ctx = self._library, self._ctx
+        library, ctx = self._library, self.ctx
         self._fill(depth)
         fed = self._tokens(prompt or 1)
         library.llama_perf_context_reset(ctx)
@@ -85,18 +108,18 @@ class LlamaCpp:
         if self._filled < depth:
             self._feed(self._base[self._filled : depth])
             self._filled = depth
-        self._library.llama_synchronize(self._ctx)
+        self._library.llama_synchronize(self.ctx)
 
     def _feed(self, tokens: list[int]) -> None:
         library = self._library
         for start in range(0, len(tokens), BATCH):
             chunk = tokens[start : start + BATCH]
             array = (library.llama_token * len(chunk))(*chunk)
-            if library.llama_decode(self._ctx, library.llama_batch_get_one(array, len(chunk))) != 0:
+            if library.llama_decode(self.ctx, library.llama_batch_get_one(array, len(chunk))) != 0:
                 raise RuntimeError("llama_decode failed")
 
     def _choose(self) -> int:
-        return int(self._library.llama_sampler_sample(self._sampler, self._ctx, -1))
+        return int(self._library.llama_sampler_sample(self._sampler, self.ctx, -1))
 
 
 def main() -> None:
@@ -105,7 +128,7 @@ def main() -> None:
 
     import llama_cpp
 
-    peer = LlamaCpp(llama_cpp, sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    peer = Tuned(llama_cpp, sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
     print(json.dumps({"ready": llama_cpp.__version__, **peer.setup()}), file=answers, flush=True)
     for line in sys.stdin:
         try:
