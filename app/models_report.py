@@ -63,6 +63,7 @@ def checkpoint_document(model: ResolvedModel) -> Document:
         "decoder": network_kind(checkpoint),
         "context": context,
         "quantization": quantization_document(checkpoint),
+        "stored_format": checkpoint.foreign.describe() if checkpoint.foreign is not None else None,
         "requantized": _requantized(model.facts),
         "weight_bytes": checkpoint.nbytes,
         "disk_bytes": _disk_bytes(model.path),

@@ -5,7 +5,7 @@ decided here, once: headrace's own where it has one, mlx-lm's classes otherwise.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from headrace.models.background import run_in_background
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.checkpoint.quantization import Quantization, is_affine
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
+from headrace.models.checkpoint.tensor_info import stored_dtype
 from headrace.models.cost.costs import WORKING_MEMORY, kv_bytes_per_token
 from headrace.models.network.config import DecoderConfig, decoder_config
 from headrace.models.network.dtypes import compute_dtype
@@ -39,6 +40,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     context_limit: int
     generation_defaults: dict[str, Any]
+    notes: list[str] = field(default_factory=list)  # what people should know of what was loaded, a line each
 
 
 def own_decoder(checkpoint: Checkpoint) -> DecoderConfig | None:
@@ -101,6 +103,7 @@ def load_model(
         tokenizer=tokenizer(),
         context_limit=limit,
         generation_defaults=generation_defaults(checkpoint.path),
+        notes=[] if checkpoint.foreign is None else [f"{name} is {checkpoint.foreign.describe()}"],
     )
 
 
@@ -125,7 +128,7 @@ def _sized(
 
         network = MlxLmNetwork(checkpoint, device=device, requantize=requantize)
         return lambda: network, sum(array.nbytes for array in network.arrays), network.cost.kv_bytes_per_token
-    dtype = compute_dtype(device, _stored_dtype(checkpoint))
+    dtype = compute_dtype(device, stored_dtype(checkpoint.tensors))
     weights = checkpoint.nbytes if requantize is None else _quantized_bytes(checkpoint, requantize)
     per_token = kv_bytes_per_token(config, ops.select().kv_dtype(dtype).size)
     return lambda: _decoder(checkpoint, config, dtype, requantize), weights, per_token
@@ -139,12 +142,6 @@ def _decoder(
 
     kernels = ops.select()
     return Decoder(config, Parameters(checkpoint, kernels, dtype, requantize), kernels, dtype)
-
-
-def _stored_dtype(checkpoint: Checkpoint) -> str:
-    """The floating dtype most of the checkpoint's tensors have."""
-    kinds = [info.dtype for info in checkpoint.tensors.values() if info.dtype in ("F16", "BF16", "F32")]
-    return max(set(kinds), key=kinds.count) if kinds else "F16"
 
 
 def _fitting_context(weights: int, per_token: int, limit: int, *, asked: bool) -> int:

@@ -24,7 +24,7 @@ def header() -> dict[str, Any]:
         "__metadata__": {"format": "mlx"},
         "a.weight": tensor("F32", [2, 2], 0),
         "a.scales": tensor("F16", [2, 3], 16),
-        "b.weight": tensor("U32", [2, 1], 28),
+        "b.weight": tensor("F32", [2, 1], 28),
     }
 
 

@@ -212,6 +212,8 @@ def _quantization_rows(document: Document) -> list[tuple[str, str]]:
     differing: dict[str, str] = stated["differing"]
     if 0 < len(differing) <= 8:
         rows += [("", f"{module}: {name}") for module, name in differing.items()]
+    if document["stored_format"]:
+        rows.append(("Loading", document["stored_format"]))
     requantized = document["requantized"]
     if requantized:
         kinds = sorted({f"{row.get('type')} to {row.get('became')}" for row in requantized})

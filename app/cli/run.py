@@ -151,7 +151,10 @@ def _load(model: str | None, context: int | None, quantize: int | None, group_si
     with drawn_progress() as progress:
         resolved = resolve(model, progress=progress)
     with blamed_on_store(resolved.stored_as, resolved.path):
-        return load_model(resolved.path, name=resolved.name, context=context, requantize=requantize, force=force)
+        loaded = load_model(resolved.path, name=resolved.name, context=context, requantize=requantize, force=force)
+    for note in loaded.notes:
+        click.echo(note, err=True)
+    return loaded
 
 
 def _encode(loaded: "LoadedModel", text: str, system: str | None, raw: bool, thinking: bool | None) -> list[int]:

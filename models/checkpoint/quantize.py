@@ -12,7 +12,8 @@ from typing import Any
 import mlx.core as mx
 
 from headrace.models.checkpoint.quantization import Quantization
-from headrace.models.checkpoint.safetensors import Checkpoint, TensorInfo, open_checkpoint
+from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
+from headrace.models.checkpoint.tensor_info import TensorInfo
 from headrace.models.load import network_kind
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.resolve import ResolvedModel

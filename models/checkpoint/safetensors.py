@@ -2,7 +2,7 @@
 
 `open_checkpoint(path)` reads config.json, the optional shard index and every shard's header, checks that they
 are sound and agree with one another, and returns what they describe. Whatever loads weights afterwards may
-rely on these checks. A directory that names code to run (remote code, model files, pickles) is refused.
+rely on these checks. A directory that names code to run (model files, pickles) is refused.
 
 Every problem is one CheckpointError line; nothing else escapes, and nothing is written.
 
@@ -19,6 +19,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from headrace.models.checkpoint.foreign.formats import Foreign, recognise
+from headrace.models.checkpoint.normalize import normalized
+from headrace.models.checkpoint.tensor_info import DTYPE_BYTES, TensorInfo
 from headrace.runtime.errors import CheckpointError
 
 # Limits on JSON, generous for real files and small enough that parsing hostile ones stays bearable.
@@ -28,27 +31,12 @@ MAX_HEADER_BYTES = 16 << 20  # a hundred thousand tensors in one shard need abou
 MAX_RANK = 8
 ORIGIN_FILE = "headrace.json"
 
-# Bytes per element of the types MLX reads from safetensors.
-DTYPE_BYTES = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
-    "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8, "C64": 8,
-}  # fmt: skip
-
 # Config keys whose value is code, or the name of code, that a loader would import and run. A bare
 # `trust_remote_code: true` is not among them: merge tools leave it in configs of standard architectures,
-# and without one of these keys there is no code it could mean.
-_CODE_KEYS = ("auto_map", "model_file", "custom_pipelines")
+# and without one of these keys there is no code it could mean. Nor is `auto_map`: it names code for transformers, which
+# nothing here runs, and conversions to standard architectures keep it.
+_CODE_KEYS = ("model_file", "custom_pipelines")
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """One tensor as its shard's header describes it."""
-
-    dtype: str  # a key of DTYPE_BYTES
-    shape: tuple[int, ...]
-    shard: Path
-    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +46,9 @@ class Checkpoint:
     path: Path
     config: dict[str, Any]
     shards: list[Path]  # in name order
-    tensors: dict[str, TensorInfo]
+    tensors: dict[str, TensorInfo]  # what another tool quantized is listed as what it becomes
     origin: dict[str, Any] | None = field(default=None)  # headrace.json: where it came from, what was changed
+    foreign: Foreign | None = field(default=None)  # how another tool quantized it
 
     @property
     def quantization(self) -> dict[str, Any] | None:
@@ -76,7 +65,8 @@ class Checkpoint:
 def open_checkpoint(path: Path) -> Checkpoint:
     """Check the directory `path` and describe what is in it.
 
-    Raises CheckpointError for files that are broken, hostile, inconsistent or that name code to run.
+    Raises CheckpointError for files that are broken, hostile, inconsistent or that name code to run, and
+    UnsupportedModelError for weights quantized in a way that nothing here reads.
     """
     root = Path(os.path.realpath(path))
     try:
@@ -85,7 +75,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError(f"cannot read the model directory {path}: {error.strerror}") from error
     if "config.json" not in names:
         raise CheckpointError(f"{path} has no config.json")
-    config = _read_json_object(root, "config.json")
+    config = _with_quantization(_read_json_object(root, "config.json"), root, names)
     refuse_code(config)
     shards = _shard_names(root, names)
     tensors: dict[str, TensorInfo] = {}
@@ -94,7 +84,24 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if "model.safetensors.index.json" in names:
         _check_index(root, tensors)
     origin = _read_json_object(root, ORIGIN_FILE) if ORIGIN_FILE in names else None
-    return Checkpoint(Path(path), config, [root / name for name in shards], tensors, origin)
+    config = normalized(config, tensors.keys())
+    foreign = recognise(config, tensors)
+    if foreign is not None:
+        config, tensors = {**config, "quantization": foreign.quantization()}, foreign.tensors(tensors)
+    return Checkpoint(Path(path), config, [root / name for name in shards], tensors, origin, foreign)
+
+
+def _with_quantization(config: dict[str, Any], root: Path, names: list[str]) -> dict[str, Any]:
+    """The config with its `quantization_config` in one place: it may be the text part's, or ModelOpt's own file."""
+    own = config.get("quantization_config")
+    if own is not None:
+        legacy = isinstance(own, dict) and "quant_method" not in own and {"bits", "group_size"} <= own.keys()
+        return {**config, "quantization": config.get("quantization", own)} if legacy else config
+    text = config.get("text_config")
+    section = text.get("quantization_config") if isinstance(text, dict) else None
+    if section is None and "hf_quant_config.json" in names:
+        section = {"quant_method": "modelopt", **_read_json_object(root, "hf_quant_config.json")}
+    return config if section is None else {**config, "quantization_config": section}
 
 
 def refuse_code(config: dict[str, Any]) -> None:

@@ -101,8 +101,15 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
         embedding_scale=hidden**0.5 if gemma else 1.0,
         embedding_scale_in_bfloat16=architecture == "gemma3_text",
         attention_softcap=fields.optional("attn_logit_softcapping", 50.0) if architecture == "gemma2" else None,
-        logit_softcap=fields.optional("final_logit_softcapping", 30.0) if architecture == "gemma2" else None,
+        logit_softcap=_logit_softcap(fields, architecture),
     )
+
+
+def _logit_softcap(fields: "_Fields", architecture: str) -> float | None:
+    if architecture == "gemma2":
+        return fields.optional("final_logit_softcapping", 30.0)
+    stated = architecture == "gemma3_text" and fields.values.get("final_logit_softcapping") is not None
+    return fields.positive("final_logit_softcapping") if stated else None
 
 
 def _ropes(fields: "_Fields", architecture: str) -> tuple[RopeConfig, RopeConfig]:

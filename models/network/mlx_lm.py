@@ -13,9 +13,9 @@ from mlx.utils import tree_flatten
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.network.mlx_lm_costs import layers_kv, leaves, step_cost
+from headrace.models.network.mlx_lm_load import load, quantize, refused
 from headrace.runtime.cache import Lengths
 from headrace.runtime.cost import LayerKV
-from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 
 class MlxLmCache(Lengths):
@@ -69,14 +69,15 @@ class MlxLmNetwork:
     def __init__(
         self, checkpoint: Checkpoint, *, device: mx.DeviceType, requantize: Quantization | None = None
     ) -> None:
-        self._model = _load(checkpoint)
+        self._model = load(checkpoint, device)
         if requantize is not None:
-            _quantize(self._model, requantize)
-        if device == mx.DeviceType.cpu:
-            self._model.set_dtype(mx.float32)  # the dtype policy: see models/network/dtypes.py
+            quantize(self._model, requantize)
         self.arrays = [array for _, array in tree_flatten(self._model.parameters()) if isinstance(array, mx.array)]
-        probe = self._fresh_parts()
-        logits = self._model(mx.array([[0]]), cache=probe)  # shapes only: never evaluated
+        try:
+            probe = self._fresh_parts()
+            logits = self._model(mx.array([[0]]), cache=probe)  # shapes only: never evaluated
+        except Exception as error:
+            raise refused(checkpoint, error) from error
         self.vocab_size = int(logits.shape[-1])
         self._kv = layers_kv(probe)
         self.cost = step_cost(self._model, checkpoint.config, self.vocab_size, self._kv)
@@ -101,31 +102,6 @@ class MlxLmNetwork:
         from mlx_lm.models.cache import make_prompt_cache
 
         return list(make_prompt_cache(self._model))
-
-
-def _load(checkpoint: Checkpoint) -> Any:
-    from mlx_lm.utils import load_model
-
-    try:
-        model, _ = load_model(checkpoint.path, lazy=True, strict=True, trust_remote_code=False)
-    except ValueError as error:
-        message = " ".join(str(error).split())
-        if "not supported" in message:
-            kind = checkpoint.config.get("model_type")
-            raise UnsupportedModelError(f"neither headrace nor mlx-lm has a network for model_type {kind!r}") from error
-        raise CheckpointError(f"mlx-lm cannot load {checkpoint.path.name}: {message[:200]}") from error
-    except (KeyError, TypeError, AttributeError, FileNotFoundError) as error:
-        raise CheckpointError(f"mlx-lm cannot load {checkpoint.path.name}: {error!r:.200}") from error
-    return model
-
-
-def _quantize(model: Any, kind: Quantization) -> None:
-    import mlx.nn as nn
-
-    def fits(_path: str, module: Any) -> bool:
-        return hasattr(module, "to_quantized") and kind.fits(int(module.weight.shape[-1]))
-
-    nn.quantize(model, group_size=kind.group_size, bits=kind.bits, class_predicate=fits)
 
 
 def _can_trim_after_one_more(part: Any) -> bool:

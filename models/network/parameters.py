@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from headrace.models.checkpoint.foreign.arrays import read_arrays
 from headrace.models.checkpoint.quantization import Quantization, layer_quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.runtime.errors import CheckpointError
@@ -25,11 +26,7 @@ class Parameters:
         self._ops = ops
         self._dtype = dtype
         self._requantize = requantize
-        self._arrays: dict[str, mx.array] = {}
-        for shard in checkpoint.shards:
-            loaded = mx.load(str(shard), format="safetensors")
-            assert isinstance(loaded, dict)
-            self._arrays.update(loaded)
+        self._arrays = read_arrays(checkpoint)
 
     def matrix(self, module: str, rows: int, columns: int) -> Weight:
         """The projection `module`, N = rows by K = columns, as the operations want it."""
@@ -57,6 +54,8 @@ class Parameters:
         bias = self._take(f"{module}.bias", (rows,)) if f"{module}.bias" in self else None
         if f"{module}.scales" not in self:
             data = self._take(f"{module}.weight", (rows, columns))
+            if not mx.issubdtype(data.dtype, mx.floating):
+                raise CheckpointError(f"{module}.weight is stored as {data.dtype}, which is no weight")
             if self._requantize is not None and self._requantize.fits(columns):
                 return self._requantize.apply(data, bias)
             return Weight(data, bias=bias)

@@ -1,0 +1,57 @@
+"""A checkpoint's arrays by name, lazily read; a foreign matrix comes as what it becomes."""
+
+from collections.abc import Callable
+
+import mlx.core as mx
+
+from headrace.models.checkpoint.foreign import packed, scaled
+from headrace.models.checkpoint.foreign.formats import ForeignMatrix
+from headrace.models.checkpoint.safetensors import Checkpoint
+
+
+def read_arrays(
+    checkpoint: Checkpoint, *, as_float: Callable[[str, ForeignMatrix], bool] | None = None
+) -> dict[str, mx.array]:
+    """Every tensor that `checkpoint.tensors` lists: MLX reads its bytes when it is first evaluated.
+
+    `as_float(name, matrix)`: whether a foreign matrix is wanted in float32 instead of as affine groups. Raises
+    CheckpointError for a grouping that points outside its scales.
+    """
+    stored: dict[str, mx.array] = {}
+    for shard in checkpoint.shards:
+        loaded = mx.load(str(shard), format="safetensors")
+        assert isinstance(loaded, dict)
+        stored |= loaded
+    foreign = checkpoint.foreign
+    if foreign is None:
+        return stored
+    made: dict[str, mx.array] = {}
+    for name, matrix in foreign.matrices.items():
+        parts = {role: stored.pop(part) for role, part in matrix.parts.items()}
+        plain = matrix.bits is None or (as_float is not None and as_float(name, matrix))
+        made |= _converted(name, matrix, parts, foreign.zeros_less_one, plain)
+    for name in foreign.dropped:
+        stored.pop(name, None)
+    return stored | made
+
+
+def _converted(
+    name: str, matrix: ForeignMatrix, parts: dict[str, mx.array], zeros_less_one: bool, plain: bool
+) -> dict[str, mx.array]:
+    module, data, zeros = name.removesuffix(".weight"), parts["data"], parts.get("zeros")
+    if matrix.layout == "scaled":
+        values = scaled.dequantize(data, parts["scales"], zeros, matrix.blocks)
+    else:
+        q, steps, zero = packed.unpack(matrix, data, parts["scales"], zeros, zeros_less_one)
+        order = parts.get("order")
+        if order is not None:
+            packed.check_order(matrix, order)
+        if matrix.exact and not plain:
+            words, scales, biases = packed.affine(matrix, q, steps, zero)
+            return {name: words, f"{module}.scales": scales, f"{module}.biases": biases}
+        values = packed.dequantize(matrix, q, steps, zero, order)
+    if plain:
+        return {name: values}
+    assert matrix.bits is not None
+    words, scales, biases = mx.quantize(values, group_size=matrix.group_size, bits=matrix.bits)
+    return {name: words, f"{module}.scales": scales, f"{module}.biases": biases}

@@ -1,0 +1,348 @@
+"""Recognise quantization that is not MLX's own: which tensors form a matrix, and what it becomes. No weight is read.
+
+`recognise` gives None where every tensor means what its type says (plain and MLX-quantized checkpoints). A quantized
+tensor that it cannot explain, and a method that it does not know, is refused by name: read as numbers, it would give
+a model that answers nonsense.
+
+Methods, by their names in config.json's `quantization_config`:
+
+    fp8, fbgemm_fp8, modelopt (FP8)       W (..., N, K) in E4M3; `W_scale_inv` or `W_scale` multiplies it
+    compressed-tensors                    float- and int-quantized: the same; pack-quantized: `W_packed`, `W_scale`
+    gptq, awq                             `qweight`, `qzeros`, `scales`, and for GPTQ `g_idx`
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Literal
+
+from headrace.models.checkpoint.tensor_info import FLOATS, TensorInfo
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+
+Layout = Literal["scaled", "gptq", "awq", "packed"]
+AFFINE_GROUPS = (128, 64, 32)  # what MLX offers, largest first
+REQUANTIZED_BITS, REQUANTIZED_GROUPS = 8, (64, 32)
+
+# mlx-lm's classes read these formats of a few architectures themselves, and load nothing whose shapes differ.
+_LEFT_TO_MLX_LM = ("mxfp4", "mxfp8", "bitnet")
+# Beside a quantized matrix, and not needed to know its weights: how activations and K/V were to be quantized.
+_IGNORED = (
+    "input_scale", "activation_scale", "input_scale_ub", "input_zero_point", "output_scale", "k_scale", "v_scale",
+    "q_scale", "input_global_scale", "weight_shape",
+)  # fmt: skip
+_MASKS = ("bias", "masked_bias", "position_ids", "causal_mask")  # buffers that older checkpoints carry along
+_WEIGHTS = ("weight", "proj", "expert")  # in the name of whatever a network multiplies with
+_HINT = "look for the original in bf16, or for an MLX or GGUF conversion of it"
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignMatrix:
+    """One matrix (..., N, K), or (K, N) words of it, and what it becomes: affine groups, or float32 (`bits` None)."""
+
+    layout: Layout
+    shape: tuple[int, ...]  # as the network has it
+    parts: Mapping[str, str]  # role -> tensor: data, scales, zeros, order
+    stored_bits: int
+    stored_group: int  # columns that share a scale where the layout is in words; 0 otherwise
+    blocks: tuple[int, ...] = ()  # scaled: the elements of each axis that share a scale
+    bits: int | None = None
+    group_size: int = 0
+    exact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A checkpoint's foreign quantization. `matrices` by the name of the tensor each becomes."""
+
+    method: str
+    matrices: Mapping[str, ForeignMatrix]
+    dropped: frozenset[str] = field(default_factory=frozenset)
+    zeros_less_one: bool = False  # GPTQ's first format stores zero points minus one
+
+    @property
+    def exact(self) -> bool:
+        """Whether every weight keeps its value."""
+        return all(matrix.exact for matrix in self.matrices.values())
+
+    def describe(self) -> str:
+        """One line for people: what was stored and what it becomes."""
+        if self.exact:
+            return f"stored as {self.method}, which MLX's affine groups hold exactly"
+        return f"stored as {self.method}, which is dequantized exactly and requantized to 8 bits"
+
+    def quantization(self) -> dict[str, Any]:
+        """The `quantization` section MLX would write for what the matrices become."""
+        kinds = {name.removesuffix(".weight"): m for name, m in self.matrices.items() if m.bits is not None}
+        usual = Counter((m.bits, m.group_size) for m in kinds.values()).most_common(1)
+        bits, group = usual[0][0] if usual else (REQUANTIZED_BITS, REQUANTIZED_GROUPS[0])
+        section: dict[str, Any] = {"bits": bits, "group_size": group, "mode": "affine"}
+        for module, m in kinds.items():
+            if (m.bits, m.group_size) != (bits, group):
+                section[module] = {"bits": m.bits, "group_size": m.group_size}
+        return section
+
+    def tensors(self, stored: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+        """The headers as they will be once every matrix is what it becomes."""
+        used = self.dropped | {part for m in self.matrices.values() for part in m.parts.values()}
+        seen = {name: info for name, info in stored.items() if name not in used}
+        for name, matrix in self.matrices.items():
+            shard = stored[matrix.parts["data"]].shard
+            if matrix.bits is None:
+                seen[name] = TensorInfo("F32", matrix.shape, shard, 4 * prod(matrix.shape))
+                continue
+            rows, columns = matrix.shape
+            module, groups = name.removesuffix(".weight"), columns // matrix.group_size
+            words = columns * matrix.bits // 32
+            seen[name] = TensorInfo("U32", (rows, words), shard, 4 * rows * words)
+            for part in ("scales", "biases"):
+                seen[f"{module}.{part}"] = TensorInfo("F32", (rows, groups), shard, 4 * rows * groups)
+        return seen
+
+
+def recognise(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Foreign | None:
+    """The foreign quantization of a checkpoint, None where there is none.
+
+    Raises UnsupportedModelError for a method nothing here reads, CheckpointError for tensors that do not fit it.
+    """
+    section = config.get("quantization_config", config.get("compression_config"))
+    if isinstance(config.get("quantization"), Mapping) or section is None:
+        _refuse_unexplained(tensors, mlx=isinstance(config.get("quantization"), Mapping))
+        return None
+    if not isinstance(section, Mapping):
+        raise CheckpointError("config.json: quantization_config is not an object")
+    method = section.get("quant_method")
+    if method in _LEFT_TO_MLX_LM or _is_nvfp4(section):
+        if any(info.dtype in ("F8_E4M3", "I8") and name.endswith("weight") for name, info in tensors.items()):
+            raise _unsupported(f"{method} with 8-bit weights")
+        return None
+    found = _read(str(method), section, tensors)
+    _refuse_unexplained(found.tensors(tensors), mlx=True)
+    return found
+
+
+def _is_nvfp4(section: Mapping[str, Any]) -> bool:
+    inner = section.get("quantization")
+    settings = inner if isinstance(inner, Mapping) else section
+    return section.get("quant_method") == "modelopt" and settings.get("quant_algo") == "NVFP4"
+
+
+def _read(method: str, section: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Foreign:
+    if method in ("gptq", "awq"):
+        return _words(method, section, tensors)
+    if method == "compressed-tensors":
+        return _compressed(section, tensors)
+    if method in ("fp8", "fbgemm_fp8", "modelopt"):
+        inner = section.get("quantization")
+        algorithm = (inner if isinstance(inner, Mapping) else section).get("quant_algo")
+        if method == "modelopt" and algorithm != "FP8":
+            raise _unsupported(f"modelopt {algorithm}")
+        blocks = section.get("weight_block_size")
+        return _scaled("FP8", tensors, _block_size(blocks))
+    raise _unsupported(method)
+
+
+def _compressed(section: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Foreign:
+    """https://github.com/vllm-project/compressed-tensors: `config_groups` say how the weights were quantized."""
+    kind = section.get("format")
+    sparsity = section.get("sparsity_config")
+    if isinstance(sparsity, Mapping) and sparsity.get("format") not in (None, "dense"):
+        raise _unsupported(f"compressed-tensors with {sparsity['format']} sparsity")
+    if section.get("transform_config"):
+        raise _unsupported("compressed-tensors with transforms")
+    groups = section.get("config_groups")
+    weights = [
+        group["weights"]
+        for group in (groups.values() if isinstance(groups, Mapping) else ())
+        if isinstance(group, Mapping) and isinstance(group.get("weights"), Mapping)
+    ]
+    if kind in ("float-quantized", "int-quantized", "naive-quantized"):
+        if any(entry.get("num_bits") != 8 for entry in weights):
+            raise _unsupported(f"compressed-tensors {kind} with other than 8 bits")
+        blocks = {_block_size(entry.get("block_structure")) for entry in weights}
+        name = "FP8" if kind == "float-quantized" else "INT8" if kind == "int-quantized" else "8-bit"
+        return _scaled(f"{name} (compressed-tensors)", tensors, blocks.pop() if len(blocks) == 1 else ())
+    if kind == "pack-quantized":
+        kinds = {(entry.get("num_bits"), entry.get("type", "int")) for entry in weights}
+        if len(kinds) != 1:
+            raise _unsupported("compressed-tensors pack-quantized with several widths")
+        bits, type_ = kinds.pop()
+        if bits not in (2, 4, 8) or type_ != "int":
+            raise _unsupported(f"compressed-tensors pack-quantized to {bits}-bit {type_}")
+        return _packed(bits, tensors)
+    raise _unsupported(f"compressed-tensors {kind}")
+
+
+def _scaled(method: str, tensors: Mapping[str, TensorInfo], block: tuple[int, ...]) -> Foreign:
+    """Every E4M3 or int8 tensor, with the scale beside it."""
+    matrices: dict[str, ForeignMatrix] = {}
+    for name, info in tensors.items():
+        if info.dtype not in ("F8_E4M3", "I8") or name.endswith("_zero_point"):
+            continue
+        scale = next((f"{name}{end}" for end in ("_scale_inv", "_scale") if f"{name}{end}" in tensors), None)
+        if scale is None or len(info.shape) < 2:
+            raise CheckpointError(f"tensor {name} is {info.dtype} and has no scale beside it")
+        parts = {"data": name, "scales": scale}
+        if f"{name}_zero_point" in tensors:
+            parts["zeros"] = f"{name}_zero_point"
+            zeros = tensors[parts["zeros"]]
+            if zeros.dtype != "I8" or zeros.shape != tensors[scale].shape:
+                raise CheckpointError(f"tensor {name}_zero_point is {zeros.dtype} {zeros.shape}, unlike its scales")
+        blocks = _blocks(name, info.shape, tensors[scale], block)
+        bits, group = _requantized(info.shape)
+        matrices[name] = ForeignMatrix("scaled", info.shape, parts, 8, 0, blocks, bits, group)
+    return Foreign(method, matrices, _dropped(tensors))
+
+
+def _blocks(name: str, shape: tuple[int, ...], scale: TensorInfo, block: tuple[int, ...]) -> tuple[int, ...]:
+    """How many elements of each axis share a scale. The scale's shape says it, `block` where the last is cut short."""
+    if scale.dtype not in FLOATS:
+        raise _unsupported(f"{name}: scales of type {scale.dtype}")
+    counts = scale.shape
+    if prod(counts) == 1:
+        return shape
+    if counts == shape[-2:-1] and len(shape) == 2:
+        counts = (*counts, 1)
+    sizes = (*(1 for _ in shape[:-2]), *block) if len(block) == 2 else ()
+    found: list[int] = []
+    for axis, (size, count) in enumerate(zip(shape, counts, strict=False)):
+        if count == 1 or count == size:
+            found.append(size // count)
+        elif sizes and count == -(-size // sizes[axis]):
+            found.append(sizes[axis])
+        elif not sizes and axis == len(shape) - 1 and size % count == 0:
+            found.append(size // count)  # groups along a row
+        else:
+            break
+    if len(counts) != len(shape) or len(found) != len(shape):
+        raise CheckpointError(f"tensor {name} of shape {shape} has scales of shape {scale.shape}: no blocks fit both")
+    return tuple(found)
+
+
+def _words(method: str, section: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Foreign:
+    """GPTQ and AWQ: W transposed, `32 / bits` of its values in a word, zero points packed the same way."""
+    bits = section.get("bits", section.get("w_bit", 4))
+    kind = str(section.get("checkpoint_format") or section.get("format") or section.get("version") or "").lower()
+    known = {"gptq": ("", "gptq", "gptq_v2"), "awq": ("", "gemm")}[method]
+    if bits not in ((2, 4, 8) if method == "gptq" else (4,)) or kind not in known:
+        raise _unsupported(f"{method} with {bits} bits" + (f" in the format {kind!r}" if kind else ""))
+    if section.get("dynamic") or section.get("is_marlin_format"):
+        raise _unsupported(f"{method} with settings per module or in Marlin's layout")
+    matrices: dict[str, ForeignMatrix] = {}
+    per_word = 32 // bits
+    for name, info in tensors.items():
+        if not name.endswith(".qweight"):
+            continue
+        module = name.removesuffix(".qweight")
+        parts = {"data": name, "scales": f"{module}.scales", "zeros": f"{module}.qzeros"}
+        if method == "gptq" and f"{module}.g_idx" in tensors:
+            parts["order"] = f"{module}.g_idx"
+        _need(parts, tensors)
+        inner, outer = info.shape if len(info.shape) == 2 else (0, 0)
+        shape = (outer, inner * per_word) if method == "gptq" else (outer * per_word, inner)
+        groups = tensors[parts["scales"]].shape[0]
+        wanted = {"scales": (groups, shape[0]), "zeros": (groups, shape[0] // per_word), "order": (shape[1],)}
+        _check(parts, tensors, wanted, shape[1], groups)
+        affine = None if section.get("desc_act") else _affine_group(shape[1] // groups)
+        matrices[f"{module}.weight"] = _matrix(_LAYOUTS[method], shape, parts, bits, shape[1] // groups, affine)
+    less_one = method == "gptq" and kind != "gptq_v2"
+    return Foreign(method.upper(), matrices, _dropped(tensors), less_one)
+
+
+_LAYOUTS: dict[str, Layout] = {"gptq": "gptq", "awq": "awq"}
+
+
+def _packed(bits: int, tensors: Mapping[str, TensorInfo]) -> Foreign:
+    """compressed-tensors' packed integers: W (N, K) in words along its rows, offset to be unsigned."""
+    matrices: dict[str, ForeignMatrix] = {}
+    for name, info in tensors.items():
+        if not name.endswith(".weight_packed"):
+            continue
+        weight = name.removesuffix("_packed")
+        parts = {"data": name, "scales": f"{weight}_scale"}
+        for role, end in (("zeros", "_zero_point"), ("order", "_g_idx")):
+            if f"{weight}{end}" in tensors:
+                parts[role] = f"{weight}{end}"
+        _need(parts, tensors)
+        rows, words = info.shape if len(info.shape) == 2 else (0, 0)
+        columns, scales = words * 32 // bits, tensors[parts["scales"]].shape
+        groups = scales[1] if len(scales) == 2 else 0
+        wanted = {"scales": (rows, groups), "zeros": (-(-rows * bits // 32), groups), "order": (columns,)}
+        _check(parts, tensors, wanted, columns, groups)
+        affine = None if "order" in parts else _affine_group(columns // groups)
+        matrices[weight] = _matrix("packed", (rows, columns), parts, bits, columns // groups, affine)
+    return Foreign(f"{bits}-bit integers (compressed-tensors)", matrices, _dropped(tensors))
+
+
+def _matrix(
+    layout: Layout, shape: tuple[int, int], parts: dict[str, str], stored: int, group: int, affine: int | None
+) -> ForeignMatrix:
+    if affine is not None:
+        return ForeignMatrix(layout, shape, parts, stored, group, (), stored, affine, exact=True)
+    bits, becomes = _requantized(shape)
+    return ForeignMatrix(layout, shape, parts, stored, group, (), bits, becomes)
+
+
+def _affine_group(group: int) -> int | None:
+    """The largest of MLX's groups that a group of so many columns is made of; None where it is none of them."""
+    return next((size for size in AFFINE_GROUPS if group % size == 0), None)
+
+
+def _requantized(shape: tuple[int, ...]) -> tuple[int | None, int]:
+    """(bits, group size) of what is dequantized; float32 where no group divides its rows or it is no matrix."""
+    group = next((size for size in REQUANTIZED_GROUPS if shape[-1] % size == 0), 0)
+    return (REQUANTIZED_BITS, group) if group and len(shape) == 2 else (None, 0)
+
+
+def _need(parts: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> None:
+    for name in parts.values():
+        if name not in tensors:
+            raise CheckpointError(f"the checkpoint has {parts['data']} but no tensor {name}")
+
+
+def _check(
+    parts: Mapping[str, str],
+    tensors: Mapping[str, TensorInfo],
+    wanted: Mapping[str, tuple[int, ...]],
+    columns: int,
+    groups: int,
+) -> None:
+    for role, name in parts.items():
+        info = tensors[name]
+        types = FLOATS if role == "scales" else ("I32",) if role != "order" else ("I32", "I64")
+        if info.dtype not in types or info.shape != wanted.get(role, info.shape):
+            raise CheckpointError(f"tensor {name} is {info.dtype} {info.shape}, which does not fit {parts['data']}")
+    if not groups or columns % groups:
+        raise CheckpointError(f"{parts['data']}: {columns} columns cannot be in {groups} groups")
+
+
+def _block_size(value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    if not (isinstance(value, list | tuple) and len(value) == 2 and all(type(n) is int and n > 0 for n in value)):
+        raise CheckpointError(f"config.json: a quantization block must be two sizes, not {value!r:.60}")
+    return tuple(value)
+
+
+def _dropped(tensors: Mapping[str, TensorInfo]) -> frozenset[str]:
+    return frozenset(name for name in tensors if name.rpartition(".")[2] in _IGNORED)
+
+
+def _refuse_unexplained(tensors: Mapping[str, TensorInfo], *, mlx: bool) -> None:
+    """No tensor may be taken for numbers that is none: weights are floats, or words beside their scales."""
+    for name, info in tensors.items():
+        module, _, part = name.rpartition(".")
+        if info.dtype in FLOATS or part in _MASKS or not info.shape:
+            continue
+        words = mlx and (
+            (part == "weight" and info.dtype == "U32" and f"{module}.scales" in tensors)
+            or (part == "scales" and info.dtype == "U8" and f"{module}.weight" in tensors)
+        )
+        if not words and (info.dtype.startswith("F8") or any(word in name for word in _WEIGHTS)):
+            raise UnsupportedModelError(
+                f"tensor {name} is {info.dtype}, and config.json does not say what it means", _HINT
+            )
+
+
+def _unsupported(what: str) -> UnsupportedModelError:
+    return UnsupportedModelError(f"the weights are quantized in a way headrace does not read: {what}", _HINT)

@@ -1,0 +1,140 @@
+"""A config.json as both decoders expect it, whichever release of which tool wrote it. Applied once, on opening.
+
+transformers 5 nests what earlier releases kept apart (`rope_parameters`), renamed keys, and leaves out of nested
+sections what equals its own defaults. Nothing is taken away here: older names are added where only newer ones are stated, so
+readers of either find them, and what a config states itself is never changed, except that nested rope settings win.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from headrace.runtime.errors import CheckpointError
+
+# model_type -> what it is by another name.
+_FAMILIES = {"ministral": "mistral"}
+
+# older key -> newer key that says the same, by model_type ("": of every family).
+_RENAMES: dict[str, dict[str, str]] = {
+    "": {"torch_dtype": "dtype"},
+    "qwen3_moe": {"num_experts": "num_local_experts"},
+    "mellum": {"num_experts": "num_local_experts"},
+    "gpt_neox": {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"},
+    "gpt2": {"n_ctx": "n_positions"},
+    "lfm2": {"block_dim": "hidden_size", "block_ff_dim": "intermediate_size"},
+}
+# Families whose older configs always stated the width of a head.
+_STATE_HEAD_DIM = ("qwen3_moe", "glm4_moe", "exaone4", "exaone_moe")
+# Other names of the context a model was made for, and transformers' defaults where a nested section leaves it out.
+_CONTEXT_KEYS = ("n_positions", "n_ctx", "max_sequence_length", "max_seq_len", "seq_length")
+_CONTEXTS = {"gemma3_text": 131072, "gemma2": 8192, "gemma": 8192, "qwen2": 32768, "qwen3": 32768, "mistral": 131072}
+_FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf")}
+
+
+def normalized(config: Mapping[str, Any], tensors: Collection[str] = ()) -> dict[str, Any]:
+    """The config with every key that the decoders look for, as far as it says them. `tensors`: the checkpoint's names.
+
+    Raises CheckpointError for sections that are no objects.
+    """
+    result: dict[str, Any] = _plain_floats(config)
+    text = result.get("text_config")
+    if isinstance(text, dict):
+        result["text_config"] = _section(text)
+    return _tied(_section(result), tensors)
+
+
+def _section(config: dict[str, Any]) -> dict[str, Any]:
+    kind = config.get("model_type")
+    if not isinstance(kind, str):
+        return config
+    config["model_type"] = kind = _FAMILIES.get(kind, kind)
+    _unnest_rope(config)
+    for table in (_RENAMES[""], _RENAMES.get(kind, {})):
+        for old, new in table.items():
+            if new in config:
+                config.setdefault(old, config[new])
+    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    whole = type(hidden) is int and type(heads) is int and heads > 0
+    if kind in _STATE_HEAD_DIM and whole and config.get("head_dim") is None:
+        config["head_dim"] = hidden // heads
+    if kind.startswith("minimax") and kind in ("minimax", "minimax_m2"):
+        _minimax(config)
+    _layer_kinds(config, kind)
+    _context(config, kind)
+    return config
+
+
+def _unnest_rope(config: dict[str, Any]) -> None:
+    """`rope_parameters`, for all layers or per kind of layer, as `rope_theta`, `rope_scaling` and their company."""
+    nested = config.get("rope_parameters")
+    if nested is None:
+        return
+    if not isinstance(nested, dict):
+        raise CheckpointError(f"config.json: rope_parameters must be an object, not {nested!r:.60}")
+    full = nested
+    if isinstance(nested.get("full_attention"), dict):
+        full = nested["full_attention"]
+        local = nested.get("sliding_attention")
+        if isinstance(local, dict) and "rope_theta" in local:
+            config["rope_local_base_freq"] = local["rope_theta"]
+    for key in ("rope_theta", "partial_rotary_factor"):
+        if full.get(key) is not None:
+            config[key] = full[key]
+    kind = full.get("rope_type") or full.get("type") or "default"
+    scaling = {key: value for key, value in full.items() if key not in ("rope_theta", "partial_rotary_factor")}
+    config["rope_scaling"] = None if kind in ("default", "axial") else {**scaling, "type": kind, "rope_type": kind}
+    trained = full.get("original_max_position_embeddings")
+    if kind == "longrope":
+        trained = trained or config.get("original_max_position_embeddings") or config.get("max_position_embeddings")
+        config["original_max_position_embeddings"] = trained
+        config["rope_scaling"]["original_max_position_embeddings"] = trained
+
+
+def _minimax(config: dict[str, Any]) -> None:
+    share, width = config.get("partial_rotary_factor"), config.get("head_dim")
+    if isinstance(share, int | float) and type(width) is int:
+        config.setdefault("rotary_dim", int(share * width))
+    config.setdefault("shared_intermediate_size", 0)
+
+
+def _layer_kinds(config: dict[str, Any], kind: str) -> None:
+    """Older keys that count layers, from the lists that name each one's kind."""
+    attention, mlp = config.get("layer_types"), config.get("mlp_layer_types")
+    if isinstance(attention, list) and "full_attention" in attention:
+        period = attention.index("full_attention") + 1
+        expected = ["full_attention" if (i + 1) % period == 0 else attention[0] for i in range(len(attention))]
+        older = {"qwen3_next": "full_attention_interval", "gemma3_text": "sliding_window_pattern"}
+        older |= {"cohere2": "sliding_window_pattern"}
+        if kind in older and attention == expected:
+            config.setdefault(older[kind], period)
+        elif kind in ("qwen3_next", "cohere2"):
+            raise CheckpointError("config.json: layer_types follow no period, which nothing here runs for this family")
+    if isinstance(mlp, list) and kind in ("glm4_moe_lite", "exaone_moe", "glm_moe_dsa"):
+        dense = next((i for i, entry in enumerate(mlp) if entry != "dense"), len(mlp))
+        if "dense" in mlp[dense:]:
+            raise CheckpointError("config.json: mlp_layer_types put a dense layer behind a sparse one")
+        config.setdefault("first_k_dense_replace", dense)
+
+
+def _context(config: dict[str, Any], kind: str) -> None:
+    if config.get("max_position_embeddings") is None:
+        stated = next((config[key] for key in _CONTEXT_KEYS if type(config.get(key)) is int), _CONTEXTS.get(kind))
+        if stated is not None:
+            config["max_position_embeddings"] = stated
+
+
+def _tied(config: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
+    """A config that does not say whether the table makes the logits too has tied them unless there is a head."""
+    for section in (config, config.get("text_config")):
+        head = any(name.endswith("lm_head.weight") for name in tensors)
+        if isinstance(section, dict) and section.get("tie_word_embeddings") is None and head:
+            section["tie_word_embeddings"] = False
+    return config
+
+
+def _plain_floats(value: Any) -> Any:
+    """transformers writes infinities as {"__float__": "Infinity"}."""
+    if isinstance(value, Mapping):
+        if value.keys() == {"__float__"} and value["__float__"] in _FLOATS:
+            return _FLOATS[value["__float__"]]
+        return {key: _plain_floats(item) for key, item in value.items()}
+    return [_plain_floats(item) for item in value] if isinstance(value, list) else value

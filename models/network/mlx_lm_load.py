@@ -1,0 +1,115 @@
+"""Make one of mlx-lm's models from a checkpoint. Nothing is evaluated: no weight is read before its arrays are.
+
+mlx-lm's own loader reads plain and MLX-quantized checkpoints. What another tool quantized is given to the model class
+here, dequantized to float32, because a class's `sanitize` may split, join and transpose matrices; afterwards it is
+quantized to 8 bits. Matrices that affine groups hold exactly stay packed, except those of experts, which classes stack.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from headrace.models.checkpoint.foreign.arrays import read_arrays
+from headrace.models.checkpoint.foreign.formats import REQUANTIZED_BITS, REQUANTIZED_GROUPS
+from headrace.models.checkpoint.quantization import Quantization
+from headrace.models.checkpoint.safetensors import Checkpoint
+from headrace.models.checkpoint.tensor_info import stored_dtype
+from headrace.models.network.dtypes import compute_dtype
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+
+
+def load(checkpoint: Checkpoint, device: mx.DeviceType) -> Any:
+    """The model, in the dtype that `device` computes in.
+
+    Raises UnsupportedModelError where mlx-lm has no class for it, CheckpointError where one refuses.
+    """
+    try:
+        model = _from_files(checkpoint) if checkpoint.foreign is None else _from_arrays(checkpoint, device)
+        if device == mx.DeviceType.cpu:
+            model.set_dtype(mx.float32)  # the dtype policy: see models/network/dtypes.py
+        return model
+    except (Exception, SystemExit) as error:  # its classes raise and exit as they like on what they did not expect
+        raise refused(checkpoint, error) from error
+
+
+def refused(checkpoint: Checkpoint, error: BaseException) -> CheckpointError:
+    """The one line that says what a class of mlx-lm made of the checkpoint."""
+    if isinstance(error, CheckpointError):
+        return error
+    message = " ".join(str(error).split())
+    if isinstance(error, ValueError) and message.startswith("Model type"):
+        kind = checkpoint.config.get("model_type")
+        return UnsupportedModelError(f"neither headrace nor mlx-lm has a network for model_type {kind!r:.60}")
+    what = message if isinstance(error, ValueError) else f"{type(error).__name__}: {message}"
+    return CheckpointError(f"mlx-lm cannot load {checkpoint.path.name}: {what[:200]}")
+
+
+def quantize(model: Any, kind: Quantization) -> None:
+    """Quantize what can be, as mlx-lm's converter would: a class may name layers to leave or to treat apart."""
+    predicate = getattr(model, "quant_predicate", None)
+
+    def wanted(path: str, module: Any) -> bool | dict[str, Any]:
+        if not _fits(module, kind.group_size):
+            return False
+        answer = True if predicate is None else predicate(path, module)
+        if not isinstance(answer, dict):
+            return bool(answer)
+        return answer if _fits(module, answer.get("group_size", kind.group_size)) else False
+
+    nn.quantize(model, group_size=kind.group_size, bits=kind.bits, class_predicate=wanted)
+
+
+def _from_files(checkpoint: Checkpoint) -> Any:
+    from mlx_lm.utils import load_model
+
+    return load_model(checkpoint.path, lazy=True, strict=True, model_config=checkpoint.config, trust_remote_code=False)[
+        0
+    ]
+
+
+def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType) -> Any:
+    from mlx_lm.utils import _get_classes, infer_quant_config
+
+    config = {key: value for key, value in checkpoint.config.items() if not key.startswith("quantization")}
+    if isinstance(text := config.get("text_config"), Mapping):
+        config["text_config"] = {key: value for key, value in text.items() if key != "quantization_config"}
+    model_class, arguments = _get_classes(config)
+    model = model_class(arguments.from_dict(config))
+    arrays = read_arrays(checkpoint, as_float=lambda name, matrix: not matrix.exact or ".experts." in name)
+    genuine = {id(array) for name, array in arrays.items() if checkpoint.tensors[name].dtype == "F32"}
+    if checkpoint.foreign is not None:
+        genuine -= {id(arrays[name]) for name in checkpoint.foreign.matrices}
+    weights = model.sanitize(arrays) if hasattr(model, "sanitize") else arrays
+
+    def packed(path: str, module: Any) -> bool | dict[str, Any]:
+        if not (hasattr(module, "to_quantized") and f"{path}.scales" in weights):
+            return False
+        settings: dict[str, Any] = infer_quant_config(path, module, weights)
+        return settings
+
+    def dequantized(path: str, module: Any) -> bool | dict[str, Any]:
+        array = weights.get(f"{path}.weight")
+        if array is None or array.dtype != mx.float32 or id(array) in genuine:
+            return False
+        group = next((size for size in REQUANTIZED_GROUPS if _fits(module, size)), None)
+        return {"group_size": group, "bits": REQUANTIZED_BITS} if group else False
+
+    nn.quantize(model, class_predicate=packed)
+    model.eval()
+    model.load_weights(list(weights.items()), strict=True)
+    nn.quantize(model, class_predicate=dequantized)
+    if device != mx.DeviceType.cpu:  # there, float32 scales would make float32 of every activation after them
+        dtype = compute_dtype(device, stored_dtype(checkpoint.tensors))
+        for path, module in model.named_modules():
+            array = weights.get(f"{path}.weight")
+            if f"{path}.scales" in weights or (
+                array is not None and array.dtype == mx.float32 and id(array) not in genuine
+            ):
+                module.set_dtype(dtype)
+    return model
+
+
+def _fits(module: Any, group_size: int) -> bool:
+    return hasattr(module, "to_quantized") and int(module.weight.shape[-1]) % group_size == 0
