@@ -1,8 +1,9 @@
 """A config.json as both decoders expect it, whichever release of which tool wrote it. Applied once, on opening.
 
 transformers 5 nests what earlier releases kept apart (`rope_parameters`), renamed keys, and leaves out of nested
-sections what equals its own defaults. Nothing is taken away here: older names are added where only newer ones are stated, so
-readers of either find them, and what a config states itself is never changed, except that nested rope settings win.
+sections what equals its own defaults. Nothing is taken away here: older names are added where only newer ones are
+stated, so readers of either find them, and what a config states itself is never changed, except that nested rope
+settings win.
 """
 
 from collections.abc import Collection, Mapping
@@ -53,9 +54,13 @@ def _section(config: dict[str, Any]) -> dict[str, Any]:
             if new in config:
                 config.setdefault(old, config[new])
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
-    whole = type(hidden) is int and type(heads) is int and heads > 0
-    if kind in _STATE_HEAD_DIM and whole and config.get("head_dim") is None:
-        config["head_dim"] = hidden // heads
+    if (
+        kind in _STATE_HEAD_DIM
+        and config.get("head_dim") is None
+        and isinstance(hidden, int)
+        and isinstance(heads, int)
+    ):
+        config["head_dim"] = hidden // max(heads, 1)
     if kind.startswith("minimax") and kind in ("minimax", "minimax_m2"):
         _minimax(config)
     _layer_kinds(config, kind)

@@ -16,6 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.cost.costs import kv_layers
 from headrace.models.cost.step_shape import Matrix, StepShape, quantized_bytes
@@ -44,6 +45,7 @@ class _Experts:
 
 def shape_of_config(config: Mapping[str, Any]) -> StepShape:
     """From config.json alone."""
+    config = normalized(config)
     stored = config.get("quantization") or config.get("quantization_config")
     section = stored if isinstance(stored, Mapping) and stored.get("bits") else None
     dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")

@@ -111,8 +111,8 @@ def test_damaged_weights_are_found_and_forgotten(hub: HubServer) -> None:
 
 
 def test_code_is_refused_before_the_weights_are_fetched(hub: HubServer) -> None:
-    hub.add("org/name", MODEL | {"config.json": json.dumps({"auto_map": {"AutoModel": "evil.Evil"}}).encode()})
-    with pytest.raises(CheckpointError, match="auto_map"):
+    hub.add("org/name", MODEL | {"config.json": json.dumps({"model_file": "evil.py"}).encode()})
+    with pytest.raises(CheckpointError, match="model_file"):
         fetch_hub(HUB)
     assert hub.fetched("model.safetensors") == 0
 

@@ -262,7 +262,7 @@ def test_catalog_entry_on_the_hub(store: Store, hub: HubServer, monkeypatch: pyt
     "files",
     [
         MODEL | {"model.safetensors": shard(header())[:-1]},
-        MODEL | {"config.json": b'{"auto_map": {"AutoModel": "evil.Evil"}}'},
+        MODEL | {"config.json": b'{"model_file": "evil.py"}'},
     ],
 )
 def test_refused_checkpoints_are_not_installed(store: Store, hub: HubServer, files: dict[str, bytes]) -> None:
