@@ -17,9 +17,8 @@ from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.profile import profile
 from headrace.app.bench.measure.result import Result, Work, result
 from headrace.app.bench.measure.sample import Backend
-from headrace.app.bench.measure.session import Key, Session
+from headrace.app.bench.measure.session import Key, Session, Show
 from headrace.app.bench.measure.setup import Setup, check_threads
-from headrace.app.bench.show.live import Show
 from headrace.app.predict.fit_store import remember
 from headrace.runtime.errors import UsageError
 from headrace.runtime.machine.bandwidth import streaming_reader

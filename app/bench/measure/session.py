@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Backend, Repetition
@@ -36,6 +37,11 @@ class Progress:
     total: int
     left_s: float | None
     round: int
+
+
+Results = Sequence[dict[str, Any]]
+Show = Callable[[Progress, Callable[[], Results]], None]
+"""Told what happens, and how to get the results so far if anybody wants to see them."""
 
 
 class Session:

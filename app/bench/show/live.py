@@ -5,11 +5,11 @@ Drawn where stderr is a terminal; elsewhere a line when the warm-up or a round b
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from headrace.app.bench.measure.session import Progress
+from headrace.app.bench.measure.session import Progress, Results, Show
 from headrace.app.bench.show.table import results_table
 from headrace.app.terminal import can_redraw, console
 
@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _LINE_SECONDS = 10.0  # how often a log hears of the same round
-
-Results = Sequence[dict[str, Any]]
-Show = Callable[[Progress, Callable[[], Results]], None]
-"""Told what happens, and how to get the results so far if anybody wants to see them."""
 
 
 @contextmanager
