@@ -93,12 +93,20 @@ class ScreenSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class RunSettings:
+    """What `headrace run` does besides; model, system prompt, context and sampling are those of new conversations."""
+
+    save: bool = _setting(False, "Keep every answer as a conversation, as --save does.")
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All settings, by section of the file."""
 
     chat: ChatSettings = field(default_factory=ChatSettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     screen: ScreenSettings = field(default_factory=ScreenSettings)
+    run: RunSettings = field(default_factory=RunSettings)
 
     @property
     def sampling_given(self) -> dict[str, Any]:
@@ -110,6 +118,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "chat": ChatSettings,
     "sampling": SamplingSettings,
     "screen": ScreenSettings,
+    "run": RunSettings,
 }
 
 

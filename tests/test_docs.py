@@ -53,7 +53,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def output(command: Any, *arguments: str) -> dict[str, Any]:
     done = CliRunner().invoke(command, arguments, catch_exceptions=False, standalone_mode=False)
-    document = json.loads(done.stdout.strip().splitlines()[-1])
+    document = json.loads(done.stdout)
     assert isinstance(document, dict)
     return document
 

@@ -4,7 +4,6 @@ Options in, `app.bench` does the work, results out: the table on a terminal, Mar
 asked for. Ctrl-C prints what is done and exits with 130.
 """
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import click
 
 from headrace.app.cli.completion import model_names
+from headrace.app.cli.json_output import json_text, print_json
 from headrace.runtime.errors import EngineError, UsageError
 
 FORMATS = ("table", "md", "csv", "json", "jsonl")
@@ -46,7 +46,7 @@ FORMATS = ("table", "md", "csv", "json", "jsonl")
 @click.option("--mlx-python", metavar="PYTHON", help="One with mlx-lm, for this one.")
 @click.option("--profile", is_flag=True, help="Attribute one step's time to its parts.")
 @click.option("-o", "--output", "form", metavar="FORM", type=click.Choice(FORMATS), help="table, md, csv, json, jsonl.")
-@click.option("--json", "as_json", is_flag=True, help="As -o json: one document on one line.")
+@click.option("--json", "as_json", is_flag=True, help="As -o json: one JSON document.")
 @click.option("--report", type=Path, metavar="FILE", help="Write a page with plots.")
 @click.option("--save", is_flag=True, help="Keep the results for `headrace bench history`.")
 @click.option("--force", is_flag=True, help="Load even if memory looks too small.")
@@ -70,7 +70,7 @@ def compare(a: str, b: str, as_json: bool) -> int:
 
     comparison = compare_documents(read_document(Path(a)), read_document(Path(b)))
     if as_json:
-        click.echo(json.dumps(comparison))
+        print_json(comparison)
     elif sys.stdout.isatty():
         show(comparison)
     else:
@@ -81,7 +81,7 @@ def compare(a: str, b: str, as_json: bool) -> int:
 @bench.command()
 @click.option("--show", "number", type=click.IntRange(1), metavar="ID", help="Show this run again.")
 @click.option("--delete", type=click.IntRange(1), metavar="ID", help="Forget this run.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document a run.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
 def history(number: int | None, delete: int | None, as_json: bool) -> None:
     """List the saved runs, and how each test's speed went over time."""
     from headrace.app.bench.compare.history import History
@@ -93,8 +93,7 @@ def history(number: int | None, delete: int | None, as_json: bool) -> None:
         elif number is not None:
             _print(kept.get(number), "json" if as_json else None)
         elif as_json:
-            for _, document in kept.documents():
-                click.echo(json.dumps(document))
+            print_json([document for _, document in kept.documents()])
         else:
             show_history(kept)
 
@@ -197,7 +196,7 @@ def _print(document: dict[str, Any], form: str | None) -> None:
     writers: dict[str, Callable[[dict[str, Any]], str]] = {
         "md": formats.markdown,
         "csv": formats.csv_text,
-        "json": json.dumps,
+        "json": json_text,
         "jsonl": formats.json_lines,
     }
     click.echo(writers[form](document))

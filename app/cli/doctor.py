@@ -4,7 +4,6 @@ Exit code 0 when nothing is broken, 1 when something is. Colours and layout only
 Facts and judgement come from `app.cli.diagnosis`; this module only draws them.
 """
 
-import json
 import os
 import sys
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from typing import Any
 import click
 
 from headrace.app.cli.diagnosis import Finding, Report, findings, gather
+from headrace.app.cli.json_output import print_json
 from headrace.app.terminal import can_redraw, may_style
 from headrace.app.versions import NOT_INSTALLED
 from headrace.runtime.machine.peaks import RECENT_DAYS
@@ -41,7 +41,7 @@ def doctor(as_json: bool, calibrate: bool) -> None:
     report = gather(calibrate, _show_progress)
     found = findings(report)
     if as_json:
-        click.echo(json.dumps(document(report, found), indent=2))
+        print_json(document(report, found))
     elif may_style(sys.stdout):
         _draw(sections(report), found)
     else:

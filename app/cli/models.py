@@ -4,7 +4,6 @@ Everything has --json except what prints one path or asks a question. Names, lic
 downloaded files: they are printed without control characters.
 """
 
-import json
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import click
 
 from headrace.app.cli.completion import installed_names, model_names
+from headrace.app.cli.json_output import print_json
 from headrace.app.models_report import MEMORY_CONTEXT, Document, catalog_document, checkpoint_document, overview
 from headrace.app.progress import drawn_progress
 from headrace.app.tables import Column, print_lines, table_lines
@@ -38,7 +38,7 @@ def list_models(as_json: bool) -> None:
     """Show what is installed and what the catalog offers, with the memory each needs."""
     rows = overview(Store())
     if as_json:
-        _print_json(rows)
+        print_json(rows)
         return
     print_lines(table_lines(_columns(rows), table_width(sys.stdout), rule=False))
     for row in rows:
@@ -83,7 +83,7 @@ def pull(name: str | None, quantize: int | None, group_size: int | None, kept_as
         if quantize is not None:
             model = _keep_quantized(model, quantize, 64 if group_size is None else group_size, kept_as, progress)
     if as_json:
-        _print_json(checkpoint_document(model))
+        print_json(checkpoint_document(model))
     else:
         click.echo(f"{_clean(model.name)} is ready in {model.path}")
 
@@ -95,7 +95,7 @@ def show(name: str | None, as_json: bool) -> None:
     """Show what NAME is made of and what a step of it costs, without loading it."""
     document = _document(name)
     if as_json:
-        _print_json(document)
+        print_json(document)
         return
     for label, text in _rows(document):
         click.echo(f"{_styled(label.ljust(_LABEL), dim=True)}{_clean(text)}")
@@ -227,10 +227,6 @@ def _tokens(count: int) -> str:
 
 def _or_dash(value: Any, text: Any) -> str:
     return "-" if value is None else str(text(value))
-
-
-def _print_json(document: Any) -> None:
-    click.echo(json.dumps(document, indent=2))
 
 
 def _styled(text: str, **style: bool) -> str:

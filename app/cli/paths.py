@@ -1,9 +1,8 @@
 """`headrace paths`: where settings, sessions, models, caches and logs are."""
 
-import json
-
 import click
 
+from headrace.app.cli.json_output import print_json
 from headrace.app.engine.link import log_path
 from headrace.app.sessions.store import database_path
 from headrace.app.settings import settings_path, write_default
@@ -27,7 +26,7 @@ def paths(as_json: bool, write_settings: bool) -> None:
         "engine log": log_path(),
     }
     if as_json:
-        click.echo(json.dumps({name.replace(" ", "_"): str(path) for name, path in places.items()}, indent=2))
+        print_json({name.replace(" ", "_"): str(path) for name, path in places.items()})
         return
     for name, path in places.items():
         click.echo(f"{name:<12}{path}{'' if path.exists() else '  (not there yet)'}")

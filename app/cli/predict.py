@@ -3,10 +3,11 @@
 `headrace fit`: the same question turned round, for every model of the catalog on one machine.
 """
 
-import json
 from typing import TYPE_CHECKING
 
 import click
+
+from headrace.app.cli.json_output import print_json
 
 if TYPE_CHECKING:
     from headrace.app.predict.prediction import Target
@@ -58,7 +59,7 @@ def predict(
     else:
         document = prediction(name, shape, targets_for(chips, memory), list(dict.fromkeys(asked)))
     if as_json:
-        click.echo(json.dumps(document))
+        print_json(document)
         return
     from headrace.app.predict.view import show_explanation, show_prediction
 
@@ -79,7 +80,7 @@ def fit(chip: str | None, memory: int | None, context: int, as_json: bool) -> No
     target = targets_for((chip,) if chip else (), memory, others=False)[0]
     document = catalog_fit(target, context)
     if as_json:
-        click.echo(json.dumps(document))
+        print_json(document)
         return
     from headrace.app.predict.view import show_fit
 
@@ -91,7 +92,7 @@ def _list_chips(as_json: bool) -> None:
 
     chips = known_chips()
     if as_json:
-        click.echo(json.dumps(chips))
+        print_json(chips)
         return
     from headrace.app.predict.view import show_chips
 

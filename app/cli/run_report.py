@@ -42,6 +42,7 @@ class RunReport:
     kernels: dict[str, str]
     versions: dict[str, str]
     context_limit: int
+    session: str | None  # id of the stored conversation it is kept in
 
     @property
     def ended_by(self) -> EndedBy:
@@ -77,6 +78,11 @@ class RunReport:
         return self.cost.step_flops(self.mean_past) / self.step_bytes
 
     @property
+    def without_kernels(self) -> bool:
+        """Whether stock MLX operations ran on a CPU, where headrace's own would be several times as fast."""
+        return self.machine.backend == "cpu" and self.kernels.get("kernels") == "reference"
+
+    @property
     def measured_peak_gb_s(self) -> float:
         return self.peak.gb_s
 
@@ -100,6 +106,7 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
     summary = report.finished.summary
     answer: dict[str, Any] = {
         "model": report.model,
+        "session": report.session,
         "text": report.text,
         "tokens": [step.token for step in report.steps],
         "finish_reason": report.finished.reason,
@@ -150,10 +157,12 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
 def summary_line(report: RunReport) -> str:
     """One line for the end of an answer on a terminal, within 80 columns."""
     summary = report.finished.summary
-    parts = phrases(summary.completion_tokens, summary.decode_tokens_per_second, report.ttft_s, report.mbu_paired)
-    if report.mbu_paired is not None:
+    shown = None if report.without_kernels else report.mbu_paired
+    parts = phrases(summary.completion_tokens, summary.decode_tokens_per_second, report.ttft_s, shown)
+    if shown is not None:
         parts[-1] += f" of {report.beside.gb_s:.0f} GB/s"
-    parts.append(f"KV {format_bytes(summary.kv_cache_bytes)}")
+    # What to do about it goes before figures that are low because of it.
+    parts.append("slow kernels: see doctor" if report.without_kernels else f"KV {format_bytes(summary.kv_cache_bytes)}")
     if report.finished.reason != "stop":
         parts.append(_CUT_SHORT[report.ended_by])
     return " · ".join(parts)

@@ -4,17 +4,16 @@ SESSION is an id, the beginning of one, or `last`. Texts come from models: they 
 terminal would act on.
 """
 
-import json
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 
+from headrace.app.cli.json_output import json_text, print_json
 from headrace.app.sanitise import sanitise
 from headrace.app.sessions.export import to_document, to_markdown
 from headrace.app.sessions.search import search as search_sessions
@@ -39,7 +38,7 @@ def list_sessions(limit: int | None, as_json: bool) -> None:
     with _store() as store:
         entries = store.sessions(limit)
     if as_json:
-        _print_json([{**asdict(entry.session), "messages": entry.messages} for entry in entries])
+        print_json([{**asdict(entry.session), "messages": entry.messages} for entry in entries])
         return
     if not entries:
         click.echo("no conversations yet", err=True)
@@ -84,7 +83,7 @@ def rename(session: str, title: str, as_json: bool) -> None:
     with _store() as store:
         renamed = store.rename(store.find(session).id, title)
     if as_json:
-        _print_json(asdict(renamed))
+        print_json(asdict(renamed))
     else:
         click.echo(f"{renamed.id} is now called {_one_line(renamed.title)}")
 
@@ -103,7 +102,7 @@ def rm(session: str, yes: bool, as_json: bool) -> None:
             click.confirm(f"Delete {found.id} ({_one_line(found.title)})?", abort=True, err=True)
         store.delete(found.id)
     if as_json:
-        _print_json({"deleted": found.id})
+        print_json({"deleted": found.id})
     else:
         click.echo(f"deleted {found.id}")
 
@@ -117,7 +116,7 @@ def search(words: tuple[str, ...], limit: int, as_json: bool) -> None:
     with _store() as store:
         hits = search_sessions(store, " ".join(words), limit)
     if as_json:
-        _print_json([asdict(hit) for hit in hits])
+        print_json([asdict(hit) for hit in hits])
         return
     for hit in hits:
         click.echo(f"{hit.session_id}  {_when(hit.created_at)}  {hit.role:<9}  {_one_line(hit.snippet)}")
@@ -129,7 +128,7 @@ def _export(name: str, form: str, output: Path | None) -> None:
     with _store() as store:
         session = store.find(name)
         if form == "json":
-            text = json.dumps(to_document(session, store.messages(session.id)), indent=2) + "\n"
+            text = json_text(to_document(session, store.messages(session.id))) + "\n"
         else:
             text = to_markdown(session, store.branch(session.id))
     if output is None:
@@ -148,10 +147,6 @@ def _store() -> Iterator[SessionStore]:
         yield store
     finally:
         store.close()
-
-
-def _print_json(document: Any) -> None:
-    click.echo(json.dumps(document, indent=2))
 
 
 def _one_line(text: str) -> str:

@@ -36,7 +36,7 @@ def run(*arguments: str) -> Result:
 
 def test_the_last_line_of_json_is_the_document(model: Path) -> None:
     done = run("-m", str(model), *SHORT, "-d", "0,16", "--json")
-    document = json.loads(done.stdout.strip().splitlines()[-1])
+    document = json.loads(done.stdout)
     names = [(entry["test"], entry["depth"]) for entry in document["results"]]
     assert names == [("pp8", 0), ("tg4", 0), ("pp8+tg4", 0), ("pp8", 16), ("tg4", 16), ("pp8+tg4", 16)]
     decode = document["results"][4]
@@ -73,7 +73,7 @@ def test_saved_runs_come_back(model: Path) -> None:
     assert [line.split("\t")[0] for line in listed] == ["1", "2"]
     assert run("history", "--show", "1").stdout.startswith("| model")
     run("history", "--delete", "1")
-    assert len(run("history", "--json").stdout.splitlines()) == 1
+    assert len(json.loads(run("history", "--json").stdout)) == 1
 
 
 def test_compare_and_its_exit_code(model: Path, tmp_path: Path) -> None:

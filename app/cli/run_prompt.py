@@ -1,0 +1,37 @@
+"""What `headrace run` is asked: the argument, what is piped in, and the text files that go with either."""
+
+import sys
+from collections.abc import Sequence
+
+from headrace.app.chat.attachments import read_attachment, take_attachments
+from headrace.app.sessions.records import Attachment
+from headrace.runtime.errors import UsageError
+
+STDIN = "-"
+
+
+def read_prompt(
+    argument: str | None, files: Sequence[str] = (), *, raw: bool = False
+) -> tuple[str, tuple[Attachment, ...]]:
+    """The text (what is piped in, a blank line, the argument) and its files. Raises UsageError if there is nothing.
+
+    `-` as the argument reads standard input, a terminal too. `@path` is a file where the user typed it, never in text
+    that is piped in; with `raw` nowhere.
+    """
+    piped = _piped() if argument == STDIN or not sys.stdin.isatty() else ""
+    typed = argument if argument and argument != STDIN else ""
+    mentioned: tuple[Attachment, ...] = ()
+    if not raw:
+        typed, mentioned = take_attachments(typed)
+    attachments = dict.fromkeys((*map(read_attachment, files), *mentioned))
+    parts = [part for part in (piped.strip("\n"), typed) if part.strip()]
+    if not parts and not attachments:
+        raise UsageError("no prompt", 'headrace run "Why is the sky blue?", or pipe text in')
+    return "\n\n".join(parts), tuple(attachments)
+
+
+def _piped() -> str:
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"standard input is not UTF-8 text (byte {error.start})") from None
