@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from headrace.app.cli.completion import installed_names, model_names
+from headrace.app.cli.confirm import confirm
 from headrace.app.cli.json_output import print_json
 from headrace.app.models_report import MEMORY_CONTEXT, Document, catalog_document, checkpoint_document, overview
 from headrace.app.progress import drawn_progress
@@ -71,20 +72,23 @@ def _size(row: Document) -> str:
 @click.option("--quantize", type=int, metavar="BITS", help="Keep a copy of a plain checkpoint in 2 3 4 5 6 or 8 bits.")
 @click.option("--group-size", type=int, help="Weights per scale, for --quantize: 32, 64 (the default) or 128.")
 @click.option("--as", "kept_as", metavar="NEW_NAME", help="Name of that copy. Default: NAME and the width.")
+@click.option("-q", "--quiet", is_flag=True, help="Nothing but errors.")
 @_json_option
-def pull(name: str | None, quantize: int | None, group_size: int | None, kept_as: str | None, as_json: bool) -> None:
+def pull(
+    name: str | None, quantize: int | None, group_size: int | None, kept_as: str | None, quiet: bool, as_json: bool
+) -> None:
     """Fetch NAME (default: the default model), or bring it up to date."""
     if kept_as is not None and quantize is None:
         raise UsageError("--as names the copy that --quantize makes")
     if group_size is not None and quantize is None:
         raise UsageError("--group-size goes with --quantize")
-    with drawn_progress() as progress:
+    with drawn_progress(quiet=quiet) as progress:
         model = resolve(name, progress=progress, refresh=True)
         if quantize is not None:
             model = _keep_quantized(model, quantize, 64 if group_size is None else group_size, kept_as, progress)
     if as_json:
         print_json(checkpoint_document(model))
-    else:
+    elif not quiet:
         click.echo(f"{_clean(model.name)} is ready in {model.path}")
 
 
@@ -112,7 +116,7 @@ def path(name: str | None) -> None:
 @click.argument("name", shell_complete=installed_names)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def rm(name: str, yes: bool) -> None:
-    """Remove NAME from this machine, its files in the hub's cache included."""
+    """Remove NAME from this machine, its files in the hub's cache included. Exit code 1 if the answer is no."""
     store = Store()
     entry = stored_name(name)
     if entry is None or not store.has(entry):
@@ -128,7 +132,7 @@ def rm(name: str, yes: bool) -> None:
             raise UsageError(f"nobody is there to confirm removing {entry}", "--yes removes without asking")
         shared = f", {format_bytes(cached)} of it in the hub cache that other programs may use" if cached else ""
         size = format_bytes(directory_bytes(store.root / entry) + cached)
-        click.confirm(f"Remove {entry} ({size}{shared})?", abort=True, err=True)
+        confirm(f"Remove {entry} ({size}{shared})?")
     freed = store.remove(entry)
     if cached:
         freed += delete_cached(repo, commit)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from headrace.app.cli.confirm import confirm
 from headrace.app.cli.json_output import json_text, print_json
 from headrace.app.sanitise import sanitise
 from headrace.app.sessions.export import to_document, to_markdown
@@ -93,13 +94,13 @@ def rename(session: str, title: str, as_json: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @_json_option
 def rm(session: str, yes: bool, as_json: bool) -> None:
-    """Delete SESSION with all its branches."""
+    """Delete SESSION with all its branches. Exit code 1 if the answer is no."""
     with _store() as store:
         found = store.find(session)
         if not yes:
             if not sys.stdin.isatty():
                 raise UsageError(f"nobody is there to confirm deleting {found.id}", "--yes deletes without asking")
-            click.confirm(f"Delete {found.id} ({_one_line(found.title)})?", abort=True, err=True)
+            confirm(f"Delete {found.id} ({_one_line(found.title)})?")
         store.delete(found.id)
     if as_json:
         print_json({"deleted": found.id})

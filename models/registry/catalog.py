@@ -6,6 +6,7 @@ Reading the file costs a few milliseconds; the start of an installed model does 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from headrace.models.cost.costs import WORKING_MEMORY
@@ -106,6 +107,8 @@ def find(name: str, others: Iterable[str] = ()) -> CatalogEntry:
 
     near = get_close_matches(name.lower(), list(dict.fromkeys([*catalog, *others])), n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else "`headrace models list` shows what there is"
+    if Path(name).is_dir():  # a bare word is a path only where a model is found: say what was looked for
+        hint = f"the directory ./{name} has neither a config.json nor a single .gguf file; pass the file you mean"
     raise ModelNotFoundError(f"no model called {name!r}", hint)
 
 

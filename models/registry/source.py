@@ -32,7 +32,7 @@ class CatalogName:
 
 @dataclass(frozen=True, slots=True)
 class LocalDirectory:
-    """An existing directory with a config.json, absolute."""
+    """An existing directory with a config.json, absolute. One with a single .gguf file instead means that file."""
 
     path: Path
 
@@ -94,7 +94,11 @@ def _looks_like_path(text: str) -> bool:
 
 
 def _is_model(path: Path) -> bool:
-    return path.is_file() or (path / "config.json").is_file()
+    return path.is_file() or (path / "config.json").is_file() or len(_ggufs(path)) == 1
+
+
+def _ggufs(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.gguf"))
 
 
 def _local(path: Path) -> LocalDirectory | LocalGGUF:
@@ -102,8 +106,10 @@ def _local(path: Path) -> LocalDirectory | LocalGGUF:
     if path.is_dir():
         if (path / "config.json").is_file():
             return LocalDirectory(path)
-        ggufs = sorted(entry.name for entry in path.glob("*.gguf"))
-        hint = f"pass the file itself, for example {path / ggufs[0]}" if ggufs else None
+        ggufs = _ggufs(path)
+        if len(ggufs) == 1:
+            return LocalGGUF(ggufs[0])
+        hint = f"it has {len(ggufs)} .gguf files: pass one, for example {ggufs[0]}" if ggufs else None
         raise ModelNotFoundError(f"{path} has no config.json, so it is not a model directory", hint)
     if path.suffix.lower() == ".gguf":
         return LocalGGUF(path)

@@ -235,7 +235,7 @@ def test_rm_does_not_act_unasked(run: Run, store: Store) -> None:
     assert store.get("mine") is not None
 
 
-@pytest.mark.parametrize(("answer", "remains", "code"), [("y\r", False, 0), ("n\r", True, 130), ("\x03", True, 130)])
+@pytest.mark.parametrize(("answer", "remains", "code"), [("y\r", False, 0), ("n\r", True, 1), ("\x03", True, 130)])
 def test_rm_asks_on_a_terminal(store: Store, answer: str, remains: bool, code: int) -> None:
     install(store)
     child = pexpect.spawn(sys.executable, ["-m", "headrace", "models", "rm", "mine"], encoding="utf-8", timeout=120)

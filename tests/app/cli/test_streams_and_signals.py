@@ -146,3 +146,16 @@ def test_termination_ends_the_download_and_leaves_nothing(
         assert index.gone.wait(120)
     assert not (tmp_path / "store" / "tiny").exists()
     assert not list((tmp_path / "store" / ".partial").glob("*"))
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "ascii:surrogateescape"])
+def test_what_the_output_cannot_encode_is_escaped(encoding: str) -> None:
+    script = (
+        "from headrace.app.cli.standard_streams import prepare_streams; prepare_streams()\n"
+        "print('h\\u00e9 \\u20ac \\udcff')\n"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120, env=environment)
+    e = b"\xe9" if encoding == "latin-1" else b"\\xe9"
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == b"h" + e + b" \\u20ac \xff\n"

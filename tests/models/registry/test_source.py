@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.models.registry.catalog import find
 from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, LocalGGUF, parse_source
 from headrace.runtime.errors import HeadraceError, ModelNotFoundError, UsageError
 from tests.checkpoints import write
@@ -73,6 +74,7 @@ def test_paths_that_are_no_models(text: str) -> None:
 def test_directory_of_ggufs_points_at_one(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "m.Q4_0.gguf").touch()
+    (tmp_path / "files" / "m.Q8_0.gguf").touch()
     with pytest.raises(ModelNotFoundError) as caught:
         parse_source("./files")
     assert "m.Q4_0.gguf" in str(caught.value.hint)
@@ -107,3 +109,18 @@ def test_never_anything_but_a_source_or_a_headrace_error(text: str) -> None:
     else:
         message = ""
     assert message.isprintable()
+
+
+@pytest.mark.parametrize("text", ["files", "./files", "files/"])
+def test_a_directory_with_one_gguf_is_that_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "m.gguf").touch()
+    assert parse_source(text) == LocalGGUF(tmp_path / "files" / "m.gguf")
+
+
+def test_a_directory_that_is_no_model_is_told_from_a_misspelt_name(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    assert parse_source("files") == CatalogName("files")
+    with pytest.raises(ModelNotFoundError) as caught:
+        find("files")
+    assert "./files has neither a config.json nor a single .gguf file" in str(caught.value.hint)
