@@ -16,6 +16,7 @@ from headrace.models.network.mlx_lm_costs import layers_kv, leaves, step_cost
 from headrace.models.network.mlx_lm_load import load, quantize, refused
 from headrace.runtime.cache import Lengths
 from headrace.runtime.cost import LayerKV
+from headrace.runtime.errors import EngineError
 
 
 class MlxLmCache(Lengths):
@@ -59,8 +60,9 @@ class MlxLmCache(Lengths):
         return [array for _, array in flat if isinstance(array, mx.array)]
 
     def _drop(self, tokens: int) -> None:
-        for part in self.parts if tokens else ():
-            part.trim(tokens)
+        for part in leaves(self.parts) if tokens else ():
+            if _forgotten(part) or part.trim(tokens) != tokens:
+                raise EngineError("the cache has forgotten what it would have to go back to")
 
 
 class MlxLmNetwork:
@@ -105,5 +107,14 @@ class MlxLmNetwork:
 
 
 def _can_trim_after_one_more(part: Any) -> bool:
-    window = getattr(part, "max_size", None)
-    return bool(part.is_trimmable()) and (window is None or part.offset + 2 < window)
+    """Whether a part still holds all it was given, and will after one more token: what it forgot cannot come back."""
+    room = getattr(part, "max_size", None) or getattr(part, "chunk_size", None)
+    return bool(part.is_trimmable()) and not _forgotten(part) and (room is None or part.offset + 2 < room)
+
+
+def _forgotten(part: Any) -> int:
+    """How many of the tokens that a part was given it has dropped from its front."""
+    keys = getattr(part, "keys", None)
+    if not isinstance(keys, mx.array):
+        return 0
+    return max(int(getattr(part, "start_position", 0)), int(part.offset) - int(keys.shape[2]))
