@@ -128,7 +128,7 @@ def _sized(
 
         network = MlxLmNetwork(checkpoint, device=device, requantize=requantize)
         return lambda: network, sum(array.nbytes for array in network.arrays), network.cost.kv_bytes_per_token
-    dtype = compute_dtype(device, stored_dtype(checkpoint.tensors))
+    dtype = compute_dtype(device, stored_dtype(checkpoint.tensors), checkpoint.config)
     weights = checkpoint.nbytes if requantize is None else _quantized_bytes(checkpoint, requantize)
     per_token = kv_bytes_per_token(config, ops.select().kv_dtype(dtype).size)
     return lambda: _decoder(checkpoint, config, dtype, requantize), weights, per_token

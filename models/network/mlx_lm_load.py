@@ -10,6 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_map
 
 from headrace.models.checkpoint.foreign.arrays import read_arrays
 from headrace.models.checkpoint.foreign.formats import REQUANTIZED_BITS, REQUANTIZED_GROUPS
@@ -29,6 +30,9 @@ def load(checkpoint: Checkpoint, device: mx.DeviceType) -> Any:
         model = _from_files(checkpoint) if checkpoint.foreign is None else _from_arrays(checkpoint, device)
         if device == mx.DeviceType.cpu:
             model.set_dtype(mx.float32)  # the dtype policy: see models/network/dtypes.py
+        else:
+            half = compute_dtype(device, stored_dtype(checkpoint.tensors), checkpoint.config)
+            model.update(tree_map(lambda array: _in_half(array, half), model.parameters()))
         return model
     except (Exception, SystemExit) as error:  # its classes raise and exit as they like on what they did not expect
         raise refused(checkpoint, error) from error
@@ -101,7 +105,7 @@ def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType) -> Any:
     model.load_weights(list(weights.items()), strict=True)
     nn.quantize(model, class_predicate=dequantized)
     if device != mx.DeviceType.cpu:  # there, float32 scales would make float32 of every activation after them
-        dtype = compute_dtype(device, stored_dtype(checkpoint.tensors))
+        dtype = compute_dtype(device, stored_dtype(checkpoint.tensors), checkpoint.config)
         for path, module in model.named_modules():
             array = weights.get(f"{path}.weight")
             if f"{path}.scales" in weights or (
@@ -109,6 +113,11 @@ def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType) -> Any:
             ):
                 module.set_dtype(dtype)
     return model
+
+
+def _in_half(array: mx.array, half: mx.Dtype) -> mx.array:
+    """The other half precision becomes this one; what a class keeps in float32 stays."""
+    return array.astype(half) if array.dtype in (mx.float16, mx.bfloat16) and array.dtype != half else array
 
 
 def _fits(module: Any, group_size: int) -> bool:

@@ -21,6 +21,7 @@ from headrace.models.load import (
 )
 from headrace.models.network.config import decoder_config
 from headrace.models.network.dtypes import compute_dtype
+from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.runtime.errors import CheckpointError, NotEnoughMemoryError, UsageError
 from headrace.runtime.machine import memory
 from headrace.runtime.machine.memory import Budget
@@ -210,3 +211,28 @@ def test_no_generation_settings_are_no_error(tmp_path: Path) -> None:
 )
 def test_the_dtype_policy(device: mx.DeviceType, stored: str, dtype: mx.Dtype) -> None:
     assert compute_dtype(device, stored) == dtype
+
+
+@pytest.mark.parametrize(
+    ("config", "stored", "dtype"),
+    [
+        ({"model_type": "llama", "torch_dtype": "bfloat16"}, "F16", mx.bfloat16),
+        ({"model_type": "llama", "dtype": "float16"}, "BF16", mx.float16),
+        ({"model_type": "llama", "torch_dtype": "float32"}, "F16", mx.float16),
+        ({"model_type": "gemma2", "torch_dtype": "bfloat16"}, "F16", mx.bfloat16),
+        ({"model_type": "gemma3_text", "torch_dtype": "float16"}, "F16", mx.bfloat16),
+        ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}, "F16", mx.bfloat16),
+        ({"model_type": "llava", "text_config": {"torch_dtype": "bfloat16"}}, "F16", mx.bfloat16),
+    ],
+)
+def test_a_gpu_computes_in_what_the_config_declares(config: dict[str, Any], stored: str, dtype: mx.Dtype) -> None:
+    assert compute_dtype(mx.DeviceType.gpu, stored, config) == dtype
+    assert compute_dtype(mx.DeviceType.cpu, stored, config) == mx.float32
+
+
+@pytest.mark.parametrize("declared", ["float16", "bfloat16"])
+def test_mlx_lms_classes_compute_in_it_too(tmp_path: Path, declared: str) -> None:
+    directory = write_model(tmp_path, "llama", dtype=mx.float16 if declared == "bfloat16" else mx.bfloat16)
+    (directory / "config.json").write_text(json.dumps({**config_of("llama"), "torch_dtype": declared}))
+    network = MlxLmNetwork(open_checkpoint(directory), device=mx.DeviceType.gpu)
+    assert {array.dtype for array in network.arrays} == {getattr(mx, declared)}
