@@ -40,7 +40,7 @@ def answer(
 
     What `Engine.generate` and `StopMatcher` refuse is refused now, not with the first part.
     """
-    return _parts(request, engine.generate(request), tokenizer.detokenizer(), StopMatcher(stops))
+    return _parts(request, engine.generate(request), tokenizer.answer_stream(), StopMatcher(stops))
 
 
 def _parts(

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.models.text.thinking import CLOSE, OPEN
+from headrace.models.text.thinking import CLOSE, OPEN, split_thinking
 from headrace.models.text.tokenizer import Tokenizer
 
 _TAGS = re.compile(f"({OPEN}|{CLOSE})")
@@ -23,6 +23,7 @@ class ChatPrompt:
         self._tokenizer = tokenizer
         template = tokenizer.chat_template
         self.thinks = template is not None and any(CLOSE in source for source in template.sources.values())
+        self.thinks = self.thinks or tokenizer.thinking_form is not None
 
     def encode(
         self, messages: Sequence[Mapping[str, str]], answer: str = "", *, thinking: bool | None = None
@@ -33,9 +34,13 @@ class ChatPrompt:
         do not look at it. Raises what `Tokenizer.encode_chat` raises.
         """
         told: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
-        prompt = self._tokenizer.encode_chat(messages, **told)
+        form = self._tokenizer.thinking_form
+        prompt = self._tokenizer.encode_chat(messages if form is None else _apart(messages), **told)
         if not answer:
             return prompt
+        if form is not None:
+            said = form.native(answer)
+            return prompt + [token for part, special in said for token in self._tokenizer.encode(part, special=special)]
         if self.opening(prompt):
             answer = answer.removeprefix(OPEN).removeprefix("\n")
         if not self.thinks:
@@ -52,3 +57,16 @@ class ChatPrompt:
             return ""
         tail = self._tokenizer.decode(prompt[-_TAIL:], skip_special=False)
         return f"{OPEN}\n" if tail.rstrip().endswith(OPEN) else ""
+
+
+def _apart(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Thinking in fields of its own, by the names that templates use: theirs is not the form it is stored in."""
+    told: list[dict[str, str]] = []
+    for message in messages:
+        parts = split_thinking(message.get("content", "")) if message.get("role") == "assistant" else None
+        if parts is None or parts.thinking is None:
+            told.append(dict(message))
+            continue
+        thinking = {"thinking": parts.thinking, "reasoning_content": parts.thinking}
+        told.append({**message, "content": parts.answer, **thinking})
+    return told

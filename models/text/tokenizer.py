@@ -14,6 +14,7 @@ from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.text.chat_template import ChatTemplate, Message, read_sources
 from headrace.models.text.control_tokens import ControlTokens, is_markup
 from headrace.models.text.detokenizer import Detokenizer, DetokenizerFactory
+from headrace.models.text.thinking_forms import ThinkingForm, ThinkingStream, thinking_form
 from headrace.models.text.turn_ends import TURN_ENDS
 from headrace.runtime.errors import CheckpointError, ContextLimitError, UnsupportedModelError, UsageError
 
@@ -118,6 +119,17 @@ class Tokenizer:
         """A new stream whose pieces add up to what `decode` says."""
         return self._detokenizers.make(skip_special=skip_special)
 
+    @cached_property
+    def thinking_form(self) -> ThinkingForm | None:
+        """How the model marks its thinking with control tokens; None where the marks are text, or there is none."""
+        added = {token.content: index for index, token in self._rust.get_added_tokens_decoder().items()}
+        return thinking_form(added.get)
+
+    def answer_stream(self) -> Detokenizer:
+        """A new stream for an answer: its thinking comes as a `<think>` section, whatever the family's form."""
+        stream, form = self.detokenizer(), self.thinking_form
+        return stream if form is None else ThinkingStream(stream, form)
+
     # --- what the files say --------------------------------------------------------------------------------
 
     def _shadow_encode(self, text: str) -> list[int]:
@@ -146,7 +158,12 @@ class Tokenizer:
             for part in (config, text_config if isinstance(text_config, Mapping) else {}):
                 ids = part.get("eos_token_id")
                 declared.extend(ids if isinstance(ids, list) else [ids])
-        texts = [text for text in TURN_ENDS if text in self._template_source]
+        # By convention only where the checkpoint does not say how to end a generation. In Harmony `<|end|>` ends a
+        # channel, the thinking for one, and the answer follows.
+        silent = configs["generation_config.json"].get("eos_token_id") is None
+        texts = [text for text in TURN_ENDS if silent and text in self._template_source]
+        if self._rust.token_to_id("<|channel|>") is not None and "<|end|>" in texts:
+            texts.remove("<|end|>")
         texts.append(self._special_texts.get("eos_token", ""))
         declared.extend(self._rust.token_to_id(text) for text in texts)
         if any(not (index is None or type(index) is int) for index in declared):
