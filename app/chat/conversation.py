@@ -11,7 +11,7 @@ from typing import Any, Literal, ParamSpec
 
 from headrace.app.chat.attachments import parse_message, take_attachments
 from headrace.app.chat.context_question import ContextChoice, ContextQuestion, context_full_notice
-from headrace.app.chat.open_session import OpenSession
+from headrace.app.chat.open_session import OpenSession, tokens_held
 from headrace.app.chat.prompt import draft_messages, prompt_messages, runs, summary_messages, summary_tokens
 from headrace.app.chat.turn import RETRY_S, Turn
 from headrace.app.engine.client import ChatEngine
@@ -262,7 +262,8 @@ class Conversation(OpenSession):
                 self._done(turn, event)
 
     def _grow(self, turn: Turn, delta: Delta) -> None:
-        self.context_tokens += len(delta.records)
+        grown = self.context_tokens + len(delta.records)
+        self.context_tokens = grown if self.context_limit is None else min(grown, self.context_limit)
         if not turn.summarising:
             self.phase = "answering"
         if delta.text:
@@ -270,7 +271,7 @@ class Conversation(OpenSession):
             self._show(turn)
 
     def _done(self, turn: Turn, done: Done) -> None:
-        tokens = done.summary.prompt_tokens + done.summary.completion_tokens
+        tokens = tokens_held(done.summary.prompt_tokens, done.summary.completion_tokens, done.reason)
         if turn.summarising:
             self._summarised(turn, cancelled=done.reason == "cancelled")
             return

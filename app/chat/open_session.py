@@ -19,7 +19,7 @@ class Branches:
 
 
 class OpenSession:
-    """messages: the active branch, first to last. context_tokens: of the last prompt and its answer."""
+    """messages: the active branch, first to last. context_tokens: of the last prompt and its answer, in the cache."""
 
     messages: list[Message]
     context_tokens: int
@@ -34,8 +34,12 @@ class OpenSession:
         """Take session and branch from the store."""
         self.session = self.store.session(self.session.id)
         self.messages = self.store.branch(self.session.id)
-        last = next((message.metrics for message in reversed(self.messages) if message.metrics), None)
-        self.context_tokens = last.prompt_tokens + last.completion_tokens if last else 0
+        last = next((message for message in reversed(self.messages) if message.metrics), None)
+        self.context_tokens = (
+            tokens_held(last.metrics.prompt_tokens, last.metrics.completion_tokens, last.finish_reason)
+            if last is not None and last.metrics is not None
+            else 0
+        )
 
     @property
     def not_sent(self) -> int:
@@ -80,3 +84,8 @@ class OpenSession:
         """Change sampling settings (SamplingParams fields, max_tokens, stop) of this session; None takes one back."""
         merged = {key: value for key, value in {**self.session.sampling, **values}.items() if value is not None}
         self.session = self.store.set_sampling(self.session.id, merged)
+
+
+def tokens_held(prompt: int, completion: int, reason: str | None) -> int:
+    """Tokens of prompt and answer that the KV cache holds: the one an answer is cut off at was never fed."""
+    return prompt + completion - (reason != "stop")

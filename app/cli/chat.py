@@ -38,29 +38,31 @@ def chat(model: str | None, resume: str | None, context: int | None) -> int:
             "this terminal cannot draw the chat (TERM is dumb)", "`headrace run PROMPT` needs nothing of it"
         )
     from headrace.app.engine.client import EngineClient
-    from headrace.app.sessions.store import SessionStore
+    from headrace.app.sessions.unsaved import store_for_chat
     from headrace.app.settings import chosen_model, load_settings
     from headrace.app.tui.app import HeadraceApp
 
     settings = load_settings()
-    store = SessionStore()
-    if resume is not None:
-        session = store.find(resume)
-        if model is not None:
-            session = store.set_model(session.id, model)
-    else:
-        session = store.create(
-            model=chosen_model(model, settings),
-            system=settings.chat.system,
-            sampling=settings.sampling_given,
-        )
-    engine = EngineClient()
-    app = HeadraceApp(engine, store, session, settings=settings, context=context or settings.chat.context or None)
-    try:
-        app.run(mouse=settings.screen.mouse)
-    finally:
-        app.leave()
-        store.close()
+    with store_for_chat() as (store, unsaved):
+        if resume is not None:
+            session = store.find(resume)
+            if model is not None:
+                session = store.set_model(session.id, model)
+        else:
+            session = store.create(
+                model=chosen_model(model, settings),
+                system=settings.chat.system,
+                sampling=settings.sampling_given,
+            )
+        engine = EngineClient()
+        limit = context or settings.chat.context or None
+        app = HeadraceApp(engine, store, session, settings=settings, context=limit, warning=unsaved)
+        try:
+            app.run(mouse=settings.screen.mouse)
+        finally:
+            app.leave()
+    if unsaved is not None:
+        click.echo(f"headrace: {unsaved}", err=True)
     if app.left_with is not None:
         raise app.left_with
     return app.return_code or 0

@@ -18,7 +18,7 @@ from typing import Any
 from headrace.app.sessions.database import APPENDED, Database
 from headrace.app.sessions.old_journals import fold_old_journals
 from headrace.app.sessions.records import Attachment, Message, Role, Session, SessionEntry, TurnMetrics
-from headrace.runtime.errors import SessionError
+from headrace.runtime.errors import SessionError, UsageError
 from headrace.runtime.paths import data_dir
 
 _TITLE_LENGTH = 60  # characters
@@ -84,6 +84,8 @@ class SessionStore:
         return [SessionEntry(_session(row), row["messages"]) for row in rows]
 
     def rename(self, session_id: str, title: str) -> Session:
+        if not title.strip():
+            raise UsageError("a title has to show something")
         return self._change(session_id, title=title.strip())
 
     def set_model(self, session_id: str, model: str | None) -> Session:
@@ -130,7 +132,7 @@ class SessionStore:
             self.db.run(
                 "UPDATE sessions SET active_leaf = ?, updated_at = ?,"
                 " title = CASE WHEN title = '' THEN ? ELSE title END WHERE id = ?",
-                *(new, now, _title(content), session_id),
+                *(new, now, _title(content, attachments), session_id),
             )
         return Message(
             new, session_id, parent_id, role, content, now, partial, model=model, attachments=tuple(attachments)
@@ -237,8 +239,11 @@ def database_path() -> Path:
     return data_dir() / "sessions.db"
 
 
-def _title(content: str) -> str:
-    line = next((line.strip() for line in content.splitlines() if line.strip()), "")
+def _title(content: str, attachments: Sequence[Attachment]) -> str:
+    """The first line that shows anything; of a message that is only files, their names."""
+    lines = (line.strip() for line in content.splitlines())
+    shown = (line for line in lines if any(character.isprintable() and not character.isspace() for character in line))
+    line = next(shown, ", ".join(attachment.name for attachment in attachments))
     return line if len(line) <= _TITLE_LENGTH else line[: _TITLE_LENGTH - 1].rstrip() + "…"
 
 

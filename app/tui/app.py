@@ -69,8 +69,11 @@ class HeadraceApp(App[None]):
         *,
         settings: Settings | None = None,
         context: int | None = None,
+        warning: str | None = None,
     ) -> None:
+        """context: the limit to load models with. warning: said once the chat is on the screen."""
         super().__init__()
+        self._warning = warning
         self.engine = engine
         self.store = store
         self.metrics = LiveMetrics()
@@ -116,6 +119,8 @@ class HeadraceApp(App[None]):
         self.push_screen(ChatScreen(self))
         if wanted and wanted not in self.available_themes:
             self.say(f"there is no theme {wanted}; Ctrl+P lists them", problem=True)
+        if self._warning is not None:
+            self.say(self._warning, problem=True)
         self.call_after_refresh(self._start)
 
     def _start(self) -> None:

@@ -30,11 +30,11 @@ def test_without_a_terminal_it_says_what_to_use(home: Path) -> None:
 
 
 @pytest.mark.usefixtures("home")
-def test_bare_headrace_in_a_pipe_is_help() -> None:
+def test_bare_headrace_in_a_pipe_reads_a_prompt() -> None:
     done = _headrace()
     assert done.returncode == 2
-    assert "Usage:" in done.stdout
-    assert "chat" in done.stdout
+    assert done.stderr.startswith("headrace: no prompt\n")
+    assert done.stdout == ""
 
 
 def test_the_screen_imports_no_model_code() -> None:

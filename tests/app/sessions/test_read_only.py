@@ -96,3 +96,26 @@ def test_what_another_process_is_writing_is_not_read_as_if_at_rest(home: Path) -
     store.close()
     assert (done.returncode, done.stderr) == (0, "")
     assert "«Upstream»" in done.stdout
+
+
+def test_a_chat_goes_on_with_a_copy_that_nobody_keeps(home: Path) -> None:
+    lock(home)
+    script = (
+        "from headrace.app.sessions.unsaved import store_for_chat\n"
+        "with store_for_chat() as (store, unsaved):\n"
+        "    session = store.find('last')\n"
+        "    store.add(session.id, session.active_leaf, 'user', 'And now?')\n"
+        "    print(len(store.branch(session.id)), store.db.path.exists(), unsaved)\n"
+        "print(store.db.path.exists())\n"
+    )
+    done = subprocess.run(
+        [*_AS_ANYONE, sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "HEADRACE_HOME": str(home)},
+    )
+    assert done.stderr == ""
+    path = home / "data" / "sessions.db"
+    assert done.stdout == f"2 True this chat is not saved: {path} cannot be written\nFalse\n"
+    assert "And now?" not in sessions(home, "show", "last").stdout

@@ -13,7 +13,7 @@ from headrace.app.sessions.database import VERSION
 from headrace.app.sessions.records import Attachment, TurnMetrics
 from headrace.app.sessions.search import best_line, search
 from headrace.app.sessions.store import SessionStore
-from headrace.runtime.errors import SessionError
+from headrace.runtime.errors import SessionError, UsageError
 
 METRICS = TurnMetrics(20, 12, 7, 0.05, 300.0, 150.0, 15.0, 0.3, 9000)
 
@@ -243,3 +243,14 @@ def test_files_that_are_no_database_or_a_newer_one(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SessionError, match="cannot be"):
         SessionStore(tmp_path / "file" / "sessions.db")
+
+
+@pytest.mark.parametrize(
+    ("content", "title"), [("", "a.txt, b.txt"), (" \n\x1b\n Hi \n", "Hi"), ("\u200b\n", "a.txt, b.txt")]
+)
+def test_no_title_is_blank(store: SessionStore, content: str, title: str) -> None:
+    session = store.create()
+    store.add(session.id, None, "user", content, attachments=[Attachment("a.txt", "x"), Attachment("b.txt", "y")])
+    assert store.session(session.id).title == title
+    with pytest.raises(UsageError, match="title"):
+        store.rename(session.id, " \t")

@@ -1,0 +1,51 @@
+"""Sessions where none can be stored: a copy of what is there, in a folder that goes away with the chat."""
+
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from headrace.app.sessions.store import SessionStore, database_path
+from headrace.runtime.errors import SessionError
+
+
+@contextmanager
+def store_for_chat() -> Iterator[tuple[SessionStore, str | None]]:
+    """The user's sessions; where they cannot be written, a copy of them, and in words that nothing will be saved.
+
+    Raises SessionError where they cannot be used for any other reason.
+    """
+    path = database_path()
+    if _can_be_written(path):
+        with closing(SessionStore(path)) as store:
+            yield store, None
+        return
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="headrace-")
+    except OSError as error:
+        raise SessionError(f"{path} cannot be written, and there is no temporary folder: {error.strerror}") from error
+    with folder:
+        copy = Path(folder.name) / path.name
+        _copy(path, copy)
+        with closing(SessionStore(copy)) as store:
+            yield store, f"this chat is not saved: {path} cannot be written"
+
+
+def _can_be_written(path: Path) -> bool:
+    """The file, if there is one, and the folder it is in or would be made in."""
+    folder = next(parent for parent in path.parents if parent.exists())
+    return os.access(folder, os.W_OK | os.X_OK) and (not path.exists() or os.access(path, os.W_OK))
+
+
+def _copy(path: Path, copy: Path) -> None:
+    """What can be read of it; a chat that is not saved can begin without."""
+    if not path.is_file():
+        return
+    with (
+        suppress(sqlite3.Error),
+        closing(sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)) as old,
+        closing(sqlite3.connect(copy)) as new,
+    ):
+        old.backup(new)
