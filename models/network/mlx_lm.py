@@ -12,6 +12,7 @@ from mlx.utils import tree_flatten
 
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
+from headrace.models.network.long_rope import CHUNK, LongRope, said_before
 from headrace.models.network.mlx_lm_costs import layers_kv, leaves, step_cost
 from headrace.models.network.mlx_lm_load import load, quantize, refused
 from headrace.runtime.cache import Lengths
@@ -25,6 +26,8 @@ class MlxLmCache(Lengths):
     def __init__(self, parts: list[Any], limit: int, kv: list[LayerKV]) -> None:
         super().__init__(limit)
         self.parts = parts
+        self.said: list[mx.array] = []  # tokens (1, T) in the order they came: kept for LongRoPE only
+        self.long = False  # by which of its factors the keys are turned
         self._kv = kv
 
     @property
@@ -81,6 +84,7 @@ class MlxLmNetwork:
         except Exception as error:
             raise refused(checkpoint, error) from error
         self.vocab_size = int(logits.shape[-1])
+        self._long_rope = LongRope.of(self._model, checkpoint.config)
         self._kv = layers_kv(probe)
         self.cost = step_cost(self._model, checkpoint.config, self.vocab_size, self._kv)
 
@@ -93,8 +97,22 @@ class MlxLmNetwork:
 
     def layers(self, tokens: mx.array, cache: MlxLmCache) -> mx.array:
         """tokens (B, T) -> logits (B, T, V)."""
+        if self._long_rope is not None:
+            self._turn(self._long_rope, tokens, cache)
         logits: mx.array = self._model(tokens, cache=cache.parts)
         return logits
+
+    def _turn(self, rope: LongRope, tokens: mx.array, cache: MlxLmCache) -> None:
+        """Let the rope and every key in the cache be turned as the sequence's new length wants it."""
+        said = said_before(cache.said, cache.length)
+        long = cache.length + tokens.shape[1] > rope.original
+        rope.use(long)
+        if said and long != cache.long:
+            cache.parts = self._fresh_parts()
+            for piece in mx.concatenate(said, axis=1).split(tuple(range(CHUNK, cache.length, CHUNK)), axis=1):
+                self._model(piece, cache=cache.parts)
+                mx.eval(cache.arrays)
+        cache.long, cache.said = long, [*said, tokens]
 
     def logits(self, x: mx.array) -> mx.array:
         """(B, T, V) -> (B, V)."""

@@ -26,6 +26,7 @@ def load(checkpoint: Checkpoint, device: mx.DeviceType) -> Any:
 
     Raises UnsupportedModelError where mlx-lm has no class for it, CheckpointError where one refuses.
     """
+    _refuse_what_classes_ignore(checkpoint.config)
     try:
         model = _from_files(checkpoint) if checkpoint.foreign is None else _from_arrays(checkpoint, device)
         if device == mx.DeviceType.cpu:
@@ -36,6 +37,18 @@ def load(checkpoint: Checkpoint, device: mx.DeviceType) -> Any:
         return model
     except (Exception, SystemExit) as error:  # its classes raise and exit as they like on what they did not expect
         raise refused(checkpoint, error) from error
+
+
+def _refuse_what_classes_ignore(config: Mapping[str, Any]) -> None:
+    """Raises UnsupportedModelError for what a class would leave out without a word, and answer wrongly."""
+    kind, scaling = config.get("model_type"), config.get("rope_scaling")
+    if kind == "phi3" and isinstance(scaling, Mapping):
+        stated = scaling.get("type") or scaling.get("rope_type")
+        if stated not in ("longrope", "su", "linear", "default"):
+            raise UnsupportedModelError(f"config.json: nothing here runs phi3 with {stated!r} rope scaling")
+    text = config.get("text_config")
+    if kind == "gemma3" and isinstance(text, Mapping) and text.get("final_logit_softcapping") is not None:
+        raise UnsupportedModelError("config.json: nothing here runs a gemma3 whose logits are capped")
 
 
 def refused(checkpoint: Checkpoint, error: BaseException) -> CheckpointError:

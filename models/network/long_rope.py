@@ -1,0 +1,64 @@
+"""LongRoPE (arXiv:2402.13753) as its models were trained: short factors up to the original context, long ones beyond.
+
+mlx-lm's classes turn by the long factors always. Which list holds for a sequence follows from its whole length, so keys
+turned by one list are of no use once the other holds: the sequence is then read again, as transformers does.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+
+from headrace.runtime.errors import CheckpointError
+
+CHUNK = 512  # tokens read at once when a sequence is read again
+
+
+class LongRope:
+    """Every LongRoPE module of a model, and the two lists of factors they turn by."""
+
+    def __init__(
+        self, modules: list[Any], original: int, short: mx.array, long: mx.array, scales: tuple[Any, Any]
+    ) -> None:
+        """`original`: the longest sequence that the short factors are for. `scales`: amplitudes, where they differ."""
+        self._modules = modules
+        self.original = original
+        self._short = [module._freqs * (short / long) for module in modules]
+        self._long = [module._freqs for module in modules]
+        self._scales = scales
+
+    @classmethod
+    def of(cls, model: Any, config: Mapping[str, Any]) -> "LongRope | None":
+        """The LongRoPE of a model, None where it has none. Raises CheckpointError for lists that do not fit."""
+        from mlx_lm.models.rope_utils import SuScaledRoPE
+
+        modules = [module for _, module in model.named_modules() if isinstance(module, SuScaledRoPE)]
+        section = config.get("rope_scaling")
+        if not modules or not isinstance(section, Mapping):
+            return None
+        try:
+            short, long = (mx.array(section[key], mx.float32) for key in ("short_factor", "long_factor"))
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"config.json: the longrope section is broken ({error!r:.80})") from None
+        if short.shape != long.shape or any(module._freqs.shape != long.shape for module in modules):
+            raise CheckpointError("config.json: the longrope factors are not one for each pair of a head")
+        scales = (section.get("short_mscale"), section.get("long_mscale"))
+        return cls(modules, int(modules[0].original_max_position_embeddings), short, long, scales)
+
+    def use(self, long: bool) -> None:
+        """Turn by the long or by the short factors from here on."""
+        for module, frequencies in zip(self._modules, self._long if long else self._short, strict=True):
+            module._freqs = frequencies
+            if (scale := self._scales[long]) is not None:
+                module._scale = scale
+
+
+def said_before(pieces: list[mx.array], length: int) -> list[mx.array]:
+    """The first `length` tokens of pieces (1, T)."""
+    kept: list[mx.array] = []
+    for piece in pieces:
+        if length <= 0:
+            break
+        kept.append(piece if piece.shape[1] <= length else piece[:, :length])
+        length -= piece.shape[1]
+    return kept
