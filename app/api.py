@@ -19,7 +19,7 @@ from headrace.app.predict.published import assumptions
 from headrace.app.sampling_options import sampling_settings
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.validation import blamed_on_store
-from headrace.models.cost.find_shape import find_shape
+from headrace.models.find_shape import find_shape
 from headrace.models.load import LoadedModel, load_model
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.resolve import resolve

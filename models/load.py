@@ -16,11 +16,12 @@ from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.checkpoint.quantization import Quantization, is_affine
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.checkpoint.tensor_info import stored_dtype
-from headrace.models.cost.costs import WORKING_MEMORY, kv_bytes_per_token
+from headrace.models.cost.costs import WORKING_MEMORY
 from headrace.models.network.config import DecoderConfig, decoder_config
 from headrace.models.network.dtypes import compute_dtype
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime import ops
+from headrace.runtime.cache import KVShape
 from headrace.runtime.errors import UsageError
 from headrace.runtime.machine import memory
 from headrace.runtime.network import Network
@@ -130,7 +131,8 @@ def _sized(
         return lambda: network, sum(array.nbytes for array in network.arrays), network.cost.kv_bytes_per_token
     dtype = compute_dtype(device, stored_dtype(checkpoint.tensors), checkpoint.config)
     weights = checkpoint.nbytes if requantize is None else _quantized_bytes(checkpoint, requantize)
-    per_token = kv_bytes_per_token(config, ops.select().kv_dtype(dtype).size)
+    kv_dtype = ops.select().kv_dtype(dtype)
+    per_token = KVShape(len(config.layers), config.kv_heads, config.head_dim, kv_dtype).bytes_per_token
     return lambda: _decoder(checkpoint, config, dtype, requantize), weights, per_token
 
 

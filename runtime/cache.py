@@ -19,6 +19,7 @@ from typing import Protocol, cast
 
 import mlx.core as mx
 
+from headrace.runtime.cost import kv_row_bytes
 from headrace.runtime.errors import ContextLimitError
 from headrace.runtime.ops import AttentionSpec, LayersNode, Ops
 
@@ -137,7 +138,7 @@ class KVShape:
 
     @property
     def bytes_per_token(self) -> int:
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.size
+        return self.layers * kv_row_bytes(self.kv_heads, self.head_dim, self.dtype.size)
 
 
 class KVCache(Lengths):

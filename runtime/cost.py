@@ -1,8 +1,9 @@
-"""The bytes and floating-point operations of one decode step, computed from shapes.
+"""The bytes and floating-point operations of one decode step, computed from shapes: the one place with the formulas.
 
-Plain arithmetic, no arrays: `models/cost/costs.py` fills it in next to the shapes it follows from; telemetry,
-benchmarks and predictions read it. Only what a step touches counts: used cache entries, not capacity; no embedding
-table unless it is also the output projection; no inactive experts.
+Plain arithmetic, no arrays. It is filled in next to the shapes it follows from: in `models/network` for arrays in
+memory, in `models/cost` for headers and catalogs. Telemetry, benchmarks and predictions read it.
+Only what a step touches counts: used cache entries, not capacity; no embedding table unless it is also the output
+projection; no inactive experts.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,10 @@ class LayerKV:
     count: int
     bytes_per_token: int
     window: int | None = None
+
+    def nbytes(self, entries: int) -> int:
+        """Bytes that are visible of `entries` entries, in all `count` layers."""
+        return self.count * self.bytes_per_token * visible(entries, self.window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +45,21 @@ class StepCost:
         """Bytes a step reads from a cache of `past` entries: past + 1 rows, since the new row is attended to."""
         total = 0
         for layer in self.kv:  # a loop: asked in every step, and a generator would take twice as long
-            total += layer.count * layer.bytes_per_token * _visible(past + 1, layer.window)
+            total += layer.nbytes(past + 1)
         return total
 
     def kv_bytes_written(self) -> int:
         """Bytes a step appends: one row of K and of V in every layer."""
         return self.kv_bytes_per_token
 
-    def step_bytes(self, past: int) -> int:
-        """All bytes a decode step moves with `past` entries in the cache."""
-        return self.weight_bytes + self.kv_bytes_read(past) + self.kv_bytes_written()
+    def step_bytes(self, past: int, batch: int = 1) -> int:
+        """All bytes a decode step of `batch` sequences moves, each with `past` entries in the cache."""
+        return self.weight_bytes + batch * (self.kv_bytes_read(past) + self.kv_bytes_written())
 
     def step_flops(self, past: int) -> int:
         """FLOPs of a decode step with `past` entries in the cache."""
         attention = sum(
-            layer.count * self.attention_flops_per_entry * _visible(past + 1, layer.window) for layer in self.kv
+            layer.count * self.attention_flops_per_entry * visible(past + 1, layer.window) for layer in self.kv
         )
         return self.weight_flops + attention
 
@@ -63,5 +68,21 @@ class StepCost:
         return tokens * self.kv_bytes_per_token
 
 
-def _visible(entries: int, window: int | None) -> int:
+def attention_flops_per_entry(heads: int, head_dim: int) -> int:
+    """FLOPs per visible entry in one layer: a multiply-add per head dimension for q·k, and one for weights·v."""
+    return 4 * heads * head_dim
+
+
+def kv_row_bytes(kv_heads: int, head_dim: int, element_bytes: int) -> int:
+    """Bytes of one position's K and V in one layer."""
+    return 2 * kv_heads * head_dim * element_bytes
+
+
+def quantized_bytes(weights: int, bits: int, group_size: int, scale_bytes: int = 2) -> int:
+    """MLX affine storage: `bits` per weight, and a scale and a bias per group."""
+    return weights * bits // 8 + 2 * scale_bytes * weights // group_size
+
+
+def visible(entries: int, window: int | None) -> int:
+    """How many of `entries` positions a query sees that attends to its last `window`."""
     return entries if window is None else min(entries, window)

@@ -49,7 +49,7 @@ def predict(
         return
     from headrace.app.bench.measure.plan import parse_counts
     from headrace.app.predict.document import explanation, prediction
-    from headrace.models.cost.find_shape import find_shape
+    from headrace.models.find_shape import find_shape
 
     counts = parse_counts(contexts, "--context")
     name, shape = find_shape(model)

@@ -46,7 +46,7 @@ class Prediction:
 def predict(shape: StepShape, target: Target, assumed: Assumptions, context: int, batch: int = 1) -> Prediction:
     """Tokens per second of all `batch` sequences together, each with `context` tokens in the cache."""
     cost = shape.cost
-    step_bytes = cost.weight_bytes + batch * (cost.kv_bytes_read(context) + cost.kv_bytes_written())
+    step_bytes = cost.step_bytes(context, batch)
     seconds = step_seconds(shape, target, assumed, step_bytes)
     memory = shape.resident_bytes + batch * cost.kv_bytes(context) + WORKING_MEMORY
     return Prediction(

@@ -7,7 +7,8 @@ from functools import cache
 from typing import Any
 
 from headrace.models.cost.shape_sources import shape_of_config
-from headrace.models.cost.step_shape import StepShape, quantized_bytes
+from headrace.models.cost.step_shape import StepShape
+from headrace.runtime.cost import quantized_bytes
 from headrace.runtime.machine import chips
 from headrace.runtime.paths import ASSETS
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from headrace.runtime.cost import quantized_bytes
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError, UsageError
 from headrace.runtime.ops import Weight
 
@@ -36,7 +37,7 @@ class Quantization:
 
     def nbytes(self, rows: int, columns: int) -> int:
         """Bytes of a matrix (N, K) once quantized, with half-precision scales and biases."""
-        return rows * columns * self.bits // 8 + rows * (columns // self.group_size) * 4
+        return quantized_bytes(rows * columns, self.bits, self.group_size)
 
     def apply(self, data: mx.array, bias: mx.array | None = None) -> Weight:
         """Quantize a plain matrix (N, K) with MLX's own quantizer."""

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import Checkpoint
-from headrace.models.cost.costs import kv_layers
-from headrace.models.cost.step_shape import Matrix, StepShape, quantized_bytes
+from headrace.models.cost.step_shape import Matrix, StepShape
 from headrace.models.network.config import DecoderConfig, LayerConfig, decoder_config
+from headrace.models.network.decoder_costs import kv_layers
+from headrace.runtime.cost import quantized_bytes
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ def shape_of_checkpoint(checkpoint: Checkpoint) -> StepShape:
         return sum(tensors[name].nbytes for part in parts if (name := f"{module}.{part}") in tensors)
 
     shape = _build(replace(config, tied_embeddings=tied), None, size_of, "safetensors headers")
-    read = checkpoint.nbytes - (0 if tied else size_of("model.embed_tokens", 0, 0))
+    unread = "lm_head" if tied else "model.embed_tokens"  # an untied table is looked up, not read
+    read = checkpoint.nbytes - size_of(unread, 0, 0)
     vectors = read - sum(matrix.count * matrix.nbytes for matrix in shape.matrices)
     return replace(shape, vector_bytes=vectors, resident_bytes=checkpoint.nbytes)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from headrace.runtime.cost import LayerKV, StepCost
+from headrace.runtime.cost import LayerKV, StepCost, attention_flops_per_entry, quantized_bytes, visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class StepShape:
             weight_bytes=sum(matrix.step_bytes for matrix in self.matrices) + self.vector_bytes,
             weight_flops=sum(matrix.step_flops for matrix in self.matrices),
             kv=self.kv,
-            attention_flops_per_entry=4 * self.heads * self.head_dim,
+            attention_flops_per_entry=attention_flops_per_entry(self.heads, self.head_dim),
         )
 
     def step(self, past: int) -> list[Operation]:
@@ -124,8 +124,8 @@ class StepShape:
         per_entry = self.cost.attention_flops_per_entry
         for layer in self.kv:
             # Query i attends to the past and the i + 1 newest entries, inside its window.
-            seen = sum(_inside(past + i + 1, layer.window) for i in range(tokens))
-            read = _inside(past + tokens, None if layer.window is None else layer.window + tokens - 1)
+            seen = sum(visible(past + i + 1, layer.window) for i in range(tokens))
+            read = visible(past + tokens, None if layer.window is None else layer.window + tokens - 1)
             name = "K/V read" if layer.window is None else f"K/V, window {layer.window}"
             yield Operation(
                 name,
@@ -150,12 +150,3 @@ def _operation(matrix: Matrix, tokens: int) -> Operation:
         return Operation(matrix.name, round(matrix.count * matrix.share), shape, matrix.nbytes, 2 * matrix.weights)
     # Enough tokens use every expert; how many do is the router's affair, so all are counted once there are several.
     return Operation(matrix.name, matrix.count, shape, matrix.nbytes, round(2 * matrix.weights * tokens * matrix.share))
-
-
-def quantized_bytes(weights: int, bits: int, group_size: int, scale_bytes: int = 2) -> int:
-    """MLX affine storage: `bits` per weight, and a scale and a bias per group."""
-    return weights * bits // 8 + 2 * scale_bytes * weights // group_size
-
-
-def _inside(entries: int, window: int | None) -> int:
-    return entries if window is None else min(entries, window)

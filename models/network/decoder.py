@@ -10,8 +10,8 @@ from copy import copy
 
 import mlx.core as mx
 
-from headrace.models.cost.costs import network_cost
 from headrace.models.network.config import DecoderConfig, LayerConfig
+from headrace.models.network.decoder_costs import network_cost
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.rope import make_rope
 from headrace.runtime.cache import KVCache, KVShape, LayerCache

@@ -48,10 +48,7 @@ class MlxLmCache(Lengths):
 
     @property
     def committed_bytes(self) -> int:
-        return sum(
-            layer.count * layer.bytes_per_token * min(self.committed, layer.window or self.committed)
-            for layer in self._kv
-        )
+        return sum(layer.nbytes(self.committed) for layer in self._kv)
 
     @property
     def allocated_bytes(self) -> int:

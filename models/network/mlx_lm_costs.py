@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from headrace.runtime.cost import LayerKV, StepCost
+from headrace.runtime.cost import LayerKV, StepCost, attention_flops_per_entry
 
 # How architectures call the number of experts a token is routed to.
 _ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k")
@@ -41,7 +41,7 @@ def step_cost(model: Any, config: Mapping[str, Any], vocab_size: int, kv: Sequen
             weights += share * array.size * _weights_per_element(modules[owner], array)
     heads, width = text.get("num_attention_heads", 0), text.get("hidden_size", 0)
     head_dim = text.get("head_dim") or (width // heads if heads else 0)
-    return StepCost(round(nbytes), 2 * round(weights), kv, 4 * heads * head_dim)
+    return StepCost(round(nbytes), 2 * round(weights), kv, attention_flops_per_entry(heads, head_dim))
 
 
 def layers_kv(parts: Sequence[Any]) -> list[LayerKV]:

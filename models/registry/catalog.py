@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from headrace.models.cost.costs import WORKING_MEMORY
+from headrace.models.cost.shape_sources import KV_BYTES
+from headrace.runtime.cost import kv_row_bytes
 from headrace.runtime.errors import ModelNotFoundError
 from headrace.runtime.paths import ASSETS
-
-KV_BYTES_PER_NUMBER = 2  # the KV cache is kept in half precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Shape:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes one position adds to a half-precision KV cache, all layers: an upper bound, see the file."""
-        return self.layers * 2 * self.kv_heads * self.head_dim * KV_BYTES_PER_NUMBER
+        return self.layers * kv_row_bytes(self.kv_heads, self.head_dim, KV_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.checkpoint.quantization import Quantization
-from headrace.models.checkpoint.quantize import keep_quantized
+from headrace.models.keep_quantized import keep_quantized
 from headrace.models.load import load_model
 from headrace.models.registry.resolve import resolve
 from headrace.runtime.errors import UsageError

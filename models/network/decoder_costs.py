@@ -1,0 +1,29 @@
+"""What one decode step of headrace's own decoder reads and computes: from its config, and its arrays' sizes.
+
+Formulas: see `runtime.cost`; `models.cost` does the same from headers and catalogs, before anything is loaded.
+"""
+
+from itertools import groupby
+
+from headrace.models.network.config import DecoderConfig
+from headrace.runtime.cost import LayerKV, StepCost, attention_flops_per_entry, kv_row_bytes
+
+
+def network_cost(config: DecoderConfig, *, weight_bytes: int, weight_count: int, kv_bytes: int) -> StepCost:
+    """The cost of a decoder whose step reads `weight_bytes` holding `weight_count` weights.
+
+    `kv_bytes`: bytes of one stored K or V element.
+    """
+    return StepCost(
+        weight_bytes=weight_bytes,
+        weight_flops=2 * weight_count,
+        kv=kv_layers(config, kv_bytes),
+        attention_flops_per_entry=attention_flops_per_entry(config.heads, config.head_dim),
+    )
+
+
+def kv_layers(config: DecoderConfig, kv_bytes: int) -> list[LayerKV]:
+    """K/V traffic, layers grouped by window. `kv_bytes`: bytes of one stored K or V element."""
+    row = kv_row_bytes(config.kv_heads, config.head_dim, kv_bytes)
+    windows = sorted((layer.window or 0) for layer in config.layers)
+    return [LayerKV(len(list(group)), row, window or None) for window, group in groupby(windows)]
