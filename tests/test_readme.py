@@ -73,15 +73,48 @@ def test_every_variable_that_is_read_is_named() -> None:
     assert read == set(re.findall(r"HEADRACE_[A-Z]+", README))
 
 
-def test_every_file_named_exists() -> None:
-    linked = re.findall(r"\]\((?!https?:)([^)#]+)", README)
-    modules = [name.replace(".", "/") + ".py" for name in re.findall(r"`python -m ([\w.]+)`", README)]
-    paths = re.findall(r"`((?:app|models|runtime|assets|docs|tests)/[\w./-]+)`", README)
-    assert linked
-    assert [name for name in (*linked, *modules, *paths) if not (ROOT / name).exists()] == []
+GUIDES = ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md")
+ROOTS = ("app", "models", "runtime", "assets", "docs", "tests", "headrace")
 
 
-@pytest.mark.parametrize("file", ["README.md", "CONTRIBUTING.md"])
+def paths_in(text: str) -> set[str]:
+    """Every link, module to run and path in backticks; a `*` in a path has to match something."""
+    linked = re.findall(r"\]\((?!https?:)([^)#]+)", text)
+    modules = [name.replace(".", "/") + ".py" for name in re.findall(r"`python -m ([\w.]+)`", text)]
+    return {*linked, *modules, *re.findall(rf"`((?:{'|'.join(ROOTS)}|\.\w+)/[\w./*-]*)`", text)}
+
+
+@pytest.mark.parametrize("file", GUIDES)
+def test_every_file_named_exists(file: str) -> None:
+    named = paths_in((ROOT / file).read_text(encoding="utf-8"))
+    assert len(named) >= 5
+    assert [name for name in sorted(named) if not list(ROOT.glob(name.rstrip("/")))] == []
+
+
+def test_every_folder_of_the_layers_is_explained() -> None:
+    """A new folder, and a newcomer does not find it."""
+    named = paths_in((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    for layer in ("app", "models", "runtime"):
+        folders = {path.parent for path in (ROOT / layer).glob("*/*.py")}
+        assert {f"{layer}/{folder.name}/" for folder in folders} <= named
+
+
+def test_folders_named_below_another_exist() -> None:
+    """`screens/` in the row of `app/tui/`."""
+    for line in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines():
+        if row := re.match(r"\| `([\w/]+)/` \| .*`\w+/`", line):
+            for below in re.findall(r"`(\w+)/`", line):
+                assert (ROOT / row[1] / below).is_dir(), f"{row[1]}/{below}"
+
+
+def test_the_protocols_are_where_the_architecture_says() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| `([\w/.]+)` \|", (ROOT / "ARCHITECTURE.md").read_text("utf-8"), re.MULTILINE)
+    assert rows
+    for name, file in rows:
+        assert re.search(rf"^class {name}\(Protocol\b", (ROOT / file).read_text("utf-8"), re.MULTILINE), name
+
+
+@pytest.mark.parametrize("file", GUIDES)
 def test_lines_fit(file: str) -> None:
     lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
     assert [number for number, line in enumerate(lines, 1) if len(line) > COLUMNS] == []
