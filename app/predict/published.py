@@ -92,7 +92,7 @@ def _stored_bytes(weights: int, stored_as: str) -> float:
     if "/" in stored_as:
         bits, group = stored_as.split("/")
         return quantized_bytes(weights, int(bits), int(group))
-    from headrace.models.gguf.scan import BLOCKS
+    from headrace.models.gguf.header import BLOCKS
 
     block, size = BLOCKS[stored_as.upper()]
     return weights * size / block

@@ -1,19 +1,15 @@
-"""Open a GGUF file as metadata values and raw tensor bytes, only after `scan` has found its header sound."""
+"""Open a GGUF file as metadata values and raw tensor bytes: one mapping, which `header` checks before it is used."""
 
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGUFReader
 
-from headrace.models.gguf.scan import check_header
+from headrace.models.gguf.header import Value, read_header
 from headrace.runtime.errors import CheckpointError
-
-# A metadata value as it stands in the file: number, boolean, text, or a flat list of one of them.
-Value = int | float | bool | str | list[Any]
 
 
 @dataclass(frozen=True)
@@ -37,17 +33,19 @@ class Container:
 
 def open_container(path: Path) -> Container:
     """Check and map `path`. Raises `CheckpointError` for a broken file, `UnsupportedModelError` for a foreign one."""
-    check_header(path)
     try:
-        reader = GGUFReader(path)
-        metadata = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
-    except (ValueError, KeyError, IndexError) as error:
-        # A text that is not UTF-8, or a file that changed since the scan.
-        raise CheckpointError(f"{path.name}: unreadable GGUF metadata ({error})") from error
+        with path.open("rb") as file:
+            if path.stat().st_size == 0:  # which cannot be mapped
+                raise CheckpointError(f"{path.name}: too short to be a GGUF file")
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise CheckpointError(f"{path.name}: cannot be read ({error.strerror})") from error
+    header = read_header(path.name, mapped)
+    content = np.frombuffer(mapped, np.uint8)  # keeps the mapping as long as any tensor is there
     tensors = {}
-    for tensor in reader.tensors:
-        shape = tuple(int(dim) for dim in reversed(tensor.shape.tolist()))
-        rows = shape[0] if len(shape) > 1 else 1
-        data = tensor.data.reshape(rows, -1).view(np.uint8)
-        tensors[tensor.name] = RawTensor(tensor.name, tensor.tensor_type.name, shape, data)
-    return Container(path, metadata, tensors)
+    for entry in header.tensors:
+        start = header.data_start + entry.start
+        rows = entry.shape[0] if len(entry.shape) > 1 else 1
+        data = content[start : start + entry.nbytes].reshape(rows, -1)
+        tensors[entry.name] = RawTensor(entry.name, entry.type, entry.shape, data)
+    return Container(path, header.metadata, tensors)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from headrace.models.gguf.container import Value
+from headrace.models.gguf.header import Value
 from headrace.runtime.errors import CheckpointError
 
 

@@ -18,7 +18,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from headrace.models.gguf.container import RawTensor
-from headrace.models.gguf.scan import BLOCKS
+from headrace.models.gguf.header import BLOCKS
 from headrace.runtime.errors import CheckpointError
 
 Array = npt.NDArray[Any]

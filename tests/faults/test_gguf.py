@@ -18,7 +18,6 @@ from headrace.models.gguf.config import generation_config, model_config
 from headrace.models.gguf.container import open_container
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.names import targets
-from headrace.models.gguf.scan import check_header
 from headrace.models.gguf.tokenizer import build_tokenizer, tokenizer_config
 from headrace.models.gguf.vocabulary import read_vocabulary
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
@@ -144,7 +143,7 @@ def test_foreign_files_are_told_from_broken_ones(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.gguf", tmp_path):
         with pytest.raises(CheckpointError, match="cannot be read"):
-            check_header(path)
+            open_container(path)
 
 
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:

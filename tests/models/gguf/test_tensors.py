@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headrace.models.gguf.container import RawTensor
-from headrace.models.gguf.scan import BLOCKS
+from headrace.models.gguf.header import BLOCKS
 from headrace.models.gguf.tensors import GROUP_SIZE, Affine, to_affine, to_plain
 from headrace.runtime.errors import CheckpointError
 from tests.models.gguf.build import SCALES_AT, random_blocks

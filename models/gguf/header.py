@@ -1,16 +1,16 @@
-"""Walk a GGUF header and refuse it unless every count, length, type and offset stays inside the file.
+"""Read a GGUF header, and refuse it unless every count, length, type and offset stays inside the file.
 
-The `gguf` package trusts the file it reads: it slices wherever a length points and builds Python objects for as many
-elements as a count promises. This walk comes first, keeps nothing but the tensor table, and raises `CheckpointError`
-for anything that would make that reader read outside the file, loop, or allocate out of proportion.
+The file may come from anywhere. Nothing is read outside of it, no count is believed before that many of the smallest
+possible entries fit into what is left, and nothing is allocated out of proportion: `CheckpointError` otherwise. The
+`gguf` package's reader, which trusts the file it reads, never sees it.
 
 Layout per the GGUF specification (ggml/docs/gguf.md), versions 2 and 3, little-endian.
 """
 
 import mmap
 import struct
-from pathlib import Path
-from typing import NoReturn
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
@@ -21,7 +21,7 @@ _UINT32, _BOOL, _STRING, _ARRAY = 4, 7, 8, 9
 _MAX_DIMS = 4
 _MAX_ALIGNMENT = 1 << 16
 _MAX_NAME_BYTES = 256  # the specification stops tensor names at 64, keys in use are no longer
-# The reader keeps a few hundred bytes per array element. The largest vocabularies in use come to 1.3 million
+# A few dozen bytes are kept per array element. The largest vocabularies in use come to 1.3 million
 # elements (tokens, scores, types and merges together).
 _MAX_ARRAY_ELEMENTS = 1 << 21
 
@@ -41,20 +41,37 @@ BLOCKS = {
 }
 
 
-def check_header(path: Path) -> None:
-    """Raise `CheckpointError` unless `path` is a GGUF file whose header is sound and whose tensors lie inside it.
+# A metadata value as it stands in the file: number, boolean, text, or a flat list of one of them.
+Value = int | float | bool | str | list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One entry of the tensor table. shape: slowest dimension first. start: bytes into the data section."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    start: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What stands before the data section: metadata by key, tensors in file order, and where the section begins."""
+
+    metadata: dict[str, Value]
+    tensors: list[TensorEntry]
+    data_start: int
+
+
+def read_header(file_name: str, data: mmap.mmap) -> Header:
+    """Raise `CheckpointError` unless `data` is a GGUF file whose header is sound and whose tensors lie inside it.
 
     `UnsupportedModelError` names the first tensor of a type headrace does not convert, or a file that is only one
     part of a split model.
     """
-    try:
-        with path.open("rb") as file:
-            if path.stat().st_size < 24:
-                raise CheckpointError(f"{path.name}: too short to be a GGUF file")
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                _Walk(path.name, data).run()
-    except OSError as error:
-        raise CheckpointError(f"{path.name}: cannot be read ({error.strerror})") from error
+    return _Walk(file_name, data).run()
 
 
 class _Walk:
@@ -68,7 +85,9 @@ class _Walk:
         self.alignment = 32
         self.array_elements = 0
 
-    def run(self) -> None:
+    def run(self) -> Header:
+        if self.size < 24:
+            self.fail("too short to be a GGUF file")
         if self.data[:4] != b"GGUF":
             self.fail("not a GGUF file (wrong magic)")
         self.position = 4
@@ -81,37 +100,36 @@ class _Walk:
         self.expect(tensor_count, 24, "tensors")
         self.expect(key_count, 13, "metadata keys")
 
-        keys: set[str] = set()
+        metadata: dict[str, Value] = {}
         for _ in range(key_count):
             key = self.name("metadata key")
-            if key in keys or key.startswith("GGUF."):
+            if key in metadata or key.startswith("GGUF."):
                 self.fail(f"metadata key {key!r} appears twice or is reserved")
-            keys.add(key)
-            self.value(key)
+            metadata[key] = self.value(key)
 
-        spans = [self.tensor() for _ in range(tensor_count)]
-        if len({name for name, _, _ in spans}) != len(spans):
+        tensors = [self.tensor() for _ in range(tensor_count)]
+        if len({tensor.name for tensor in tensors}) != len(tensors):
             self.fail("two tensors have the same name")
-        self.check_spans(spans)
+        data_start = -(-self.position // self.alignment) * self.alignment
+        self.check_spans(tensors, data_start)
+        return Header(metadata, tensors, data_start)
 
-    def value(self, key: str) -> None:
+    def value(self, key: str) -> Value:
         kind = self.number("I")
         if key == "general.alignment":
-            self.read_alignment(kind)
-        elif key == "split.count":
-            self.refuse_split(kind)
-        elif kind == _ARRAY:
-            self.array(key)
-        elif kind == _STRING:
-            self.skip(self.number("Q"), key)
-        elif kind == _BOOL:
-            self.booleans(1, key)
-        elif kind in _SCALARS:
-            self.skip(struct.calcsize(_SCALARS[kind]), key)
-        else:
+            return self.read_alignment(kind)
+        if key == "split.count":
+            return self.refuse_split(kind)
+        if kind == _ARRAY:
+            return self.array(key)
+        if kind == _STRING:
+            return self.text(key)
+        if kind not in _SCALARS:
             self.fail(f"{key} has an unknown value type {kind}")
+        value: Value = self.scalars(kind, 1, key)[0]
+        return value
 
-    def array(self, key: str) -> None:
+    def array(self, key: str) -> list[Any]:
         kind, length = self.number("I"), self.number("Q")
         if kind == _ARRAY:
             self.fail(f"{key} is an array of arrays")
@@ -122,15 +140,10 @@ class _Walk:
         if self.array_elements > _MAX_ARRAY_ELEMENTS:
             self.fail(f"the metadata arrays have more than {_MAX_ARRAY_ELEMENTS} elements")
         if kind == _STRING:
-            for _ in range(length):
-                self.skip(self.number("Q"), key)
-        elif kind == _BOOL:
-            self.booleans(length, key)
-        else:
-            self.skip(length * struct.calcsize(_SCALARS[kind]), key)
+            return [self.text(key) for _ in range(length)]
+        return self.scalars(kind, length, key)
 
-    def tensor(self) -> tuple[str, int, int]:
-        """One entry of the tensor table: (name, offset into the data section, bytes)."""
+    def tensor(self) -> TensorEntry:
         from gguf import GGMLQuantizationType
 
         name = self.name("tensor name")
@@ -156,39 +169,56 @@ class _Walk:
             self.fail(f"tensor {name} has shape {dims}, not a multiple of the {type_name} block of {block}")
         if offset % self.alignment:
             self.fail(f"tensor {name} starts at {offset}, which is not aligned to {self.alignment}")
-        return name, offset, elements // block * block_bytes
+        return TensorEntry(name, type_name, tuple(reversed(dims)), offset, elements // block * block_bytes)
 
-    def check_spans(self, spans: list[tuple[str, int, int]]) -> None:
+    def check_spans(self, tensors: list[TensorEntry], data_start: int) -> None:
         """Every tensor inside the data section, no two sharing a byte."""
-        data_start = -(-self.position // self.alignment) * self.alignment
         end, previous = 0, ""
-        for name, offset, length in sorted(spans, key=lambda span: span[1]):
-            if data_start + offset + length > self.size:
-                self.fail(f"tensor {name} reaches past the end of the file (truncated?)")
-            if offset < end:
-                self.fail(f"tensors {previous} and {name} overlap")
-            end, previous = offset + length, name
+        for tensor in sorted(tensors, key=lambda tensor: tensor.start):
+            if data_start + tensor.start + tensor.nbytes > self.size:
+                self.fail(f"tensor {tensor.name} reaches past the end of the file (truncated?)")
+            if tensor.start < end:
+                self.fail(f"tensors {previous} and {tensor.name} overlap")
+            end, previous = tensor.start + tensor.nbytes, tensor.name
 
-    def read_alignment(self, kind: int) -> None:
+    def read_alignment(self, kind: int) -> int:
         if kind != _UINT32:
             self.fail("general.alignment is not a 32-bit number")
         self.alignment = self.number("I")
         if not 0 < self.alignment <= _MAX_ALIGNMENT or self.alignment & (self.alignment - 1):
             self.fail(f"general.alignment is {self.alignment}, not a power of two up to {_MAX_ALIGNMENT}")
+        return self.alignment
 
-    def refuse_split(self, kind: int) -> None:
+    def refuse_split(self, kind: int) -> int:
         if kind not in _SCALARS:
             self.fail("split.count is not a number")
-        if self.number(_SCALARS[kind]) > 1:
+        count = self.number(_SCALARS[kind])
+        if count > 1:
             raise UnsupportedModelError(
                 f"{self.file_name}: one part of a split GGUF model", hint="join the parts with llama-gguf-split --merge"
             )
+        return count
 
-    def booleans(self, length: int, key: str) -> None:
+    def scalars(self, kind: int, count: int, key: str) -> list[Any]:
+        """`count` numbers or booleans side by side."""
+        layout = struct.Struct(f"<{count}{_SCALARS[kind]}")
+        start = self.position
+        self.skip(layout.size, key)
+        values = list(layout.unpack_from(self.data, start))
+        if kind != _BOOL:
+            return values
+        if any(value > 1 for value in values):
+            self.fail(f"{key} has a boolean that is neither 0 nor 1")
+        return [bool(value) for value in values]
+
+    def text(self, key: str) -> str:
+        length = self.number("Q")
         start = self.position
         self.skip(length, key)
-        if self.data[start : self.position].strip(b"\0\1"):
-            self.fail(f"{key} has a boolean that is neither 0 nor 1")
+        try:
+            return self.data[start : self.position].decode()
+        except UnicodeDecodeError:
+            self.fail(f"unreadable GGUF metadata ({key} is not UTF-8 text)")
 
     def name(self, what: str) -> str:
         length = self.number("Q")

@@ -1,0 +1,30 @@
+"""What is read of a sound GGUF file is what the gguf package reads of it."""
+
+from pathlib import Path
+
+import gguf
+import pytest
+
+from headrace.models.gguf.container import open_container
+from tests.models.gguf.build import VARIANTS, write_gguf
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_metadata_and_tensors_are_the_librarys(variant: str, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", variant)
+    container, reader = open_container(path), gguf.GGUFReader(path)
+    theirs = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
+    assert container.metadata == theirs
+    assert [type(value) for value in container.metadata.values()] == [type(value) for value in theirs.values()]
+    assert list(container.tensors) == [tensor.name for tensor in reader.tensors]
+    for tensor in reader.tensors:
+        found = container.tensors[tensor.name]
+        assert (found.type, found.shape) == (tensor.tensor_type.name, tuple(reversed(tensor.shape.tolist())))
+        assert found.data.tobytes() == tensor.data.tobytes()
+
+
+def test_the_librarys_reader_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It trusts counts and lengths."""
+    path = write_gguf(tmp_path / "m.gguf", "llama")
+    monkeypatch.delattr(gguf.GGUFReader, "__init__")
+    assert open_container(path).tensors
