@@ -10,7 +10,7 @@ import pytest
 from headrace.models import load
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import open_checkpoint
-from headrace.models.cost import costs
+from headrace.models.cost import shape_sources
 from headrace.models.load import (
     LEAST_CONTEXT,
     WORKING_MEMORY,
@@ -87,7 +87,7 @@ def test_the_context_a_model_was_made_for(tmp_path: Path, changes: dict[str, obj
 
 def test_the_configuration_is_worked_out_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
-    for module in (load, costs):
+    for module in (load, shape_sources):
         monkeypatch.setattr(module, "decoder_config", lambda config: asked.append(config) or decoder_config(config))
     load_model(directory, name="tiny")
     assert len(asked) == 1
