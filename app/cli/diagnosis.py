@@ -11,8 +11,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
+from headrace.app.cli.finding import Finding
+from headrace.app.cli.user_files import models_state, sessions_state, settings_state
 from headrace.app.versions import own_source, versions
 from headrace.runtime import environment
 from headrace.runtime.machine.hardware import Machine, PowerState
@@ -20,22 +21,10 @@ from headrace.runtime.machine.memory import Budget
 from headrace.runtime.machine.peaks import Peak
 from headrace.runtime.units import format_bytes, format_rate
 
-if TYPE_CHECKING:
-    from headrace.models.registry.store import Store
-
 PACKAGES = ("headrace", "mlx", "mlx-lm", "tokenizers", "gguf", "huggingface_hub", "textual", "matplotlib")
 _LITTLE_MEMORY = 1 << 30  # bytes: not even a 1 B model at 4 bits with its cache
 _LITTLE_DISK = 1 << 30
 _MUCH_SWAP = 1 << 30
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something wrong and what to do about it. `broken` keeps headrace from working, `advice` costs speed."""
-
-    severity: Literal["broken", "advice"]
-    what: str
-    do: str
 
 
 @dataclass(frozen=True)
@@ -75,6 +64,8 @@ class Report:
     nvidia_driver: bool
     failures: list[Finding] = field(default_factory=list)
     """What went wrong while gathering."""
+    user_files: dict[str, str] = field(default_factory=dict)
+    """settings, sessions, models: a line about each."""
 
     @property
     def os_name(self) -> str:
@@ -88,6 +79,7 @@ def gather(calibrate: bool = False, progress: Callable[[float], None] | None = N
     from headrace.runtime.machine import bandwidth, hardware, memory, peaks
 
     found = versions(PACKAGES)
+    states = {"settings": settings_state(), "sessions": sessions_state(), "models": models_state()}
     failures: list[Finding] = []
     host: Machine | None = None
     peak: Peak | None = None
@@ -112,10 +104,11 @@ def gather(calibrate: bool = False, progress: Callable[[float], None] | None = N
         kernels=kernels,
         versions={name: found.get(name) for name in ("python", *PACKAGES)},
         places=_places(),
-        default_model=_default_model(failures),
+        default_model=_default_model(),
         compiler=next((tool for tool in ("c++", "g++", "clang++") if shutil.which(tool)), None),
         nvidia_driver=Path("/proc/driver/nvidia/version").exists(),
-        failures=failures,
+        failures=[*failures, *(finding for state in states.values() for finding in state.findings)],
+        user_files={name: state.text for name, state in states.items()},
     )
 
 
@@ -222,33 +215,16 @@ def _place(name: str, path: Path) -> Place:
     return Place(name, path, writable, free)
 
 
-def _default_model(failures: list[Finding]) -> DefaultModel:
+def _default_model() -> DefaultModel:
     from headrace.models.registry.resolve import DEFAULT_MODEL
     from headrace.models.registry.store import Store
     from headrace.runtime.errors import HeadraceError
 
-    store, paths = Store(), {}
-    for name in store.names():
-        try:
-            paths[name] = _checked_path(store, name)
-        except HeadraceError as error:
-            failures.append(Finding("broken", str(error), error.hint or "pull it again"))
-    return DefaultModel(DEFAULT_MODEL, paths.get(DEFAULT_MODEL))
-
-
-def _checked_path(store: "Store", name: str) -> Path | None:
-    """Where the files of a stored model are, if there are any; an error says what is wrong with it, and what to do."""
-    from headrace.models.checkpoint.validation import check_sound, damaged
-    from headrace.runtime.errors import CheckpointError
-
-    model = store.get(name)
-    if model is None:
-        return None
     try:
-        check_sound(model.path)
-    except CheckpointError as error:
-        raise damaged(name, error) from error
-    return model.path
+        model = Store().get(DEFAULT_MODEL)
+    except HeadraceError:  # one of the findings about models
+        model = None
+    return DefaultModel(DEFAULT_MODEL, model.path if model else None)
 
 
 def _first_line(error: Exception) -> str:

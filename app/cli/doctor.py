@@ -11,7 +11,8 @@ from typing import Any
 
 import click
 
-from headrace.app.cli.diagnosis import Finding, Report, findings, gather
+from headrace.app.cli.diagnosis import Report, findings, gather
+from headrace.app.cli.finding import Finding
 from headrace.app.cli.json_output import print_json
 from headrace.app.terminal import can_redraw, may_style
 from headrace.app.versions import NOT_INSTALLED
@@ -65,6 +66,7 @@ def sections(report: Report) -> list[tuple[str, Rows]]:
         ("Kernels", list(report.kernels.items()) or [("kernels", "unknown")]),
         ("Software", _software_rows(report)),
         ("Places", _place_rows(report)),
+        *([("Your files", list(report.user_files.items()))] if report.user_files else []),
     ]
 
 
@@ -83,6 +85,7 @@ def document(report: Report, found: list[Finding]) -> dict[str, Any]:
         "kernels": report.kernels,
         "versions": report.versions,
         "paths": {place.name: {**asdict(place), "path": str(place.path)} for place in report.places},
+        "user_files": report.user_files,
         "default_model": {"name": report.default_model.name, "path": _text(report.default_model.path)},
         "problems": [asdict(finding) for finding in found],
     }

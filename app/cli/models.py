@@ -13,6 +13,7 @@ import click
 from headrace.app.cli.completion import installed_names, model_names
 from headrace.app.cli.confirm import confirm
 from headrace.app.cli.json_output import print_json
+from headrace.app.cli.models_verify import verify
 from headrace.app.models_report import MEMORY_CONTEXT, Document, catalog_document, checkpoint_document, overview
 from headrace.app.progress import drawn_progress
 from headrace.app.tables import Column, print_lines, table_lines
@@ -30,7 +31,10 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print one J
 
 @click.group()
 def models() -> None:
-    """List, fetch, inspect and remove models."""
+    """List, fetch, inspect, verify and remove models."""
+
+
+models.add_command(verify)
 
 
 @models.command("list")

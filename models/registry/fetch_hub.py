@@ -11,9 +11,9 @@ import glob
 import hashlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +39,9 @@ class HubFiles:
     folder: Path
     gguf: Path | None
     licence: str | None
+    names: Sequence[str] = ()
+    sha256: Mapping[str, str] = field(default_factory=dict)
+    """Of the files whose digest the hub states, compared after their download."""
 
 
 def fetch_hub(hub: HubId, *, file: str | None = None, progress: Progress = silent) -> HubFiles:
@@ -122,7 +125,8 @@ def _download(hub: HubId, info: Any, file: str | None, progress: Progress) -> Hu
         if name not in cached and siblings[name].lfs is not None:
             _verify(folder / name, siblings[name].lfs.sha256, progress)
     gguf = folder / names[0] if names[0].endswith(".gguf") else None
-    return HubFiles(hub.repo, commit, folder, gguf, _licence(info))
+    stated = {name: str(siblings[name].lfs.sha256) for name in names if siblings[name].lfs is not None}
+    return HubFiles(hub.repo, commit, folder, gguf, _licence(info), names, stated)
 
 
 def _from_cache(hub: HubId, file: str | None) -> HubFiles:
@@ -140,7 +144,7 @@ def _from_cache(hub: HubId, file: str | None) -> HubFiles:
     except (OSError, ValueError, HeadraceError) as error:
         raise _unreachable(hub) from error
     gguf = folder / names[0] if names[0].endswith(".gguf") else None
-    return HubFiles(hub.repo, folder.name, folder, gguf, None)
+    return HubFiles(hub.repo, folder.name, folder, gguf, None, names)
 
 
 def _licence(info: Any) -> str | None:

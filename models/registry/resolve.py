@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.registry.checksums import checksums
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, LocalGGUF, parse_source
 from headrace.models.registry.store import Store, StoredModel
@@ -198,6 +199,8 @@ def _install_hub(
             open_checkpoint(directory)
             return {**facts, "source": f"{files.gguf.name} from {hub}", "file": files.gguf.name}
         open_checkpoint(files.folder)
-        return {**facts, "source": f"{hub} at {files.commit[:12]}", "snapshot": str(files.folder)}
+        kept = checksums(files.folder, files.names, known=files.sha256, progress=progress)
+        source = f"{hub} at {files.commit[:12]}"
+        return {**facts, "source": source, "snapshot": str(files.folder), "files": kept}
 
     return store.install(name, build, replace=True, progress=progress)

@@ -23,7 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headrace.models.background import run_in_background
 from headrace.models.checkpoint.safetensors import ORIGIN_FILE
+from headrace.models.registry.checksums import checksums
 from headrace.models.registry.progress import Progress, silent
 from headrace.runtime.errors import CheckpointError, HeadraceError, UsageError
 from headrace.runtime.paths import data_dir
@@ -96,7 +98,8 @@ class Store:
     ) -> StoredModel:
         """Install `name` by letting `build(directory)` fill an empty directory; returns what is then there.
 
-        `build` returns facts for headrace.json, added to those it may have written there itself. Another process
+        `build` returns facts for headrace.json, added to those it may have written there itself and to the checksums
+        of what it built ("files"; it gives them itself for a model that stays elsewhere). Another process
         installing the same model is waited for, and its result used unless that is broken or `replace` is set.
         Raises what `build` raises, and HeadraceError when the disk is full or read-only.
         """
@@ -108,8 +111,11 @@ class Store:
             try:
                 staging.mkdir(parents=True)
                 facts = build(staging)
-                _write_origin(staging, facts)
-                progress("saving", 0, None)
+                with run_in_background(lambda: _flush(staging)) as flushed:  # a disk takes longer than a hash
+                    files = checksums(staging, progress=progress) if "files" not in facts else facts["files"]
+                    progress("saving", 0, None)
+                    flushed()
+                _write_origin(staging, {**facts, "files": files})
                 _flush(staging)
                 self._place(staging, name)
             except OSError as error:

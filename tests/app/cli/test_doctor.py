@@ -1,6 +1,7 @@
 """`headrace doctor`: what it finds wrong on recorded reports, how it prints, and its exit code."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,13 +9,18 @@ import pytest
 from click.testing import CliRunner
 
 from headrace.app.cli import diagnosis
-from headrace.app.cli.diagnosis import PACKAGES, DefaultModel, Finding, Place, Report, findings
+from headrace.app.cli.diagnosis import PACKAGES, DefaultModel, Place, Report, findings
 from headrace.app.cli.doctor import _draw, _plain, doctor, document, sections
+from headrace.app.cli.finding import Finding
+from headrace.app.sessions.store import SessionStore, database_path
+from headrace.app.settings import settings_path, write_default
 from headrace.app.versions import own_source
+from headrace.models.registry.store import Store
 from headrace.runtime.machine import bandwidth, peaks
 from headrace.runtime.machine.hardware import Machine, PowerState
 from headrace.runtime.machine.memory import Budget
 from headrace.runtime.machine.peaks import Peak
+from tests.app.cli.test_models import install
 
 GIB = 2**30
 
@@ -203,6 +209,37 @@ def test_mlx_that_does_not_load_is_a_finding_not_a_crash(monkeypatch: pytest.Mon
     result = CliRunner().invoke(doctor)
     assert result.exit_code == 1
     assert "broken: MLX does not work here: libmlx.so: undefined symbol\n" in result.stdout
+
+
+def test_settings_sessions_and_models_are_looked_at(quick: Path) -> None:
+    state = json.loads(CliRunner().invoke(doctor, ["--json"]).stdout)
+    assert state["user_files"] == {"settings": "none: the defaults apply", "sessions": "none yet", "models": "none yet"}
+    write_default()
+    store = SessionStore()
+    store.create(title="a chat")
+    store.close()
+    install(Store(quick / "data" / "models"))
+    shown = CliRunner().invoke(doctor).stdout
+    assert "settings      0 changed from the defaults" in shown
+    assert "sessions      1 kept" in shown
+    assert "models        1 installed; `headrace models verify`" in shown
+
+
+def test_what_is_wrong_with_them_is_found(quick: Path) -> None:
+    write_default()
+    settings_path().write_text("[chat]\nmodle = 'x'\n")
+    database_path().parent.mkdir(parents=True)
+    database_path().write_bytes(b"no database, by any means " * 100)
+    models = Store(quick / "data" / "models")
+    install(models)
+    (models.root / "mine" / "tokenizer.json").write_text("{}")
+    config = models.root / "mine" / "config.json"
+    config.write_text(config.read_text() + "\n")  # as valid as before, and another file
+    result = CliRunner().invoke(doctor)
+    assert result.exit_code == 1
+    assert "unknown setting modle" in result.stdout
+    assert "not a database" in result.stdout
+    assert re.search(r"the stored model mine is damaged: config.json has [\d,]+ bytes, not the", result.stdout)
 
 
 def test_a_folder_that_cannot_be_made_is_not_writable(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -219,6 +220,44 @@ def test_pull_show_path_rm_of_a_hub_model(run: Run, hub: HubServer, store: Store
     assert store.list() == []
     assert not where.exists()
     run("path", "org/name", code=1)
+
+
+def test_verify_reads_everything_again(run: Run, store: Store) -> None:
+    install(store)
+    install(store, "other")
+    assert re.findall(r"(\w+): whole \(\d files, .* KiB\)", run("verify").stdout) == ["mine", "other"]
+    weights = store.root / "mine" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1  # what no header and no size tells
+    weights.write_bytes(content)
+    done = run("verify", code=1)
+    assert "mine: DAMAGED: model.safetensors is not what was installed" in done.stdout
+    assert "other: whole" in done.stdout
+    assert done.stderr.splitlines()[-2] == "headrace: damaged: mine"
+    rows = json.loads(run("verify", "--json", code=1).stdout)
+    assert [(row["name"], row["state"]) for row in rows] == [("mine", "damaged"), ("other", "whole")]
+    run("verify", "other")
+    assert "not installed" in run("verify", "none-such", code=1).stderr
+
+
+def test_verify_of_what_was_installed_before_checksums_says_so(run: Run, store: Store) -> None:
+    install(store)
+    record = store.root / "mine" / "headrace.json"
+    facts = json.loads(record.read_text())
+    del facts["files"]
+    record.write_text(json.dumps(facts))
+    assert "mine: not checked" in run("verify").stdout
+    assert json.loads(run("verify", "--json").stdout)[0]["state"] == "unrecorded"
+
+
+def test_verify_covers_what_stays_in_the_hubs_cache(run: Run, hub: HubServer) -> None:
+    hub.add("org/name", MODEL)
+    run("pull", "org/name")
+    (row,) = json.loads(run("verify", "--json").stdout)
+    assert (row["state"], row["files"]) == ("whole", 3)
+    weights = Path(row["path"]) / "model.safetensors"
+    weights.resolve().write_bytes(weights.read_bytes() + b"more")
+    assert "model.safetensors has" in run("verify", "org/name", code=1).stdout
 
 
 def test_rm_removes_what_is_broken(run: Run, store: Store) -> None:

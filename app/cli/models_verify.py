@@ -1,0 +1,81 @@
+"""`headrace models verify`: read installed models again and compare them with their checksums. Exit 1 on damage."""
+
+import json
+from typing import Any
+
+import click
+
+from headrace.app.cli.completion import installed_names
+from headrace.app.progress import drawn_progress
+from headrace.app.sanitise import sanitise
+from headrace.models.registry.checksums import content_problems, recorded_files
+from headrace.models.registry.progress import Progress
+from headrace.models.registry.resolve import stored_name
+from headrace.models.registry.store import Store
+from headrace.runtime.errors import CheckpointError, HeadraceError, ModelNotFoundError
+from headrace.runtime.units import format_bytes
+
+_UNRECORDED = "not checked: it was installed before checksums were kept (`headrace models rm` and `pull` renew it)"
+
+
+@click.command()
+@click.argument("name", required=False, shell_complete=installed_names)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def verify(name: str | None, as_json: bool) -> None:
+    """Compare the files of NAME (default: of every installed model) with the checksums of their installation."""
+    store = Store()
+    names = [_installed(store, name)] if name is not None else list(store.names())
+    found = []
+    for entry in names:
+        with drawn_progress() as progress:
+            found.append(_checked(store, entry, progress))
+        if not as_json:
+            click.echo(sanitise(_line(found[-1])))
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    elif not names:
+        click.echo("no model is installed", err=True)
+    damaged = [row["name"] for row in found if row["state"] == "damaged"]
+    if damaged:
+        raise CheckpointError(
+            f"damaged: {', '.join(damaged)}", f"`headrace models pull {damaged[0]}` after `rm {damaged[0]}` replaces it"
+        )
+
+
+def _installed(store: Store, name: str) -> str:
+    entry = stored_name(name)
+    if entry is None or not store.has(entry):
+        raise ModelNotFoundError(f"{name} is not installed", "`headrace models list` shows what is")
+    return entry
+
+
+def _checked(store: Store, name: str, progress: Progress) -> dict[str, Any]:
+    """{name, path, state: whole, damaged or unrecorded, files, bytes, problems}."""
+    row: dict[str, Any] = {"name": name, "path": None, "state": "damaged", "files": 0, "bytes": 0, "problems": []}
+    try:
+        model = store.get(name)
+    except HeadraceError as error:
+        return {**row, "problems": [str(error)]}
+    if model is None:
+        return {**row, "problems": ["its files are gone"]}
+    row["path"] = str(model.path)
+    files = recorded_files(model.origin)
+    if files is None:
+        return {**row, "state": "unrecorded"}
+    problems = content_problems(model.path, files, progress)
+    size = sum(entry["bytes"] for entry in files.values())
+    return {
+        **row,
+        "state": "damaged" if problems else "whole",
+        "files": len(files),
+        "bytes": size,
+        "problems": problems,
+    }
+
+
+def _line(row: dict[str, Any]) -> str:
+    if row["state"] == "unrecorded":
+        return f"{row['name']}: {_UNRECORDED}"
+    if row["state"] == "damaged":
+        return f"{row['name']}: DAMAGED: {'; '.join(row['problems'])}"
+    return f"{row['name']}: whole ({row['files']} files, {format_bytes(row['bytes'])})"

@@ -1,0 +1,100 @@
+"""What `headrace doctor` looks at of the user's own files: settings, conversations, installed models.
+
+Each question gives one line for the report and what is wrong, if anything; none raises, writes or takes long.
+"""
+
+import sqlite3
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
+
+from headrace.app.cli.finding import Finding
+from headrace.runtime.errors import CheckpointError, HeadraceError
+
+if TYPE_CHECKING:
+    from headrace.models.registry.store import Store
+
+
+@dataclass(frozen=True)
+class State:
+    """A line about some files, and what is wrong with them."""
+
+    text: str
+    findings: list[Finding] = field(default_factory=list)
+
+
+def settings_state() -> State:
+    """Whether the settings file is understood, and how much it sets."""
+    from headrace.app.settings import Settings, load_settings, settings_path
+
+    path = settings_path()
+    try:
+        settings = load_settings(path)
+    except HeadraceError as error:
+        return State("not understood", [Finding("broken", str(error), error.hint or f"correct or delete {path}")])
+    if not path.exists():
+        return State("none: the defaults apply")
+    usual = Settings()
+    changed = sum(
+        getattr(getattr(settings, section.name), one.name) != getattr(getattr(usual, section.name), one.name)
+        for section in fields(settings)
+        for one in fields(getattr(settings, section.name))
+    )
+    return State(f"{changed} changed from the defaults")
+
+
+def sessions_state() -> State:
+    """Whether the conversations can be read and their file is whole."""
+    from headrace.app.sessions.database import Database
+    from headrace.app.sessions.store import database_path
+
+    path = database_path()
+    if not path.exists():
+        return State("none yet")
+    try:
+        database = Database(path)
+        try:
+            said = [str(row[0]) for row in database.rows("PRAGMA quick_check")]
+            (count,) = database.rows("SELECT count(*) FROM sessions")[0]
+        finally:
+            database.close()
+    except (HeadraceError, sqlite3.Error) as error:
+        hint = getattr(error, "hint", None) or f"move {path} away to begin anew"
+        return State("cannot be read", [Finding("broken", str(error), hint)])
+    if said != ["ok"]:
+        what = f"the conversations in {path} are damaged: {said[0]}"
+        return State("damaged", [Finding("broken", what, f"`sqlite3 {path} .recover` may save what is in it")])
+    return State(f"{count} kept")
+
+
+def models_state() -> State:
+    """Whether every installed model is there: headers, and the sizes its files were installed with."""
+    from headrace.models.registry.store import Store
+
+    store, found, unrecorded = Store(), [], 0
+    for name in store.names():
+        try:
+            unrecorded += not _check_model(store, name)
+        except HeadraceError as error:
+            found.append(Finding("broken", str(error), error.hint or "pull it again"))
+    if not store.names():
+        return State("none yet")
+    doubt = f", {unrecorded} without checksums" if unrecorded else ""
+    return State(f"{len(store.names())} installed{doubt}; `headrace models verify` reads them whole", found)
+
+
+def _check_model(store: "Store", name: str) -> bool:
+    """Whether there are checksums of it. An error says what is wrong with it, and what to do."""
+    from headrace.models.checkpoint.validation import check_sound, damaged
+    from headrace.models.registry.checksums import recorded_files, size_problems
+
+    model = store.get(name)
+    if model is None:
+        return True
+    files = recorded_files(model.origin)
+    try:
+        check_sound(model.path)
+        if problems := size_problems(model.path, files or {}):
+            raise CheckpointError("; ".join(problems))
+    except CheckpointError as error:
+        raise damaged(name, error) from error
+    return files is not None
