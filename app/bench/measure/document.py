@@ -35,6 +35,7 @@ def document(
     *,
     host: Machine,
     memory: MemorySpeed | None,
+    compute_gflop_s: float | None = None,
     models: Sequence[Document],
     setups: Sequence[Setup],
     notes: Sequence[str],
@@ -43,10 +44,13 @@ def document(
     interrupted: bool,
     profile: Document | None = None,
 ) -> Document:
-    """One run. `rounds`: how many were begun. `notes`: what the reader should know besides."""
+    """One run. `rounds`: how many were begun. `notes`: what the reader should know besides.
+
+    compute_gflop_s: the machine's compute ceiling, see `app.bench.measure.compute_speed`.
+    """
     engines = sorted({entry["engine"] for entry in results} - {"headrace"})
     fit = fit_step_cost(points_of(results, "headrace"))
-    device = device_document(host, memory)
+    device = device_document(host, memory) | {"measured_compute_gflop_s": compute_gflop_s}
     return {
         "schema": SCHEMA,
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from headrace.app.bench.measure.compute_speed import compute_gflop_s
 from headrace.app.bench.measure.document import Document, document, model_document, power_notes
 from headrace.app.bench.measure.memory_speed import MemorySpeed
 from headrace.app.bench.measure.own import OwnEngine
@@ -79,12 +80,14 @@ def run(options: Options, show: Show) -> Document:
             raise KeyboardInterrupt
         models = [model_document(model) for model in loaded]
         deepest = max(test.depth for test in options.tests)
+        compute = compute_gflop_s() if options.measure_memory and not interrupted else None
         profiled = profile(loaded[0].network, deepest) if options.profile and not interrupted else None
     if memory and (measured := memory.measurement()) is not None:
         remember_peak(measured, host)
     found = document(
         host=host,
         memory=memory,
+        compute_gflop_s=compute,
         models=models,
         setups=setups,
         notes=[*notes, *session.notes, *busy],

@@ -1,16 +1,20 @@
 """The report's plots, drawn by matplotlib as SVG that takes its colours from the page.
 
 Every colour is drawn as a placeholder and replaced by a CSS variable, so one drawing reads well in light and in dark.
-Text stays text. Each function takes entries of a benchmark document and gives SVG, or None if there is nothing to draw.
+Text stays text, and every drawing says in words what it shows. Each function takes entries of a benchmark document and
+gives SVG, or None if there is nothing to draw.
 """
 
 import io
 import re
 import zlib
 from collections.abc import Callable, Sequence
+from html import escape
 from typing import Any
 
 from headrace.app.bench.show.formats import label
+from headrace.app.bench.show.table import speed_text
+from headrace.runtime.units import format_bytes
 
 Entry = dict[str, Any]
 
@@ -20,7 +24,9 @@ SERIES = tuple(f"#0a0a{index:02x}" for index in range(1, 7))
 _VARIABLES = {INK: "var(--ink)", FAINT: "var(--faint)"} | {
     colour: f"var(--series-{index})" for index, colour in enumerate(SERIES, 1)
 }
-_WIDTH, _HEIGHT = 7.2, 3.8  # inches; the page scales the drawing
+_WIDTH, _HEIGHT = 5.4, 3.6  # inches; the page scales the drawing, on a telephone to two thirds
+_LEGEND_LINE = 0.22  # inches
+_LONG_NAME = 28  # characters; of longer ones no two fit beside each other
 
 
 def speed_by_depth(results: Sequence[Entry]) -> str | None:
@@ -43,10 +49,14 @@ def speed_by_depth(results: Sequence[Entry]) -> str | None:
             if len(depths) == 1:  # a band of no width: show the interval as a bar
                 mean = speeds[0]["mean"]
                 axes.errorbar(depths, [mean], [[mean - lows[0]], [highs[0] - mean]], color=colour, capsize=4)
-        axes.set(xlabel="tokens in the cache", ylabel="tokens per second", ylim=(0, None))
-        axes.legend()
+        axes.set(xlabel="tokens in the cache", ylabel="tok/s", ylim=(0, None))
 
-    return _svg(draw)
+    said = [
+        f"{name}: "
+        + ", ".join(f"{speed_text(entry['tokens_per_second']['mean'])} tok/s at {entry['depth']}" for entry in entries)
+        for name, entries in groups.items()
+    ]
+    return _svg(draw, f"Decode speed by tokens in the cache. {'; '.join(said)}.")
 
 
 def latency_distribution(results: Sequence[Entry]) -> str | None:
@@ -61,24 +71,34 @@ def latency_distribution(results: Sequence[Entry]) -> str | None:
             shares = [(index + 1) / len(ordered) * 100 for index in range(len(ordered))]
             axes.step(ordered, shares, where="post", color=colour, label=f"{entry['engine']} {label(entry)}")
         longest = max(entry["itl_ms"]["p99"] for entry in shown)
-        axes.set(xlabel="step latency in ms", ylabel="% of steps done", ylim=(0, 101), xlim=(0, longest * 1.15))
-        axes.legend(loc="lower right")
+        axes.set(xlabel="step latency, ms", ylabel="% of steps", ylim=(0, 101), xlim=(0, longest * 1.15))
 
-    return _svg(draw)
+    said = [
+        f"{entry['engine']} {label(entry)}: half within {speed_text(entry['itl_ms']['p50'])} ms, "
+        f"99 % within {speed_text(entry['itl_ms']['p99'])} ms"
+        for entry in shown
+    ]
+    return _svg(draw, f"Distribution of step latencies. {'; '.join(said)}.")
 
 
-def roofline(results: Sequence[Entry], peak_gb_s: float | None) -> str | None:
-    """Arithmetic done against arithmetic per byte: the slope is the memory's limit, each test a point under it."""
+def roofline(results: Sequence[Entry], peak_gb_s: float | None, ceiling_gflop_s: float | None) -> str | None:
+    """Arithmetic done against arithmetic per byte. The slope is the memory's limit, the level line that of arithmetic:
+    every test is a point below them.
+    """
     shown = [entry for entry in results if entry["arithmetic_intensity"] and entry["achieved_gflop_s"]]
     if not shown or not peak_gb_s:
         return None
 
     def draw(axes: Any) -> None:
-        most = max(entry["arithmetic_intensity"] for entry in shown) * 2
-        least = min(entry["arithmetic_intensity"] for entry in shown) / 2
-        axes.plot([least, most], [least * peak_gb_s, most * peak_gb_s], color=INK, linestyle="--")
-        below: dict[str, Any] = {"xytext": (-36, -4), "textcoords": "offset points", "ha": "right", "color": INK}
-        axes.annotate(f"memory: {peak_gb_s:.0f} GB/s", (most, most * peak_gb_s), **below)
+        intensities = [entry["arithmetic_intensity"] for entry in shown]
+        least, most = min(intensities) / 2, max(intensities) * 2
+        if ceiling_gflop_s:
+            most = max(most, 2 * ceiling_gflop_s / peak_gb_s)  # beyond the ridge, so that the level line is seen
+        ridge = min(most, ceiling_gflop_s / peak_gb_s) if ceiling_gflop_s else most
+        axes.plot([least, ridge], [least * peak_gb_s, ridge * peak_gb_s], color=INK, linestyle="--",
+                  label=f"memory: {peak_gb_s:.1f} GB/s")  # fmt: skip
+        if ceiling_gflop_s:
+            axes.plot([ridge, most], [ceiling_gflop_s] * 2, color=INK, label=f"compute: {ceiling_gflop_s:,.0f} GFLOP/s")
         for colour, kind in zip(SERIES, ("prefill", "decode"), strict=False):
             points = [entry for entry in shown if bool(entry["generated_tokens"]) == (kind == "decode")]
             axes.scatter(
@@ -86,10 +106,19 @@ def roofline(results: Sequence[Entry], peak_gb_s: float | None) -> str | None:
                 [entry["achieved_gflop_s"] for entry in points],
                 color=colour, label=kind, zorder=3,
             )  # fmt: skip
-        axes.set(xlabel="FLOP per byte", ylabel="GFLOP/s", xscale="log", yscale="log")
-        axes.legend(loc="lower right")
+        axes.set(xlabel="FLOP/byte", ylabel="GFLOP/s", xscale="log", yscale="log")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter("")
 
-    return _svg(draw)
+    limits = [f"memory gives {peak_gb_s:.1f} GB/s"]
+    limits += [f"arithmetic {ceiling_gflop_s:,.0f} GFLOP/s"] if ceiling_gflop_s else []
+    said = [
+        f"{label(entry)}: {speed_text(entry['achieved_gflop_s'])} GFLOP/s "
+        f"at {speed_text(entry['arithmetic_intensity'])} FLOP/byte"
+        for entry in shown
+    ]
+    return _svg(draw, f"Roofline: {', '.join(limits)}. {'; '.join(said)}.")
 
 
 def bytes_per_step(results: Sequence[Entry]) -> str | None:
@@ -100,15 +129,19 @@ def bytes_per_step(results: Sequence[Entry]) -> str | None:
 
     def draw(axes: Any) -> None:
         names = [_bar_name(entry, shown) for entry in shown]
-        weights = [entry["weight_bytes_per_step"] / 1e6 for entry in shown]
-        cache = [entry["kv_bytes_per_step"] / 1e6 for entry in shown]
+        weights = [entry["weight_bytes_per_step"] / 2**20 for entry in shown]
+        cache = [entry["kv_bytes_per_step"] / 2**20 for entry in shown]
         axes.barh(names, weights, color=SERIES[0], label="weights", height=0.6)
         axes.barh(names, cache, left=weights, color=SERIES[1], label="K/V cache", height=0.6)
         axes.invert_yaxis()
-        axes.set(xlabel="MB per step")
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0)
+        axes.set(xlabel="MiB a step")
 
-    return _svg(draw, rows=len(shown))
+    said = [
+        f"{_bar_name(entry, shown)}: weights {format_bytes(entry['weight_bytes_per_step'])}, "
+        f"K/V cache {format_bytes(entry['kv_bytes_per_step'])}"
+        for entry in shown
+    ]
+    return _svg(draw, f"Bytes of a step. {'; '.join(said)}.", rows=len(shown))
 
 
 def comparison(ratios: Sequence[Entry]) -> str | None:
@@ -128,7 +161,8 @@ def comparison(ratios: Sequence[Entry]) -> str | None:
         axes.invert_yaxis()
         axes.set(xlabel="times the peer's speed", xlim=(0, None))
 
-    return _svg(draw, rows=len(ratios))
+    said = [f"{label(ratio)}: {ratio['ratio']:.2f} times {ratio['peer']}" for ratio in ratios]
+    return _svg(draw, f"Speed against others. {'; '.join(said)}.", rows=len(ratios))
 
 
 def parts(profile: Entry) -> str:
@@ -143,11 +177,15 @@ def parts(profile: Entry) -> str:
         axes.invert_yaxis()
         axes.set(xlabel="ms", xlim=(0, max(values) * 1.15))
 
-    return _svg(draw, rows=len(profile["parts_ms"]))
+    said = ", ".join(f"{name} {value:.2f} ms" for name, value in profile["parts_ms"].items())
+    return _svg(draw, f"The time of one step by part: {said}.", rows=len(profile["parts_ms"]))
 
 
-def _svg(draw: Callable[[Any], None], rows: int | None = None) -> str:
-    """A drawing as an <svg> element. `rows`: bars, which decide the height."""
+def _svg(draw: Callable[[Any], None], in_words: str, rows: int | None = None) -> str:
+    """A drawing as an <svg> element, `in_words` for who cannot see it. `rows`: bars, which decide the height.
+
+    The legend stands above the axes, where it covers nothing.
+    """
     import matplotlib
 
     matplotlib.use("svg")
@@ -155,7 +193,7 @@ def _svg(draw: Callable[[Any], None], rows: int | None = None) -> str:
 
     height = _HEIGHT if rows is None else max(1.6, 0.34 * rows + 0.9)
     style = {
-        "svg.fonttype": "none", "svg.hashsalt": "headrace", "font.family": "sans-serif", "font.size": 10,
+        "svg.fonttype": "none", "svg.hashsalt": "headrace", "font.family": "sans-serif", "font.size": 11,
         "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK, "axes.edgecolor": FAINT,
         "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
         "grid.color": FAINT, "grid.linewidth": 0.6, "legend.frameon": False, "lines.linewidth": 2,
@@ -165,15 +203,20 @@ def _svg(draw: Callable[[Any], None], rows: int | None = None) -> str:
         figure.patch.set_alpha(0)
         axes.patch.set_alpha(0)
         draw(axes)
+        handles, names = axes.get_legend_handles_labels()
+        if handles:
+            columns = 1 if max(map(len, names)) > _LONG_NAME else 2
+            figure.set_figheight(height + _LEGEND_LINE * -(-len(names) // columns))
+            figure.legend(handles, names, loc="outside upper left", ncols=columns)
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
         pyplot.close(figure)
-    return _inline(out.getvalue())
+    return _inline(out.getvalue(), in_words)
 
 
-def _inline(svg: str) -> str:
+def _inline(svg: str, in_words: str) -> str:
     """The <svg> element alone, in the page's colours and font, with ids no other drawing has."""
-    svg = svg[svg.index("<svg") :]
+    svg = svg[svg.index("<svg") :].replace("<svg", f'<svg role="img" aria-label="{escape(in_words)}"', 1)
     for placeholder, variable in _VARIABLES.items():
         svg = svg.replace(placeholder, variable)
     # An attribute cannot hold a variable in every browser, a style can; matplotlib writes styles for all but text.

@@ -6,18 +6,19 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _BAR = 24
+_BARS_FROM = 76  # columns
 CLOSURE = 0.10  # parts that miss the step by more do not explain it
 
 
-def profile_rows(profile: dict[str, Any]) -> list[tuple[str, "Text"]]:
-    """(label, text) rows for the facts below the table."""
+def profile_rows(profile: dict[str, Any], width: int) -> list[tuple[str, "Text"]]:
+    """(label, text) rows for the facts below the table; bars where the terminal has room for them."""
     from rich.text import Text
 
     total = sum(profile["parts_ms"].values())
     rows = [("profile", Text(headline(profile)))]
     for name, milliseconds in profile["parts_ms"].items():
         filled = round(milliseconds / total * _BAR)
-        bar = (("━" * filled, "cyan"), ("─" * (_BAR - filled), "dim"))
+        bar = (("━" * filled, "cyan"), ("─" * (_BAR - filled), "dim")) if width >= _BARS_FROM else ()
         rows.append(("", Text.assemble(f"{name:<19}", *bar, f" {milliseconds:7.3f} ms {milliseconds / total:5.0%}")))
     return rows
 

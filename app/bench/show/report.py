@@ -32,11 +32,22 @@ header p, figcaption, footer { color: var(--soft); margin: .25rem 0 1rem; }
 .tile b { display: block; font-size: 1.7rem; line-height: 1.2; } .tile span { color: var(--soft); font-size: .85rem; }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(30rem, 100%), 1fr)); gap: 1rem; }
 figure { margin: 0; } svg { width: 100%; height: auto; } figcaption { font-size: .85rem; margin: 0; }
-.scroll { overflow-x: auto; margin: 1.5rem 0; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .85rem; }
+body, td { overflow-wrap: anywhere; }
+table { margin: 1.5rem 0; border-collapse: collapse; width: 100%; font-size: .85rem;
+  font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .35rem .45rem; border-bottom: 1px solid var(--faint); white-space: nowrap; }
 th:first-child, td:first-child, th:nth-child(2), td:nth-child(2) { text-align: left; }
-footer { font-size: .85rem; } footer li { margin: .15rem 0; }
+@media (max-width: 72rem) {
+  table, tbody { display: block; } tr.head { display: none; }
+  tr { display: grid; grid-template-columns: repeat(auto-fill, minmax(8rem, 1fr)); gap: .2rem 1rem;
+    background: var(--card); border: 1px solid var(--faint); border-radius: .6rem; padding: .75rem;
+    margin: 0 0 .75rem; }
+  td { display: block; padding: 0; border: 0; text-align: left; white-space: normal; }
+  td:first-child { font-weight: 600; } td:first-child, td:nth-child(2) { grid-column: 1 / -1; }
+  td:empty { display: none; }
+  td[data-name]::before { content: attr(data-name); display: block; color: var(--soft); font-size: .75rem; }
+}
+footer { font-size: .85rem; } footer ul { padding-left: 1.2rem; } footer li { margin: .15rem 0; }
 """
 
 
@@ -82,12 +93,12 @@ def html(document: Document) -> str:
 
 def _plots(document: Document, charts: Any) -> list[str]:
     results, peak = document["results"], document["device"]["measured_peak_gb_s"]
-    under = "Under the dashed line memory is the limit; far below it, something else."
+    under = "Near the slope memory is the limit, near the level line arithmetic; far below both, something else."
     drawn = (
         (charts.speed_by_depth(results), "Decode speed by depth", "Bands are 95 % intervals; dashed is the roofline."),
         (charts.latency_distribution(results), "Step latency", "The share of steps done within so many milliseconds."),
         (
-            charts.roofline(results, peak),
+            charts.roofline(results, peak, document["device"].get("measured_compute_gflop_s")),
             "Roofline",
             under,
         ),
@@ -128,9 +139,17 @@ def _tiles(document: Document) -> str:
 
 def _table(results: Sequence[Document]) -> str:
     head = ("test", "engine", "tok/s", "sd", "95 % interval", "p50 ms", "p95", "p99", "max", "TTFT ms", "GB/s", "MBU",
-            "roofline", "FLOP/B", "memory")  # fmt: skip
-    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in _cells(entry))}</tr>" for entry in results)
-    return f'<div class="scroll"><table><tr>{"".join(f"<th>{name}</th>" for name in head)}</tr>{rows}</table></div>'
+            "roofline", "FLOP/byte", "memory")  # fmt: skip
+    titles = ("", "", *head[2:])  # of a cell by itself, on a narrow screen; the first two need none
+    rows = "".join(
+        f"<tr>{''.join(_cell(name, cell) for name, cell in zip(titles, _cells(entry), strict=True))}</tr>"
+        for entry in results
+    )
+    return f'<table><tr class="head">{"".join(f"<th>{name}</th>" for name in head)}</tr>{rows}</table>'
+
+
+def _cell(name: str, text: str) -> str:
+    return f'<td data-name="{escape(name)}">{escape(text)}</td>' if name else f"<td>{escape(text)}</td>"
 
 
 def _cells(entry: Document) -> list[str]:

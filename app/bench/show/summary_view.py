@@ -30,12 +30,12 @@ def show(document: dict[str, Any]) -> None:
     facts = Table.grid(padding=(0, 1))
     facts.add_column(style="dim", min_width=9)
     facts.add_column()
-    for name, text in _facts(document):
+    for name, text in _facts(document, screen.width):
         facts.add_row(name, text)
     screen.print(Padding(facts, (0, 0, 1, 1)))
 
 
-def _facts(document: dict[str, Any]) -> list[tuple[str, "Text"]]:
+def _facts(document: dict[str, Any], width: int) -> list[tuple[str, "Text"]]:
     from rich.text import Text
 
     rows = [("memory", Text(peak_line(document["device"])))]
@@ -49,7 +49,7 @@ def _facts(document: dict[str, Any]) -> list[tuple[str, "Text"]]:
     if document.get("profile"):
         from headrace.app.bench.show.profile_view import profile_rows
 
-        rows += profile_rows(document["profile"])
+        rows += profile_rows(document["profile"], width)
     notes = [*document["notes"], *_test_notes(document["results"])]
     if document["interrupted"]:
         notes.append(f"interrupted in round {document['rounds']}: fewer repetitions than asked for")

@@ -20,6 +20,7 @@ from headrace.app.bench.measure.sample import Repetition, Sample
 from headrace.app.bench.measure.setup import Setup
 from headrace.app.bench.show import formats
 from headrace.app.bench.show.history_view import blocks
+from headrace.app.bench.show.report import html
 from headrace.app.bench.show.table import results_table, speed_text
 from headrace.runtime.errors import HeadraceError, UsageError
 
@@ -181,8 +182,6 @@ def test_blocks_have_a_zero_baseline() -> None:
 
 
 def test_the_report_stands_alone() -> None:
-    from headrace.app.bench.show.report import html
-
     page = html(DOCUMENT)
     assert page == html(DOCUMENT)
     assert all(line in page for line in THREADS)
@@ -197,9 +196,26 @@ def test_the_report_stands_alone() -> None:
     HTMLParser().feed(page)
 
 
-def test_a_report_of_almost_nothing() -> None:
-    from headrace.app.bench.show.report import html
+def test_the_report_says_in_words_what_it_draws() -> None:
+    page = html({**DOCUMENT, "device": {**DOCUMENT["device"], "measured_compute_gflop_s": 400.0}})
+    words = re.findall(r'<svg role="img" aria-label="([^"]+)"', page)
+    assert len(words) == page.count("<svg") == 6
+    assert all(re.search(r"\d", text) for text in words)
+    assert "compute: 400 GFLOP/s" in page, "the ceiling is drawn and named"
+    assert "arithmetic 400 GFLOP/s" in page
+    assert "compute:" not in html(DOCUMENT), "a document of an older run knows none"
 
+
+def test_the_report_has_the_units_of_the_text_and_no_sideways_scroll() -> None:
+    page = html(DOCUMENT)
+    assert "MiB a step" in page
+    assert "MB per step" not in page
+    assert "tokens per second" not in page
+    assert "overflow-x" not in page
+    assert re.search(r'<td data-name="p99">[\d.]+</td>', page)
+
+
+def test_a_report_of_almost_nothing() -> None:
     page = html({**DOCUMENT, "results": DOCUMENT["results"][:1], "ratios": [], "profile": None})
     assert page.count("<svg") == 1
 
