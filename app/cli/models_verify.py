@@ -1,11 +1,11 @@
 """`headrace models verify`: read installed models again and compare them with their checksums. Exit 1 on damage."""
 
-import json
 from typing import Any
 
 import click
 
 from headrace.app.cli.completion import installed_names
+from headrace.app.cli.json_output import print_json
 from headrace.app.progress import drawn_progress
 from headrace.app.sanitise import sanitise
 from headrace.models.registry.checksums import content_problems, recorded_files
@@ -32,7 +32,7 @@ def verify(name: str | None, as_json: bool) -> None:
         if not as_json:
             click.echo(sanitise(_line(found[-1])))
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        print_json(found)
     elif not names:
         click.echo("no model is installed", err=True)
     damaged = [row["name"] for row in found if row["state"] == "damaged"]
