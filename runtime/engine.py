@@ -137,7 +137,7 @@ class Engine:
         self, request: Request, cache: Cache, sampler: Sampler, timeline: Timeline, sequence: list[int]
     ) -> Iterator[Event]:
         reason: FinishReason = "length"
-        stop_id, said = None, 0
+        stop_id, stop_record, said = None, None, 0
         room = self.context_limit - cache.length  # every step appends one entry
         steps = room if request.max_tokens is None else min(room, request.max_tokens)
         if request.cancel:
@@ -158,7 +158,7 @@ class Engine:
                 sequence.append(token)
                 record = timeline.step_done(cache)
                 if token in request.stop_ids:
-                    reason, stop_id = "stop", token
+                    reason, stop_id, stop_record = "stop", token, record
                     break
                 said += 1
                 yield Step(token, record, _read(sampled))
@@ -167,7 +167,7 @@ class Engine:
                     break
         finally:
             tokens.close()
-        yield Finished(reason, timeline.summary(cache, said), stop_id)
+        yield Finished(reason, timeline.summary(cache, said), stop_id, stop_record)
 
 
 def _read(sampled: SampledToken) -> TokenLogprobs | None:

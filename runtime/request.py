@@ -67,11 +67,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The generation is over. `stop_id` is the end-of-turn token where one ended it."""
+    """The generation is over. `stop_id` is the end-of-turn token where one ended it, `stop_record` its step's record.
+
+    The records of all `Step`s and this one are all steps there were, and `summary` can be computed from them.
+    """
 
     reason: FinishReason
     summary: Summary
     stop_id: int | None = None
+    stop_record: StepRecord | None = None
 
 
 Event = PrefillProgress | Step | Finished

@@ -6,7 +6,7 @@ The only place that turns clock readings into the figures people see; definition
 import time
 from array import array
 from collections.abc import Callable
-from itertools import pairwise
+from math import fsum
 
 import mlx.core as mx
 
@@ -33,7 +33,8 @@ class Timeline:
         self._clock = clock
         self._submitted = clock()
         self._prefilled = self._submitted
-        self._ready = array("d")  # when each step's token could be read
+        self._last = self._submitted  # when the newest step's token could be read
+        self._latencies = array("d")  # of each step, as its record has it
         self._bytes = 0  # moved by all steps but the first, whose latency is not an inter-token latency
 
     def prefill_done(self) -> None:
@@ -43,13 +44,14 @@ class Timeline:
     def step_done(self, cache: Cache) -> StepRecord:
         """A step's token has been read and its entry committed."""
         now = self._clock()
-        before = self._ready[-1] if self._ready else self._prefilled
-        self._ready.append(now)
+        latency = now - (self._last if self._latencies else self._prefilled)
+        self._last = now
+        self._latencies.append(latency)
         past = cache.committed - 1
         record = StepRecord(
-            index=len(self._ready) - 1,
+            index=len(self._latencies) - 1,
             context=cache.committed,
-            latency_s=now - before,
+            latency_s=latency,
             weight_bytes=self._cost.weight_bytes,
             kv_bytes_read=self._cost.kv_bytes_read(past),
             kv_bytes_written=self._kv_written,
@@ -58,26 +60,25 @@ class Timeline:
             active_memory_bytes=mx.get_active_memory(),
             peak_memory_bytes=mx.get_peak_memory(),
         )
-        if len(self._ready) > 1:
+        if len(self._latencies) > 1:
             self._bytes += record.step_bytes
         return record
 
     def summary(self, cache: Cache, completion_tokens: int) -> Summary:
-        """The generation so far, in figures."""
-        ready = self._ready
-        latencies = [b - a for a, b in pairwise(ready)]
-        decode_s = ready[-1] - ready[0] if len(ready) > 1 else 0.0
+        """The generation so far, in figures; those of the steps come from their records, and from nothing else."""
+        first, itl = self._latencies[:1], self._latencies[1:]
+        decode_s = fsum(itl)  # t_last - t_first
         return Summary(
             prompt_tokens=self._prompt_tokens,
             reused_tokens=self._reused_tokens,
             prefill_tokens=min(cache.committed, self._prompt_tokens - 1) - self._reused_tokens,
             completion_tokens=completion_tokens,
-            steps=len(ready),
+            steps=len(self._latencies),
             prefill_s=self._prefilled - self._submitted,
-            first_step_s=ready[0] - self._prefilled if ready else None,
-            ttft_s=ready[0] - self._submitted if ready else None,
-            itl=Percentiles.of(latencies),
-            tpot_s=decode_s / (len(ready) - 1) if len(ready) > 1 else None,
+            first_step_s=first[0] if first else None,
+            ttft_s=self._prefilled - self._submitted + first[0] if first else None,
+            itl=Percentiles.of(itl),
+            tpot_s=decode_s / len(itl) if itl else None,
             weight_bytes_per_step=self._cost.weight_bytes,
             kv_bytes_per_token=self._cost.kv_bytes_per_token,
             kv_cache_bytes=cache.committed_bytes,

@@ -57,9 +57,15 @@ class RunReport:
                 return "max_tokens" if most is not None and said >= most else "context_limit"
 
     @property
+    def records(self) -> list[StepRecord]:
+        """Of every step, the one that gave the end-of-turn token included."""
+        last = self.finished.stop_record
+        return [*(step.record for step in self.steps), *([last] if last else [])]
+
+    @property
     def mean_past(self) -> int:
         """Cache entries before a step, on average over the steps that have an inter-token latency."""
-        pasts = [step.record.context - 1 for step in self.steps[1:] or self.steps]
+        pasts = [record.context - 1 for record in self.records[1:] or self.records]
         return round(sum(pasts) / len(pasts)) if pasts else self.finished.summary.prompt_tokens - 1
 
     @property
@@ -150,7 +156,7 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
     if report.steps and report.steps[0].logprobs is not None:
         answer["logprobs"] = [asdict(step.logprobs) for step in report.steps if step.logprobs]
     if with_steps:
-        answer["steps"] = [_step(step.record, report.measured_peak_gb_s) for step in report.steps]
+        answer["steps"] = [_step(record, report.measured_peak_gb_s) for record in report.records]
     return answer
 
 

@@ -138,7 +138,7 @@ class EngineHost:
             if isinstance(part, TextChunk):
                 outbox.add(part.text, part.step.record)
             elif isinstance(part, Completed):
-                outbox.add(part.text)
+                outbox.add(part.text, part.finished.stop_record)
                 outbox.flush()
                 send(self._done(command, part.finished, tokenize_s, outbox.ttft_s))
             else:

@@ -38,7 +38,7 @@ class StatusBar(Lines):
         self.show(self.metrics)
 
     def news(self, metrics: LiveMetrics) -> object:
-        return self._status, rate_digits(metrics.rate_now), metrics.phase, metrics.machine.measured_gb_s
+        return self._status, rate_digits(metrics.rate_average), metrics.phase, metrics.machine.measured_gb_s
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
         right = self._right(width)
@@ -62,8 +62,8 @@ class StatusBar(Lines):
     def _right(self, width: int) -> Content:
         speed = Content("")
         if self.metrics.steps:
-            share = f" MBU {self.metrics.mbu:.0%}" if self.metrics.mbu is not None else ""
-            rate = rate_digits(self.metrics.rate_now)
+            share = f" MBU {self.metrics.mbu_average:.0%}" if self.metrics.mbu_average is not None else ""
+            rate = rate_digits(self.metrics.rate_average)
             speed = Content.assemble((f"{rate} tok/s", "bold"), (share, "$quiet"), "   ")
         meter = context_meter(self._status.tokens, self._status.limit)
         return Content.assemble(speed, meter) if width >= 70 else meter

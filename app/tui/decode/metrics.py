@@ -94,7 +94,7 @@ class LiveMetrics:
         self.latencies_s: deque[float] = deque(
             maxlen=STEPS_KEPT
         )  # of those steps, the first, not between tokens, left out
-        self._decoding_s, self._decoded = 0.0, 0  # sum and number of all of the turn
+        self._decoding_s, self._decoded, self._decoded_bytes = 0.0, 0, 0  # of all of the turn's
         self.turns: list[Turn] = []
         self.prefill_rate: float | None = None  # tokens per second, of the latest prefill long enough to say
         self.prefill_batch = 0  # tokens the latest such prefill fed
@@ -118,7 +118,7 @@ class LiveMetrics:
         self.prefill_s = self.ttft_s = None
         self.steps.clear()
         self.latencies_s.clear()
-        self._decoding_s, self._decoded = 0.0, 0
+        self._decoding_s, self._decoded, self._decoded_bytes = 0.0, 0, 0
         self._changed()
 
     def prefilling(self, done: int, total: int, reused: int) -> None:
@@ -132,6 +132,7 @@ class LiveMetrics:
         self.latencies_s.extend(latencies)
         self._decoding_s += sum(latencies)
         self._decoded += len(latencies)
+        self._decoded_bytes += sum(record.step_bytes for record in records if record.index > 0)
         self.phase = "decode"
         last = records[-1]
         self.fill = CacheFill(last.context, last.kv_used_bytes, last.kv_allocated_bytes)
@@ -190,6 +191,12 @@ class LiveMetrics:
     def rate_average(self) -> float | None:
         """Tokens per second over the turn: 1 / TPOT, so the first step does not count."""
         return self._decoded / self._decoding_s if self._decoding_s > 0 else None
+
+    @property
+    def mbu_average(self) -> float | None:
+        """MBU over the turn, of the same steps as `rate_average`."""
+        achieved = self._decoded_bytes / self._decoding_s / 1e9 if self._decoding_s > 0 else None
+        return mbu(achieved, self.machine.measured_gb_s)
 
     @property
     def achieved_gb_s(self) -> float | None:

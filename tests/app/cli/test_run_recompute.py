@@ -1,0 +1,102 @@
+"""The summary of `run --json --steps` follows from its steps, to the last bit, however the answer ends."""
+
+import json
+from collections.abc import Sequence
+from math import fsum
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.app.cli.run_report import RunReport, document
+from headrace.runtime.cost import LayerKV, StepCost
+from headrace.runtime.machine import peaks
+from headrace.runtime.machine.hardware import machine
+from headrace.runtime.request import Finished, Request, Step
+from headrace.runtime.telemetry import Percentiles
+from headrace.runtime.timeline import Timeline
+
+COST = StepCost(98_000_000, 2 * 98_000_000, [LayerKV(30, 768)], 4)
+PROMPT = 7
+
+
+class Cache:
+    """As much of a cache as a timeline asks."""
+
+    allocated_bytes = 1 << 20
+
+    def __init__(self) -> None:
+        self.committed = PROMPT - 1
+
+    @property
+    def committed_bytes(self) -> int:
+        return COST.kv_bytes(self.committed)
+
+
+def report(waits: Sequence[float], reason: Any, ended_by_token: bool) -> dict[str, Any]:
+    """The document of an answer whose steps arrive after these waits."""
+    now = [1234.5678]
+    timeline = Timeline(cost=COST, prompt_tokens=PROMPT, clock=lambda: now[0])
+    now[0] += 0.125
+    timeline.prefill_done()
+    cache: Any = Cache()
+    records = []
+    for wait in waits:
+        now[0] += wait
+        cache.committed += 1
+        records.append(timeline.step_done(cache))
+    said = records[:-1] if ended_by_token else records
+    summary = timeline.summary(cache, len(said))
+    stop = (9, records[-1]) if ended_by_token else (None, None)
+    peak = peaks.summarise([5e10], pass_bytes=1, method="made up", source="bench")
+    found = RunReport(
+        model="m", kind="headrace", text="", steps=[Step(1, record) for record in said],
+        finished=Finished(reason, summary, *stop), cost=COST, request=Request([1] * PROMPT), load_s=0.0,
+        tokenize_s=0.0, ttft_s=None, machine=machine(), peak=peak, beside=peak, kernels={}, versions={},
+        context_limit=1000,
+    )  # fmt: skip
+    parsed = json.loads(json.dumps(document(found, with_steps=True)))
+    assert isinstance(parsed, dict)
+    return parsed
+
+
+@given(
+    st.lists(st.floats(1e-5, 2.0), max_size=80),
+    st.sampled_from([("stop", True), ("stop", False), ("length", False), ("cancelled", False)]),
+)
+def test_every_figure_of_the_steps_can_be_computed_from_them(waits: list[float], end: tuple[str, bool]) -> None:
+    reason, ended_by_token = end
+    said = report(waits, reason, ended_by_token and bool(waits))
+    steps = said["steps"]
+    assert said["decode_steps"] == len(steps) == len(waits)
+    assert said["completion_tokens"] == len(said["tokens"]) == len(steps) - (ended_by_token and bool(waits))
+    latencies = [step["latency_s"] for step in steps]
+    assert said["first_step_s"] == (latencies[0] if latencies else None)
+    assert said["kv_cache_bytes"] == (steps[-1]["kv_used_bytes"] if steps else COST.kv_bytes(PROMPT - 1))
+    if len(steps) < 2:
+        assert said["tpot_s"] is said["decode_tokens_per_second"] is said["achieved_bandwidth_gb_s"] is None
+        return
+    between = latencies[1:]
+    assert said["tpot_s"] == fsum(between) / len(between)
+    assert said["decode_tokens_per_second"] == 1 / said["tpot_s"]
+    spread = Percentiles.of(between)
+    assert spread is not None
+    assert said["itl_ms"] == {name: getattr(spread, name) * 1e3 for name in ("p50", "p95", "p99", "max")}
+    moved = sum(step["weight_bytes"] + step["kv_bytes_read"] + step["kv_bytes_written"] for step in steps[1:])
+    assert said["achieved_bandwidth_gb_s"] == moved / fsum(between) / 1e9
+    assert said["mbu"] == said["achieved_bandwidth_gb_s"] / said["measured_peak_gb_s"]
+
+
+def test_the_panel_counts_as_the_summary_does() -> None:
+    from headrace.app.tui.decode.metrics import LiveMetrics
+    from headrace.runtime.telemetry import StepRecord
+
+    fields = {"active_memory_bytes": 0, "peak_memory_bytes": 0}
+    waits = [0.5, 0.004, 0.006, 0.005]
+    said = report(waits, "stop", True)
+    live = LiveMetrics()
+    live.submitted()
+    names = StepRecord.__dataclass_fields__
+    live.stepped([StepRecord(**{name: step[name] for name in names} | fields) for step in said["steps"]])
+    assert live.rate_average == pytest.approx(said["decode_tokens_per_second"])
