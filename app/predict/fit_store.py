@@ -1,7 +1,9 @@
 """The step-cost fits of this machine's recent benchmarks, for predictions: one small file in the cache folder.
 
 Whatever else runs on a machine only ever makes a step slower, so a prediction takes the fastest of the recent fits,
-and one whose run met a busy or throttled machine only where there is no other. Fits are kept by machine and kernels.
+and one whose run met a busy or throttled machine only where there is no other. A line through noise may promise more
+than memory can give: a fit faster than the measured peak, from too few depths or from rounds that disagree is refused.
+Fits are kept by machine and kernels.
 """
 
 import math
@@ -14,14 +16,20 @@ from headrace.app.predict.step_cost_fit import StepCostFit
 from headrace.runtime import ops
 from headrace.runtime.cache_file import read_cache, write_cache
 from headrace.runtime.machine.hardware import Machine
+from headrace.runtime.machine.peaks import cached_peak
 from headrace.runtime.paths import cache_dir
 
+MIN_POINTS = 3  # through two every line fits
+NOISE = 0.05  # what a point may be off the line, or sure to, as a fraction
 KEPT = 8  # runs: enough to outlast a busy hour, few enough to follow a change of the machine
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFit:
-    """A fit and the run it is from. created: UTC, ISO 8601. step_bytes: what that run's steps moved on average."""
+    """A fit of `points` tests and the run it is from. created: UTC, ISO 8601.
+
+    step_bytes: what that run's steps moved on average.
+    """
 
     fixed_s: float
     bytes_per_second: float
@@ -29,6 +37,7 @@ class MeasuredFit:
     created: str
     command: str
     quiet: bool
+    points: int = 0
 
     def seconds(self, nbytes: float) -> float:
         """The expected time of a step that moves `nbytes`."""
@@ -36,19 +45,43 @@ class MeasuredFit:
 
     @property
     def usable(self) -> bool:
-        """Whether it can be true: no negative cost, nothing infinite."""
+        """Whether it can be true: no negative cost, nothing infinite, points enough."""
         sizes = (self.bytes_per_second, self.step_bytes)
-        return 0 <= self.fixed_s < math.inf and all(0 < size < math.inf for size in sizes)
+        return self.points >= MIN_POINTS and 0 <= self.fixed_s < math.inf and all(0 < size < math.inf for size in sizes)
 
 
-def remember(host: Machine, document: dict[str, Any], *, quiet: bool) -> None:
-    """Keep the fit of a benchmark, if it has one that makes sense. A cache that cannot be written is no error.
+def refusal(document: dict[str, Any], peak_gb_s: float | None) -> str | None:
+    """Why the fit of a benchmark is none to predict with; None where it is good, or there is none at all."""
+    found = document["step_cost"]
+    if found is None:
+        return None
+    if len(found["points"]) < MIN_POINTS:
+        return f"it has {len(found['points'])} points and needs {MIN_POINTS}: more depths, such as -d 0,1024,4096"
+    rate = found["effective_bandwidth_gb_s"]
+    if peak_gb_s is not None and rate > peak_gb_s:
+        return f"its {rate:.1f} GB/s are more than memory's {peak_gb_s:.1f}"
+    if found["fixed_ms"] < 0:
+        return "its fixed part is negative"
+    if found["largest_residual"] > NOISE:
+        return f"a point is {found['largest_residual']:.0%} off the line"
+    speeds = [
+        entry["tokens_per_second"]
+        for entry in document["results"]
+        if entry["engine"] == "headrace" and not entry["prompt_tokens"]
+    ]
+    unsure = max((speed["high"] - speed["low"]) / 2 / speed["mean"] for speed in speeds)
+    return f"its rounds disagree by {unsure:.0%}" if unsure > NOISE else None
+
+
+def remember(host: Machine, document: dict[str, Any], *, quiet: bool) -> str | None:
+    """Keep the fit of a benchmark, or say why not. A cache that cannot be written is no error.
 
     document: see docs/bench-json.md. quiet: nothing was known to slow the machine down during that run.
     """
-    found = document["step_cost"]
-    if found is None:
-        return
+    peak = cached_peak(host)
+    found, reason = document["step_cost"], refusal(document, peak.gb_s if peak else None)
+    if found is None or reason is not None:
+        return reason
     fit = MeasuredFit(
         fixed_s=found["fixed_ms"] / 1e3,
         bytes_per_second=found["effective_bandwidth_gb_s"] * 1e9,
@@ -56,17 +89,21 @@ def remember(host: Machine, document: dict[str, Any], *, quiet: bool) -> None:
         created=document["created"],
         command=document["command"],
         quiet=quiet,
+        points=len(found["points"]),
     )
     if not fit.usable:
-        return
+        return "it cannot be true"
     key, stored = _key(host), read_cache(_path())
     recent = [asdict(kept) for kept in (*_fits(stored.get(key)), fit)][-KEPT:]
     write_cache(_path(), {**stored, key: recent})
+    return None
 
 
 def remembered(host: Machine) -> MeasuredFit | None:
     """The fit to trust of those measured here with the kernels that are active now, if there is any."""
+    peak = cached_peak(host)
     kept = _fits(read_cache(_path()).get(_key(host)))
+    kept = [fit for fit in kept if peak is None or fit.bytes_per_second <= peak.bytes_per_second]
     candidates = [fit for fit in kept if fit.quiet] or kept
     if not candidates:
         return None

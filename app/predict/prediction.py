@@ -48,6 +48,8 @@ def predict(shape: StepShape, target: Target, assumed: Assumptions, context: int
     cost = shape.cost
     step_bytes = cost.step_bytes(context, batch)
     seconds = step_seconds(shape, target, assumed, step_bytes)
+    if seconds is not None:  # nothing is faster than the roofline
+        seconds = max(seconds, step_bytes / target.bandwidth)
     memory = shape.resident_bytes + batch * cost.kv_bytes(context) + WORKING_MEMORY
     return Prediction(
         context=context,

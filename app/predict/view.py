@@ -18,15 +18,16 @@ def show_prediction(document: Document) -> None:
     """One row a target, then what would help."""
     model, targets, contexts = document["model"], document["targets"], document["contexts"]
     found = [target["predictions"] for target in targets]
-    names = [f"tok/s @{context}" for context in contexts] if len(contexts) > 1 else ["expected"]
-    speeds = [
-        Column(name, [_expected(predictions[number]) for predictions in found]) for number, name in enumerate(names)
-    ]
+    speeds = []
+    for number, context in enumerate(contexts):
+        at, name = (f" @{context}", "tok/s") if len(contexts) > 1 else ("", "expected")
+        rooflines = [_short(predictions[number]["roofline"]) for predictions in found]
+        speeds.append(Column(f"roofline{at}", rooflines, leaves=1))
+        speeds.append(Column(f"{name}{at}", [_expected(predictions[number]) for predictions in found]))
     _head(model)
     _print_table(
         Column("chip", [_chip(target["name"]) for target in targets], right=False),
         Column("GB/s", [f"{target['bandwidth_gb_s']:.0f}" for target in targets], leaves=3),
-        Column("roofline", [_short(predictions[-1]["roofline"]) for predictions in found], leaves=1),
         *speeds,
         Column("max context", [_context(target, model) for target in targets], leaves=2),
     )

@@ -96,7 +96,9 @@ def run(options: Options, show: Show) -> Document:
         interrupted=interrupted,
         profile=profiled,
     )
-    remember(host, found, quiet=not (busy or power_notes(found["device"]["power"])))
+    refused = remember(host, found, quiet=not (busy or power_notes(found["device"]["power"])))
+    if refused is not None:
+        found["notes"].append(f"the step-cost fit is not kept for predictions: {refused}")
     return found
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from headrace.app.predict.fit_store import KEPT, remember, remembered
+from headrace.app.predict.fit_store import KEPT, refusal, remember, remembered
+from headrace.runtime.machine import peaks
 from headrace.runtime.machine.hardware import machine
 
 BYTES = 100e6
@@ -20,8 +21,19 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def measured(fixed_ms: float, gb_s: float, name: str, *, quiet: bool = True) -> None:
     """A benchmark called `name` came to this fit."""
-    fit = {"fixed_ms": fixed_ms, "effective_bandwidth_gb_s": gb_s, "points": [{"bytes": BYTES}, {"bytes": 2 * BYTES}]}
-    remember(machine(), {"step_cost": fit, "created": "2026-01-02T03:04:05Z", "command": name}, quiet=quiet)
+    remember(machine(), document(fixed_ms, gb_s, name), quiet=quiet)
+
+
+def document(fixed_ms: float, gb_s: float, name: str) -> dict[str, Any]:
+    fit = {
+        "fixed_ms": fixed_ms,
+        "effective_bandwidth_gb_s": gb_s,
+        "largest_residual": 0.01,
+        "points": [{"bytes": BYTES}, {"bytes": 1.5 * BYTES}, {"bytes": 2 * BYTES}],
+    }
+    speed = {"mean": 100.0, "low": 99.0, "high": 101.0}
+    results = [{"engine": "headrace", "prompt_tokens": 0, "tokens_per_second": speed}]
+    return {"step_cost": fit, "created": "2026-01-02T03:04:05Z", "command": name, "results": results}
 
 
 def trusted() -> str | None:
@@ -89,6 +101,27 @@ def test_a_damaged_file_is_no_fit_and_no_obstacle(stored: Any, home: Path) -> No
     assert trusted() is None
     measured(0.5, 50, "second")
     assert trusted() == "second"
+
+
+def test_a_fit_faster_than_memory_is_refused_and_one_kept_before_is_not_trusted() -> None:
+    measured(0.5, 78.9, "before anybody knew")
+    assert trusted() == "before anybody knew"
+    peaks.remember(peaks.summarise([13.6e9], pass_bytes=1, method="memcmp", source="bench"))
+    assert trusted() is None
+    reason = remember(machine(), document(17.7, 78.9, "a busy machine"), quiet=False)
+    assert reason == "its 78.9 GB/s are more than memory's 13.6"
+    measured(0.5, 13, "sound")
+    assert trusted() == "sound"
+
+
+def test_too_few_depths_and_noisy_rounds_are_refused() -> None:
+    few, bent, unsure = (document(0.5, 10, "x") for _ in range(3))
+    few["step_cost"]["points"].pop()
+    bent["step_cost"]["largest_residual"] = 0.2
+    unsure["results"][0]["tokens_per_second"]["high"] = 130.0
+    reasons = [refusal(one, None) or "" for one in (few, bent, unsure)]
+    assert ["needs 3" in reasons[0], "off the line" in reasons[1], "disagree" in reasons[2]] == [True] * 3
+    assert refusal(document(0.5, 10, "x"), 12.0) is None
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "[" * 100_000])

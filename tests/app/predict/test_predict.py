@@ -106,6 +106,14 @@ def test_where_nothing_supports_an_expectation_there_is_none() -> None:
     assert predict(SHAPE, chip_target("RTX 4090"), assumptions("mlx-lm"), 0).expected is None
 
 
+def test_nothing_is_expected_above_the_roofline() -> None:
+    fit = MeasuredFit(0.0, 78.9e9, 1e8, "2026-01-02T03:04:05Z", "headrace bench", quiet=True)
+    target = Target("here", 13.6e9, None, apple=False, fit=fit)
+    for context in (0, 100, 1000):
+        found = predict(SHAPE, target, assumptions("mlx-lm"), context)
+        assert found.expected == pytest.approx(found.roofline)
+
+
 def test_what_does_not_fit_has_no_context() -> None:
     assert largest_context(SHAPE, Target("small", 1e9, 2**30, apple=True)) == 0
 
