@@ -37,9 +37,8 @@ def verify(name: str | None, as_json: bool) -> None:
         click.echo("no model is installed", err=True)
     damaged = [row["name"] for row in found if row["state"] == "damaged"]
     if damaged:
-        raise CheckpointError(
-            f"damaged: {', '.join(damaged)}", f"`headrace models pull {damaged[0]}` after `rm {damaged[0]}` replaces it"
-        )
+        hint = f"`headrace models rm {damaged[0]}` removes it; fetching it then installs it anew"
+        raise CheckpointError(f"damaged: {', '.join(damaged)}", hint)
 
 
 def _installed(store: Store, name: str) -> str:
