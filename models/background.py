@@ -32,7 +32,7 @@ def run_in_background(work: Callable[[], _Result]) -> Iterator[Callable[[], _Res
             raise failure
         return cast(_Result, value)
 
-    thread = threading.Thread(target=run, name="beside", daemon=True)
+    thread = threading.Thread(target=run, name="background", daemon=True)
     thread.start()
     try:
         yield result

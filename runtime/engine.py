@@ -32,7 +32,7 @@ class Engine:
         self.network = network
         self.context_limit = context_limit
         self.prefix = Prefix() if keep_prefix else None
-        self._pace = ChunkSizer()
+        self._chunk_sizer = ChunkSizer()
         self._busy = False
 
     def generate(self, request: Request) -> Iterator[Event]:
@@ -58,7 +58,7 @@ class Engine:
             return None
         with self._working():
             cache = self.prefix.take(prompt) or self.network.make_cache(self.context_limit)
-            for _ in prefill(self.network, cache, prompt[cache.committed : -1], self._pace):
+            for _ in prefill(self.network, cache, prompt[cache.committed : -1], self._chunk_sizer):
                 if stop():
                     break
             self.prefix.keep(cache, prompt)
@@ -128,7 +128,7 @@ class Engine:
         total = len(request.prompt) - 1 - reused
         if reused:
             yield PrefillProgress(0, total, reused)
-        for done in prefill(self.network, cache, request.prompt[reused:-1], self._pace):
+        for done in prefill(self.network, cache, request.prompt[reused:-1], self._chunk_sizer):
             yield PrefillProgress(done, total, reused)
             if request.cancel:
                 return

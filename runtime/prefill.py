@@ -33,12 +33,12 @@ class ChunkSizer:
 
 
 def prefill(
-    network: Network[Any], cache: Cache, tokens: Sequence[int], pace: ChunkSizer | None = None
+    network: Network[Any], cache: Cache, tokens: Sequence[int], sizer: ChunkSizer | None = None
 ) -> Iterator[int]:
     """Append `tokens` to the cache and commit them; yield how many are done after each chunk."""
-    done, pace = 0, pace or ChunkSizer()
+    done, sizer = 0, sizer or ChunkSizer()
     while done < len(tokens):
-        chunk = tokens[done : done + pace.size]
+        chunk = tokens[done : done + sizer.size]
         started = time.perf_counter()
         cache.reserve(len(chunk))
         hidden = network.layers(network.embed(mx.array([list(chunk)])), cache)  # (1, T) -> (1, T, E)
@@ -47,5 +47,5 @@ def prefill(
         del hidden  # never evaluated: the last layer's feed-forward and the logits cost nothing here
         cache.commit(len(chunk))
         done += len(chunk)
-        pace.took(len(chunk), time.perf_counter() - started)
+        sizer.took(len(chunk), time.perf_counter() - started)
         yield done

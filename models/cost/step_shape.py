@@ -45,7 +45,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One row of the account: what is read (or written) `count` times, and what is computed with it each time."""
+    """One row of a step: what is read (or written) `count` times, and what is computed with it each time."""
 
     name: str
     count: int

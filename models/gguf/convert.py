@@ -30,7 +30,7 @@ _LICENCE_KEYS = ("general.license", "general.license.name", "general.license.lin
 
 
 @dataclass
-class _Account:
+class _Written:
     """What the written tensors turned out to be: bits per module, dtypes seen, and what is not exact."""
 
     bits: dict[str, int] = field(default_factory=dict)
@@ -72,9 +72,9 @@ def convert_gguf(
         _check_shape(container.tensors[each.source], each)
     tokenizer, special = build_tokenizer(metadata, vocabulary)
 
-    account = _write_weights(container, wanted, target / "model.safetensors", progress)
-    config |= _quantization(account.bits)
-    config["torch_dtype"] = _half_type(metadata.architecture, account.types)
+    written = _write_weights(container, wanted, target / "model.safetensors", progress)
+    config |= _quantization(written.bits)
+    config["torch_dtype"] = _half_type(metadata.architecture, written.types)
     config |= {"bos_token_id": special.bos, "eos_token_id": special.ends}
 
     save_tokenizer(tokenizer, target / "tokenizer.json")
@@ -83,7 +83,7 @@ def convert_gguf(
     if (template := metadata.optional_text("tokenizer.chat_template")) is not None:
         (target / "chat_template.jinja").write_text(template, encoding="utf-8", newline="")
     _write_json(target / "generation_config.json", generation_config(metadata, special))
-    _write_json(target / "headrace.json", _origin(source, metadata, account, sha256))
+    _write_json(target / "headrace.json", _origin(source, metadata, written, sha256))
     _write_json(target / "config.json", config)
 
 
@@ -103,21 +103,21 @@ def _check_shape(tensor: RawTensor, target: Target) -> None:
 
 def _write_weights(
     container: Container, wanted: list[Target], path: Path, progress: Callable[[int, int], None] | None
-) -> _Account:
-    account = _Account()
+) -> _Written:
+    written = _Written()
     names = [f"{target.module}.{leaf}" for target in wanted for leaf in _leaves(container, target)]
     done, total = 0, sum(container.tensors[target.source].data.nbytes for target in wanted)
     with SafetensorsWriter(path, names) as writer:
         for target in wanted:
             tensor = container.tensors[target.source]
             if _is_quantized_matrix(tensor):
-                _write_affine(writer, tensor, target, account)
+                _write_affine(writer, tensor, target, written)
             else:
-                _write_plain(writer, tensor, target, account)
+                _write_plain(writer, tensor, target, written)
             done += tensor.data.nbytes
             if progress is not None:
                 progress(done, total)
-    return account
+    return written
 
 
 def _is_quantized_matrix(tensor: RawTensor) -> bool:
@@ -129,26 +129,26 @@ def _leaves(container: Container, target: Target) -> tuple[str, ...]:
     return ("weight", "scales", "biases") if quantized else (target.leaf,)
 
 
-def _write_affine(writer: SafetensorsWriter, tensor: RawTensor, target: Target, account: _Account) -> None:
+def _write_affine(writer: SafetensorsWriter, tensor: RawTensor, target: Target, written: _Written) -> None:
     affine = to_affine(tensor)
     scale_type = "F16" if affine.scales.dtype == np.float16 else "F32"
     rows = _row_order(target)
     writer.add(f"{target.module}.weight", affine.weight[rows], "U32")
     writer.add(f"{target.module}.scales", affine.scales[rows], scale_type)
     writer.add(f"{target.module}.biases", affine.biases[rows], scale_type)
-    account.bits[target.module] = affine.bits
-    account.types.add(tensor.type)
-    account.note(tensor, f"affine {affine.bits}-bit, group size {GROUP_SIZE}", affine.max_error)
+    written.bits[target.module] = affine.bits
+    written.types.add(tensor.type)
+    written.note(tensor, f"affine {affine.bits}-bit, group size {GROUP_SIZE}", affine.max_error)
 
 
-def _write_plain(writer: SafetensorsWriter, tensor: RawTensor, target: Target, account: _Account) -> None:
+def _write_plain(writer: SafetensorsWriter, tensor: RawTensor, target: Target, written: _Written) -> None:
     words, dtype = to_plain(tensor)
     max_error = 0.0
     if target.plus_one:
         words, dtype, max_error = _minus_one(words, dtype)
     writer.add(f"{target.module}.{target.leaf}", words[_row_order(target)], dtype)
-    account.types.add(tensor.type)
-    account.note(tensor, dtype, max_error)
+    written.types.add(tensor.type)
+    written.note(tensor, dtype, max_error)
 
 
 def _minus_one(words: npt.NDArray[Any], dtype: str) -> tuple[npt.NDArray[Any], str, float]:
@@ -186,7 +186,7 @@ def _half_type(architecture: str, types: set[str]) -> str:
     return "bfloat16" if "BF16" in types or architecture.startswith("gemma") else "float16"
 
 
-def _origin(source: Path, metadata: Metadata, account: _Account, sha256: str | None) -> dict[str, Any]:
+def _origin(source: Path, metadata: Metadata, written: _Written, sha256: str | None) -> dict[str, Any]:
     if sha256 is None:
         with source.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
@@ -199,8 +199,8 @@ def _origin(source: Path, metadata: Metadata, account: _Account, sha256: str | N
         "licence": licence,
         "architecture": metadata.architecture,
         "name": metadata.optional_text("general.name"),
-        "tensor_types": sorted(account.types),
-        "inexact_tensors": account.inexact,
+        "tensor_types": sorted(written.types),
+        "inexact_tensors": written.inexact,
     }
 
 

