@@ -29,6 +29,7 @@ def load(checkpoint: Checkpoint, device: mx.DeviceType) -> Any:
     _refuse_what_classes_ignore(checkpoint.config)
     try:
         model = _from_files(checkpoint) if checkpoint.foreign is None else _from_arrays(checkpoint, device)
+        _mend(model, checkpoint.config)
         if device == mx.DeviceType.cpu:
             model.set_dtype(mx.float32)  # the dtype policy: see models/network/dtypes.py
         else:
@@ -49,6 +50,13 @@ def _refuse_what_classes_ignore(config: Mapping[str, Any]) -> None:
     text = config.get("text_config")
     if kind == "gemma3" and isinstance(text, Mapping) and text.get("final_logit_softcapping") is not None:
         raise UnsupportedModelError("config.json: nothing here runs a gemma3 whose logits are capped")
+
+
+def _mend(model: Any, config: Mapping[str, Any]) -> None:
+    """GLM-4 turns a share of each head, of which mlx-lm's class knows nothing."""
+    if config.get("model_type") == "glm":
+        for module in (module for _, module in model.named_modules() if isinstance(module, nn.RoPE)):
+            module.dims = int(module.dims * config.get("partial_rotary_factor", 0.5))
 
 
 def refused(checkpoint: Checkpoint, error: BaseException) -> CheckpointError:

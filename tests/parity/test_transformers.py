@@ -1,0 +1,33 @@
+"""Checkpoints as transformers 5 writes them, against the logits it gave: see `record_transformers`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.load import own_decoder
+from headrace.models.network.mlx_lm import MlxLmNetwork
+from tests.foreign import write_tensors
+from tests.parity.record_transformers import LENGTHS, RECORDED, TOKENS, weight
+from tests.tiny import load_decoder
+
+pytestmark = pytest.mark.peer
+CASES: dict[str, dict[str, Any]] = json.loads(RECORDED.read_text())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    tensors = {key: (weight(key, shape), "F32") for key, shape in case["tensors"].items()}
+    checkpoint = open_checkpoint(write_tensors(tmp_path, tensors, case["config"]))
+    own = own_decoder(checkpoint) is not None
+    network: Any = load_decoder(tmp_path) if own else MlxLmNetwork(checkpoint, device=mx.DeviceType.cpu)
+    for count, expected in zip(LENGTHS, case["logits"], strict=True):
+        cache = network.make_cache(32)
+        cache.reserve(count)
+        logits = network.logits(network.layers(network.embed(mx.array([TOKENS[:count]])), cache))
+        assert np.abs(np.array(logits)[0, :12] - expected).max() < 1e-4 * max(1.0, np.abs(expected).max())
