@@ -9,6 +9,7 @@ from headrace.app.terminal import console, table_width
 from headrace.runtime.units import format_bytes
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.text import Text
 
 Document = dict[str, Any]
@@ -42,7 +43,7 @@ def show_fit(document: Document) -> None:
     target, rows = document["target"], document["models"]
     usable = target["usable_memory_bytes"]
     room = f", {format_bytes(usable)} for models" if usable else ""
-    screen = console()
+    screen = _screen()
     screen.print()
     screen.print(Text.assemble((target["name"], "bold"), f"  {target['bandwidth_gb_s']:.0f} GB/s{room}"))
     marks = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}
@@ -140,7 +141,7 @@ def _head(model: Document) -> None:
         f"{model['parameters'] / 1e9:.2f} B weights, {format_bytes(model['weight_bytes_per_step'])} per step, "
         f"{format_bytes(model['kv_bytes_per_token'])} of K/V per token"
     )
-    screen = console()
+    screen = _screen()
     screen.print()
     screen.print(Text.assemble((model["name"], "bold"), f"  {facts}"))
 
@@ -182,8 +183,14 @@ def _intensity(value: float) -> str:
 def _notes(lines: list[str]) -> None:
     from rich.text import Text
 
-    screen = console()
-    if not screen.is_terminal:
-        screen.width = max(map(len, lines))
+    screen = _screen()
     for line in lines:
         screen.print(Text(line, style="dim"))
+
+
+def _screen() -> "Console":
+    """Standard output; where nobody looks, lines are not wrapped."""
+    screen = console()
+    if not screen.is_terminal:
+        screen.soft_wrap = True
+    return screen

@@ -232,7 +232,8 @@ def test_predict_needs_nothing_but_a_config(tmp_path: Path) -> None:
     assert [one["context"] for one in found["targets"][0]["predictions"]] == [0, 100]
     shown = CliRunner().invoke(predict, arguments, catch_exceptions=False).stdout
     assert "M4 Max (40-core)" in shown
-    assert "weights at 4 bits" in shown
+    assert "4 sequences a step" in shown
+    assert "K/V per token\n" in shown, "in a pipe no line is wrapped"
     explained = CliRunner().invoke(predict, [*arguments, "--explain"], catch_exceptions=False).stdout
     assert "101 x 4 x 32" in explained
     assert "Prefill of 512 tokens" in explained
