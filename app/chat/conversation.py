@@ -21,6 +21,7 @@ from headrace.app.engine.messages import (
     Delta,
     Died,
     Done,
+    DraftCounted,
     Dropped,
     Event,
     Failed,
@@ -44,7 +45,9 @@ class Conversation(OpenSession):
     """One session being talked to.
 
     messages: the active branch, first to last, the growing answer included. context_tokens: of prompt and answer, as
-    last known. question: set while the user has to choose, see `resolve`. notice: one line the user should see.
+    last known. draft: how long the prompt with what was typed would be, once it was counted. returned: what was typed
+    of a message that does not fit the context, for the input to take back. question: set while the user has to choose,
+    see `resolve`. notice: one line the user should see.
     """
 
     def __init__(
@@ -56,6 +59,11 @@ class Conversation(OpenSession):
         self.phase: Phase = "idle"
         self.question: ContextQuestion | None = None
         self.notice: str | None = None
+        self.draft: DraftCounted | None = None
+        self.returned: str | None = None
+        self._drafts = 0  # sent to be counted
+        self._draft_text = ""
+        self._typed = "", ""  # content of the last message, and the text it was taken from
         self._context = context
         self._turn: Turn | None = None
         self._unstored: tuple[Turn, str, Done | None] | None = None  # an answer that ended, until the store has it
@@ -83,7 +91,18 @@ class Conversation(OpenSession):
         """Say something; `/file` lines and `@path` mentions become attachments. Raises UsageError, EngineError."""
         self._ready_to_ask()
         content, attachments = parse_message(text)
+        draft = self.draft if self._draft_text == text else None
+        if draft is not None and draft.tokens > draft.longest and self._alone:
+            raise UsageError(
+                context_full_notice(draft.tokens, self.context_limit or draft.longest, "shorten the message")
+            )
+        self._typed = content, text
         return self._add_and_ask(self.messages[-1].id if self.messages else None, content, attachments)
+
+    @property
+    def _alone(self) -> bool:
+        """Whether nothing stands before what is said next that could be left out."""
+        return all(message.role != "user" for message in self.messages[self.not_sent :])
 
     def read_ahead(self, draft: str) -> None:
         """A pause in typing: the engine may read what will be sent if `draft`, as it stands, is what is said next."""
@@ -93,8 +112,9 @@ class Conversation(OpenSession):
             content, attachments = take_attachments(draft)
         except UsageError:  # said when it is sent
             return
+        self._drafts, self._draft_text, self.draft = self._drafts + 1, draft, None
         if messages := draft_messages(self.session, self.messages, content.rstrip(), attachments):
-            self.engine.read_ahead(ReadAhead(messages, self.session.sampling.get("thinking")))
+            self.engine.read_ahead(ReadAhead(messages, self.session.sampling.get("thinking"), self._drafts))
 
     def stop(self) -> None:
         """End the answer; what was said is kept as partial."""
@@ -134,7 +154,9 @@ class Conversation(OpenSession):
         old = self.message(message_id)
         if old.role == "user":
             self._ready_to_ask()
-            self._add_and_ask(old.parent_id, *parse_message(text, old))
+            content, attachments = parse_message(text, old)
+            self._typed = content, text
+            self._add_and_ask(old.parent_id, content, attachments)
         else:
             self.store.add(self.session.id, old.parent_id, "assistant", text, model=old.model)
             self.reload()
@@ -222,6 +244,9 @@ class Conversation(OpenSession):
                 self.notice = event.message
                 if turn is not None:
                     self._end_turn(turn, "died")
+            case DraftCounted():
+                if event.id == self._drafts:
+                    self.draft = event
             case PrefixCached():
                 if turn is None:
                     self.context_tokens = event.tokens + 1  # the prompt's last token is fed by the first step
@@ -251,6 +276,7 @@ class Conversation(OpenSession):
                     self.notice = context_full_notice(
                         event.prompt_tokens, event.limit, "the last turn alone is too long"
                     )
+                    self._take_back(turn.leaf)
                 else:
                     self._ask_what_goes(event.prompt_tokens, turn.leaf, during_answer=turn.continuing)
             case Failed():
@@ -311,6 +337,15 @@ class Conversation(OpenSession):
             summed_up = self.session.summary and self.not_sent
             why = "there is only the summary before it" if summed_up else "nothing older is left to drop"
             self.notice = context_full_notice(tokens, limit, why)
+            self._take_back(leaf)
+
+    def _take_back(self, leaf: Message) -> None:
+        """A message that cannot be sent goes back to the input: left here, it would be sent with all that follow."""
+        answered = any(message.parent_id == leaf.id for message in self.store.messages(self.session.id))
+        if leaf.role == "user" and not answered:
+            self.store.take_back(leaf)
+            self.reload()
+            self.returned = self._typed[1] if self._typed[0] == leaf.content else leaf.content
 
     def _stop_sending(self, count: int) -> None:
         """The engine left out the first `count` of the messages it was sent."""
@@ -384,7 +419,7 @@ class Conversation(OpenSession):
             )
         )
         self.messages = branch
-        self._turn, self.phase, self.question, self.notice = turn, "waiting", None, None
+        self._turn, self.phase, self.question, self.notice, self.draft = turn, "waiting", None, None, None
 
     @property
     def _speaker(self) -> str | None:

@@ -13,6 +13,7 @@ from headrace.app.engine.messages import (
     ContextFull,
     Delta,
     Done,
+    DraftCounted,
     Dropped,
     Event,
     Generate,
@@ -150,10 +151,9 @@ class EngineHost:
         Not through mlx-lm's classes: a cache of theirs whose window is full cannot take a wrong guess back, and the
         whole conversation would have to be read again.
         """
-        if self._loaded.kind != "headrace":
-            return
         prompt = self._prompts.encode(command.messages, thinking=command.thinking)
-        if len(prompt) > self._longest_prompt:
+        send(DraftCounted(command.id, len(prompt), self._longest_prompt))
+        if self._loaded.kind != "headrace" or len(prompt) > self._longest_prompt:
             return
         if (cache := self._engine.read_ahead(prompt, stop)) is not None:
             send(PrefixCached(cache.committed, cache.committed_bytes, cache.allocated_bytes))

@@ -69,11 +69,13 @@ class Cancel:
 class ReadAhead:
     """Bring the conversation, and what is being typed, into the KV cache; `PrefixCached` tells how far it got.
 
-    Given up as soon as another command comes. messages, thinking: as `Generate` would have them.
+    Before that, `DraftCounted` says how long the prompt would be. Given up as soon as another command comes. messages,
+    thinking: as `Generate` would have them.
     """
 
     messages: Sequence[Mapping[str, str]]
     thinking: bool | None = None
+    id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,15 @@ class PeakMeasured:
     """This machine's memory bandwidth, measured while the engine was idle."""
 
     peak: "Peak"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCounted:
+    """The prompt that `ReadAhead` brought would have so many tokens; `longest`: what leaves room for an answer."""
+
+    id: int
+    tokens: int
+    longest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +267,6 @@ class PullFailed:
     hint: str | None
 
 
-ModelEvent = LoadProgress | Ready | PeakMeasured | PrefixCached
+ModelEvent = LoadProgress | Ready | PeakMeasured | PrefixCached | DraftCounted
 PullEvent = PullProgress | Pulled | PullFailed
 Event = ModelEvent | Prefill | Delta | Done | ContextFull | Dropped | Failed | Abandoned | Died | PullEvent

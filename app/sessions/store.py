@@ -138,6 +138,17 @@ class SessionStore:
             new, session_id, parent_id, role, content, now, partial, model=model, attachments=tuple(attachments)
         )
 
+    def take_back(self, message: Message) -> Session:
+        """Remove a message that nothing follows, as if it had not been said."""
+        with self.db.transaction(durable=True):
+            self.db.run("DELETE FROM messages WHERE id = ?", message.id)
+            self.db.run(
+                "UPDATE sessions SET active_leaf = ?, title = CASE WHEN ? IS NULL AND title = ? THEN '' ELSE title END"
+                " WHERE id = ?",
+                *(message.parent_id, message.parent_id, _title(message.content), message.session_id),
+            )
+        return self.session(message.session_id)
+
     def begin_answer(self, session_id: str, parent_id: int, model: str | None) -> Message:
         """An empty answer that `grow` and `finish` complete."""
         return self.add(session_id, parent_id, "assistant", "", model=model, partial=True)

@@ -10,9 +10,11 @@ from typing import ClassVar
 
 from textual import events
 from textual.binding import Binding, BindingType
+from textual.content import Content
 from textual.message import Message as Event
 from textual.strip import Strip
 
+from headrace.app.engine.messages import DraftCounted
 from headrace.app.sanitise import sanitise
 from headrace.app.tui.input.completion import CompletionMenu
 from headrace.app.tui.input.fields import Area, joiner, takes
@@ -123,6 +125,14 @@ class Prompt(Area):
             self.action_delete_right()
         else:
             self.post_message(self.EndOfInput())
+
+    def tell_size(self, draft: DraftCounted | None) -> None:
+        """Below the text, while there is any: the tokens that the prompt with it would have, and the room for them."""
+        size = f"{draft.tokens:,} of {draft.longest:,} tokens" if draft is not None and self.text.strip() else ""
+        too_long = draft is not None and bool(size) and draft.tokens > draft.longest
+        size = f"▲ {size}: too long" if too_long else size
+        if str(self.border_subtitle or "") != size:
+            self.border_subtitle = Content(size)
 
     # -- keys that mean different things ---------------------------------------------------------------------------
 

@@ -138,6 +138,11 @@ class ChatScreen(FrugalScreen):
         messages = self._branch.look(conversation)
         if events or [message.id for message in messages] != [e.message.id for e in self.transcript.entries]:
             self.transcript.show(messages, self._branch.standings(conversation, self.headrace.metrics))
+        if conversation.returned is not None:
+            returned, conversation.returned = conversation.returned, None
+            self.prompt.move_cursor((0, 0))
+            self.prompt.paste(returned)  # folded, if it is long
+        self.prompt.tell_size(conversation.draft)
         limit = conversation.context_limit
         state = (
             conversation.phase == "idle",

@@ -19,6 +19,7 @@ from headrace.app.engine.messages import (
     Delta,
     Died,
     Done,
+    DraftCounted,
     Dropped,
     Event,
     Failed,
@@ -148,8 +149,11 @@ def test_the_next_turn_reuses_the_conversation(ready: EngineClient) -> None:
 
 
 def test_what_was_read_ahead_waits_in_the_cache(ready: EngineClient) -> None:
-    ready.read_ahead(ReadAhead(HELLO))
+    ready.read_ahead(ReadAhead(HELLO, id=3))
+    counted = until(ready, DraftCounted)
     held = until(ready, PrefixCached)
+    assert (counted.id, counted.tokens) == (3, held.tokens + 1)
+    assert counted.tokens <= counted.longest
     assert held.used_bytes <= held.allocated_bytes
     ready.submit(Generate(1, HELLO, max_tokens=2))
     done = until(ready, Done)

@@ -254,3 +254,15 @@ def test_no_title_is_blank(store: SessionStore, content: str, title: str) -> Non
     assert store.session(session.id).title == title
     with pytest.raises(UsageError, match="title"):
         store.rename(session.id, " \t")
+
+
+def test_a_message_taken_back_was_never_said(store: SessionStore) -> None:
+    session = store.create()
+    first = store.add(session.id, None, "user", "needle")
+    assert store.session(session.id).title == "needle"
+    store.take_back(first)
+    assert (store.session(session.id).title, store.branch(session.id), search(store, "needle")) == ("", [], [])
+    answer = answered(store, session.id, "q", "a")
+    store.take_back(store.add(session.id, answer, "user", "more"))
+    assert [message.content for message in store.branch(session.id)] == ["q", "a"]
+    assert store.session(session.id).title == "q"

@@ -1,0 +1,87 @@
+"""A message that does not fit the context is refused, and what was typed is in the input again."""
+
+from pathlib import Path
+
+import pytest
+from textual import events
+
+from headrace.app.engine.messages import DraftCounted
+from tests.app.scripted_engine import Script
+from tests.tui.conftest import Driver
+
+
+def counted(it: Driver, tokens: int, longest: int = 448) -> None:
+    """The engine has counted what stands in the input."""
+    it.engine._backlog.append(DraftCounted(it.engine.ahead[-1].id, tokens, longest))
+
+
+async def typed(it: Driver, text: str) -> None:
+    before = len(it.engine.ahead)
+    it.prompt.put(text)
+    await it.until(lambda: len(it.engine.ahead) > before, "the pause in typing")
+
+
+def test_a_long_paste_comes_back_folded_before_what_was_typed_since(play) -> None:
+    async def scenario(it: Driver) -> None:
+        it.engine.script(Script(full=True))
+        long = "word " * 2000
+        it.prompt.post_message(events.Paste(long))
+        await it.until(lambda: it.prompt.text)
+        await it.press("enter", *"and")
+        await it.until(lambda: it.prompt.text.endswith("]and"), "given back")
+        assert it.prompt.text.startswith("[pasted text")
+        assert it.prompt.whole_text == long + "and"
+
+    play(scenario)
+
+
+def test_the_tokens_of_what_is_typed_stand_below_it(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await typed(it, "why?")
+        counted(it, 31)
+        await it.until(lambda: "31 of 448 tokens" in it.text())
+        it.prompt.put("")
+        await it.until(lambda: "of 448 tokens" not in it.text())
+
+    play(scenario)
+
+
+def test_what_is_known_to_be_too_long_is_not_sent(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await typed(it, "much too long")
+        counted(it, 900)
+        await it.until(lambda: "too long" in it.text())
+        await it.press("enter")
+        assert it.prompt.text == "much too long"
+        assert (it.said, it.engine.commands) == ([], [])
+        assert "shorten the message" in it.text()
+        await typed(it, "short")
+        counted(it, 20)
+        await it.ask("short")
+        assert it.said[0] == "short"
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+def test_what_turns_out_too_long_comes_back(play, home: Path, turns: int) -> None:
+    """Sent before it was counted; alone, or after the older turns were left out. The next message goes without it."""
+    (home / "log.txt").write_text("many lines")
+
+    async def scenario(it: Driver) -> None:
+        for _ in range(turns):
+            await it.ask("first")
+        it.engine.script(*[Script(full=True)] * (turns + 1))
+        await it.write("/file log.txt\nlook at it")
+        if turns:
+            await it.until(lambda: it.app.screen is not it.app.chat, "the question what is to go")
+            await it.press("d")
+        await it.until(lambda: it.prompt.text, "given back")
+        assert it.prompt.text == "/file log.txt\nlook at it"
+        assert it.said == ["first", "Hello, world."][: 2 * turns]
+        assert it.app.conversation.notice
+        it.prompt.put("")
+        await it.ask("short")
+        assert [message["content"] for message in it.engine.commands[-1].messages][-1] == "short"
+
+    play(scenario)
