@@ -145,7 +145,12 @@ class SessionStore:
             self.db.run(
                 "UPDATE sessions SET active_leaf = ?, title = CASE WHEN ? IS NULL AND title = ? THEN '' ELSE title END"
                 " WHERE id = ?",
-                *(message.parent_id, message.parent_id, _title(message.content), message.session_id),
+                *(
+                    message.parent_id,
+                    message.parent_id,
+                    _title(message.content, message.attachments),
+                    message.session_id,
+                ),
             )
         return self.session(message.session_id)
 
