@@ -30,35 +30,39 @@ LinearCall projection(const float* x, int64_t rows, const MatrixHandle& w, float
   return call;
 }
 
-// The five calls, in order; `out` may be `x`. `attend` has everything but its rows.
-void run_layer(const LayerPlan& plan, AttendCall attend, const float* x, float* out) {
+// The five calls, in order; `out` may be `x`. `attend` has everything but its rows; `after` is the layer after this one, or nullptr.
+void run_layer(const LayerPlan& plan, const LayerPlan* after, AttendCall attend, const float* x, float* out) {
   Pool& pool = Pool::shared();
   const Kernels& kernels = best_kernels();
   const int64_t rows = attend.batch * attend.length;
   float* wide = scratch(Slot::wide, rows * std::max(plan.qkv->view().n, plan.down->view().k));
   float* heads = scratch(Slot::heads, rows * plan.output->view().k);
-
-  LinearCall qkv = projection(x, rows, *plan.qkv, wide);
-  qkv.norm = plan.input_norm;
-  qkv.eps = plan.eps;
-  run_linear(pool, kernels, qkv);
-
   attend.qkv = wide;
   attend.out = heads;
-  run_attend(pool, kernels, attend);
 
+  LinearCall qkv = projection(x, rows, *plan.qkv, wide);
   LinearCall output = projection(heads, rows, *plan.output, out);
-  output.residual = x;
-  run_linear(pool, kernels, output);
-
   LinearCall gate_up = projection(out, rows, *plan.gate_up, wide);
-  gate_up.norm = plan.mlp_norm;
-  gate_up.eps = plan.eps;
-  gate_up.act = plan.act;
-  run_linear(pool, kernels, gate_up);
-
   LinearCall down = projection(wide, rows, *plan.down, out);
+  LinearCall following;
+  qkv.norm = plan.input_norm;
+  gate_up.norm = plan.mlp_norm;
+  qkv.eps = gate_up.eps = plan.eps;
+  gate_up.act = plan.act;
+  output.residual = x;
   down.residual = out;
+  qkv.next = &output;
+  output.next = &gate_up;
+  gate_up.next = &down;
+  if (after != nullptr) {
+    following.w = after->qkv->view();
+    down.next = &following;
+  }
+
+  run_linear(pool, kernels, qkv);
+  run_attend(pool, kernels, attend);
+  run_linear(pool, kernels, output);
+  run_linear(pool, kernels, gate_up);
   run_linear(pool, kernels, down);
 }
 
@@ -79,13 +83,15 @@ class Layers : public Node {
                  x = Rows(inputs[0]), out = outputs[0].data<float>()] {
       std::vector<char> copy;
       const float* from = x.read<float>(copy);
-      for (const Layer& layer : *layers) {
+      for (size_t i = 0; i < layers->size(); ++i) {
+        const Layer& layer = (*layers)[i];
+        const LayerPlan* after = i + 1 < layers->size() ? (*layers)[i + 1].plan.get() : nullptr;
         AttendCall call = layer.plan->attention->call();
         call.batch = batch;
         call.length = length;
         call.offset = offset;
         layer.cache.describe(call);
-        run_layer(*layer.plan, call, from, out);
+        run_layer(*layer.plan, after, call, from, out);
         from = out;
       }
     };

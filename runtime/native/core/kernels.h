@@ -35,6 +35,13 @@ struct Matrix {
   [[gnu::always_inline]] int64_t row_bytes() const { return quantized() ? k * bits / 8 : k * size_of(type); }
 };
 
+// Rows of weights that a thread will read next, to be asked for while it still multiplies others; nothing without a matrix that
+// rounds().
+struct Upcoming {
+  const Matrix* w = nullptr;
+  int64_t row = 0;
+};
+
 // Keys and values of one head: rows of `dim` numbers, contiguous.
 struct HeadCache {
   const void* keys;
@@ -100,7 +107,7 @@ struct Kernels {
   // y[m * ldy + r] for m < batch prepared rows (`stride` apart) and r < rows, for a matrix that rounds(). No bias. Best where
   // `row` and `rows` are multiples of kBand.
   void (*multiply)(const Matrix& w, const float* prepared, int64_t stride, int64_t batch, int64_t row, int64_t rows,
-                   float* y, int64_t ldy);
+                   float* y, int64_t ldy, const Upcoming& next);
 
   // The same for one row, y[0, rows), and for up to kMaxBatch, for a matrix that does not.
   void (*matvec)(const Matrix& w, const float* prepared, int64_t row, int64_t rows, float* y);

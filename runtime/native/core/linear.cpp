@@ -19,11 +19,27 @@ constexpr int64_t kMaxTileRows = 512;   // activation rows that share one unpack
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-// Rows of output per task: about kTasksPerThread tasks a thread, none smaller than kTaskBytes of weights.
+// Rows of output per task: about kTasksPerThread tasks a thread, none much smaller than kTaskBytes of weights, and of what that
+// leaves the size that shares the rows most evenly.
 int64_t rows_per_task(const Pool& pool, int64_t rows, int64_t row_bytes) {
-  const int64_t balanced = ceil_div(rows, kTasksPerThread * pool.threads());
+  const int64_t threads = pool.threads();
+  const int64_t balanced = ceil_div(rows, kTasksPerThread * threads);
   const int64_t worthwhile = ceil_div(kTaskBytes, row_bytes);
-  return round_up(std::max(balanced, worthwhile), kBand);
+  const int64_t most = ceil_div(std::max(balanced, worthwhile), kBand);  // in bands
+  const auto longest = [&](int64_t bands) { return ceil_div(ceil_div(rows, bands * kBand), threads) * bands; };
+  int64_t best = most;
+  for (int64_t bands = most - 1; bands > most / 2; --bands) {
+    if (longest(bands) < longest(best)) best = bands;
+  }
+  return best * kBand;
+}
+
+// Columns of the output.
+int64_t width_of(const LinearCall& call) { return call.act == Act::none ? call.w.n : call.w.n / 2; }
+
+// Of those, how many make a task.
+int64_t columns_per_task(const Pool& pool, const LinearCall& call) {
+  return rows_per_task(pool, width_of(call), call.w.row_bytes() * (call.act == Act::none ? 1 : 2));
 }
 
 // out[m][at, at + n) from the products of those columns; `up` holds the second half's for a gated unit.
@@ -58,15 +74,22 @@ void prepare_row(const Kernels& kernels, const LinearCall& call, int64_t m, floa
   kernels.prepare(call.w, x, prepared);
 }
 
+// Where a thread begins with the weights of the call after this one.
+Upcoming first_of(const Pool& pool, const LinearCall* next, int number) {
+  if (next == nullptr || !next->w.rounds()) return {};
+  const int64_t step = columns_per_task(pool, *next);
+  return {&next->w, pool.first_task(ceil_div(width_of(*next), step), number) * step};
+}
+
 // Tasks are ranges of output columns, each for all rows; every product of a task fits the cache.
 void run_columns(Pool& pool, const Kernels& kernels, const LinearCall& call) {
   const Matrix& w = call.w;
   const bool gated = call.act != Act::none;
-  const int64_t width = gated ? w.n / 2 : w.n;
+  const int64_t width = width_of(call);
   const int64_t stride = kernels.prepared_size(w);
   const int64_t batch = call.rows;
   const int64_t at_once = std::min(batch, w.rounds() ? kRoundedRows : kMaxBatch);
-  const int64_t step = rows_per_task(pool, width, w.row_bytes() * (gated ? 2 : 1));
+  const int64_t step = columns_per_task(pool, call);
 
   // A single row is cheaper to prepare on every thread than to wait for.
   float* shared = nullptr;
@@ -89,15 +112,18 @@ void run_columns(Pool& pool, const Kernels& kernels, const LinearCall& call) {
     }
     float* products = scratch(Slot::output, 2 * at_once * step);
     float* ups = gated ? products + at_once * step : nullptr;
+    const Upcoming after = first_of(pool, call.next, tasks.number());
     do {
       const int64_t at = tasks.index() * step;
       const int64_t n = std::min(step, width - at);
+      const Upcoming then = tasks.last_of_own() ? after : Upcoming{&w, at + step};
       for (int64_t m = 0; m < batch; m += at_once) {
         const int64_t here = std::min(at_once, batch - m);
         for (int half = 0; half < (gated ? 2 : 1); ++half) {
           float* y = half == 0 ? products : ups;
           if (w.rounds()) {
-            kernels.multiply(w, prepared + m * stride, stride, here, half * width + at, n, y, step);
+            const Upcoming next = gated && half == 0 ? Upcoming{&w, width + at} : then;
+            kernels.multiply(w, prepared + m * stride, stride, here, half * width + at, n, y, step, next);
           } else if (here == 1) {
             kernels.matvec(w, prepared + m * stride, half * width + at, n, y);
           } else {

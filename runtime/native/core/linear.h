@@ -18,6 +18,7 @@ struct LinearCall {
   const float* residual = nullptr;  // (M, N) added to the product, or nullptr
   Act act = Act::none;              // else w is F gate rows above F up rows and out is (M, F)
   float* out = nullptr;             // (M, N); may be residual, never x
+  const LinearCall* next = nullptr; // whose weights will be read after these, or nullptr: only `w` and `act` count
 };
 
 void run_linear(Pool& pool, const Kernels& kernels, const LinearCall& call);

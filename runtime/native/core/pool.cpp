@@ -42,6 +42,12 @@ bool Tasks::next() {
   return false;
 }
 
+bool Tasks::last_of_own() const {
+  if (pool_ == nullptr) return index_ + 1 == count_;
+  const uint64_t range = pool_->ranges_[number_].left.load(std::memory_order_relaxed);
+  return epoch_of(range) != epoch_ || begin_of(range) == end_of(range);
+}
+
 Pool& Pool::shared() {
   static Pool* pool = [] {
     pthread_atfork(nullptr, nullptr, &Pool::after_fork);

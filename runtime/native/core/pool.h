@@ -23,13 +23,17 @@ class Tasks {
   // Declares the task in hand done and claims another; false, once, when none is left.
   bool next();
   int64_t index() const { return index_; }
+  // Whose range is whose: 0 is the caller's.
+  int number() const { return number_; }
+  // Whether no task that follows the one in hand is left in this participant's own range.
+  bool last_of_own() const;
 
  private:
   friend class Pool;
 
   Pool* pool_ = nullptr;  // nullptr: the caller runs alone and counts for itself
   uint64_t epoch_ = 0;
-  int number_ = 0;  // whose range is its own: 0 for the caller
+  int number_ = 0;
   int64_t count_ = 0;
   int64_t index_ = -1;
   int64_t done_ = 0;  // tasks that the region still counts as unfinished
@@ -43,6 +47,9 @@ class Pool {
   int threads() const { return threads_.load(std::memory_order_relaxed); }
   // 0 means one per physical core this process may use. Takes effect at the next region.
   void set_threads(int threads);
+
+  // The first task of a participant's range, where a region of `tasks` is shared by all threads.
+  int64_t first_task(int64_t tasks, int number) const { return tasks * number / threads(); }
 
   // Runs body(Tasks&) on every participant; on the caller alone where the work is not worth_sharing. The body must
   // claim until next() is false and must not throw.

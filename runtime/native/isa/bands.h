@@ -11,11 +11,11 @@
 
 namespace headrace::HEADRACE_ISA {
 
-// Bytes ahead of the arithmetic that weights and their scales are asked for: one row of activations is bound by how
-// fast they arrive, and the processor's own prefetcher starts anew at every page. A step never comes back to a weight, so
-// they are asked for past the outer caches.
-constexpr int64_t kTurnedAhead = 4096;
-constexpr int64_t kTurnedScalesAhead = 1024;
+// Bands that are read side by side, at most: the processor's own prefetcher follows each page of memory for itself, and one
+// page at a time does not keep enough requests under way to reach what memory gives.
+constexpr int kMostBands = 4;
+// Bytes ahead of the arithmetic that each band's words are asked for: the prefetcher starts anew at every page.
+constexpr int64_t kWordsAhead = 2048;
 
 // Rows of activations that meet a word at once, at most, and the vectors of a band that registers allow beside them.
 constexpr int kMostRows = kAccumulators / 2 < 8 ? kAccumulators / 2 : 8;
@@ -23,68 +23,100 @@ constexpr int band_vectors(int rows) {
   constexpr int kWhole = static_cast<int>(kBand) / W;
   return kAccumulators / rows < kWhole ? kAccumulators / rows : kWhole;
 }
+// Bands side by side, at most, for so many rows: whole ones alone, with half the accumulators.
+constexpr int bands_at_once(int rows) {
+  constexpr int kWhole = static_cast<int>(kBand) / W;
+  const int room = kAccumulators / 2 / (rows * kWhole);
+  return room < 1 ? 1 : room < kMostBands ? room : kMostBands;
+}
 
-// out[m][lane + i] = w[band * kBand + lane + i] . x[m] for i < R * W. Rows of x are ldx apart. The sums are kept in memory, as
-// registers hold the products of the group at hand; those in two parts where few rows would wait for one another's
-// additions.
-template <class F, Type T, int M, int R>
-[[gnu::always_inline]] inline void meet_band(const Matrix& w, const float* x, int64_t ldx, int64_t band, int64_t lane,
-                                             float (&out)[M][kBand]) {
+// Where bands lie that are read side by side: their words and scales, so many bytes apart.
+struct Streams {
+  const char* words;
+  const char* scales;
+  const char* offsets;
+  int64_t words_apart;
+  int64_t scales_apart;
+
+  Streams(const Matrix& w, int64_t band)
+      : words_apart(w.row_bytes() * kBand), scales_apart(w.groups() * kBand * size_of(w.type)) {
+    words = static_cast<const char*>(w.data) + band * words_apart;
+    scales = static_cast<const char*>(w.scales) + band * scales_apart;
+    offsets = static_cast<const char*>(w.offsets) + band * scales_apart;
+  }
+};
+
+// out[m][b * kBand + lane + i] = w[(band + b) * kBand + lane + i] . x[m] for i < R * W and b < B. Rows of x are ldx apart;
+// `next` is what will be read after these bands. The sums are kept in memory, as registers hold the products of the group at
+// hand; those in two parts where few rows would wait for one another's additions.
+template <class F, Type T, int M, int R, int B>
+[[gnu::always_inline]] inline void meet_bands(const Matrix& w, const float* x, int64_t ldx, int64_t band, int64_t lane,
+                                              const Streams& next, float (&out)[M][B * kBand]) {
   constexpr int kHalf = Rounded<F>::kHalf;
-  constexpr int kChains = 4 * M * R <= kAccumulators ? 2 : 1;
+  constexpr int kChains = 4 * M * R * B <= kAccumulators ? 2 : 1;
   const int64_t group_words = w.group / F::kSteps, groups = w.groups();
-  const auto* words = static_cast<const uint32_t*>(w.data) + band * (w.k / F::kSteps) * kBand + lane;
-  const int64_t first_scale = band * groups * kBand + lane;
+  const Streams here(w, band);
+  const int64_t apart = here.words_apart / static_cast<int64_t>(sizeof(uint32_t));
+  const auto* words = reinterpret_cast<const uint32_t*>(here.words) + lane;
+  const int64_t group_bytes = group_words * kBand * static_cast<int64_t>(sizeof(uint32_t));
+  const int64_t groups_ahead = group_bytes < kWordsAhead ? kWordsAhead / group_bytes : 1;
   const float* scales = x + Rounded<F>::scales_at(w);
   const float* sums = x + Rounded<F>::sums_at(w);
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) store(&out[m][lane + r * W], zero());
+#pragma GCC unroll 16
+    for (int r = 0; r < B * R; ++r) store(&out[m][r / R * kBand + lane + r % R * W], zero());
   }
   for (int64_t g = 0; g < groups; ++g) {
-    vi dot[kChains][M][R] = {};
-    for (int64_t i = 0; i < group_words; ++i, words += kBand, x += kHalf) {
-      vi left[R];
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        left[r] = load_words(words + r * W);
-        if (r * W % 16 == 0) __builtin_prefetch(words + r * W + kTurnedAhead / 4, 0, 0);
+    const bool inside = g + groups_ahead < groups;
+    const Streams& later = inside ? here : next;
+    const int64_t later_group = g + groups_ahead - (inside ? 0 : groups);
+    const char* words_ahead = later.words + later_group * group_bytes + lane * static_cast<int64_t>(sizeof(uint32_t));
+    vi dot[kChains][M][B * R] = {};
+    for (int64_t i = 0; i < group_words; ++i, words += kBand, x += kHalf, words_ahead += kBand * sizeof(uint32_t)) {
+      vi left[B * R];
+#pragma GCC unroll 16
+      for (int r = 0; r < B * R; ++r) {
+        left[r] = load_words(words + r / R * apart + r % R * W);
+        if (r % R * W % 16 == 0) {
+          __builtin_prefetch(words_ahead + r / R * later.words_apart + r % R * W * static_cast<int>(sizeof(uint32_t)));
+        }
       }
 #pragma GCC unroll 8
       for (int s = 0; s < kHalf; ++s) {
-        vi weights[R];
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
+        vi weights[B * R];
+#pragma GCC unroll 16
+        for (int r = 0; r < B * R; ++r) {
           weights[r] = pairs<F::kBits>(left[r], 0);
           left[r] = next_pairs<F::kBits>(left[r]);
         }
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m) {
           const vi xs = set1_word(x + m * ldx + s);
-          vi(&sum)[R] = dot[s % kChains][m];
-#pragma GCC unroll 8
-          for (int r = 0; r < R; ++r) sum[r] = dot_pairs(sum[r], weights[r], xs);
+          vi(&sum)[B * R] = dot[s % kChains][m];
+#pragma GCC unroll 16
+          for (int r = 0; r < B * R; ++r) sum[r] = dot_pairs(sum[r], weights[r], xs);
         }
       }
     }
-    vf scale[R], offset[R];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const int64_t at = first_scale + g * kBand + r * W;
-      scale[r] = load_as<T>(w.scales, at);
-      offset[r] = load_as<T>(w.offsets, at);
-      if (r == 0) {
-        __builtin_prefetch(static_cast<const uint8_t*>(w.scales) + at * size_of(T) + kTurnedScalesAhead, 0, 0);
-        __builtin_prefetch(static_cast<const uint8_t*>(w.offsets) + at * size_of(T) + kTurnedScalesAhead, 0, 0);
+    vf scale[B * R], offset[B * R];
+#pragma GCC unroll 16
+    for (int r = 0; r < B * R; ++r) {
+      const int64_t at = g * kBand + lane + r % R * W;
+      scale[r] = load_as<T>(here.scales + r / R * here.scales_apart, at);
+      offset[r] = load_as<T>(here.offsets + r / R * here.scales_apart, at);
+      if (r % R == 0) {
+        const int64_t to = r / R * later.scales_apart + (later_group * kBand + lane) * size_of(T);
+        __builtin_prefetch(later.scales + to);
+        __builtin_prefetch(later.offsets + to);
       }
     }
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
       const vf x_scale = set1(scales[m * ldx + g]), x_sum = set1(sums[m * ldx + g]);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        float* to = &out[m][lane + r * W];
+#pragma GCC unroll 16
+      for (int r = 0; r < B * R; ++r) {
+        float* to = &out[m][r / R * kBand + lane + r % R * W];
         vi whole = dot[0][m][r];
         if constexpr (kChains == 2) whole = add_words(whole, dot[1][m][r]);
         const vf so_far = fma(offset[r], x_sum, load(to));
@@ -94,41 +126,65 @@ template <class F, Type T, int M, int R>
   }
 }
 
-// y[m * ldy + r] for weight rows [row, row + rows) and any number of activation rows.
+// y[m * ldy + r] for weight rows [row, row + rows) and any number of activation rows; `next`: rows to be read after.
 template <class F, Type T>
 inline void multiply_bands(const Matrix& w, const float* x, int64_t ldx, int64_t batch, int64_t row, int64_t rows,
-                           float* y, int64_t ldy) {
-  for (int64_t band = row / kBand; band * kBand < row + rows; ++band) {
+                           float* y, int64_t ldy, const Upcoming& next) {
+  const int64_t end_band = (row + rows + kBand - 1) / kBand;
+  const auto take = [&]<int M, int B>(int64_t m, int64_t band, std::integral_constant<int, M>,
+                                      std::integral_constant<int, B>) {
+    constexpr int R = band_vectors(M);
+    alignas(64) float out[M][B * kBand];
+    const Streams after = band + B < end_band || next.w == nullptr ? Streams(w, band + B) : Streams(*next.w, next.row / kBand);
+    for (int64_t lane = 0; lane < kBand; lane += R * W) {
+      meet_bands<F, T, M, R, B>(w, x + m * ldx, ldx, band, lane, after, out);
+    }
     const int64_t start = band * kBand;
     const int64_t begin = row > start ? row : start;
-    const int64_t end = row + rows < start + kBand ? row + rows : start + kBand;
-    int64_t m = 0;
-    const auto take = [&]<int M>(std::integral_constant<int, M>) {
-      for (; batch - m >= M; m += M) {
-        constexpr int R = band_vectors(M);
-        alignas(64) float out[M][kBand];
-        for (int64_t lane = 0; lane < kBand; lane += R * W) meet_band<F, T, M, R>(w, x + m * ldx, ldx, band, lane, out);
-        for (int i = 0; i < M; ++i) {
-          float* to = y + (m + i) * ldy + begin - row;
-          __builtin_memcpy(to, &out[i][begin - start], static_cast<size_t>(end - begin) * sizeof(float));
-        }
-      }
+    const int64_t end = row + rows < start + B * kBand ? row + rows : start + B * kBand;
+    for (int i = 0; i < M; ++i) {
+      float* to = y + (m + i) * ldy + begin - row;
+      __builtin_memcpy(to, &out[i][begin - start], static_cast<size_t>(end - begin) * sizeof(float));
+    }
+  };
+  for (int64_t band = row / kBand; band < end_band;) {
+    const int64_t left = end_band - band;
+    // As even as can be: six bands are three and three.
+    const auto at_once = [&](int64_t most) {
+      const int64_t parts = (left + most - 1) / most;
+      return (left + parts - 1) / parts;
     };
-    if constexpr (kMostRows == 8) take(std::integral_constant<int, 8>{});
-    take(std::integral_constant<int, 4>{});
-    take(std::integral_constant<int, 2>{});
-    take(std::integral_constant<int, 1>{});
+    const int64_t here = batch == 1 ? at_once(bands_at_once(1)) : batch == 2 ? at_once(bands_at_once(2)) : 1;
+    const auto all = [&]<int B>(std::integral_constant<int, B> width) {
+      int64_t m = 0;
+      const auto rows_of = [&]<int M>(std::integral_constant<int, M> count) {
+        if constexpr (B <= bands_at_once(M)) {
+          for (; batch - m >= M; m += M) take(m, band, count, width);
+        }
+      };
+      if constexpr (kMostRows == 8) rows_of(std::integral_constant<int, 8>{});
+      rows_of(std::integral_constant<int, 4>{});
+      rows_of(std::integral_constant<int, 2>{});
+      rows_of(std::integral_constant<int, 1>{});
+    };
+    switch (here) {
+      case 4: all(std::integral_constant<int, 4>{}); break;
+      case 3: all(std::integral_constant<int, 3>{}); break;
+      case 2: all(std::integral_constant<int, 2>{}); break;
+      default: all(std::integral_constant<int, 1>{}); break;
+    }
+    band += here;
   }
 }
 
 inline void multiply(const Matrix& w, const float* x, int64_t ldx, int64_t batch, int64_t row, int64_t rows, float* y,
-                     int64_t ldy) {
+                     int64_t ldy, const Upcoming& next) {
   with_words(w, [&](auto format) {
     using F = decltype(format);
     switch (w.type) {
-      case Type::f16: return multiply_bands<F, Type::f16>(w, x, ldx, batch, row, rows, y, ldy);
-      case Type::bf16: return multiply_bands<F, Type::bf16>(w, x, ldx, batch, row, rows, y, ldy);
-      default: return multiply_bands<F, Type::f32>(w, x, ldx, batch, row, rows, y, ldy);
+      case Type::f16: return multiply_bands<F, Type::f16>(w, x, ldx, batch, row, rows, y, ldy, next);
+      case Type::bf16: return multiply_bands<F, Type::bf16>(w, x, ldx, batch, row, rows, y, ldy, next);
+      default: return multiply_bands<F, Type::f32>(w, x, ldx, batch, row, rows, y, ldy, next);
     }
   });
 }
