@@ -11,11 +11,12 @@ import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 
-from headrace.app.cli.predict import DEFAULT_CONTEXT, targets_for
+from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.app.predict.document import ENGINE
 from headrace.app.predict.prediction import Prediction
 from headrace.app.predict.prediction import predict as predict_shape
 from headrace.app.predict.published import assumptions
+from headrace.app.predict.targets import targets_for
 from headrace.app.sampling_options import sampling_settings
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.validation import blamed_on_store

@@ -3,16 +3,10 @@
 `headrace fit`: the same question turned round, for every model of the catalog on one machine.
 """
 
-from typing import TYPE_CHECKING
-
 import click
 
 from headrace.app.cli.json_output import print_json
-
-if TYPE_CHECKING:
-    from headrace.app.predict.prediction import Target
-
-DEFAULT_CONTEXT = 4096
+from headrace.app.predict import DEFAULT_CONTEXT
 
 
 @click.command()
@@ -49,10 +43,12 @@ def predict(
         return
     from headrace.app.bench.measure.plan import parse_counts
     from headrace.app.predict.document import explanation, prediction
+    from headrace.app.predict.targets import targets_for
+    from headrace.app.settings import chosen_model, load_settings
     from headrace.models.find_shape import find_shape
 
     counts = parse_counts(contexts, "--context")
-    name, shape = find_shape(model)
+    name, shape = find_shape(chosen_model(model, load_settings()))
     asked = [min(context, shape.context_length - 1) for context in counts]
     if explain:
         document = explanation(name, shape, past=asked[-1], prefill=prefill)
@@ -76,6 +72,7 @@ def predict(
 def fit(chip: str | None, memory: int | None, context: int, as_json: bool) -> None:
     """Say which models of the catalog fit this machine, and how fast each would be."""
     from headrace.app.predict.document import catalog_fit
+    from headrace.app.predict.targets import targets_for
 
     target = targets_for((chip,) if chip else (), memory, others=False)[0]
     document = catalog_fit(target, context)
@@ -97,36 +94,3 @@ def _list_chips(as_json: bool) -> None:
     from headrace.app.predict.view import show_chips
 
     show_chips(chips)
-
-
-def targets_for(chips: tuple[str, ...], memory: int | None, *, others: bool = True) -> list["Target"]:
-    """The chips asked for; without any, this machine, and with `others` the Apple chips of the table."""
-    from headrace.app.predict.chip_names import chip_targets, known_targets
-
-    if chips:
-        return list(dict.fromkeys(target for chip in chips for target in chip_targets(chip, memory)))
-    here = _this_machine()
-    return [*([here] if here else []), *(known_targets() if others or here is None else [])]
-
-
-def _this_machine() -> "Target | None":
-    """This machine at its measured peak (measured now if it never was), with its own step-cost fit if there is one."""
-    from headrace.app.predict.fit_store import remembered
-    from headrace.app.predict.prediction import Target
-    from headrace.runtime.machine.bandwidth import measure_peak
-    from headrace.runtime.machine.hardware import machine
-    from headrace.runtime.machine.memory import budget
-    from headrace.runtime.machine.peaks import cached_peak
-
-    host = machine()
-    room = budget(host)
-    peak = cached_peak(host) or measure_peak(host=host)
-    apple = host.backend == "metal" and host.nominal_bandwidth is not None
-    return Target(
-        name="this machine",
-        bandwidth=host.nominal_bandwidth if apple and host.nominal_bandwidth else peak.bytes_per_second,
-        memory=room.usable if room else None,
-        apple=apple,
-        fit=remembered(host),
-        measured=not apple,
-    )

@@ -250,8 +250,8 @@ def test_export_as_markdown_and_json(play, home: Path) -> None:
         await it.write("/export talk.json")
         assert "keep this" in (home / "talk.md").read_text()
         assert json.loads((home / "talk.json").read_text())["messages"][0]["content"] == "keep this"
-        await it.write("/export /nowhere/at/all.md")
-        await it.until(lambda: "cannot write" in it.text() or Path("/nowhere/at/all.md").exists())
+        await it.write("/export talk.md/below/a/file.md")
+        await it.until(lambda: "cannot write" in it.text())
 
     play(scenario)
 

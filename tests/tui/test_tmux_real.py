@@ -182,7 +182,7 @@ def test_suspend_resize_and_a_closed_terminal(tmux: Tmux) -> None:
     tmux.press("Enter")
     tmux.sees("loaded in")
     tmux.run("resize-window", "-x", "60", "-y", "15")
-    tmux.sees("headrace", "Send")
+    tmux.sees("smollm2-135m", "Send")
     tmux.run("resize-window", "-x", "120", "-y", "40")
     tmux.type("hello")
     tmux.sees("hello")

@@ -54,7 +54,7 @@ def report(waits: Sequence[float], reason: Any, ended_by_token: bool) -> dict[st
         model="m", kind="headrace", text="", steps=[Step(1, record) for record in said],
         finished=Finished(reason, summary, *stop), cost=COST, request=Request([1] * PROMPT), load_s=0.0,
         tokenize_s=0.0, ttft_s=None, machine=machine(), peak=peak, beside=peak, kernels={}, versions={},
-        context_limit=1000,
+        context_limit=1000, session=None,
     )  # fmt: skip
     parsed = json.loads(json.dumps(document(found, with_steps=True)))
     assert isinstance(parsed, dict)

@@ -150,8 +150,9 @@ def test_the_next_turn_reuses_the_conversation(ready: EngineClient) -> None:
 
 def test_what_was_read_ahead_waits_in_the_cache(ready: EngineClient) -> None:
     ready.read_ahead(ReadAhead(HELLO, id=3))
-    counted = until(ready, DraftCounted)
-    held = until(ready, PrefixCached)
+    events: list[Event] = []
+    held = until(ready, PrefixCached, events)
+    (counted,) = (event for event in events if isinstance(event, DraftCounted))
     assert (counted.id, counted.tokens) == (3, held.tokens + 1)
     assert counted.tokens <= counted.longest
     assert held.used_bytes <= held.allocated_bytes

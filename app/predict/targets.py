@@ -1,0 +1,33 @@
+"""What a prediction is made for: the chips somebody named, or this machine as it was measured."""
+
+from headrace.app.predict.chip_names import chip_targets, known_targets
+from headrace.app.predict.fit_store import remembered
+from headrace.app.predict.prediction import Target
+from headrace.runtime.machine.bandwidth import measure_peak
+from headrace.runtime.machine.hardware import machine
+from headrace.runtime.machine.memory import budget
+from headrace.runtime.machine.peaks import cached_peak
+
+
+def targets_for(chips: tuple[str, ...], memory: int | None, *, others: bool = True) -> list[Target]:
+    """The chips asked for; without any, this machine, and with `others` the Apple chips of the table."""
+    if chips:
+        return list(dict.fromkeys(target for chip in chips for target in chip_targets(chip, memory)))
+    here = _this_machine()
+    return [*([here] if here else []), *(known_targets() if others or here is None else [])]
+
+
+def _this_machine() -> Target | None:
+    """This machine at its measured peak (measured now if it never was), with its own step-cost fit if there is one."""
+    host = machine()
+    room = budget(host)
+    peak = cached_peak(host) or measure_peak(host=host)
+    apple = host.backend == "metal" and host.nominal_bandwidth is not None
+    return Target(
+        name="this machine",
+        bandwidth=host.nominal_bandwidth if apple and host.nominal_bandwidth else peak.bytes_per_second,
+        memory=room.usable if room else None,
+        apple=apple,
+        fit=remembered(host),
+        measured=not apple,
+    )
