@@ -67,6 +67,8 @@ class SessionStore:
         """The session that a person means by `text`: its id, the beginning of it, or `last`."""
         if text == "last":
             rows = self.db.rows("SELECT * FROM sessions WHERE active_leaf IS NOT NULL ORDER BY updated_at DESC LIMIT 1")
+            if not rows:
+                raise SessionError("no conversation has been kept yet", "the chat keeps each one, `run --save` its own")
         else:
             rows = self.db.rows("SELECT * FROM sessions WHERE substr(id, 1, ?) = ?", len(text), text) if text else []
         if len(rows) != 1:

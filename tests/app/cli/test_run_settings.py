@@ -152,7 +152,7 @@ def test_the_last_conversation_goes_on(ask: Ask) -> None:
 def test_nothing_is_kept_of_what_did_not_begin(ask: Ask) -> None:
     with pytest.raises(ContextLimitError):
         ask("x" * 2000, "--save")
-    with pytest.raises(SessionError, match="there is no session 'last'"):
+    with pytest.raises(SessionError, match="no conversation has been kept yet"):
         ask("hi", "-c")
     store = SessionStore()
     assert store.sessions() == []
