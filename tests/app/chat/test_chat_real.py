@@ -67,6 +67,7 @@ def test_a_day_in_the_life_of_a_chat(chat: Conversation, client: EngineClient, s
     assert client.card is not None
     assert {record.weight_bytes for record in records} == {client.card.cost.weight_bytes}
 
+    chat.set_sampling({"max_tokens": 40})  # a sampled answer may go on and on
     chat.regenerate()
     wait(chat, lambda: chat.phase == "idle")
     again = chat.messages[-1]
@@ -75,6 +76,9 @@ def test_a_day_in_the_life_of_a_chat(chat: Conversation, client: EngineClient, s
     assert "sampled at" in chat.notice  # temperature 0 would have repeated the answer
     assert again.metrics is not None
     assert again.metrics.reused_tokens == again.metrics.prompt_tokens - 1
+    chat.switch_branch(again.id, -1)  # on from the greedy answer: what follows a sampled one differs from run to run
+    assert chat.messages[-1].id == answer.id
+    chat.set_sampling({"max_tokens": None})
 
     chat.send("Tell me a very long story about a water mill.")
     wait(chat, lambda: len(chat.messages[-1].content) > 100)
