@@ -54,7 +54,7 @@ class ChatSettings:
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """How new conversations are answered. Unset: what the model recommends, else temperature 0.7 and top_p 0.95."""
+    """How new conversations are answered. Unset: what the model recommends, else temperature 0.7 and min_p 0.05."""
 
     temperature: float | None = _setting(
         None, "0 always takes the likeliest token.", example=0.7, allowed=Range(0, 100)

@@ -14,12 +14,12 @@ from tests.tui.conftest import Driver
 @pytest.mark.parametrize(
     ("given", "recommended", "effective"),
     [
-        ({}, {"eos_token_id": 2}, "temperature 0.7 · top_p 0.95"),
+        ({}, {"eos_token_id": 2}, "temperature 0.7 · min_p 0.05"),
         ({}, {"temperature": 0.6, "top_k": 20}, "temperature 0.6 · top_k 20"),
-        ({}, {"top_p": 0.8}, "temperature 0.7 · top_p 0.8"),
+        ({}, {"top_p": 0.8}, "temperature 0.7 · top_p 0.8 · min_p 0.05"),
         ({}, {"do_sample": False, "temperature": 0.6}, "temperature 0"),
         ({"temperature": 0.0}, {"temperature": 0.6}, "temperature 0"),
-        ({"temperature": 1.2, "top_p": 1.0}, {}, "temperature 1.2"),
+        ({"temperature": 1.2, "min_p": 0.0}, {}, "temperature 1.2"),
     ],
 )
 def test_what_holds(given: dict[str, Any], recommended: dict[str, Any], effective: str) -> None:
@@ -29,7 +29,7 @@ def test_what_holds(given: dict[str, Any], recommended: dict[str, Any], effectiv
 def test_again_samples_where_nothing_is_recommended(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("why?")
-        assert "scripted-1b temperature 0.7 · top_p 0.95" in it.text()
+        assert "scripted-1b temperature 0.7 · min_p 0.05" in it.text()
         await it.press("ctrl+r")
         await it.idle()
         assert [command.otherwise for command in it.engine.commands] == [CHAT_SAMPLING] * 2

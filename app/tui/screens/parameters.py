@@ -73,7 +73,7 @@ def read_parameter(name: str, text: str) -> Any:
 
 
 def sampling_text(values: Mapping[str, Any], *, short: bool = False) -> str:
-    """How tokens are chosen, in one line: `temperature 0.7 · top_p 0.95`; `short`: `temp 0.7`."""
+    """How tokens are chosen, in one line: `temperature 0.7 · min_p 0.05`; `short`: `temp 0.7`."""
     temperature = f"temperature {values.get('temperature', 0.0):g}"
     if short:
         return temperature.replace("erature", "")
