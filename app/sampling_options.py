@@ -24,10 +24,10 @@ _OPTIONS = (
     click.option("--logit-bias", multiple=True, metavar="ID=VALUE", help="Added to one token's logit. Repeatable."),
     click.option("--seed", type=int, help="Same seed, same machine, same tokens."),
 )
-# generation_config.json key -> SamplingParams field
 CHAT_SAMPLING: Mapping[str, float] = {"temperature": 0.7, "min_p": 0.05}
 """What the chat begins with where a model recommends no temperature. Not top_p: it sorts the vocabulary, which takes
 longer than the rest of a small model's step."""
+# generation_config.json key -> SamplingParams field
 _RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
