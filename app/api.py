@@ -19,9 +19,8 @@ from headrace.app.predict.published import assumptions
 from headrace.app.predict.targets import targets_for
 from headrace.app.sampling_options import sampling_settings
 from headrace.models.checkpoint.quantization import Quantization
-from headrace.models.checkpoint.validation import blamed_on_store
 from headrace.models.find_shape import find_shape
-from headrace.models.load import LoadedModel, load_model
+from headrace.models.load import LoadedModel, load_resolved
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.resolve import resolve
 from headrace.models.text.answer import Completed, Part, TextChunk, answer
@@ -136,9 +135,7 @@ def load(
     """
     requantize = Quantization(quantize, group_size) if quantize is not None else None  # before anything is fetched
     resolved = resolve(name, progress=progress)
-    with blamed_on_store(resolved.stored_as, resolved.path):
-        loaded = load_model(resolved.path, name=resolved.name, context=context, requantize=requantize, force=force)
-    return Model(loaded)
+    return Model(load_resolved(resolved, context=context, requantize=requantize, force=force))
 
 
 def predict(

@@ -16,9 +16,11 @@ from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.checkpoint.quantization import Quantization, is_affine
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.checkpoint.tensor_info import stored_dtype
+from headrace.models.checkpoint.validation import blamed_on_store
 from headrace.models.cost.costs import WORKING_MEMORY
 from headrace.models.network.config import DecoderConfig, decoder_config
 from headrace.models.network.dtypes import compute_dtype
+from headrace.models.registry.resolve import ResolvedModel
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime import ops
 from headrace.runtime.cache import KVShape
@@ -59,6 +61,18 @@ def context_length(checkpoint: Checkpoint) -> int:
     text = checkpoint.config.get("text_config", checkpoint.config)
     length = text.get("max_position_embeddings") if isinstance(text, dict) else None
     return length if isinstance(length, int) and length > 0 else 2048
+
+
+def load_resolved(
+    resolved: ResolvedModel,
+    *,
+    context: int | None = None,
+    requantize: Quantization | None = None,
+    force: bool = False,
+) -> LoadedModel:
+    """`load_model` for what `resolve` found; a damaged entry of the store is named, with how to replace it."""
+    with blamed_on_store(resolved.stored_as, resolved.path):
+        return load_model(resolved.path, name=resolved.name, context=context, requantize=requantize, force=force)
 
 
 def load_model(

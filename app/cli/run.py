@@ -179,15 +179,13 @@ def _load(
 ) -> "LoadedModel":
     from headrace.app.progress import drawn_progress
     from headrace.models.checkpoint.quantization import Quantization
-    from headrace.models.checkpoint.validation import blamed_on_store
-    from headrace.models.load import load_model
+    from headrace.models.load import load_resolved
     from headrace.models.registry.resolve import resolve
 
     requantize = Quantization(quantize, group_size) if quantize is not None else None  # before anything is fetched
     with drawn_progress(quiet=quiet) as progress:
         resolved = resolve(model, progress=progress)
-    with blamed_on_store(resolved.stored_as, resolved.path):
-        loaded = load_model(resolved.path, name=resolved.name, context=context, requantize=requantize, force=force)
+    loaded = load_resolved(resolved, context=context, requantize=requantize, force=force)
     for note in loaded.notes:
         click.echo(note, err=True)
     return loaded

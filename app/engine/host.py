@@ -24,8 +24,7 @@ from headrace.app.engine.messages import (
     ReadAhead,
 )
 from headrace.app.sampling_options import sampling_settings
-from headrace.models.checkpoint.validation import blamed_on_store
-from headrace.models.load import LoadedModel, load_model
+from headrace.models.load import LoadedModel, load_resolved
 from headrace.models.registry.progress import Progress
 from headrace.models.registry.resolve import ResolvedModel, resolve
 from headrace.models.text.answer import Completed, TextChunk, answer
@@ -64,12 +63,11 @@ class EngineHost:
 
     @classmethod
     def load(cls, spec: ModelSpec, progress: Progress) -> "EngineHost":
-        """Fetch if need be, and load. Raises what `resolve` and `load_model` raise."""
+        """Fetch if need be, and load. Raises what `resolve` and `load_resolved` raise."""
         started = time.perf_counter()
         resolved = resolve(spec.name, progress=progress)
         progress("loading weights", 0, None)
-        with blamed_on_store(resolved.stored_as, resolved.path):
-            loaded = load_model(resolved.path, name=resolved.name, context=spec.context, force=spec.force)
+        loaded = load_resolved(resolved, context=spec.context, force=spec.force)
         return cls(loaded, resolved, time.perf_counter() - started)
 
     def card(self) -> ModelCard:

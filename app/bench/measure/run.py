@@ -169,13 +169,13 @@ def _busy(host: Machine) -> list[str]:
 
 def _load(name: str | None, options: Options) -> "LoadedModel":
     from headrace.app.progress import drawn_progress
-    from headrace.models.load import load_model
+    from headrace.models.load import load_resolved
     from headrace.models.registry.resolve import resolve
 
     limit = max(test.tokens for test in options.tests)
     with drawn_progress() as progress:
         resolved = resolve(name, progress=progress)
-    return load_model(resolved.path, name=resolved.name, context=limit, force=options.force)
+    return load_resolved(resolved, context=limit, force=options.force)
 
 
 def _own(loaded: Sequence["LoadedModel"], limit: int, held: int) -> list[Backend]:

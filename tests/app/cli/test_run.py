@@ -277,6 +277,16 @@ def test_a_damaged_model_of_the_store_says_how_to_replace_it(file: str, size: in
     assert "the stored model broken is damaged" in examined.stdout
 
 
+def test_bench_says_how_to_replace_a_damaged_model_too(tmp_path: Path) -> None:
+    entry = write_chat_model(tmp_path / "data" / "models" / "broken")
+    (entry / "headrace.json").write_text("{}")
+    (entry / "model.safetensors").write_bytes(b"cut")
+    done = headrace("bench", "-m", "broken", "-p", "8", "-n", "2", home=tmp_path)
+    assert done.returncode == 1
+    assert "the stored model broken is damaged" in done.stderr
+    assert "`headrace models rm broken`" in done.stderr
+
+
 def test_an_entry_whose_origin_cannot_be_read_is_diagnosed(tmp_path: Path) -> None:
     entry = write_chat_model(tmp_path / "data" / "models" / "broken")
     (entry / "headrace.json").write_text("{")
