@@ -55,7 +55,8 @@ def _held(weight: Weight, exact: bool) -> Weight:
 
 def _sums_and_errors(x: mx.array, w: Weight, exact: bool) -> tuple[mx.array, mx.array]:
     """For every output, the sum over k of |x w| and how far the kernels may be off."""
-    full = mx.abs(reference.linear(mx.eye(w.columns), Weight(w.data, w.scales, w.biases, w.bits, w.group_size)))
+    plain = w.data if w.scales is None else mx.dequantize(w.data, w.scales, w.biases, w.group_size, w.bits)
+    full = mx.abs(plain.astype(mx.float32)).T  # (K, N)
     sums = mx.abs(x) @ full
     if w.bias is not None:
         sums = sums + mx.abs(w.bias)
