@@ -18,12 +18,13 @@ from headrace.app.tui.decode.roofline import decode_point, prefill_point
 from headrace.app.tui.decode.speed import phases
 from headrace.app.tui.input.commands import COMMANDS, matching, parse_command
 from headrace.app.tui.input.paths import as_typed, completions, typed_path
-from headrace.app.tui.screens.chat_actions import ChatActions, code_blocks
+from headrace.app.tui.screens.chat_actions import ChatActions
 from headrace.app.tui.screens.parameters import PARAMETERS, read_parameter, write_parameter
 from headrace.app.tui.status_bar import Status, StatusBar
 from headrace.app.tui.transcript.entry import Entry, Look, Standing
 from headrace.app.tui.transcript.growing_markdown import GrowingMarkdown
 from headrace.app.tui.transcript.markdown_lines import render
+from headrace.app.tui.transcript.message_parts import code_blocks, web_addresses
 from headrace.runtime.errors import UsageError
 from headrace.runtime.telemetry import StepRecord
 from tests.app.scripted_engine import CARD, record, summary
@@ -81,8 +82,40 @@ def test_an_unfinished_block_only_is_laid_out_again() -> None:
     assert [line.plain for line in growing.lines(20)] == ["first", "", "second", "", "third"]
 
 
-def test_markdown_keeps_line_breaks_and_shows_links_as_written() -> None:
-    assert [line.plain for line in render("a\nb\n[x](http://y)", 40)] == ["a", "b", "[x](http://y)"]
+def plain(source: str, width: int = 60) -> list[str]:
+    return [line.plain.rstrip() for line in render(source, width)]
+
+
+def test_markdown_keeps_line_breaks() -> None:
+    assert plain("a\nb") == ["a", "b"]
+
+
+def test_a_link_shows_its_whole_address() -> None:
+    assert plain("a [x *y*](http://z/ä) b") == ["a x y ⟨http://z/%C3%A4⟩ b"]
+    assert plain("[http://bank.example](http://evil.example)") == ["http://bank.example ⟨http://evil.example⟩"]
+    assert plain("<http://z> http://y") == ["http://z http://y"]  # written out: once
+    assert plain("![alt](http://z/i.png)") == ["▨ alt ⟨http://z/i.png⟩"]
+
+
+@pytest.mark.parametrize("source", ["[x](javascript:alert(1))", "[x](file:///etc/passwd)", "<mailto:a@b>", "[x](/y)"])
+def test_what_no_browser_is_for_shows_as_written(source: str) -> None:
+    assert plain(source) == [source]
+    assert web_addresses(source) == []
+
+
+def test_the_addresses_of_a_message() -> None:
+    source = "[a](https://a.b/c?d=1) see https://e.f/g. and **<http://h>**, `https://code` ![i](http://j) https://e.f/g"
+    assert web_addresses(source) == ["https://a.b/c?d=1", "https://e.f/g", "http://h", "http://j"]
+
+
+def test_tasks_have_boxes() -> None:
+    assert plain("- [ ] to do\n- [x] done\n  - [X] inside\n- [ ]x") == ["☐ to do", "☑ done", "  ☑ inside", "• [ ]x"]
+    assert plain("1. [ ] numbered") == ["1. [ ] numbered"]
+
+
+def test_columns_stand_as_their_head_says() -> None:
+    lines = plain("|a|b|c|\n|-|:-:|--:|\n|1|2|3|\n|four|fives|sixes|")
+    assert lines == ["a    │   b   │     c", "─────┼───────┼──────", "1    │   2   │     3", "four │ fives │ sixes"]
 
 
 def test_code_lines_too_long_are_folded_not_lost() -> None:

@@ -35,6 +35,7 @@ COMMANDS = (
     Command("edit", "change your last message, or the answer; a new branch", "[answer]"),
     Command("branch", "the next branch, or the one before", "[back]"),
     Command("copy", "copy the last answer, or its code", "[code]", key="Ctrl+O"),
+    Command("links", "open a link of the last answer in the browser"),
     Command("new", "start a new session", key="Ctrl+N"),
     Command("sessions", "resume, rename, delete, export", key="F4"),
     Command("search", "search all sessions", "[WORDS]"),

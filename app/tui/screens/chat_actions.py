@@ -3,65 +3,19 @@
 Errors of the tree pass through: the chat screen says them.
 """
 
-import os
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import cast
 
-from textual.app import App
-
-from headrace.app.chat.attachments import parse_message, unquoted
+from headrace.app.chat.attachments import parse_message
 from headrace.app.chat.context_question import ContextChoice
-from headrace.app.chat.conversation import Conversation
-from headrace.app.engine.messages import Event
-from headrace.app.sanitise import sanitise
 from headrace.app.sessions.records import Message
-from headrace.app.tui.chat_app import ChatApp
 from headrace.app.tui.input.commands import message_text
-from headrace.app.tui.input.prompt import Prompt
 from headrace.app.tui.screens.parameters import read_parameter, sampling_text, write_parameter
-from headrace.app.tui.transcript.markdown_lines import parser
-from headrace.app.tui.transcript.transcript import Transcript
+from headrace.app.tui.screens.take_out import TakeOut
 from headrace.runtime.errors import HeadraceError, UsageError
 
 
-class ChatView(Protocol):
-    """What the actions need of the chat's screen."""
-
-    editing: int | None
-    """The message whose text is in the input to be changed."""
-
-    @property
-    def app(self) -> App[Any]: ...
-
-    @property
-    def prompt(self) -> Prompt: ...
-
-    @property
-    def transcript(self) -> Transcript: ...
-
-    def sync(self, events: Sequence[Event]) -> None:
-        """Draw what changed in the conversation."""
-
-    def begin_edit(self, message: Message) -> None:
-        """Put its text into the input."""
-
-    def action_leave_edit(self) -> None:
-        """Done with it."""
-
-    def run_command(self, name: str, argument: str) -> None:
-        """Carry out a slash command; what it refuses is said, nothing breaks."""
-
-
-class ChatActions:
+class ChatActions(TakeOut):
     """Works on the conversation that the screen shows."""
-
-    def __init__(self, headrace: ChatApp, screen: ChatView) -> None:
-        self._headrace, self._screen = headrace, screen
-
-    @property
-    def _conversation(self) -> Conversation:
-        return self._headrace.conversation
 
     # -- talking ---------------------------------------------------------------------------------------------------
 
@@ -121,9 +75,11 @@ class ChatActions:
         """A key on a selected message."""
         conversation = self._conversation
         if action == "copy":
-            self._headrace.copy(sanitise(message.content), "the message")
+            self.copy_message(message)
         elif action == "copy_code":
-            self._copy_code(message)
+            self.copy_code(message)
+        elif action == "open_link":
+            self.open_link(message)
         elif action == "edit":
             self._edit(message)
         elif action == "regenerate":
@@ -132,38 +88,6 @@ class ChatActions:
             conversation.continue_answer()
         elif action in ("branch_back", "branch_on"):
             conversation.switch_branch(message.id, -1 if action == "branch_back" else 1)
-
-    # -- copying and saving ----------------------------------------------------------------------------------------
-
-    def do_copy(self, what: str) -> None:
-        answer = next((m for m in reversed(self._conversation.messages) if m.role == "assistant"), None)
-        if answer is None:
-            raise UsageError("there is no answer yet")
-        if what == "code":
-            self._copy_code(answer)
-        else:
-            self._headrace.copy(sanitise(answer.content), "the answer")
-
-    def _copy_code(self, message: Message) -> None:
-        blocks = code_blocks(sanitise(message.content))
-        if not blocks:
-            raise UsageError("there is no code block in this message")
-        self._headrace.copy(blocks[-1], "the last code block" if len(blocks) > 1 else "the code block")
-
-    def do_export(self, name: str) -> None:
-        """To `name`, or to a file named after the session; .json gives JSON, all else Markdown.
-
-        Only the file named after the session is written again.
-        """
-        session = self._conversation.session
-        own = f"headrace-{session.id}.md"
-        try:
-            path = Path(unquoted(name) or own).expanduser()
-        except RuntimeError:
-            raise UsageError(f"cannot write {name}: nobody has that home") from None
-        if os.path.lexists(path) and path != Path(own):
-            raise UsageError(f"{path} exists already", "another name, or none, writes another file")
-        self._headrace.export_session(session.id, str(path))
 
     # -- sessions --------------------------------------------------------------------------------------------------
 
@@ -268,8 +192,3 @@ class ChatActions:
 
     def do_quit(self, _: str) -> None:
         self._screen.app.call_later(self._screen.app.action_quit)
-
-
-def code_blocks(text: str) -> list[str]:
-    """The fenced and indented code of a Markdown text, in order."""
-    return [token.content for token in parser().parse(text) if token.type in ("fence", "code_block")]

@@ -1,8 +1,8 @@
 """Markdown as lines of text for a terminal: blocks in, styled lines of a given width out.
 
-Parsing is markdown-it's, highlighting Pygments' through textual. What a model says is text and nothing else: links
-and images are not recognised (their source shows, nothing can be clicked), HTML is shown as written, and no line is
-ever parsed as markup. A line break in the source is a line break on the screen.
+Parsing is markdown-it's, highlighting Pygments' through textual. What a model says is text and nothing else: a link
+or image shows its whole address beside its text and cannot be clicked, HTML shows as written, and no line is ever
+parsed as markup. A line break in the source is a line break on the screen.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 _INLINE_STYLE = {"em_open": "italic", "strong_open": "bold", "s_open": "strike"}
 _HEADING_STYLE = {"h1": "bold underline $text-primary", "h2": "bold $text-primary", "h3": "bold $text-secondary"}
 _BULLETS = "•◦▪"
+_TASKS = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
 _CODE_INLINE = "$text-warning"
+_LINK = "underline"
 _QUIET = "$quiet"
 BLANK = Content("")
 _MIN_WIDTH = 12  # nesting stops narrowing the text here
@@ -26,11 +28,20 @@ _MIN_WIDTH = 12  # nesting stops narrowing the text here
 
 @lru_cache(maxsize=1)
 def parser() -> "MarkdownIt":
-    """The one parser: CommonMark with tables and strikethrough, without HTML, links and images."""
+    """The one parser: CommonMark with tables, strikethrough and links to web addresses, without HTML."""
     from markdown_it import MarkdownIt  # with the first answer, not with the first frame
 
-    made = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
-    return made.disable(["link", "image", "autolink", "reference", "html_inline", "html_block"])
+    class WebLinks(MarkdownIt):
+        def validateLink(self, url: str) -> bool:  # noqa: N802 - markdown-it's name
+            return is_web_address(url)
+
+    made = WebLinks("commonmark", {"html": False}).enable(["table", "strikethrough"])
+    return made.disable(["reference", "html_inline", "html_block"])
+
+
+def is_web_address(address: str) -> bool:
+    """Whether this is what a browser is for; anything else that looks like a link stays text."""
+    return address.startswith(("http://", "https://")) and address.isprintable() and address.isascii()
 
 
 def render(source: str, width: int, *, ansi: bool = False, dark: bool = True) -> list[Content]:
@@ -92,7 +103,8 @@ class _Renderer:
         position = 0
         while position < len(tokens):
             end = _end_of(tokens, position)
-            mark = f"{number}. " if number is not None else f"{_BULLETS[depth % len(_BULLETS)]} "
+            mark = f"{number}. " if number is not None else _task(tokens[position + 1 : end])
+            mark = mark or f"{_BULLETS[depth % len(_BULLETS)]} "
             body = self.blocks(tokens[position + 1 : end], max(width - len(mark), _MIN_WIDTH), depth + 1, tight)
             if lines and not tight:
                 lines.append(BLANK)
@@ -128,21 +140,38 @@ class _Renderer:
         return highlight.highlight(code, language=language, theme=theme)
 
 
+def _task(item: list["Token"]) -> str:
+    """The box of a list item that is a task, which is taken out of its text; empty for any other item."""
+    if len(item) < 2 or item[0].type != "paragraph_open" or not item[1].children:
+        return ""
+    first = item[1].children[0]
+    box = _TASKS.get(first.content[:4], "") if first.type == "text" else ""
+    if box:
+        first.content = first.content[4:]
+    return box
+
+
 def _inline(token: "Token") -> Content:
-    """The text of a paragraph, heading or cell with its emphasis."""
+    """The text of a paragraph, heading or cell with its emphasis; a link is followed by its address."""
     text: list[str] = []
     spans: list[Span] = []
     open_styles: list[tuple[int, str]] = []
-    length = 0
+    address, length = "", 0
     for child in token.children or []:
-        if child.type in _INLINE_STYLE:
-            open_styles.append((length, _INLINE_STYLE[child.type]))
+        if child.type in _INLINE_STYLE or child.type == "link_open":
+            open_styles.append((length, _INLINE_STYLE.get(child.type, _LINK)))
+            address = str(child.attrs["href"]) if child.type == "link_open" else address
             continue
         if child.type.endswith("_close"):
             start, style = open_styles.pop()
             spans.append(Span(start, length, style))
+            if child.type == "link_close" and "".join(text)[start:] != address:
+                piece = f" ⟨{address}⟩"
+                spans.append(Span(length, length + len(piece), _QUIET))
+                text.append(piece)
+                length += len(piece)
             continue
-        piece = "\n" if child.type in ("softbreak", "hardbreak") else child.content
+        piece = _piece(child)
         if child.type == "code_inline":
             spans.append(Span(length, length + len(piece), _CODE_INLINE))
         text.append(piece)
@@ -150,12 +179,22 @@ def _inline(token: "Token") -> Content:
     return Content("".join(text), spans)
 
 
+def _piece(child: "Token") -> str:
+    """What a part of a line says."""
+    if child.type in ("softbreak", "hardbreak"):
+        return "\n"
+    return f"▨ {child.content} ⟨{child.attrs['src']}⟩" if child.type == "image" else child.content
+
+
 def _table(tokens: list["Token"], width: int) -> list[Content]:
     """Columns as wide as their widest cell where that fits, else shares of the width; cells wrap."""
     rows: list[list[Content]] = []
+    sides: list[str] = []  # of the columns: what their alignment is in the head
     for token in tokens:
         if token.type == "tr_open":
             rows.append([])
+        elif token.type == "th_open":
+            sides.append(str(token.attrs.get("style", "")).removeprefix("text-align:"))
         elif token.type == "inline":
             rows[-1].append(_inline(token))
     columns = max(len(row) for row in rows)
@@ -171,14 +210,21 @@ def _table(tokens: list["Token"], width: int) -> list[Content]:
         wrapped = [cell.wrap(max(size, 2)) for cell, size in zip(cells, wanted, strict=False)]
         for place in range(max(len(cell) for cell in wrapped)):
             parts: list[Content | tuple[str, str]] = []
-            for cell, size in zip(wrapped, wanted, strict=False):
+            for cell, size, side in zip(wrapped, wanted, sides, strict=False):
                 part = cell[place] if place < len(cell) else Content("")
                 part = part.stylize("bold") if number == 0 else part
-                parts += [part.pad_right(max(0, size - part.cell_length)), (" │ ", "$foreground 30%")]
+                parts += [_aligned(part, size, side), (" │ ", "$foreground 30%")]
             lines.append(Content.assemble(*parts[:-1]))
         if number == 0:
             lines.append(Content.styled("─┼─".join("─" * size for size in wanted), "$foreground 30%"))
     return lines
+
+
+def _aligned(cell: Content, size: int, side: str) -> Content:
+    """Padded to `size` cells; side: left, right, center, or empty for left."""
+    spare = max(0, size - cell.cell_length)
+    left = {"right": spare, "center": spare // 2}.get(side, 0)
+    return cell.pad_left(left).pad_right(spare - left)
 
 
 def _end_of(tokens: list["Token"], start: int) -> int:

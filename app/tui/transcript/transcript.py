@@ -39,6 +39,7 @@ class Transcript(Widget, can_focus=True):
         Binding("down,j", "select(1)", "Message down"),
         Binding("c", "act('copy')", "Copy"),
         Binding("b", "act('copy_code')", "Copy code"),
+        Binding("o", "act('open_link')", "Open link"),
         Binding("e", "act('edit')", "Edit"),
         Binding("r", "act('regenerate')", "Regenerate"),
         Binding("n", "act('continue')", "Continue"),
