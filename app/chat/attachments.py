@@ -1,13 +1,14 @@
 """Text files sent along with a message: `/file PATH` anywhere on a line of its own, or `@path` within the text.
 
-`@word` is only an attachment if such a file exists or it is clearly a path (it has a slash or begins with ~); mail
-addresses, decorators and user names stay text. Paths with spaces go in double quotes.
+`@word` is only an attachment if such a file exists, or if it clearly means one: it begins with `~/`, `./`, `../` or
+`/`, or ends as files of text do (`@notes.txt`). Mail addresses, decorators and user names stay text, as does what
+stands in backquotes. Paths with spaces go in double quotes.
 """
 
 import re
 import stat
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from headrace.app.sessions.records import Attachment, Message
 from headrace.runtime.errors import UsageError
@@ -17,6 +18,11 @@ MAX_BYTES = 256 << 10  # one file; more does not fit a context anyway
 _COMMAND = re.compile(r"^/file[ \t]+(?P<path>\S.*?)[ \t]*$\n?", re.MULTILINE)
 _MENTION = re.compile(r'(?<!\S)@(?:"(?P<quoted>[^"\n]+)"|(?P<bare>[^\s"]+))')
 _TRAILING = ".,;:!?)]}'"
+_ENDINGS = re.compile(  # of files of text
+    r"\.(bat|bib|c|cc|cfg|conf|cpp|cs|css|csv|cxx|diff|go|h|hpp|html?|ini|ipynb|java|jl|jsx?|jsonl?|kt|log|lua|md|mjs|patch"
+    r"|php|pl|proto|ps1|pyi?|rb|rs|rst|scala|sh|sql|srt|swift|tex|toml|tsv|tsx?|txt|vtt|xml|ya?ml|zig)",
+    re.IGNORECASE,
+)
 
 
 def unquoted(path: str) -> str:
@@ -46,22 +52,22 @@ def take_attachments(text: str, stored: Sequence[Attachment] = ()) -> tuple[str,
 
     stored: taken by their names where the file cannot be read any more.
     """
-    found = {unquoted(match["path"]): None for match in _COMMAND.finditer(text)}
+    found: dict[str, str | None] = {unquoted(match["path"]): None for match in _COMMAND.finditer(text)}
     rest = _COMMAND.sub("", text).strip("\n")
     for match in _MENTION.finditer(rest):
         if (name := _mentioned(match)) is not None:
-            found[name] = None
-    return rest, tuple(_read_or_stored(name, stored) for name in found)
+            found.setdefault(name, f"to say it and send no file: `@{name}`")
+    return rest, tuple(_read_or_stored(name, hint, stored) for name, hint in found.items())
 
 
-def _read_or_stored(name: str, stored: Sequence[Attachment]) -> Attachment:
+def _read_or_stored(name: str, hint: str | None, stored: Sequence[Attachment]) -> Attachment:
     try:
         return read_attachment(name)
-    except UsageError:
+    except UsageError as error:
         for attachment in stored:
             if attachment.name == Path(name).name:
                 return attachment
-        raise
+        raise UsageError(str(error), error.hint or hint) from None
 
 
 def read_attachment(name: str) -> Attachment:
@@ -118,7 +124,8 @@ def _mentioned(match: re.Match[str]) -> str | None:
         if name and _is_file(name):
             return name
     name = bare.rstrip(_TRAILING)
-    return name if name.startswith(("~/", "./", "../", "/")) else None
+    a_path = name.startswith(("~/", "./", "../", "/")) or _ENDINGS.fullmatch(PurePath(name).suffix) is not None
+    return name if a_path else None
 
 
 def _is_file(name: str) -> bool:

@@ -8,11 +8,13 @@ screen.
 import asyncio
 import gc
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from textual import events
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.driver import Driver
@@ -41,7 +43,7 @@ from headrace.app.tui.textual_overrides.driver import TerminalDriver
 from headrace.app.tui.textual_overrides.frugal_screen import FrugalScreen
 from headrace.app.tui.themes import DARK, LIGHT, after_terminal, own_variables
 from headrace.app.tui.transcript.markdown_lines import parser
-from headrace.runtime.errors import HeadraceError, SessionError
+from headrace.runtime.errors import HeadraceError, SessionError, UsageError
 from headrace.runtime.paths import data_dir
 
 _NOTICE_S = 4.0  # a short message shows so long
@@ -84,6 +86,7 @@ class HeadraceApp(App[None]):
         self.settings = settings or Settings()
         self.left_with: SessionError | None = None
         """What could not be stored on leaving."""
+        self._early: list[events.Event] | None = []  # keys and pastes from before the first frame, None after it
         self._left = False
         self._said: dict[str, float] = {}  # short messages, and until when they show
         self._theme_at_start = ""
@@ -108,7 +111,14 @@ class HeadraceApp(App[None]):
         chosen = super().get_driver_class()
         return TerminalDriver if chosen is LinuxDriver else chosen
 
-    def on_mount(self) -> None:
+    async def on_event(self, event: events.Event) -> None:
+        """Keys wait for the input to be there: textual drops what nothing has the focus for."""
+        if self._early is not None and isinstance(event, events.Key | events.Paste) and not event.is_forwarded:
+            self._early.append(event)
+        else:
+            await super().on_event(event)
+
+    async def on_mount(self) -> None:
         for theme in (DARK, LIGHT):
             self.register_theme(theme)
         wanted = self.settings.screen.theme
@@ -116,15 +126,18 @@ class HeadraceApp(App[None]):
         self.theme_changed_signal.subscribe(self, self._remember_theme)
         if not self.is_headless:
             end_on_signals(self, self.leave)
-        self.push_screen(ChatScreen(self))
+        await self.push_screen(ChatScreen(self))
         if wanted and wanted not in self.available_themes:
             self.say(f"there is no theme {wanted}; Ctrl+P lists them", problem=True)
         if self._warning is not None:
             self.say(self._warning, problem=True)
         self.call_after_refresh(self._start)
 
-    def _start(self) -> None:
-        """The first frame is out: load the model, begin to poll."""
+    async def _start(self) -> None:
+        """The first frame is out: take what was typed before it, load the model, begin to poll."""
+        early, self._early = self._early or [], None
+        for event in early:
+            await self.on_event(event)
         if self.engine.state == "stopped":
             self.conversation.load_model()
         if self.engine.state == "loading":
@@ -313,19 +326,26 @@ class HeadraceApp(App[None]):
             self.push_screen(HelpScreen())
 
     def export_session(self, session_id: str, name: str) -> None:
-        """Write a session to a file: .json with all branches, anything else as Markdown of the branch that shows."""
+        """See `ChatApp`."""
         from headrace.app.sessions.export import to_document, to_markdown
 
+        own = f"headrace-{session_id}.md"
+        try:
+            path = Path(name or own).expanduser()
+        except RuntimeError:
+            raise UsageError(f"cannot write {name}: nobody has that home") from None
+        if os.path.lexists(path) and path != Path(own):
+            raise UsageError(f"{path} exists already", "another name, or none, writes another file")
         if session_id == self.conversation.session.id:
             self.conversation.settle()
         session = self.store.session(session_id)
-        if name.endswith(".json"):
+        if path.suffix == ".json":
             text = (
                 json.dumps(to_document(session, self.store.messages(session_id)), indent=2, ensure_ascii=False) + "\n"
             )
         else:
             text = to_markdown(session, self.store.branch(session_id))
-        self._write(Path(name).expanduser(), text)
+        self._write(path, text)
 
     def _write(self, path: Path, text: str) -> None:
         try:

@@ -43,7 +43,10 @@ class ChatApp(Protocol):
         """Bring a message of the branch that shows into view, at the line with most of the words."""
 
     def export_session(self, session_id: str, name: str) -> None:
-        """Write a session to a file: .json with all branches, anything else as Markdown of the branch that shows."""
+        """Write a session to a file: .json with all branches, anything else as Markdown of the branch that shows.
+
+        name: "" is a file named after the session, the only one that is written over. Raises UsageError.
+        """
 
     def restart_engine(self) -> None:
         """Bring the engine back after it died, or try a failed load again."""

@@ -588,6 +588,7 @@ def test_a_model_that_cannot_be_loaded(play) -> None:
         assert "F8 tries again" in it.text()
         it.app.engine.load_failure = None
         await it.write("/model org/another")
+        await it.press("y")
         await it.until(lambda: it.app.engine.state == "ready")
         await it.until(lambda: "not enough memory" not in it.text())
 
@@ -676,11 +677,13 @@ def test_models_are_listed_switched_and_fetched(play) -> None:
         await it.until(lambda: models.option_count > 3)
         assert "smollm2-135m" in it.text()
         assert "tok/s ≤" in it.text()
-        await it.press("enter")
+        await it.press("enter", "y")
         await it.until(lambda: it.engine.pulls == ["smollm2-135m"])
         await it.until(lambda: "smollm2-135m is installed" in it.text())
         await it.press("escape")
         await it.write("/model qwen3-0.6b")
+        assert len(it.engine.specs) == 1
+        await it.press("y")
         await it.until(lambda: it.engine.specs[-1].name == "qwen3-0.6b")
 
     play(scenario)

@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import pytest
+from textual.geometry import Region
 
 from headrace.app.settings import ScreenSettings, Settings
 from tests.tui.conftest import Driver
@@ -113,5 +114,17 @@ def test_dragging_stops_where_the_chat_needs_the_room(play) -> None:
         assert widths(it) == (24, 76)
         await it.pilot.resize_terminal(120, 40)
         assert widths(it) == (30, 90)
+
+    play(scenario)
+
+
+def test_a_part_asked_for_lines_that_it_no_longer_has(play) -> None:
+    """The window was made smaller between the layout and the drawing."""
+
+    async def scenario(it: Driver) -> None:
+        section = it.app.chat.query_one("#latency")  # type: ignore[union-attr]
+        width, height = section.outer_size
+        strips = section.render_lines(Region(0, 0, width, height + 3))
+        assert [strip.cell_length for strip in strips] == [width] * (height + 3)
 
     play(scenario)

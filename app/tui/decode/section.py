@@ -85,6 +85,8 @@ class Lines(Widget):
             Strip.join([self._sides[y][0], self._line(y - inside[0]), self._sides[y][1]])
             if inside[0] <= y < inside[1]
             else self._frame[y]
+            if y < len(self._frame)
+            else Strip.blank(self.outer_size.width)  # a window made smaller: what is asked for is of its old size
             for y in crop.line_range
         ]
         if crop.column_span == (0, self.outer_size.width):

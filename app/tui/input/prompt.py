@@ -82,11 +82,17 @@ class Prompt(Area):
         text, typed = self.whole_text, self.text
         if not text.strip():
             return
-        if not self._history or self._history[-1] != typed:
+        self.put_aside()
+        self.post_message(self.Sent(text, typed))
+
+    def put_aside(self) -> bool:
+        """Empty the input; Up brings back what stood there. False where that was nothing but space."""
+        typed = self.text
+        if typed.strip() and (not self._history or self._history[-1] != typed):
             self._history.append(typed)
         self._place, self._draft = None, ""
-        self.load_text("")
-        self.post_message(self.Sent(text, typed))
+        self.put("")
+        return bool(typed.strip())
 
     def put_back(self, typed: str) -> None:
         """What was sent was refused: it goes before what has been typed since."""

@@ -110,16 +110,31 @@ class ChatActions(TakeOut):
     # -- model and parameters --------------------------------------------------------------------------------------
 
     def do_model(self, name: str) -> None:
-        from headrace.app.tui.screens.models_screen import ModelsScreen
+        from headrace.app.chat.model_names import check_model_name  # the catalog's reader is no part of the start
+        from headrace.app.chat.to_fetch import to_fetch
+        from headrace.app.tui.screens.models_screen import ModelsScreen, fetch_question
 
-        if name:
-            self._conversation.set_model(name)
-            self._headrace.metrics.loading(f"loading {name}", None)
-        else:
-            screen = self._screen
-            self._screen.app.push_screen(
+        screen = self._screen
+        if not name:
+            screen.app.push_screen(
                 ModelsScreen(self._headrace), lambda chosen: screen.run_command("model", chosen) if chosen else None
             )
+            return
+        check_model_name(name)
+        if (wanted := to_fetch(name)) is None:
+            self._use_model(name)
+        else:
+            screen.app.push_screen(
+                fetch_question(wanted), lambda answer: self._use_model(name) if answer == "fetch" else None
+            )
+
+    def _use_model(self, name: str) -> None:
+        try:
+            self._conversation.set_model(name)
+        except HeadraceError as error:
+            self._headrace.say(str(error), problem=True)
+        else:
+            self._headrace.metrics.loading(f"loading {name}", None)
 
     def do_system(self, text: str) -> None:
         if text:

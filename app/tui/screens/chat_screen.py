@@ -244,7 +244,7 @@ class ChatScreen(FrugalScreen):
         self.prompt.put(self._draft)
 
     def action_interrupt(self) -> None:
-        """Ctrl+C: copy a selection, else stop the answer, else empty the input, else say how to leave."""
+        """Ctrl+C: copy a selection, else stop the answer, else put the draft aside, else say how to leave."""
         selected = self.get_selected_text()
         prompt = self.prompt
         if selected:
@@ -253,7 +253,8 @@ class ChatScreen(FrugalScreen):
         elif self.conversation.phase != "idle":
             self.conversation.stop()
         elif prompt.text:
-            prompt.put("")
+            if prompt.put_aside():
+                self.headrace.say("put aside: ↑ brings it back")
         else:
             self.headrace.say("Ctrl+Q or /quit leaves")
 
@@ -304,14 +305,17 @@ class ChatScreen(FrugalScreen):
                 self.run_command(invocation.command.name, invocation.argument)
         except HeadraceError as error:
             self.prompt.put_back(event.typed)
-            self.headrace.say(str(error), problem=True)
+            self._refuse(error)
 
     def run_command(self, name: str, argument: str) -> None:
         """Carry out a slash command; what it refuses is said, nothing breaks."""
         try:
             getattr(self.actions, f"do_{name}")(argument)
         except HeadraceError as error:
-            self.headrace.say(f"{error}" + (f" ({error.hint})" if error.hint else ""), problem=True)
+            self._refuse(error)
+
+    def _refuse(self, error: HeadraceError) -> None:
+        self.headrace.say(f"{error}" + (f" ({error.hint})" if error.hint else ""), problem=True)
 
     def on_prompt_interrupted(self) -> None:
         self.action_interrupt()
@@ -326,4 +330,4 @@ class ChatScreen(FrugalScreen):
         try:
             self.actions.act(event.action, event.message)
         except HeadraceError as error:
-            self.headrace.say(str(error), problem=True)
+            self._refuse(error)

@@ -24,6 +24,7 @@ _KEYS = (
             ("/", "commands; Tab or Enter takes the marked one"),
             ("@path, /file path", "attach a text file"),
             ("Esc, Ctrl+C", "stop the answer; what was said stays"),
+            ("Ctrl+C", "put the draft aside; ↑ brings it back"),
             ("Ctrl+Q, Ctrl+D", "leave"),
         ),
     ),

@@ -10,9 +10,11 @@ from textual.screen import ModalScreen
 from textual.widgets import Footer, OptionList, Static
 from textual.widgets.option_list import Option
 
+from headrace.app.chat.to_fetch import ToFetch, to_fetch
 from headrace.app.engine.messages import ModelCard
 from headrace.app.sanitise import sanitise
 from headrace.app.tui.chat_app import ChatApp
+from headrace.app.tui.screens.dialogs import Choose
 from headrace.app.tui.screens.model_rows import ModelRow, model_rows
 from headrace.runtime.errors import HeadraceError
 from headrace.runtime.units import format_bytes
@@ -22,7 +24,7 @@ _LONGEST_NAME = 40  # cells
 
 
 class ModelsScreen(ModalScreen[str | None]):
-    """Enter uses an installed model (the result) or fetches one; fetching goes on when the picker is closed."""
+    """Enter uses an installed model (the result) or asks whether to fetch one, which goes on when this is closed."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "take", "Use or fetch", priority=True),
@@ -125,6 +127,22 @@ class ModelsScreen(ModalScreen[str | None]):
         if row.installed:
             self.dismiss(row.name)
             return
+
+        def answered(answer: str | None) -> None:
+            if answer == "fetch":
+                self._pull(row)
+
+        try:
+            wanted = to_fetch(row.name)
+        except HeadraceError as error:
+            self._headrace.say(str(error), problem=True)
+            return
+        if wanted is None:  # somebody else has fetched it meanwhile
+            self._load()
+        else:
+            self.app.push_screen(fetch_question(wanted, fits=row.fits), answered)
+
+    def _pull(self, row: ModelRow) -> None:
         try:
             self._headrace.engine.pull(row.name)
         except HeadraceError as error:
@@ -140,6 +158,15 @@ class ModelsScreen(ModalScreen[str | None]):
 
     def action_cancel_pull(self) -> None:
         self._headrace.engine.cancel_pull()
+
+
+def fetch_question(wanted: ToFetch, *, fits: bool | None = None) -> Choose:
+    """Whether to fetch it; the answer is `fetch` or None. fits: in this machine's memory, as far as known."""
+    facts = [f"{wanted.size} from {wanted.origin}; {wanted.room}."]
+    if fits is False:
+        facts.append("It is too big for this machine's memory.")
+    answers = [("fetch", "y", "fetch it"), ("leave", "n", "leave it")]
+    return Choose(sanitise(f"fetch {wanted.name}?"), sanitise(" ".join(facts)), answers)
 
 
 def _line(row: ModelRow, current: bool, name_cells: int) -> Content:

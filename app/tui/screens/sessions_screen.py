@@ -35,8 +35,7 @@ class SessionsScreen(ModalScreen[None]):
         Binding("enter", "resume", "Resume", priority=True),
         Binding("ctrl+r,f2", "rename", "Rename", key_display="^R", priority=True),
         Binding("ctrl+d,delete", "delete", "Delete", key_display="^D", priority=True),
-        Binding("ctrl+e", "export('md')", "Export .md", key_display="^E", priority=True),
-        Binding("ctrl+o", "export('json')", "Export .json", key_display="^O", priority=True),
+        Binding("ctrl+s", "export", "Export …", key_display="^S", priority=True),
         Binding("escape,f4", "dismiss", "Close", key_display="Esc", priority=True),
     ]
 
@@ -169,11 +168,20 @@ class SessionsScreen(ModalScreen[None]):
             )
             self.app.push_screen(question, answered)
 
-    def action_export(self, form: str) -> None:
-        if (listed := self._chosen) is not None:
-            chosen, _ = listed
-            with self._up_to_date():
-                self._headrace.export_session(chosen, f"headrace-{chosen}.{form}")
+    def action_export(self) -> None:
+        """Ask for the file's name first: nothing is written by a key alone."""
+        if (listed := self._chosen) is None:
+            return
+        chosen, _ = listed
+
+        def named(name: str | None) -> None:
+            if name is not None:
+                with self._up_to_date():
+                    self._headrace.export_session(chosen, name)
+
+        with self._up_to_date():
+            self._headrace.store.session(chosen)
+            self.app.push_screen(AskText("export to a file: .md or .json", f"headrace-{chosen}.md"), named)
 
 
 def _listed(entry: SessionEntry) -> Option:

@@ -1,8 +1,6 @@
 """Taking something out of a conversation: its text, a code block or a link of a message, the session as a file."""
 
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from headrace.app.chat.attachments import unquoted
 from headrace.app.sanitise import sanitise
@@ -53,19 +51,8 @@ class TakeOut(Actions):
         )
 
     def do_export(self, name: str) -> None:
-        """To `name`, or to a file named after the session; .json gives JSON, all else Markdown.
-
-        Only the file named after the session is written again.
-        """
-        session = self._conversation.session
-        own = f"headrace-{session.id}.md"
-        try:
-            path = Path(unquoted(name) or own).expanduser()
-        except RuntimeError:
-            raise UsageError(f"cannot write {name}: nobody has that home") from None
-        if os.path.lexists(path) and path != Path(own):
-            raise UsageError(f"{path} exists already", "another name, or none, writes another file")
-        self._headrace.export_session(session.id, str(path))
+        """To `name`, or to a file named after the session."""
+        self._headrace.export_session(self._conversation.session.id, unquoted(name))
 
     def _last_answer(self) -> Message:
         answer = next((m for m in reversed(self._conversation.messages) if m.role == "assistant"), None)

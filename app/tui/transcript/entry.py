@@ -141,8 +141,11 @@ class Entry:
         """How it ended, which branch it is, what it cost; what matters most first, the line may be cut."""
         if self.standing.growing:
             return ""
-        reason = self.message.finish_reason or ""
-        parts = [] if reason == "stop" else [_ENDINGS.get(reason, "■ incomplete")]
+        reason = self.message.finish_reason
+        if reason is None and not self.message.partial:
+            parts = ["edited by hand"]  # no model ended it
+        else:
+            parts = [] if reason == "stop" else [_ENDINGS.get(reason or "", "■ incomplete")]
         costs = metrics_text(self.message.metrics) if self.message.metrics is not None else []
         return " · ".join([*parts, *self._notes(), *costs])
 

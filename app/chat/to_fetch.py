@@ -1,0 +1,57 @@
+"""What using a model would download, told before it is: which, from where, how much, and the room there is for it.
+
+Looks at names, the catalog and the store's entries: nothing of mlx, nothing from the network.
+"""
+
+import shutil
+from dataclasses import dataclass
+
+from headrace.models.registry.catalog import HubRepo, load_catalog
+from headrace.models.registry.resolve import DEFAULT_MODEL, stored_name
+from headrace.models.registry.store import Store
+from headrace.runtime.errors import CheckpointError
+from headrace.runtime.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ToFetch:
+    """bytes: of the download, None where only the hub knows. free_bytes: where models are kept."""
+
+    name: str
+    origin: str
+    bytes: int | None
+    free_bytes: int
+
+    @property
+    def size(self) -> str:
+        """`2.12 GiB to download`, or that it is not known."""
+        return "size not known yet" if self.bytes is None else f"{format_bytes(self.bytes)} to download"
+
+    @property
+    def room(self) -> str:
+        """`40 GiB free on the disk`; where that is less than the download, that it is not enough."""
+        free = f"{format_bytes(self.free_bytes)} free on the disk"
+        return f"{free}: not enough" if self.bytes is not None and self.bytes > self.free_bytes else free
+
+
+def to_fetch(name: str | None) -> ToFetch | None:
+    """What loading `name` (None: the default) would fetch; None where it is installed or a local path.
+
+    Raises UsageError for what is no name of a model.
+    """
+    stored = stored_name(name or DEFAULT_MODEL)
+    if stored is None:
+        return None
+    store = Store()
+    try:
+        if store.get(stored) is not None:
+            return None
+    except CheckpointError:  # broken: whoever loads it says so
+        return None
+    at = next(path for path in (store.root, *store.root.parents) if path.exists())
+    free = shutil.disk_usage(at).free
+    entry = load_catalog().get(stored)
+    if entry is None:
+        return ToFetch(name or stored, "the hub", None, free)
+    origin = f"{entry.source.repo} on the hub" if isinstance(entry.source, HubRepo) else entry.source.requirement
+    return ToFetch(entry.name, origin, entry.download_bytes, free)
