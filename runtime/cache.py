@@ -15,15 +15,17 @@ B = sequences, T = new tokens, E = model width, H / Hkv = query / key-value head
 """
 
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 import mlx.core as mx
 
 from headrace.runtime.cost import kv_row_bytes
 from headrace.runtime.errors import ContextLimitError
-from headrace.runtime.ops import AttentionSpec, LayersNode, Ops
+from headrace.runtime.ops import AttentionSpec, LayersNode, Ops, Projections
 
 CHUNK = 256  # entries; capacities are multiples of it
+
+_Projected = TypeVar("_Projected", mx.array, Projections)
 
 
 class Cache(Protocol):
@@ -85,8 +87,8 @@ class Cache(Protocol):
 class LayerCache(Protocol):
     """What a network's layers need of a cache. Only between `reserve(T)` and `advance(T)`, layers in order."""
 
-    def attend(self, layer: int, qkv: mx.array, spec: AttentionSpec, /) -> mx.array:
-        """Append the layer's new K/V and attend. qkv (B, T, (H + 2 Hkv) * D) -> (B, T, H * D)."""
+    def attend(self, layer: int, qkv: Projections, spec: AttentionSpec, /) -> mx.array:
+        """Append the layer's new K/V and attend. qkv (B, T, (H + 2 Hkv) * D) or its parts -> (B, T, H * D)."""
         ...
 
     def run_fused(self, layers: slice, x: mx.array, node: LayersNode, /) -> mx.array:
@@ -158,7 +160,7 @@ class KVCache(Lengths):
         self._newest: mx.array | None = None  # what the last layer that appended gave
         self._before: mx.array | None = None  # the same, of the step before: what has to be appended first
 
-    def attend(self, layer: int, qkv: mx.array, spec: AttentionSpec) -> mx.array:
+    def attend(self, layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
         out, self._keys[layer], self._values[layer] = self._ops.attend(
             self._in_turn(qkv), self._keys[layer], self._values[layer], self.length, spec
         )
@@ -174,12 +176,12 @@ class KVCache(Lengths):
         super().advance(tokens)
         self._before, self._newest = self._newest, None
 
-    def _in_turn(self, x: mx.array) -> mx.array:
+    def _in_turn(self, x: _Projected) -> _Projected:
         """`x`, not to be had before the last step has appended: buffers written in place do not say so themselves."""
         if self._before is None:
             return x
         before, self._before = self._before, None
-        return cast(mx.array, mx.depends(x, before))
+        return cast(_Projected, mx.depends(x, before))
 
     def reserve(self, tokens: int) -> None:
         """Make room for `tokens` more entries, at least doubling so that copying stays amortised O(1)."""

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.cache import KVShape, Lengths
-from headrace.runtime.ops import AttentionSpec, LayersNode, Ops
+from headrace.runtime.ops import AttentionSpec, LayersNode, Ops, Projections
 
 BLOCK = 5  # entries; no divisor of anything
 
@@ -29,11 +29,12 @@ class BlockCache(Lengths):
         self._free: list[int] = []
         self.table: list[int] = []
 
-    def attend(self, layer: int, qkv: mx.array, spec: AttentionSpec) -> mx.array:
-        keys, values = self._gathered(layer, qkv.shape[1])
+    def attend(self, layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
+        tokens = (qkv if isinstance(qkv, mx.array) else qkv[0]).shape[1]
+        keys, values = self._gathered(layer, tokens)
         out, keys, values = self._ops.attend(qkv, keys, values, self.length, spec)
         mx.eval(out, keys, values)
-        self._put_back(layer, keys, values, qkv.shape[1])
+        self._put_back(layer, keys, values, tokens)
         return out
 
     def run_fused(self, layers: slice, x: mx.array, node: LayersNode) -> mx.array:

@@ -83,9 +83,16 @@ def config_of(variant: str) -> dict[str, Any]:
     return {**_BASE, **(VARIANTS | WINDOWED)[variant]}
 
 
-def write_model(directory: Path, variant: str, *, dtype: mx.Dtype = mx.float32, seed: int = 0) -> Path:
-    """Write the variant with random weights of `dtype`; returns the directory."""
-    config = config_of(variant)
+def write_model(
+    directory: Path,
+    variant: str,
+    *,
+    dtype: mx.Dtype = mx.float32,
+    seed: int = 0,
+    changes: dict[str, Any] | None = None,
+) -> Path:
+    """Write the variant, its config changed as told, with random weights of `dtype`; returns the directory."""
+    config = {**config_of(variant), **(changes or {})}
     tensors = random_tensors(config, seed)
     directory.mkdir(parents=True, exist_ok=True)
     mx.save_safetensors(str(directory / "model.safetensors"), {k: v.astype(dtype) for k, v in tensors.items()})

@@ -7,6 +7,7 @@ import mlx.core as mx
 
 from headrace.runtime.engine import Engine
 from headrace.runtime.network import Network
+from headrace.runtime.ops import Projections
 from headrace.runtime.request import Event, Finished, Request, Step
 
 
@@ -39,8 +40,8 @@ class WatchedNetwork:
         if hasattr(cache, "attend"):
             attend = cache.attend
 
-            def counting(layer: int, qkv: mx.array, spec: Any) -> mx.array:
-                self.attended.append((layer, qkv.shape[1]))
+            def counting(layer: int, qkv: Projections, spec: Any) -> mx.array:
+                self.attended.append((layer, (qkv if isinstance(qkv, mx.array) else qkv[0]).shape[1]))
                 return attend(layer, qkv, spec)
 
             cache.attend = counting

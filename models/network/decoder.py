@@ -5,7 +5,6 @@ Gemma adds a norm behind each half. B = sequences, T = new tokens, E = hidden si
 H / Hkv = query / key-value heads, D = head dimension, V = vocabulary.
 """
 
-from collections.abc import Sequence
 from copy import copy
 
 import mlx.core as mx
@@ -16,7 +15,7 @@ from headrace.models.network.parameters import Parameters
 from headrace.models.network.rope import make_rope
 from headrace.runtime.cache import KVCache, KVShape, LayerCache
 from headrace.runtime.cost import StepCost
-from headrace.runtime.ops import AttentionSpec, LayersNode, LayerWeights, Ops, Weight
+from headrace.runtime.ops import AttentionSpec, LayersNode, LayerWeights, Ops, Projections, Weight
 
 
 class Decoder:
@@ -119,7 +118,7 @@ class Decoder:
 
     def _layer(self, x: mx.array, cache: LayerCache, index: int) -> mx.array:
         ops, eps, layer = self._ops, self.config.norm_eps, self._layers[index]
-        qkv = _project(ops, x, layer.input_norm, eps, layer.qkv)  # (B, T, (H + 2 Hkv) * D)
+        qkv = _project(ops, x, layer.input_norm, eps, layer.qkv)  # (B, T, (H + 2 Hkv) * D) or its parts
         heads = cache.attend(index, qkv, layer.attention)  # (B, T, H * D)
         x = _add(ops, x, heads, layer.output, layer.attention_post_norm, eps)
         inner = self._feed_forward(x, layer)  # (B, T, F)
@@ -129,16 +128,17 @@ class Decoder:
         ops, config = self._ops, self.config
         if len(layer.gate_up) == 1:
             return ops.norm_glu(x, layer.mlp_norm, config.norm_eps, layer.gate_up[0], config.activation)
-        gate_up = _project(ops, x, layer.mlp_norm, config.norm_eps, layer.gate_up)
-        return ops.glu(gate_up, config.activation)
+        x = ops.rms_norm(x, layer.mlp_norm, config.norm_eps)
+        gate, up = (ops.linear(x, weight) for weight in layer.gate_up)
+        return ops.glu(gate, up, config.activation)
 
 
-def _project(ops: Ops, x: mx.array, norm: mx.array, eps: float, weights: Sequence[Weight]) -> mx.array:
-    """Norm, then the stacked projections of it."""
+def _project(ops: Ops, x: mx.array, norm: mx.array, eps: float, weights: list[Weight]) -> Projections:
+    """Norm, then the projections of it: in one, or as many as could not be stacked."""
     if len(weights) == 1:
         return ops.norm_linear(x, norm, eps, weights[0])
     x = ops.rms_norm(x, norm, eps)
-    return mx.concatenate([ops.linear(x, weight) for weight in weights], axis=-1)
+    return [ops.linear(x, weight) for weight in weights]
 
 
 def _add(ops: Ops, residual: mx.array, x: mx.array, weight: Weight, post_norm: mx.array | None, eps: float) -> mx.array:

@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from headrace.runtime import environment
 from headrace.runtime.ops import reference
-from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Rope, Weight
+from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Projections, Rope, Weight
 
 _missing: str | None = None
 if TYPE_CHECKING:
@@ -155,9 +155,9 @@ def norm_linear(x: mx.array, norm: mx.array, eps: float, w: Weight) -> mx.array:
     return reference.norm_linear(x, norm, eps, w) if matrix is None else _native.linear(x, matrix, norm, eps)
 
 
-def glu(gate_up: mx.array, activation: str) -> mx.array:
-    """Gated linear unit of gate and up projections that could not be stacked. (B, T, 2 F) -> (B, T, F)."""
-    return reference.glu(gate_up, activation)
+def glu(gate: mx.array, up: mx.array, activation: str) -> mx.array:
+    """Gated linear unit of gate and up projections that could not be stacked. (B, T, F) each -> (B, T, F)."""
+    return reference.glu(gate, up, activation)
 
 
 def norm_glu(x: mx.array, norm: mx.array, eps: float, w: Weight, activation: str) -> mx.array:
@@ -169,13 +169,15 @@ def norm_glu(x: mx.array, norm: mx.array, eps: float, w: Weight, activation: str
 
 
 def attend(
-    qkv: mx.array, keys: mx.array, values: mx.array, offset: int, spec: AttentionSpec
+    qkv: Projections, keys: mx.array, values: mx.array, offset: int, spec: AttentionSpec
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Head norms, rotation, cache write and attention in one node; see the reference for shapes.
 
     The buffers are written in place, when the node is evaluated: nobody else may hold them.
     """
     plan = _plan(spec)
+    if not isinstance(qkv, mx.array):
+        qkv = mx.concatenate(qkv, axis=-1)
     if plan is None or qkv.dtype != mx.float32:
         _fallbacks[f"attention: head size {spec.head_dim}" if plan is None else f"attention: {qkv.dtype}"] += 1
         return reference.attend(qkv, keys, values, offset, spec)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Weight
+from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Projections, Weight
 
 name = "reference"
 
@@ -76,34 +76,31 @@ def norm_linear(x: mx.array, norm: mx.array, eps: float, w: Weight) -> mx.array:
     return linear(rms_norm(x, norm, eps), w)
 
 
-def glu(gate_up: mx.array, activation: str) -> mx.array:
-    """Gated linear unit: act(gate) * up (Shazeer, arXiv:2002.05202). (B, T, 2 F) -> (B, T, F).
+def glu(gate: mx.array, up: mx.array, activation: str) -> mx.array:
+    """Gated linear unit: act(gate) * up (Shazeer, arXiv:2002.05202). (B, T, F) and (B, T, F) -> (B, T, F).
 
-    The first F columns are the gate; `activation` is "silu" or "gelu" (the tanh approximation).
+    `activation` is "silu" or "gelu" (the tanh approximation). One kernel on a GPU.
     """
-    gate, up = mx.split(gate_up, 2, axis=-1)
-    if activation == "silu":
-        return gate * mx.sigmoid(gate) * up
-    inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-    return 0.5 * gate * (1 + mx.tanh(inner)) * up
+    return (_FUSED if _on_gpu() else _GATED)[activation](gate, up)
 
 
 def norm_glu(x: mx.array, norm: mx.array, eps: float, w: Weight, activation: str) -> mx.array:
     """RMSNorm, then a feed-forward's gated half. x (B, T, E), w (2 F, E), gate rows above up rows -> (B, T, F)."""
-    return glu(norm_linear(x, norm, eps, w), activation)
+    gate, up = mx.split(norm_linear(x, norm, eps, w), 2, axis=-1)
+    return glu(gate, up, activation)
 
 
 def attend(
-    qkv: mx.array, keys: mx.array, values: mx.array, offset: int, spec: AttentionSpec
+    qkv: Projections, keys: mx.array, values: mx.array, offset: int, spec: AttentionSpec
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Rotate, append K/V to the cache, and attend causally over everything in it.
 
-    qkv (B, T, (H + 2 Hkv) * D); keys, values (B, Hkv, capacity, D) with entries [0, offset) in use and room
-    for T more. Returns (out (B, T, H * D), keys, values): the buffers with rows [offset, offset + T) written. Only what
-    is returned is to be used afterwards.
+    qkv (B, T, (H + 2 Hkv) * D) or its three parts; keys, values (B, Hkv, capacity, D) with entries [0, offset) in use
+    and room for T more. Returns (out (B, T, H * D), keys, values): the buffers with rows [offset, offset + T) written.
+    Only what is returned is to be used afterwards.
     """
-    batch, length, _ = qkv.shape
     q, k, v = _split_heads(qkv, spec)
+    batch, _, length, _ = q.shape
     end = offset + length
     keys[:, :, offset:end] = _place(k, spec.k_norm, offset, spec).astype(keys.dtype)
     values[:, :, offset:end] = v.astype(values.dtype)
@@ -126,11 +123,37 @@ def fuse(_layers: Sequence[LayerWeights], _eps: float, _activation: str) -> Laye
     return None
 
 
-def _split_heads(qkv: mx.array, spec: AttentionSpec) -> tuple[mx.array, mx.array, mx.array]:
-    """(B, T, (H + 2 Hkv) * D) -> q (B, H, T, D), k and v (B, Hkv, T, D)."""
-    batch, length, _ = qkv.shape
-    heads = qkv.reshape(batch, length, -1, spec.head_dim).transpose(0, 2, 1, 3)
-    q, k, v = mx.split(heads, [spec.heads, spec.heads + spec.kv_heads], axis=1)
+def _silu_gated(gate: mx.array, up: mx.array) -> mx.array:
+    return gate * mx.sigmoid(gate) * up
+
+
+def _gelu_gated(gate: mx.array, up: mx.array) -> mx.array:
+    # 0.5 (1 + tanh z) is sigmoid(2 z), where nothing cancels. Terms are paired so that the chain is as short as it can
+    # be: MLX compiles no more than 11 operations deep into a kernel, and a product counts two.
+    doubled = 1.5957691216057308 * gate + mx.square(gate) * (0.07135481627260025 * gate)
+    return gate * mx.sigmoid(doubled) * up
+
+
+# Compiled, a chain of elementwise operations is one kernel for every shape. Not on the CPU, where MLX would call a C++
+# compiler for it while the answer waits.
+_GATED = {"silu": _silu_gated, "gelu": _gelu_gated}
+_FUSED = {name: mx.compile(gated, shapeless=True) for name, gated in _GATED.items()}
+
+
+def _on_gpu() -> bool:
+    return mx.default_device().type != mx.DeviceType.cpu
+
+
+def _split_heads(qkv: Projections, spec: AttentionSpec) -> tuple[mx.array, mx.array, mx.array]:
+    """(B, T, (H + 2 Hkv) * D), or its three parts -> q (B, H, T, D), k and v (B, Hkv, T, D)."""
+
+    def heads(x: mx.array) -> mx.array:
+        return x.reshape(*x.shape[:2], -1, spec.head_dim).transpose(0, 2, 1, 3)
+
+    if isinstance(qkv, mx.array):
+        q, k, v = mx.split(heads(qkv), [spec.heads, spec.heads + spec.kv_heads], axis=1)
+    else:
+        q, k, v = map(heads, qkv)
     return q, k, v
 
 

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+Projections = mx.array | list[mx.array]
+"""q, k and v of new tokens: one above the other, (B, T, (H + 2 Hkv) * D), or, from weights that could not be stacked,
+the three apart, (B, T, H * D) and twice (B, T, Hkv * D)."""
+
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Weight:

@@ -10,7 +10,7 @@ from headrace.runtime.ops import native
 from tests.tiny_chat import write_chat_model
 
 HERE = Path(__file__).parent
-COVERED = {"kernels", "make_model", "telemetry_overhead", "turns", "ui_tax"}
+COVERED = {"graph_counts", "kernels", "make_model", "telemetry_overhead", "turns", "ui_tax"}
 NOT_SCRIPTS = {"shapes", "__init__"}
 
 
@@ -22,6 +22,13 @@ def run(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
 def test_every_script_is_run_here() -> None:
     scripts = {path.stem for path in HERE.glob("*.py") if not path.stem.startswith("test_")}
     assert scripts - NOT_SCRIPTS == COVERED
+
+
+@pytest.mark.peer
+def test_graph_counts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("tests.bench.graph_counts.FAMILIES", ("llama",))
+    run("graph_counts", monkeypatch)
+    assert "llama, mixed bits" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(not native.status().available, reason="needs the native kernels")

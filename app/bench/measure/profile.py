@@ -22,7 +22,7 @@ from headrace.models.network.decoder import Decoder
 from headrace.runtime.cache import KVCache
 from headrace.runtime.decode import SampledToken, decode, decode_step
 from headrace.runtime.errors import UsageError
-from headrace.runtime.ops import LayersNode, LayerWeights, Ops
+from headrace.runtime.ops import LayersNode, LayerWeights, Ops, Projections
 from headrace.runtime.prefill import prefill
 from headrace.runtime.sampling import Sampler, SamplingParams
 
@@ -117,14 +117,14 @@ def _record(network: Decoder, cache: KVCache, token: mx.array) -> tuple[list[tup
     """The calls of one step with their inputs computed, and its logits. The cache is as before."""
     recorder = _Recorder(network.ops)
     twin = network.with_ops(cast(Ops, recorder))
-    kept: list[mx.array] = []
+    kept: list[Projections] = []
     cache.reserve(1)
     x = twin.embed(token[:, None])
 
     class Noting:
         """The cache, with attention's inputs noted (its buffers must keep a single owner)."""
 
-        def attend(self, layer: int, qkv: mx.array, spec: Any) -> mx.array:
+        def attend(self, layer: int, qkv: Projections, spec: Any) -> mx.array:
             recorder.calls.append(("attend", (layer, qkv, spec)))
             return cache.attend(layer, qkv, spec)
 
@@ -135,7 +135,7 @@ def _record(network: Decoder, cache: KVCache, token: mx.array) -> tuple[list[tup
     logits = twin.logits(x)
     cache.advance(1)
     for _, arguments in recorder.calls:
-        kept += [argument for argument in arguments if isinstance(argument, mx.array)]
+        kept += [argument for argument in arguments if isinstance(argument, mx.array | list)]
     mx.eval(logits, kept, cache.arrays)
     cache.rollback()
     return recorder.calls, logits

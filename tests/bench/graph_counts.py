@@ -1,0 +1,178 @@
+"""What a decode step asks of a GPU, a layer: `python -m tests.bench.graph_counts`. Runs anywhere, measures no time.
+
+For headrace's decoder on stock MLX operations and for mlx-lm's class of the same checkpoint, one step (one sequence,
+one token) is built and its graph counted:
+
+- nodes: everything that has to be made and scheduled, views included
+- kernels: what Metal and CUDA launch, so all but views
+- levels: kernels on the longest chain, each of which waits for the one before it
+
+MLX builds norms, rotations and attention from many operations on the CPU and as one kernel each on a GPU, so they are
+replaced by stand-ins of one node while the graph is built. A layer is what a model of twice the layers has more.
+"""
+
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import mlx.core as mx
+
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.network.config import decoder_config
+from headrace.models.network.decoder import Decoder
+from headrace.models.network.parameters import Parameters
+from headrace.runtime.ops import reference
+from tests.tiny import quantize_model, write_model
+
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
+LAYERS = 2  # of every kind of layer that a family has
+PROMPT = [5, 17, 3, 88]
+DTYPE = mx.float16
+
+_STAND_INS = {"LogAddExp": "RMSNorm", "ArcTanh": "RoPE", "Depends": "Attention"}
+_VIEWS = {"Broadcast", "Reshape", "Flatten", "Unflatten", "Transpose", "Split", "Slice", "ExpandDims", "Squeeze"}
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Of one layer."""
+
+    nodes: float
+    kernels: float
+    levels: float
+
+
+@dataclass(frozen=True)
+class Node:
+    """One primitive of a graph, with the nodes whose results it takes."""
+
+    name: str
+    inputs: tuple[int, ...]
+
+    @property
+    def is_view(self) -> bool:
+        return self.name in _VIEWS
+
+
+def count_layer(step_of: Any, family: str, folder: Path, mixed: bool = False) -> Counts:
+    """One layer of `family`. step_of: makes, from a model directory, what builds a step's logits. mixed: V and up
+    projections in other bits than their neighbours, as many published files have them."""
+    few, many = (_counted(step_of(_model(folder, family, layers, mixed))) for layers in (LAYERS, 2 * LAYERS))
+    return Counts(*((b - a) / LAYERS for a, b in zip(few, many, strict=True)))
+
+
+def own_step(directory: Path) -> Any:
+    """headrace's decoder with a few tokens in its cache."""
+    checkpoint = open_checkpoint(directory)
+    config = decoder_config(checkpoint.config)
+    assert config is not None
+    network = Decoder(config, Parameters(checkpoint, reference, DTYPE), reference, DTYPE)
+    cache = network.make_cache(64)
+
+    def step(tokens: Sequence[int]) -> mx.array:
+        cache.reserve(len(tokens))
+        return network.logits(network.layers(network.embed(mx.array([tokens])), cache))
+
+    mx.eval(step(PROMPT), cache.arrays)
+    cache.advance(len(PROMPT))
+    cache._before = None  # one dependency between steps, which is no attention
+    return step
+
+
+def mlx_lm_step(directory: Path) -> Any:
+    """The same with mlx-lm's class and cache."""
+    from mlx_lm.models.cache import make_prompt_cache
+    from mlx_lm.utils import load_model
+
+    model, _ = load_model(directory)
+    cache = make_prompt_cache(model)
+    mx.eval(model(mx.array([PROMPT]), cache=cache), [layer.state for layer in cache])
+    return lambda tokens: model(mx.array([tokens]), cache=cache)
+
+
+def _model(folder: Path, family: str, layers: int, mixed: bool) -> Path:
+    plain = folder / f"{family}-{layers}"
+    if not plain.exists():
+        write_model(plain, family, dtype=DTYPE, changes={"num_hidden_layers": layers})
+    other = {"group_size": 32, "bits": 8}
+    modules = [f"model.layers.{i}.{name}" for i in range(layers) for name in ("self_attn.v_proj", "mlp.up_proj")]
+    name = f"{family}-{layers}-{'mixed' if mixed else 'even'}"
+    return quantize_model(plain, folder / name, dict.fromkeys(modules, other) if mixed else None)
+
+
+def _counted(step: Any) -> tuple[int, int, int]:
+    """(nodes, kernels, levels) of one step of one token."""
+    with _as_on_a_gpu():
+        logits = step([7])
+        graph = _graph(logits)
+    levels: dict[int, int] = {}
+    for key, node in graph.items():  # inputs come before what takes them
+        levels[key] = (not node.is_view) + max((levels[number] for number in node.inputs), default=0)
+    return len(graph), sum(not node.is_view for node in graph.values()), max(levels.values())
+
+
+@contextmanager
+def _as_on_a_gpu() -> Iterator[None]:
+    """One node for each of MLX's fast operations, and compiled functions where headrace compiles on a GPU."""
+
+    def rms_norm(x: mx.array, weight: mx.array | None, *_: float, **_options: float) -> mx.array:
+        return x if weight is None else mx.logaddexp(x, weight)
+
+    def rope(x: mx.array, *_arguments: Any, **_options: Any) -> mx.array:
+        return mx.arctanh(x)
+
+    def attention(q: mx.array, k: mx.array, v: mx.array, **_options: Any) -> Any:
+        return mx.depends(q, [k, v])
+
+    with (
+        patch.object(mx.fast, "rms_norm", rms_norm),
+        patch.object(mx.fast, "rope", rope),
+        patch.object(mx.fast, "scaled_dot_product_attention", attention),
+        patch.object(reference, "_on_gpu", lambda: True),
+    ):
+        yield
+
+
+def _graph(output: mx.array) -> dict[int, Node]:
+    """The primitives behind `output`, inputs first, from MLX's own drawing of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        drawing = Path(folder) / "graph.dot"
+        mx.export_to_dot(str(drawing), output)
+        text = drawing.read_text()
+    graph: dict[int, Node] = {}
+    maker: dict[str, int] = {}  # of each array, by its letters
+    number, takes = -1, []
+    for line in text.splitlines():
+        if found := re.match(r'\{ \d+ \[label ="(\w+)"', line):
+            number, takes = len(graph), []
+            graph[number] = Node(_STAND_INS.get(found[1], found[1]), ())
+        elif found := re.match(r'"(\w+)" -> \d+', line):
+            takes.append(found[1])
+        elif found := re.match(r'\d+ -> "(\w+)"', line):
+            maker[found[1]] = number
+            inputs = tuple(sorted({maker[name] for name in takes if name in maker}))
+            graph[number] = Node(graph[number].name, inputs)
+    return graph
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        kinds = f"{'kernels':>9}{'levels':>8}"
+        print(f"{'a layer of':<20}{'headrace: nodes':>16}{kinds}{'mlx-lm: nodes':>16}{kinds}")
+        for family in FAMILIES:
+            for mixed in (False, True):
+                ours, theirs = (count_layer(step, family, Path(folder), mixed) for step in (own_step, mlx_lm_step))
+                name = f"{family}{', mixed bits' if mixed else ''}"
+                print(
+                    f"{name:<20}{ours.nodes:>16g}{ours.kernels:>9g}{ours.levels:>8g}"
+                    f"{theirs.nodes:>16g}{theirs.kernels:>9g}{theirs.levels:>8g}"
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""A decode step on a GPU launches no more kernels, and waits for no more of them, than mlx-lm's classes do."""
+
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from headrace.runtime.ops import reference
+from tests.bench.graph_counts import FAMILIES, count_layer, mlx_lm_step, own_step
+
+pytestmark = pytest.mark.peer
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["even", "mixed-bits"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_layer_is_no_longer_than_mlx_lms(family: str, mixed: bool, tmp_path: Path) -> None:
+    ours = count_layer(own_step, family, tmp_path, mixed)
+    theirs = count_layer(mlx_lm_step, family, tmp_path, mixed)
+    assert ours.kernels <= theirs.kernels
+    assert ours.levels <= theirs.levels
+
+
+def test_a_layer_of_llama_is_what_it_was_counted_to_be(tmp_path: Path) -> None:
+    """Norm, q/k/v, 2 rotations, 2 writes, attention, output, sum; norm, gate and up, activation, down, sum."""
+    counts = count_layer(own_step, "llama", tmp_path)
+    assert (counts.kernels, counts.levels) == (14, 12)
+
+
+@pytest.mark.parametrize(("activation", "dtype"), [("silu", mx.bfloat16), ("gelu", mx.float16)])
+def test_compiled_activations_are_the_plain_ones(
+    activation: str, dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = mx.concatenate([mx.linspace(-400, 400, 64), mx.linspace(-4, 4, 64)])[None, None].astype(dtype)
+    up = mx.linspace(-300, 300, 128)[None, None].astype(dtype)
+    plain = reference.glu(gate, up, activation)
+    monkeypatch.setattr(reference, "_on_gpu", lambda: True)
+    fused = reference.glu(gate, up, activation)
+    assert fused.dtype == dtype
+    assert mx.allclose(fused.astype(mx.float32), plain.astype(mx.float32), rtol=2e-2, atol=1e-2, equal_nan=False)
+
+
+def test_gelu_is_the_tanh_approximation() -> None:
+    x = mx.linspace(-9, 9, 301)
+    expected = 0.5 * x * (1 + mx.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    assert mx.allclose(reference.glu(x, mx.ones_like(x), "gelu"), expected, rtol=1e-5, atol=2e-6)
