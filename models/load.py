@@ -26,6 +26,7 @@ from headrace.runtime import ops
 from headrace.runtime.cache import KVShape
 from headrace.runtime.errors import UsageError
 from headrace.runtime.machine import memory
+from headrace.runtime.machine.out_of_memory import memory_errors
 from headrace.runtime.network import Network
 
 NetworkKind = Literal["headrace", "mlx-lm"]
@@ -105,11 +106,11 @@ def load_model(
         limit = _fitting_context(weights, per_token, limit, asked=context is not None)
     # Both read megabytes from disk and hold no interpreter lock for long: a cold start pays for the longer one only.
     with run_in_background(lambda: _tokenizer(checkpoint.path)) as tokenizer:
-        network = make()
-        mx.eval(network.arrays)
-        mx.synchronize()
+        with memory_errors(weights):
+            network = make()
+            mx.eval(network.arrays)
+            mx.synchronize()
         mx.clear_cache()  # what it took to prepare the weights; kept, it would come on top of the first answer's peak
-    memory.wire(network.cost.weight_bytes + network.cost.kv_bytes(limit))
     return LoadedModel(
         name=name,
         checkpoint=checkpoint,

@@ -14,6 +14,8 @@ import mlx.core as mx
 from headrace.runtime.cache import Cache
 from headrace.runtime.decode import SampledToken, decode
 from headrace.runtime.errors import ContextLimitError, EngineError, UsageError
+from headrace.runtime.machine.memory import wired
+from headrace.runtime.machine.out_of_memory import memory_errors
 from headrace.runtime.network import Network
 from headrace.runtime.prefill import ChunkSizer, prefill
 from headrace.runtime.prefix import Prefix
@@ -32,6 +34,7 @@ class Engine:
         self.network = network
         self.context_limit = context_limit
         self.prefix = Prefix() if keep_prefix else None
+        self._cost = network.cost
         self._chunk_sizer = ChunkSizer()
         self._busy = False
 
@@ -39,7 +42,8 @@ class Engine:
         """Answer a request: prefill progress, one `Step` per token, then exactly one `Finished`.
 
         Raises UsageError for an empty prompt or ids outside the vocabulary, ContextLimitError for a prompt longer
-        than the context limit, EngineError while another generation is open.
+        than the context limit, EngineError while another generation is open, NotEnoughMemoryError where the device's
+        memory runs out on the way.
         """
         self._claimable()
         self._check(request)
@@ -88,15 +92,17 @@ class Engine:
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        self._busy = True
-        try:
-            yield
-        finally:
-            self._busy = False
-            # clear_cache waits for the device with the interpreter lock held, which would stop every other thread for
-            # the rest of the step that was built ahead: wait for that one without the lock first.
-            mx.synchronize()
-            mx.clear_cache()  # the K/V buffers went with `_answer`'s frame, unless they are kept
+        weights, kv = self._cost.weight_bytes, self._cost.kv_bytes(self.context_limit)
+        with memory_errors(weights), wired(weights, kv):
+            self._busy = True
+            try:
+                yield
+            finally:
+                self._busy = False
+                # clear_cache waits for the device with the interpreter lock held, which would stop every other thread
+                # for the rest of the step that was built ahead: wait for that one without the lock first.
+                mx.synchronize()
+                mx.clear_cache()  # the K/V buffers went with `_answer`'s frame, unless they are kept
 
     def _answer(self, request: Request) -> Iterator[Event]:
         mx.reset_peak_memory()
@@ -104,7 +110,7 @@ class Engine:
         sampler = Sampler(request.sampling, vocab_size=self.network.vocab_size, prompt=request.prompt)
         kept = self.prefix.take(request.prompt) if self.prefix else None
         timeline = Timeline(
-            cost=self.network.cost,
+            cost=self._cost,
             prompt_tokens=len(request.prompt),
             reused_tokens=kept.committed if kept else 0,
         )

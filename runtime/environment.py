@@ -13,8 +13,9 @@ MODEL = "HEADRACE_MODEL"
 THREADS = "HEADRACE_THREADS"
 KERNELS = "HEADRACE_KERNELS"
 EXACT = "HEADRACE_EXACT"
+WIRED = "HEADRACE_WIRED"
 DEBUG = "HEADRACE_DEBUG"
-_KNOWN = (HOME, MODEL, THREADS, KERNELS, EXACT, DEBUG)
+_KNOWN = (HOME, MODEL, THREADS, KERNELS, EXACT, WIRED, DEBUG)
 
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _MOST_THREADS = 1024
@@ -54,6 +55,11 @@ def exact() -> bool:
     return _switch(EXACT)
 
 
+def wired() -> bool:
+    """Whether large weights may be pinned to a Mac's memory while they are decoded with."""
+    return _switch(WIRED, otherwise=True)
+
+
 def debug() -> bool:
     """Whether to show tracebacks, and what child processes say."""
     return _switch(DEBUG)
@@ -61,15 +67,15 @@ def debug() -> bool:
 
 def check() -> list[str]:
     """Read them all; a line for every variable that looks like a misspelt one of ours. Raises UsageError."""
-    threads(), reference_kernels(), exact(), debug()
+    threads(), reference_kernels(), exact(), wired(), debug()
     return [line for name in sorted(os.environ) if (line := _near_miss(name)) is not None]
 
 
-def _switch(name: str) -> bool:
+def _switch(name: str, *, otherwise: bool = False) -> bool:
     text = os.environ.get(name, "").strip().lower()
     if text and text not in _SWITCH:
         raise _misspelt(name, "it takes 1 or 0 (also true, yes, on; false, no, off)")
-    return _SWITCH.get(text, False)
+    return _SWITCH.get(text, otherwise)
 
 
 def _misspelt(name: str, hint: str) -> UsageError:

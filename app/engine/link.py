@@ -18,10 +18,12 @@ from pathlib import Path
 
 from headrace.app.engine.messages import Command, Died, Event
 from headrace.app.engine.wire import CHUNK, Unpacker, pack, socket_pair
+from headrace.runtime.machine.out_of_memory import HINT, mentioned_in
 from headrace.runtime.paths import cache_dir
 
 _START = Path(__file__).with_name("start.py")
 _LOG_LIMIT = 1 << 20  # bytes; a longer log is begun anew
+_LAST_WORDS = 8 << 10  # bytes of it that are looked at when a process has died
 _PATIENCE_S = 10.0  # for the kernel to take a killed process away
 _GRACE_S = 1.0  # for a process that has hung up to end by itself, so that it tells how
 
@@ -32,6 +34,7 @@ class EngineLink:
     def __init__(self) -> None:
         self._socket, theirs = socket_pair()
         log = _open_log()
+        self._log_from = os.lseek(log, 0, os.SEEK_END)  # what this process says begins there
         try:
             self._process = subprocess.Popen(
                 # -P: nothing where the user happens to stand is ours.
@@ -66,7 +69,7 @@ class EngineLink:
         if self._over is not None and not self._exit_told:
             if (code := self._process.poll()) is not None:
                 self._exit_told = True
-                events.append(Died(_exit_message(code)))
+                events.append(Died(_exit_message(code, self._said())))
             elif time.monotonic() > self._over + _GRACE_S:
                 self._process.kill()
         return events
@@ -79,6 +82,15 @@ class EngineLink:
             self._process.wait(_PATIENCE_S)
         self._unread += self._receive()
         self._end()
+
+    def _said(self) -> str:
+        """The end of what the process wrote into the log."""
+        try:
+            with log_path().open("rb") as log:
+                log.seek(max(self._log_from, log.seek(0, os.SEEK_END) - _LAST_WORDS))
+                return log.read().decode(errors="replace")
+        except OSError:
+            return ""
 
     def _receive(self) -> list[Event]:
         events: list[Event] = []
@@ -125,7 +137,9 @@ def _open_log() -> int:
         return os.open(os.devnull, os.O_WRONLY)
 
 
-def _exit_message(code: int) -> str:
+def _exit_message(code: int, said: str) -> str:
+    if code == -signal.SIGABRT and mentioned_in(said):  # MLX's way, where an error comes to a thread of Metal's own
+        return f"the engine's memory ran out; {HINT}"
     if code == -signal.SIGKILL:
         return "the engine was killed (SIGKILL); if you did not do it, the system was out of memory"
     if code < 0:

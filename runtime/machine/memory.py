@@ -1,20 +1,24 @@
-"""How much memory weights and KV cache may take on this machine, and the one call that pins them there.
+"""How much memory weights and KV cache may take on this machine, and the one place that pins them there.
 
 A budget is what is free now, less a reserve for everything else that runs. Linux: available RAM, or the
 container's limit where that is tighter. CUDA: the card's free memory. Metal: the recommended working set, which
 macOS already keeps below the RAM; free RAM is no measure there, since macOS makes room by compressing others.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from headrace.runtime import environment
 from headrace.runtime.errors import NotEnoughMemoryError
 from headrace.runtime.machine.hardware import Machine, machine, memory_available
 from headrace.runtime.units import format_bytes
 
 _RESERVE_SHARE = 0.05
 _RESERVE_LEAST = 256 << 20
-# Wiring at the limit is linked to kernel panics on macOS; this share leaves the system room to breathe.
+# Pinned memory is linked to kernel panics on macOS (mlx issue 3186, mlx-lm issue 883), so it is pinned only where the
+# system might otherwise page weights out in the middle of an answer, and never all that could be.
+_WIRED_FROM = 0.5  # of the working set: smaller weights stay resident by themselves
 _WIRED_SHARE = 0.75
 
 
@@ -78,19 +82,33 @@ def largest_context(room: int, kv_bytes: int, context: int) -> int:
     return context if kv_bytes <= 0 else max(0, room * context // kv_bytes)
 
 
-def wire(resident_bytes: int, host: Machine | None = None) -> int:
-    """Keep up to `resident_bytes` of weights and KV resident on a Mac's GPU; returns the limit set, 0 elsewhere.
+@contextmanager
+def wired(weight_bytes: int, kv_bytes: int, host: Machine | None = None) -> Iterator[int]:
+    """Pin weights and K/V to memory on a Mac's GPU while the block runs; gives the limit set, 0 where nothing is.
 
-    Needs macOS 15. The limit never passes three quarters of the recommended working set.
+    Only weights above half of the recommended working set are, with what comes to them never above three quarters of
+    it, and not with HEADRACE_WIRED=0. Works from macOS 15.
     """
-    host = host or machine()
-    if host.backend != "metal" or not host.device_memory_bytes:
-        return 0
+    limit = _wired_limit(weight_bytes, kv_bytes, host or machine())
+    if not limit:
+        yield 0
+        return
     import mlx.core as mx
 
-    limit = min(resident_bytes, int(host.device_memory_bytes * _WIRED_SHARE))
-    mx.set_wired_limit(limit)
-    return limit
+    before = mx.set_wired_limit(limit)
+    try:
+        yield limit
+    finally:
+        mx.set_wired_limit(before)
+
+
+def _wired_limit(weight_bytes: int, kv_bytes: int, host: Machine) -> int:
+    working_set = host.device_memory_bytes
+    if host.backend != "metal" or not working_set or not environment.wired():
+        return 0
+    if weight_bytes <= working_set * _WIRED_FROM:
+        return 0
+    return min(weight_bytes + kv_bytes, int(working_set * _WIRED_SHARE))
 
 
 def _what_would_fit(room: int, kv_bytes: int, context: int | None) -> str:

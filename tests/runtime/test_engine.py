@@ -10,7 +10,8 @@ import pytest
 
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine import Engine
-from headrace.runtime.errors import ContextLimitError, EngineError, UsageError
+from headrace.runtime.errors import ContextLimitError, EngineError, NotEnoughMemoryError, UsageError
+from headrace.runtime.machine import hardware, memory
 from headrace.runtime.prefill import FIRST, LARGEST, STEP, TARGET_S, ChunkSizer, prefill
 from headrace.runtime.request import CancelFlag, Finished, PrefillProgress, Request, Step
 from headrace.runtime.sampling import SamplingParams
@@ -262,3 +263,57 @@ def test_logprobs_come_with_each_step(network: Decoder) -> None:
         assert step.logprobs.top[0][1] == step.logprobs.chosen  # greedy
     without = list(Engine(network, context_limit=64).generate(replace(request, logprobs=None)))
     assert all(event.logprobs is None for event in without if isinstance(event, Step))
+
+
+class BigOnAMac:
+    """A network whose weights take most of a Mac's working set, by its own account."""
+
+    def __init__(self, network: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._network = network
+        self.cost = replace(network.cost, weight_bytes=30 << 30)
+        self.wired: list[int] = []
+        mac = replace(hardware.machine(), backend="metal", device_memory_bytes=48 << 30)
+        monkeypatch.setattr(memory, "machine", lambda: mac)
+        monkeypatch.setattr(mx, "set_wired_limit", lambda limit: self.wired.append(limit) or 0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
+
+
+def test_memory_is_wired_only_while_an_answer_is_made(network: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    big = BigOnAMac(network, monkeypatch)
+    engine = Engine(big, context_limit=32, keep_prefix=True)
+    assert big.wired == []
+    events = engine.generate(Request(PROMPT, max_tokens=9))
+    assert big.wired == []
+    next(events)
+    assert len(big.wired) == 1
+    events.close()  # as a cancelled answer does
+    assert big.wired[1:] == [0]
+    list(engine.generate(Request(PROMPT, max_tokens=2)))
+    assert big.wired[2] > 30 << 30
+    assert big.wired[3:] == [0]
+
+
+METAL_SAYS = "[METAL] Command buffer execution failed: Insufficient Memory (00000008:kIOGPU...ErrorOutOfMemory)"
+
+
+def test_a_device_that_runs_out_of_memory_says_so_with_figures(network: Decoder) -> None:
+    def fail(step: int) -> None:
+        if step == 2:
+            raise RuntimeError(METAL_SAYS)
+
+    engine = Engine(WatchedNetwork(network, on_pass=fail), context_limit=32, keep_prefix=True)
+    with pytest.raises(NotEnoughMemoryError, match=r"memory ran out: .* in use, .* at most \(weights .*\)") as refused:
+        list(engine.generate(Request(PROMPT, max_tokens=9)))
+    assert "--context" in (refused.value.hint or "")
+    assert "\n" not in str(refused.value)
+    list(Engine(network, context_limit=32).generate(Request(PROMPT, max_tokens=2)))
+
+
+def test_other_errors_of_a_device_pass_as_they_are(network: Decoder) -> None:
+    def fail(_: int) -> None:
+        raise RuntimeError("[METAL] Command buffer execution failed: Invalid Resource")
+
+    with pytest.raises(RuntimeError, match="Invalid Resource"):
+        list(Engine(WatchedNetwork(network, on_pass=fail), context_limit=32).generate(Request(PROMPT, max_tokens=9)))

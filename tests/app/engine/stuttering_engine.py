@@ -1,7 +1,8 @@
 """A process in the engine's place that says what it is told to, cut where it is told to. Started by `EngineLink`.
 
 It is told by the names of ModelSpecs: `say N` sends N whole messages in one go, `half N` and `rest` the two parts of
-one that carries N bytes, `stop` and `die` end in the signals of that name, `leave` in exit code 3.
+one that carries N bytes, `stop` and `die` end in the signals of that name, `leave` in exit code 3. `starve` ends as
+MLX does where a thread of Metal's own is told that memory ran out, `abort` in the same signal.
 """
 
 import os
@@ -31,8 +32,11 @@ def main(descriptor: int) -> None:
                 connection.sendall(rest)
             elif what == "leave":
                 sys.exit(3)
+            elif what == "starve":
+                print("[METAL] Command buffer execution failed: Insufficient Memory", file=sys.stderr, flush=True)
+                os.abort()
             else:
-                os.kill(os.getpid(), {"stop": signal.SIGSTOP, "die": signal.SIGKILL}[what])
+                os.kill(os.getpid(), {"stop": signal.SIGSTOP, "die": signal.SIGKILL, "abort": signal.SIGABRT}[what])
 
 
 if __name__ == "__main__":

@@ -107,7 +107,15 @@ def test_a_process_stopped_in_mid_message_holds_nobody_up(link: EngineLink) -> N
     assert drained(link, 1) == [LoadProgress("x" * 100, 0, None)]
 
 
-@pytest.mark.parametrize(("how", "exit_message"), [("die", "killed (SIGKILL)"), ("leave", "exit code 3")])
+@pytest.mark.parametrize(
+    ("how", "exit_message"),
+    [
+        ("die", "killed (SIGKILL)"),
+        ("leave", "exit code 3"),
+        ("starve", "the engine's memory ran out; use a shorter context"),
+        ("abort", "crashed (SIGABRT)"),
+    ],
+)
 def test_what_was_said_before_a_death_in_mid_message_is_kept(link: EngineLink, how: str, exit_message: str) -> None:
     told(link, "say 3")
     told(link, "half 100")

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,14 +81,33 @@ def test_budget_on_metal_is_the_working_set() -> None:
 
 
 def test_wiring_stays_well_below_the_working_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    import mlx.core as mx
+    limits = [0]
+    monkeypatch.setattr(mx, "set_wired_limit", lambda limit: limits.append(limit) or limits[-2])
+    host = machine("metal", 48 * GIB)
+    with memory.wired(100 * GIB, 8 * GIB, host) as limit:
+        assert limit == limits[-1] == 36 * GIB
+    assert limits[-1] == 0
+    with pytest.raises(KeyboardInterrupt), memory.wired(25 * GIB, 2 * GIB, host):
+        raise KeyboardInterrupt
+    assert limits == [0, 36 * GIB, 0, 27 * GIB, 0]
 
-    asked: list[int] = []
-    monkeypatch.setattr(mx, "set_wired_limit", asked.append)
-    assert memory.wire(100 * GIB, machine("metal", 48 * GIB)) == 36 * GIB
-    assert memory.wire(2 * GIB, machine("metal", 48 * GIB)) == 2 * GIB
-    assert memory.wire(2 * GIB, machine("cpu", None)) == 0
-    assert asked == [36 * GIB, 2 * GIB]
+
+@pytest.mark.parametrize(
+    ("backend", "device_memory", "weights", "switch"),
+    [
+        ("metal", 48 * GIB, 24 * GIB, ""),  # no more than half of the working set stays resident by itself
+        ("metal", 48 * GIB, 30 * GIB, "0"),
+        ("cuda", 48 * GIB, 40 * GIB, ""),
+        ("cpu", None, 40 * GIB, ""),
+    ],
+)
+def test_what_is_not_wired(
+    backend: hardware.Backend, device_memory: int | None, weights: int, switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mx, "set_wired_limit", lambda _: pytest.fail("wired"))
+    monkeypatch.setenv("HEADRACE_WIRED", switch)
+    with memory.wired(weights, 8 * GIB, machine(backend, device_memory)) as limit:
+        assert limit == 0
 
 
 def test_nothing_else_wires_memory() -> None:

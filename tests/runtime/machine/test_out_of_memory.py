@@ -1,0 +1,38 @@
+"""How memory that ran out is recognised, and what is said of it. Samples: what MLX and macOS print."""
+
+import pytest
+
+from headrace.runtime.errors import NotEnoughMemoryError
+from headrace.runtime.machine.out_of_memory import memory_errors, mentioned_in
+
+SAID = [
+    "[METAL] Command buffer execution failed: Insufficient Memory (00000008:kIOGPU...ErrorOutOfMemory)",
+    "[metal::malloc] Attempting to allocate 43486543872 bytes which is greater than the maximum allowed buffer size of "
+    "28991029248 bytes.",
+    "[malloc] Unable to allocate 5368709120 bytes.",
+    "cudaMallocAsync(&data, size, stream) failed: out of memory",
+]
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_memory_that_ran_out_is_an_error_with_figures(said: str) -> None:
+    assert mentioned_in(said)
+    with pytest.raises(NotEnoughMemoryError, match=r"weights 3\.00 GiB"), memory_errors(3 << 30):
+        raise RuntimeError(said)
+
+
+def test_the_buffer_that_was_wanted_is_named() -> None:
+    with pytest.raises(NotEnoughMemoryError, match=r"5\.00 GiB more wanted"), memory_errors(0):
+        raise RuntimeError(SAID[2])
+
+
+def test_pythons_own_error_counts_too() -> None:
+    with pytest.raises(NotEnoughMemoryError), memory_errors(0):
+        raise MemoryError
+
+
+@pytest.mark.parametrize("said", ["Command buffer execution failed: Invalid Resource", "shapes differ"])
+def test_other_errors_pass(said: str) -> None:
+    assert not mentioned_in(said)
+    with pytest.raises(RuntimeError, match=said), memory_errors(0):
+        raise RuntimeError(said)
