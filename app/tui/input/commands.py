@@ -36,6 +36,7 @@ COMMANDS = (
     Command("branch", "the next branch, or the one before", "[back]"),
     Command("copy", "copy the last answer, or its code", "[code]", key="Ctrl+O"),
     Command("links", "open a link of the last answer in the browser"),
+    Command("find", "words in this conversation", "[WORDS]", key="Ctrl+F"),
     Command("new", "start a new session", key="Ctrl+N"),
     Command("sessions", "resume, rename, delete, export", key="F4"),
     Command("search", "search all sessions", "[WORDS]"),

@@ -190,6 +190,9 @@ class ChatActions(TakeOut):
 
     # -- the rest --------------------------------------------------------------------------------------------------
 
+    def do_find(self, words: str) -> None:
+        self._screen.find_bar.open(words)
+
     def do_help(self, _: str) -> None:
         self._headrace.action_show_keys()
 

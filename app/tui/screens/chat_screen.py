@@ -26,6 +26,7 @@ from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.panel import ROOM_FROM, DecodePanel
 from headrace.app.tui.input.commands import message_text, parse_command
 from headrace.app.tui.input.completion import CompletionMenu
+from headrace.app.tui.input.find_bar import FindBar
 from headrace.app.tui.input.prompt import Prompt
 from headrace.app.tui.key_bar import KeyBar
 from headrace.app.tui.screens.chat_actions import ChatActions
@@ -63,7 +64,10 @@ class ChatScreen(FrugalScreen):
         Binding("ctrl+up", "to_transcript", "Messages", show=False),
         Binding("pageup", "page(-1)", "Page up", show=False, priority=True),
         Binding("pagedown", "page(1)", "Page down", show=False, priority=True),
+        Binding("ctrl+home", "head", "Top", show=False, priority=True),
         Binding("ctrl+end", "tail", "End", show=False, priority=True),
+        Binding("ctrl+f", "do('find')", "Find", show=False, priority=True),
+        Binding("ctrl+l", "redraw", "Draw anew", show=False, priority=True),
     ]
 
     def __init__(self, headrace: ChatApp) -> None:
@@ -91,6 +95,10 @@ class ChatScreen(FrugalScreen):
     def transcript(self) -> Transcript:
         return self.query_one(Transcript)
 
+    @property
+    def find_bar(self) -> FindBar:
+        return self.query_one(FindBar)
+
     def compose(self) -> ComposeResult:
         metrics = self.headrace.metrics
         yield StatusBar(metrics, id="status")
@@ -98,6 +106,7 @@ class ChatScreen(FrugalScreen):
             with Vertical(id="chat-column"):
                 yield Transcript(id="transcript")
                 yield Static(id="notice", markup=False)
+                yield FindBar(id="find")
                 menu = CompletionMenu(id="menu")
                 yield menu
                 yield Prompt(menu, id="prompt")
@@ -276,6 +285,13 @@ class ChatScreen(FrugalScreen):
     def action_page(self, by: int) -> None:
         self.transcript.scroll_pages(by)
 
+    def action_head(self) -> None:
+        self.transcript.to_start()
+
+    def action_redraw(self) -> None:
+        """Ctrl+L: after something else wrote on the terminal."""
+        self.app.refresh(repaint=True, layout=True)
+
     def action_tail(self) -> None:
         self.transcript.to_end()
 
@@ -322,6 +338,13 @@ class ChatScreen(FrugalScreen):
 
     async def on_prompt_end_of_input(self) -> None:
         await self.app.action_quit()
+
+    def on_find_bar_sought(self, event: FindBar.Sought) -> None:
+        self.find_bar.tell(*self.transcript.find(event.words, event.by))
+
+    def on_find_bar_closed(self) -> None:
+        self.transcript.find("", 0)
+        self.prompt.focus()
 
     def on_transcript_left(self) -> None:
         self.prompt.focus()

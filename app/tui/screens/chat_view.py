@@ -9,6 +9,7 @@ from headrace.app.chat.conversation import Conversation
 from headrace.app.engine.messages import Event
 from headrace.app.sessions.records import Message
 from headrace.app.tui.chat_app import ChatApp
+from headrace.app.tui.input.find_bar import FindBar
 from headrace.app.tui.input.prompt import Prompt
 from headrace.app.tui.transcript.transcript import Transcript
 
@@ -27,6 +28,9 @@ class ChatView(Protocol):
 
     @property
     def transcript(self) -> Transcript: ...
+
+    @property
+    def find_bar(self) -> FindBar: ...
 
     def sync(self, events: Sequence[Event]) -> None:
         """Draw what changed in the conversation."""

@@ -32,7 +32,8 @@ _KEYS = (
         "reading",
         (
             ("PgUp, PgDn, wheel", "scroll; at the end the text is followed"),
-            ("Ctrl+End", "to the end"),
+            ("Ctrl+Home, Ctrl+End", "to the top, to the end"),
+            ("Ctrl+F", "find in the conversation; ↑ ↓ the place before, after"),
             ("Ctrl+Up", "select messages, then:"),
             ("↑ ↓", "another message"),
             ("c  b", "copy it, copy one of its code blocks"),
@@ -52,6 +53,7 @@ _KEYS = (
             ("F8", "start the engine again"),
             ("Ctrl+P", "command palette, themes"),
             ("Ctrl+Z", "suspend; `fg` comes back"),
+            ("Ctrl+L", "draw the screen anew"),
         ),
     ),
 )

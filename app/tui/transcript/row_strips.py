@@ -62,6 +62,13 @@ class RowStrips:
         text = self._finished(self._text(BLANK))
         return self._with_thumb(text) if thumb else text
 
+    def banner(self, text: str, *, thumb: bool) -> Strip:
+        """A line that stands over the text, at the right."""
+        width = self._widget.size.width - 1
+        label = Content.styled(f" {text} ", "bold $text-accent on $surface").truncate(max(0, width), ellipsis=True)
+        drawn = self._finished(self._brush.strip(label.pad_left(max(0, width - label.cell_length)), width + 1))
+        return self._with_thumb(drawn) if thumb else drawn
+
     def _text(self, row: Row, *, marked: bool = False, span: tuple[int, int] | None = None) -> Strip:
         """A line with its gutter and, at the right, an empty scroll bar."""
         content, kind = row

@@ -24,11 +24,13 @@ from headrace.app.sessions.records import Message
 from headrace.app.sessions.search import best_line
 from headrace.app.tui.textual_overrides.frugal_screen import repaint
 from headrace.app.tui.transcript.entry import BLANK, Entry, Look, Row, Standing
+from headrace.app.tui.transcript.find import Find, seek
 from headrace.app.tui.transcript.row_strips import GUTTER, RowStrips
 
 _MARGIN = 2  # cells right of it
 _READABLE = 104  # lines longer than this are hard to read
 _WHEEL = 3  # lines a turn of the wheel moves
+_MORE_BELOW = "↓ new text below: Ctrl+End"
 
 
 class Transcript(Widget, can_focus=True):
@@ -74,6 +76,9 @@ class Transcript(Widget, can_focus=True):
         """The first line in view."""
         self.following = True
         """At the end, and to stay there."""
+        self.more_below = False
+        """Text came below what is in view since it was scrolled up."""
+        self._found: Find | None = None
         self._starts: list[int] = []  # first line of every entry
         self._rows: list[Row] = []
         self._strips = RowStrips(self)
@@ -112,8 +117,8 @@ class Transcript(Widget, can_focus=True):
         """Down by so many lines, up where negative; reaching the end means following it."""
         top = min(self._last_top, max(0, self.top + by))
         self.following = top == self._last_top
-        if top != self.top:
-            self.top = top
+        if top != self.top or (self.following and self.more_below):
+            self.top, self.more_below = top, self.more_below and not self.following
             self.refresh()
 
     def scroll_pages(self, by: int) -> None:
@@ -133,6 +138,19 @@ class Transcript(Widget, can_focus=True):
         found = lines.start + (best_line([self._rows[line][0].plain for line in lines], words) or 0)
         if not self.top <= found < self.top + self.size.height:
             self.scroll_lines(found - self.size.height // 3 - self.top)
+
+    def find(self, words: str, by: int) -> tuple[int, int]:
+        """Bring the place before (-1) or after (1) the last one found into view, or the newest (0); (which, of)."""
+        last = self._found.begins if self._found is not None and by else None
+        self._found = seek([content.plain for content, _ in self._rows] if self.entries else [], words, last, by)
+        if self._found is None:
+            self.refresh()
+            return 0, 0
+        row, _ = self._found.begins
+        if not self.top <= row < self.top + self.size.height:
+            self.scroll_lines(row - self.size.height // 3 - self.top)
+        self.refresh()
+        return self._found.number, self._found.count
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         event.stop()
@@ -161,6 +179,8 @@ class Transcript(Widget, can_focus=True):
         if not self.entries or not self._starts:
             first = kept = 0
         before, thumb = self._rows[kept:], self._thumb
+        if self._found is not None and max(self._found.spans) >= kept:
+            self._found = None  # it may be somewhere else now
         del self._rows[kept:], self._starts[first:]
         look = self.look
         if not first:
@@ -172,7 +192,9 @@ class Transcript(Widget, can_focus=True):
             self._rows = [(line, "body") for line in self._centred_welcome()]
         top = self._last_top if self.following and self.entries else min(self.top, self._last_top)
         moved, self.top = top != self.top, top
-        if moved or self._thumb != thumb:
+        more_below = not self.following and (self.more_below or 0 < kept + len(before) < len(self._rows))
+        marked, self.more_below = more_below != self.more_below, more_below
+        if moved or marked or self._thumb != thumb:
             repaint(self, self.size.region)
             return
         for (old, _), (new, _) in zip(before, self._rows[kept:], strict=False):
@@ -212,11 +234,18 @@ class Transcript(Widget, can_focus=True):
     def render_lines(self, crop: Region) -> list[Strip]:
         """The lines of a part of the widget. Past the styles' own cache, which costs more than drawing a line anew."""
         rows, thumb, marked, selection = self._rows, self._thumb, self._marked, self.text_selection
+        found = (
+            {}
+            if self._found is None
+            else {line: (start + GUTTER, end + GUTTER) for line, (start, end) in self._found.spans.items()}
+        )
         strips = []
         for y in crop.line_range:
             line = y + self.top
-            span = selection.get_span(line) if selection is not None else None
-            if line >= len(rows):
+            span = selection.get_span(line) if selection is not None else found.get(line)
+            if self.more_below and y == self.size.height - 1:
+                strip = self._strips.banner(_MORE_BELOW, thumb=y in thumb)
+            elif line >= len(rows):
                 strip = self._strips.below(thumb=y in thumb)
             elif span is None and line not in marked:
                 strip = self._strips.strip(line, rows[line], thumb=y in thumb)
@@ -289,8 +318,11 @@ class Transcript(Widget, can_focus=True):
         if self.selected is not None:
             self.post_message(self.Act(action, self.entries[self.selected].message))
 
-    def action_to_start(self) -> None:
+    def to_start(self) -> None:
         self.scroll_lines(-len(self._rows))
+
+    def action_to_start(self) -> None:
+        self.to_start()
 
     def action_to_end(self) -> None:
         self.to_end()

@@ -1,0 +1,64 @@
+"""Ctrl+F: a line for words to look for in the conversation, above the input while it is open."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.content import Content
+from textual.message import Message as Event
+from textual.widgets import Input, Static
+
+from headrace.app.tui.input.fields import Field
+
+
+class FindBar(Horizontal):
+    """Says what is looked for and in which direction; how many there are is told to it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter,up", "seek(-1)", "Before", priority=True),
+        Binding("down,shift+enter", "seek(1)", "After", priority=True),
+        Binding("escape,ctrl+c", "close", "Done", key_display="Esc", priority=True),
+    ]
+
+    @dataclass
+    class Sought(Event):
+        """by: 0 the newest place, -1 the one before what shows, 1 the one after."""
+
+        words: str
+        by: int
+
+    @dataclass
+    class Closed(Event):
+        """Done."""
+
+    def compose(self) -> ComposeResult:
+        yield Static("find", id="find-label")
+        yield Field(id="find-words", compact=True)
+        yield Static("", id="find-count")
+
+    def open(self, words: str = "") -> None:
+        """Show it, the keys in it."""
+        self.display = True
+        field = self.query_one(Field)
+        field.value = words
+        field.focus()
+
+    def tell(self, number: int, count: int) -> None:
+        """Which place shows, of how many."""
+        words = self.query_one(Field).value.strip()
+        text = f"{number} of {count}" if count else ("not found" if words else "")
+        self.query_one("#find-count", Static).update(Content.styled(text, "$quiet" if count else "$text-error"))
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        event.stop()
+        if self.display:
+            self.post_message(self.Sought(event.value, 0))
+
+    def action_seek(self, by: int) -> None:
+        self.post_message(self.Sought(self.query_one(Field).value, by))
+
+    def action_close(self) -> None:
+        self.display = False
+        self.post_message(self.Closed())

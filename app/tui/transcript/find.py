@@ -1,0 +1,54 @@
+"""Finding words in the rows of the transcript. Knows no widget: rows are texts, a find is where it shows on them."""
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """One place. `spans`: for each row it touches its number and the characters there, first row first."""
+
+    number: int  # among all, from 1
+    count: int
+    spans: dict[int, tuple[int, int]]
+
+    @property
+    def begins(self) -> tuple[int, int]:
+        """Row, character."""
+        row, (start, _) = next(iter(self.spans.items()))
+        return row, start
+
+
+def seek(rows: Sequence[str], words: str, last: tuple[int, int] | None, by: int) -> Find | None:
+    """A place where `words` stand, whatever their case, also where a line was broken between them.
+
+    last: where the one before began. by: -1 the one above it, 1 the one below; at an end it goes on at the other. The
+    last of all where `last` is None; None where there is none.
+    """
+    wanted = words.split()
+    if not wanted:
+        return None
+    starts, length = [], 0
+    for row in rows:
+        starts.append(length)
+        length += len(row) + 1
+    text = "\n".join(rows)
+    pattern = re.compile(r"\s+".join(re.escape(word) for word in wanted), re.IGNORECASE)
+    found = [match.span() for match in pattern.finditer(text)]
+    if not found:
+        return None
+    if last is None or last[0] >= len(rows):
+        number = len(found) - 1
+    else:
+        begins = [start for start, _ in found]
+        at = starts[last[0]] + last[1]
+        number = (bisect_left(begins, at) - 1 if by < 0 else bisect_right(begins, at)) % len(found)
+    start, end = found[number]
+    spans: dict[int, tuple[int, int]] = {}
+    for place in range(bisect_right(starts, start) - 1, bisect_right(starts, end - 1)):
+        begin, stop = max(start - starts[place], 0), min(end - starts[place], len(rows[place]))
+        if begin < stop:
+            spans[place] = begin, stop
+    return Find(number + 1, len(found), spans)

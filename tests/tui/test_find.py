@@ -1,0 +1,90 @@
+"""Finding one's way in a long conversation: words, its top, and what came below while one read above."""
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.app.tui.transcript.find import seek
+from tests.app.scripted_engine import Script, ScriptedEngine
+from tests.tui.conftest import Driver
+
+LONG = "\n\n".join(f"paragraph {n} needle{n % 2}" for n in range(60))
+
+
+@given(st.lists(st.text("ab ", max_size=6), max_size=12), st.text("ab ", min_size=1, max_size=3))
+def test_every_place_is_found_once_in_each_direction(rows: list[str], words: str) -> None:
+    text = "\n".join(rows)
+    pattern = r"\s+".join(words.split())
+    expected = [match.start() for match in re.finditer(pattern, text)] if words.split() else []
+    for by in (-1, 1):
+        at, seen = None, []
+        for _ in expected:
+            found = seek(rows, words, at, by)
+            assert found is not None
+            assert found.count == len(expected)
+            at = found.begins
+            seen.append(sum(len(row) + 1 for row in rows[: at[0]]) + at[1])
+            assert re.sub(r"\s", "", "".join(rows[r][a:b] for r, (a, b) in found.spans.items())) == "".join(
+                words.split()
+            )
+        assert sorted(seen) == expected
+    if not expected:
+        assert seek(rows, words, None, -1) is None
+
+
+def test_case_and_line_breaks_do_not_matter() -> None:
+    found = seek(["one Two", "three two"], "TWO  three", None, -1)
+    assert found is not None
+    assert found.spans == {0: (4, 7), 1: (0, 5)}
+
+
+def test_words_are_found_in_the_conversation(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("long")
+        await it.press("ctrl+f", *"needle1")
+        await it.until(lambda: "30 of 30" in it.text())
+        assert "paragraph 59" in it.text()
+        await it.press(*["enter"] * 20)
+        await it.until(lambda: "10 of 30" in it.text())
+        assert "paragraph 19 " in it.text()
+        await it.press("down")
+        await it.until(lambda: "11 of 30" in it.text())
+        await it.press(*"x")
+        await it.until(lambda: "not found" in it.text())
+        assert it.prompt.text == ""
+        await it.press("escape", *"abc")
+        assert it.prompt.text == "abc"
+        assert "not found" not in it.text()
+
+    play(scenario, ScriptedEngine().script(Script([LONG])))
+
+
+def test_text_that_comes_below_is_announced(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("long")
+        await it.press("ctrl+home")
+        assert "paragraph 0 " in it.text()
+        assert "new text below" not in it.text()
+        it.app.conversation.send("more")
+        await it.idle()
+        await it.until(lambda: "new text below" in it.text())
+        assert "paragraph 0 " in it.text()
+        await it.press("ctrl+end")
+        assert "new text below" not in it.text()
+        await it.press("ctrl+home")
+        await it.pilot.resize_terminal(70, 30)
+        await it.pilot.pause()
+        assert "new text below" not in it.text()
+
+    play(scenario, ScriptedEngine().script(Script([LONG]), Script(["short"])))
+
+
+def test_the_screen_is_drawn_anew(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("hello")
+        before = it.text()
+        await it.press("ctrl+l")
+        assert it.text() == before
+
+    play(scenario)
