@@ -64,7 +64,7 @@ def checkpoint_document(model: ResolvedModel) -> Document:
         "context": context,
         "quantization": quantization_document(checkpoint),
         "stored_format": checkpoint.foreign.describe() if checkpoint.foreign is not None else None,
-        "requantized": _requantized(model.facts),
+        "requantized": checkpoint.inexact,
         "weight_bytes": checkpoint.nbytes,
         "disk_bytes": _disk_bytes(model.path),
         "tensors": len(checkpoint.tensors),
@@ -100,12 +100,6 @@ def _format_of(section: Mapping[str, Any], module: str) -> str:
     bits, group = own.get("bits", section.get("bits")), own.get("group_size", section.get("group_size"))
     mode = own.get("mode", section.get("mode", "affine"))
     return f"{bits}-bit, groups of {group}" + ("" if mode == "affine" else f", {mode}")
-
-
-def _requantized(facts: Mapping[str, Any]) -> list[Document]:
-    """Tensors whose GGUF type has no exact MLX form, as the conversion noted them."""
-    noted = facts.get("inexact_tensors")
-    return [row for row in noted if isinstance(row, dict)] if isinstance(noted, list) else []
 
 
 def _available(entry: CatalogEntry) -> Document:

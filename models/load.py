@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from headrace.models.background import run_in_background
 from headrace.models.checkpoint.json_object import read_json_object
-from headrace.models.checkpoint.quantization import Quantization, is_affine
+from headrace.models.checkpoint.quantization import Quantization, has_groups_of_16, is_affine
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.checkpoint.tensor_info import stored_dtype
 from headrace.models.checkpoint.validation import blamed_on_store
@@ -119,8 +119,20 @@ def load_model(
         tokenizer=tokenizer(),
         context_limit=limit,
         generation_defaults=generation_defaults(checkpoint.path),
-        notes=[] if checkpoint.foreign is None else [f"{name} is {checkpoint.foreign.describe()}"],
+        notes=_notes(name, checkpoint, native=config is not None and ops.select() is ops.native),
     )
+
+
+def _notes(name: str, checkpoint: Checkpoint, *, native: bool) -> list[str]:
+    """What became of weights that are stored in a form of another tool. `native`: they run on the native kernels."""
+    notes = [] if checkpoint.foreign is None else [f"{name} is {checkpoint.foreign.describe()}"]
+    changed = [row for row in checkpoint.inexact if str(row.get("became")).startswith("affine")]
+    if changed:
+        kinds = " and ".join(sorted({str(row.get("type")) for row in changed}))
+        notes.append(f"{name} has {len(changed)} tensors from {kinds} of its GGUF file, requantized to 8 bits")
+    if has_groups_of_16(checkpoint.quantization) and not native:
+        notes.append(f"{name} has weights in groups of 16, dequantized exactly and requantized to 8 bits here")
+    return notes
 
 
 def _tokenizer(directory: Path) -> Tokenizer:

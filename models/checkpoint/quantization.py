@@ -5,16 +5,26 @@ MLX's affine scheme: groups of G neighbours in a row share a scale and a bias, w
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from headrace.runtime.cost import quantized_bytes
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError, UsageError
-from headrace.runtime.ops import Weight
+from headrace.runtime.ops import Weight, groups_of_16
 
 BITS = (2, 3, 4, 5, 6, 8)
 GROUP_SIZES = (32, 64, 128)
+
+
+class Groups(NamedTuple):
+    """How a stored matrix is quantized: what MLX offers, or what GGUF's Q6_K becomes."""
+
+    bits: int
+    group_size: int
+
+
+GROUPS_OF_16 = Groups(groups_of_16.BITS, groups_of_16.GROUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +55,7 @@ class Quantization:
         return Weight(packed, scales, biases, self.bits, self.group_size, bias)
 
 
-def layer_quantization(section: Mapping[str, Any] | None, module: str) -> Quantization:
+def layer_quantization(section: Mapping[str, Any] | None, module: str) -> Groups:
     """The settings of one module: its own entry in config.json's `quantization`, else the general ones."""
     if section is None:
         raise CheckpointError(f"{module} is quantized, but config.json has no quantization section")
@@ -56,9 +66,16 @@ def layer_quantization(section: Mapping[str, Any] | None, module: str) -> Quanti
     if mode != "affine":
         raise UnsupportedModelError(f"{module} is quantized in mode {mode!r}; headrace's own decoder reads affine")
     bits, group_size = entry.get("bits", section.get("bits")), entry.get("group_size", section.get("group_size"))
-    if bits not in BITS or group_size not in GROUP_SIZES or {type(bits), type(group_size)} != {int}:
+    known = (bits in BITS and group_size in GROUP_SIZES) or (bits, group_size) == GROUPS_OF_16
+    if not known or {type(bits), type(group_size)} != {int}:
         raise UnsupportedModelError(f"{module} is quantized to {bits!r} bits in groups of {group_size!r}")
-    return Quantization(bits, group_size)
+    return Groups(bits, group_size)
+
+
+def has_groups_of_16(section: Mapping[str, Any] | None) -> bool:
+    """Whether any module is in groups of 16, which only the native kernels multiply with."""
+    entries = [section, *section.values()] if section is not None else []
+    return any(isinstance(entry, Mapping) and entry.get("group_size") == groups_of_16.GROUP for entry in entries)
 
 
 def is_affine(section: Mapping[str, Any] | None) -> bool:

@@ -57,6 +57,12 @@ class Checkpoint:
         return section if isinstance(section, dict) else None
 
     @property
+    def inexact(self) -> list[dict[str, Any]]:
+        """Tensors of a GGUF file that its conversion could not hold exactly, as it noted them: type, became."""
+        noted = (self.origin or {}).get("inexact_tensors")
+        return [row for row in noted if isinstance(row, dict)] if isinstance(noted, list) else []
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(info.nbytes for info in self.tensors.values())

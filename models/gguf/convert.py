@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.models.gguf.config import generation_config, model_config
+from headrace.models.gguf.config import Config, generation_config, model_config
 from headrace.models.gguf.container import Container, RawTensor, open_container
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.names import ROPE_FACTORS, Target, targets
 from headrace.models.gguf.safetensors_writer import SafetensorsWriter
-from headrace.models.gguf.tensors import BITS, GROUP_SIZE, to_affine, to_plain
+from headrace.models.gguf.tensors import Affine, is_quantized, to_affine, to_plain
 from headrace.models.gguf.tokenizer import build_tokenizer, save_tokenizer, tokenizer_config
 from headrace.models.gguf.vocabulary import read_vocabulary
 from headrace.runtime.errors import CheckpointError
@@ -31,9 +31,9 @@ _LICENCE_KEYS = ("general.license", "general.license.name", "general.license.lin
 
 @dataclass
 class _Written:
-    """What the written tensors turned out to be: bits per module, dtypes seen, and what is not exact."""
+    """What the written tensors turned out to be: settings per module, dtypes seen, and what is not exact."""
 
-    bits: dict[str, int] = field(default_factory=dict)
+    settings: dict[str, tuple[int, int, str]] = field(default_factory=dict)  # group size, bits, mode
     types: set[str] = field(default_factory=set)
     inexact: list[dict[str, Any]] = field(default_factory=list)
 
@@ -50,13 +50,16 @@ def convert_gguf(
     *,
     progress: Callable[[int, int], None] | None = None,
     sha256: str | None = None,
+    groups_of_16: Callable[[Config], bool] = lambda _: True,
 ) -> None:
     """Write the MLX-format form of the GGUF file `source` into the fresh directory `target`.
 
     `progress(done, total)` is told bytes of tensor data; `sha256` is the file's if the caller knows it already,
-    which spares reading the file once more. Raises `CheckpointError` when the file is broken or contradicts itself
-    and `UnsupportedModelError` when it holds an architecture, tensor type or tokenizer headrace does not run;
-    `target` may then hold a part of the files and should be thrown away.
+    which spares reading the file once more. `groups_of_16(config)`: whether what will load a model of that config
+    multiplies with groups of 16, which hold Q6_K exactly and which only headrace knows; otherwise it is requantized.
+    Raises `CheckpointError` when the file is broken or contradicts itself and `UnsupportedModelError` when it holds an
+    architecture, tensor type or tokenizer headrace does not run; `target` may then hold a part of the files and should
+    be thrown away.
     """
     container = open_container(source)
     metadata = Metadata(container.metadata)
@@ -72,8 +75,9 @@ def convert_gguf(
         _check_shape(container.tensors[each.source], each)
     tokenizer, special = build_tokenizer(metadata, vocabulary)
 
-    written = _write_weights(container, wanted, target / "model.safetensors", progress)
-    config |= _quantization(written.bits)
+    sixteen = groups_of_16(config)
+    written = _write_weights(container, wanted, target / "model.safetensors", sixteen, progress)
+    config |= _quantization(written.settings)
     config["torch_dtype"] = _half_type(metadata.architecture, written.types)
     config |= {"bos_token_id": special.bos, "eos_token_id": special.ends}
 
@@ -102,7 +106,11 @@ def _check_shape(tensor: RawTensor, target: Target) -> None:
 
 
 def _write_weights(
-    container: Container, wanted: list[Target], path: Path, progress: Callable[[int, int], None] | None
+    container: Container,
+    wanted: list[Target],
+    path: Path,
+    groups_of_16: bool,
+    progress: Callable[[int, int], None] | None,
 ) -> _Written:
     written = _Written()
     names = [f"{target.module}.{leaf}" for target in wanted for leaf in _leaves(container, target)]
@@ -110,8 +118,8 @@ def _write_weights(
     with SafetensorsWriter(path, names) as writer:
         for target in wanted:
             tensor = container.tensors[target.source]
-            if _is_quantized_matrix(tensor):
-                _write_affine(writer, tensor, target, written)
+            if is_quantized(tensor):
+                _write_affine(writer, tensor, to_affine(tensor, groups_of_16=groups_of_16), target, written)
             else:
                 _write_plain(writer, tensor, target, written)
             done += tensor.data.nbytes
@@ -120,25 +128,21 @@ def _write_weights(
     return written
 
 
-def _is_quantized_matrix(tensor: RawTensor) -> bool:
-    return tensor.type in BITS and len(tensor.shape) == 2
-
-
 def _leaves(container: Container, target: Target) -> tuple[str, ...]:
-    quantized = _is_quantized_matrix(container.tensors[target.source])
-    return ("weight", "scales", "biases") if quantized else (target.leaf,)
+    return ("weight", "scales", "biases") if is_quantized(container.tensors[target.source]) else (target.leaf,)
 
 
-def _write_affine(writer: SafetensorsWriter, tensor: RawTensor, target: Target, written: _Written) -> None:
-    affine = to_affine(tensor)
+def _write_affine(
+    writer: SafetensorsWriter, tensor: RawTensor, affine: Affine, target: Target, written: _Written
+) -> None:
     scale_type = "F16" if affine.scales.dtype == np.float16 else "F32"
     rows = _row_order(target)
     writer.add(f"{target.module}.weight", affine.weight[rows], "U32")
     writer.add(f"{target.module}.scales", affine.scales[rows], scale_type)
     writer.add(f"{target.module}.biases", affine.biases[rows], scale_type)
-    written.bits[target.module] = affine.bits
+    written.settings[target.module] = (affine.group_size, affine.bits, affine.mode)
     written.types.add(tensor.type)
-    written.note(tensor, f"affine {affine.bits}-bit, group size {GROUP_SIZE}", affine.max_error)
+    written.note(tensor, f"affine {affine.bits}-bit, group size {affine.group_size}", affine.max_error)
 
 
 def _write_plain(writer: SafetensorsWriter, tensor: RawTensor, target: Target, written: _Written) -> None:
@@ -169,16 +173,17 @@ def _row_order(target: Target) -> npt.NDArray[Any] | slice:
     return rows.swapaxes(1, 2).reshape(-1)
 
 
-def _quantization(bits: dict[str, int]) -> dict[str, Any]:
-    """The config entries mlx-lm reads: the commonest width, and every module that has another."""
-    if not bits:
+def _quantization(settings: dict[str, tuple[int, int, str]]) -> dict[str, Any]:
+    """The config entries mlx-lm reads: the commonest settings, and every module that has others."""
+    if not settings:
         return {}
-    common = Counter(bits.values()).most_common(1)[0][0]
-    entry: dict[str, Any] = {"group_size": GROUP_SIZE, "bits": common, "mode": "affine"}
-    for module, width in bits.items():
-        if width != common:
-            entry[module] = {"group_size": GROUP_SIZE, "bits": width, "mode": "affine"}
-    return {"quantization": entry, "quantization_config": entry}
+
+    def entry(of: tuple[int, int, str]) -> dict[str, Any]:
+        return dict(zip(("group_size", "bits", "mode"), of, strict=True))
+
+    common = Counter(settings.values()).most_common(1)[0][0]
+    section = entry(common) | {module: entry(own) for module, own in settings.items() if own != common}
+    return {"quantization": section, "quantization_config": section}
 
 
 def _half_type(architecture: str, types: set[str]) -> str:

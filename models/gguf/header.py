@@ -38,6 +38,21 @@ BLOCKS = {
     "Q4_K": (256, 144),
     "Q5_K": (256, 176),
     "Q6_K": (256, 210),
+    "Q2_K": (256, 84),
+    "Q3_K": (256, 110),
+    "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136),
+    "MXFP4": (32, 17),
+}
+# For the types that it does not: what to take in their place, a file type that people publish of about that size.
+_INSTEAD = {
+    "IQ1": "Q2_K",
+    "IQ2": "Q2_K",
+    "IQ3": "Q3_K_M",
+    "TQ1": "Q2_K",
+    "TQ2": "Q2_K",
+    "NVFP4": "Q4_K_M",
+    "Q1_0": "Q2_K",
 }
 
 
@@ -72,6 +87,10 @@ def read_header(file_name: str, data: mmap.mmap) -> Header:
     part of a split model.
     """
     return _Walk(file_name, data).run()
+
+
+def _instead(type_name: str) -> str:
+    return next((other for kind, other in _INSTEAD.items() if type_name.startswith(kind)), "Q8_0")
 
 
 class _Walk:
@@ -159,7 +178,7 @@ class _Walk:
         if type_name not in BLOCKS:
             raise UnsupportedModelError(
                 f"{self.file_name}: tensor {name} is {type_name}, which headrace cannot convert",
-                hint=f"it converts {', '.join(BLOCKS)}",
+                hint=f"take the {_instead(type_name)} file of this model; headrace converts {', '.join(BLOCKS)}",
             )
         block, block_bytes = BLOCKS[type_name]
         elements = 1

@@ -1,9 +1,12 @@
 """GGML tensor types -> plain arrays or MLX affine quantization (`w = q * scale + bias`, groups along the row).
 
-All but Q6_K blocks are affine over 32 weights, so their codes move over unchanged: the 8, 16 or 128 that Q4_0, Q5_0
-and Q8_0 subtract becomes the bias. Evaluated in float32 the result equals the reference dequantizer bit for bit, up
-to the sign of a zero (`q * scale` is exact there, so a fused addition changes nothing). Q6_K scales groups of 16,
-which MLX has no affine mode for: it is requantized to 8 bits.
+Most blocks are affine over 32 weights, so their codes move over unchanged: the 8, 16 or 128 that Q4_0, Q5_0 and Q8_0
+subtract becomes the bias. IQ4_NL, IQ4_XS and MXFP4 look 4-bit codes up in a table of whole numbers, which are affine
+codes themselves, of 8 and 5 bits. Q6_K is affine over 16 weights. Evaluated in float32 all of them equal the reference
+dequantizer bit for bit, up to the sign of a zero (`q * scale` is exact there, so a fused addition changes nothing).
+Q2_K and Q3_K, and Q6_K where nothing would multiply with groups of 16, are requantized to 8 bits.
+
+Experts in MXFP4 become MLX's mode of that name, which has the same bits in another order.
 
 Scales and biases are float16 where that loses nothing, because a decode step reads them all, and float32 otherwise.
 """
@@ -15,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType
-from gguf.quants import dequantize
+from gguf.quants import IQ4_NL, MXFP4, dequantize
 
 from headrace.models.gguf.container import RawTensor
 from headrace.models.gguf.header import BLOCKS
@@ -28,28 +31,41 @@ Floats = npt.NDArray[np.float32]
 GROUP_SIZE = 32
 _CHUNK_WEIGHTS = 1 << 21  # how much of a tensor is unpacked at a time
 
-BITS = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "Q4_K": 4, "Q5_K": 5, "Q6_K": 8}
-
 
 @dataclass(frozen=True)
 class Affine:
-    """A quantized matrix as MLX stores it. `max_error` is against the source's exact values."""
+    """A quantized matrix, or one per expert, as MLX stores it. `max_error` is against the source's exact values."""
 
-    weight: Array  # (rows, columns * bits / 32), uint32
-    scales: Array  # (rows, columns / 32), float16 or float32
-    biases: Array
+    weight: Array  # (..., rows, columns * bits / 32), uint32
+    scales: Array  # (..., rows, columns / group_size), float16 or float32; uint8 exponents in mode mxfp4
+    biases: Array | None
     bits: int
     max_error: float
+    group_size: int = GROUP_SIZE
+
+    @property
+    def mode(self) -> str:
+        return "affine" if self.biases is not None else "mxfp4"
 
 
-def to_affine(tensor: RawTensor) -> Affine:
-    """The MLX form of a quantized matrix, chunk by chunk. `CheckpointError` where a scale is not finite."""
-    unpack, bits = _UNPACK[tensor.type], BITS[tensor.type]
-    rows, columns = tensor.shape
+def is_quantized(tensor: RawTensor) -> bool:
+    """Whether a tensor is a matrix, or one for each expert, of a quantized type."""
+    return tensor.type in _UNPACK and len(tensor.shape) >= 2
+
+
+def to_affine(tensor: RawTensor, *, groups_of_16: bool = True) -> Affine:
+    """The MLX form of a quantized matrix, chunk by chunk. `CheckpointError` where a scale is not finite.
+
+    `groups_of_16`: whether what loads the result reads them.
+    """
+    unpack, bits, group_size = _UNPACK[tensor.type]
+    if group_size < GROUP_SIZE and not groups_of_16:
+        unpack, bits, group_size = _requantized(tensor.type), 8, GROUP_SIZE
+    columns = tensor.shape[-1]
     block, block_bytes = BLOCKS[tensor.type]
     blocks = tensor.data.reshape(-1, block_bytes)
-    groups = rows * columns // GROUP_SIZE
-    packed = np.empty((groups, bits * GROUP_SIZE // 8), np.uint8)
+    groups = len(blocks) * block // group_size
+    packed = np.empty((groups, bits * group_size // 8), np.uint8)
     scales, biases = np.empty((2, groups), np.float32)
     max_error, done, step = 0.0, 0, _CHUNK_WEIGHTS // block
     for start in range(0, len(blocks), step):
@@ -60,16 +76,30 @@ def to_affine(tensor: RawTensor) -> Affine:
         here = slice(done, done + len(codes))
         packed[here], scales[here], biases[here] = _pack(codes, bits), scale, bias
         max_error, done = max(max_error, error), here.stop
-    as_rows = (rows, columns // GROUP_SIZE)
+    as_rows = (*tensor.shape[:-1], columns // group_size)
     half = _fits_half(scales) and _fits_half(biases)
     dtype = np.float16 if half else np.float32
     return Affine(
-        packed.view("<u4").reshape(rows, -1),
+        packed.view("<u4").reshape(*tensor.shape[:-1], -1),
         scales.astype(dtype, copy=False).reshape(as_rows),
         biases.astype(dtype, copy=False).reshape(as_rows),
         bits,
         max_error,
+        group_size,
     )
+
+
+def to_mxfp4(tensor: RawTensor) -> Affine:
+    """MXFP4 as MLX's mode of that name has it: the same codes, each after its neighbour. `CheckpointError` as above."""
+    blocks = tensor.data.reshape(-1, BLOCKS["MXFP4"][1])
+    exponents = np.ascontiguousarray(blocks[:, 0])
+    if (exponents > _MOST_EXPONENT).any():
+        raise CheckpointError(f"tensor {tensor.name} (MXFP4) has a scale that is not finite")
+    packed = np.empty((len(blocks), 16), np.uint8)
+    for start in range(0, len(blocks), step := _CHUNK_WEIGHTS // 32):
+        packed[start : start + step] = _pack(_nibbles(blocks[start : start + step, 1:]), 4)
+    lead = tensor.shape[:-1]
+    return Affine(packed.view("<u4").reshape(*lead, -1), exponents.reshape(*lead, -1), None, 4, 0.0)
 
 
 def to_plain(tensor: RawTensor) -> tuple[Array, str]:
@@ -77,7 +107,7 @@ def to_plain(tensor: RawTensor) -> tuple[Array, str]:
 
     BF16 comes back as its raw 16-bit words, since numpy has no such type. `CheckpointError` for NaN or infinity.
     """
-    if tensor.type in BITS:
+    if tensor.type in _UNPACK:
         with np.errstate(over="ignore", invalid="ignore"):
             values = dequantize(tensor.data, GGMLQuantizationType[tensor.type]).reshape(tensor.shape)
         return _finite(values.astype("<f4").view("<u4"), 0x7F800000, tensor).view("<f4"), "F32"
@@ -101,7 +131,7 @@ def _fits_half(values: Floats) -> bool:
 
 
 def _pack(codes: Bytes, bits: int) -> Bytes:
-    """(G, 32) codes -> (G, 4 * bits) bytes: a little-endian bit stream, first code in the lowest bits."""
+    """(G, N) codes -> (G, N * bits / 8) bytes: a little-endian bit stream, first code in the lowest bits."""
     if bits == 8:
         return codes
     if bits == 4:
@@ -113,7 +143,7 @@ def _pack(codes: Bytes, bits: int) -> Bytes:
     return octets[:, :bits].reshape(len(codes), -1)
 
 
-# Each takes (N, bytes per block) and gives codes (G, 32), scales (G,), biases (G,) and the largest error.
+# Each takes (N, bytes per block) and gives codes (G, group size), scales (G,), biases (G,) and the largest error.
 Unpacked = tuple[Bytes, Floats, Floats, float]
 
 
@@ -180,8 +210,40 @@ def _q5_k(blocks: Bytes) -> Unpacked:
 
 
 def _q6_k(blocks: Bytes) -> Unpacked:
-    values = dequantize(blocks, GGMLQuantizationType.Q6_K).reshape(-1, GROUP_SIZE)
-    return _requantize(values)
+    low = _nibbles(blocks[:, :128].reshape(-1, 64)).reshape(-1, 8, 32)
+    # Two bits of each of four neighbours 32 apart share a byte.
+    high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
+    codes = (low | (high.reshape(-1, 8, 32) << 4)).reshape(-1, 16)
+    scale = (_half(blocks, 208)[:, None] * np.ascontiguousarray(blocks[:, 192:208]).view(np.int8)).reshape(-1)
+    return codes, scale, -32 * scale, 0.0
+
+
+_IQ4 = (np.array(IQ4_NL.kvalues, np.int16) + 128).astype(np.uint8)
+_FP4 = (np.array(MXFP4.kvalues, np.int8) + 12).astype(np.uint8)
+_MOST_EXPONENT = 251  # of an MXFP4 block whose largest code times its scale is still a float32
+
+
+def _iq4_nl(blocks: Bytes) -> Unpacked:
+    d = _half(blocks, 0)
+    return _IQ4[_nibbles(blocks[:, 2:])], d, -128 * d, 0.0
+
+
+def _iq4_xs(blocks: Bytes) -> Unpacked:
+    low = (blocks[:, 4:8, None] >> np.array([0, 4], np.uint8)).reshape(-1, 8) & 15
+    high = (blocks[:, 2:4, None] >> np.array([0, 2, 4, 6], np.uint8)).reshape(-1, 8) & 3
+    scale = (_half(blocks, 0)[:, None] * ((low | high << 4).astype(np.float32) - 32)).reshape(-1)
+    return _IQ4[_nibbles(blocks[:, 8:].reshape(-1, 16))], scale, -128 * scale, 0.0
+
+
+def _mxfp4(blocks: Bytes) -> Unpacked:
+    exponent = blocks[:, 0]
+    scale = np.where(exponent > _MOST_EXPONENT, np.float32(np.nan), MXFP4.e8m0_to_fp32_half(exponent))
+    return _FP4[_nibbles(blocks[:, 1:])], scale, -12 * scale, 0.0
+
+
+def _requantized(kind: str) -> Callable[[Bytes], Unpacked]:
+    """The reference's values in 8 bits."""
+    return lambda blocks: _requantize(dequantize(blocks, GGMLQuantizationType[kind]).reshape(-1, GROUP_SIZE))
 
 
 def _requantize(values: Floats) -> Unpacked:
@@ -202,13 +264,19 @@ def _requantize(values: Floats) -> Unpacked:
     return codes, scale, bias, float(error)
 
 
-_UNPACK: dict[str, Callable[[Bytes], Unpacked]] = {
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
-    "Q8_0": _q8_0,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
+# How blocks are unpacked, the bits of a code, and the codes of a group.
+_UNPACK: dict[str, tuple[Callable[[Bytes], Unpacked], int, int]] = {
+    "Q4_0": (_q4_0, 4, 32),
+    "Q4_1": (_q4_1, 4, 32),
+    "Q5_0": (_q5_0, 5, 32),
+    "Q5_1": (_q5_1, 5, 32),
+    "Q8_0": (_q8_0, 8, 32),
+    "Q4_K": (_q4_k, 4, 32),
+    "Q5_K": (_q5_k, 5, 32),
+    "Q6_K": (_q6_k, 6, 16),
+    "Q2_K": (_requantized("Q2_K"), 8, 32),
+    "Q3_K": (_requantized("Q3_K"), 8, 32),
+    "IQ4_NL": (_iq4_nl, 8, 32),
+    "IQ4_XS": (_iq4_xs, 8, 32),
+    "MXFP4": (_mxfp4, 5, 32),
 }

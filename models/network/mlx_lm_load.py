@@ -3,6 +3,7 @@
 mlx-lm's own loader reads plain and MLX-quantized checkpoints. What another tool quantized is given to the model class
 here, dequantized to float32, because a class's `sanitize` may split, join and transpose matrices; afterwards it is
 quantized to 8 bits. Matrices that affine groups hold exactly stay packed, except those of experts, which classes stack.
+Groups of 16, which a GGUF conversion may hold, become 8 bits as well.
 """
 
 from collections.abc import Mapping
@@ -14,11 +15,12 @@ from mlx.utils import tree_map
 
 from headrace.models.checkpoint.foreign.arrays import read_arrays
 from headrace.models.checkpoint.foreign.formats import REQUANTIZED_BITS, REQUANTIZED_GROUPS
-from headrace.models.checkpoint.quantization import Quantization
+from headrace.models.checkpoint.quantization import GROUPS_OF_16, Quantization, has_groups_of_16, layer_quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.tensor_info import stored_dtype
 from headrace.models.network.dtypes import compute_dtype
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+from headrace.runtime.ops import groups_of_16
 
 
 def load(checkpoint: Checkpoint, device: mx.DeviceType) -> Any:
@@ -28,13 +30,17 @@ def load(checkpoint: Checkpoint, device: mx.DeviceType) -> Any:
     """
     _refuse_what_classes_ignore(checkpoint.config)
     try:
-        model = _from_files(checkpoint) if checkpoint.foreign is None else _from_arrays(checkpoint, device)
+        stock = checkpoint.foreign is None and not has_groups_of_16(checkpoint.quantization)
+        model = _from_files(checkpoint) if stock else _from_arrays(checkpoint, device)
         _mend(model, checkpoint.config)
         if device == mx.DeviceType.cpu:
             model.set_dtype(mx.float32)  # the dtype policy: see models/network/dtypes.py
         else:
             half = compute_dtype(device, stored_dtype(checkpoint.tensors), checkpoint.config)
             model.update(tree_map(lambda array: _in_half(array, half), model.parameters()))
+            for _, module in model.named_modules():  # K-quants of GGUF: float32 scales make float32 of what follows
+                if "scales" in module and module.scales.dtype == mx.float32:
+                    module.set_dtype(half)
         return model
     except (Exception, SystemExit) as error:  # its classes raise and exit as they like on what they did not expect
         raise refused(checkpoint, error) from error
@@ -106,6 +112,10 @@ def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType) -> Any:
     genuine = {id(array) for name, array in arrays.items() if checkpoint.tensors[name].dtype == "F32"}
     if checkpoint.foreign is not None:
         genuine -= {id(arrays[name]) for name in checkpoint.foreign.matrices}
+    for module in [name.removesuffix(".scales") for name in arrays if name.endswith(".scales")]:
+        parts = [f"{module}.weight", f"{module}.scales", f"{module}.biases"]
+        if parts[2] in arrays and layer_quantization(checkpoint.quantization, module) == GROUPS_OF_16:
+            arrays |= zip(parts, groups_of_16.requantized(*(arrays[part] for part in parts)), strict=True)
     weights = model.sanitize(arrays) if hasattr(model, "sanitize") else arrays
 
     def packed(path: str, module: Any) -> bool | dict[str, Any]:

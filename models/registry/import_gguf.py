@@ -53,7 +53,21 @@ def convert(file: Path, directory: Path, progress: Progress, sha256: str | None 
         convert_gguf,  # numpy and gguf: seconds that a start without conversion does not need
     )
 
-    convert_gguf(file, directory, progress=lambda done, total: progress("converting", done, total), sha256=sha256)
+    convert_gguf(
+        file,
+        directory,
+        progress=lambda done, total: progress("converting", done, total),
+        sha256=sha256,
+        groups_of_16=_reads_groups_of_16,
+    )
+
+
+def _reads_groups_of_16(config: dict[str, Any]) -> bool:
+    """Whether a model of that config runs on this machine's native kernels; mlx-lm's classes and stock MLX do not."""
+    from headrace.models.network.config import decoder_config
+    from headrace.runtime import ops
+
+    return decoder_config(config) is not None and ops.select() is ops.native
 
 
 def stored_name(file: Path, sha256: str) -> str:

@@ -114,7 +114,8 @@ def prepare(weight: Weight, dtype: mx.Dtype) -> Weight:
     # The kernels' own copies, so that the ones from the file can go.
     held = reference.prepare(weight, dtype) if matrix is None else matrix
     shape = (weight.rows, weight.columns)
-    return PreparedWeight(held.data, held.scales, held.biases, weight.bits, weight.group_size, held.bias, matrix, shape)
+    bits, group = (weight.bits, weight.group_size) if isinstance(held, _native.Matrix) else (held.bits, held.group_size)
+    return PreparedWeight(held.data, held.scales, held.biases, bits, group, held.bias, matrix, shape)
 
 
 def kv_dtype(compute: mx.Dtype) -> mx.Dtype:

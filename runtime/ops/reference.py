@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from headrace.runtime.ops import groups_of_16
 from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Projections, Weight
 
 name = "reference"
@@ -16,8 +17,9 @@ name = "reference"
 def prepare(weight: Weight, dtype: mx.Dtype) -> Weight:
     """The weight as these operations want it: scales, biases and plain data in the compute dtype.
 
-    MLX would otherwise cast them to the activations' dtype again on every step.
+    MLX would otherwise cast them to the activations' dtype again on every step. Groups of 16 become groups of 32.
     """
+    weight = groups_of_16.without(weight)
 
     def cast(array: mx.array | None) -> mx.array | None:
         return None if array is None else array.astype(dtype)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.runtime.ops import AttentionSpec, Rope, Weight, native, reference
+from headrace.runtime.ops import AttentionSpec, Rope, Weight, groups_of_16, native, reference
 from tests.kernels import Exact
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
@@ -53,6 +53,15 @@ def _held(weight: Weight, exact: bool) -> Weight:
     return (Exact() if exact else native).prepare(weight, mx.float32)
 
 
+def _reference(weight: Weight) -> Weight:
+    """The weight in what stock MLX multiplies with: the values of groups of 16 in their place."""
+    if weight.group_size == 16:
+        assert weight.scales is not None
+        assert weight.biases is not None
+        weight = Weight(groups_of_16.dequantized(weight.data, weight.scales, weight.biases), bias=weight.bias)
+    return reference.prepare(weight, mx.float32)
+
+
 def _sums_and_errors(x: mx.array, w: Weight, exact: bool) -> tuple[mx.array, mx.array]:
     """For every output, the sum over k of |x w| and how far the kernels may be off."""
     plain = w.data if w.scales is None else mx.dequantize(w.data, w.scales, w.biases, w.group_size, w.bits)
@@ -75,8 +84,17 @@ def _weight(rows: int, columns: int, bits: int, group: int, dtype: mx.Dtype, bia
     extra = mx.random.normal((rows,)) if bias else None
     if bits == 0:
         return Weight(plain.astype(dtype), bias=extra)
+    if group == 16:
+        return _sixteen(rows, columns, dtype, extra)
     data, scales, biases = mx.quantize(plain, group_size=group, bits=bits)
     return Weight(data, scales.astype(dtype), biases.astype(dtype), bits, group, extra)
+
+
+def _sixteen(rows: int, columns: int, dtype: mx.Dtype, extra: mx.array | None) -> Weight:
+    """6 bits in groups of 16, which MLX has no quantizer for: any words and scales will do."""
+    data = mx.random.randint(0, 2**31 - 1, (rows, columns * 6 // 32)).astype(mx.uint32) * 2 + 1
+    scales = mx.random.normal((rows, columns // 16)) / 32
+    return Weight(data, scales.astype(dtype), (-32 * scales).astype(dtype), 6, 16, extra)
 
 
 @st.composite
@@ -84,8 +102,9 @@ def _projections(draw: st.DrawFn) -> tuple[Weight, mx.array]:
     """A weight of any format and activations (B, T, K), sometimes strided or broadcast."""
     mx.random.seed(draw(st.integers(0, 2**31)))
     bits = draw(st.sampled_from([0, 2, 3, 4, 5, 6, 8]))
-    group = draw(st.sampled_from([32, 64, 128])) if bits else 0
-    columns = draw(st.integers(1, 9)) * group if bits else draw(st.integers(1, 300))
+    groups = [32, 64, 128] if bits != 6 else [16, 32, 64, 128]
+    group = draw(st.sampled_from(groups)) if bits else 0
+    columns = draw(st.integers(1, 9)) * max(group, 32) if bits else draw(st.integers(1, 300))
     rows = draw(st.integers(1, 150))
     weight = _weight(rows, columns, bits, group, draw(st.sampled_from(_FLOATS)), draw(st.booleans()))
     batch, length = draw(st.integers(1, 3)), draw(st.integers(1, 40))
@@ -104,7 +123,7 @@ def _projections(draw: st.DrawFn) -> tuple[Weight, mx.array]:
 @given(_projections(), st.booleans())
 def test_projections(case: tuple[Weight, mx.array], exact: bool) -> None:
     weight, x = case
-    ours, theirs = _held(weight, exact), reference.prepare(weight, mx.float32)
+    ours, theirs = _held(weight, exact), _reference(weight)
     norm = mx.random.normal((weight.columns,))
     _, error = _sums_and_errors(x, theirs, exact)
     assert _agree(native.linear(x, ours), reference.linear(x, theirs), error)
@@ -117,7 +136,7 @@ def test_projections(case: tuple[Weight, mx.array], exact: bool) -> None:
 @given(_projections(), st.booleans())
 def test_embedding(case: tuple[Weight, mx.array], exact: bool) -> None:
     weight, _ = case
-    held, table = _held(weight, exact), reference.prepare(weight, mx.float32)
+    held, table = _held(weight, exact), _reference(weight)
     assert (held.rows, held.columns) == (weight.rows, weight.columns)
     tokens = mx.random.randint(0, weight.rows, (3, 14))[:, ::2]
     expected = reference.embed(tokens, table, mx.float32)
@@ -162,7 +181,7 @@ def test_gated_units(case: tuple[Weight, mx.array], activation: str, exact: bool
             weight.bits,
             weight.group_size,
         )
-    ours, theirs = _held(weight, exact), reference.prepare(weight, mx.float32)
+    ours, theirs = _held(weight, exact), _reference(weight)
     norm = mx.random.normal((weight.columns,))
     sums, errors = _sums_and_errors(reference.rms_norm(x, norm, 1e-5), theirs, exact)
     (gate, up), (gate_error, up_error) = mx.split(sums, 2, axis=-1), mx.split(errors, 2, axis=-1)

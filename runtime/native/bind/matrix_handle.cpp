@@ -57,7 +57,8 @@ MatrixHandle::MatrixHandle(const mx::array& data, const std::optional<mx::array>
   if (scales.has_value()) {
     require(offsets.has_value(), "affine quantization has scales and biases");
     require(known_width(bits), "bits must be 2, 3, 4, 5, 6 or 8");
-    require(group == 32 || group == 64 || group == 128, "the group size must be 32, 64 or 128");
+    require(group == 32 || group == 64 || group == 128 || (group == 16 && bits == 6),
+            "the group size must be 32, 64 or 128, or 16 with 6 bits");
     require(data.dtype() == mx::uint32, "quantized weights are packed in uint32");
     view_.k = static_cast<int64_t>(data.shape(1)) * 32 / bits;
     view_.bits = bits;

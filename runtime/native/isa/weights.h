@@ -30,15 +30,16 @@ struct Words {
   static Spread spread(int64_t group_shift) { return Spread(static_cast<int>(group_shift) - __builtin_ctz(kSteps)); }
 };
 
-// 3, 5 and 6 bits: 32 values at a time (a whole number of bytes, never across groups), in their own order.
-template <int Bits>
+// 3, 5 and 6 bits: 32 values at a time, or 16 in groups of 16 (a whole number of bytes, never across groups), in their own
+// order.
+template <int Bits, int Block = 32>
 struct Stream {
   static constexpr int kBits = Bits;
-  static constexpr int kSteps = 32 / W;
-  static constexpr int kBlock = 32;
+  static constexpr int kSteps = Block / W;
+  static constexpr int kBlock = Block;
   using Raw = const uint8_t*;
 
-  static Raw load(const uint8_t* row, int64_t block) { return row + block * (4 * Bits); }
+  static Raw load(const uint8_t* row, int64_t block) { return row + block * (Block * Bits / 8); }
   static Raw load_last(const uint8_t* row, int64_t block, int64_t) { return load(row, block); }
   static vf value(Raw raw, int step) {
     if constexpr (W >= 8) {
@@ -86,7 +87,7 @@ inline auto with_format(const Matrix& w, Body&& body) {
     case 3: return body(Stream<3>{});
     case 4: return body(Words<4>{});
     case 5: return body(Stream<5>{});
-    case 6: return body(Stream<6>{});
+    case 6: return w.group == 16 ? body(Stream<6, 16>{}) : body(Stream<6>{});
     case 8: return body(Words<8>{});
     default: break;
   }

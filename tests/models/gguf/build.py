@@ -24,6 +24,7 @@ Weights = dict[str, np.ndarray]
 SCALES_AT = {
     "Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,), "Q6_K": (208,),
     "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2),
+    "Q2_K": (80, 82), "Q3_K": (108,), "IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": (),
 }  # fmt: skip
 
 _BASE: dict[str, Any] = {
@@ -160,6 +161,8 @@ def random_blocks(rng: np.random.Generator, kind: str, rows: int, columns: int) 
     for start in SCALES_AT[kind]:
         scales = (rng.standard_normal(len(blocks)) * 1e-3).astype(np.float16)
         blocks[:, start : start + 2] = scales[:, None].view(np.uint8)
+    if kind == "MXFP4":  # an exponent in its place
+        blocks[:, 0] = rng.integers(112, 120, len(blocks))
     return blocks.reshape(rows, -1)
 
 

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from headrace.models.gguf import convert_gguf
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+from headrace.runtime.ops import groups_of_16
 from tests.corpus import NASTY
 from tests.models.gguf.build import HERE, VARIANTS, gguf_weights, header, hf_weights, write_gguf
 from tests.tiny import load_decoder
@@ -21,6 +22,7 @@ LLAMA_CPP = json.loads((HERE / "llama_cpp.json").read_text())
 # layers agree to 4e-6 as well; what stays in deeper ones grows with depth. Wrong softcaps, windows, RoPE bases or query
 # scales move these logits by 1.6e-2 and more; a wrong epsilon could hide, and is checked in the config instead.
 TOLERANCE = {"gemma": 1e-3, "gemma2": 1e-3, "gemma3": 1e-3}
+LATER = ("Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 LARGE = {"hidden": 256, "inner": 512, "head_dim": 64, "layers": 1}
 
 
@@ -37,6 +39,8 @@ def read(directory: Path, name: str) -> Any:
 
 def in_float32(arrays: dict[str, mx.array], module: str, bits: int) -> np.ndarray:
     scales, biases = (arrays[f"{module}.{leaf}"].astype(mx.float32) for leaf in ("scales", "biases"))
+    if bits == groups_of_16.BITS:
+        return np.array(groups_of_16.dequantized(arrays[f"{module}.weight"], scales, biases))
     return np.array(mx.dequantize(arrays[f"{module}.weight"], scales, biases, group_size=32, bits=bits))
 
 
@@ -87,7 +91,7 @@ def compare(logits: np.ndarray, variant: str) -> None:
     assert difference < TOLERANCE.get(variant, 5e-6)
 
 
-@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", *LATER])
 def test_every_tensor_type_loads_and_equals_its_source(kind: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", "llama", matrices=kind, **LARGE)
     directory = convert(path)
@@ -103,9 +107,9 @@ def test_every_tensor_type_loads_and_equals_its_source(kind: str, tmp_path: Path
         return
     dequantized = in_float32(ours, name, config["quantization"]["bits"])
     inexact = {row["name"]: row for row in read(directory, "headrace.json")["inexact_tensors"]}
-    if kind == "Q6_K":
+    if kind in ("Q2_K", "Q3_K"):
         row = inexact["blk.0.ffn_down.weight"]
-        assert (row["type"], row["became"]) == ("Q6_K", "affine 8-bit, group size 32")
+        assert (row["type"], row["became"]) == (kind, "affine 8-bit, group size 32")
         assert np.abs(dequantized - values).max() == pytest.approx(row["max_abs_error"], rel=1e-3)
     else:
         assert inexact == {}

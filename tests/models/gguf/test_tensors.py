@@ -7,13 +7,16 @@ import pytest
 
 from headrace.models.gguf.container import RawTensor
 from headrace.models.gguf.header import BLOCKS
-from headrace.models.gguf.tensors import GROUP_SIZE, Affine, to_affine, to_plain
+from headrace.models.gguf.tensors import GROUP_SIZE, Affine, to_affine, to_mxfp4, to_plain
 from headrace.runtime.errors import CheckpointError
+from headrace.runtime.ops import groups_of_16
 from tests.models.gguf.build import SCALES_AT, random_blocks
 
 ROWS, COLUMNS = 24, 512
-HALF = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
-EXACT = (*HALF, "Q4_K", "Q5_K")
+HALF = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL")
+WIDE = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS")  # whose scales take more than half precision
+EXACT = (*HALF, *WIDE)
+REQUANTIZED = ("Q2_K", "Q3_K", "Q6_K")  # the last where nothing reads groups of 16
 
 
 def raw(kind: str, data: np.ndarray, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> RawTensor:
@@ -38,6 +41,8 @@ def evaluated(affine: Affine) -> np.ndarray:
     """q * scale + bias in float32, by MLX."""
     scales, biases = (mx.array(x).astype(mx.float32) for x in (affine.scales, affine.biases))
     weight = mx.array(affine.weight)
+    if affine.group_size == 16:
+        return np.array(groups_of_16.dequantized(weight, scales, biases))
     return np.array(mx.dequantize(weight, scales, biases, group_size=GROUP_SIZE, bits=affine.bits))
 
 
@@ -72,36 +77,74 @@ def test_scales_and_biases_are_half_precision_where_that_is_exact(kind: str) -> 
     assert overflowing.scales.dtype == (np.float16 if kind.endswith("1") else np.float32)
 
 
-@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K"])
+@pytest.mark.parametrize("kind", WIDE)
 def test_k_quants_keep_their_products_in_single_precision(kind: str) -> None:
     affine = to_affine(raw(kind, blocks_of(kind)))
     assert affine.scales.dtype == affine.biases.dtype == np.float32
 
 
-@pytest.mark.parametrize("scale", [None, 1e-6, 60000.0])
-def test_q6_k_becomes_8_bit_within_half_a_step(scale: float | None) -> None:
-    data = blocks_of("Q6_K")
+@pytest.mark.parametrize("kind", REQUANTIZED)
+@pytest.mark.parametrize("scale", [None, 1e-6, 6000.0])
+def test_other_types_become_8_bit_within_half_a_step(kind: str, scale: float | None) -> None:
+    data = blocks_of(kind)
     if scale is not None:
-        set_scales(data, "Q6_K", scale)
-    affine = to_affine(raw("Q6_K", data))
-    theirs = reference("Q6_K", data)
+        set_scales(data, kind, scale)
+    affine = to_affine(raw(kind, data), groups_of_16=False)
+    theirs = reference(kind, data)
     difference = np.abs(evaluated(affine).astype(np.float64) - theirs)
     step = affine.scales.astype(np.float64).repeat(GROUP_SIZE, axis=1)
     rounding = 2.0**-22 * np.abs(theirs).max()  # of evaluating q * scale + bias in float32
-    assert affine.bits == 8
+    assert (affine.bits, affine.group_size) == (8, 32)
     assert (difference <= step / 2 + rounding).all()
     assert affine.max_error == pytest.approx(difference.max(), rel=1e-3)
 
 
-def test_q6_k_of_one_value_is_exact() -> None:
+def test_a_requantized_tensor_of_one_value_is_exact() -> None:
     data = blocks_of("Q6_K")
     set_scales(data, "Q6_K", 0.0)
-    affine = to_affine(raw("Q6_K", data))
+    affine = to_affine(raw("Q6_K", data), groups_of_16=False)
     assert affine.max_error == 0
     assert not evaluated(affine).any()
 
 
-@pytest.mark.parametrize("kind", [*EXACT, "Q6_K"])
+def mxfp4_of_every_scale() -> np.ndarray:
+    data = random_blocks(np.random.default_rng(0), "MXFP4", ROWS, COLUMNS)
+    data.reshape(-1, 17)[:252, 0] = np.arange(252)
+    return data
+
+
+def test_mxfp4_is_exact_as_a_matrix_and_as_experts() -> None:
+    data = mxfp4_of_every_scale()
+    theirs = reference("MXFP4", data)
+    normal = np.abs(theirs) >= 2.0**-126  # MLX takes what is smaller for zero
+    matrix = evaluated(to_affine(raw("MXFP4", data)))
+    np.testing.assert_array_equal(matrix[normal], theirs[normal])
+    experts = to_mxfp4(raw("MXFP4", data, (3, ROWS // 3, COLUMNS)))
+    assert (experts.weight.shape, experts.scales.shape) == ((3, ROWS // 3, COLUMNS // 8), (3, ROWS // 3, COLUMNS // 32))
+    words, scales = mx.array(experts.weight), mx.array(experts.scales)
+    got = np.array(mx.dequantize(words, scales, mode="mxfp4", dtype=mx.float32)).reshape(ROWS, COLUMNS)
+    np.testing.assert_array_equal(got[normal], theirs[normal])
+
+
+def test_an_mxfp4_scale_that_is_no_number_is_refused() -> None:
+    data = mxfp4_of_every_scale()
+    data.reshape(-1, 17)[252, 0] = 252
+    with pytest.raises(CheckpointError, match="not finite"):
+        to_affine(raw("MXFP4", data))
+    with pytest.raises(CheckpointError, match="not finite"):
+        to_mxfp4(raw("MXFP4", data, (3, ROWS // 3, COLUMNS)))
+
+
+def test_experts_are_one_matrix_above_the_other() -> None:
+    data = blocks_of("Q5_K")
+    flat, experts = to_affine(raw("Q5_K", data)), to_affine(raw("Q5_K", data, (3, ROWS // 3, COLUMNS)))
+    for name in ("weight", "scales", "biases"):
+        ours = getattr(experts, name)
+        assert ours.shape[:2] == (3, ROWS // 3)
+        np.testing.assert_array_equal(ours.reshape(ROWS, -1), getattr(flat, name))
+
+
+@pytest.mark.parametrize("kind", [*EXACT, "Q2_K", "Q3_K"])
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_scales_that_are_not_finite_are_refused(kind: str, value: float) -> None:
     data = blocks_of(kind)
@@ -121,7 +164,7 @@ def test_plain_types_keep_their_bytes_and_refuse_nan(kind: str) -> None:
         to_plain(raw(kind, data))
 
 
-@pytest.mark.parametrize("kind", [*EXACT, "Q6_K"])
+@pytest.mark.parametrize("kind", [*EXACT, "Q2_K", "Q3_K"])
 def test_quantized_vectors_become_their_exact_float32_values(kind: str) -> None:
     data = random_blocks(np.random.default_rng(0), kind, 1, COLUMNS)
     words, dtype = to_plain(raw(kind, data, (COLUMNS,)))
