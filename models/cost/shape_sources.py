@@ -87,7 +87,7 @@ def shape_of_gguf(file: Path) -> StepShape:
     from headrace.models.gguf.container import open_container
     from headrace.models.gguf.metadata import Metadata
     from headrace.models.gguf.names import targets
-    from headrace.models.gguf.tensors import BITS, GROUP_SIZE
+    from headrace.models.gguf.tensors import stored_bytes
 
     container = open_container(file)
     metadata = Metadata(container.metadata)
@@ -98,11 +98,7 @@ def shape_of_gguf(file: Path) -> StepShape:
     config = model_config(metadata, vocab_size=table.shape[0], tensors=names, rope_factors=None)
     sizes: dict[str, int] = {}
     for target in targets(metadata.architecture, config, names):
-        tensor = container.tensors[target.source]
-        size = int(tensor.data.nbytes)
-        if tensor.type in BITS and len(tensor.shape) == 2:
-            scale = 4 if tensor.type in ("Q4_K", "Q5_K") else _HALF  # as `models.gguf.tensors` stores them
-            size = quantized_bytes(tensor.shape[0] * tensor.shape[1], BITS[tensor.type], GROUP_SIZE, scale)
+        size = stored_bytes(container.tensors[target.source])
         sizes[target.module] = sizes.get(target.module, 0) + size
     decoder, _ = _decoder(config)
     kinds = sorted({tensor.type for tensor in container.tensors.values() if len(tensor.shape) == 2})

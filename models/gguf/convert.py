@@ -139,7 +139,8 @@ def _write_affine(
     rows = _row_order(target)
     writer.add(f"{target.module}.weight", affine.weight[rows], "U32")
     writer.add(f"{target.module}.scales", affine.scales[rows], scale_type)
-    writer.add(f"{target.module}.biases", affine.biases[rows], scale_type)
+    if affine.biases is not None:
+        writer.add(f"{target.module}.biases", affine.biases[rows], scale_type)
     written.settings[target.module] = (affine.group_size, affine.bits, affine.mode)
     written.types.add(tensor.type)
     written.note(tensor, f"affine {affine.bits}-bit, group size {affine.group_size}", affine.max_error)

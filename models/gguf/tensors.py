@@ -11,6 +11,7 @@ Experts in MXFP4 become MLX's mode of that name, which has the same bits in anot
 Scales and biases are float16 where that loses nothing, because a decode step reads them all, and float32 otherwise.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from gguf.quants import IQ4_NL, MXFP4, dequantize
 
 from headrace.models.gguf.container import RawTensor
 from headrace.models.gguf.header import BLOCKS
+from headrace.runtime.cost import quantized_bytes
 from headrace.runtime.errors import CheckpointError
 
 Array = npt.NDArray[Any]
@@ -29,6 +31,7 @@ Bytes = npt.NDArray[Any]  # of uint8: numpy's stubs lose it over shifts and mask
 Floats = npt.NDArray[np.float32]
 
 GROUP_SIZE = 32
+_WIDE = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS")  # whose scales are products, which half precision would round
 _CHUNK_WEIGHTS = 1 << 21  # how much of a tensor is unpacked at a time
 
 
@@ -51,6 +54,14 @@ class Affine:
 def is_quantized(tensor: RawTensor) -> bool:
     """Whether a tensor is a matrix, or one for each expert, of a quantized type."""
     return tensor.type in _UNPACK and len(tensor.shape) >= 2
+
+
+def stored_bytes(tensor: RawTensor) -> int:
+    """Bytes of a tensor once converted, from its header alone: scales of the types in `_WIDE` in float32."""
+    if not is_quantized(tensor):
+        return int(tensor.data.nbytes)
+    _, bits, group_size = _UNPACK[tensor.type]
+    return quantized_bytes(math.prod(tensor.shape), bits, group_size, 4 if tensor.type in _WIDE else 2)
 
 
 def to_affine(tensor: RawTensor, *, groups_of_16: bool = True) -> Affine:
