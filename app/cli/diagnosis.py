@@ -176,9 +176,11 @@ def _speed(report: Report) -> list[Finding]:
     if report.power.low_power_mode:
         do = "turn it off in System Settings, Battery"
         found.append(Finding("advice", "low power mode is on: decode runs far below its limit", do))
-    if report.power.throttled:
-        what = "the machine is hot and throttled: figures taken now are too low"
-        found.append(Finding("advice", what, "let it cool down before measuring"))
+    if report.power.throttled or report.power.thermal_pressure == "moderate":
+        what = "hot and throttled" if report.power.throttled else "warm, and the system begins to slow it down"
+        found.append(
+            Finding("advice", f"the machine is {what}: figures taken now are too low", "let it cool down first")
+        )
     nominal = report.machine.nominal_bandwidth if report.machine else None
     if nominal and report.peak and report.peak.bytes_per_second < nominal / 2:
         what = f"measured {format_rate(report.peak.bytes_per_second)} is under half of the nominal bandwidth"

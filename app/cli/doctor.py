@@ -16,6 +16,7 @@ from headrace.app.cli.finding import Finding
 from headrace.app.cli.json_output import print_json
 from headrace.app.terminal import can_redraw, may_style
 from headrace.app.versions import NOT_INSTALLED
+from headrace.runtime.machine.hardware_text import core_kinds
 from headrace.runtime.machine.peaks import RECENT_DAYS
 from headrace.runtime.units import format_bytes, format_rate
 
@@ -76,6 +77,7 @@ def document(report: Report, found: list[Finding]) -> dict[str, Any]:
     return {
         "ok": all(finding.severity != "broken" for finding in found),
         "machine": {**asdict(host), "isa": sorted(host.isa), "gpu_cores": host.gpu_cores} if host else None,
+        "core_kinds": core_kinds(report.system),
         "os": report.os_name,
         "memory": {**asdict(report.budget), "usable": report.budget.usable} if report.budget else None,
         "swap_used_bytes": report.swap_used,
@@ -96,14 +98,16 @@ def _machine_rows(report: Report) -> Rows:
     if host is None:
         return [("system", report.os_name)]
     cores = f"{host.physical_cores} cores"
+    if kinds := core_kinds(report.system):
+        cores += f" ({', '.join(f'{count} {kind.lower()}' for kind, count in kinds.items())})"
     if host.usable_cores < host.physical_cores:
         cores += f", {host.usable_cores} of them usable here"
     if host.gpu_cores:
         cores += f", {host.gpu_cores} GPU cores"
-    device = f"{host.device_name} ({cores})" if host.backend != "cuda" else host.device_name
+    device = f"{host.device_name}, {cores}" if host.backend != "cuda" else host.device_name
     rows = [("device", device), ("backend", {"metal": "Metal", "cuda": "CUDA", "cpu": "CPU"}[host.backend])]
     if host.backend == "cuda":
-        rows.append(("cpu", f"{host.cpu} ({cores})"))
+        rows.append(("cpu", f"{host.cpu}, {cores}"))
     if isa := _isa(host.isa):
         rows.append(("instructions", isa))
     if host.memory_bytes:
@@ -113,6 +117,8 @@ def _machine_rows(report: Report) -> Rows:
         rows.append(("for models", f"{format_bytes(limit.usable)}  ({share})"))
     if report.power.battery_percent is not None:
         rows.append(("power", f"{'battery' if report.power.on_battery else 'mains'}, {report.power.battery_percent} %"))
+    if report.power.thermal_pressure:
+        rows.append(("heat", f"{report.power.thermal_pressure} thermal pressure"))
     return [*rows, ("system", report.os_name)]
 
 

@@ -133,6 +133,7 @@ class Database:
     def _prepare(self) -> None:
         self._connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
         self._connection.execute("PRAGMA foreign_keys = ON")
+        self._connection.execute("PRAGMA fullfsync = ON")  # macOS: a durable commit is on the medium, not in its cache
         self._connection.execute("PRAGMA secure_delete = ON")  # a deleted conversation is gone from the file
         if self._version() == 0:
             self._use_wal()

@@ -132,7 +132,8 @@ def _end(pip: "subprocess.Popen[bytes]") -> None:
     for kind in (signal.SIGTERM, signal.SIGKILL):
         if pip.poll() is not None:
             return
-        with contextlib.suppress(ProcessLookupError):
+        # Gone already; macOS has EPERM for a group in which nothing but a zombie is left.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pip.pid, kind)
         with contextlib.suppress(subprocess.TimeoutExpired):
             pip.wait(timeout=5)

@@ -29,6 +29,7 @@ from headrace.models.registry.checksums import checksums
 from headrace.models.registry.progress import Progress, silent
 from headrace.runtime.errors import CheckpointError, HeadraceError, UsageError
 from headrace.runtime.paths import data_dir
+from headrace.runtime.to_disk import to_disk
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@%-]{0,199}")
 _OLD = ".old."  # no model name starts with a dot
@@ -228,14 +229,14 @@ def _flush(directory: Path) -> None:
     for folder, _, files in os.walk(directory):
         for name in files:
             with (Path(folder) / name).open("rb") as file:
-                os.fsync(file.fileno())
+                to_disk(file.fileno())
         _sync_directory(Path(folder))
 
 
 def _sync_directory(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        to_disk(descriptor)
     finally:
         os.close(descriptor)
 

@@ -7,7 +7,8 @@ What is timed, in passes over data larger than the caches:
 - CPU: the C library's `memcmp` of two equal halves, one thread per usable core, each on its own share. It is
   vectorised, reads every byte, releases the interpreter lock, and matches a hand-written reader; MLX's own CPU
   reductions stop at 5-29 GB/s on the machine where this reaches 47.
-- Metal, CUDA: `mx.sum` over a float32 array, several per submission so that launching costs nothing.
+- Metal, CUDA: `mx.sum` over a float32 array, or the product of a 4-bit matrix and a vector, which is the kernel that
+  decodes; whichever is faster. Several per submission, so that launching costs nothing.
 """
 
 import time
@@ -28,6 +29,9 @@ _SHARE = 128 << 20  # bytes a CPU thread reads: beyond any core's share of the l
 _CPU_SIZE = (256 << 20, 2 << 30)
 _GPU_SIZE = (64 << 20, 1 << 30)
 _GPU_BATCH = 8
+_GPU_TRIALS = 3
+_COLUMNS, _GROUP = 4096, 64  # of the 4-bit matrix
+_ROW_BYTES = _COLUMNS // 2 + _COLUMNS // _GROUP * 4
 
 
 def measure_peak(progress: Progress | None = None, host: Machine | None = None) -> Peak:
@@ -124,15 +128,30 @@ def _gpu_reader(host: Machine) -> Iterator[Reader]:
     wanted = min(_GPU_SIZE[1], (host.device_memory_bytes or _GPU_SIZE[1]) // 8)
     size = _affordable(wanted, _GPU_SIZE[0]) if host.backend == "metal" else wanted
     data = mx.arange(size // 4, dtype=mx.float32)
-    mx.eval(data)
+    rows = size // _ROW_BYTES
+    matrix = data[: rows * _COLUMNS // 8].view(mx.uint32).reshape(rows, _COLUMNS // 8)  # the same memory
+    scales, biases = (mx.full((rows, _COLUMNS // _GROUP), value, mx.float16) for value in (1.0, -8.0))
+    x = mx.ones((1, _COLUMNS), mx.float16)
+    mx.eval(data, matrix, scales, biases, x)
 
-    def one_pass() -> float:
-        began = time.perf_counter()
-        mx.eval([mx.sum(data) for _ in range(_GPU_BATCH)])
-        return (time.perf_counter() - began) / _GPU_BATCH
+    def product() -> mx.array:
+        return mx.quantized_matmul(x, matrix, scales=scales, biases=biases, group_size=_GROUP, bits=4)
 
-    one_pass()  # compiles the kernel, wakes the clocks
-    yield Reader(one_pass, data.nbytes, "mx.sum float32")
+    def reader(read: Callable[[], mx.array], nbytes: int, method: str) -> Reader:
+        def one_pass() -> float:
+            began = time.perf_counter()
+            mx.eval([read() for _ in range(_GPU_BATCH)])
+            return (time.perf_counter() - began) / _GPU_BATCH
+
+        return Reader(one_pass, nbytes, method)
+
+    kinds = [
+        reader(lambda: mx.sum(data), data.nbytes, "mx.sum float32"),
+        reader(product, matrix.nbytes + scales.nbytes + biases.nbytes, "4-bit matrix by vector"),
+    ]
+    for kind in kinds:
+        kind.one_pass()  # compiles the kernel, wakes the clocks
+    yield max(kinds, key=lambda kind: max(kind.pass_bytes / kind.one_pass() for _ in range(_GPU_TRIALS)))
 
 
 def _repeat(one_pass: Callable[[], float], budget_s: float, progress: Progress) -> list[float]:

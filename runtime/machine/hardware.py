@@ -128,24 +128,34 @@ class PowerState:
     battery_percent: int | None
     low_power_mode: bool | None
     throttled: bool | None
+    """Slowed down for heat, by the system's own account; None where nothing shows either."""
+    thermal_pressure: text.ThermalPressure | None = None
+
+    @property
+    def slows_memory(self) -> bool:
+        """Whether what is measured now may be less than the machine can do."""
+        return bool(self.low_power_mode or self.throttled or self.thermal_pressure in ("moderate", "heavy"))
 
 
 def power_state(run: RunTool | None = None) -> PowerState:
-    """Power source, battery, low-power mode and thermal limits, from macOS's pmset (three processes)."""
+    """Power source, battery, low-power mode and heat, from macOS's pmset and notifyutil (four processes)."""
     run = run or run_tool
     source = text.power(run("pmset", "-g", "batt"))
+    pressure = text.thermal_pressure(run("notifyutil", "-g", "com.apple.system.thermalpressurelevel"))
+    limited = text.speed_limited(run("pmset", "-g", "therm"))
     return PowerState(
         on_battery=source.on_battery,
         battery_percent=source.battery_percent,
         low_power_mode=text.low_power_mode(run("pmset", "-g")),
-        throttled=text.throttled(run("pmset", "-g", "therm")),
+        throttled=limited or (pressure == "heavy" if pressure else limited),
+        thermal_pressure=pressure,
     )
 
 
 def sysctl_facts(run: RunTool | None = None) -> dict[str, str]:
     """macOS: version, chip, core kinds, and whether this Python is translated. Empty elsewhere."""
     names = ("kern.osproductversion", "machdep.cpu.brand_string", "sysctl.proc_translated")
-    cores = ("hw.perflevel0.physicalcpu", "hw.perflevel1.physicalcpu")
+    cores = [f"hw.perflevel{level}.{fact}" for level in (0, 1) for fact in ("physicalcpu", "name")]
     return text.sysctl((run or run_tool)("sysctl", *names, *cores))
 
 

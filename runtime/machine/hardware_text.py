@@ -1,12 +1,15 @@
 """What operating systems print about a machine, as facts: pure functions over text for `runtime.machine.hardware`.
 
 Every parser takes any text and never raises; what it cannot find is None (or absent). The formats are those
-of Linux procfs and cgroupfs and of the macOS tools sysctl, ioreg, system_profiler, pmset and vm_stat.
+of Linux procfs and cgroupfs and of the macOS tools sysctl, ioreg, system_profiler, pmset, notifyutil and vm_stat.
 """
 
 import json
 import re
 from dataclasses import dataclass
+from typing import Literal
+
+ThermalPressure = Literal["nominal", "moderate", "heavy"]
 
 # Arm names its cores by number: MIDR implementer and part, as in Linux arch/arm64/include/asm/cputype.h.
 _ARM_CORES = {
@@ -152,18 +155,43 @@ def power(text: str) -> Power:
 
 
 def low_power_mode(text: str) -> bool | None:
-    """`lowpowermode 1` in `pmset -g`."""
-    found = re.search(r"^\s*lowpowermode\s+([01])\s*$", text, re.MULTILINE)
+    """`lowpowermode 1` in `pmset -g`; on newer Macs `powermode`, where 0 is automatic, 1 low and 2 high power."""
+    found = re.search(r"^\s*(?:lowpowermode|powermode)\s+([012])\s*$", text, re.MULTILINE)
     return found[1] == "1" if found else None
 
 
-def throttled(text: str) -> bool | None:
-    """Whether `pmset -g therm` reports a limit: a CPU speed under 100 % or a warning level over 0."""
+def thermal_pressure(text: str) -> ThermalPressure | None:
+    """`notifyutil -g com.apple.system.thermalpressurelevel`: the name and a level, from 0 (nominal) to 4 (sleeping)."""
+    found = re.search(r"^com\.apple\.system\.thermalpressurelevel\s+([0-9]{1,9})\s*$", text, re.MULTILINE)
+    if not found:
+        return None
+    return ("nominal", "moderate", "heavy")[min(int(found[1]), 2)]
+
+
+def speed_limited(text: str) -> bool | None:
+    """Whether `pmset -g therm` reports a limit: a CPU speed under 100 % or a warning level over 0.
+
+    That none was recorded says nothing: on Apple silicon none ever is.
+    """
     limit = re.search(r"CPU_Speed_Limit\s*=\s*([0-9]{1,3})", text)
     level = re.search(r"(?:[Tt]hermal|[Pp]erformance) [Ww]arning [Ll]evel\s*[=:]?\s*([0-9])", text)
     if limit or level:
         return bool(limit and int(limit[1]) < 100) or bool(level and int(level[1]) > 0)
-    return False if "No thermal warning level has been recorded" in text else None
+    return None
+
+
+def core_kinds(facts: dict[str, str]) -> dict[str, int]:
+    """Cores by kind, the fastest first, from `hw.perflevelN.name` and `.physicalcpu`: {Performance: 12, Efficiency: 4}.
+
+    Empty where there is one kind, or none is told.
+    """
+    usual = ("Performance", "Efficiency")
+    kinds: dict[str, int] = {}
+    for level in range(len(usual)):
+        count = facts.get(f"hw.perflevel{level}.physicalcpu", "")
+        if re.fullmatch(r"[0-9]{1,4}", count):
+            kinds[facts.get(f"hw.perflevel{level}.name") or usual[level]] = int(count)
+    return kinds if len(kinds) > 1 else {}
 
 
 def vm_stat_available(text: str) -> int | None:

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from headrace.runtime.cache_file import read_cache, write_cache
-from headrace.runtime.machine.hardware import Machine, machine
+from headrace.runtime.machine.hardware import Machine, machine, power_state
 from headrace.runtime.paths import cache_dir
 
 RECENT_DAYS = 30
@@ -91,8 +91,17 @@ def measurements(host: Machine | None = None) -> list[Peak]:
 
 
 def remember(peak: Peak, host: Machine | None = None) -> None:
-    """Keep a measurement: the fastest KEPT of the recent ones stay, and always the newest."""
+    """Keep a measurement: the fastest KEPT of the recent ones stay, and always the newest.
+
+    None is kept from a Mac in low power mode or under thermal pressure: it says nothing of what the machine can do, and
+    as the only one it would stand for the peak.
+    """
     host = host or machine()
+    if host.backend != "metal" or not power_state().slows_memory:
+        _keep(peak, host)
+
+
+def _keep(peak: Peak, host: Machine) -> None:
     older = sorted(_recent(measurements(host)), key=lambda kept: kept.bytes_per_second)[-(KEPT - 1) :]
     entries = [asdict(kept) for kept in sorted([*older, peak], key=lambda kept: kept.measured_at)]
     stored = read_cache(_cache_file()).get("peaks")
@@ -112,7 +121,7 @@ def correct(achieved_gb_s: float | None, *, step_bytes: int, steps: int, host: M
     if steps <= STEPS or (host.nominal_bandwidth and achieved_gb_s * 1e9 > host.nominal_bandwidth):
         return None
     peak = summarise([achieved_gb_s * 1e9], pass_bytes=step_bytes, method=f"{steps} decode steps", source="decode")
-    remember(peak, host)
+    _keep(peak, host)  # slowed down or not, it was this fast
     return peak
 
 

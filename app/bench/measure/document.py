@@ -105,7 +105,9 @@ def power_notes(power: Document) -> list[str]:
         ("low_power_mode", "low power mode is on"),
         ("throttled", "the system is throttled for heat"),
     )
-    return [text for key, text in said if power.get(key)]
+    warm = power.get("thermal_pressure") == "moderate" and not power.get("throttled")
+    notes = [text for key, text in said if power.get(key)]
+    return [*notes, "the system is warm and may be slowed down"] if warm else notes
 
 
 def model_document(loaded: "LoadedModel") -> Document:

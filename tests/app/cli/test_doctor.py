@@ -39,9 +39,16 @@ MAC = Report(
     ),
     budget=Budget(107 * GIB, 107 * GIB, 5 * GIB, "recommended working set"),
     peak=Peak(480e9, 478e9, 492e9, 60, GIB, "mx.sum float32", "2026-11-20T05:46:44Z"),
-    power=PowerState(on_battery=False, battery_percent=96, low_power_mode=False, throttled=False),
+    power=PowerState(
+        on_battery=False, battery_percent=96, low_power_mode=False, throttled=False, thermal_pressure="nominal"
+    ),
     swap_used=0,
-    system={"kern.osproductversion": "26.1", "machdep.cpu.brand_string": "Apple M4 Max"},
+    system={
+        "kern.osproductversion": "26.1",
+        "machdep.cpu.brand_string": "Apple M4 Max",
+        "hw.perflevel0.physicalcpu": "12",
+        "hw.perflevel1.physicalcpu": "4",
+    },
     kernels={"kernels": "reference", "reason": "Metal runs stock MLX"},
     versions=dict.fromkeys(("python", *PACKAGES), "1.0"),
     places=[Place("models", Path("/Users/x/models"), True, 500 * GIB), Place("cache", Path("/c"), True, 500 * GIB)],
@@ -75,6 +82,7 @@ def test_healthy_machines_have_no_findings() -> None:
     ("report", "expected"),
     [
         (replace(MAC, power=PowerState(True, 40, True, True)), ["battery", "low power mode", "throttled"]),
+        (replace(MAC, power=PowerState(False, 40, False, False, "moderate")), ["warm"]),
         (replace(MAC, system={"sysctl.proc_translated": "1"}), ["broken: this Python is built for Intel"]),
         (replace(MAC, swap_used=6 * GIB), ["6.00 GiB of swap"]),
         (replace(MAC, budget=Budget(8 * GIB, GIB, GIB // 2, "free")), ["little memory"]),
@@ -153,7 +161,7 @@ def test_plain_text_and_json(report: Report) -> None:
 
 def test_a_mac_says_which_bandwidth_is_which() -> None:
     text = _plain(sections(MAC), [])
-    assert "Apple M4 Max (16 cores, 40 GPU cores)" in text
+    assert "Apple M4 Max, 16 cores (12 performance, 4 efficiency), 40 GPU cores" in text
     assert "480 GB/s  (mx.sum float32; 2026-11-20 05:46 UTC)" in text
     assert "546 GB/s" in text
     assert "88% of nominal" in text

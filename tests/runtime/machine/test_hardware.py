@@ -9,6 +9,7 @@ import pytest
 
 from headrace.runtime.machine import hardware
 from headrace.runtime.machine.hardware import Machine
+from headrace.runtime.machine.hardware_text import core_kinds
 
 MACHINES = Path(__file__).parent / "machines"
 GIB = 2**30
@@ -83,7 +84,8 @@ def test_cuda_machines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "cores", "bandwidth"), [("macbook-m4-max", 40, 546e9), ("mac-mini-m2-pro", 16, 200e9)]
+    ("name", "cores", "bandwidth"),
+    [("macbook-m4-max", 40, 546e9), ("mac-mini-m2-pro", 16, 200e9), ("macbook-neo", 5, 60e9)],
 )
 def test_macs(name: str, cores: int, bandwidth: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "run_tool", runner(name))
@@ -91,7 +93,7 @@ def test_macs(name: str, cores: int, bandwidth: float, monkeypatch: pytest.Monke
     assert host.backend == "metal"
     assert host.gpu_cores == cores
     assert host.nominal_bandwidth == bandwidth
-    assert host.memory_bytes in (128 * GIB, 16 * GIB)
+    assert host.memory_bytes in (128 * GIB, 16 * GIB, 8 * GIB)
     assert host.device_memory_bytes is not None
     assert host.device_memory_bytes < host.memory_bytes
     assert host.os.startswith("macOS")
@@ -99,12 +101,19 @@ def test_macs(name: str, cores: int, bandwidth: float, monkeypatch: pytest.Monke
 
 def test_mac_power_and_memory() -> None:
     run = runner("macbook-m4-max")
-    assert hardware.power_state(run) == hardware.PowerState(True, 78, True, True)
+    assert hardware.power_state(run) == hardware.PowerState(True, 78, True, True, "heavy")
+    assert hardware.power_state(run).slows_memory
     assert hardware.swap_used(reader("macbook-m4-max"), run) == int(8478.5 * 2**20)
     pages = 2411632 + 2652917 + 132203 + 10248
     assert hardware.memory_available(reader("macbook-m4-max"), run) == pages * 16384
     assert hardware.sysctl_facts(run)["kern.osproductversion"] == "26.1"
-    assert hardware.power_state(runner("mac-mini-m2-pro")) == hardware.PowerState(False, None, False, False)
+    mini = hardware.power_state(runner("mac-mini-m2-pro"))  # recorded without notifyutil: of heat nothing is known
+    assert mini == hardware.PowerState(False, None, False, None)
+    neo = hardware.power_state(runner("macbook-neo"))
+    assert neo == hardware.PowerState(False, 100, False, False, "nominal")
+    assert not mini.slows_memory
+    assert not neo.slows_memory
+    assert core_kinds(hardware.sysctl_facts(runner("macbook-neo"))) == {"Performance": 2, "Efficiency": 4}
 
 
 def test_a_mac_that_says_nothing_stays_unknown() -> None:

@@ -21,7 +21,8 @@ PARSERS: list[Callable[[str], object]] = [
     text.system_profiler_gpu_cores,
     text.power,
     text.low_power_mode,
-    text.throttled,
+    text.speed_limited,
+    text.thermal_pressure,
     text.vm_stat_available,
 ]
 
@@ -93,14 +94,53 @@ def test_cgroup_paths_of_both_versions() -> None:
     [
         ("CPU_Speed_Limit = 100", False),
         ("CPU_Speed_Limit = 50\n", True),
-        ("Note: No thermal warning level has been recorded\n", False),
+        ("Note: No thermal warning level has been recorded\n", None),  # nor would it be on Apple silicon
         ("Thermal Warning Level = 1\n", True),
         ("thermal warning level: 0\n", False),
         ("", None),
     ],
 )
-def test_thermal_state(output: str, expected: bool | None) -> None:
-    assert text.throttled(output) is expected
+def test_speed_limit(output: str, expected: bool | None) -> None:
+    assert text.speed_limited(output) is expected
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ("com.apple.system.thermalpressurelevel 0\n", "nominal"),
+        ("com.apple.system.thermalpressurelevel 1\n", "moderate"),
+        ("com.apple.system.thermalpressurelevel 2\n", "heavy"),
+        ("com.apple.system.thermalpressurelevel 4\n", "heavy"),  # sleeping
+        ("com.apple.system.thermalpressurelevel: Failed with code 1\n", None),
+        ("", None),
+    ],
+)
+def test_thermal_pressure(output: str, expected: str | None) -> None:
+    assert text.thermal_pressure(output) == expected
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (" lowpowermode         1\n", True),
+        (" lowpowermode         0\n", False),
+        (" powermode            0\n", False),  # automatic
+        (" powermode            1\n", True),
+        (" powermode            2\n", False),  # high power
+        (" standby              1\n", None),
+    ],
+)
+def test_low_power_mode(output: str, expected: bool | None) -> None:
+    assert text.low_power_mode(output) is expected
+
+
+def test_kinds_of_cores() -> None:
+    levels = {"hw.perflevel0.physicalcpu": "6", "hw.perflevel1.physicalcpu": "12"}
+    assert text.core_kinds(levels) == {"Performance": 6, "Efficiency": 12}
+    named = {**levels, "hw.perflevel0.name": "Super", "hw.perflevel1.name": "Performance"}
+    assert text.core_kinds(named) == {"Super": 6, "Performance": 12}
+    assert text.core_kinds({"hw.perflevel0.physicalcpu": "8"}) == {}
+    assert text.core_kinds({}) == {}
 
 
 def test_one_core_many_threads() -> None:
