@@ -22,6 +22,7 @@ from headrace.runtime.errors import SessionError, UsageError
 from headrace.runtime.paths import data_dir
 
 _TITLE_LENGTH = 60  # characters
+_REMEMBERED_LENGTH = 4000  # characters
 _ABANDONED_S = 86400.0  # an empty session that old has nobody sitting before it
 _MESSAGE = f"SELECT *, content || {APPENDED} AS whole FROM messages"
 
@@ -197,6 +198,14 @@ class SessionStore:
     def messages(self, session_id: str) -> list[Message]:
         """Every message on every branch, parents before children."""
         return [_message(row) for row in self.db.rows(f"{_MESSAGE} WHERE session_id = ? ORDER BY id", session_id)]
+
+    def recent_questions(self, limit: int = 500) -> list[str]:
+        """What was asked last, in all sessions, oldest first; long texts, which nobody means to send again, are not."""
+        rows = self.db.rows(
+            "SELECT content FROM messages WHERE role = 'user' AND length(content) <= ? ORDER BY id DESC LIMIT ?",
+            *(_REMEMBERED_LENGTH, limit),
+        )
+        return [row["content"] for row in reversed(rows)]
 
     def branch(self, session_id: str, leaf: int | None = None) -> list[Message]:
         """The messages from the first one to `leaf` (None: the active leaf)."""

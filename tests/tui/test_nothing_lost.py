@@ -19,7 +19,7 @@ def test_ctrl_c_puts_a_draft_aside_and_up_brings_it_back(play) -> None:
         await it.press("up")
         assert it.prompt.text == "a draft"
         await it.press("ctrl+c", "ctrl+c")
-        assert "/quit leaves" in it.text()
+        assert "Ctrl+C again leaves" in it.text()
 
     play(scenario)
 

@@ -29,6 +29,8 @@ COMMANDS = (
     Command("model", "switch the model, or pick one", "[NAME]", key="F5"),
     Command("system", "the system prompt; alone: all parameters", "[TEXT]"),
     Command("set", "a parameter, as in /set temperature 0.7", "[NAME VALUE]", key="F6"),
+    Command("editor", "write in your editor ($VISUAL, $EDITOR)", key="F9"),
+    Command("queue", "take back what waits for the answer to end"),
     Command("file", "attach a text file", "PATH"),
     Command("regen", "answer the last question again", key="Ctrl+R"),
     Command("continue", "go on with a stopped answer", key="Ctrl+G"),

@@ -35,6 +35,7 @@ class Prompt(Area):
         # A text area would select with these.
         Binding("f6", "screen.do('set')", "Settings", show=False),
         Binding("f7", "app.freeze", "Freeze", show=False),
+        Binding("ctrl+underscore", "undo", "Undo", show=False),  # as in a shell: Ctrl+Z suspends
     ]
 
     @dataclass
@@ -105,8 +106,9 @@ class Prompt(Area):
         self.focus()
 
     def remember(self, texts: list[str]) -> None:
-        """The history of a resumed session."""
-        self._history, self._place = list(texts), None
+        """What was sent elsewhere, oldest first: it comes last in the history, so that Up finds it first."""
+        newest_first = dict.fromkeys(reversed([*self._history, *texts]))
+        self._history, self._place = list(newest_first)[::-1], None
 
     def action_newline(self) -> None:
         self.type("\n")

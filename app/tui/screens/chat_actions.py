@@ -5,6 +5,8 @@ Errors of the tree pass through: the chat screen says them.
 
 from typing import cast
 
+from textual.app import SuspendNotSupported
+
 from headrace.app.chat.attachments import parse_message
 from headrace.app.chat.context_question import ContextChoice
 from headrace.app.sessions.records import Message
@@ -20,11 +22,13 @@ class ChatActions(TakeOut):
     # -- talking ---------------------------------------------------------------------------------------------------
 
     def send(self, text: str) -> None:
-        """Say it, or finish an edit."""
+        """Say it, behind an answer that is being written; or finish an edit."""
         screen = self._screen
         if screen.editing is not None:
             self._conversation.edit(screen.editing, text)
             screen.action_leave_edit()
+        elif self._conversation.phase != "idle" or self.queue.texts:
+            self.queue.add(message_text(text))
         else:
             self._conversation.send(message_text(text))
         screen.sync([])
@@ -38,6 +42,30 @@ class ChatActions(TakeOut):
         _, attachments = parse_message(line)
         self._screen.prompt.put(line)
         self._headrace.say(f"{attachments[0].name} goes with what you write now; Enter sends both")
+
+    def do_editor(self, _: str) -> None:
+        """What stands in the input, in the user's own editor."""
+        from headrace.app.tui.input.editor import edit_text
+
+        prompt = self._screen.prompt
+        try:
+            with self._screen.app.suspend():
+                text = edit_text(prompt.whole_text)
+        except SuspendNotSupported:
+            raise UsageError("no editor can be opened here") from None
+        prompt.put(text)
+
+    def do_queue(self, _: str) -> None:
+        """What waits goes back into the input."""
+        if not self.queue.texts:
+            raise UsageError("no message waits")
+        self.return_queue()
+
+    def return_queue(self) -> None:
+        """Before what has been typed since."""
+        prompt = self._screen.prompt
+        waited = self.queue.take_back()
+        prompt.put(f"{waited}\n\n{prompt.whole_text}" if prompt.text else waited)
 
     def do_regen(self, _: str) -> None:
         self._conversation.regenerate()

@@ -37,7 +37,9 @@ from headrace.app.tui.transcript.transcript import Transcript
 from headrace.app.tui.transcript.welcome import welcome_lines
 from headrace.runtime.errors import HeadraceError, UsageError
 
+_QUEUE_LINES = 3  # shown of the messages that wait
 _PAUSE_S = 0.25  # without a key, after which what stands in the input is worth reading
+_TWICE_S = 2.0  # within which a second Ctrl+C leaves
 _HANDS_OFF_S = 1.0  # without a key, after which a question with answers by letter may come up
 
 
@@ -56,6 +58,7 @@ class ChatScreen(FrugalScreen):
         Binding("f5", "do('model')", "Model", key_display="F5"),
         Binding("f6", "do('set')", "Settings", key_display="F6"),
         Binding("f7", "app.freeze", "Freeze", show=False),
+        Binding("f9", "do('editor')", "Editor", show=False),
         Binding("ctrl+r", "do('regen')", "Again"),
         Binding("ctrl+g", "do('continue')", "Continue", show=False),
         Binding("ctrl+n", "do('new')", "New", show=False),
@@ -77,6 +80,7 @@ class ChatScreen(FrugalScreen):
         self._branch = ShownBranch()
         self._state: tuple[object, ...] = ()
         self._asked = False
+        self._interrupted = float("-inf")  # when, last, with nothing to interrupt
         self._typed = float("-inf")  # when, last
         self._pause: Timer | None = None
         self.editing: int | None = None
@@ -106,6 +110,7 @@ class ChatScreen(FrugalScreen):
             with Vertical(id="chat-column"):
                 yield Transcript(id="transcript")
                 yield Static(id="notice", markup=False)
+                yield Static(id="queue", markup=False)
                 yield FindBar(id="find")
                 menu = CompletionMenu(id="menu")
                 yield menu
@@ -115,6 +120,7 @@ class ChatScreen(FrugalScreen):
 
     def on_mount(self) -> None:
         self.prompt.focus()
+        self.prompt.remember(self.headrace.store.recent_questions())
         self.transcript.show_thinking = self.headrace.settings.chat.show_thinking
         self.conversation_changed()
 
@@ -135,8 +141,9 @@ class ChatScreen(FrugalScreen):
     def conversation_changed(self) -> None:
         """Another session: start over."""
         self._branch, self._asked, self.editing = ShownBranch(), False, None
-        texts = [message.content for message in self.conversation.messages if message.role == "user"]
-        self.prompt.remember(texts)
+        if self.actions.queue.texts:
+            self.actions.return_queue()
+        self.prompt.remember([message.content for message in self.conversation.messages if message.role == "user"])
         self.sync([])
         self.transcript.to_end()
         self._wait_for_pause()
@@ -151,6 +158,8 @@ class ChatScreen(FrugalScreen):
             returned, conversation.returned = conversation.returned, None
             self.prompt.move_cursor((0, 0))
             self.prompt.paste(returned)  # folded, if it is long
+        if not self.actions.queue.send_next(conversation):
+            self.actions.return_queue()
         self.prompt.tell_size(conversation.draft)
         limit = conversation.context_limit
         state = (
@@ -160,6 +169,7 @@ class ChatScreen(FrugalScreen):
             limit,
             bool(messages),
             self.editing,
+            tuple(self.actions.queue.texts),
         )
         if state != self._state:
             self._state = state
@@ -186,6 +196,7 @@ class ChatScreen(FrugalScreen):
         else:
             prompt.border_title = "answering: Esc stops" if busy else ""
         self._show_notice()
+        self._show_queue()
         if empty:
             self.transcript.welcome(welcome_lines(self.headrace.engine, self.conversation.session))
 
@@ -217,6 +228,17 @@ class ChatScreen(FrugalScreen):
         notice.display = bool(text)
         notice.set_class(down, "-error")
         notice.update(Content(sanitise(text)))
+
+    def _show_queue(self) -> None:
+        texts = self.actions.queue.texts
+        waiting = self.query_one("#queue", Static)
+        waiting.display = bool(texts)
+        width = max(8, self.transcript.size.width - 8)
+        lines = [Content(f"⧗ {sanitise(' '.join(text.split()))}").truncate(width, ellipsis=True) for text in texts]
+        if len(lines) > _QUEUE_LINES:
+            lines[_QUEUE_LINES - 1 :] = [Content(f"⧗ and {len(lines) - _QUEUE_LINES + 1} more")]
+        hint = Content.styled("asked when this answer has ended; /queue takes them back", "$quiet")
+        waiting.update(Content("\n").join([*lines, hint]) if lines else "")
 
     def show_metrics(self, metrics: LiveMetrics, frozen: bool) -> None:
         """The decode panel, where it is open."""
@@ -264,8 +286,11 @@ class ChatScreen(FrugalScreen):
         elif prompt.text:
             if prompt.put_aside():
                 self.headrace.say("put aside: ↑ brings it back")
+        elif time.monotonic() < self._interrupted + _TWICE_S:
+            self.actions.do_quit("")
         else:
-            self.headrace.say("Ctrl+Q or /quit leaves")
+            self._interrupted = time.monotonic()
+            self.headrace.say("Ctrl+C again leaves")
 
     def action_do(self, name: str) -> None:
         self.run_command(name, "")

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from textual.app import App
 
 from headrace.app.chat.conversation import Conversation
+from headrace.app.chat.message_queue import MessageQueue
 from headrace.app.engine.messages import Event
 from headrace.app.sessions.records import Message
 from headrace.app.tui.chat_app import ChatApp
@@ -50,6 +51,7 @@ class Actions:
 
     def __init__(self, headrace: ChatApp, screen: ChatView) -> None:
         self._headrace, self._screen = headrace, screen
+        self.queue = MessageQueue()
 
     @property
     def _conversation(self) -> Conversation:

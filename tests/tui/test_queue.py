@@ -1,0 +1,147 @@
+"""Messages sent while an answer is written wait for its end; an editor, a history of all sessions, two Ctrl+C."""
+
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from headrace.app.chat.message_queue import MessageQueue
+from headrace.app.sessions.store import SessionStore
+from headrace.app.tui.input.editor import edit_text
+from headrace.runtime.errors import UsageError
+from tests.app.scripted_engine import Script, ScriptedEngine
+from tests.tui.conftest import Driver
+
+
+def test_what_is_sent_while_an_answer_is_written_is_asked_after_it(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.write("one")
+        await it.until(lambda: it.app.conversation.phase == "answering")
+        await it.write("two")
+        await it.write("three")
+        assert it.prompt.text == ""
+        assert "⧗ two" in it.text()
+        assert it.said[0] == "one"
+        it.engine.release()
+        await it.until(lambda: len(it.said) == 6)
+        await it.idle()
+        assert it.said == ["one", "first", "two", "second", "three", "third"]
+        assert "⧗" not in it.text()
+
+    play(scenario, ScriptedEngine().script(Script(["fir", "st"], hold=1), Script(["second"]), Script(["third"])))
+
+
+@pytest.mark.parametrize("end", ["stop", "die", "another session"])
+def test_what_waits_goes_back_into_the_input_where_the_answer_does_not_end_by_itself(play, end: str) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.write("one")
+        await it.until(lambda: it.app.conversation.phase == "answering")
+        await it.write("two")
+        await it.write("three")
+        await it.press(*"draft")
+        if end == "stop":
+            await it.press("escape")
+        elif end == "die":
+            it.engine.die()
+        else:
+            await it.press("ctrl+n")
+        await it.until(lambda: it.prompt.text == "two\n\nthree\n\ndraft")
+        assert "⧗" not in it.text()
+
+    play(scenario, ScriptedEngine().script(Script(["fir", "st"], hold=1)))
+
+
+def test_what_waits_can_be_taken_back(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.write("/queue")
+        assert "no message waits" in it.text()
+        await it.write("one")
+        await it.until(lambda: it.app.conversation.phase == "answering")
+        await it.write("two @missing.txt")
+        assert it.prompt.text == "two @missing.txt"  # refused at once
+        await it.write("two")
+        await it.write("/queue")
+        assert it.prompt.text == "two"
+        it.engine.release()
+        await it.idle()
+        assert it.said == ["one", "first"]
+
+    play(scenario, ScriptedEngine().script(Script(["fir", "st"], hold=1)))
+
+
+def test_a_queue_without_messages_is_never_in_the_way(play) -> None:
+    async def scenario(it: Driver) -> None:
+        assert MessageQueue().send_next(it.app.conversation)
+
+    play(scenario)
+
+
+def test_ctrl_c_twice_leaves(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("ctrl+c", "ctrl+c")
+        await it.until(lambda: it.app._exit)
+
+    play(scenario)
+
+
+def test_up_finds_what_was_asked_in_other_sessions(play, home: Path) -> None:
+    store = SessionStore(home / "sessions.db")
+    for text in ("older", "newer", "older", "x" * 5000):
+        store.add(store.create().id, None, "user", text)
+    store.close()
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("mine")
+        seen = []
+        for _ in range(4):
+            await it.press("up")
+            seen.append(it.prompt.text)
+        assert seen == ["mine", "older", "newer", "newer"]
+
+    play(scenario)
+
+
+def test_undo_brings_back_what_was_deleted(play) -> None:
+    async def scenario(it: Driver) -> None:
+        it.prompt.type("some words")
+        await it.press("ctrl+u")
+        assert it.prompt.text == ""
+        await it.press("ctrl+underscore")
+        assert it.prompt.text == "some words"
+
+    play(scenario)
+
+
+def editor(home: Path, script: str) -> str:
+    file = home / "my editor.py"
+    file.write_text(f"import sys\nname = sys.argv[-1]\n{script}\n")
+    return f"{sys.executable} '{file}' --wait"
+
+
+def test_the_users_editor_changes_the_text(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDITOR", "false")
+    monkeypatch.setenv("VISUAL", editor(home, "old = open(name).read(); open(name, 'w').write(old.upper() + '\\n')"))
+    assert edit_text("grüße\n\n") == "GRÜSSE\n\n"
+
+
+@pytest.mark.parametrize("command", ["false", "no-such-editor-here", "'unclosed"])
+def test_an_editor_that_fails_is_said(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VISUAL", raising=False)
+    monkeypatch.setenv("EDITOR", command)
+    with pytest.raises(UsageError, match=r"exit code 1|cannot be run|cannot be understood"):
+        edit_text("text")
+
+
+def test_f9_edits_what_stands_in_the_input(play, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VISUAL", editor(home, "open(name, 'a').write(' and more\\n')"))
+
+    async def scenario(it: Driver) -> None:
+        await it.press(*"a draft", "f9")
+        await it.until(lambda: "no editor can be opened here" in it.text())  # without a terminal
+        assert it.prompt.text == "a draft"
+        monkeypatch.setattr(it.app, "suspend", contextmanager(lambda: iter([None])))
+        await it.press("f9")
+        assert it.prompt.text == "a draft and more"
+
+    play(scenario)
