@@ -158,8 +158,7 @@ class Conversation(OpenSession):
             self._typed = content, text
             self._add_and_ask(old.parent_id, content, attachments)
         else:
-            self.store.add(self.session.id, old.parent_id, "assistant", text, model=old.model)
-            self.reload()
+            self.reload(self.store.add(self.session.id, old.parent_id, "assistant", text, model=old.model).id)
 
     def continue_answer(self) -> None:
         """Go on where the last answer ended; a last message without an answer is answered."""
@@ -323,7 +322,7 @@ class Conversation(OpenSession):
         turn.end(reason, done)
         self._unstored = None
         tokens = self.context_tokens
-        self.reload()
+        self.reload(self.leaf if turn.answer is None else turn.answer.id)
         self.context_tokens = tokens
 
     # --- the full context ------------------------------------------------------------------------------------
@@ -344,7 +343,7 @@ class Conversation(OpenSession):
         answered = any(message.parent_id == leaf.id for message in self.store.messages(self.session.id))
         if leaf.role == "user" and not answered:
             self.store.take_back(leaf)
-            self.reload()
+            self.reload(leaf.parent_id)
             self.returned = self._typed[1] if self._typed[0] == leaf.content else leaf.content
 
     def _stop_sending(self, count: int) -> None:
@@ -358,7 +357,7 @@ class Conversation(OpenSession):
         last, old = self.last("user"), self.session
         self.session = self.store.create(model=old.model, system=old.system, sampling=old.sampling)
         self.question = None
-        self.reload()
+        self.reload(None)
         if with_last:
             self._add_and_ask(None, last.content, last.attachments)
 
@@ -384,7 +383,7 @@ class Conversation(OpenSession):
 
     def _add_and_ask(self, parent: int | None, content: str, attachments: tuple[Attachment, ...]) -> Message:
         message = self.store.add(self.session.id, parent, "user", content, attachments=attachments)
-        self.reload()
+        self.reload(message.id)
         self._ask(message.id)
         return message
 

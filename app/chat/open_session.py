@@ -19,21 +19,28 @@ class Branches:
 
 
 class OpenSession:
-    """messages: the active branch, first to last. context_tokens: of the last prompt and its answer, in the cache."""
+    """messages: the branch that is shown, first to last, up to `leaf` or an answer that is being written.
+
+    context_tokens: of the last prompt and its answer, in the cache. shared: another process has the session open,
+    too; what is said there makes branches of its own, and this one stays on its own, whatever the store calls active.
+    """
 
     messages: list[Message]
+    leaf: int | None
     context_tokens: int
+    shared: bool
 
     def __init__(self, store: SessionStore, session: Session) -> None:
         self.store = store
         self.session = session
         store.recover(session.id)
-        self.reload()
+        self.reload(store.session(session.id).active_leaf)
 
-    def reload(self) -> None:
-        """Take session and branch from the store."""
-        self.session = self.store.session(self.session.id)
-        self.messages = self.store.branch(self.session.id)
+    def reload(self, leaf: int | None) -> None:
+        """Take the session and the branch that ends with `leaf` from the store. None: nothing was said on it."""
+        self.session, self.leaf = self.store.session(self.session.id), leaf
+        self.messages = self.store.branch(self.session.id, leaf) if leaf is not None else []
+        self.shared = self.store.hold(self.session.id)
         last = next((message for message in reversed(self.messages) if message.metrics), None)
         self.context_tokens = (
             tokens_held(last.metrics.prompt_tokens, last.metrics.completion_tokens, last.finish_reason)
@@ -69,8 +76,7 @@ class OpenSession:
         """Show the next (1) or previous (-1) alternative at this message; at the end nothing happens."""
         branches = self.branches(message_id)
         wanted = min(max(branches.shown + step, 0), len(branches.ids) - 1)
-        self.store.activate(self.store.message(branches.ids[wanted]))
-        self.reload()
+        self.reload(self.store.activate(self.store.message(branches.ids[wanted])).active_leaf)
 
     def rename(self, title: str) -> None:
         """Give the session a name."""

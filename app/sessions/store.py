@@ -17,6 +17,7 @@ from typing import Any
 
 from headrace.app.sessions.database import APPENDED, Database
 from headrace.app.sessions.old_journals import fold_old_journals
+from headrace.app.sessions.presence import Presence
 from headrace.app.sessions.records import Attachment, Message, Role, Session, SessionEntry, TurnMetrics
 from headrace.runtime.errors import SessionError, UsageError
 from headrace.runtime.paths import data_dir
@@ -33,11 +34,17 @@ class SessionStore:
     def __init__(self, path: Path | None = None) -> None:
         path = path or database_path()
         self.db = Database(path)
+        self._presence = Presence(path.with_suffix(".open"))
         with suppress(SessionError, OSError):  # of a store that can only be read
             fold_old_journals(self.db, path.with_suffix(".journals"))
 
     def close(self) -> None:
+        self._presence.close()
         self.db.close()
+
+    def hold(self, session_id: str) -> bool:
+        """This session is on the screen from now on, and no other; whether it is on that of another process, too."""
+        return self._presence.open(session_id)
 
     # --- sessions ------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from textual import events
 
+from headrace.app.sessions.store import SessionStore
 from headrace.app.tui.app import HeadraceApp
 from headrace.app.tui.screens.dialogs import AskText, Choose
 from tests.app.scripted_engine import Script, ScriptedEngine
@@ -93,5 +94,20 @@ def test_what_is_typed_before_the_first_frame_is_kept(play, monkeypatch: pytest.
 
     async def scenario(it: Driver) -> None:
         assert it.prompt.text == "early, and late"
+
+    play(scenario)
+
+
+def test_a_second_terminal_says_so_and_flips_no_branch(play, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SessionStore, "hold", lambda *_: True)
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("here")
+        there = SessionStore(home / "sessions.db")
+        there.add(it.app.conversation.session.id, None, "user", "said there")
+        await it.ask("and here")
+        assert it.said == ["here", "Hello, world.", "and here", "Hello, world."]
+        assert "open in another terminal" in it.text()
+        there.close()
 
     play(scenario)

@@ -166,6 +166,7 @@ class ChatScreen(FrugalScreen):
             conversation.phase == "idle",
             self.headrace.engine.state,
             conversation.notice,
+            conversation.shared,
             limit,
             bool(messages),
             self.editing,
@@ -222,6 +223,8 @@ class ChatScreen(FrugalScreen):
         state = self.headrace.engine.state
         down = state in ("dead", "failed")
         text = self.conversation.notice or ("the engine is not running" if down else "")
+        if not text and self.conversation.shared:
+            text = "this session is open in another terminal, too: what is said there and here becomes branches"
         if down:
             way_out = "F8 tries again, F5 picks a model" if state == "failed" else "F8 starts it again"
             text = f"✗ {text.rstrip('.')}. {way_out}."

@@ -1,0 +1,53 @@
+"""Two processes on one session: each sees the other, and neither moves the other's branch."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from headrace.app.chat.open_session import OpenSession
+from headrace.app.sessions.store import SessionStore
+
+HOLD = """
+import sys
+from pathlib import Path
+from headrace.app.sessions.presence import Presence
+print(Presence(Path(sys.argv[1])).open(sys.argv[2]), flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def held_elsewhere(store: Path, session_id: str) -> Iterator[bool]:
+    """Another process has the session open; whether it saw that somebody else does."""
+    command = [sys.executable, "-c", HOLD, str(store.with_suffix(".open")), session_id]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip() == "True"
+
+
+def test_a_session_open_elsewhere_is_known_until_that_process_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    store = SessionStore(path)
+    here, other = store.create(), store.create()
+    assert not store.hold(here.id)
+    with held_elsewhere(path, here.id) as seen:
+        assert seen
+        assert store.hold(here.id)
+        assert not store.hold(other.id)
+        assert store.hold(here.id)
+    assert not store.hold(here.id)
+    store.close()
+
+
+def test_what_another_process_says_does_not_flip_the_branch_that_is_shown(tmp_path: Path) -> None:
+    here, there = SessionStore(tmp_path / "sessions.db"), SessionStore(tmp_path / "sessions.db")
+    session = here.create()
+    question = here.add(session.id, None, "user", "why?")
+    shown = OpenSession(here, here.session(session.id))
+    there.add(session.id, None, "user", "said there")
+    shown.reload(question.id)
+    assert [message.content for message in shown.messages] == ["why?"]
+    for store in (here, there):
+        store.close()
