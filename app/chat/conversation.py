@@ -68,6 +68,7 @@ class Conversation(OpenSession):
         self._turn: Turn | None = None
         self._unstored: tuple[Turn, str, Done | None] | None = None  # an answer that ended, until the store has it
         self._try_again = 0.0
+        self._left_out: list[tuple[int | None, str]] = []  # prompt_from and summary as they were before each change
 
     # --- what the screen shows -------------------------------------------------------------------------------
 
@@ -197,6 +198,21 @@ class Conversation(OpenSession):
             self._ask(question.leaf, continuing=question.during_answer, drop_oldest=True)
         else:
             self._summarise(question)
+
+    def set_summary(self, text: str) -> None:
+        """Have this sent in the place of the messages that are left out. Raises UsageError where none are."""
+        self._idle()
+        if not self.not_sent:
+            raise UsageError("all messages are sent: there is no summary")
+        self._leave_out(self.session.prompt_from, text.strip())
+
+    def undo_leaving_out(self) -> None:
+        """Take back the latest change of what is left out and of the summary; what came before this start, at once."""
+        self._idle()
+        if not self.not_sent and not self._left_out:
+            raise UsageError("all messages are sent: there is nothing to undo")
+        before, summary = self._left_out.pop() if self._left_out else (None, "")
+        self.session = self.store.set_prompt_from(self.session.id, before, summary)
 
     def close(self) -> None:
         """Leave: an answer being written is kept as partial, a session nothing was said in goes away.
@@ -349,7 +365,12 @@ class Conversation(OpenSession):
     def _stop_sending(self, count: int) -> None:
         """The engine left out the first `count` of the messages it was sent."""
         first = runs(self.session, self.messages)[count][0]
-        self.session = self.store.set_prompt_from(self.session.id, first.id, self.session.summary)
+        self._leave_out(first.id, self.session.summary)
+
+    def _leave_out(self, first: int | None, summary: str) -> None:
+        """Send no message before `first`, and the summary in their place; `undo_leaving_out` takes it back."""
+        self._left_out.append((self.session.prompt_from, self.session.summary))
+        self.session = self.store.set_prompt_from(self.session.id, first, summary)
 
     def _begin_anew(self, *, with_last: bool) -> None:
         if with_last:
@@ -357,6 +378,7 @@ class Conversation(OpenSession):
         last, old = self.last("user"), self.session
         self.session = self.store.create(model=old.model, system=old.system, sampling=old.sampling)
         self.question = None
+        self._left_out.clear()
         self.reload(None)
         if with_last:
             self._add_and_ask(None, last.content, last.attachments)
@@ -376,7 +398,7 @@ class Conversation(OpenSession):
         if not cancelled and not summary:
             self.notice = "the model gave no summary"
         elif not cancelled:
-            self.session = self.store.set_prompt_from(self.session.id, self.last("user").id, summary)
+            self._leave_out(self.last("user").id, summary)
             self._ask(turn.leaf.id, continuing=turn.continuing)
 
     # --- common ground ---------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ COMMANDS = (
     Command("regen", "answer the last question again", key="Ctrl+R"),
     Command("continue", "go on with a stopped answer", key="Ctrl+G"),
     Command("edit", "change your last message, or the answer; a new branch", "[answer]"),
+    Command("summary", "change what is sent for messages left out, or undo it", "[undo]"),
     Command("branch", "the next branch, or the one before", "[back]"),
     Command("copy", "copy the last answer, or its code", "[code]", key="Ctrl+O"),
     Command("links", "open a link of the last answer in the browser"),

@@ -13,6 +13,7 @@ from headrace.app.sessions.records import Message
 from headrace.app.tui.input.commands import message_text
 from headrace.app.tui.screens.parameters import read_parameter, sampling_text, write_parameter
 from headrace.app.tui.screens.take_out import TakeOut
+from headrace.app.tui.transcript.context_mark import MARK, mark_message
 from headrace.runtime.errors import HeadraceError, UsageError
 
 
@@ -25,7 +26,10 @@ class ChatActions(TakeOut):
         """Say it, behind an answer that is being written; or finish an edit."""
         screen = self._screen
         if screen.editing is not None:
-            self._conversation.edit(screen.editing, text)
+            if screen.editing == MARK:
+                self._conversation.set_summary(text)
+            else:
+                self._conversation.edit(screen.editing, text)
             screen.action_leave_edit()
         elif self._conversation.phase != "idle" or self.queue.texts:
             self.queue.add(message_text(text))
@@ -87,6 +91,19 @@ class ChatActions(TakeOut):
             raise UsageError("an answer is being written; Esc stops it")
         self._screen.begin_edit(message)
 
+    def do_summary(self, what: str) -> None:
+        """Edit the summary that is sent in the place of older messages, or take back that they are left out."""
+        conversation = self._conversation
+        if what == "undo":
+            conversation.undo_leaving_out()
+            self._screen.sync([])
+            left = conversation.not_sent
+            self._headrace.say(f"{left} messages are left out" if left else "all messages are sent again")
+        elif not conversation.not_sent:
+            raise UsageError("all messages are sent: there is no summary")
+        else:
+            self._edit(mark_message(conversation.session.id, conversation.session.summary))
+
     def do_branch(self, direction: str) -> None:
         """The next alternative at the last place where there is one; after the last comes the first."""
         for message in reversed(self._conversation.messages):
@@ -108,8 +125,13 @@ class ChatActions(TakeOut):
             self.copy_code(message)
         elif action == "open_link":
             self.open_link(message)
+        elif action == "undo":
+            if message.id == MARK:
+                self.do_summary("undo")
         elif action == "edit":
             self._edit(message)
+        elif message.id == MARK:
+            raise UsageError("this is what stands for the messages above: e changes it, u sends them again")
         elif action == "regenerate":
             conversation.regenerate(message.id)
         elif action == "continue":

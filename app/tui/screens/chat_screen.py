@@ -32,6 +32,7 @@ from headrace.app.tui.key_bar import KeyBar
 from headrace.app.tui.screens.chat_actions import ChatActions
 from headrace.app.tui.status_bar import StatusBar
 from headrace.app.tui.textual_overrides.frugal_screen import FrugalScreen
+from headrace.app.tui.transcript.context_mark import MARK
 from headrace.app.tui.transcript.shown_branch import ShownBranch
 from headrace.app.tui.transcript.transcript import Transcript
 from headrace.app.tui.transcript.welcome import welcome_lines
@@ -152,7 +153,7 @@ class ChatScreen(FrugalScreen):
         """Draw what changed in the conversation."""
         conversation = self.conversation
         messages = self._branch.look(conversation)
-        if events or [message.id for message in messages] != [e.message.id for e in self.transcript.entries]:
+        if events or messages != [entry.message for entry in self.transcript.entries]:
             self.transcript.show(messages, self._branch.standings(conversation, self.headrace.metrics))
         if conversation.returned is not None:
             returned, conversation.returned = conversation.returned, None
@@ -192,7 +193,9 @@ class ChatScreen(FrugalScreen):
         self.tell_status()
         prompt = self.prompt
         busy = self.conversation.phase != "idle"
-        if self.editing is not None:
+        if self.editing == MARK:
+            prompt.border_title = "the summary: Enter keeps it, Esc leaves it"
+        elif self.editing is not None:
             prompt.border_title = "editing: Enter makes a branch, Esc leaves it"
         else:
             prompt.border_title = "answering: Esc stops" if busy else ""

@@ -11,10 +11,11 @@ from textual.content import Content
 from headrace.app.answer_phrases import phrases
 from headrace.app.sanitise import Sanitiser, sanitise
 from headrace.app.sessions.records import Message, TurnMetrics
+from headrace.app.tui.transcript.context_mark import mark_lines
 from headrace.app.tui.transcript.growing_markdown import GrowingMarkdown
 from headrace.models.text.thinking import split_thinking
 
-RowKind = Literal["user", "body", "thinking", "meta", "blank"]
+RowKind = Literal["user", "body", "thinking", "summary", "meta", "blank"]
 Row = tuple[Content, RowKind]
 
 BLANK: Row = (Content(""), "blank")
@@ -34,6 +35,7 @@ class Look:
     ansi: bool = False
     dark: bool = True
     show_thinking: bool = False
+    show_summary: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Standing:
     sent: bool = True
     growing: bool = False
     waiting: str = ""  # what to show while there is no text yet
+    left_out: int = 0  # of the mark between what is sent and what is not: the messages above it
 
 
 class Entry:
@@ -76,7 +79,10 @@ class Entry:
         """The message at this look, top to bottom, a blank line at the end."""
         if self._rows is None or look != self._look:
             self._look = look
-            self._rows = self._user_rows(look) if self.message.role == "user" else self._answer_rows(look)
+            if self.standing.left_out:
+                self._rows = self._mark_rows(look)
+            else:
+                self._rows = self._user_rows(look) if self.message.role == "user" else self._answer_rows(look)
         return self._rows
 
     def _take(self, raw: str) -> None:
@@ -106,6 +112,12 @@ class Entry:
         if notes:
             rows.append((Content.styled("  " + " · ".join(notes), "$quiet"), "meta"))
         return [*rows, BLANK]
+
+    def _mark_rows(self, look: Look) -> list[Row]:
+        text = self._answer.lines(look.width - 2, ansi=look.ansi, dark=look.dark)
+        words, left_out = len(self._answer.text.split()), self.standing.left_out
+        lines = mark_lines(text, words, left_out, look.width, unfolded=look.show_summary)
+        return [*((line, "summary" if folds else "meta") for line, folds in lines), BLANK]
 
     def _answer_rows(self, look: Look) -> list[Row]:
         rows: list[Row] = []

@@ -1,4 +1,5 @@
-"""The branch as the transcript shows it: messages, a stand-in for an answer without text, and where each stands.
+"""The branch as the transcript shows it: messages, stand-ins for an answer without text and for what is left out, and
+where each stands.
 
 Knows no widget. The store is asked for branches only when the branch changed, not with every poll.
 """
@@ -6,6 +7,7 @@ Knows no widget. The store is asked for branches only when the branch changed, n
 from headrace.app.chat.conversation import Conversation
 from headrace.app.sessions.records import Message
 from headrace.app.tui.decode.metrics import LiveMetrics
+from headrace.app.tui.transcript.context_mark import mark_message
 from headrace.app.tui.transcript.entry import Standing
 
 _PENDING = -1  # id of the stand-in
@@ -17,6 +19,7 @@ class ShownBranch:
     def __init__(self) -> None:
         self._messages: list[Message] = []
         self._structure: tuple[object, ...] = ()
+        self._mark = mark_message("", "")
         self._standings: list[Standing] = []
 
     def look(self, conversation: Conversation) -> list[Message]:
@@ -24,11 +27,17 @@ class ShownBranch:
         messages = list(conversation.messages)
         if conversation.phase != "idle" and (not messages or messages[-1].role == "user"):
             messages.append(Message(_PENDING, conversation.session.id, None, "assistant", "", 0.0, partial=True))
-        structure = (tuple(m.id for m in messages), conversation.phase == "idle", conversation.not_sent)
-        self._messages = messages
+        left_out, summary = conversation.not_sent, conversation.session.summary
+        structure = (tuple(m.id for m in messages), conversation.phase == "idle", left_out, summary)
         if structure != self._structure:
             self._structure = structure
             self._standings = [_place(conversation, number, message) for number, message in enumerate(messages)]
+            self._mark = mark_message(conversation.session.id, summary)
+            if left_out:
+                self._standings.insert(left_out, Standing(left_out=left_out))
+        if left_out:
+            messages.insert(left_out, self._mark)
+        self._messages = messages
         return messages
 
     def standings(self, conversation: Conversation, metrics: LiveMetrics) -> list[Standing]:

@@ -43,6 +43,7 @@ class Transcript(Widget, can_focus=True):
         Binding("b", "act('copy_code')", "Copy code"),
         Binding("o", "act('open_link')", "Open link"),
         Binding("e", "act('edit')", "Edit"),
+        Binding("u", "act('undo')", "Send all again", show=False),
         Binding("r", "act('regenerate')", "Regenerate"),
         Binding("n", "act('continue')", "Continue"),
         Binding("left_square_bracket", "act('branch_back')", "Branch ‹", key_display="["),
@@ -55,6 +56,7 @@ class Transcript(Widget, can_focus=True):
     FOCUS_ON_CLICK = False  # the keys stay with the input: only Ctrl+Up takes them here
 
     show_thinking = reactive(False)
+    show_summary = reactive(True)
 
     @dataclass
     class Act(Event):
@@ -169,7 +171,13 @@ class Transcript(Widget, can_focus=True):
     def look(self) -> Look:
         width = max(12, min(_READABLE, self.size.width - GUTTER - _MARGIN))
         theme = self.app.current_theme
-        return Look(width, ansi=self.app.native_ansi_color, dark=theme.dark, show_thinking=self.show_thinking)
+        return Look(
+            width,
+            ansi=self.app.native_ansi_color,
+            dark=theme.dark,
+            show_thinking=self.show_thinking,
+            show_summary=self.show_summary,
+        )
 
     def _lay_out(self, first: int) -> None:
         """Recompute the rows from entry `first` on, keep the tail in view if it is followed."""
@@ -225,6 +233,9 @@ class Transcript(Widget, can_focus=True):
         self._strips.clear()
         if self._rows:
             self._start_over()
+
+    def watch_show_summary(self) -> None:
+        self._start_over()
 
     def watch_show_thinking(self) -> None:
         self._start_over()
@@ -331,13 +342,15 @@ class Transcript(Widget, can_focus=True):
         self.post_message(self.Left())
 
     def on_click(self, event: events.Click) -> None:
-        """Where messages are being selected, select what was clicked; open or close a thinking section at its head."""
+        """Where messages are being selected, select what was clicked; fold or unfold a section at its head."""
         line = event.y + self.top
         if 0 <= line < len(self._rows) and self.entries:
             if self.has_focus:
                 self.selected = self._entry_at(line)
             if self._rows[line][1] == "thinking":
                 self.show_thinking = not self.show_thinking
+            elif self._rows[line][1] == "summary":
+                self.show_summary = not self.show_summary
             self.refresh()
 
     def on_blur(self) -> None:
