@@ -6,6 +6,7 @@ decided here, once: headrace's own where it has one, mlx-lm's classes otherwise.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -187,9 +188,12 @@ def _fitting_context(weights: int, per_token: int, limit: int, *, asked: bool) -
 
 
 def _quantized_bytes(checkpoint: Checkpoint, kind: Quantization) -> int:
-    """Bytes of all tensors once every plain matrix whose rows divide into groups is quantized."""
+    """Bytes of all tensors once every plain matrix (or stack of them) whose rows divide into groups is quantized."""
     shapes = [(info.shape, info.nbytes) for info in checkpoint.tensors.values()]
-    return sum(kind.nbytes(*shape) if len(shape) == 2 and kind.fits(shape[1]) else nbytes for shape, nbytes in shapes)
+    return sum(
+        kind.nbytes(prod(shape[:-1]), shape[-1]) if len(shape) >= 2 and kind.fits(shape[-1]) else nbytes
+        for shape, nbytes in shapes
+    )
 
 
 def generation_defaults(directory: Path) -> dict[str, Any]:

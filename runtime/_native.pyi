@@ -47,6 +47,13 @@ class AttentionPlan:
         softcap: float | None,
     ) -> None: ...
 
+class ExpertsPlan:
+    """The experts of a layer. Raises ValueError where their shapes do not follow from one another."""
+
+    def __init__(
+        self, router: Matrix, gate: Matrix, up: Matrix, down: Matrix, active: int, normalized: bool, activation: str
+    ) -> None: ...
+
 class LayerPlan:
     """A whole layer's weights. Raises ValueError where their shapes do not follow from one another."""
 
@@ -61,6 +68,7 @@ class LayerPlan:
         down: Matrix | None,
         eps: float,
         activation: str,
+        experts: ExpertsPlan | None = None,
     ) -> None: ...
 
 def make_rope(periods: mx.array, amplitude: float) -> Rope: ...
@@ -73,6 +81,7 @@ def linear(
     residual: mx.array | None = None,
     activation: str = "",
 ) -> mx.array: ...
+def experts(x: mx.array, norm: mx.array, eps: float, plan: ExpertsPlan) -> mx.array: ...
 def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array: ...
 def attend(qkv: mx.array, keys: mx.array, values: mx.array, offset: int, plan: AttentionPlan) -> mx.array: ...
 def layers(

@@ -51,6 +51,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2", "head_dim": HIDDEN // HEADS},
     "qwen3": {"model_type": "qwen3"},
     "qwen3-yarn": {"model_type": "qwen3", "rope_scaling": _YARN},
+    "qwen3-moe": {
+        "model_type": "qwen3_moe",
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 96,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [1],
+        "norm_topk_prob": True,
+        "tie_word_embeddings": False,
+    },
     "gemma2": {"model_type": "gemma2", "query_pre_attn_scalar": 24, "sliding_window": 4096},
     "gemma3": {
         "model_type": "gemma3_text",
@@ -109,7 +119,7 @@ def quantize_model(source: Path, target: Path, layers: dict[str, dict[str, int]]
     assert isinstance(loaded, dict)
     for name, array in loaded.items():
         module = name.removesuffix(".weight")
-        if array.ndim != 2:
+        if array.ndim < 2:
             tensors[name] = array
             continue
         kind = section.get(module, section)
@@ -136,6 +146,7 @@ def random_tensors(config: dict[str, Any], seed: int) -> dict[str, mx.array]:
     q_rows, kv_rows = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
     gemma, biased = config["model_type"].startswith("gemma"), config["model_type"] == "qwen2"
     tensors: dict[str, mx.array] = {}
+    stack: tuple[int, ...]
 
     def add(name: str, *shape: int) -> None:
         nonlocal key
@@ -159,20 +170,24 @@ def random_tensors(config: dict[str, Any], seed: int) -> dict[str, mx.array]:
         add(f"{at}.self_attn.o_proj.weight", width, q_rows)
         if config.get("attention_bias"):
             add(f"{at}.self_attn.o_proj.bias", width)
+        stack, size, mlp = (), inner, f"{at}.mlp"
+        if "num_experts" in config and i not in config["mlp_only_layers"]:
+            stack, size, mlp = (config["num_experts"],), config["moe_intermediate_size"], f"{at}.mlp.switch_mlp"
+            add(f"{at}.mlp.gate.weight", *stack, width)
         for name, rows, columns in (
-            ("gate_proj", inner, width),
-            ("up_proj", inner, width),
-            ("down_proj", width, inner),
+            ("gate_proj", size, width),
+            ("up_proj", size, width),
+            ("down_proj", width, size),
         ):
-            add(f"{at}.mlp.{name}.weight", rows, columns)
+            add(f"{mlp}.{name}.weight", *stack, rows, columns)
             if config.get("mlp_bias"):
-                add(f"{at}.mlp.{name}.bias", rows)
+                add(f"{mlp}.{name}.bias", *stack, rows)
         norms = ["input_layernorm", "post_attention_layernorm"]
         if gemma:
             norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
         for name in norms:
             add(f"{at}.{name}.weight", width)
-        if config["model_type"] in ("qwen3", "gemma3_text"):
+        if config["model_type"] in ("qwen3", "qwen3_moe", "gemma3_text"):
             add(f"{at}.self_attn.q_norm.weight", dim)
             add(f"{at}.self_attn.k_norm.weight", dim)
     return tensors

@@ -9,8 +9,10 @@ Every one raises UnsupportedModelError for an architecture whose matrices are no
 for contradictory values.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import groupby
 from pathlib import Path
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.cost.step_shape import Matrix, StepShape
-from headrace.models.network.config import DecoderConfig, LayerConfig, decoder_config
+from headrace.models.network.config import DecoderConfig, ExpertsConfig, LayerConfig, decoder_config
 from headrace.models.network.decoder_costs import kv_layers
 from headrace.runtime.cost import quantized_bytes
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
@@ -31,17 +33,13 @@ KV_BYTES = 2  # half precision, as on every GPU
 _HALF = 2
 
 # Mixtures of experts whose other layers are those of an architecture of our own: model_type -> that architecture.
-_MIXTURES = {"qwen3_moe": "qwen3", "mixtral": "mistral"}
+_MIXTURES = {"mixtral": "mistral"}
 
 SizeOf = Callable[[str, int, int], int]
-"""(module, rows, columns) -> stored bytes of that projection, bias included."""
+"""(module, rows, columns) -> stored bytes of that projection, bias included; of a stack of experts, one's."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Experts:
-    count: int
-    active: int
-    width: int
+_ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
+_STACK = ".switch_mlp."
 
 
 def shape_of_config(config: Mapping[str, Any]) -> StepShape:
@@ -58,23 +56,26 @@ def shape_of_config(config: Mapping[str, Any]) -> StepShape:
         bias = rows * _HALF if module.rpartition(".")[2] in biased else 0
         return bias + (rows * columns * plain if width is None else quantized_bytes(rows * columns, width, group))
 
-    decoder, experts = _decoder(config)
-    return _build(decoder, experts, size_of, f"config.json, {_described(section, dtype)}")
+    return _build(_decoder(config), size_of, f"config.json, {_described(section, dtype)}")
 
 
 def shape_of_checkpoint(checkpoint: Checkpoint) -> StepShape:
     """From the headers of a checkpoint: exact, whatever is in it."""
-    config, experts = _decoder(checkpoint.config)
-    if experts is not None:
+    if checkpoint.config.get("model_type") in _MIXTURES:  # whose tensors have names that are not known here
         return replace(shape_of_config(checkpoint.config), resident_bytes=checkpoint.nbytes)
-    tensors = checkpoint.tensors
-    tied = config.tied_embeddings or "lm_head.weight" not in tensors
+    config = _decoder(checkpoint.config)
+    sizes: Counter[str] = Counter()
+    for name, tensor in checkpoint.tensors.items():
+        module, _, part = _ONE_EXPERT.sub(_STACK, name).rpartition(".")
+        if part in ("weight", "scales", "biases", "bias"):
+            sizes[module] += tensor.nbytes
+    tied = config.tied_embeddings or not sizes["lm_head"]
+    count = next((layer.experts.count for layer in config.layers if layer.experts), 1)
 
     def size_of(module: str, _rows: int, _columns: int) -> int:
-        parts = ("weight", "scales", "biases", "bias")
-        return sum(tensors[name].nbytes for part in parts if (name := f"{module}.{part}") in tensors)
+        return sizes[module] // (count if _STACK in module else 1)
 
-    shape = _build(replace(config, tied_embeddings=tied), None, size_of, "safetensors headers")
+    shape = _build(replace(config, tied_embeddings=tied), size_of, "safetensors headers")
     unread = "lm_head" if tied else "model.embed_tokens"  # an untied table is looked up, not read
     read = checkpoint.nbytes - size_of(unread, 0, 0)
     vectors = read - sum(matrix.count * matrix.nbytes for matrix in shape.matrices)
@@ -100,9 +101,8 @@ def shape_of_gguf(file: Path) -> StepShape:
     for target in targets(metadata.architecture, config, names):
         size = stored_bytes(container.tensors[target.source])
         sizes[target.module] = sizes.get(target.module, 0) + size
-    decoder, _ = _decoder(config)
     kinds = sorted({tensor.type for tensor in container.tensors.values() if len(tensor.shape) == 2})
-    return _build(decoder, None, lambda module, *_: sizes.get(module, 0), f"GGUF headers, {', '.join(kinds)}")
+    return _build(_decoder(config), lambda module, *_: sizes.get(module, 0), f"GGUF headers, {', '.join(kinds)}")
 
 
 def shape_of_entry(entry: "CatalogEntry") -> StepShape:
@@ -110,43 +110,56 @@ def shape_of_entry(entry: "CatalogEntry") -> StepShape:
     shape, quantization = entry.shape, entry.quantization.upper()
     bits = 8 if quantization.startswith("Q8") else 4
     group = 32 if quantization.startswith("Q") else 64
-    layer = LayerConfig(rope=None)
+    mixture = _experts(shape.experts, shape.active_experts, shape.ffn) if shape.experts > 1 else None
+    layer = LayerConfig(rope=None, experts=mixture)
     config = DecoderConfig(
         architecture="catalog", hidden_size=shape.hidden, intermediate_size=shape.ffn, heads=shape.heads,
         kv_heads=shape.kv_heads, head_dim=shape.head_dim, vocab_size=shape.vocab, context_length=entry.context,
         norm_eps=1e-5, tied_embeddings=shape.tied, layers=(layer,) * shape.layers, activation="silu",
         attention_scale=1.0,
     )  # fmt: skip
-    experts = _Experts(shape.experts, shape.active_experts, shape.ffn) if shape.experts > 1 else None
 
     def size_of(_module: str, rows: int, columns: int) -> int:
         return quantized_bytes(rows * columns, bits, group)
 
-    built = _build(config, experts, size_of, f"catalog, {entry.quantization}")
+    built = _build(config, size_of, f"catalog, {entry.quantization}")
     return replace(built, resident_bytes=entry.weight_bytes)
 
 
-def _build(config: DecoderConfig, experts: _Experts | None, size_of: SizeOf, source: str) -> StepShape:
+def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:
     width, q_rows, kv_rows = config.hidden_size, config.heads * config.head_dim, config.kv_heads * config.head_dim
-    per_layer = [
-        ("self_attn.q_proj", q_rows, width),
-        ("self_attn.k_proj", kv_rows, width),
-        ("self_attn.v_proj", kv_rows, width),
-        ("self_attn.o_proj", width, q_rows),
-    ]
-    inner = config.intermediate_size if experts is None else experts.width
-    feed_forward = [("mlp.gate_proj", inner, width), ("mlp.up_proj", inner, width), ("mlp.down_proj", width, inner)]
+    every = range(len(config.layers))
+    dense = [i for i in every if config.layers[i].experts is None]
     matrices: list[Matrix] = []
-    for module, rows, columns in per_layer if experts else per_layer + feed_forward:
-        sizes = sorted(size_of(f"model.layers.{i}.{module}", rows, columns) for i in range(len(config.layers)))
-        name = module.rpartition(".")[2]
-        matrices += [Matrix(name, len(list(same)), rows, columns, size) for size, same in groupby(sizes)]
-    if experts is not None:
-        layers, share = len(config.layers), Fraction(experts.active, experts.count)
-        matrices.append(Matrix("router", layers, experts.count, width, experts.count * width * _HALF))
-        for module, rows, columns in feed_forward:
-            size = size_of("model.layers.0." + module, rows, columns)
-            matrices.append(Matrix(f"expert {module[4:]}", layers * experts.count, rows, columns, size, share))
+
+    def add(
+        name: str, module: str, layers: Sequence[int], rows: int, columns: int, of: int = 1, active: int = 1
+    ) -> None:
+        sizes = sorted(size_of(f"model.layers.{i}.{module}", rows, columns) for i in layers)
+        for size, same in groupby(sizes):
+            matrices.append(Matrix(name, of * len(list(same)), rows, columns, size, Fraction(active, of)))
+
+    def add_feed_forward(kind: str, at: str, layers: Sequence[int], inner: int, of: int = 1, active: int = 1) -> None:
+        for name, rows, columns in (
+            ("gate_proj", inner, width),
+            ("up_proj", inner, width),
+            ("down_proj", width, inner),
+        ):
+            add(kind + name, f"{at}.{name}", layers, rows, columns, of, active)
+
+    for name, rows, columns in (
+        ("q_proj", q_rows, width),
+        ("k_proj", kv_rows, width),
+        ("v_proj", kv_rows, width),
+        ("o_proj", width, q_rows),
+    ):
+        add(name, f"self_attn.{name}", every, rows, columns)
+    add_feed_forward("", "mlp", dense, config.intermediate_size)
+    for experts in {layer.experts for layer in config.layers if layer.experts}:
+        layers = [i for i in every if config.layers[i].experts == experts]
+        add("router", f"mlp.{experts.router}", layers, experts.count, width)
+        at = f"mlp.{experts.stacked}"
+        add_feed_forward("expert ", at, layers, experts.size, experts.count, experts.active)
     head = "model.embed_tokens" if config.tied_embeddings else "lm_head"
     head_bytes = size_of(head, config.vocab_size, width)
     matrices.append(Matrix(head.rpartition(".")[2], 1, config.vocab_size, width, head_bytes, output=True))
@@ -171,7 +184,7 @@ def _norm_weights(config: DecoderConfig) -> int:
     return len(config.layers) * per_layer + config.hidden_size
 
 
-def _decoder(config: Mapping[str, Any]) -> tuple[DecoderConfig, _Experts | None]:
+def _decoder(config: Mapping[str, Any]) -> DecoderConfig:
     text = config.get("text_config")
     config = text if isinstance(text, Mapping) else config
     kind = config.get("model_type")
@@ -182,12 +195,16 @@ def _decoder(config: Mapping[str, Any]) -> tuple[DecoderConfig, _Experts | None]
             "`headrace bench` measures it, whatever it is",
         )
     if kind not in _MIXTURES:
-        return decoder, None
-    count, active = config.get("num_experts") or config.get("num_local_experts"), config.get("num_experts_per_tok")
-    width = config.get("moe_intermediate_size") or decoder.intermediate_size
-    if not all(isinstance(value, int) and value > 0 for value in (count, active, width)):
-        raise CheckpointError("config.json: a mixture must state its experts: how many, how many active, how wide")
-    return decoder, _Experts(int(count or 1), int(active or 1), int(width))
+        return decoder
+    count, active = config.get("num_local_experts"), config.get("num_experts_per_tok")
+    if not all(isinstance(value, int) and value > 0 for value in (count, active)):
+        raise CheckpointError("config.json: a mixture must state its experts: how many, how many active")
+    experts = _experts(int(count or 1), int(active or 1), decoder.intermediate_size)
+    return replace(decoder, layers=tuple(replace(layer, experts=experts) for layer in decoder.layers))
+
+
+def _experts(count: int, active: int, size: int) -> ExpertsConfig:
+    return ExpertsConfig(count, active, size, normalized=True, router="gate", stacked="switch_mlp", each="experts.{}")
 
 
 def _biased_modules(config: Mapping[str, Any]) -> set[str]:

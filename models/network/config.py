@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
-OWN_ARCHITECTURES = ("llama", "mistral", "smollm3", "qwen2", "qwen3", "gemma2", "gemma3_text")
+OWN_ARCHITECTURES = ("llama", "mistral", "smollm3", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text")
 OWN_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
@@ -28,11 +28,29 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """A feed-forward of `count` experts of `size`, `active` of them for each token; see `runtime.ops.Mixture`.
+
+    router, stacked, each: modules under the feed-forward's: the router, the stacks of experts, and, with `{}` for
+    its number, an expert that is stored by itself.
+    """
+
+    count: int
+    active: int
+    size: int
+    normalized: bool
+    router: str
+    stacked: str
+    each: str
+
+
+@dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """What differs from layer to layer: rotation (None: no position information) and attention window."""
+    """What differs from layer to layer: rotation (None: no position information), attention window and experts."""
 
     rope: RopeConfig | None
     window: int | None = None
+    experts: ExpertsConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +113,7 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
         layers=_layers(fields, architecture, rope, local_rope),
         activation="gelu" if gemma else "silu",
         attention_scale=scalar**-0.5,
-        qk_norm=architecture in ("qwen3", "gemma3_text"),
+        qk_norm=architecture in ("qwen3", "qwen3_moe", "gemma3_text"),
         post_norms=gemma,
         norm_weight_offset=1.0 if gemma else 0.0,
         embedding_scale=hidden**0.5 if gemma else 1.0,
@@ -135,7 +153,7 @@ def _layers(fields: "_Fields", architecture: str, rope: RopeConfig, local_rope: 
     count = fields.count("num_hidden_layers")
     if count > 10_000:
         raise CheckpointError(f"config.json: num_hidden_layers is {count}, which no decoder has")
-    windowed = architecture not in ("qwen2", "qwen3") or fields.values.get("use_sliding_window")
+    windowed = not architecture.startswith("qwen") or fields.values.get("use_sliding_window")
     window = fields.count("sliding_window") if windowed and fields.values.get("sliding_window") else None
     sliding = [window is not None and slides for slides in _sliding(fields, architecture, count)]
     rotates = [True] * count
@@ -146,9 +164,32 @@ def _layers(fields: "_Fields", architecture: str, rope: RopeConfig, local_rope: 
             raise CheckpointError(f"config.json: no_rope_layers does not list {count} layers")
         rotates = [bool(entry) for entry in listed]
     return tuple(
-        LayerConfig((local_rope if slides else rope) if rotating else None, window if slides else None)
-        for slides, rotating in zip(sliding, rotates, strict=True)
+        LayerConfig((local_rope if slides else rope) if rotating else None, window if slides else None, experts)
+        for slides, rotating, experts in zip(sliding, rotates, _experts(fields, architecture, count), strict=True)
     )
+
+
+def _experts(fields: "_Fields", architecture: str, layers: int) -> list[ExpertsConfig | None]:
+    """Every layer's experts: None where its feed-forward is dense."""
+    if architecture != "qwen3_moe":
+        return [None] * layers
+    count, active = fields.count("num_experts"), fields.count("num_experts_per_tok")
+    if active > count:
+        raise CheckpointError(f"config.json: a token cannot be given to {active} of {count} experts")
+    experts = ExpertsConfig(
+        count=count,
+        active=active,
+        size=fields.count("moe_intermediate_size"),
+        normalized=bool(fields.values.get("norm_topk_prob")),
+        router="gate",
+        stacked="switch_mlp",
+        each="experts.{}",
+    )
+    step = fields.count("decoder_sparse_step", default=1)
+    dense = fields.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise CheckpointError(f"config.json: mlp_only_layers must be a list, not {dense!r:.60}")
+    return [experts if (i + 1) % step == 0 and i not in dense else None for i in range(layers)]
 
 
 def _sliding(fields: "_Fields", architecture: str, count: int) -> list[bool]:
@@ -158,7 +199,7 @@ def _sliding(fields: "_Fields", architecture: str, count: int) -> list[bool]:
         if not isinstance(kinds, list) or len(kinds) != count:
             raise CheckpointError(f"config.json: layer_types does not list {count} layers")
         return [kind == "sliding_attention" for kind in kinds]
-    if architecture == "mistral":
+    if architecture in ("mistral", "qwen3_moe"):
         return [True] * count
     if architecture == "gemma2":
         return [i % 2 == 0 for i in range(count)]

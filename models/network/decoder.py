@@ -1,21 +1,22 @@
 """The decoder: a transformer of the llama family, written once, in the operations of `runtime.ops`.
 
 One layer is five operations (norm + q/k/v, attention, output + residual, norm + gated feed-forward, down + residual);
-Gemma adds a norm behind each half. B = sequences, T = new tokens, E = hidden size, F = feed-forward size,
-H / Hkv = query / key-value heads, D = head dimension, V = vocabulary.
+Gemma adds a norm behind each half; a mixture of experts is one operation in place of the last two.
+B = sequences, T = new tokens, E = hidden size, F = feed-forward size, H / Hkv = query / key-value heads, D = head
+dimension, V = vocabulary.
 """
 
 from copy import copy
 
 import mlx.core as mx
 
-from headrace.models.network.config import DecoderConfig, LayerConfig
+from headrace.models.network.config import DecoderConfig, ExpertsConfig, LayerConfig
 from headrace.models.network.decoder_costs import network_cost
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.rope import make_rope
 from headrace.runtime.cache import KVCache, KVShape, LayerCache
 from headrace.runtime.cost import StepCost
-from headrace.runtime.ops import AttentionSpec, LayersNode, LayerWeights, Ops, Projections, Weight
+from headrace.runtime.ops import AttentionSpec, LayersNode, LayerWeights, Mixture, Ops, Projections, Weight
 
 
 class Decoder:
@@ -52,7 +53,8 @@ class Decoder:
         """Every array of the network, to load before the first step."""
         arrays = [*self._table.arrays, self._norm, *self._head.arrays]
         for layer in self._layers:
-            for weight in (*layer.qkv, layer.output, *layer.gate_up, layer.down):
+            stacks = layer.mixture.stacks if layer.mixture else ()
+            for weight in (*layer.matrices, *stacks):
                 arrays += weight.arrays
             norms = (layer.input_norm, layer.attention_post_norm, layer.mlp_norm, layer.mlp_post_norm)
             arrays += [norm for norm in (*norms, layer.attention.q_norm, layer.attention.k_norm) if norm is not None]
@@ -65,15 +67,16 @@ class Decoder:
         if self._head is not self._table:
             for array in self._table.arrays:
                 del read[id(array)]  # an untied table is looked up, not read
-        weights = [self._head]
+        nbytes = sum(array.nbytes for array in read.values())
+        count = self._head.rows * self._head.columns
         for layer in self._layers:
-            weights += [*layer.qkv, layer.output, *layer.gate_up, layer.down]
-        return network_cost(
-            self.config,
-            weight_bytes=sum(array.nbytes for array in read.values()),
-            weight_count=sum(weight.rows * weight.columns for weight in weights),
-            kv_bytes=self.kv_shape.dtype.size,
-        )
+            count += sum(weight.rows * weight.columns for weight in layer.matrices)
+            if (mixture := layer.mixture) is None:
+                continue
+            for stack in mixture.stacks:  # of which the chosen experts' share is read
+                nbytes -= stack.nbytes - stack.nbytes * mixture.active // mixture.count
+                count += stack.rows * stack.columns * mixture.active // mixture.count
+        return network_cost(self.config, weight_bytes=nbytes, weight_count=count, kv_bytes=self.kv_shape.dtype.size)
 
     def make_cache(self, limit: int) -> KVCache:
         return KVCache(self.kv_shape, limit=limit, ops=self._ops)
@@ -121,6 +124,9 @@ class Decoder:
         qkv = _project(ops, x, layer.input_norm, eps, layer.qkv)  # (B, T, (H + 2 Hkv) * D) or its parts
         heads = cache.attend(index, qkv, layer.attention)  # (B, T, H * D)
         x = _add(ops, x, heads, layer.output, layer.attention_post_norm, eps)
+        if layer.mixture is not None:
+            return ops.experts(x, layer.mlp_norm, eps, layer.mixture, self.config.activation)
+        assert layer.down is not None
         inner = self._feed_forward(x, layer)  # (B, T, F)
         return _add(ops, x, inner, layer.down, layer.mlp_post_norm, eps)
 
@@ -175,6 +181,21 @@ def _read_layers(config: DecoderConfig, parameters: Parameters) -> list[LayerWei
             softcap=config.attention_softcap,
         )
 
+    def mixture(mlp: str, experts: ExpertsConfig) -> Mixture:
+        stacked, each = f"{mlp}.{experts.stacked}", f"{mlp}.{experts.each}"
+
+        def stack(name: str, rows: int, columns: int) -> Weight:
+            return parameters.stack(f"{stacked}.{name}", f"{each}.{name}", experts.count, rows, columns)
+
+        return Mixture(
+            router=parameters.router(f"{mlp}.{experts.router}", experts.count, width),
+            gate=stack("gate_proj", experts.size, width),
+            up=stack("up_proj", experts.size, width),
+            down=stack("down_proj", width, experts.size),
+            active=experts.active,
+            normalized=experts.normalized,
+        )
+
     def read(index: int, layer: LayerConfig) -> LayerWeights:
         at = f"model.layers.{index}"
         attn, mlp = f"{at}.self_attn", f"{at}.mlp"
@@ -182,6 +203,7 @@ def _read_layers(config: DecoderConfig, parameters: Parameters) -> list[LayerWei
         def norm(name: str) -> mx.array:
             return parameters.vector(f"{at}.{name}.weight", width, offset)
 
+        dense = layer.experts is None
         return LayerWeights(
             attention=attention(attn, layer),
             input_norm=norm("input_layernorm"),
@@ -191,9 +213,10 @@ def _read_layers(config: DecoderConfig, parameters: Parameters) -> list[LayerWei
             output=parameters.matrix(f"{attn}.o_proj", width, q_rows),
             attention_post_norm=norm("post_attention_layernorm") if config.post_norms else None,
             mlp_norm=norm("pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"),
-            gate_up=parameters.fused([(f"{mlp}.gate_proj", inner), (f"{mlp}.up_proj", inner)], width),
-            down=parameters.matrix(f"{mlp}.down_proj", width, inner),
+            gate_up=parameters.fused([(f"{mlp}.gate_proj", inner), (f"{mlp}.up_proj", inner)], width) if dense else [],
+            down=parameters.matrix(f"{mlp}.down_proj", width, inner) if dense else None,
             mlp_post_norm=norm("post_feedforward_layernorm") if config.post_norms else None,
+            mixture=mixture(mlp, layer.experts) if layer.experts else None,
         )
 
     return [read(index, layer) for index, layer in enumerate(config.layers)]

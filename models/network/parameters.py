@@ -5,14 +5,15 @@ checked here: that a tensor has the shape the config promises. Every problem is 
 tensor is handed out once and then forgotten, so that preparing a model takes no second copy of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 
 from headrace.models.checkpoint.foreign.arrays import read_arrays
 from headrace.models.checkpoint.quantization import Quantization, layer_quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
-from headrace.runtime.errors import CheckpointError
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.ops import Ops, Weight
 
 
@@ -38,9 +39,30 @@ class Parameters:
         Where their quantization differs they stay apart: as many weights as modules come back.
         """
         parts = [self._stored(module, rows, columns) for module, rows in modules]
-        if len({(part.bits, part.group_size, part.data.dtype, part.bias is None) for part in parts}) == 1:
-            parts = [_stack(parts)]
+        if len({_kind(part) for part in parts}) == 1:
+            parts = [_joined(parts, mx.concatenate)]
         return [self._ops.prepare(part, self._dtype) for part in parts]
+
+    def router(self, module: str, rows: int, columns: int) -> Weight:
+        """A mixture's router, which is quantized to no less than 8 bits: a few of its bits choose whole experts."""
+        asked, least = self._requantize, 8
+        if asked is not None and asked.bits < least:
+            self._requantize = replace(asked, bits=least)
+        weight = self.matrix(module, rows, columns)
+        self._requantize = asked
+        return weight
+
+    def stack(self, module: str, each: str, count: int, rows: int, columns: int) -> Weight:
+        """`count` projections as one stack: stored as `module`, or by themselves as `each`, `{}` for the number.
+
+        Raises UnsupportedModelError where those by themselves are quantized differently.
+        """
+        if f"{module}.weight" in self:
+            return self._ops.prepare(self._stored(module, rows, columns, (count,)), self._dtype)
+        parts = [self._stored(each.format(i), rows, columns) for i in range(count)]
+        if len({_kind(part) for part in parts}) > 1:
+            raise UnsupportedModelError(f"{each.format(0)} and its like are quantized differently from one another")
+        return self._ops.prepare(_joined(parts, mx.stack), self._dtype)
 
     def vector(self, name: str, size: int, offset: float = 0.0) -> mx.array:
         """A norm's weight (size,) in the compute dtype, plus `offset` added in float32."""
@@ -50,18 +72,18 @@ class Parameters:
     def __contains__(self, name: str) -> bool:
         return name in self._arrays
 
-    def _stored(self, module: str, rows: int, columns: int) -> Weight:
-        bias = self._take(f"{module}.bias", (rows,)) if f"{module}.bias" in self else None
+    def _stored(self, module: str, rows: int, columns: int, stack: tuple[int, ...] = ()) -> Weight:
+        bias = self._take(f"{module}.bias", (*stack, rows)) if f"{module}.bias" in self else None
         if f"{module}.scales" not in self:
-            data = self._take(f"{module}.weight", (rows, columns))
+            data = self._take(f"{module}.weight", (*stack, rows, columns))
             if not mx.issubdtype(data.dtype, mx.floating):
                 raise CheckpointError(f"{module}.weight is stored as {data.dtype}, which is no weight")
             if self._requantize is not None and self._requantize.fits(columns):
                 return self._requantize.apply(data, bias)
             return Weight(data, bias=bias)
         kind = layer_quantization(self._checkpoint.quantization, module)
-        groups = (rows, columns // kind.group_size)
-        data = self._take(f"{module}.weight", (rows, columns * kind.bits // 32))
+        groups = (*stack, rows, columns // kind.group_size)
+        data = self._take(f"{module}.weight", (*stack, rows, columns * kind.bits // 32))
         scales, biases = self._take(f"{module}.scales", groups), self._take(f"{module}.biases", groups)
         if data.dtype != mx.uint32:
             raise CheckpointError(f"{module}.weight is quantized but not stored as U32")
@@ -76,20 +98,25 @@ class Parameters:
         return array
 
 
-def _stack(parts: list[Weight]) -> Weight:
-    """Weights of equal quantization, one above the other."""
+def _kind(weight: Weight) -> tuple[object, ...]:
+    """What weights have in common that can be joined."""
+    return weight.bits, weight.group_size, weight.data.dtype, weight.bias is None
 
-    def join(arrays: list[mx.array | None]) -> mx.array | None:
+
+def _joined(parts: list[Weight], join: Callable[..., mx.array]) -> Weight:
+    """Weights of one kind in one: `mx.concatenate` puts one above the other, `mx.stack` makes a stack."""
+
+    def joined(arrays: list[mx.array | None]) -> mx.array | None:
         present = [array for array in arrays if array is not None]
-        return mx.concatenate(present, axis=0) if present else None
+        return join(present, axis=0) if present else None
 
-    data = join([part.data for part in parts])
+    data = joined([part.data for part in parts])
     assert data is not None
     return Weight(
         data,
-        join([part.scales for part in parts]),
-        join([part.biases for part in parts]),
+        joined([part.scales for part in parts]),
+        joined([part.biases for part in parts]),
         parts[0].bits,
         parts[0].group_size,
-        join([part.bias for part in parts]),
+        joined([part.bias for part in parts]),
     )

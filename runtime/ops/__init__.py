@@ -12,9 +12,20 @@ import mlx.core as mx
 
 from headrace.runtime import environment
 from headrace.runtime.ops import native, reference
-from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Projections, Rope, Weight
+from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Mixture, Projections, Rope, Weight
 
-__all__ = ["AttentionSpec", "LayerWeights", "LayersNode", "Ops", "Projections", "Rope", "Weight", "describe", "select"]
+__all__ = [
+    "AttentionSpec",
+    "LayerWeights",
+    "LayersNode",
+    "Mixture",
+    "Ops",
+    "Projections",
+    "Rope",
+    "Weight",
+    "describe",
+    "select",
+]
 
 
 class Ops(Protocol):
@@ -32,6 +43,7 @@ class Ops(Protocol):
     def norm_linear(self, x: mx.array, norm: mx.array, eps: float, w: Weight) -> mx.array: ...
     def glu(self, gate: mx.array, up: mx.array, activation: str) -> mx.array: ...
     def norm_glu(self, x: mx.array, norm: mx.array, eps: float, w: Weight, activation: str) -> mx.array: ...
+    def experts(self, x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str) -> mx.array: ...
     def attend(
         self, qkv: Projections, keys: mx.array, values: mx.array, offset: int, spec: AttentionSpec
     ) -> tuple[mx.array, mx.array, mx.array]: ...

@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from headrace.runtime import environment
 from headrace.runtime.ops import reference
-from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Projections, Rope, Weight
+from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Mixture, Projections, Rope, Weight
 
 _missing: str | None = None
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ name = "native"
 
 _fallbacks: Counter[str] = Counter()
 _plans: "dict[int, _native.AttentionPlan | None]" = {}  # by id(spec); None where the kernels cannot take it
+_mixtures: "dict[int, _native.ExpertsPlan | None]" = {}  # by id(mixture); None where the kernels do not hold it
 _ropes: "dict[int, _native.Rope]" = {}  # by id(rope), shared by layers that rotate alike
 
 
@@ -82,7 +83,7 @@ class PreparedWeight(Weight):
     """
 
     matrix: "_native.Matrix | None" = None
-    shape: tuple[int, int] = (0, 0)  # (N, K), whatever shape the arrays have
+    shape: tuple[int, int] = (0, 0)  # (N, K), whatever shape the arrays have; of a stack, (X * N, K)
 
     @property
     def rows(self) -> int:
@@ -106,8 +107,10 @@ def prepare(weight: Weight, dtype: mx.Dtype) -> Weight:
     matrix = None
     if dtype == mx.float32:
         try:
+            scales, biases = _flat(weight.scales), _flat(weight.biases)
+            bias = None if weight.bias is None else weight.bias.reshape(-1)
             matrix = _native.Matrix(
-                weight.data, weight.scales, weight.biases, weight.bias, weight.bits, weight.group_size, exact()
+                weight.data.reshape(weight.rows, -1), scales, biases, bias, weight.bits, weight.group_size, exact()
             )
         except ValueError as error:
             _fallbacks[f"weight: {error}"] += 1
@@ -116,6 +119,11 @@ def prepare(weight: Weight, dtype: mx.Dtype) -> Weight:
     shape = (weight.rows, weight.columns)
     bits, group = (weight.bits, weight.group_size) if isinstance(held, _native.Matrix) else (held.bits, held.group_size)
     return PreparedWeight(held.data, held.scales, held.biases, bits, group, held.bias, matrix, shape)
+
+
+def _flat(stack: mx.array | None) -> mx.array | None:
+    """(X, N, C) -> (X * N, C): the kernels take a stack as one matrix."""
+    return stack if stack is None or stack.ndim == 2 else stack.reshape(-1, stack.shape[-1])
 
 
 def kv_dtype(compute: mx.Dtype) -> mx.Dtype:
@@ -169,6 +177,15 @@ def norm_glu(x: mx.array, norm: mx.array, eps: float, w: Weight, activation: str
     return _native.linear(x, matrix, norm, eps, None, activation)
 
 
+def experts(x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str) -> mx.array:
+    """x + the shares of its experts' answers to norm(x), in one node that reads no others. (B, T, E) -> (B, T, E)."""
+    plan = _experts_plan(m, activation)
+    if plan is None:
+        _fallbacks["experts: weights were not prepared"] += 1
+        return reference.experts(x, norm, eps, m, activation)
+    return _native.experts(x, norm, eps, plan)
+
+
 def attend(
     qkv: Projections, keys: mx.array, values: mx.array, offset: int, spec: AttentionSpec
 ) -> tuple[mx.array, mx.array, mx.array]:
@@ -202,13 +219,34 @@ def fuse(layers: Sequence[LayerWeights], eps: float, activation: str) -> LayersN
 
 
 def _layer_plan(layer: LayerWeights, eps: float, activation: str) -> "_native.LayerPlan | None":
-    weights = (*layer.qkv, layer.output, *layer.gate_up, layer.down)
+    weights = layer.matrices if layer.mixture is None else [*layer.qkv, layer.output]
     matrices = [weight.matrix for weight in weights if isinstance(weight, PreparedWeight)]
+    experts = None if layer.mixture is None else _experts_plan(layer.mixture, activation)
     plan = _plan(layer.attention)
-    if len(matrices) != 4 or None in matrices or plan is None or layer.mlp_post_norm is not None:
+    if None in matrices or plan is None or layer.mlp_post_norm is not None:
         return None
-    qkv, output, gate_up, down = matrices
-    return _native.LayerPlan(plan, layer.input_norm, qkv, output, layer.mlp_norm, gate_up, down, eps, activation)
+    if len(matrices) != (4 if layer.mixture is None else 2) or (layer.mixture is not None and experts is None):
+        return None
+    qkv, output, gate_up, down = (*matrices, None, None)[:4]
+    return _native.LayerPlan(
+        plan, layer.input_norm, qkv, output, layer.mlp_norm, gate_up, down, eps, activation, experts
+    )
+
+
+def _experts_plan(m: Mixture, activation: str) -> "_native.ExpertsPlan | None":
+    key = id(m)
+    if key in _mixtures:
+        return _mixtures[key]
+    matrices = [w.matrix if isinstance(w, PreparedWeight) else None for w in (m.router, *m.stacks)]
+    router, gate, up, down = matrices
+    plan = None
+    if router is not None and gate is not None and up is not None and down is not None:
+        plan = _native.ExpertsPlan(router, gate, up, down, m.active, m.normalized, activation)
+    elif any(matrices):
+        raise ValueError("the kernels hold only part of a layer's experts: nothing else can read those")
+    _mixtures[key] = plan
+    weakref.finalize(m, _mixtures.pop, key, None)
+    return plan
 
 
 def _matrix(x: mx.array, w: Weight) -> "_native.Matrix | None":

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from headrace.runtime.ops import groups_of_16
-from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Projections, Weight
+from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Mixture, Projections, Weight
 
 name = "reference"
+_SORTED = 64  # choices of experts from which on it pays to order them
 
 
 def prepare(weight: Weight, dtype: mx.Dtype) -> Weight:
@@ -90,6 +91,48 @@ def norm_glu(x: mx.array, norm: mx.array, eps: float, w: Weight, activation: str
     """RMSNorm, then a feed-forward's gated half. x (B, T, E), w (2 F, E), gate rows above up rows -> (B, T, F)."""
     gate, up = mx.split(norm_linear(x, norm, eps, w), 2, axis=-1)
     return glu(gate, up, activation)
+
+
+def experts(x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str) -> mx.array:
+    """x + the shares of its experts' answers to norm(x). (B, T, E) -> (B, T, E)."""
+    h = rms_norm(x, norm, eps)
+    logits = linear(h, m.router)  # (B, T, X)
+    chosen = mx.argpartition(logits, kth=-m.active, axis=-1)[..., -m.active :]  # (B, T, active)
+    if m.normalized:
+        shares = mx.softmax(mx.take_along_axis(logits, chosen, axis=-1), axis=-1, precise=True)
+    else:
+        shares = mx.take_along_axis(mx.softmax(logits, axis=-1, precise=True), chosen, axis=-1)
+    which = chosen.flatten()
+    rows = mx.arange(which.size) // m.active  # of h, for each choice
+    order = mx.argsort(which) if which.size >= _SORTED else None  # an expert's rows together
+    if order is not None:
+        which, rows = which[order], rows[order]
+    tokens = h.reshape(-1, 1, h.shape[-1])[rows]  # (choices, 1, E)
+    up, gate = (_gathered(tokens, stack, which, order is not None) for stack in (m.up, m.gate))
+    inner = glu(gate, up, activation)
+    y = _gathered(inner, m.down, which, order is not None)[:, 0]  # (choices, E)
+    if order is not None:
+        y = y[mx.argsort(order)]
+    return x + (y.reshape(*chosen.shape, -1) * shares[..., None]).sum(axis=-2)
+
+
+def _gathered(x: mx.array, stack: Weight, which: mx.array, ordered: bool) -> mx.array:
+    """Each row of x (choices, 1, K) times the matrix of a stack that `which` (choices,) names -> (choices, 1, N)."""
+    if stack.scales is None:
+        y = mx.gather_mm(x, stack.data.swapaxes(-1, -2), rhs_indices=which, sorted_indices=ordered)
+    else:
+        y = mx.gather_qmm(
+            x,
+            stack.data,
+            scales=stack.scales,
+            biases=stack.biases,
+            rhs_indices=which,
+            transpose=True,
+            group_size=stack.group_size,
+            bits=stack.bits,
+            sorted_indices=ordered,
+        )
+    return y if stack.bias is None else y + stack.bias[which][:, None]
 
 
 def attend(

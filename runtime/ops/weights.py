@@ -5,6 +5,7 @@ Plain data. Shapes use N = output features, K = input features, G = group size, 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 
 import mlx.core as mx
 
@@ -20,6 +21,7 @@ class Weight:
     Plain:      `data` (N, K) in float32, float16 or bfloat16; `scales` and `biases` are None.
     Quantized:  `data` (N, K * bits / 32) uint32; `scales`, `biases` (N, K / G); w = scale * q + bias.
     `bias` (N,) is added to the product where the model has one.
+    A stack of X matrices (see `Mixture`) has X in front of every shape; `rows` counts those of all.
     """
 
     data: mx.array
@@ -35,11 +37,11 @@ class Weight:
 
     @property
     def rows(self) -> int:
-        return int(self.data.shape[0])
+        return prod(int(size) for size in self.data.shape[:-1])
 
     @property
     def columns(self) -> int:
-        stored = int(self.data.shape[1])
+        stored = int(self.data.shape[-1])
         return stored * 32 // self.bits if self.quantized else stored
 
     @property
@@ -87,11 +89,37 @@ class AttentionSpec:
     softcap: float | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Mixture:
+    """A feed-forward of X experts of size F, `active` of them for each token (Shazeer et al., arXiv:1701.06538).
+
+    The router's largest logits name them, and its softmax over all experts gives their shares of the sum; where
+    `normalized`, divided by what the chosen ones have together.
+    """
+
+    router: Weight  # (X, E)
+    gate: Weight  # a stack of X: (F, E)
+    up: Weight  # the same
+    down: Weight  # a stack of X: (E, F)
+    active: int
+    normalized: bool
+
+    @property
+    def count(self) -> int:
+        return self.router.rows
+
+    @property
+    def stacks(self) -> tuple[Weight, Weight, Weight]:
+        """What only the active share of is read."""
+        return self.gate, self.up, self.down
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
     """One decoder layer. E = width, F = feed-forward size.
 
     `qkv` and `gate_up` are single matrices unless their parts are quantized differently. The post norms are Gemma's.
+    Where there is a `mixture` of experts, it stands in for `gate_up` and `down`.
     """
 
     attention: AttentionSpec
@@ -101,8 +129,15 @@ class LayerWeights:
     attention_post_norm: mx.array | None
     mlp_norm: mx.array
     gate_up: list[Weight]  # together (2 F, E)
-    down: Weight  # (E, F)
+    down: Weight | None  # (E, F)
     mlp_post_norm: mx.array | None
+    mixture: Mixture | None = None
+
+    @property
+    def matrices(self) -> list[Weight]:
+        """What every token reads the whole of."""
+        feed_forward = [*self.gate_up, *([] if self.down is None else [self.down])]
+        return [*self.qkv, self.output, *([self.mixture.router] if self.mixture else feed_forward)]
 
 
 # Layers at once: (x (B, T, E), keys, values, offset) -> x, with `attend`'s buffers of every layer, written in place.

@@ -31,13 +31,22 @@ _CONTEXT, _ROPE_THETA, _NORM_EPS = 8192, 500000.0, 1e-5
 
 @dataclass(frozen=True)
 class Matrix:
-    """A projection of N rows by K columns. `rotated`: heads whose rows llama.cpp wants in its own RoPE order, or 0."""
+    """A projection of N rows by K columns, or a stack of them.
+
+    rotated: heads whose rows llama.cpp wants in its own RoPE order, or 0. stack: how many, where there are experts.
+    """
 
     name: str
     gguf_name: str
     rows: int
     columns: int
     rotated: int = 0
+    stack: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N,), or (X, N) of a stack."""
+        return (self.stack, self.rows) if self.stack else (self.rows,)
 
 
 def matrices(shape: Shape) -> Iterator[Matrix]:
@@ -46,13 +55,15 @@ def matrices(shape: Shape) -> Iterator[Matrix]:
     yield Matrix("model.embed_tokens", "token_embd", shape.vocab, width)
     for i in range(shape.layers):
         at, block = f"model.layers.{i}", f"blk.{i}"
-        yield Matrix(f"{at}.self_attn.q_proj", f"{block}.attn_q", shape.heads * dim, width, shape.heads)
-        yield Matrix(f"{at}.self_attn.k_proj", f"{block}.attn_k", shape.kv_heads * dim, width, shape.kv_heads)
+        turned = 0 if shape.experts else 1  # Qwen's rows keep their order
+        yield Matrix(f"{at}.self_attn.q_proj", f"{block}.attn_q", shape.heads * dim, width, turned * shape.heads)
+        yield Matrix(f"{at}.self_attn.k_proj", f"{block}.attn_k", shape.kv_heads * dim, width, turned * shape.kv_heads)
         yield Matrix(f"{at}.self_attn.v_proj", f"{block}.attn_v", shape.kv_heads * dim, width)
         yield Matrix(f"{at}.self_attn.o_proj", f"{block}.attn_output", width, shape.heads * dim)
-        yield Matrix(f"{at}.mlp.gate_proj", f"{block}.ffn_gate", inner, width)
-        yield Matrix(f"{at}.mlp.up_proj", f"{block}.ffn_up", inner, width)
-        yield Matrix(f"{at}.mlp.down_proj", f"{block}.ffn_down", width, inner)
+        mlp, suffix = (f"{at}.mlp.switch_mlp", "_exps") if shape.experts else (f"{at}.mlp", "")
+        yield Matrix(f"{mlp}.gate_proj", f"{block}.ffn_gate{suffix}", inner, width, stack=shape.experts)
+        yield Matrix(f"{mlp}.up_proj", f"{block}.ffn_up{suffix}", inner, width, stack=shape.experts)
+        yield Matrix(f"{mlp}.down_proj", f"{block}.ffn_down{suffix}", width, inner, stack=shape.experts)
 
 
 def norms(shape: Shape) -> dict[str, str]:
@@ -61,12 +72,26 @@ def norms(shape: Shape) -> dict[str, str]:
     for i in range(shape.layers):
         names[f"model.layers.{i}.input_layernorm"] = f"blk.{i}.attn_norm"
         names[f"model.layers.{i}.post_attention_layernorm"] = f"blk.{i}.ffn_norm"
+        if shape.experts:
+            names[f"model.layers.{i}.self_attn.q_norm"] = f"blk.{i}.attn_q_norm"
+            names[f"model.layers.{i}.self_attn.k_norm"] = f"blk.{i}.attn_k_norm"
     return names
 
 
+def vectors(shape: Shape, seed: int) -> Iterator[tuple[str, str, npt.NDArray[np.float32]]]:
+    """(name in the checkpoint, name in the GGUF, values) of what stays plain: norms, all ones, and routers."""
+    for name, gguf_name in norms(shape).items():
+        yield name, gguf_name, np.ones(shape.head_dim if name[-6:] in ("q_norm", "k_norm") else shape.width, np.float32)
+    draw = np.random.default_rng(seed + 1)
+    for i in range(shape.layers if shape.experts else 0):
+        values = draw.standard_normal((shape.experts, shape.width), np.float32) / math.sqrt(shape.width)
+        yield f"model.layers.{i}.mlp.gate", f"blk.{i}.ffn_gate_inp", values.astype(np.float16).astype(np.float32)
+
+
 def packed(matrix: Matrix, draw: np.random.Generator) -> npt.NDArray[np.uint8]:
-    """Random 4-bit values (N, K / 2), two to a byte, the lower half first: MLX's order."""
-    return np.frombuffer(draw.bytes(matrix.rows * matrix.columns // 2), np.uint8).reshape(matrix.rows, -1)
+    """Random 4-bit values (N, K / 2), two to a byte, the lower half first: MLX's order. Of a stack, (X * N, K / 2)."""
+    rows = math.prod(matrix.shape)
+    return np.frombuffer(draw.bytes(rows * matrix.columns // 2), np.uint8).reshape(rows, -1)
 
 
 def scale_of(matrix: Matrix) -> np.float16:
@@ -79,13 +104,13 @@ def q4_0(matrix: Matrix, values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]
     if matrix.rotated:  # pairs (i, i + D / 2) of a head become neighbours
         halves = values.reshape(matrix.rotated, 2, -1, values.shape[1])
         values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
-    halves = values.reshape(matrix.rows, -1, 2, _BLOCK // 4)
+    halves = values.reshape(len(values), -1, 2, _BLOCK // 4)
     low, high = halves[:, :, 0], halves[:, :, 1]
     blocks = np.empty((*low.shape[:2], 2 + _BLOCK // 2), np.uint8)
     blocks[..., :2] = np.frombuffer(scale_of(matrix).tobytes(), np.uint8)
     blocks[..., 2::2] = (low & 15) | (high << 4)
     blocks[..., 3::2] = (low >> 4) | (high & 0xF0)
-    return blocks.reshape(matrix.rows, -1)
+    return blocks.reshape(*matrix.shape, -1)
 
 
 def write_checkpoint(directory: Path, shape: Shape, seed: int = 0) -> None:
@@ -99,20 +124,20 @@ def write_checkpoint(directory: Path, shape: Shape, seed: int = 0) -> None:
     )
     draw = np.random.default_rng(seed)
     parts = [f"{m.name}.{part}" for m in matrices(shape) for part in ("weight", "scales", "biases")]
-    names = [*parts, *(f"{name}.weight" for name in norms(shape))]
+    names = [*parts, *(f"{name}.weight" for name, _, _ in vectors(shape, seed))]
     with SafetensorsWriter(directory / "model.safetensors", names) as file:
         for m in matrices(shape):
-            scales = np.full((m.rows, m.columns // _GROUP), scale_of(m), np.float16)
-            file.add(f"{m.name}.weight", packed(m, draw).view("<u4"), "U32")
+            scales = np.full((*m.shape, m.columns // _GROUP), scale_of(m), np.float16)
+            file.add(f"{m.name}.weight", packed(m, draw).view("<u4").reshape(*m.shape, -1), "U32")
             file.add(f"{m.name}.scales", scales, "F16")
             file.add(f"{m.name}.biases", -8 * scales, "F16")
-        for name in norms(shape):
-            file.add(f"{name}.weight", np.ones(shape.width, np.float16), "F16")
+        for name, _, values in vectors(shape, seed):
+            file.add(f"{name}.weight", values.astype(np.float16), "F16")
 
 
 def write_gguf(path: Path, shape: Shape, seed: int = 0) -> None:
     """The same weights for llama.cpp."""
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, "qwen3moe" if shape.experts else "llama")
     writer.add_context_length(_CONTEXT)
     writer.add_block_count(shape.layers)
     writer.add_embedding_length(shape.width)
@@ -124,28 +149,42 @@ def write_gguf(path: Path, shape: Shape, seed: int = 0) -> None:
     writer.add_rope_dimension_count(shape.head_dim)
     writer.add_rope_freq_base(_ROPE_THETA)
     writer.add_layer_norm_rms_eps(_NORM_EPS)
+    if shape.experts:
+        writer.add_expert_count(shape.experts)
+        writer.add_expert_used_count(shape.active)
+        writer.add_expert_feed_forward_length(shape.hidden)
     writer.add_vocab_size(shape.vocab)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
     _add_vocabulary(writer, shape.vocab)
 
     kind = gguf.GGMLQuantizationType.Q4_0
     for m in matrices(shape):
-        stored = (m.rows, m.columns // _BLOCK * 18)
-        writer.add_tensor_info(f"{m.gguf_name}.weight", stored, np.dtype(np.uint8), stored[0] * stored[1], kind)
-    for name in norms(shape).values():
-        writer.add_tensor_info(f"{name}.weight", (shape.width,), np.dtype(np.float32), shape.width * 4)
+        stored = (*m.shape, m.columns // _BLOCK * 18)
+        writer.add_tensor_info(f"{m.gguf_name}.weight", stored, np.dtype(np.uint8), math.prod(stored), kind)
+    for _, name, values in vectors(shape, seed):
+        writer.add_tensor_info(f"{name}.weight", values.shape, values.dtype, values.nbytes)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     draw = np.random.default_rng(seed)
     for m in matrices(shape):
         writer.write_tensor_data(q4_0(m, packed(m, draw)))
-    for _ in norms(shape):
-        writer.write_tensor_data(np.ones(shape.width, np.float32))
+    for _, _, values in vectors(shape, seed):
+        writer.write_tensor_data(values)
     writer.close()
 
 
 def _config(shape: Shape) -> dict[str, Any]:
+    mixture = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": shape.experts,
+        "num_experts_per_tok": shape.active,
+        "moe_intermediate_size": shape.hidden,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -162,6 +201,7 @@ def _config(shape: Shape) -> dict[str, Any]:
         "tie_word_embeddings": True,
         "eos_token_id": _words(shape.vocab).index(_END),
         "quantization": {"group_size": _GROUP, "bits": 4},
+        **(mixture if shape.experts else {}),
     }
 
 

@@ -1,11 +1,14 @@
-"""The shapes that speed is measured on: llama-style decoders of several sizes, as numbers only."""
+"""The shapes that speed is measured on: llama-style decoders and one of experts, as numbers only."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A llama-shaped model with tied embeddings. `bits` and `group` are of the layers, `head_*` of the embedding."""
+    """A llama-shaped model, or one of experts in Qwen3's shape, with tied embeddings.
+
+    `bits` and `group` are of the layers, `head_*` of the embedding.
+    """
 
     layers: int = 30
     width: int = 576
@@ -18,6 +21,8 @@ class Shape:
     group: int = 32
     head_bits: int = 8
     head_group: int = 32
+    experts: int = 0  # of size `hidden`, in place of a dense feed-forward; 0 for none
+    active: int = 0  # of them, for each token
 
     @property
     def qkv_rows(self) -> int:
@@ -26,9 +31,11 @@ class Shape:
 
 
 TINY = Shape(2, 128, 4, 2, 32, 192, 320, 4, 64, 4, 64)
+TINY_MIXTURE = Shape(2, 128, 4, 2, 32, 64, 320, 4, 64, 4, 64, 6, 2)
 SHAPES = {
     "135m": Shape(),  # the default model
     "1b": Shape(16, 2048, 32, 8, 64, 8192, 128256, 4, 64, 4, 64),  # Llama 3.2 1B
     "3b": Shape(28, 3072, 24, 8, 128, 8192, 128256, 4, 64, 4, 64),  # Llama 3.2 3B
+    "30b-a3b": Shape(6, 2048, 32, 4, 128, 768, 16384, 4, 64, 4, 64, 128, 8),  # Qwen3 30B A3B, an eighth of its layers
     "tiny": TINY,  # for tests of the scripts themselves
 }

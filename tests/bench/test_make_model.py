@@ -5,11 +5,12 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
+from headrace.models.gguf.container import open_container
 from headrace.models.load import load_model
 from headrace.models.registry.import_gguf import convert
 from headrace.models.registry.progress import silent
 from tests.bench.make_model import write_checkpoint, write_gguf
-from tests.bench.shapes import TINY
+from tests.bench.shapes import TINY, TINY_MIXTURE
 
 
 def _logits(directory: Path, tokens: list[int]) -> mx.array:
@@ -32,6 +33,14 @@ def test_checkpoint_and_gguf_hold_the_same_model(tmp_path: Path, monkeypatch: py
     assert ours.shape == (1, TINY.vocab)
     assert mx.allclose(ours, theirs, rtol=1e-4, atol=1e-4).item()
     assert float(mx.std(ours).item()) > 0.1  # neither is all zeros
+
+
+def test_a_mixture_of_experts(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "mlx", TINY_MIXTURE)
+    assert float(mx.std(_logits(tmp_path / "mlx", [5, 200, 17, 319])).item()) > 0.1
+    write_gguf(tmp_path / "tiny.gguf", TINY_MIXTURE)
+    container = open_container(tmp_path / "tiny.gguf")
+    assert container.tensors["blk.1.ffn_up_exps.weight"].shape == (6, 64, 128)
 
 
 def test_its_tokenizer_fills_the_vocabulary(tmp_path: Path) -> None:

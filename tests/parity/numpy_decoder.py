@@ -45,8 +45,26 @@ def logits(config: Mapping[str, Any], weights: Mapping[str, Array], tokens: list
             heads.append(shares / shares.sum(axis=-1, keepdims=True) @ v[:, head // shared])
         return linear(np.concatenate(heads, axis=-1), f"{at}.o_proj")
 
+    def experts(x: Array, at: str, stacked: str, router: str) -> Array:
+        scores = linear(x, f"{at}.{router}")
+        out = np.zeros_like(x)
+        for t, row in enumerate(scores):
+            chosen = np.argsort(-row)[: config["num_experts_per_tok"]]
+            shares = np.exp(row - row.max())
+            shares /= shares[chosen].sum() if config.get("norm_topk_prob", True) else shares.sum()
+            for e in chosen:
+                gate, up = (one(x[t], f"{at}.{stacked}.{name}_proj", e) for name in ("gate", "up"))
+                out[t] += shares[e] * one(silu(gate) * up, f"{at}.{stacked}.down_proj", e)
+        return out
+
+    def one(x: Array, name: str, expert: int) -> Array:
+        bias = weights.get(f"{name}.bias")
+        return weights[f"{name}.weight"][expert] @ x + (0.0 if bias is None else bias[expert])
+
     def feed_forward(x: Array, layer: int) -> Array:
         at = f"model.layers.{layer}.mlp"
+        if f"{at}.switch_mlp.up_proj.weight" in weights:
+            return experts(x, at, "switch_mlp", "gate")
         gate, up = linear(x, f"{at}.gate_proj"), linear(x, f"{at}.up_proj")
         return linear((gelu(gate) if gemma else silu(gate)) * up, f"{at}.down_proj")
 

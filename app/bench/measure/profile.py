@@ -32,6 +32,7 @@ _KINDS = {
     "linear_add": "weights",
     "norm_linear": "weights",
     "norm_glu": "weights",
+    "experts": "weights",
     "attend": "attention and KV",
     "rms_norm": "norms and the rest",
     "glu": "norms and the rest",

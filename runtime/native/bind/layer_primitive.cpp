@@ -30,37 +30,54 @@ LinearCall projection(const float* x, int64_t rows, const MatrixHandle& w, float
   return call;
 }
 
+// The rest of a layer whose feed-forward is of experts.
+void run_experts_half(const LayerPlan& plan, const LinearCall* following, int64_t rows, float* out) {
+  ExpertsCall call = plan.experts->call();
+  call.x = call.out = out;
+  call.rows = rows;
+  call.norm = plan.mlp_norm;
+  call.eps = plan.eps;
+  call.next = following;
+  run_experts(Pool::shared(), best_kernels(), call);
+}
+
 // The five calls, in order; `out` may be `x`. `attend` has everything but its rows; `after` is the layer after this one, or nullptr.
 void run_layer(const LayerPlan& plan, const LayerPlan* after, AttendCall attend, const float* x, float* out) {
   Pool& pool = Pool::shared();
   const Kernels& kernels = best_kernels();
   const int64_t rows = attend.batch * attend.length;
-  float* wide = scratch(Slot::wide, rows * std::max(plan.qkv->view().n, plan.down->view().k));
+  const int64_t inner = plan.experts == nullptr ? plan.down->view().k : 0;
+  float* wide = scratch(Slot::wide, rows * std::max(plan.qkv->view().n, inner));
   float* heads = scratch(Slot::heads, rows * plan.output->view().k);
   attend.qkv = wide;
   attend.out = heads;
 
   LinearCall qkv = projection(x, rows, *plan.qkv, wide);
   LinearCall output = projection(heads, rows, *plan.output, out);
-  LinearCall gate_up = projection(out, rows, *plan.gate_up, wide);
-  LinearCall down = projection(wide, rows, *plan.down, out);
   LinearCall following;
+  if (after != nullptr) following.w = after->qkv->view();
+  const LinearCall* next = after != nullptr ? &following : nullptr;
   qkv.norm = plan.input_norm;
-  gate_up.norm = plan.mlp_norm;
-  qkv.eps = gate_up.eps = plan.eps;
-  gate_up.act = plan.act;
+  qkv.eps = plan.eps;
   output.residual = x;
-  down.residual = out;
   qkv.next = &output;
-  output.next = &gate_up;
-  gate_up.next = &down;
-  if (after != nullptr) {
-    following.w = after->qkv->view();
-    down.next = &following;
-  }
-
   run_linear(pool, kernels, qkv);
   run_attend(pool, kernels, attend);
+  if (plan.experts != nullptr) {
+    run_linear(pool, kernels, output);
+    run_experts_half(plan, next, rows, out);
+    return;
+  }
+
+  LinearCall gate_up = projection(out, rows, *plan.gate_up, wide);
+  LinearCall down = projection(wide, rows, *plan.down, out);
+  gate_up.norm = plan.mlp_norm;
+  gate_up.eps = plan.eps;
+  gate_up.act = plan.act;
+  down.residual = out;
+  output.next = &gate_up;
+  gate_up.next = &down;
+  down.next = next;
   run_linear(pool, kernels, output);
   run_linear(pool, kernels, gate_up);
   run_linear(pool, kernels, down);
@@ -115,22 +132,27 @@ mx::array norm_of(const mx::array& weight, int64_t width) {
 LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, const mx::array& input,
                      std::shared_ptr<MatrixHandle> qkv_, std::shared_ptr<MatrixHandle> output_, const mx::array& mlp,
                      std::shared_ptr<MatrixHandle> gate_up_, std::shared_ptr<MatrixHandle> down_, float eps_,
-                     const std::string& activation)
+                     const std::string& activation, std::shared_ptr<ExpertsPlan> experts_)
     : attention(std::move(attention_)),
       qkv(std::move(qkv_)),
       output(std::move(output_)),
       gate_up(std::move(gate_up_)),
       down(std::move(down_)),
+      experts(std::move(experts_)),
       eps(eps_),
-      act(activation == "silu" ? Act::silu : Act::gelu),
+      act(activation_of(activation)),
       norms_{norm_of(input, qkv->view().k), norm_of(mlp, qkv->view().k)} {
   const int64_t width = qkv->view().k;
   const AttendCall& heads = attention->call();
-  require(activation == "silu" || activation == "gelu", "unknown activation");
   require(qkv->view().n == (heads.heads + 2 * heads.kv_heads) * heads.dim, "qkv does not fit the attention");
   require(output->view().k == heads.heads * heads.dim && output->view().n == width, "output does not fit");
-  require(gate_up->view().k == width && gate_up->view().n == 2 * down->view().k, "gate and up do not fit");
-  require(down->view().n == width, "down does not fit");
+  if (experts != nullptr) {
+    require(gate_up == nullptr && down == nullptr && experts->call().router.k == width, "the experts do not fit");
+  } else {
+    require(gate_up != nullptr && down != nullptr, "a layer has a feed-forward");
+    require(gate_up->view().k == width && gate_up->view().n == 2 * down->view().k, "gate and up do not fit");
+    require(down->view().n == width, "down does not fit");
+  }
   input_norm = norms_[0].data<float>();
   mlp_norm = norms_[1].data<float>();
 }

@@ -10,22 +10,26 @@
 #include <vector>
 
 #include "attend_primitive.h"
+#include "experts_primitive.h"
 #include "matrix_handle.h"
 #include "mlx/array.h"
 
 namespace headrace {
 
-// x + attention, then + feed-forward, both behind a norm of their own: the plain pre-norm layer.
+// x + attention, then + feed-forward, both behind a norm of their own: the plain pre-norm layer. The feed-forward is gated
+// (`gate_up` and `down`), or `experts`, and then the other two are none.
 class LayerPlan : public std::enable_shared_from_this<LayerPlan> {
  public:
   // Throws std::invalid_argument where the weights' shapes do not follow from one another.
   LayerPlan(std::shared_ptr<AttentionPlan> attention, const mx::array& input_norm, std::shared_ptr<MatrixHandle> qkv,
             std::shared_ptr<MatrixHandle> output, const mx::array& mlp_norm, std::shared_ptr<MatrixHandle> gate_up,
-            std::shared_ptr<MatrixHandle> down, float eps, const std::string& activation);
+            std::shared_ptr<MatrixHandle> down, float eps, const std::string& activation,
+            std::shared_ptr<ExpertsPlan> experts);
 
   // What a task needs. E = width, F = feed-forward size.
   std::shared_ptr<AttentionPlan> attention;
   std::shared_ptr<MatrixHandle> qkv, output, gate_up, down;
+  std::shared_ptr<ExpertsPlan> experts;
   const float *input_norm, *mlp_norm;
   float eps;
   Act act;

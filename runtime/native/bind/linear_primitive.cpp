@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "../core/linear.h"
+#include "experts_primitive.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/ops.h"
 #include "mlx/primitives.h"
@@ -86,19 +87,12 @@ mx::array as_floats(const mx::array& a, int64_t last) {
   return floats;
 }
 
-Act activation_of(const std::string& name) {
-  if (name.empty()) return Act::none;
-  if (name == "silu") return Act::silu;
-  if (name == "gelu") return Act::gelu;
-  throw std::invalid_argument("unknown activation " + name);
-}
-
 }  // namespace
 
 mx::array linear(const mx::array& x, const std::shared_ptr<MatrixHandle>& w, const std::optional<mx::array>& norm,
                  float eps, const std::optional<mx::array>& residual, const std::string& activation) {
   const Matrix& view = w->view();
-  const Act act = activation_of(activation);
+  const Act act = activation.empty() ? Act::none : activation_of(activation);
   require_floats(x, view.k);
   if (act != Act::none && (view.n % 2 != 0 || residual.has_value())) {
     throw std::invalid_argument("a gated unit needs gate and up rows, and takes no residual");

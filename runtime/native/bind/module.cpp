@@ -9,6 +9,7 @@
 #include "../core/streaming.h"
 #include "attend_primitive.h"
 #include "embed_primitive.h"
+#include "experts_primitive.h"
 #include "layer_primitive.h"
 #include "linear_primitive.h"
 #include "matrix_handle.h"
@@ -54,22 +55,32 @@ NB_MODULE(_native, m) {
            "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "rope"_a.none(), "q_norm"_a.none(), "k_norm"_a.none(),
            "norm_eps"_a, "window"_a.none(), "softcap"_a.none());
 
+  nb::class_<hr::ExpertsPlan>(m, "ExpertsPlan")
+      .def(nb::new_([](std::shared_ptr<hr::MatrixHandle> router, std::shared_ptr<hr::MatrixHandle> gate,
+                       std::shared_ptr<hr::MatrixHandle> up, std::shared_ptr<hr::MatrixHandle> down, int active,
+                       bool normalized, const std::string& activation) {
+             return std::make_shared<hr::ExpertsPlan>(std::move(router), std::move(gate), std::move(up),
+                                                      std::move(down), active, normalized, activation);
+           }),
+           "router"_a, "gate"_a, "up"_a, "down"_a, "active"_a, "normalized"_a, "activation"_a);
   nb::class_<hr::LayerPlan>(m, "LayerPlan")
       .def(nb::new_([](std::shared_ptr<hr::AttentionPlan> attention, const hr::mx::array& input_norm,
                        std::shared_ptr<hr::MatrixHandle> qkv, std::shared_ptr<hr::MatrixHandle> output,
                        const hr::mx::array& mlp_norm, std::shared_ptr<hr::MatrixHandle> gate_up,
-                       std::shared_ptr<hr::MatrixHandle> down, float eps, const std::string& activation) {
+                       std::shared_ptr<hr::MatrixHandle> down, float eps, const std::string& activation,
+                       std::shared_ptr<hr::ExpertsPlan> experts) {
              return std::make_shared<hr::LayerPlan>(std::move(attention), input_norm, std::move(qkv),
                                                     std::move(output), mlp_norm, std::move(gate_up), std::move(down),
-                                                    eps, activation);
+                                                    eps, activation, std::move(experts));
            }),
-           "attention"_a, "input_norm"_a, "qkv"_a, "output"_a, "mlp_norm"_a, "gate_up"_a, "down"_a, "eps"_a,
-           "activation"_a);
+           "attention"_a, "input_norm"_a, "qkv"_a, "output"_a, "mlp_norm"_a, "gate_up"_a.none(), "down"_a.none(),
+           "eps"_a, "activation"_a, "experts"_a.none() = nb::none());
 
   m.def("make_rope", &hr::make_rope, "periods"_a, "amplitude"_a);
   m.def("embed", &hr::embed, "tokens"_a, "w"_a);
   m.def("linear", &hr::linear, "x"_a, "w"_a, "norm"_a.none() = nb::none(), "eps"_a = 0.0f,
         "residual"_a.none() = nb::none(), "activation"_a = "");
+  m.def("experts", &hr::experts, "x"_a, "norm"_a, "eps"_a, "plan"_a);
   m.def("rms_norm", &hr::rms_norm, "x"_a, "weight"_a, "eps"_a);
   m.def("layers", &hr::layers, "x"_a, "keys"_a, "values"_a, "offset"_a, "plans"_a);
   m.def("attend", &hr::attend, "qkv"_a, "keys"_a, "values"_a, "offset"_a, "plan"_a);

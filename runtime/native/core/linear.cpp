@@ -4,19 +4,18 @@
 #include <algorithm>
 #include <cstring>
 
+#include "products.h"
 #include "scratch.h"
 
 namespace headrace {
 namespace {
 
 constexpr int64_t kBatchRows = 16;      // more activation rows than this, in floats: panels
-constexpr int64_t kRoundedRows = 64;    // activation rows that share a band of weights while the cache holds it
 constexpr int64_t kNearRows = 8;        // prepared activation rows that fit a first-level cache
 constexpr int64_t kTaskBytes = 1 << 15; // weight bytes worth handing to another thread
 constexpr int64_t kTasksPerThread = 4;
 constexpr int64_t kMaxTileRows = 512;   // activation rows that share one unpacked panel
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 // Rows of output per task: about kTasksPerThread tasks a thread, none much smaller than kTaskBytes of weights, and of what that
@@ -74,13 +73,6 @@ void prepare_row(const Kernels& kernels, const LinearCall& call, int64_t m, floa
   kernels.prepare(call.w, x, prepared);
 }
 
-// Where a thread begins with the weights of the call after this one.
-Upcoming first_of(const Pool& pool, const LinearCall* next, int number) {
-  if (next == nullptr || !next->w.rounds()) return {};
-  const int64_t step = columns_per_task(pool, *next);
-  return {&next->w, pool.first_task(ceil_div(width_of(*next), step), number) * step};
-}
-
 // Tasks are ranges of output columns, each for all rows; every product of a task fits the cache.
 void run_columns(Pool& pool, const Kernels& kernels, const LinearCall& call) {
   const Matrix& w = call.w;
@@ -88,7 +80,7 @@ void run_columns(Pool& pool, const Kernels& kernels, const LinearCall& call) {
   const int64_t width = width_of(call);
   const int64_t stride = kernels.prepared_size(w);
   const int64_t batch = call.rows;
-  const int64_t at_once = std::min(batch, w.rounds() ? kRoundedRows : kMaxBatch);
+  const int64_t at_once = std::min(batch, most_rows(w));
   const int64_t step = columns_per_task(pool, call);
 
   // A single row is cheaper to prepare on every thread than to wait for.
@@ -121,14 +113,8 @@ void run_columns(Pool& pool, const Kernels& kernels, const LinearCall& call) {
         const int64_t here = std::min(at_once, batch - m);
         for (int half = 0; half < (gated ? 2 : 1); ++half) {
           float* y = half == 0 ? products : ups;
-          if (w.rounds()) {
-            const Upcoming next = gated && half == 0 ? Upcoming{&w, width + at} : then;
-            kernels.multiply(w, prepared + m * stride, stride, here, half * width + at, n, y, step, next);
-          } else if (here == 1) {
-            kernels.matvec(w, prepared + m * stride, half * width + at, n, y);
-          } else {
-            kernels.matbatch(w, prepared + m * stride, stride, here, half * width + at, n, y, step);
-          }
+          const Upcoming next = gated && half == 0 ? Upcoming{&w, width + at} : then;
+          multiply_rows(kernels, w, prepared + m * stride, stride, here, half * width + at, n, y, step, next);
         }
         for (int64_t i = 0; i < here; ++i) {
           finish(kernels, call, m + i, at, n, products + i * step, gated ? ups + i * step : nullptr);
@@ -185,6 +171,12 @@ void run_panels(Pool& pool, const Kernels& kernels, const LinearCall& call) {
 }
 
 }  // namespace
+
+Upcoming first_of(const Pool& pool, const LinearCall* next, int number) {
+  if (next == nullptr || !next->w.rounds()) return {};
+  const int64_t step = columns_per_task(pool, *next);
+  return {&next->w, pool.first_task(ceil_div(width_of(*next), step), number) * step};
+}
 
 void run_linear(Pool& pool, const Kernels& kernels, const LinearCall& call) {
   if (call.rows <= 0 || call.w.n <= 0) return;

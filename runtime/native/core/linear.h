@@ -21,6 +21,9 @@ struct LinearCall {
   const LinearCall* next = nullptr; // whose weights will be read after these, or nullptr: only `w` and `act` count
 };
 
+// Where a thread begins with the weights of the call after the one at hand; nothing where there is none.
+Upcoming first_of(const Pool& pool, const LinearCall* next, int number);
+
 void run_linear(Pool& pool, const Kernels& kernels, const LinearCall& call);
 
 // out[m] = x[m] normalised, (M, K).

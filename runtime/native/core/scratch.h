@@ -40,7 +40,7 @@ class Scratch {
 };
 
 // Distinct purposes within one thread; a slot's memory belongs to one kernel at a time.
-enum class Slot { shared_rows, rows, panel, tile, scores, states, output, wide, heads, kCount };
+enum class Slot { shared_rows, rows, panel, tile, scores, states, output, wide, heads, logits, routing, inner, products, other_rows, kCount };
 
 inline float* scratch(Slot slot, int64_t n) {
   static thread_local Scratch slots[static_cast<int>(Slot::kCount)];

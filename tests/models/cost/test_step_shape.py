@@ -15,7 +15,7 @@ from headrace.models.network.decoder import Decoder
 from headrace.models.registry.catalog import load_catalog
 from headrace.runtime.cost import LayerKV
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
-from headrace.runtime.ops import reference
+from headrace.runtime.ops import Mixture, reference
 from headrace.runtime.prefill import prefill
 from tests.tiny import VARIANTS, config_of, load_decoder, quantize_model, write_model
 
@@ -26,6 +26,7 @@ class Watching:
     def __init__(self) -> None:
         self.arrays: dict[int, mx.array] = {}
         self.kv_bytes = 0
+        self.of_experts = 0
 
     def __getattr__(self, name: str) -> Any:
         function = getattr(reference, name)
@@ -40,6 +41,13 @@ class Watching:
             return function(*arguments)
 
         return watched
+
+    def experts(self, x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str) -> mx.array:
+        for array in (norm, *m.router.arrays):
+            self.arrays[id(array)] = array
+        for stack in m.stacks:
+            self.of_experts += stack.nbytes // m.count * m.active
+        return reference.experts(x, norm, eps, m, activation)
 
     def attend(self, qkv: mx.array, keys: mx.array, values: mx.array, offset: int, spec: Any) -> Any:
         for norm in (spec.q_norm, spec.k_norm):
@@ -59,10 +67,10 @@ def touched(decoder: Decoder, past: int) -> int:
     for _ in prefill(watched, cache, [1] * past):
         pass
     watching.arrays.clear()
-    watching.kv_bytes = 0
+    watching.kv_bytes = watching.of_experts = 0
     cache.reserve(1)
     mx.eval(watched.logits(watched.layers(watched.embed(mx.array([[1]])), cache)))
-    return sum(array.nbytes for array in watching.arrays.values()) + watching.kv_bytes
+    return sum(array.nbytes for array in watching.arrays.values()) + watching.of_experts + watching.kv_bytes
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

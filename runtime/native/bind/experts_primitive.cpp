@@ -1,0 +1,81 @@
+// See experts_primitive.h.
+#include "experts_primitive.h"
+
+#include <stdexcept>
+#include <utility>
+
+#include "mlx/backend/cpu/encoder.h"
+#include "mlx/ops.h"
+#include "node.h"
+#include "strided.h"
+
+namespace headrace {
+namespace {
+
+void require(bool fits, const char* what) {
+  if (!fits) throw std::invalid_argument(what);
+}
+
+// Inputs: x and the norm weight.
+class Experts : public Node {
+ public:
+  Experts(mx::Stream stream, std::shared_ptr<ExpertsPlan> plan, float eps)
+      : Node(stream), plan_(std::move(plan)), eps_(eps) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    mx::array& out = outputs[0];
+    out.set_data(mx::allocator::malloc(out.nbytes()));
+    if (out.size() == 0) return;
+    ExpertsCall call = plan_->call();
+    call.rows = static_cast<int64_t>(out.size()) / call.router.k;
+    call.eps = eps_;
+    call.out = out.data<float>();
+    auto task = [call, plan = plan_, x = Rows(inputs[0]), norm = Rows(inputs[1])]() mutable {
+      std::vector<char> copies[2];
+      call.x = x.read<float>(copies[0]);
+      call.norm = norm.read<float>(copies[1]);
+      run_experts(Pool::shared(), best_kernels(), call);
+    };
+    mx::cpu::get_command_encoder(stream()).dispatch(std::move(task));
+  }
+
+  const char* name() const override { return "HeadraceExperts"; }
+
+ private:
+  std::shared_ptr<ExpertsPlan> plan_;
+  float eps_;
+};
+
+}  // namespace
+
+Act activation_of(const std::string& name) {
+  if (name == "silu") return Act::silu;
+  if (name == "gelu") return Act::gelu;
+  throw std::invalid_argument("unknown activation " + name);
+}
+
+ExpertsPlan::ExpertsPlan(std::shared_ptr<MatrixHandle> router, std::shared_ptr<MatrixHandle> gate,
+                         std::shared_ptr<MatrixHandle> up, std::shared_ptr<MatrixHandle> down, int active,
+                         bool normalized, const std::string& activation)
+    : router_(std::move(router)), gate_(std::move(gate)), up_(std::move(up)), down_(std::move(down)) {
+  const Matrix &r = router_->view(), &g = gate_->view(), &u = up_->view(), &d = down_->view();
+  require(active > 0 && active <= r.n, "a token is given to at least one expert, and to no more than there are");
+  require(g.n == u.n && g.n == r.n * d.k && d.n == r.n * r.k && g.k == r.k && u.k == r.k, "the experts do not fit");
+  call_.router = r;
+  call_.gate = g;
+  call_.up = u;
+  call_.down = d;
+  call_.active = active;
+  call_.normalized = normalized;
+  call_.act = activation_of(activation);
+}
+
+mx::array experts(const mx::array& x, const mx::array& norm, float eps, const std::shared_ptr<ExpertsPlan>& plan) {
+  const auto width = static_cast<int>(plan->call().router.k);
+  require(x.dtype() == mx::float32 && x.ndim() > 0 && x.shape(-1) == width, "activations must be float32, (..., E)");
+  require(norm.shape() == mx::Shape{width}, "a norm must be as wide as the layer");
+  auto node = std::make_shared<Experts>(cpu_stream(), plan, eps);
+  return mx::array(x.shape(), mx::float32, std::move(node), {x, mx::astype(norm, mx::float32, cpu_stream())});
+}
+
+}  // namespace headrace

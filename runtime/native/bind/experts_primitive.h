@@ -1,0 +1,34 @@
+// A feed-forward of experts as a node of MLX's lazy graph.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "../core/experts.h"
+#include "matrix_handle.h"
+#include "mlx/array.h"
+
+namespace headrace {
+
+// An activation by name. Throws std::invalid_argument for one that the kernels do not know.
+Act activation_of(const std::string& name);
+
+class ExpertsPlan : public std::enable_shared_from_this<ExpertsPlan> {
+ public:
+  // Stacks hold as many matrices as the router has rows, one above the other. Throws std::invalid_argument where shapes do not
+  // follow from one another.
+  ExpertsPlan(std::shared_ptr<MatrixHandle> router, std::shared_ptr<MatrixHandle> gate, std::shared_ptr<MatrixHandle> up,
+              std::shared_ptr<MatrixHandle> down, int active, bool normalized, const std::string& activation);
+
+  // Everything but rows, norm and output.
+  const ExpertsCall& call() const { return call_; }
+
+ private:
+  ExpertsCall call_;
+  std::shared_ptr<MatrixHandle> router_, gate_, up_, down_;
+};
+
+// x + the experts' answer to norm(x). x (..., E) float32 -> the same shape.
+mx::array experts(const mx::array& x, const mx::array& norm, float eps, const std::shared_ptr<ExpertsPlan>& plan);
+
+}  // namespace headrace

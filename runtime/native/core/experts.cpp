@@ -1,0 +1,316 @@
+// See experts.h. A token and an expert it is given to make a pair; pairs lie ordered by expert, then by token.
+#include "experts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "products.h"
+#include "scratch.h"
+
+namespace headrace {
+namespace {
+
+constexpr int64_t kMostPairs = 4096;      // at once: bounds working memory
+constexpr int64_t kTaskBytes = 1 << 15;   // weight bytes worth handing to another thread
+constexpr int64_t kTasksPerThread = 4;
+constexpr int64_t kAloneTokens = 8;       // fewer are routed without waking anybody
+
+// Which experts tokens are given to. Arrays live in the calling thread's scratch.
+struct Routing {
+  int64_t tokens, active, experts;
+  int32_t* chosen;    // (tokens, active), ascending
+  float* shares;      // (tokens, active)
+  int32_t* pair_of;   // (tokens, active): where that pair lies
+  int32_t* token_of;  // (tokens * active), by pair
+  int32_t* group;     // experts that have any token, ascending
+  int32_t* begin;     // their first pairs, and the end
+  int64_t groups = 0, largest = 0;
+
+  Routing(int64_t m, int64_t a, int64_t x) : tokens(m), active(a), experts(x) {
+    float* memory = scratch(Slot::routing, 4 * m * a + 2 * x + 1);
+    chosen = reinterpret_cast<int32_t*>(memory);
+    pair_of = chosen + m * a;
+    token_of = pair_of + m * a;
+    group = token_of + m * a;
+    begin = group + x;
+    shares = memory + 3 * m * a + 2 * x + 1;
+  }
+
+  int64_t pairs() const { return tokens * active; }
+  int64_t count(int64_t g) const { return begin[g + 1] - begin[g]; }
+
+  // The largest of one token's logits, the first ones where they tie, and their shares.
+  void choose(const float* logits, int64_t token, bool normalized) {
+    int32_t* best = chosen + token * active;
+    int64_t held = 0;
+    for (int64_t e = 0; e < experts; ++e) {
+      if (held == active && !(logits[e] > logits[best[held - 1]])) continue;
+      int64_t at = held < active ? held++ : held - 1;
+      for (; at > 0 && logits[e] > logits[best[at - 1]]; --at) best[at] = best[at - 1];
+      best[at] = static_cast<int32_t>(e);
+    }
+    const float top = logits[best[0]];
+    std::sort(best, best + active);
+    float total = 0, *share = shares + token * active;
+    for (int64_t k = 0; k < active; ++k) {
+      share[k] = std::exp(logits[best[k]] - top);
+      if (normalized) total += share[k];
+    }
+    for (int64_t e = 0; e < experts && !normalized; ++e) total += std::exp(logits[e] - top);
+    for (int64_t k = 0; k < active; ++k) share[k] /= total;
+  }
+
+  void order() {
+    std::fill(group, group + experts, 0);  // tokens of each expert, at first
+    for (int64_t i = 0; i < pairs(); ++i) ++group[chosen[i]];
+    int32_t* next = begin;  // of each expert, at first
+    int32_t sum = 0;
+    for (int64_t e = 0; e < experts; ++e) {
+      next[e] = sum;
+      sum += group[e];
+    }
+    for (int64_t i = 0; i < pairs(); ++i) {
+      pair_of[i] = next[chosen[i]]++;
+      token_of[pair_of[i]] = static_cast<int32_t>(i / active);
+    }
+    int32_t from = 0;
+    groups = largest = 0;
+    for (int64_t e = 0; e < experts; ++e) {
+      const int32_t end = next[e];  // groups <= e: not overwritten yet
+      if (end == from) continue;
+      group[groups] = static_cast<int32_t>(e);
+      begin[groups++] = from;
+      largest = std::max<int64_t>(largest, end - from);
+      from = end;
+    }
+    begin[groups] = from;
+  }
+};
+
+// Rows of activations as a matrix's kernels want them.
+struct Prepared {
+  const float* rows;
+  int64_t stride;
+};
+
+bool alike(const Matrix& a, const Matrix& b) { return a.bits == b.bits && a.group == b.group && a.exact == b.exact; }
+
+Prepared prepare(Pool& pool, const Kernels& kernels, const Matrix& w, const float* x, int64_t rows, const float* norm,
+                 float eps, Slot slot) {
+  const int64_t stride = kernels.prepared_size(w);
+  float* to = scratch(slot, rows * stride);
+  pool.run(rows, [&](Tasks& tasks) {
+    while (tasks.next()) {
+      const float* from = x + tasks.index() * w.k;
+      if (norm != nullptr) {
+        float* normed = scratch(Slot::rows, w.k);
+        kernels.rms_norm(from, norm, eps, w.k, normed);
+        from = normed;
+      }
+      kernels.prepare(w, from, to + tasks.index() * stride);
+    }
+  });
+  return {to, stride};
+}
+
+// Output columns of one task, where `groups` experts have `width` of them each.
+int64_t columns_per_task(const Pool& pool, int64_t groups, int64_t width, int64_t column_bytes) {
+  const int64_t balanced = ceil_div(groups * width, kTasksPerThread * pool.threads());
+  const int64_t step = std::max(balanced, ceil_div(kTaskBytes, column_bytes));
+  const int64_t parts = ceil_div(width, step);
+  return ceil_div(ceil_div(width, parts), kBand) * kBand;
+}
+
+// The prepared rows of a group's tokens, one after the other: copied once a group where there are several.
+class Gathered {
+ public:
+  Gathered(const Routing& routing, Prepared x, Slot slot) : routing_(routing), x_(x), slot_(slot) {}
+
+  const float* of(int64_t g) {
+    const int32_t* tokens = routing_.token_of + routing_.begin[g];
+    const int64_t count = routing_.count(g);
+    if (count == 1) return x_.rows + tokens[0] * x_.stride;
+    if (g != held_) {
+      copy_ = scratch(slot_, routing_.largest * x_.stride);
+      for (int64_t i = 0; i < count; ++i) {
+        std::memcpy(copy_ + i * x_.stride, x_.rows + tokens[i] * x_.stride, static_cast<size_t>(x_.stride) * sizeof(float));
+      }
+      held_ = g;
+    }
+    return copy_;
+  }
+
+ private:
+  const Routing& routing_;
+  Prepared x_;
+  Slot slot_;
+  int64_t held_ = -1;
+  float* copy_ = nullptr;
+};
+
+void add_bias(const Matrix& w, int64_t row, int64_t n, float* product) {
+  if (w.bias == nullptr) return;
+  for (int64_t i = 0; i < n; ++i) product[i] += w.bias[row + i];
+}
+
+// inner (pairs, F) = act(gate) * up.
+void run_gated(Pool& pool, const Kernels& kernels, const ExpertsCall& call, const Routing& routing, Prepared gate_x,
+               Prepared up_x, float* inner) {
+  const int64_t width = call.inner();
+  const int64_t step = columns_per_task(pool, routing.groups, width, 2 * call.gate.row_bytes());
+  const int64_t chunks = ceil_div(width, step);
+  const int64_t at_once = std::min(routing.largest, std::min(most_rows(call.gate), most_rows(call.up)));
+  pool.run(routing.groups * chunks, [&](Tasks& tasks) {
+    if (!tasks.next()) return;
+    float* gates = scratch(Slot::output, 2 * at_once * step);
+    float* ups = gates + at_once * step;
+    Gathered gate_rows(routing, gate_x, Slot::panel), up_rows(routing, up_x, Slot::tile);
+    do {
+      const int64_t g = tasks.index() / chunks, at = tasks.index() % chunks * step;
+      const int64_t n = std::min(step, width - at), row = routing.group[g] * width + at;
+      const int64_t following = tasks.index() + 1;
+      Upcoming then, up;
+      if (call.up.rounds()) up = {&call.up, row};
+      if (call.gate.rounds() && following < routing.groups * chunks && !tasks.last_of_own()) {
+        then = {&call.gate, following % chunks != 0 ? row + n : routing.group[following / chunks] * width};
+      }
+      const float* for_gate = gate_rows.of(g);
+      const float* for_up = up_x.rows == gate_x.rows ? for_gate : up_rows.of(g);
+      for (int64_t m = 0; m < routing.count(g); m += at_once) {
+        const int64_t here = std::min(at_once, routing.count(g) - m);
+        multiply_rows(kernels, call.gate, for_gate + m * gate_x.stride, gate_x.stride, here, row, n, gates, step, up);
+        multiply_rows(kernels, call.up, for_up + m * up_x.stride, up_x.stride, here, row, n, ups, step, then);
+        for (int64_t i = 0; i < here; ++i) {
+          float *gate = gates + i * step, *up_row = ups + i * step;
+          add_bias(call.gate, row, n, gate);
+          add_bias(call.up, row, n, up_row);
+          kernels.gated(gate, up_row, n, call.act, inner + (routing.begin[g] + m + i) * width + at);
+        }
+      }
+    } while (tasks.next());
+  });
+}
+
+// Never inlined, so that both ways of summing round alike.
+[[gnu::noinline]] void add_share(const float* product, float share, int64_t n, float* out) {
+  for (int64_t i = 0; i < n; ++i) out[i] += share * product[i];
+}
+
+// One token: each task reads its columns of every chosen expert.
+void run_down_alone(Pool& pool, const Kernels& kernels, const ExpertsCall& call, const Routing& routing, Prepared inner,
+                    const float* x, float* out) {
+  const Matrix& w = call.down;
+  const int64_t width = w.n / routing.experts;
+  const int64_t step = columns_per_task(pool, 1, width, routing.groups * w.row_bytes());
+  pool.run(ceil_div(width, step), [&](Tasks& tasks) {
+    if (!tasks.next()) return;
+    float* product = scratch(Slot::output, step);
+    const Upcoming after = first_of(pool, call.next, tasks.number());
+    do {
+      const int64_t at = tasks.index() * step, n = std::min(step, width - at);
+      if (out != x) std::memcpy(out + at, x + at, static_cast<size_t>(n) * sizeof(float));
+      for (int64_t g = 0; g < routing.groups; ++g) {
+        const int64_t row = routing.group[g] * width + at;
+        const bool last = g + 1 == routing.groups;
+        Upcoming then{&w, last ? routing.group[0] * width + at + n : routing.group[g + 1] * width + at};
+        if (last && tasks.last_of_own()) then = after;
+        multiply_rows(kernels, w, inner.rows + g * inner.stride, inner.stride, 1, row, n, product, step, then);
+        add_bias(w, row, n, product);
+        add_share(product, routing.shares[g], n, out + at);
+      }
+    } while (tasks.next());
+  });
+}
+
+// Several tokens: every expert's products with its own, (pairs, E), then each token's sum.
+void run_down(Pool& pool, const Kernels& kernels, const ExpertsCall& call, const Routing& routing, Prepared inner,
+              const float* x, float* out) {
+  const Matrix& w = call.down;
+  const int64_t width = w.n / routing.experts;
+  const int64_t step = columns_per_task(pool, routing.groups, width, w.row_bytes());
+  const int64_t chunks = ceil_div(width, step), at_once = most_rows(w);
+  float* products = scratch(Slot::products, routing.pairs() * width);
+  pool.run(routing.groups * chunks, [&](Tasks& tasks) {
+    while (tasks.next()) {
+      const int64_t g = tasks.index() / chunks, at = tasks.index() % chunks * step;
+      const int64_t n = std::min(step, width - at), row = routing.group[g] * width + at;
+      for (int64_t m = routing.begin[g]; m < routing.begin[g + 1]; m += at_once) {
+        const int64_t here = std::min<int64_t>(at_once, routing.begin[g + 1] - m);
+        float* to = products + m * width + at;
+        multiply_rows(kernels, w, inner.rows + m * inner.stride, inner.stride, here, row, n, to, width, {});
+        for (int64_t i = 0; i < here; ++i) add_bias(w, row, n, to + i * width);
+      }
+    }
+  });
+  pool.run(routing.tokens, [&](Tasks& tasks) {
+    while (tasks.next()) {
+      const int64_t m = tasks.index();
+      if (out != x) std::memcpy(out + m * width, x + m * width, static_cast<size_t>(width) * sizeof(float));
+      for (int64_t i = m * routing.active; i < (m + 1) * routing.active; ++i) {
+        add_share(products + routing.pair_of[i] * width, routing.shares[i], width, out + m * width);
+      }
+    }
+  });
+}
+
+// The router's logits (M, X). A choice is not to depend on the tokens beside it, so that one by one floats are multiplied here.
+void run_router(Pool& pool, const Kernels& kernels, const ExpertsCall& call, const float* x, int64_t rows, float* logits) {
+  const Matrix& w = call.router;
+  if (rows == 1 || w.rounds()) {
+    LinearCall router;
+    router.x = x;
+    router.rows = rows;
+    router.norm = call.norm;
+    router.eps = call.eps;
+    router.w = w;
+    router.out = logits;
+    return run_linear(pool, kernels, router);
+  }
+  const Prepared prepared = prepare(pool, kernels, w, x, rows, call.norm, call.eps, Slot::shared_rows);
+  pool.run(rows, [&](Tasks& tasks) {
+    while (tasks.next()) {
+      float* to = logits + tasks.index() * w.n;
+      kernels.matvec(w, prepared.rows + tasks.index() * prepared.stride, 0, w.n, to);
+      add_bias(w, 0, w.n, to);
+    }
+  });
+}
+
+void run_some(Pool& pool, const Kernels& kernels, const ExpertsCall& call, const float* x, int64_t rows, float* out) {
+  float* logits = scratch(Slot::logits, rows * call.experts());
+  run_router(pool, kernels, call, x, rows, logits);
+  Routing routing(rows, call.active, call.experts());
+  pool.run(
+      rows,
+      [&](Tasks& tasks) {
+        while (tasks.next()) {
+          routing.choose(logits + tasks.index() * call.experts(), tasks.index(), call.normalized);
+        }
+      },
+      rows >= kAloneTokens);
+  routing.order();
+
+  const Prepared gate_x = prepare(pool, kernels, call.gate, x, rows, call.norm, call.eps, Slot::shared_rows);
+  Prepared up_x = gate_x;
+  if (!alike(call.gate, call.up)) up_x = prepare(pool, kernels, call.up, x, rows, call.norm, call.eps, Slot::other_rows);
+  float* inner = scratch(Slot::inner, routing.pairs() * call.inner());
+  run_gated(pool, kernels, call, routing, gate_x, up_x, inner);
+  const Prepared turned = prepare(pool, kernels, call.down, inner, routing.pairs(), nullptr, 0, Slot::shared_rows);
+  if (rows == 1) {
+    run_down_alone(pool, kernels, call, routing, turned, x, out);
+  } else {
+    run_down(pool, kernels, call, routing, turned, x, out);
+  }
+}
+
+}  // namespace
+
+void run_experts(Pool& pool, const Kernels& kernels, const ExpertsCall& call) {
+  const int64_t most = std::max<int64_t>(1, kMostPairs / call.active), width = call.router.k;
+  for (int64_t m = 0; m < call.rows; m += most) {
+    run_some(pool, kernels, call, call.x + m * width, std::min(most, call.rows - m), call.out + m * width);
+  }
+}
+
+}  // namespace headrace
