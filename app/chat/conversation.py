@@ -168,12 +168,6 @@ class Conversation(OpenSession):
             raise UsageError("there is nothing to continue")
         self._ask(self.messages[-1].id, continuing=self.messages[-1].role == "assistant")
 
-    def switch_branch(self, message_id: int, step: int) -> None:
-        """See `OpenSession.switch_branch`."""
-        self._idle()
-        super().switch_branch(message_id, step)
-        self.question = None
-
     def load_model(self) -> None:
         """Start the engine with the session's model. An answer being written is kept as partial."""
         self.notice = None
@@ -453,6 +447,10 @@ class Conversation(OpenSession):
             self.load_model()
         if self.engine.state not in ("loading", "ready"):
             raise EngineError("the engine is not running", "restart it, or choose another model")
+
+    def _changing_branch(self) -> None:
+        self._idle()
+        self.question = None
 
     def _idle(self) -> None:
         if self._turn is not None:

@@ -74,9 +74,26 @@ class OpenSession:
 
     def switch_branch(self, message_id: int, step: int) -> None:
         """Show the next (1) or previous (-1) alternative at this message; at the end nothing happens."""
+        self._changing_branch()
         branches = self.branches(message_id)
         wanted = min(max(branches.shown + step, 0), len(branches.ids) - 1)
         self.reload(self.store.activate(self.store.message(branches.ids[wanted])).active_leaf)
+
+    def show(self, message_id: int) -> None:
+        """Show a branch that has this message; the one that shows where it has it."""
+        self._changing_branch()
+        if all(message.id != message_id for message in self.messages):
+            self.reload(self.store.activate(self.store.message(message_id)).active_leaf)
+
+    def remove(self, message_id: int) -> None:
+        """Remove a message of any branch, and all that follow it."""
+        self._changing_branch()
+        session = self.store.remove(self.store.message(message_id))
+        on_it = any(message.id == message_id for message in self.messages)
+        self.reload(session.active_leaf if on_it else self.leaf)
+
+    def _changing_branch(self) -> None:
+        """Called before another branch shows: whoever cannot have that now raises."""
 
     def rename(self, title: str) -> None:
         """Give the session a name."""

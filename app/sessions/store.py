@@ -25,6 +25,11 @@ from headrace.runtime.paths import data_dir
 _TITLE_LENGTH = 60  # characters
 _REMEMBERED_LENGTH = 4000  # characters
 _ABANDONED_S = 86400.0  # an empty session that old has nobody sitting before it
+# SQL: a message and all that follow it, on every branch.
+_BELOW = (
+    "WITH RECURSIVE below(id) AS (SELECT id FROM messages WHERE id = ? UNION ALL"
+    " SELECT messages.id FROM messages JOIN below ON messages.parent_id = below.id)"
+)
 _MESSAGE = f"SELECT *, content || {APPENDED} AS whole FROM messages"
 
 
@@ -164,6 +169,25 @@ class SessionStore:
             )
         return self.session(message.session_id)
 
+    def below(self, message: Message) -> int:
+        """How many messages follow this one, on all branches."""
+        rows = self.db.rows(f"{_BELOW} SELECT count(*) - 1 AS below FROM below", message.id)
+        return int(rows[0]["below"])
+
+    def remove(self, message: Message) -> Session:
+        """Remove a message and all that follow it. If that was the active branch, the newest beside it becomes it."""
+        with self.db.transaction(durable=True):
+            shown = self.session(message.session_id).active_leaf
+            below = [row["id"] for row in self.db.rows(f"{_BELOW} SELECT id FROM below", message.id)]
+            self.db.run(f"{_BELOW} DELETE FROM messages WHERE id IN (SELECT id FROM below)", message.id)
+            if shown in below:
+                beside = f"{_BELOW} SELECT max(id) AS leaf FROM below"
+                of_all = "SELECT max(id) AS leaf FROM messages WHERE session_id = ?"
+                parent = message.parent_id
+                (row,) = self.db.rows(*((of_all, message.session_id) if parent is None else (beside, parent)))
+                self.db.run("UPDATE sessions SET active_leaf = ? WHERE id = ?", row["leaf"], message.session_id)
+        return self.session(message.session_id)
+
     def begin_answer(self, session_id: str, parent_id: int, model: str | None) -> Message:
         """An empty answer that `grow` and `finish` complete."""
         return self.add(session_id, parent_id, "assistant", "", model=model, partial=True)
@@ -219,7 +243,7 @@ class SessionStore:
         at = leaf if leaf is not None else self.session(session_id).active_leaf
         every = {message.id: message for message in self.messages(session_id)}
         path: list[Message] = []
-        while at is not None:
+        while at in every:  # removed by another process: the rest of the branch is gone with it
             path.append(every[at])
             at = every[at].parent_id
         return path[::-1]
@@ -234,12 +258,7 @@ class SessionStore:
 
     def activate(self, message: Message) -> Session:
         """Show the branch through `message`, down to the newest message below it."""
-        rows = self.db.rows(
-            "WITH RECURSIVE below(id, parent_id) AS (SELECT id, parent_id FROM messages WHERE id = ? UNION ALL"
-            " SELECT messages.id, messages.parent_id FROM messages JOIN below ON messages.parent_id = below.id)"
-            " SELECT max(id) AS leaf FROM below",
-            message.id,
-        )
+        rows = self.db.rows(f"{_BELOW} SELECT max(id) AS leaf FROM below", message.id)
         return self._change(message.session_id, active_leaf=rows[0]["leaf"])
 
     def reveal(self, message: Message) -> Session:

@@ -37,6 +37,8 @@ COMMANDS = (
     Command("edit", "change your last message, or the answer; a new branch", "[answer]"),
     Command("summary", "change what is sent for messages left out, or undo it", "[undo]"),
     Command("branch", "the next branch, or the one before", "[back]"),
+    Command("tree", "all branches of this conversation"),
+    Command("delete", "remove the last message, for good"),
     Command("copy", "copy the last answer, or its code", "[code]", key="Ctrl+O"),
     Command("links", "open a link of the last answer in the browser"),
     Command("find", "words in this conversation", "[WORDS]", key="Ctrl+F"),

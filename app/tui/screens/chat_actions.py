@@ -132,6 +132,8 @@ class ChatActions(TakeOut):
             self._edit(message)
         elif message.id == MARK:
             raise UsageError("this is what stands for the messages above: e changes it, u sends them again")
+        elif action == "remove":
+            self._remove(message)
         elif action == "regenerate":
             conversation.regenerate(message.id)
         elif action == "continue":
@@ -239,6 +241,33 @@ class ChatActions(TakeOut):
         self._screen.sync([])
 
     # -- the rest --------------------------------------------------------------------------------------------------
+
+    def do_tree(self, _: str) -> None:
+        from headrace.app.tui.screens.tree_screen import TreeScreen
+
+        self._screen.app.push_screen(TreeScreen(self._headrace))
+
+    def do_delete(self, _: str) -> None:
+        if not self._conversation.messages:
+            raise UsageError("nothing was said yet")
+        self._remove(self._conversation.messages[-1])
+
+    def _remove(self, message: Message) -> None:
+        """Ask, then remove a message and all that follow it."""
+        from headrace.app.tui.screens.tree_screen import removal_question
+
+        if self._conversation.phase != "idle":
+            raise UsageError("an answer is being written; Esc stops it")
+        below = self._conversation.store.below(message)
+        self._screen.app.push_screen(removal_question(below), lambda answer: self._removed(message, answer))
+
+    def _removed(self, message: Message, answer: str | None) -> None:
+        if answer == "yes":
+            try:
+                self._conversation.remove(message.id)
+            except HeadraceError as error:
+                self._headrace.say(str(error), problem=True)
+            self._screen.sync([])
 
     def do_find(self, words: str) -> None:
         self._screen.find_bar.open(words)

@@ -41,7 +41,7 @@ _KEYS = (
             ("↑ ↓", "another message"),
             ("c  b", "copy it, copy one of its code blocks"),
             ("o", "open one of its links in the browser"),
-            ("e  r  n", "edit, regenerate, continue"),
+            ("e  r  n  d", "edit, regenerate, continue, delete"),
             ("[  ]", "the branch before, after"),
             ("Esc", "back to the input"),
         ),

@@ -44,6 +44,7 @@ class Transcript(Widget, can_focus=True):
         Binding("o", "act('open_link')", "Open link"),
         Binding("e", "act('edit')", "Edit"),
         Binding("u", "act('undo')", "Send all again", show=False),
+        Binding("d", "act('remove')", "Delete", show=False),
         Binding("r", "act('regenerate')", "Regenerate"),
         Binding("n", "act('continue')", "Continue"),
         Binding("left_square_bracket", "act('branch_back')", "Branch ‹", key_display="["),

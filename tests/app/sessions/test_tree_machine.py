@@ -85,6 +85,25 @@ class SessionTree(RuleBasedStateMachine):
                     below.add(number)
             self.model[message[0]]["leaf"] = max(below)
 
+    @rule(message=consumes(messages))
+    def remove(self, message: tuple[str, int]) -> None:
+        if not self._alive(message):
+            return
+        told, below = self.model[message[0]], {message[1]}
+        for number, row in sorted(told["messages"].items()):
+            if row["parent"] in below:
+                below.add(number)
+        parent = told["messages"][message[1]]["parent"]
+        self.store.remove(self.store.message(message[1]))
+        for number in below:
+            del told["messages"][number]
+        if told["leaf"] in below:
+            kept = set() if parent is None else {parent}
+            for number, row in sorted(told["messages"].items()):
+                if parent is None or row["parent"] in kept:
+                    kept.add(number)
+            told["leaf"] = max(kept, default=None)
+
     @rule(session=sessions)
     def recover(self, session: str) -> None:
         if session in self.model:
@@ -135,7 +154,7 @@ class SessionTree(RuleBasedStateMachine):
         self.model[session]["leaf"] = new
 
     def _alive(self, message: tuple[str, int]) -> bool:
-        return message[0] in self.model
+        return message[0] in self.model and message[1] in self.model[message[0]]["messages"]
 
 
 TestSessionTree = SessionTree.TestCase

@@ -1,0 +1,109 @@
+"""The whole tree of a conversation: every branch, every message. Go to one, or remove it."""
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Footer, OptionList
+from textual.widgets.option_list import Option
+
+from headrace.app.sanitise import sanitise
+from headrace.app.sessions.records import Message
+from headrace.app.sessions.tree import TreeLine, tree_lines
+from headrace.app.tui.chat_app import ChatApp
+from headrace.app.tui.screens.dialogs import Choose
+from headrace.runtime.errors import HeadraceError
+
+_LONGEST = 200  # characters of a message that are looked at for its line
+_DEEPEST = 24  # cells that forks may take
+
+
+class TreeScreen(ModalScreen[None]):
+    """Enter shows the branch with the marked message, Delete removes the message and what follows it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "go", "Show", priority=True),
+        Binding("ctrl+d,delete", "remove", "Delete", key_display="^D", priority=True),
+        Binding("escape", "dismiss", "Close", key_display="Esc", priority=True),
+    ]
+
+    def __init__(self, headrace: ChatApp) -> None:
+        super().__init__()
+        self._headrace = headrace
+        self._lines: list[TreeLine] = []
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog -large") as box:
+            box.border_title = Content("the whole conversation")
+            yield OptionList(id="tree")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self._fill()
+        self._list.focus()
+
+    @property
+    def _list(self) -> OptionList:
+        return self.query_one("#tree", OptionList)
+
+    def _fill(self) -> None:
+        talk = self._headrace.conversation
+        self._lines = tree_lines(talk.store.messages(talk.session.id), {message.id for message in talk.messages})
+        options = [Option(_drawn(line)) for line in self._lines]
+        self._list.clear_options()
+        self._list.add_options(options or [Option(Content.styled("nothing was said yet", "$quiet"), disabled=True)])
+        shown = [place for place, line in enumerate(self._lines) if line.shown]
+        self._list.highlighted = shown[-1] if shown else None
+
+    @property
+    def _marked(self) -> Message | None:
+        at = self._list.highlighted
+        return self._lines[at].message if at is not None and at < len(self._lines) else None
+
+    def on_option_list_option_selected(self) -> None:
+        self.action_go()
+
+    def action_go(self) -> None:
+        """Show the branch with the marked message."""
+        if (message := self._marked) is None:
+            return
+        try:
+            self._headrace.conversation.show(message.id)
+        except HeadraceError as error:
+            self._headrace.say(str(error), problem=True)
+            return
+        self.dismiss()
+        self._headrace.go_to(message.id, "")
+
+    def action_remove(self) -> None:
+        """Ask, then remove the marked message and all that follow it."""
+        if (message := self._marked) is None:
+            return
+        below = self._headrace.store.below(message)
+        self.app.push_screen(removal_question(below), lambda answer: self._remove(message, answer))
+
+    def _remove(self, message: Message, answer: str | None) -> None:
+        if answer == "yes":
+            try:
+                self._headrace.conversation.remove(message.id)
+            except HeadraceError as error:
+                self._headrace.say(str(error), problem=True)
+            self._fill()
+
+
+def removal_question(followers: int) -> Choose:
+    """Whether a message may go for good, with that many below it on all branches; answered with yes or None."""
+    what = "this message" + (f" and the {followers:,} that follow it, on every branch" if followers else "")
+    return Choose("remove for good?", f"Removes {what}. It cannot be undone.", [("yes", "y", "remove")])
+
+
+def _drawn(line: TreeLine) -> Content:
+    """One line: the graph, who says it, how it begins."""
+    message = line.message
+    lead = line.lead if len(line.lead) <= _DEEPEST else "…" + line.lead[1 - _DEEPEST :]
+    mark, style = ("❯ ", "$text-accent") if message.role == "user" else ("◆ ", "$text-primary")
+    text = " ".join(sanitise(message.content[:_LONGEST]).split()) or "(no text)"
+    return Content.assemble((lead, "$quiet"), (mark, style), (text, "bold" if line.shown else "$quiet"))
