@@ -95,6 +95,7 @@ class EngineHost:
             kernels=ops.describe(),
             spare_cpus=self._spare_cpus,
             active_memory_bytes=mx.get_active_memory(),
+            notes=tuple(loaded.notes),
         )
 
     def warm_up(self) -> None:

@@ -111,6 +111,7 @@ class ModelCard:
     kernels: Mapping[str, str]
     spare_cpus: int  # that decoding leaves to others
     active_memory_bytes: int  # held by MLX after loading
+    notes: tuple[str, ...] = ()  # what people should know of what was loaded, a line each
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -43,6 +43,8 @@ def feed(metrics: LiveMetrics, events: Iterable[Event]) -> None:
         elif isinstance(event, PeakMeasured):
             metrics.machine = with_peaks(metrics.machine, event.peak.gb_s)
             metrics.version += 1
+        elif isinstance(event, Failed) and event.id is None:
+            metrics.load_failed()
         elif isinstance(event, ContextFull | Failed | Abandoned):
             metrics.ended_early()
         elif isinstance(event, Died):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from headrace.runtime.telemetry import Percentiles, StepRecord, Summary, mbu
 
-Phase = Literal["start", "load", "prefill", "decode", "idle", "dead"]
+Phase = Literal["start", "load", "failed", "prefill", "decode", "idle", "dead"]
 
 NOW_S = 1.0  # "now" is what the steps of the last second say
 STEPS_KEPT = 4096  # what a view can look back on
@@ -105,6 +105,11 @@ class LiveMetrics:
     def loading(self, stage: str, share: float | None) -> None:
         """The engine's process starts, or the model is being read (`share` 0 to 1, None unknown)."""
         self.phase, self.load_stage, self.load_share = "load", stage, share
+        self._changed()
+
+    def load_failed(self) -> None:
+        """No model is there: none of what was known of one holds."""
+        self.phase, self.model, self.fill = "failed", ModelFacts(), CacheFill()
         self._changed()
 
     def ready(self, model: ModelFacts, machine: MachineFacts) -> None:

@@ -84,6 +84,8 @@ def phases(metrics: LiveMetrics, width: int) -> Content:
     """The strip itself. A mark and a weight tell the states apart, not the colour alone."""
     if metrics.phase == "dead":
         return Content.styled("✗ the engine process is gone", "bold $text-error")
+    if metrics.phase == "failed":
+        return Content.styled("✗ no model is loaded", "bold $text-error")
     now = _ORDER.index(metrics.phase) if metrics.phase in _ORDER else -1
     pieces: list[Content | str] = []
     for place, name in enumerate(_ORDER):
@@ -104,6 +106,8 @@ def detail(metrics: LiveMetrics, width: int) -> Content:
     if metrics.phase == "load":
         share = f" {metrics.load_share:.0%}" if metrics.load_share is not None else ""
         return Content.styled(f"{metrics.load_stage}{share}", "$quiet")
+    if metrics.phase == "failed":
+        return Content.styled("F8 tries again, F5 picks a model", "$quiet").truncate(width, ellipsis=True)
     if metrics.phase == "start" or (metrics.phase == "idle" and not metrics.turns):
         loaded = f"loaded in {metrics.model.load_s:.2f} s" if metrics.model.load_s else "nothing loaded yet"
         weights = format_bytes(metrics.model.weight_bytes) if metrics.model.weight_bytes else ""

@@ -6,6 +6,7 @@ commands do is in `chat_actions`.
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import ClassVar
 
 from textual import events
@@ -18,7 +19,7 @@ from textual.timer import Timer
 from textual.widgets import Static
 
 from headrace.app.chat.conversation import Conversation
-from headrace.app.engine.messages import Event
+from headrace.app.engine.messages import Event, LoadProgress
 from headrace.app.sanitise import sanitise
 from headrace.app.sessions.records import Message
 from headrace.app.tui.chat_app import ChatApp
@@ -33,12 +34,14 @@ from headrace.app.tui.screens.chat_actions import ChatActions
 from headrace.app.tui.status_bar import StatusBar
 from headrace.app.tui.textual_overrides.frugal_screen import FrugalScreen
 from headrace.app.tui.transcript.context_mark import MARK
+from headrace.app.tui.transcript.fetching import Fetching
 from headrace.app.tui.transcript.shown_branch import ShownBranch
 from headrace.app.tui.transcript.transcript import Transcript
 from headrace.app.tui.transcript.welcome import welcome_lines
 from headrace.runtime.errors import HeadraceError, UsageError
 
 _QUEUE_LINES = 3  # shown of the messages that wait
+_NOTICE_LINES = 5  # more are cut off, which shows
 _PAUSE_S = 0.25  # without a key, after which what stands in the input is worth reading
 _TWICE_S = 2.0  # within which a second Ctrl+C leaves
 _HANDS_OFF_S = 1.0  # without a key, after which a question with answers by letter may come up
@@ -81,6 +84,7 @@ class ChatScreen(FrugalScreen):
         self._branch = ShownBranch()
         self._state: tuple[object, ...] = ()
         self._asked = False
+        self._fetching, self._looked_up = Fetching(), False
         self._interrupted = float("-inf")  # when, last, with nothing to interrupt
         self._typed = float("-inf")  # when, last
         self._pause: Timer | None = None
@@ -132,6 +136,7 @@ class ChatScreen(FrugalScreen):
     def on_resize(self, event: events.Resize) -> None:
         """Every new size, also under a dialog; before textual lays the screen out for it."""
         self._fit_panel(event.size)
+        self.call_after_refresh(self._show_notice)
 
     def _fit_panel(self, window: Size) -> None:
         self.query_one(DecodePanel).fit(window.width)
@@ -177,11 +182,41 @@ class ChatScreen(FrugalScreen):
             self._state = state
             self._state_changed(empty=not messages)
             self._wait_for_pause()
+        self._follow_loading(events, empty=not messages)
         if conversation.question is None or conversation.phase != "idle":
             self._asked = False
         elif not self._asked and not (self.prompt.text and time.monotonic() < self._typed + _HANDS_OFF_S):
             self._asked = True
             self.actions.ask_about_context()
+
+    def _follow_loading(self, events: Sequence[Event], *, empty: bool) -> None:
+        """How far a model is that has to be fetched first."""
+        fetching, state = self._fetching, self.headrace.engine.state
+        progress = [event for event in events if isinstance(event, LoadProgress)]
+        for event in progress:
+            fetching.take(event, time.monotonic())
+        if progress and fetching.active and not self._looked_up:
+            self._looked_up = True
+            self.run_worker(self._look_up, thread=True)
+        if progress and state == "loading":
+            if empty:
+                self._show_welcome()
+            self._show_notice()
+        elif state != "loading" and self._looked_up:
+            self._fetching, self._looked_up = Fetching(), False
+
+    def _look_up(self) -> None:
+        """What the catalog knows of it; in a thread of its own, which may read files."""
+        from headrace.app.chat.to_fetch import to_fetch
+
+        fetching = self._fetching
+        with suppress(HeadraceError):  # whoever loads it says so
+            fetching.facts = to_fetch(self.conversation.session.model)
+
+    def _show_welcome(self) -> None:
+        conversation = self.conversation
+        lines = welcome_lines(self.headrace.engine, conversation.session, self._fetching, conversation.notice)
+        self.transcript.welcome(lines)
 
     def tell_status(self) -> None:
         """The line at the top."""
@@ -202,7 +237,7 @@ class ChatScreen(FrugalScreen):
         self._show_notice()
         self._show_queue()
         if empty:
-            self.transcript.welcome(welcome_lines(self.headrace.engine, self.conversation.session))
+            self._show_welcome()
 
     # -- reading ahead ---------------------------------------------------------------------------------------------
 
@@ -231,9 +266,17 @@ class ChatScreen(FrugalScreen):
         if down:
             way_out = "F8 tries again, F5 picks a model" if state == "failed" else "F8 starts it again"
             text = f"✗ {text.rstrip('.')}. {way_out}."
+        elif state == "loading" and self._fetching.active and self.conversation.messages:
+            text = f"fetching {self.conversation.session.model or 'the default model'}: {self._fetching.summary()}"
+        if state == "failed" and not self.conversation.messages:  # the whole of it stands above
+            text = ""
         notice.display = bool(text)
         notice.set_class(down, "-error")
-        notice.update(Content(sanitise(text)))
+        width = max(2, self.query_one("#chat-column").size.width - 6)
+        lines = Content(sanitise(text)).wrap(width)
+        if len(lines) > _NOTICE_LINES:
+            lines = [*lines[: _NOTICE_LINES - 1], lines[_NOTICE_LINES - 1].truncate(width - 1) + "…"]
+        notice.update(Content("\n").join(lines))
 
     def _show_queue(self) -> None:
         texts = self.actions.queue.texts

@@ -214,10 +214,14 @@ class Transcript(Widget, can_focus=True):
             repaint(self, Region(0, max(0, kept - top), self.size.width, self.size.height))
 
     def _centred_welcome(self) -> list[Content]:
-        above = max(0, (self.size.height - len(self._welcome)) // 3)
-        block = max((line.cell_length for line in self._welcome), default=0)
+        width = max(1, self.size.width - GUTTER - _MARGIN)
+        welcome = [
+            part for line in self._welcome for part in (line.wrap(width) if line.cell_length > width else [line])
+        ]
+        above = max(0, (self.size.height - len(welcome)) // 3)
+        block = max((line.cell_length for line in welcome), default=0)
         indent = max(0, (self.size.width - block) // 2 - GUTTER)
-        return [Content("")] * above + [line.pad_left(indent) for line in self._welcome]
+        return [Content("")] * above + [line.pad_left(indent) for line in welcome]
 
     def _start_over(self) -> None:
         self._strips.clear()

@@ -5,15 +5,23 @@ from textual.content import Content
 from headrace.app.engine.client import ChatEngine
 from headrace.app.sanitise import sanitise
 from headrace.app.sessions.records import Session
+from headrace.app.tui.transcript.fetching import Fetching, failure_lines
 from headrace.runtime.units import format_bytes
 
 # A mill wheel under its race, from half blocks and a line of water.
 _WATER = ("≈≈≈≈≈≈≈≈≈≈≈≈≈≈≈╮", "               ╰≈≈≈≈≈≈≈≈")
 
 
-def welcome_lines(engine: ChatEngine, session: Session) -> list[Content]:
-    """Drawn anew when the engine's state changes."""
+def welcome_lines(
+    engine: ChatEngine, session: Session, fetching: Fetching, problem: str | None = None
+) -> list[Content]:
+    """Drawn anew when the engine's state changes. problem: why no model could be loaded."""
     card = engine.card
+    name = session.model or "the default model"
+    if engine.state == "failed":
+        return failure_lines(name, problem or "")
+    if engine.state == "loading" and fetching.active:
+        return fetching.lines(name)
     lines = [
         Content.styled(_WATER[0], "$secondary"),
         Content.assemble(("h e a d r a c e", "bold $text-primary"), (_WATER[1].lstrip()[:9], "$secondary")),
@@ -24,10 +32,9 @@ def welcome_lines(engine: ChatEngine, session: Session) -> list[Content]:
         facts = f"{weights} · context {card.context_limit:,} tokens · loaded in {card.load_s:.2f} s"
         lines += [Content.styled(sanitise(card.name), "bold"), Content.styled(facts, "$quiet")]
         lines.append(Content.styled(f"{card.machine.device_name} · {card.machine.backend}", "$quiet"))
-    elif engine.state == "failed":
-        lines.append(Content.styled("no model is loaded: F5 chooses one", "$text-error"))
+        lines += [Content.styled(sanitise(note), "$text-warning") for note in card.notes]
     else:
-        lines.append(Content.styled(f"loading {sanitise(session.model or 'the default model')} …", "$quiet"))
+        lines.append(Content.styled(f"loading {sanitise(name)} …", "$quiet"))
         lines.append(Content.styled("type on: it is sent as soon as the model is there", "$quiet"))
     lines.append(Content(""))
     for key, text in (

