@@ -201,8 +201,14 @@ def _replace(path: Path, text: str) -> None:
         raise HeadraceError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def _section(path: Path, name: str, table: dict[str, Any]) -> Any:
-    section = _SECTIONS[name]
+def checked_sampling(path: Path, name: str, table: dict[str, Any]) -> dict[str, Any]:
+    """The sampling settings of a table called `name` in `path`, as they are set there. Raises UsageError."""
+    section = _section(path, name, table, SamplingSettings)
+    return {key: getattr(section, key) for key in table}
+
+
+def _section(path: Path, name: str, table: dict[str, Any], section: type[Any] | None = None) -> Any:
+    section = section or _SECTIONS[name]
     known = {setting.name: setting for setting in fields(section)}
     for key, value in table.items():
         if key not in known:

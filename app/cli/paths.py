@@ -4,6 +4,7 @@ import click
 
 from headrace.app.cli.json_output import print_json
 from headrace.app.engine.link import log_path
+from headrace.app.presets import presets_path
 from headrace.app.sessions.store import database_path
 from headrace.app.settings import settings_path, write_default
 from headrace.models.registry.store import Store
@@ -20,6 +21,7 @@ def paths(as_json: bool, write_settings: bool) -> None:
         click.echo(f"{settings_path()} {'is written' if written else 'exists already'}", err=True)
     places = {
         "settings": settings_path(),
+        "presets": presets_path(),
         "sessions": database_path(),
         "models": Store().root,
         "cache": cache_dir(),

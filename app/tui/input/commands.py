@@ -31,6 +31,7 @@ COMMANDS = (
     Command("set", "a parameter, as in /set temperature 0.7", "[NAME VALUE]", key="F6"),
     Command("editor", "write in your editor ($VISUAL, $EDITOR)", key="F9"),
     Command("queue", "take back what waits for the answer to end"),
+    Command("preset", "a system prompt with its settings; save NAME keeps one", "[NAME]"),
     Command("file", "attach a text file", "PATH"),
     Command("regen", "answer the last question again", key="Ctrl+R"),
     Command("continue", "go on with a stopped answer", key="Ctrl+G"),

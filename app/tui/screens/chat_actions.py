@@ -212,6 +212,30 @@ class ChatActions(TakeOut):
             self._conversation.set_sampling({name.replace("-", "_"): read_parameter(name, value)})
             self._headrace.say(f"{name} is {value.strip()} from the next answer on")
 
+    def do_preset(self, what: str) -> None:
+        """`NAME` to take it, `save NAME` to keep what this session has, `delete NAME`; alone: choose one."""
+        from headrace.app.presets import Preset, delete_preset, load_presets, save_preset
+
+        session = self._conversation.session
+        verb, _, name = what.partition(" ")
+        if name.strip() and verb == "save":
+            save_preset(name.strip(), Preset(session.system, session.sampling))
+            self._headrace.say(f"preset {name.strip()} is this session's system prompt and settings")
+        elif name.strip() and verb == "delete":
+            delete_preset(name.strip())
+            self._headrace.say(f"preset {name.strip()} is gone")
+        elif not (presets := load_presets()):
+            raise UsageError("there are no presets yet", "/preset save NAME keeps this session's")
+        elif not what:
+            names = list(presets)
+            self._pick("which preset?", names, lambda number: self.do_preset(names[number]), always=True)
+        elif what not in presets:
+            raise UsageError(f"there is no preset {what}", "one of " + ", ".join(presets))
+        else:
+            self._conversation.set_system(presets[what].system)
+            self._conversation.set_sampling(dict.fromkeys(session.sampling) | dict(presets[what].sampling))
+            self._headrace.say(f"preset {what}, from the next answer on")
+
     def ask_about_context(self) -> None:
         """The context is full: the user says what goes."""
         from headrace.app.tui.screens.dialogs import Choose
