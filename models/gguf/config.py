@@ -7,22 +7,13 @@ llama.cpp has them built in (Gemma's sliding window pattern, local RoPE base and
 from collections.abc import Collection
 from typing import Any
 
+from headrace.models.gguf.architectures import ARCHITECTURES, Architecture, find, has_experts
 from headrace.models.gguf.metadata import Metadata
-from headrace.models.gguf.rope import rope_scaling
+from headrace.models.gguf.rope import LongFactors, long_rope, rope_scaling
 from headrace.models.gguf.vocabulary import SpecialIds
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 Config = dict[str, Any]
-
-# GGUF architecture: Hugging Face model type and class.
-ARCHITECTURES = {
-    "llama": ("llama", "LlamaForCausalLM"),
-    "qwen2": ("qwen2", "Qwen2ForCausalLM"),
-    "qwen3": ("qwen3", "Qwen3ForCausalLM"),
-    "gemma": ("gemma", "GemmaForCausalLM"),
-    "gemma2": ("gemma2", "Gemma2ForCausalLM"),
-    "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
-}
 
 # Layer counts of the two Gemma sizes that scale queries by the model width per head instead of the head size.
 _WIDE_QUERY_SCALE = {"gemma2": 46, "gemma3": 62}
@@ -40,32 +31,41 @@ _SAMPLING = {
 
 
 def model_config(
-    metadata: Metadata, *, vocab_size: int, tensors: Collection[str], rope_factors: list[float] | None
+    metadata: Metadata,
+    *,
+    vocab_size: int,
+    tensors: Collection[str],
+    rope_factors: list[float] | None,
+    long_factors: LongFactors | None = None,
 ) -> Config:
     """`config.json` without its quantization part.
 
     `tensors` are the file's tensor names (they tell tied embeddings and biases), `rope_factors` the content of
-    `rope_freqs.weight`. Raises `UnsupportedModelError` for an architecture or feature headrace does not run.
+    `rope_freqs.weight`, `long_factors` that of the two tensors LongRoPE has. Raises `UnsupportedModelError` for an
+    architecture or feature headrace does not run.
     """
     arch = metadata.architecture
-    if arch not in ARCHITECTURES:
+    experts = metadata.integer("{arch}.expert_count", 0, most=1 << 14)
+    row = find(arch, experts=experts)
+    if row is None:
         raise UnsupportedModelError(
-            f"GGUF architecture {arch!r} is not supported", hint=f"supported: {', '.join(ARCHITECTURES)}"
+            f"GGUF architecture {arch!r} is not supported",
+            hint=f"an MLX or safetensors version of the model may be; of GGUF it reads {', '.join(ARCHITECTURES)}",
         )
-    if metadata.integer("{arch}.expert_count", 0):
-        raise UnsupportedModelError(f"GGUF architecture {arch!r} with mixture of experts is not supported")
-    model_type, model_class = ARCHITECTURES[arch]
+    if bool(experts) != has_experts(row):
+        what = "with" if experts else "without"
+        raise UnsupportedModelError(f"GGUF architecture {arch!r} {what} mixture of experts is not supported")
     hidden = metadata.integer("{arch}.embedding_length", least=1, most=1 << 20)
     heads = metadata.integer("{arch}.attention.head_count", least=1, most=1 << 16)
     kv_heads = metadata.integer("{arch}.attention.head_count_kv", heads, least=1, most=heads)
-    head_dim = _head_dim(metadata, hidden, heads)
+    head_dim, rotated = _head_dim(metadata, hidden, heads, row)
     if heads % kv_heads:
         raise CheckpointError(f"{heads} attention heads cannot share {kv_heads} key/value heads")
     config: Config = {
-        "architectures": [model_class],
-        "model_type": model_type,
+        "architectures": [row.model_class],
+        "model_type": row.model_type,
         "hidden_size": hidden,
-        "intermediate_size": metadata.integer("{arch}.feed_forward_length", least=1, most=1 << 22),
+        "intermediate_size": _inner(metadata),
         "num_hidden_layers": metadata.integer("{arch}.block_count", least=1, most=4096),
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
@@ -75,37 +75,110 @@ def model_config(
         "rope_theta": metadata.positive("{arch}.rope.freq_base", 10_000.0),
         "vocab_size": vocab_size,
         "tie_word_embeddings": "output.weight" not in tensors,
-        "hidden_act": "gelu_pytorch_tanh" if arch.startswith("gemma") else "silu",
+        "hidden_act": "gelu_pytorch_tanh" if row.gemma else "silu",
     }
-    if scaling := rope_scaling(metadata, head_dim, config["rope_theta"], rope_factors):
+    if rotated != head_dim:
+        config["partial_rotary_factor"] = rotated / head_dim
+    if long_factors is not None:
+        config |= long_rope(metadata, config["max_position_embeddings"], rotated, long_factors)
+    elif scaling := rope_scaling(metadata, head_dim, config["rope_theta"], rope_factors):
         config["rope_scaling"] = scaling
     config |= _particulars(metadata, config, tensors)
     return config
 
 
-def _head_dim(metadata: Metadata, hidden: int, heads: int) -> int:
+def _inner(metadata: Metadata) -> int:
+    """The width of a feed-forward half; a mixture's files may state that of an expert alone."""
+    expert = metadata.integer("{arch}.expert_feed_forward_length", 0, most=1 << 22)
+    return metadata.integer("{arch}.feed_forward_length", expert or None, least=1, most=1 << 22)
+
+
+def _head_dim(metadata: Metadata, hidden: int, heads: int, row: Architecture) -> tuple[int, int]:
+    """(the size of a head, how much of it turns)."""
     head_dim = metadata.integer("{arch}.attention.key_length", hidden // heads, least=1, most=1 << 16)
     if metadata.integer("{arch}.attention.value_length", head_dim) != head_dim:
         raise UnsupportedModelError("key and value heads of different sizes are not supported")
-    if metadata.integer("{arch}.rope.dimension_count", head_dim) != head_dim:
+    if head_dim * heads != hidden and not row.any_head_dim:
+        raise UnsupportedModelError(
+            f"heads of {head_dim} are not supported in a {row.model_type} of {heads} and width {hidden}"
+        )
+    rotated = metadata.integer("{arch}.rope.dimension_count", head_dim, least=1, most=head_dim)
+    if rotated != head_dim and row.model_type != "phi3":
         raise UnsupportedModelError("RoPE over a part of the head is not supported")
-    if head_dim % 2:
-        raise CheckpointError(f"a head size of {head_dim} cannot be rotated")
-    return head_dim
+    if rotated % 2:
+        raise CheckpointError(f"a head size of {rotated} cannot be rotated")
+    return head_dim, rotated
 
 
 def _particulars(metadata: Metadata, config: Config, tensors: Collection[str]) -> Config:
     """What only some architectures have."""
-    arch = metadata.architecture
-    if arch == "llama":
-        return {
+    kind = config["model_type"]
+    if kind in ("llama", "mixtral", "smollm3"):
+        biases = {
             "attention_bias": "blk.0.attn_output.bias" in tensors,
             "mlp_bias": "blk.0.ffn_down.bias" in tensors,
         }
-    if arch == "qwen2":
-        return {"attention_bias": True}
-    if arch in ("gemma", "qwen3"):
+        if kind == "smollm3":
+            return biases | {"no_rope_layer_interval": 4, "use_sliding_window": False}
+        return biases | (_experts(metadata, "num_local_experts") if kind == "mixtral" else {})
+    if kind.startswith("granite"):
+        return _granite(metadata, kind)
+    if kind == "phi3":
+        window = metadata.integer("{arch}.attention.sliding_window", 0)
+        return {"attention_bias": False, **({"sliding_window": window} if window else {})}
+    if kind in ("qwen2", "seed_oss"):
+        more = {"attention_out_bias": False, "mlp_bias": False} if kind == "seed_oss" else {}
+        return {"attention_bias": True, **more}
+    if kind in ("qwen2_moe", "qwen3_moe"):
+        mixture = _experts(metadata, "num_experts") | {"decoder_sparse_step": 1, "mlp_only_layers": []}
+        width = metadata.integer("{arch}.expert_feed_forward_length", config["intermediate_size"], least=1)
+        if kind == "qwen3_moe":
+            return mixture | {"attention_bias": False, "norm_topk_prob": True, "moe_intermediate_size": width}
+        shared = metadata.integer("{arch}.expert_shared_feed_forward_length", config["intermediate_size"], least=1)
+        return mixture | {
+            "norm_topk_prob": False, "moe_intermediate_size": width, "shared_expert_intermediate_size": shared,
+        }  # fmt: skip
+    if kind == "gpt_oss":
+        return _gpt_oss(metadata, config)
+    if kind == "ernie4_5":
+        return {"use_bias": False}
+    if kind in ("gemma", "qwen3", "olmo2"):
         return {"attention_bias": False}
+    return _gemma(metadata, config)
+
+
+def _experts(metadata: Metadata, count: str) -> Config:
+    experts = metadata.integer("{arch}.expert_count", least=1, most=1 << 14)
+    return {count: experts, "num_experts_per_tok": metadata.integer("{arch}.expert_used_count", least=1, most=experts)}
+
+
+def _granite(metadata: Metadata, kind: str) -> Config:
+    config: Config = {
+        "attention_bias": False,
+        "mlp_bias": False,
+        "attention_multiplier": metadata.positive("{arch}.attention.scale"),
+        "embedding_multiplier": metadata.positive("{arch}.embedding_scale"),
+        "residual_multiplier": metadata.positive("{arch}.residual_scale"),
+        "logits_scaling": metadata.positive("{arch}.logit_scale"),
+    }
+    return config | (_experts(metadata, "num_local_experts") if kind == "granitemoe" else {})
+
+
+def _gpt_oss(metadata: Metadata, config: Config) -> Config:
+    layers = config["num_hidden_layers"]
+    if isinstance(scaling := config.get("rope_scaling"), dict):
+        scaling["truncate"] = False
+    return _experts(metadata, "num_local_experts") | {
+        "attention_bias": True,
+        "intermediate_size": metadata.integer("{arch}.expert_feed_forward_length", least=1, most=1 << 22),
+        "sliding_window": metadata.integer("{arch}.attention.sliding_window", least=1),
+        "layer_types": [("full_attention" if layer % 2 else "sliding_attention") for layer in range(layers)],
+        "swiglu_limit": 7.0,
+    }
+
+
+def _gemma(metadata: Metadata, config: Config) -> Config:
+    arch = metadata.architecture
     wide = config["num_hidden_layers"] == _WIDE_QUERY_SCALE[arch]
     gemma: Config = {
         "attention_bias": False,

@@ -19,9 +19,10 @@ import numpy.typing as npt
 from headrace.models.gguf.config import Config, generation_config, model_config
 from headrace.models.gguf.container import Container, RawTensor, open_container
 from headrace.models.gguf.metadata import Metadata
-from headrace.models.gguf.names import ROPE_FACTORS, Target, targets
+from headrace.models.gguf.names import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, Target, targets
+from headrace.models.gguf.rope import LongFactors
 from headrace.models.gguf.safetensors_writer import SafetensorsWriter
-from headrace.models.gguf.tensors import Affine, is_quantized, to_affine, to_plain
+from headrace.models.gguf.tensors import Affine, is_quantized, to_affine, to_mxfp4, to_plain
 from headrace.models.gguf.tokenizer import build_tokenizer, save_tokenizer, tokenizer_config
 from headrace.models.gguf.vocabulary import read_vocabulary
 from headrace.runtime.errors import CheckpointError
@@ -68,7 +69,8 @@ def convert_gguf(
         metadata,
         vocab_size=len(vocabulary.tokens),
         tensors=container.tensors.keys(),
-        rope_factors=_rope_factors(container),
+        rope_factors=_factors(container, ROPE_FACTORS),
+        long_factors=_long_factors(container),
     )
     wanted = targets(metadata.architecture, config, container.tensors)
     for each in wanted:
@@ -91,12 +93,17 @@ def convert_gguf(
     _write_json(target / "config.json", config)
 
 
-def _rope_factors(container: Container) -> list[float] | None:
-    tensor = container.tensors.get(ROPE_FACTORS)
+def _long_factors(container: Container) -> LongFactors | None:
+    long, short = (_factors(container, name) for name in (ROPE_LONG, ROPE_SHORT))
+    return None if long is None or short is None else LongFactors(long, short)
+
+
+def _factors(container: Container, name: str) -> list[float] | None:
+    tensor = container.tensors.get(name)
     if tensor is None:
         return None
     if tensor.type != "F32" or len(tensor.shape) != 1:
-        raise CheckpointError(f"tensor {ROPE_FACTORS} is not a vector of F32")
+        raise CheckpointError(f"tensor {name} is not a vector of F32")
     return [float(factor) for factor in to_plain(tensor)[0].view("<f4")]
 
 
@@ -119,7 +126,9 @@ def _write_weights(
         for target in wanted:
             tensor = container.tensors[target.source]
             if is_quantized(tensor):
-                _write_affine(writer, tensor, to_affine(tensor, groups_of_16=groups_of_16), target, written)
+                experts = tensor.type == "MXFP4" and len(tensor.shape) > 2
+                packed = to_mxfp4(tensor) if experts else to_affine(tensor, groups_of_16=groups_of_16)
+                _write_packed(writer, tensor, packed, target, written)
             else:
                 _write_plain(writer, tensor, target, written)
             done += tensor.data.nbytes
@@ -132,10 +141,10 @@ def _leaves(container: Container, target: Target) -> tuple[str, ...]:
     return ("weight", "scales", "biases") if is_quantized(container.tensors[target.source]) else (target.leaf,)
 
 
-def _write_affine(
+def _write_packed(
     writer: SafetensorsWriter, tensor: RawTensor, affine: Affine, target: Target, written: _Written
 ) -> None:
-    scale_type = "F16" if affine.scales.dtype == np.float16 else "F32"
+    scale_type = {"float16": "F16", "float32": "F32", "uint8": "U8"}[affine.scales.dtype.name]
     rows = _row_order(target)
     writer.add(f"{target.module}.weight", affine.weight[rows], "U32")
     writer.add(f"{target.module}.scales", affine.scales[rows], scale_type)
@@ -151,6 +160,7 @@ def _write_plain(writer: SafetensorsWriter, tensor: RawTensor, target: Target, w
     max_error = 0.0
     if target.plus_one:
         words, dtype, max_error = _minus_one(words, dtype)
+    words = words[None] if target.as_row else words
     writer.add(f"{target.module}.{target.leaf}", words[_row_order(target)], dtype)
     written.types.add(tensor.type)
     written.note(tensor, dtype, max_error)

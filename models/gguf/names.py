@@ -8,34 +8,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.models.gguf.architectures import Architecture, find
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 ROPE_FACTORS = "rope_freqs.weight"  # becomes part of the config
 
-_MODULES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_SANDWICH_NORMS = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
+ROPE_LONG, ROPE_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"  # so do these
 _ATTENTION, _MLP = ("attn_q", "attn_k", "attn_v", "attn_output"), ("ffn_gate", "ffn_up", "ffn_down")
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where a tensor goes. `permuted_heads` > 0: its rows are interleaved per head; `plus_one`: subtract 1."""
+    """Where a tensor goes. `permuted_heads` > 0: its rows are interleaved per head; `plus_one`: subtract 1;
+    `as_row`: a vector that becomes a matrix of one row."""
 
     source: str
     module: str  # path without .weight / .bias
@@ -43,6 +28,7 @@ class Target:
     shape: tuple[int, ...]
     permuted_heads: int = 0
     plus_one: bool = False
+    as_row: bool = False
 
 
 def targets(architecture: str, config: dict[str, Any], present: Iterable[str]) -> list[Target]:
@@ -51,7 +37,7 @@ def targets(architecture: str, config: dict[str, Any], present: Iterable[str]) -
     Raises `CheckpointError` for a tensor that is missing, `UnsupportedModelError` for one nobody asked for.
     """
     wanted = list(_expected(architecture, config))
-    left = set(present) - {ROPE_FACTORS}
+    left = set(present) - {ROPE_FACTORS, ROPE_LONG, ROPE_SHORT}
     for target in wanted:
         if target.source not in left:
             raise CheckpointError(f"tensor {target.source} is missing")
@@ -61,59 +47,68 @@ def targets(architecture: str, config: dict[str, Any], present: Iterable[str]) -
     return wanted
 
 
-def _expected(architecture: str, config: dict[str, Any]) -> Iterable[Target]:
+def _expected(name: str, config: dict[str, Any]) -> Iterable[Target]:
     hidden, vocab = config["hidden_size"], config["vocab_size"]
-    gemma = architecture.startswith("gemma")
+    architecture = find(name, experts=experts_of(config))
+    assert architecture is not None
     yield Target("token_embd.weight", "model.embed_tokens", "weight", (vocab, hidden))
     for layer in range(config["num_hidden_layers"]):
         yield from _layer(architecture, config, layer)
-    yield Target("output_norm.weight", "model.norm", "weight", (hidden,), plus_one=gemma)
+    yield Target("output_norm.weight", "model.norm", "weight", (hidden,), plus_one=architecture.gemma)
     if not config["tie_word_embeddings"]:
-        if architecture in ("gemma", "gemma2"):
+        if name in ("gemma", "gemma2"):
             raise UnsupportedModelError("tensor output.weight: untied Gemma models are not supported")
         yield Target("output.weight", "lm_head", "weight", (vocab, hidden))
 
 
-def _layer(architecture: str, config: dict[str, Any], layer: int) -> Iterable[Target]:
-    gemma, permuted = architecture.startswith("gemma"), architecture == "llama"
-    modules = dict(_MODULES)
-    if architecture in ("gemma2", "gemma3"):
-        modules |= _SANDWICH_NORMS
-    if architecture not in ("qwen3", "gemma3"):
-        del modules["attn_q_norm"], modules["attn_k_norm"]
-    biased = _biased(architecture, config)
-    shapes = _shapes(config)
-    for source, module in modules.items():
-        path = f"model.layers.{layer}.{module}"
+def _layer(architecture: Architecture, config: dict[str, Any], layer: int) -> Iterable[Target]:
+    stated = (_ATTENTION if config.get("attention_bias") else ()) + (_MLP if config.get("mlp_bias") else ())
+    biased = architecture.biased or stated
+    shapes = _shapes(architecture, config)
+    for source, module in architecture.modules.items():
+        path, at = f"model.layers.{layer}.{module}", f"blk.{layer}.{source}"
         heads = 0
-        if permuted and source in ("attn_q", "attn_k"):
+        if architecture.permuted and source in ("attn_q", "attn_k"):
             heads = config["num_attention_heads" if source == "attn_q" else "num_key_value_heads"]
-        plus_one = gemma and source.endswith("norm")
-        yield Target(f"blk.{layer}.{source}.weight", path, "weight", shapes[source], heads, plus_one)
+        leaf = "sinks" if source == "attn_sinks" else "weight"
+        plus_one, as_row = architecture.gemma and source.endswith("norm"), source == "ffn_gate_inp_shexp"
+        yield Target(f"{at}.weight", path, leaf, shapes[source], heads, plus_one, as_row)
         if source in biased:
-            yield Target(f"blk.{layer}.{source}.bias", path, "bias", shapes[source][:1], heads)
+            yield Target(f"{at}.bias", path, "bias", shapes[source][:-1], heads)
 
 
-def _biased(architecture: str, config: dict[str, Any]) -> tuple[str, ...]:
-    if architecture == "qwen2":
-        return _ATTENTION[:3]
-    return (_ATTENTION if config["attention_bias"] else ()) + (_MLP if config.get("mlp_bias") else ())
+def experts_of(config: dict[str, Any]) -> int:
+    """How many experts a config has, whatever its family calls them."""
+    return int(config.get("num_experts") or config.get("num_local_experts") or 0)
 
 
-def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """(rows, columns) of each matrix, (length,) of each norm."""
+def _shapes(architecture: Architecture, config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """(rows, columns) of each matrix, that of each expert one above the other, and (length,) of each vector."""
     hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    count, width = experts_of(config), config.get("moe_intermediate_size", inner)
+    shared = config.get("shared_expert_intermediate_size", 0)
+    wide = architecture.wide_head_norms
     norms = ("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm")
     return {
         "attn_q": (queries, hidden),
         "attn_k": (keys, hidden),
         "attn_v": (keys, hidden),
+        "attn_qkv": (queries + 2 * keys, hidden),
         "attn_output": (hidden, queries),
+        "attn_sinks": (config["num_attention_heads"],),
         "ffn_gate": (inner, hidden),
-        "ffn_up": (inner, hidden),
+        "ffn_up": (2 * inner if architecture.fused_up else inner, hidden),
         "ffn_down": (hidden, inner),
-        "attn_q_norm": (head,),
-        "attn_k_norm": (head,),
+        "ffn_gate_inp": (count, hidden),
+        "ffn_gate_exps": (count, width, hidden),
+        "ffn_up_exps": (count, width, hidden),
+        "ffn_down_exps": (count, hidden, width),
+        "ffn_gate_inp_shexp": (hidden,),
+        "ffn_gate_shexp": (shared, hidden),
+        "ffn_up_shexp": (shared, hidden),
+        "ffn_down_shexp": (hidden, shared),
+        "attn_q_norm": (queries if wide else head,),
+        "attn_k_norm": (keys if wide else head,),
         **dict.fromkeys(norms, (hidden,)),
     }

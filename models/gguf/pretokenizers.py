@@ -33,6 +33,11 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_NOT_LOWER}*{_NOT_UPPER}+|[^\r\n\p{{L}}\p{{N}}]?{_NOT_LOWER}+{_NOT_UPPER}*"
     rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 )
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_NOT_LOWER}*{_NOT_UPPER}+(?:{_CONTRACTIONS})?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_NOT_LOWER}+{_NOT_UPPER}*(?:{_CONTRACTIONS})?"
+    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+)
 
 _BY_NAME = {
     "default": PreTokenizer((r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
@@ -43,9 +48,12 @@ _BY_NAME = {
     "qwen2": PreTokenizer((_QWEN2,)),
     "tekken": PreTokenizer((_TEKKEN,), whole_words=True, add_bos=True),
     "seed-coder": PreTokenizer((_SEED,)),
+    "gpt-4o": PreTokenizer((_GPT4O,)),
 }
 _SAME_AS = {
     "phi-2": "gpt-2",
+    "exaone4": "gpt-2",
+    "llama4": "gpt-4o",
     "mpt": "gpt-2",
     "olmo": "gpt-2",
     "starcoder": "smollm",

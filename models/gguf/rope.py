@@ -1,13 +1,20 @@
 """RoPE scaling: GGUF metadata and the `rope_freqs.weight` tensor -> a Hugging Face `rope_scaling` entry."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.models.gguf.metadata import Metadata
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 # Every Llama 3.1 to 3.3 model uses these three; only the factor differs (8 or 32).
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+class LongFactors(NamedTuple):
+    """What each frequency is divided by, beyond and within the context that the model was first trained for."""
+
+    long: list[float]
+    short: list[float]
 
 
 def rope_scaling(metadata: Metadata, head_dim: int, theta: float, factors: list[float] | None) -> dict[str, Any] | None:
@@ -33,6 +40,23 @@ def rope_scaling(metadata: Metadata, head_dim: int, theta: float, factors: list[
             "beta_slow": metadata.positive("{arch}.rope.scaling.yarn_beta_slow", 1.0),
         }
     raise UnsupportedModelError(f"RoPE scaling {kind!r} is not supported")
+
+
+def long_rope(metadata: Metadata, context: int, rotated: int, factors: LongFactors) -> dict[str, Any]:
+    """The config entries of LongRoPE (Ding et al., arXiv:2402.13753). `rotated`: how much of a head turns.
+
+    `UnsupportedModelError` where the amplitude is not the one that follows from the two contexts.
+    """
+    for each in (factors.long, factors.short):
+        if len(each) != rotated // 2:
+            raise CheckpointError(f"a rope_factors tensor has {len(each)} factors for heads that turn {rotated}")
+    original = metadata.integer("{arch}.rope.scaling.original_context_length", least=2)
+    scale = context / original
+    amplitude = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
+    if abs(metadata.positive("{arch}.rope.scaling.attn_factor", amplitude) - amplitude) > 1e-3:
+        raise UnsupportedModelError("LongRoPE with an attention factor of its own is not supported")
+    scaling = {"type": "longrope", "rope_type": "longrope", "long_factor": factors.long, "short_factor": factors.short}
+    return {"original_max_position_embeddings": original, "rope_scaling": scaling}
 
 
 def _llama3(head_dim: int, theta: float, factors: list[float]) -> dict[str, Any]:

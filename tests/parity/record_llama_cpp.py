@@ -4,8 +4,8 @@ converter to them where llama.cpp is not installed.
     python -m tests.parity.record_llama_cpp [DEFAULT_MODEL.gguf]
 
 needs llama-cpp-python and gguf, and rewrites `tests/models/gguf/llama_cpp.json`: token ids of every text of
-`tests/corpus.py` for each tokenizer, and some logits of each tiny model. With the default model's file its token ids
-are recorded too; without, the ones already there are kept.
+`tests/corpus.py` for each tokenizer, and of each tiny model some logits and three greedy answers. With the default
+model's file its token ids are recorded too; without, the ones already there are kept.
 """
 
 import json
@@ -22,9 +22,10 @@ from tests.corpus import NASTY
 from tests.models.gguf.build import VARIANTS, add_vocabulary, write_gguf
 
 ANSWERS = Path(__file__).parents[1] / "models" / "gguf" / "llama_cpp.json"
-PRE_TOKENIZERS = ("default", "gpt-2", "smollm", "llama-bpe", "smaug-bpe", "qwen2", "tekken", "seed-coder")
+PRE_TOKENIZERS = ("default", "gpt-2", "smollm", "llama-bpe", "smaug-bpe", "qwen2", "tekken", "seed-coder", "gpt-4o")
 PROMPT = [(7 * i * i + 3 * i + 5) % 900 for i in range(24)]
 EVERY = 23  # one logit in so many is kept
+STEPS, SAID_NEXT, EDITED = 6, [3, 90, 17], [*PROMPT[:10], 5, 6, 11]
 
 
 def main() -> None:
@@ -38,7 +39,10 @@ def main() -> None:
         "llama_cpp_python": llama_cpp.__version__,
         "prompt": PROMPT,
         "every": EVERY,
+        "said_next": SAID_NEXT,
+        "edited": EDITED,
         "logits": {variant: logits(variant) for variant in VARIANTS},
+        "turns": {variant: turns(variant) for variant in VARIANTS},
         "tokens": tokens,
     }
     ANSWERS.write_text(as_lines(answers) + "\n")
@@ -74,12 +78,33 @@ def token_ids(path: Path) -> dict[str, list[list[int]]]:
 def logits(variant: str) -> list[float]:
     """Logits after `PROMPT`, everything in float32."""
     with tempfile.TemporaryDirectory() as directory:
-        path = write_gguf(Path(directory) / "tiny.gguf", variant)
-        model = llama_cpp.Llama(
-            str(path), n_ctx=64, logits_all=True, type_k=0, type_v=0, flash_attn=False, n_threads=1, verbose=False
-        )
+        model = opened(Path(directory), variant)
         model.eval(PROMPT)
         return [round(float(x), 6) for x in model.scores[len(PROMPT) - 1][::EVERY]]
+
+
+def turns(variant: str) -> list[list[int]]:
+    """Greedy answers to `PROMPT`, to what is said next, and to an edited first turn; each from an empty cache."""
+    with tempfile.TemporaryDirectory() as directory:
+        model = opened(Path(directory), variant)
+        first = greedy(model, PROMPT)
+        return [first, greedy(model, [*PROMPT, *first, *SAID_NEXT]), greedy(model, EDITED)]
+
+
+def greedy(model: llama_cpp.Llama, prompt: list[int]) -> list[int]:
+    model.reset()
+    said: list[int] = []
+    for piece in (prompt, *([None] * (STEPS - 1))):
+        model.eval(piece or said[-1:])
+        said.append(int(model.scores[model.n_tokens - 1].argmax()))
+    return said
+
+
+def opened(directory: Path, variant: str) -> llama_cpp.Llama:
+    path = write_gguf(directory / "tiny.gguf", variant)
+    return llama_cpp.Llama(
+        str(path), n_ctx=64, logits_all=True, type_k=0, type_v=0, flash_attn=False, n_threads=1, verbose=False
+    )
 
 
 def as_lines(answers: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ VOCABULARIES: dict[str, dict[str, list[Any]]] = json.loads((HERE / "vocabularies
 }
 
 Weights = dict[str, np.ndarray]
+_PERMUTED = ("llama", "internlm2", "smollm3", "granite", "granitemoe")  # rows of Q and K
 
 # Byte offsets of the float16 scales in a block.
 SCALES_AT = {
@@ -30,9 +31,28 @@ SCALES_AT = {
 _BASE: dict[str, Any] = {
     "hidden": 64, "inner": 96, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocabulary": "byte_level",
     "tied": False, "biases": (), "qk_norm": False, "sandwich": False, "metadata": {}, "rope_factor": None,
+    "experts": 0, "shared": 0, "kinds": None, "names": {}, "context": 256,
 }  # fmt: skip
 _O_BIASED = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 _YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64}
+
+_QKV = ("attn_q", "attn_k", "attn_v")
+_STACKED = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+_MIXED = ("attn_norm", *_QKV, "attn_output", "ffn_norm", "ffn_gate_inp", *_STACKED)
+
+
+def _expert_names(router: str, experts: str) -> dict[str, str]:
+    parts = {f"ffn_{part}_exps": f"model.layers.{{}}.{experts}.{part}_proj" for part in ("gate", "up", "down")}
+    return {"ffn_gate_inp": f"model.layers.{{}}.{router}", **parts}
+
+
+_GRANITE = {"attention.scale": 0.2, "embedding_scale": 4.0, "residual_scale": 0.5, "logit_scale": 6.0}
+_EXPERTS = {"expert_count": 4, "expert_used_count": 2}
+_PHI3 = {"kinds": ("attn_norm", "attn_qkv", "attn_output", "ffn_norm", "ffn_up", "ffn_down")}
+_LONG = {
+    "rope.dimension_count": 12, "rope.scaling.original_context_length": 256,  # llama.cpp's least
+    "rope.scaling.attn_factor": math.sqrt(1 + math.log(4) / math.log(256)),
+}  # fmt: skip
 
 # name -> (GGUF architecture, what it adds to the base). Metadata keys get the architecture in front.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -61,6 +81,71 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "layers": 7, "metadata": {"attention.sliding_window": 12, "rope.freq_base": 1e6},
         },
     ),
+    "mixtral": (
+        "llama",
+        {
+            "experts": 4, "kinds": _MIXED, "metadata": _EXPERTS,
+            "names": _expert_names("block_sparse_moe.gate", "block_sparse_moe.switch_mlp"),
+        },
+    ),
+    "internlm2": ("internlm2", {}),
+    "exaone": ("exaone", {"rope_factor": 8.0, "head_dim": 16, "metadata": {"rope.freq_base": 5e5}}),
+    "smollm3": ("smollm3", {"layers": 5, "tied": True}),
+    "granite": ("granite", {"tied": True, "metadata": _GRANITE}),
+    "granitemoe": (
+        "granitemoe",
+        {
+            "tied": True, "experts": 4, "kinds": _MIXED, "metadata": {**_GRANITE, **_EXPERTS},
+            "names": _expert_names("block_sparse_moe.router.layer", "block_sparse_moe.switch_mlp"),
+        },
+    ),
+    "phi3": ("phi3", _PHI3),
+    "phi3-long": ("phi3", {**_PHI3, "tied": True, "long_factors": True, "context": 1024, "metadata": _LONG}),
+    "qwen2moe": (
+        "qwen2moe",
+        {
+            "experts": 4, "shared": 48, "biases": _QKV,
+            "kinds": (*_MIXED, "ffn_gate_inp_shexp", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"),
+            "metadata": {**_EXPERTS, "expert_feed_forward_length": 96, "expert_shared_feed_forward_length": 48},
+        },
+    ),
+    "qwen3moe": (
+        "qwen3moe",
+        {
+            "experts": 4, "head_dim": 32, "kinds": (*_MIXED, "attn_q_norm", "attn_k_norm"),
+            "metadata": {**_EXPERTS, "expert_feed_forward_length": 96},
+        },
+    ),
+    "gpt-oss": (
+        "gpt-oss",
+        {
+            "experts": 4, "layers": 4, "head_dim": 32,
+            "kinds": tuple(kind if kind != "ffn_norm" else "post_attention_norm" for kind in (*_MIXED, "attn_sinks")),
+            "biases": (*_QKV, "attn_output", "ffn_gate_inp", *_STACKED),
+            "names": _expert_names("mlp.router", "mlp.experts"),
+            "metadata": {
+                **_EXPERTS, "expert_feed_forward_length": 96, "attention.sliding_window": 12, "rope.freq_base": 1.5e5,
+                "rope.scaling.type": "yarn", "rope.scaling.factor": 32.0, "rope.scaling.original_context_length": 4096,
+            },
+        },
+    ),
+    "olmo2": (
+        "olmo2",
+        {
+            "wide_norms": True, "kinds": (
+                *_QKV, "attn_output", "attn_q_norm", "attn_k_norm", "post_attention_norm", "ffn_gate", "ffn_up",
+                "ffn_down", "post_ffw_norm",
+            ),
+        },
+    ),
+    "seed_oss": (
+        "seed_oss",
+        {
+            "biases": _QKV, "head_dim": 32,
+            "kinds": ("attn_norm", *_QKV, "attn_output", "post_attention_norm", "ffn_gate", "ffn_up", "ffn_down"),
+        },
+    ),
+    "ernie4_5": ("ernie4_5", {"tied": True}),
 }  # fmt: skip
 
 
@@ -81,27 +166,37 @@ def gguf_weights(variant: str, weights: Weights, **changes: Any) -> Weights:
     result: Weights = {}
     for kind, layer, leaf, _ in _tensors(shape):
         values = weights[_hf_name(kind, layer, leaf, shape)]
-        if arch == "llama" and kind in ("attn_q", "attn_k"):
+        if arch in _PERMUTED and kind in ("attn_q", "attn_k"):
             values = _interleave(values, shape["heads"] if kind == "attn_q" else shape["kv_heads"])
         if arch.startswith("gemma") and kind.endswith("norm"):
             values = values + np.float32(1)
+        if kind == "ffn_gate_inp_shexp":
+            values = values.reshape(-1)
         prefix = "" if layer is None else f"blk.{layer}."
         result[f"{prefix}{kind}.{leaf}"] = values
     if shape["rope_factor"]:
         result["rope_freqs.weight"] = _llama3_factors(shape["rope_factor"], shape["head_dim"])
+    if shape.get("long_factors"):
+        result["rope_factors_short.weight"] = np.linspace(1, 1.2, 6, dtype=np.float32)
+        result["rope_factors_long.weight"] = np.linspace(1, 9, 6, dtype=np.float32)
     return result
 
 
-def write_gguf(path: Path, variant: str, *, matrices: str = "F32", seed: int = 0, **changes: Any) -> Path:
-    """Write the variant with its matrices stored as the tensor type `matrices`; returns `path`."""
+def write_gguf(
+    path: Path, variant: str, *, matrices: str = "F32", experts: str | None = None, seed: int = 0, **changes: Any
+) -> Path:
+    """Write the variant with its matrices stored as the tensor type `matrices`, those of experts as `experts`."""
     tensors = gguf_weights(variant, hf_weights(variant, seed, **changes), **changes)
     writer = header(path, variant, **changes)
-    kind, rng = gguf.GGMLQuantizationType[matrices], np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     for name, values in tensors.items():
-        if values.ndim == 1 or matrices == "F32":
+        stored = experts or matrices if values.ndim == 3 else matrices
+        if values.ndim == 1 or name.endswith("bias") or stored == "F32":
             writer.add_tensor(name, np.ascontiguousarray(values))
         else:
-            writer.add_tensor(name, random_blocks(rng, matrices, *values.shape), raw_dtype=kind)
+            writer.add_tensor(
+                name, random_blocks(rng, stored, *values.shape), raw_dtype=gguf.GGMLQuantizationType[stored]
+            )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -116,7 +211,7 @@ def header(path: Path, variant: str, **changes: Any) -> gguf.GGUFWriter:
     writer.add_name("Tiny")
     writer.add_license("apache-2.0")
     writer.add_block_count(shape["layers"])
-    writer.add_context_length(256)
+    writer.add_context_length(shape["context"])
     writer.add_embedding_length(shape["hidden"])
     writer.add_feed_forward_length(shape["inner"])
     writer.add_head_count(shape["heads"])
@@ -151,19 +246,19 @@ def add_vocabulary(writer: gguf.GGUFWriter, name: str, *, pre: str = "smollm", s
         writer.add_eos_token_id(2)
 
 
-def random_blocks(rng: np.random.Generator, kind: str, rows: int, columns: int) -> np.ndarray:
-    """(rows, bytes per row) of arbitrary blocks of a tensor type, only their float16 scales kept sane."""
+def random_blocks(rng: np.random.Generator, kind: str, *dims: int) -> np.ndarray:
+    """(..., bytes per row) of arbitrary blocks of a tensor type, only their float16 scales kept sane."""
     block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     if kind in ("F16", "BF16", "F32"):
-        values = rng.standard_normal((rows, columns)).astype(np.float32)
-        return gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind]).view(np.uint8).reshape(rows, -1)
-    blocks = rng.integers(0, 256, (rows * columns // block, size), dtype=np.uint8)
+        values = rng.standard_normal(dims).astype(np.float32)
+        return gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind]).view(np.uint8).reshape(*dims[:-1], -1)
+    blocks = rng.integers(0, 256, (math.prod(dims) // block, size), dtype=np.uint8)
     for start in SCALES_AT[kind]:
         scales = (rng.standard_normal(len(blocks)) * 1e-3).astype(np.float16)
         blocks[:, start : start + 2] = scales[:, None].view(np.uint8)
     if kind == "MXFP4":  # an exponent in its place
         blocks[:, 0] = rng.integers(112, 120, len(blocks))
-    return blocks.reshape(rows, -1)
+    return blocks.reshape(*dims[:-1], -1)
 
 
 _HF_NAMES = {
@@ -183,6 +278,17 @@ _HF_NAMES = {
     "post_attention_norm": "model.layers.{}.post_attention_layernorm",
     "pre_ffn_norm": "model.layers.{}.pre_feedforward_layernorm",
     "post_ffw_norm": "model.layers.{}.post_feedforward_layernorm",
+    "attn_qkv": "model.layers.{}.self_attn.qkv_proj",
+    "attn_sinks": "model.layers.{}.self_attn",
+    "ffn_gate_up": "model.layers.{}.mlp.gate_up_proj",
+    "ffn_gate_inp": "model.layers.{}.mlp.gate",
+    "ffn_gate_exps": "model.layers.{}.mlp.switch_mlp.gate_proj",
+    "ffn_up_exps": "model.layers.{}.mlp.switch_mlp.up_proj",
+    "ffn_down_exps": "model.layers.{}.mlp.switch_mlp.down_proj",
+    "ffn_gate_inp_shexp": "model.layers.{}.mlp.shared_expert_gate",
+    "ffn_gate_shexp": "model.layers.{}.mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "model.layers.{}.mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "model.layers.{}.mlp.shared_expert.down_proj",
 }
 
 
@@ -191,7 +297,10 @@ def _hf_name(kind: str, layer: int | None, leaf: str, shape: dict[str, Any]) -> 
     follows, unless there is also a norm behind the attention half."""
     if kind == "ffn_norm":
         kind = "pre_ffn_norm" if shape["sandwich"] else "post_attention_norm"
-    return f"{_HF_NAMES[kind].format(layer)}.{leaf}"
+    if kind == "ffn_up" and "attn_qkv" in (shape["kinds"] or ()):
+        kind = "ffn_gate_up"
+    leaf = "sinks" if kind == "attn_sinks" else leaf
+    return f"{shape['names'].get(kind, _HF_NAMES[kind]).format(layer)}.{leaf}"
 
 
 def _tensors(shape: dict[str, Any]) -> list[tuple[str, int | None, str, tuple[int, ...]]]:
@@ -208,10 +317,23 @@ def _tensors(shape: dict[str, Any]) -> list[tuple[str, int | None, str, tuple[in
         block |= {"attn_q_norm": (head,), "attn_k_norm": (head,)}
     if shape["sandwich"]:
         block |= {"post_attention_norm": (hidden,), "post_ffw_norm": (hidden,)}
+    count, shared, wide = shape["experts"], shape["shared"], shape.get("wide_norms")
+    every = block | {
+        "attn_q_norm": (queries if wide else head,), "attn_k_norm": (keys if wide else head,),
+        "post_attention_norm": (hidden,), "post_ffw_norm": (hidden,), "attn_qkv": (queries + 2 * keys, hidden),
+        "attn_sinks": (shape["heads"],), "ffn_gate_inp": (count, hidden), "ffn_gate_exps": (count, inner, hidden),
+        "ffn_up_exps": (count, inner, hidden), "ffn_down_exps": (count, hidden, inner),
+        "ffn_gate_inp_shexp": (1, hidden), "ffn_gate_shexp": (shared, hidden), "ffn_up_shexp": (shared, hidden),
+        "ffn_down_shexp": (hidden, shared),
+    }  # fmt: skip
+    if shape["kinds"]:
+        if "attn_qkv" in shape["kinds"]:
+            every["ffn_up"] = (2 * inner, hidden)
+        block = {kind: every[kind] for kind in shape["kinds"]}
     result: list[tuple[str, int | None, str, tuple[int, ...]]] = [("token_embd", None, "weight", (vocab, hidden))]
     for layer in range(shape["layers"]):
         result += [(kind, layer, "weight", dims) for kind, dims in block.items()]
-        result += [(kind, layer, "bias", block[kind][:1]) for kind in shape["biases"]]
+        result += [(kind, layer, "bias", block[kind][:-1]) for kind in shape["biases"]]
     result.append(("output_norm", None, "weight", (hidden,)))
     if not shape["tied"]:
         result.append(("output", None, "weight", (vocab, hidden)))
@@ -219,8 +341,8 @@ def _tensors(shape: dict[str, Any]) -> list[tuple[str, int | None, str, tuple[in
 
 
 def _random(rng: np.random.Generator, leaf: str, dims: tuple[int, ...]) -> np.ndarray:
-    scale = 0.1 if len(dims) == 1 else 1.5 / math.sqrt(dims[-1])
-    offset = 0.0 if leaf == "bias" or len(dims) == 2 else 0.5
+    scale = 0.1 if len(dims) == 1 or leaf == "bias" else 1.5 / math.sqrt(dims[-1])
+    offset = 0.0 if leaf == "bias" or len(dims) > 1 else 0.5
     return (rng.standard_normal(dims) * scale + offset).astype(np.float32)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.models.gguf.config import generation_config, model_config
 from headrace.models.gguf.metadata import Metadata
-from headrace.models.gguf.rope import llama3_factor
+from headrace.models.gguf.rope import LongFactors, llama3_factor
 from headrace.models.gguf.vocabulary import SpecialIds
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
@@ -63,6 +63,44 @@ def test_gemma_gets_the_constants_its_files_leave_out() -> None:
         config("gemma3", block_count=26)
 
 
+def test_mixtures_state_their_experts() -> None:
+    counts = {"expert_count": 8, "expert_used_count": 2}
+    mixtral = config(**counts)
+    assert (mixtral["model_type"], mixtral["num_local_experts"], mixtral["num_experts_per_tok"]) == ("mixtral", 8, 2)
+    qwen = config("qwen3moe", **counts, expert_feed_forward_length=32)
+    assert (qwen["num_experts"], qwen["moe_intermediate_size"], qwen["norm_topk_prob"]) == (8, 32, True)
+    qwen = config("qwen2moe", **counts, expert_feed_forward_length=32, expert_shared_feed_forward_length=40)
+    assert (qwen["shared_expert_intermediate_size"], qwen["norm_topk_prob"]) == (40, False)
+    oss = config(
+        "gpt-oss", **counts, feed_forward_length=None, expert_feed_forward_length=32, attention__sliding_window=128
+    )
+    assert (oss["intermediate_size"], oss["sliding_window"]) == (32, 128)
+    assert oss["layer_types"] == ["sliding_attention", "full_attention"]
+
+
+def test_long_rope_names_its_factors_and_checks_its_amplitude() -> None:
+    factors = LongFactors([9.0] * 6, [1.0] * 6)
+    base = {f"phi3.{key}": value for key, value in BASE.items()}
+    base |= {"general.architecture": "phi3", "phi3.rope.dimension_count": 12}
+    base |= {"phi3.rope.scaling.original_context_length": 64}
+
+    def of(**more: float) -> dict[str, Any]:
+        metadata = Metadata({**base, **{f"phi3.rope.scaling.{key}": value for key, value in more.items()}})
+        return model_config(metadata, vocab_size=10, tensors=(), rope_factors=None, long_factors=factors)
+
+    assert of()["partial_rotary_factor"] == 0.75
+    assert of()["original_max_position_embeddings"] == 64
+    assert of()["rope_scaling"]["long_factor"] == [9.0] * 6
+    assert of(attn_factor=1.1547005)["rope_scaling"]["type"] == "longrope"
+    with pytest.raises(UnsupportedModelError, match="attention factor of its own is not supported"):
+        of(attn_factor=1.3)
+
+
+def test_vision_models_text_parts_are_the_text_models() -> None:
+    assert config("qwen2vl")["model_type"] == "qwen2"
+    assert config("qwen3vl", attention__key_length=32)["model_type"] == "qwen3"
+
+
 def test_rope_scaling() -> None:
     linear = {"rope__scaling__type": "linear", "rope__scaling__factor": 8.0}
     assert config(**linear)["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
@@ -96,7 +134,10 @@ def test_llama_3_parameters_are_recovered_from_the_factors(factor: float) -> Non
     ("changes", "message"),
     [
         ({"arch": "mamba"}, "architecture 'mamba' is not supported"),
-        ({"expert_count": 8}, "mixture of experts is not supported"),
+        ({"arch": "qwen2", "expert_count": 8}, "with mixture of experts is not supported"),
+        ({"arch": "qwen3moe"}, "without mixture of experts is not supported"),
+        ({"arch": "granite", "attention__key_length": 32}, "heads of 32 are not supported in a granite"),
+        ({"arch": "qwen3moe", "expert_count": 8, "expert_used_count": 9}, "expert_used_count should be"),
         ({"attention__value_length": 8}, "different sizes are not supported"),
         ({"rope__dimension_count": 8}, "RoPE over a part of the head is not supported"),
         ({"attention__head_count_kv": 3}, "cannot share 3"),
