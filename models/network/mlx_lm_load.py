@@ -22,6 +22,8 @@ from headrace.models.network.dtypes import compute_dtype
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.ops import groups_of_16
 
+_UNSCALED = ("qwen3_moe", "mixtral", "glm4")  # whose classes turn by rope_theta, whatever the scaling
+
 
 def load(checkpoint: Checkpoint, device: mx.DeviceType) -> Any:
     """The model, in the dtype that `device` computes in.
@@ -53,6 +55,10 @@ def _refuse_what_classes_ignore(config: Mapping[str, Any]) -> None:
         stated = scaling.get("type") or scaling.get("rope_type")
         if stated not in ("longrope", "su", "linear", "default"):
             raise UnsupportedModelError(f"config.json: nothing here runs phi3 with {stated!r} rope scaling")
+    if kind in _UNSCALED and isinstance(scaling, Mapping):
+        stated = scaling.get("rope_type") or scaling.get("type") or "default"
+        if stated != "default":
+            raise UnsupportedModelError(f"config.json: nothing here runs {kind} with {stated!r} rope scaling")
     text = config.get("text_config")
     if kind == "gemma3" and isinstance(text, Mapping) and text.get("final_logit_softcapping") is not None:
         raise UnsupportedModelError("config.json: nothing here runs a gemma3 whose logits are capped")
