@@ -63,6 +63,7 @@ class Conversation(OpenSession):
         self.returned: str | None = None
         self._drafts = 0  # sent to be counted
         self._draft_text = ""
+        self._counted = ""  # what `draft` is of
         self._typed = "", ""  # content of the last message, and the text it was taken from
         self._context = context
         self._turn: Turn | None = None
@@ -92,7 +93,7 @@ class Conversation(OpenSession):
         """Say something; `/file` lines and `@path` mentions become attachments. Raises UsageError, EngineError."""
         self._ready_to_ask()
         content, attachments = parse_message(text)
-        draft = self.draft if self._draft_text == text else None
+        draft = self.draft if self._counted == text else None
         if draft is not None and draft.tokens > draft.longest and self._alone:
             raise UsageError(
                 context_full_notice(draft.tokens, self.context_limit or draft.longest, "shorten the message")
@@ -105,17 +106,18 @@ class Conversation(OpenSession):
         """Whether nothing stands before what is said next that could be left out."""
         return all(message.role != "user" for message in self.messages[self.not_sent :])
 
-    def read_ahead(self, draft: str) -> None:
-        """A pause in typing: the engine may read what will be sent if `draft`, as it stands, is what is said next."""
+    def read_ahead(self, draft: str, *, count_only: bool = False) -> None:
+        """The engine may count, and read, what will be sent if `draft`, as it stands, is what is said next."""
         if self._turn is not None or self.question is not None:
             return
         try:
             content, attachments = take_attachments(draft)
         except UsageError:  # said when it is sent
             return
-        self._drafts, self._draft_text, self.draft = self._drafts + 1, draft, None
+        self._drafts, self._draft_text = self._drafts + 1, draft
         if messages := draft_messages(self.session, self.messages, content.rstrip(), attachments):
-            self.engine.read_ahead(ReadAhead(messages, self.session.sampling.get("thinking"), self._drafts))
+            thinking = self.session.sampling.get("thinking")
+            self.engine.read_ahead(ReadAhead(messages, thinking, self._drafts, count_only=count_only))
 
     def stop(self) -> None:
         """End the answer; what was said is kept as partial."""
@@ -255,7 +257,7 @@ class Conversation(OpenSession):
                     self._end_turn(turn, "died")
             case DraftCounted():
                 if event.id == self._drafts:
-                    self.draft = event
+                    self.draft, self._counted = event, self._draft_text
             case PrefixCached():
                 if turn is None:
                     self.context_tokens = event.tokens + 1  # the prompt's last token is fed by the first step

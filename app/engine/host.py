@@ -151,8 +151,10 @@ class EngineHost:
         whole conversation would have to be read again.
         """
         prompt = self._prompts.encode(command.messages, thinking=command.thinking)
-        send(DraftCounted(command.id, len(prompt), self._longest_prompt))
-        if self._loaded.kind != "headrace" or len(prompt) > self._longest_prompt:
+        said = command.messages[-1]
+        message = len(self._loaded.tokenizer.encode(said["content"])) if said["role"] == "user" else 0
+        send(DraftCounted(command.id, len(prompt), self._longest_prompt, message))
+        if command.count_only or self._loaded.kind != "headrace" or len(prompt) > self._longest_prompt:
             return
         if (cache := self._engine.read_ahead(prompt, stop)) is not None:
             send(PrefixCached(cache.committed, cache.committed_bytes, cache.allocated_bytes))

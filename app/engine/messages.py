@@ -70,12 +70,13 @@ class ReadAhead:
     """Bring the conversation, and what is being typed, into the KV cache; `PrefixCached` tells how far it got.
 
     Before that, `DraftCounted` says how long the prompt would be. Given up as soon as another command comes. messages,
-    thinking: as `Generate` would have them.
+    thinking: as `Generate` would have them. count_only: bring nothing into the cache.
     """
 
     messages: Sequence[Mapping[str, str]]
     thinking: bool | None = None
     id: int = 0
+    count_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +148,20 @@ class PeakMeasured:
 
 @dataclass(frozen=True, slots=True)
 class DraftCounted:
-    """The prompt that `ReadAhead` brought would have so many tokens; `longest`: what leaves room for an answer."""
+    """The prompt that `ReadAhead` brought would have so many tokens; `longest`: what leaves room for an answer.
+
+    message: tokens of its last message alone, if that is the user's.
+    """
 
     id: int
     tokens: int
     longest: int
+    message: int = 0
+
+    @property
+    def room(self) -> int:
+        """Tokens that the last message may have."""
+        return max(0, self.longest - self.tokens + self.message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,14 @@ import pytest
 from textual import events
 
 from headrace.app.engine.messages import DraftCounted
+from headrace.app.tui.screens import chat_screen
 from tests.app.scripted_engine import Script
 from tests.tui.conftest import Driver
 
 
 def counted(it: Driver, tokens: int, longest: int = 448) -> None:
-    """The engine has counted what stands in the input."""
-    it.engine._backlog.append(DraftCounted(it.engine.ahead[-1].id, tokens, longest))
+    """The engine has counted what stands in the input, ten tokens of the template aside."""
+    it.engine._backlog.append(DraftCounted(it.engine.ahead[-1].id, tokens, longest, tokens - 10))
 
 
 async def typed(it: Driver, text: str) -> None:
@@ -39,9 +40,28 @@ def test_the_tokens_of_what_is_typed_stand_below_it(play) -> None:
     async def scenario(it: Driver) -> None:
         await typed(it, "why?")
         counted(it, 31)
-        await it.until(lambda: "31 of 448 tokens" in it.text())
+        await it.until(lambda: "21 of 438 tokens" in it.text())
         it.prompt.put("")
-        await it.until(lambda: "of 448 tokens" not in it.text())
+        await it.until(lambda: "of 438 tokens" not in it.text())
+
+    play(scenario)
+
+
+def test_tokens_are_counted_while_keys_come_and_the_last_count_stays(play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_screen, "_PAUSE_S", 1000.0)  # there never is one
+    monkeypatch.setattr(chat_screen, "_COUNT_S", 0.01)
+
+    async def scenario(it: Driver) -> None:
+        await it.press("h", "i")
+        await it.until(lambda: it.engine.ahead)
+        assert it.engine.ahead[-1].count_only
+        counted(it, 31)
+        await it.until(lambda: "21 of 438 tokens" in it.text())
+        await it.press("!")
+        await it.until(lambda: it.engine.ahead[-1].messages[-1]["content"] == "hi!")
+        assert "21 of 438 tokens" in it.text()
+        counted(it, 32)
+        await it.until(lambda: "22 of 438 tokens" in it.text())
 
     play(scenario)
 

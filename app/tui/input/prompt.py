@@ -135,8 +135,8 @@ class Prompt(Area):
             self.post_message(self.EndOfInput())
 
     def tell_size(self, draft: DraftCounted | None) -> None:
-        """Below the text, while there is any: the tokens that the prompt with it would have, and the room for them."""
-        size = f"{draft.tokens:,} of {draft.longest:,} tokens" if draft is not None and self.text.strip() else ""
+        """Below the text, while there is any: the tokens it has, as last counted, and how many there is room for."""
+        size = f"{draft.message:,} of {draft.room:,} tokens" if draft is not None and self.text.strip() else ""
         too_long = draft is not None and bool(size) and draft.tokens > draft.longest
         size = f"▲ {size}: too long" if too_long else size
         if str(self.border_subtitle or "") != size:

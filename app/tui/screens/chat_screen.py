@@ -42,6 +42,7 @@ from headrace.runtime.errors import HeadraceError, UsageError
 
 _QUEUE_LINES = 3  # shown of the messages that wait
 _NOTICE_LINES = 5  # more are cut off, which shows
+_COUNT_S = 0.3  # between two counts of its tokens while keys come
 _PAUSE_S = 0.25  # without a key, after which what stands in the input is worth reading
 _TWICE_S = 2.0  # within which a second Ctrl+C leaves
 _HANDS_OFF_S = 1.0  # without a key, after which a question with answers by letter may come up
@@ -88,6 +89,7 @@ class ChatScreen(FrugalScreen):
         self._interrupted = float("-inf")  # when, last, with nothing to interrupt
         self._typed = float("-inf")  # when, last
         self._pause: Timer | None = None
+        self._counting: Timer | None = None
         self.editing: int | None = None
         """The message whose text is in the input to be changed."""
         self._draft = ""  # what was in the input before
@@ -244,17 +246,26 @@ class ChatScreen(FrugalScreen):
     def on_text_area_changed(self) -> None:
         self._typed = time.monotonic()
         self._wait_for_pause()
+        if self._counting is None:
+            self._counting = self.set_timer(_COUNT_S, self._count)
 
     def _wait_for_pause(self) -> None:
         if self._pause is not None:
             self._pause.stop()
-        self._pause = self.set_timer(_PAUSE_S, self._read_ahead) if self.headrace.settings.chat.read_ahead else None
+        self._pause = self.set_timer(_PAUSE_S, lambda: self._read_ahead(self.headrace.settings.chat.read_ahead))
 
-    def _read_ahead(self) -> None:
+    def _count(self) -> None:
+        """While keys come: how long it is by now."""
+        self._counting = None
+        if self.prompt.text.strip():
+            self._read_ahead(False)
+
+    def _read_ahead(self, read: bool) -> None:
         """Nobody waits for an answer: let the engine read what it will be asked."""
         text = self.prompt.whole_text
         if self.editing is None:
-            self.conversation.read_ahead("" if parse_command(text) else message_text(text))
+            draft = "" if parse_command(text) else message_text(text)
+            self.conversation.read_ahead(draft, count_only=not read)
 
     def _show_notice(self) -> None:
         notice = self.query_one("#notice", Static)
