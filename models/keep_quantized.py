@@ -23,7 +23,8 @@ from headrace.runtime.errors import UnsupportedModelError, UsageError
 # What goes along unchanged: tokenizer, templates, sampling defaults.
 _COPIED = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
-    "chat_template.jinja", "chat_template.json",
+    "chat_template.jinja", "chat_template.json", "tokenizer.model", "tekken.json", "tiktoken.model",
+    "qwen.tiktoken", "added_tokens.json",
 )  # fmt: skip
 
 

@@ -12,10 +12,14 @@ from pathlib import Path
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.runtime.errors import CheckpointError
 
+_OTHER_TOKENIZERS = ("tokenizer.model", "tekken.json", "*tiktoken*")  # see models/text/other_formats.py
+
 
 def check_sound(directory: Path) -> None:
     """Raises CheckpointError for the first thing that is missing, cut off or unreadable."""
     open_checkpoint(directory)
+    if not (directory / "tokenizer.json").exists() and any(any(directory.glob(name)) for name in _OTHER_TOKENIZERS):
+        return
     try:
         json.loads((directory / "tokenizer.json").read_bytes())
     except (OSError, ValueError, RecursionError) as error:

@@ -11,22 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.pretokenizers import PreTokenizer, pre_tokenizer
-from headrace.models.gguf.vocabulary import (
-    BYTE,
-    CONTROL,
-    UNKNOWN,
-    UNUSED,
-    USER_DEFINED,
-    SpecialIds,
-    Vocabulary,
-    read_special_ids,
-)
+from headrace.models.gguf.vocabulary import SpecialIds, read_special_ids
+from headrace.models.text.vocabulary import CONTROL, UNKNOWN, Vocabulary, add_tokens, sentencepiece_bpe
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-_SPACE_MARK = "\u2581"  # SentencePiece writes a space as this
 
 
 def build_tokenizer(metadata: Metadata, vocabulary: Vocabulary) -> tuple["Tokenizer", SpecialIds]:
@@ -41,7 +31,7 @@ def build_tokenizer(metadata: Metadata, vocabulary: Vocabulary) -> tuple["Tokeni
         tokenizer = _sentencepiece(metadata, vocabulary, special)
     else:
         raise UnsupportedModelError(f"the tokenizer {model!r} is not supported")
-    _add_tokens(tokenizer, vocabulary)
+    add_tokens(tokenizer, vocabulary)
     _wrap(tokenizer, vocabulary, special)
     return tokenizer, special
 
@@ -99,50 +89,10 @@ def _byte_level(metadata: Metadata, vocabulary: Vocabulary, pre: PreTokenizer) -
 
 
 def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary, special: SpecialIds) -> "Tokenizer":
-    from tokenizers import Tokenizer, decoders, normalizers
-    from tokenizers.models import BPE
-
-    ids = {token: index for index, token in enumerate(vocabulary.tokens)}
     unknown = None if special.unknown is None else vocabulary.tokens[special.unknown]
-    scores = metadata.numbers("tokenizer.ggml.scores", len(ids))
-    merges = _merges_by_score(vocabulary, scores)
-    tokenizer = Tokenizer(BPE(vocab=ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    scores = metadata.numbers("tokenizer.ggml.scores", len(vocabulary.tokens))
     prefix = metadata.flag("tokenizer.ggml.add_space_prefix", True)
-    mark = normalizers.Replace(" ", _SPACE_MARK)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE_MARK), mark]) if prefix else mark
-    back = [decoders.Replace(_SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*back, decoders.Strip(" ", 1, 0)] if prefix else back)
-    return tokenizer
-
-
-def _merges_by_score(vocabulary: Vocabulary, scores: list[float]) -> list[tuple[str, str]]:
-    """Every way to put a token together from two others, best token first.
-
-    SentencePiece merges the neighbours whose union scores best; a ranked merge list does the same. Only tokens that
-    plain text may become take part.
-    """
-    barred = set(vocabulary.ids_of(CONTROL, UNKNOWN, USER_DEFINED, UNUSED, BYTE))
-    usable = {token: index for index, token in enumerate(vocabulary.tokens) if index not in barred}
-    ranked: list[tuple[float, int, int, str, str]] = []
-    for token, index in usable.items():
-        for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in usable and right in usable:
-                ranked.append((-scores[index], usable[left], usable[right], left, right))
-    ranked.sort()
-    return [(left, right) for *_, left, right in ranked]
-
-
-def _add_tokens(tokenizer: "Tokenizer", vocabulary: Vocabulary) -> None:
-    """Control tokens match only where special tokens are asked for, user-defined ones in any text."""
-    from tokenizers import AddedToken
-
-    def added(kinds: tuple[int, ...], special: bool) -> list["AddedToken"]:
-        texts = (vocabulary.tokens[index] for index in vocabulary.ids_of(*kinds))
-        return [AddedToken(text, normalized=False, special=special) for text in texts]
-
-    tokenizer.add_special_tokens(added((CONTROL, UNKNOWN), True))
-    tokenizer.add_tokens(added((USER_DEFINED,), False))
+    return sentencepiece_bpe(vocabulary, scores, unknown=unknown, prefix=prefix)
 
 
 def _wrap(tokenizer: "Tokenizer", vocabulary: Vocabulary, special: SpecialIds) -> None:

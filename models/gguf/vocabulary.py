@@ -4,24 +4,11 @@ from dataclasses import dataclass
 
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.text.turn_ends import TURN_ENDS
+from headrace.models.text.vocabulary import CONTROL, NORMAL, USER_DEFINED, Vocabulary
 from headrace.runtime.errors import CheckpointError
-
-# `tokenizer.ggml.token_type`, by SentencePiece's numbering.
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 # Characters. The longest tokens in use are runs of a few hundred spaces; the work per token is quadratic in this.
 _MAX_TOKEN = 1024
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """Token texts and kinds by id; no two texts are equal."""
-
-    tokens: list[str]
-    kinds: list[int]
-
-    def ids_of(self, *kinds: int) -> list[int]:
-        return [index for index, kind in enumerate(self.kinds) if kind in kinds]
 
 
 @dataclass(frozen=True)

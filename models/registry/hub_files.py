@@ -9,15 +9,19 @@ from collections.abc import Iterable
 
 from headrace.runtime.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 
-_SIDE_FILES = (".json", ".jinja", ".txt", ".model")  # config, tokenizer, chat template, merges, sentencepiece
+# Config, tokenizer, chat template, merges, and tokenizers in other formats.
+_SIDE_FILES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 # Followed by no underscore: Q4_0_4_4 and Q4_K_XL are other things than what they begin with.
-_QUANTIZATION = re.compile(r"(?:^|[-._])(q\d_[01]|q\d_k(?:_[sml])?|bf16|f16|fp16|f32)(?=[-.]|$)", re.IGNORECASE)
-# First the usual compromise between size and quality, then its nearest neighbours, then ever larger files.
+_QUANTIZATION = re.compile(
+    r"(?:^|[-._])(q\d_[01]|q\d_k(?:_[sml])?|iq4_nl|iq4_xs|mxfp4|bf16|f16|fp16|f32)(?=[-.]|$)", re.IGNORECASE
+)
+# First the usual compromise between size and quality, then its nearest neighbours, then ever larger files, and last
+# those that lose much.
 _PREFERRED = (
-    "Q4_K_M", "Q4_K_S", "Q4_K", "Q4_1", "Q4_0", "Q5_K_M", "Q5_K_S", "Q5_K", "Q6_K", "Q8_0",
-    "BF16", "F16", "FP16", "F32",
+    "Q4_K_M", "Q4_K_S", "Q4_K", "MXFP4", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "Q5_K_M", "Q5_K_S", "Q5_K", "Q6_K", "Q8_0",
+    "BF16", "F16", "FP16", "F32", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q3_K", "Q2_K", "Q2_K_S",
 )  # fmt: skip
 
 

@@ -14,9 +14,10 @@ from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.text.chat_template import ChatTemplate, Message, read_sources
 from headrace.models.text.control_tokens import ControlTokens, is_markup
 from headrace.models.text.detokenizer import Detokenizer, DetokenizerFactory
+from headrace.models.text.other_formats import read_other_format
 from headrace.models.text.thinking_forms import ThinkingForm, ThinkingStream, thinking_form
 from headrace.models.text.turn_ends import TURN_ENDS
-from headrace.runtime.errors import CheckpointError, ContextLimitError, UnsupportedModelError, UsageError
+from headrace.runtime.errors import CheckpointError, ContextLimitError, UsageError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
@@ -41,25 +42,23 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> "Tokenizer":
-        """Read tokenizer.json, its configuration files and the chat template.
+        """Read tokenizer.json (or what there is in its place), its configuration files and the chat template.
 
-        Raises UnsupportedModelError without a tokenizer.json, CheckpointError for files that cannot be read.
+        Raises UnsupportedModelError without a tokenizer, CheckpointError for files that cannot be read.
         """
         from tokenizers import Tokenizer as RustTokenizer
 
-        file = directory / "tokenizer.json"
-        if not file.is_file():
-            raise UnsupportedModelError(
-                f"no tokenizer.json in {directory}", hint="headrace reads the tokenizers library's format only"
-            )
-        try:
-            rust = RustTokenizer.from_file(str(file))
-        except Exception as error:  # the library raises bare Exception
-            raise CheckpointError(f"tokenizer.json cannot be read: {_first_line(error)}") from error
-        rust.no_padding()
-        rust.no_truncation()
         names = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json")
         configs = {name: read_json_object(file) if (file := directory / name).is_file() else {} for name in names}
+        if (file := directory / "tokenizer.json").is_file():
+            try:
+                rust = RustTokenizer.from_file(str(file))
+            except Exception as error:  # the library raises bare Exception
+                raise CheckpointError(f"tokenizer.json cannot be read: {_first_line(error)}") from error
+        else:
+            rust, configs["tokenizer_config.json"] = read_other_format(directory, configs["tokenizer_config.json"])
+        rust.no_padding()
+        rust.no_truncation()
         return cls(rust, configs, read_sources(directory, configs["tokenizer_config.json"]))
 
     # --- text to ids ---------------------------------------------------------------------------------------

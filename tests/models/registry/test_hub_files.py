@@ -22,7 +22,9 @@ REPO = "org/name"
         ("model-UD-Q4_K_XL.gguf", None),
         ("model_q4_0.gguf", "Q4_0"),
         ("model-Q4_0_4_4.gguf", None),
-        ("model-IQ4_XS.gguf", None),
+        ("model-IQ4_XS.gguf", "IQ4_XS"),
+        ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),
+        ("model-IQ2_XS.gguf", None),
         ("Q4U-model.gguf", None),
     ],
 )
@@ -36,7 +38,9 @@ def test_reads_the_quantization_from_a_name(name: str, quantization: str | None)
         (["Q2_K", "Q3_K_M", "Q4_0", "Q4_K_M", "Q8_0"], "Q4_K_M"),
         (["Q2_K", "Q4_0", "Q5_K_M"], "Q4_0"),
         (["Q2_K", "Q8_0", "F16"], "Q8_0"),
-        (["IQ4_XS", "F32", "F16"], "F16"),
+        (["IQ2_XS", "F32", "F16"], "F16"),
+        (["IQ2_XS", "IQ4_XS", "F16"], "IQ4_XS"),
+        (["IQ2_XS", "Q2_K", "Q3_K_M"], "Q3_K_M"),
     ],
 )
 def test_prefers_a_sensible_quantization(offered: list[str], taken: str) -> None:

@@ -1,0 +1,151 @@
+"""Tokenizers whose vocabulary is byte strings by rank: Mistral's tekken.json, and the files of the tiktoken library.
+
+Two neighbours merge where their union is a token, the lowest rank first, so the ranks are the merges. How a text is
+cut into words stands in tekken.json; tiktoken's files leave it to their model's code, of which nothing is ever run:
+the patterns of the families that come without a tokenizer.json are listed here.
+"""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.models.checkpoint.json_object import read_json_object
+from headrace.models.text.detokenizer import byte_alphabet
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_LONGEST = 1024  # bytes of a token; the work per token is quadratic in it
+_LARGEST = 64 << 20  # bytes of a file
+_TEKKEN_SPECIALS = (
+    "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]",
+    "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
+)  # fmt: skip  # of the versions that do not list them
+
+_WORD = r"[^\r\n\p{L}\p{N}]?"
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = (rf"[\p{{L{case}}}\p{{Lm}}\p{{Lo}}\p{{M}}&&[^\p{{Han}}]]" for case in ("u}\\p{Lt", "l"))
+# tokenizer_class of tokenizer_config.json: how its words are cut.
+_PATTERNS = {
+    "QWenTokenizer": rf"{_ENDINGS}|{_WORD}\p{{L}}+|\p{{N}}|{_REST}",
+    "TikTokenTokenizer": (
+        rf"[\p{{Han}}]+|{_WORD}{_UPPER}*{_LOWER}+{_ENDINGS}?|{_WORD}{_UPPER}+{_LOWER}*{_ENDINGS}?|\p{{N}}{{1,3}}|{_REST}"
+    ),
+}
+_QWEN_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{i}|>" for i in range(205)))
+
+
+def read_tekken(file: Path) -> "Tokenizer":
+    """The tokenizer of a tekken.json: control tokens first, then byte strings. CheckpointError for a broken file."""
+    content = read_json_object(file)
+    config, entries = content.get("config"), content.get("vocab")
+    if not isinstance(config, dict) or not isinstance(entries, list):
+        raise CheckpointError(f"{file.name} has no config or no vocabulary")
+    pattern, size = config.get("pattern"), config.get("default_vocab_size")
+    controls = config.get("default_num_special_tokens")
+    if not isinstance(pattern, str) or type(size) is not int or type(controls) is not int or not 0 < controls < size:
+        raise CheckpointError(f"{file.name}: config states no pattern or no sizes")
+    listed = content.get("special_tokens") or [{"rank": i, "token_str": t} for i, t in enumerate(_TEKKEN_SPECIALS)]
+    named = {entry.get("rank"): entry.get("token_str") for entry in listed if isinstance(entry, dict)}
+    specials = {_text(named.get(rank, f"<SPECIAL_{rank}>"), file): rank for rank in range(controls)}
+    ranks: dict[bytes, int] = {}
+    for rank, entry in enumerate(entries[: size - controls]):
+        if not isinstance(entry, dict) or entry.get("rank") != rank:
+            raise CheckpointError(f"{file.name}: entry {rank} of the vocabulary is not in its place")
+        ranks[_decoded(entry.get("token_bytes"), file)] = rank + controls
+    return _build(ranks, pattern, specials, file)
+
+
+def read_tiktoken(file: Path, config: Mapping[str, Any]) -> "Tokenizer":
+    """The tokenizer of a tiktoken file. `config`: the tokenizer_config.json beside it, which names the family.
+
+    Raises UnsupportedModelError for a family whose words nothing here knows how to cut, or without control tokens.
+    """
+    kind = config.get("tokenizer_class")
+    if kind not in _PATTERNS:
+        raise UnsupportedModelError(
+            f"{file.name} is a tiktoken vocabulary of {kind!r:.40}, whose words only its own code can cut",
+            hint=f"take a version of the model with a tokenizer.json; known are {', '.join(_PATTERNS)}",
+        )
+    ranks: dict[bytes, int] = {}
+    for line in _lines(file):
+        token, _, rank = line.partition(b" ")
+        if not rank.strip().isdigit():
+            raise CheckpointError(f"{file.name} is no tiktoken vocabulary")
+        ranks[_decoded(token.decode("ascii", "replace"), file)] = int(rank)
+    added = config.get("added_tokens_decoder")
+    named = dict(added) if isinstance(added, Mapping) else {}
+    specials: dict[str, int] = {}
+    if kind == "QWenTokenizer":
+        specials = {text: len(ranks) + i for i, text in enumerate(_QWEN_SPECIALS)}
+    elif named:
+        texts = {int(index): entry.get("content") for index, entry in named.items() if str(index).isdigit()}
+        for index in range(len(ranks), max(len(ranks) + 256, *(index + 1 for index in texts))):
+            specials[_text(texts.get(index, f"<|reserved_token_{index}|>"), file)] = index
+    else:
+        raise UnsupportedModelError(f"{file.name} stands alone: tokenizer_config.json names no control tokens")
+    return _build(ranks, _PATTERNS[kind], specials, file)
+
+
+def is_tiktoken(file: Path) -> bool:
+    """Whether a file has tiktoken's lines; a tokenizer.model may, but is SentencePiece's as a rule."""
+    with file.open("rb") as stream:
+        token, space, rank = stream.readline(4096).rstrip().partition(b" ")
+    return bool(space) and rank.isdigit() and token.isascii()
+
+
+def _build(ranks: Mapping[bytes, int], pattern: str, specials: Mapping[str, int], file: Path) -> "Tokenizer":
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+
+    spelled = {byte: char for char, byte in byte_alphabet().items()}
+    text_of = {token: "".join(spelled[byte] for byte in token) for token in ranks}
+    ids = {text_of[token]: index for token, index in ranks.items()}
+    vocabulary = {**ids, **specials}
+    if len(set(vocabulary.values())) != len(ranks) + len(specials):
+        raise CheckpointError(f"{file.name}: two tokens have the same text or number")
+    if not all(bytes([byte]) in ranks for byte in range(256)):
+        raise CheckpointError(f"{file.name}: some bytes are no tokens")
+    merges: list[tuple[str, str]] = []
+    for token in sorted(ranks, key=ranks.__getitem__):
+        cuts = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
+        pairs = sorted((ranks[a], ranks[b], a, b) for a, b in cuts if a in ranks and b in ranks)
+        merges += [(text_of[a], text_of[b]) for _, _, a, b in pairs]
+    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
+    try:
+        words = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"{file.name}: the pattern cannot be compiled") from error
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in specials])
+    return tokenizer
+
+
+def _decoded(text: Any, file: Path) -> bytes:
+    try:
+        token = base64.b64decode(text, validate=True)
+    except (TypeError, ValueError, binascii.Error) as error:
+        raise CheckpointError(f"{file.name}: {text!r:.40} is not base64") from error
+    if not 0 < len(token) <= _LONGEST:
+        raise CheckpointError(f"{file.name}: a token has {len(token)} bytes")
+    return token
+
+
+def _text(value: Any, file: Path) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST:
+        raise CheckpointError(f"{file.name}: {value!r:.40} is no control token")
+    return value
+
+
+def _lines(file: Path) -> list[bytes]:
+    if file.stat().st_size > _LARGEST:
+        raise CheckpointError(f"{file.name} is larger than {_LARGEST >> 20} MiB")
+    return [line for line in file.read_bytes().splitlines() if line]

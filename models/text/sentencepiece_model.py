@@ -1,0 +1,103 @@
+"""SentencePiece's tokenizer.model -> the `tokenizers` library's tokenizer.
+
+Needs the sentencepiece package and protobuf, which come with mlx-lm.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.models.text.vocabulary import (
+    SPACE_MARK,
+    UNKNOWN,
+    Vocabulary,
+    add_tokens,
+    sentencepiece_bpe,
+    spell_spaces,
+)
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_UNIGRAM, _BPE = 1, 2
+_LONGEST = 1024  # characters of a token; the work per token is quadratic in it
+
+
+def read_sentencepiece(file: Path, added: Mapping[int, Mapping[str, Any]]) -> tuple["Tokenizer", dict[str, Any]]:
+    """The tokenizer, and what a tokenizer_config.json would say of it unless there is one that says otherwise.
+
+    `added`: tokens beyond the file's own, by id. Raises CheckpointError for a broken file, UnsupportedModelError for a
+    kind of vocabulary that nothing here has, or where the packages are missing.
+    """
+    try:
+        from sentencepiece import sentencepiece_model_pb2
+    except ImportError as error:
+        raise UnsupportedModelError(
+            f"{file.name} needs the sentencepiece package", hint="pip install 'headrace[tokenizers]'"
+        ) from error
+    model = sentencepiece_model_pb2.ModelProto()
+    try:
+        model.ParseFromString(file.read_bytes())
+    except Exception as error:  # DecodeError, and what other releases of protobuf raise
+        raise CheckpointError(f"{file.name} is neither a SentencePiece nor a tiktoken vocabulary") from error
+    trainer, normalizer = model.trainer_spec, model.normalizer_spec
+    vocabulary = Vocabulary([piece.piece for piece in model.pieces], [piece.type for piece in model.pieces])
+    if not vocabulary.tokens or len(set(vocabulary.tokens)) != len(vocabulary.tokens):
+        raise CheckpointError(f"{file.name}: the vocabulary is empty or holds a token twice")
+    if max(map(len, vocabulary.tokens)) > _LONGEST:
+        raise CheckpointError(f"{file.name}: a token has more than {_LONGEST} characters")
+    scores = [piece.score for piece in model.pieces]
+    unknown = next(iter(vocabulary.ids_of(UNKNOWN)), None)
+    prefix = normalizer.add_dummy_prefix
+    if trainer.model_type == _BPE:
+        name = None if unknown is None else vocabulary.tokens[unknown]
+        tokenizer = sentencepiece_bpe(vocabulary, scores, unknown=name, prefix=prefix)
+    elif trainer.model_type == _UNIGRAM:
+        tokenizer = _unigram(vocabulary, scores, unknown, prefix)
+    else:
+        raise UnsupportedModelError(f"{file.name} is a SentencePiece vocabulary of words or characters")
+    _normalize(tokenizer, normalizer)
+    add_tokens(tokenizer, vocabulary)
+    _add(tokenizer, added, file)
+    roles = {"bos_token": trainer.bos_id, "eos_token": trainer.eos_id, "unk_token": trainer.unk_id}
+    named = {role: vocabulary.tokens[i] for role, i in roles.items() if 0 <= i < len(vocabulary.tokens)}
+    return tokenizer, {**named, "add_bos_token": "bos_token" in named}
+
+
+def _unigram(vocabulary: Vocabulary, scores: list[float], unknown: int | None, prefix: bool) -> "Tokenizer":
+    from tokenizers import Tokenizer, normalizers
+    from tokenizers.models import Unigram
+
+    pieces = list(zip(vocabulary.tokens, scores, strict=True))
+    tokenizer = Tokenizer(Unigram(pieces, unk_id=unknown, byte_fallback="<0x00>" in vocabulary.tokens))
+    mark = normalizers.Replace(" ", SPACE_MARK)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_MARK), mark]) if prefix else mark
+    spell_spaces(tokenizer, prefix=prefix)
+    return tokenizer
+
+
+def _normalize(tokenizer: "Tokenizer", spec: Any) -> None:
+    """What the vocabulary was trained to see: its own table of replacements, single spaces where it asks for them."""
+    from tokenizers import Regex, normalizers
+
+    steps: list[Any] = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
+    if spec.remove_extra_whitespaces:
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    if steps:
+        tokenizer.normalizer = normalizers.Sequence([*steps, tokenizer.normalizer])
+
+
+def _add(tokenizer: "Tokenizer", added: Mapping[int, Mapping[str, Any]], file: Path) -> None:
+    """Tokens beyond the vocabulary, each of which must come out under the id that the checkpoint gives it."""
+    from tokenizers import AddedToken
+
+    for index, entry in sorted(added.items()):
+        content = entry.get("content")
+        if not isinstance(content, str) or not 0 < len(content) <= _LONGEST:
+            raise CheckpointError(f"tokenizer_config.json: {content!r:.40} is no token")
+        options = {name: bool(entry.get(name, False)) for name in ("single_word", "lstrip", "rstrip", "special")}
+        token = AddedToken(content, normalized=bool(entry.get("normalized", False)), **options)
+        (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
+        if tokenizer.token_to_id(content) != index:
+            raise CheckpointError(f"{content!r:.40} would not be token {index} of {file.name}")

@@ -1,0 +1,171 @@
+"""Tokenizers without a tokenizer.json: SentencePiece against its own library, byte ranks against their definition."""
+
+import base64
+import json
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import regex
+import sentencepiece
+
+from headrace.models.text.tokenizer import Tokenizer
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+from tests.corpus import NASTY
+
+WORDS = ["the", "he", "in", "er", " the", "inn", "inner", " é", "你", "你好", "\n\n", "12", " =="]
+RANKS = {bytes([byte]): byte for byte in range(256)}
+for _word in WORDS:
+    for _end in range(2, len(_word.encode()) + 1):
+        RANKS.setdefault(_word.encode()[:_end], len(RANKS))
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+KIMI = (
+    r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*"
+    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?"
+    r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+TEXTS = [*NASTY, "the inner é 你好 你", "THE Inner's 1234\n\n\n  == they're", "東京タワー the Straße"]
+
+
+def merged(pattern: str, text: str, offset: int) -> list[int]:
+    """tiktoken's definition: in each word, the neighbours whose union has the lowest rank merge first."""
+    ids: list[int] = []
+    for word in regex.findall(pattern, text, flags=regex.V1):
+        parts = [bytes([byte]) for byte in word.encode()] if word.encode() not in RANKS else [word.encode()]
+        while len(parts) > 1:
+            unions = [RANKS.get(a + b, len(RANKS)) for a, b in pairwise(parts)]
+            best = min(range(len(unions)), key=unions.__getitem__)
+            if unions[best] == len(RANKS):
+                break
+            parts[best : best + 2] = [parts[best] + parts[best + 1]]
+        ids += [RANKS[part] + offset for part in parts]
+    return ids
+
+
+def tekken(directory: Path, **changes: Any) -> Path:
+    vocab = [{"rank": i, "token_bytes": base64.b64encode(token).decode()} for token, i in RANKS.items()]
+    extra = {"rank": len(RANKS), "token_bytes": base64.b64encode(b"left out").decode()}
+    config = {"pattern": TEKKEN, "default_vocab_size": len(RANKS) + 24, "default_num_special_tokens": 24}
+    content = {"config": config, "vocab": [*vocab, extra], **changes}
+    (directory / "tekken.json").write_text(json.dumps(content))
+    return directory
+
+
+def tiktoken(directory: Path, file: str, config: Mapping[str, Any]) -> Path:
+    lines = [base64.b64encode(token) + b" %d\n" % rank for token, rank in RANKS.items()]
+    (directory / file).write_bytes(b"".join(lines))
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return directory
+
+
+def test_tekken(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(tekken(tmp_path))
+    for text in TEXTS:
+        assert tokenizer.encode(text) == merged(TEKKEN, text, 24), text
+        assert tokenizer.decode(tokenizer.encode(text)) == text.encode("utf-8", "replace").decode()
+    assert tokenizer.encode_prompt("the") == [1, *tokenizer.encode("the")]
+    assert tokenizer.eos_ids == {2}
+    assert tokenizer.encode("[INST]<SPECIAL_23>", special=True) == [3, 23]
+    assert tokenizer.encode("[INST]") != [3]  # what people type is text
+    assert tokenizer.vocab_size == len(RANKS) + 24
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "pattern"),
+    [("tiktoken.model", "TikTokenTokenizer", KIMI), ("qwen.tiktoken", "QWenTokenizer", QWEN)],
+)
+def test_tiktoken(tmp_path: Path, file: str, name: str, pattern: str) -> None:
+    end = len(RANKS) + 2
+    config = {"tokenizer_class": name, "eos_token": "<|im_end|>"}
+    if name != "QWenTokenizer":
+        config["added_tokens_decoder"] = {str(end): {"content": "<|im_end|>", "special": True}}
+    tokenizer = Tokenizer.load(tiktoken(tmp_path, file, config))
+    for text in TEXTS:
+        if "<|" not in text:
+            assert tokenizer.encode(text) == merged(pattern, text, 0), text
+    assert tokenizer.eos_ids == {end}
+    assert tokenizer.encode("<|im_end|>", special=True) == [end]
+
+
+@pytest.fixture(scope="module", params=["bpe", "unigram"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("sentencepiece")
+    lines = [line for text in NASTY for line in text.splitlines() if line.strip() and "\0" not in line]
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8").splitlines()
+    (directory / "corpus.txt").write_text("\n".join([*lines, *readme]), encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(directory / "corpus.txt"), model_prefix=str(directory / "tokenizer"), model_type=request.param,
+        vocab_size=600, byte_fallback=True, character_coverage=0.99, control_symbols=["[INST]"], minloglevel=2,
+        normalization_rule_name="identity", remove_extra_whitespaces=False, split_digits=True, num_threads=1,
+    )  # fmt: skip
+    return directory
+
+
+def test_sentencepiece(model: Path) -> None:
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(model / "tokenizer.model"))
+    tokenizer = Tokenizer.load(model)
+    for text in TEXTS:
+        if not any(mark in text for mark in ("<s>", "</s>", "[INST]", "<unk>", "\0", "\ud800", "▁")):
+            assert tokenizer.encode(text) == theirs.encode(text), text
+            assert tokenizer.decode(tokenizer.encode(text)) == theirs.decode(theirs.encode(text)), text
+    assert tokenizer.encode_prompt("hi") == [1, *theirs.encode("hi")]
+    assert tokenizer.eos_ids == {2}
+    assert tokenizer.vocab_size == theirs.vocab_size()
+
+
+def test_tokens_beyond_a_sentencepiece_vocabulary_have_their_own_ids(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes((model / "tokenizer.model").read_bytes())
+    added = {"600": {"content": "<|end|>", "special": True}, "601": {"content": "<|user|>", "special": True}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added, "eos_token": "<|end|>"}))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.encode("<|user|><|end|>", special=True) == [601, 600]
+    assert tokenizer.eos_ids == {600}
+    del added["600"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+    with pytest.raises(CheckpointError, match=r"'<\|user\|>' would not be token 601"):
+        Tokenizer.load(tmp_path)
+
+
+def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"no tokenizer\.json") as caught:
+        Tokenizer.load(tmp_path)
+    assert "tekken.json" in str(caught.value.hint)
+    (tmp_path / "tokenizer.model").write_bytes(b"\xff\xfe nothing of the kind")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.model is neither"):
+        Tokenizer.load(tmp_path)
+    tiktoken(tmp_path, "tokenizer.model", {"tokenizer_class": "LlamaTokenizer"})
+    with pytest.raises(UnsupportedModelError, match="whose words only its own code can cut"):
+        Tokenizer.load(tmp_path)
+    tiktoken(tmp_path, "tokenizer.model", {"tokenizer_class": "TikTokenTokenizer"})
+    with pytest.raises(UnsupportedModelError, match="names no control tokens"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"vocab": None}, {"config": {"pattern": "(", "default_vocab_size": 300, "default_num_special_tokens": 20}},
+        {"vocab": [{"rank": 1, "token_bytes": "AA=="}]}, {"vocab": [{"rank": 0, "token_bytes": "?"}]},
+        {"vocab": [{"rank": 0, "token_bytes": "AA=="}]}, {"special_tokens": [{"rank": 0, "token_str": ""}]},
+        {"config": {"pattern": TEKKEN, "default_vocab_size": 3, "default_num_special_tokens": 30}},
+    ],
+)  # fmt: skip
+def test_a_broken_tekken_is_one_line(tmp_path: Path, change: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match=r"tekken\.json") as caught:
+        Tokenizer.load(tekken(tmp_path, **change))
+    assert "\n" not in str(caught.value)
+
+
+def test_without_the_package_the_hint_names_the_extra(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "sentencepiece", None)
+    with pytest.raises(UnsupportedModelError, match="needs the sentencepiece package") as caught:
+        Tokenizer.load(model)
+    assert "headrace[tokenizers]" in str(caught.value.hint)
