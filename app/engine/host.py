@@ -19,6 +19,7 @@ from headrace.app.engine.messages import (
     Generate,
     ModelCard,
     ModelSpec,
+    PeakMeasured,
     Prefill,
     PrefixCached,
     ReadAhead,
@@ -33,6 +34,7 @@ from headrace.runtime import ops
 from headrace.runtime.engine import Engine
 from headrace.runtime.machine import memory
 from headrace.runtime.machine.bandwidth import measure_peak, read_now
+from headrace.runtime.machine.compute import cached_compute, measure_compute
 from headrace.runtime.machine.hardware import Machine, machine
 from headrace.runtime.machine.peaks import Peak, cached_peak, correct
 from headrace.runtime.request import CancelFlag, Finished, Request
@@ -59,6 +61,7 @@ class EngineHost:
         self._prompts = ChatPrompt(loaded.tokenizer)
         self._spare_cpus = _spare_cpus(machine())
         self.peak: Peak | None = cached_peak()
+        self.compute_flops = cached_compute()
         self._read_at = float("-inf")  # when memory was read last
 
     @classmethod
@@ -96,6 +99,7 @@ class EngineHost:
             spare_cpus=self._spare_cpus,
             active_memory_bytes=mx.get_active_memory(),
             notes=tuple(loaded.notes),
+            compute_flops=self.compute_flops,
         )
 
     def warm_up(self) -> None:
@@ -105,15 +109,21 @@ class EngineHost:
 
     @property
     def reading_due(self) -> bool:
-        """Whether memory should be read while nobody waits: never yet, or not for a while."""
-        return self.peak is None or time.monotonic() - self._read_at > _READ_AGAIN_S
+        """Whether the machine should be measured while nobody waits: never yet, or its memory not for a while."""
+        return self.peak is None or self.compute_flops is None or time.monotonic() - self._read_at > _READ_AGAIN_S
 
-    def measure_peak(self) -> Peak:
-        """This machine's peak after another reading, which takes up to a second: for a chat that has nothing to do."""
-        read = measure_peak() if self.peak is None else read_now("chat")
-        self._read_at = time.monotonic()
-        self.peak = cached_peak() or read
-        return self.peak
+    def measure(self) -> PeakMeasured:
+        """One measurement of this machine, which takes up to a second: for a chat that has nothing to do.
+
+        Memory is read first; how fast it multiplies is measured at the next call, once and for all.
+        """
+        if self.peak is None or self.compute_flops is not None:
+            read = measure_peak() if self.peak is None else read_now("chat")
+            self._read_at = time.monotonic()
+            self.peak = cached_peak() or read
+        else:
+            self.compute_flops = measure_compute()
+        return PeakMeasured(self.peak, self.compute_flops)
 
     def generate(self, command: Generate, cancel: CancelFlag, send: Send) -> None:
         """Answer a conversation; the last event sent is Done or ContextFull. Raises HeadraceError for bad requests."""

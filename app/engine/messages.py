@@ -113,6 +113,7 @@ class ModelCard:
     spare_cpus: int  # that decoding leaves to others
     active_memory_bytes: int  # held by MLX after loading
     notes: tuple[str, ...] = ()  # what people should know of what was loaded, a line each
+    compute_flops: float | None = None  # FLOP/s, measured (see `runtime.machine.compute`); None until then
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -141,9 +142,13 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class PeakMeasured:
-    """This machine's memory bandwidth, measured while the engine was idle."""
+    """This machine's memory bandwidth and how fast it multiplies, measured while the engine was idle.
+
+    compute_flops: FLOP/s; None until that was measured too.
+    """
 
     peak: "Peak"
+    compute_flops: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

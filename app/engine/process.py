@@ -24,7 +24,6 @@ from headrace.app.engine.messages import (
     Generate,
     LoadProgress,
     ModelSpec,
-    PeakMeasured,
     Pull,
     Pulled,
     PullFailed,
@@ -182,7 +181,7 @@ class Server:
     def _measure(self) -> None:
         assert self._host is not None
         try:
-            self._send(PeakMeasured(self._host.measure_peak()))
+            self._send(self._host.measure())
         except Exception:  # no measurement, no MBU; nothing else is lost
             traceback.print_exc()
             self._measurable = False

@@ -46,7 +46,7 @@ def document(
 ) -> Document:
     """One run. `rounds`: how many were begun. `notes`: what the reader should know besides.
 
-    compute_gflop_s: the machine's compute ceiling, see `app.bench.measure.compute_speed`.
+    compute_gflop_s: the machine's compute ceiling, see `runtime.machine.compute`.
     """
     engines = sorted({entry["engine"] for entry in results} - {"headrace"})
     fit = fit_step_cost(points_of(results, "headrace"))

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from headrace.app.bench.measure.compute_speed import compute_gflop_s
 from headrace.app.bench.measure.document import Document, document, model_document, power_notes
 from headrace.app.bench.measure.memory_speed import MemorySpeed
 from headrace.app.bench.measure.own import OwnEngine
@@ -23,6 +22,7 @@ from headrace.app.bench.measure.setup import Setup, check_threads
 from headrace.app.predict.fit_store import remember
 from headrace.runtime.errors import UsageError
 from headrace.runtime.machine.bandwidth import streaming_reader
+from headrace.runtime.machine.compute import measure_compute
 from headrace.runtime.machine.hardware import Machine, machine
 from headrace.runtime.machine.peaks import remember as remember_peak
 
@@ -104,7 +104,7 @@ def run(options: Options, show: Show) -> Document:
 
 def _compute_ceiling(results: Sequence[Result]) -> float:
     """GFLOP/s: measured now, or what a test reached if that was more, as where the machine got busy since."""
-    return max(compute_gflop_s(), *(entry["achieved_gflop_s"] or 0.0 for entry in results))
+    return max(measure_compute() / 1e9, *(entry["achieved_gflop_s"] or 0.0 for entry in results))
 
 
 def prefill_work(model: "LoadedModel") -> Work | None:

@@ -45,6 +45,22 @@ def bars(values: Sequence[float], top: float, width: int, height: int) -> list[s
     return ["".join(row) for row in zip(*columns, strict=True)]
 
 
+def dotted(rows: Sequence[str], height: int, every: int) -> list[str]:
+    """A level line through a drawing, `height` dots above its lowest: dark where a dot was lit, lit where none was.
+
+    rows: lines of a drawing, top first. every: 2 or 4, a dot of so many.
+    """
+    line = len(rows) - 1 - height // 4
+    if not 0 <= line < len(rows):
+        return list(rows)
+    bit = _BIT[3 - height % 4][0]
+    turned = (
+        chr((ord(cell) if cell != " " else _BLANK) ^ (bit if place % (every // 2) == 0 else 0))
+        for place, cell in enumerate(rows[line])
+    )
+    return [*rows[:line], "".join(turned).replace(chr(_BLANK), " "), *rows[line + 1 :]]
+
+
 @lru_cache(maxsize=4096)
 def _column(left: int, right: int, height: int) -> str:
     """One cell wide, top first, filled so many dots high; an empty cell is a space."""

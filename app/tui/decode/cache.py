@@ -1,10 +1,9 @@
-"""The KV cache: bytes used, allocated and at the context limit, tokens, and how it grew."""
+"""The KV cache: bytes used and allocated on the scale of the context limit, and how long it lasts."""
 
 from collections.abc import Sequence
 
 from textual.content import Content
 
-from headrace.app.tui.decode.braille import bars
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.section import Section, spread
 from headrace.runtime.units import format_bytes
@@ -32,9 +31,8 @@ class CacheSection(Section):
             _levels(used, allocated, limit, width),
             _legend(used, allocated, width),
         ]
-        room = height - len(lines)
-        if room >= 1 and len(metrics.steps) > 1:
-            lines += [Content.styled(text, "$accent") for text in _growth(metrics, width, min(room, 4))]
+        if height > len(lines):
+            lines.append(_until_full(metrics, width))
         return lines
 
 
@@ -57,9 +55,29 @@ def _legend(used: int, allocated: int, width: int) -> Content:
     )
 
 
-def _growth(metrics: LiveMetrics, width: int, height: int) -> list[str]:
-    """Bytes in use over the turn's kept steps, zero baseline, resampled to the width."""
-    steps = metrics.steps
-    count = 2 * width
-    values = [float(steps[place * (len(steps) - 1) // (count - 1)].kv_used_bytes) for place in range(count)]
-    return bars(values, max(values) * 1.05, width, height)
+def _until_full(metrics: LiveMetrics, width: int) -> Content:
+    """Tokens that the context still holds, and when it would be full if decoding went on as it did."""
+    left = metrics.model.context_limit - metrics.fill.tokens
+    if not metrics.model.context_limit or left <= 0:
+        return Content.styled("the context is full" if metrics.model.context_limit else "", "bold $text-warning")
+    tokens = Content.assemble((f"{left:,}", "bold"), (" more until full", "$quiet"))
+    seconds = seconds_until_full(metrics)
+    time = Content.styled(f"{_roughly(seconds)} of decoding" if seconds is not None else "", "$quiet")
+    return spread(tokens, time, width)
+
+
+def seconds_until_full(metrics: LiveMetrics) -> float | None:
+    """From here to the context limit, every step at the bandwidth decoding has had; None where that is not known."""
+    cost, achieved = metrics.model.cost, metrics.history.gb_s
+    if cost is None or not achieved:
+        return None
+    here, limit = metrics.fill.tokens, metrics.model.context_limit
+    mean = (cost.step_bytes(here) + cost.step_bytes(max(here, limit - 1))) / 2  # bytes grow evenly, or hardly at all
+    return max(0, limit - here) * mean / (achieved * 1e9)
+
+
+def _roughly(seconds: float) -> str:
+    """`40 s`, `3 min`, `2.5 h`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -41,7 +41,7 @@ def feed(metrics: LiveMetrics, events: Iterable[Event]) -> None:
         elif isinstance(event, Ready):
             metrics.ready(*facts(event.card))
         elif isinstance(event, PeakMeasured):
-            metrics.machine = with_peaks(metrics.machine, event.peak.gb_s)
+            metrics.machine = with_peaks(metrics.machine, event.peak.gb_s, event.compute_flops)
             metrics.version += 1
         elif isinstance(event, Failed) and event.id is None:
             metrics.load_failed()
@@ -60,6 +60,7 @@ def facts(card: ModelCard) -> tuple[ModelFacts, MachineFacts]:
         weight_bytes=card.cost.weight_bytes,
         kv_bytes_per_token=card.kv_bytes_per_token,
         flops_per_token=float(card.cost.weight_flops),
+        cost=card.cost,
         load_s=card.load_s,
         kernels=" ".join(dict.fromkeys(card.kernels.values())),
     )
@@ -70,5 +71,6 @@ def facts(card: ModelCard) -> tuple[ModelFacts, MachineFacts]:
         memory_bytes=machine.memory_bytes,
         measured_gb_s=card.peak.gb_s if card.peak else None,
         nominal_gb_s=nominal / 1e9 if nominal else None,
+        compute_flops=card.compute_flops,
         peak_flops=chip.fp16_flops if chip else None,
     )

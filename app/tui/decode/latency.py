@@ -7,14 +7,13 @@ from textual import events
 from textual.content import Content
 
 from headrace.app.answer_phrases import duration
-from headrace.app.tui.decode.braille import bars
+from headrace.app.tui.decode.latency_chart import latency_chart
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.section import Section, spread
 from headrace.runtime.telemetry import Percentiles, StepRecord
 from headrace.runtime.units import format_bytes
 
-_LABEL = 8  # cells of the scale at the left
-_HEADROOM = 1.25  # the chart reaches this far above p99; what is higher is cut and marked
+_LEAST = 12  # cells that a chart can be read in
 
 
 class LatencySection(Section):
@@ -26,6 +25,7 @@ class LatencySection(Section):
         super().__init__(metrics, id)
         self.cursor: int | None = None
         """Steps back from the newest; None shows no cursor."""
+        self._left = 0  # cells of the chart's axis
 
     def move_cursor(self, by: int) -> None:
         """Move it by steps (positive is newer); past the newest step it disappears."""
@@ -40,7 +40,7 @@ class LatencySection(Section):
         offset = event.get_content_offset(self)
         back = None if offset is None else 2 * (self.content_size.width - 1 - offset.x)
         kept = len(self.metrics.latencies_s)
-        wanted = back if back is not None and back < kept and offset is not None and offset.x >= _LABEL else None
+        wanted = back if back is not None and back < kept and offset is not None and offset.x >= self._left else None
         if wanted != self.cursor:
             self.cursor = wanted
             self.redraw()
@@ -55,17 +55,16 @@ class LatencySection(Section):
         ordered = sorted(latencies)
         itl = Percentiles.of(ordered)
         foot = self._foot(metrics, itl, width)
-        chart_height, chart_width = height - len(foot) - 1, width - _LABEL
-        if itl is None or chart_height < 1 or chart_width < 4:
+        chart_height = height - len(foot) - 1
+        if itl is None or chart_height < 1 or width < _LEAST:
             waiting = Content.styled("no steps yet", "$faint")
             return [waiting, *[Content("")] * max(0, height - 1 - len(foot)), *foot]
-        return [
-            self._marks(latencies, ordered, metrics.stall_s(itl.p50), chart_width),
-            *self._chart(latencies, itl, chart_width, chart_height),
-            *foot,
-        ]
+        chart = latency_chart(latencies, metrics.steps[-1].index, width, chart_height, self.cursor)
+        self._left = chart.left
+        marks = self._marks(latencies, ordered, metrics.stall_s(itl.p50), width - chart.left, chart.left)
+        return [marks, *chart.lines, *foot]
 
-    def _marks(self, latencies: list[float], ordered: list[float], stall_s: float, width: int) -> Content:
+    def _marks(self, latencies: list[float], ordered: list[float], stall_s: float, width: int, left: int) -> Content:
         """The line above the chart: ▼ over the cursor, ▲ where a step stalled."""
         marks = [" "] * width
         for place, latency in enumerate(reversed(latencies[-2 * width :])):
@@ -77,24 +76,7 @@ class LatencySection(Section):
             at = width - 1 - self.cursor // 2
             line = Content.assemble(line[:at], ("▼", "bold $text-accent"), line[at + 1 :])
         label = f"▲{stalls}" if stalls else ""
-        return Content.assemble((f"{label:<{_LABEL}}", "bold $text-error"), line)
-
-    def _chart(self, latencies: list[float], itl: Percentiles, width: int, height: int) -> list[Content]:
-        shown = latencies[-2 * width :]
-        visible = Percentiles.of(shown)
-        top = (visible or itl).p99 * _HEADROOM
-        drawn = bars(shown, top, width, height)
-        at = width - 1 - self.cursor // 2 if self.cursor is not None and self.cursor // 2 < width else None
-        lines = []
-        for number, text in enumerate(drawn):
-            label = duration(top) if number == 0 else "0" if number == height - 1 else ""
-            body = Content.styled(text, "$primary")
-            if at is not None:
-                body = Content.assemble(
-                    body[:at], (text[at] if text[at] != " " else "│", "bold $text-accent"), body[at + 1 :]
-                )
-            lines.append(Content.assemble((f"{label:>{_LABEL - 1}} ", "$quiet"), body))
-        return lines
+        return Content.assemble((f"{label:<{left}}", "bold $text-error"), line)
 
     def _foot(self, metrics: LiveMetrics, itl: Percentiles | None, width: int) -> list[Content]:
         if self.cursor is not None and self.cursor < len(metrics.latencies_s):

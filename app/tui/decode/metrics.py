@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any, Literal
 
+from headrace.app.tui.decode.decode_history import DecodeHistory
+from headrace.runtime.cost import StepCost
 from headrace.runtime.telemetry import Percentiles, StepRecord, Summary, mbu
 
 Phase = Literal["start", "load", "failed", "prefill", "decode", "idle", "dead"]
@@ -30,6 +32,7 @@ class MachineFacts:
     memory_bytes: int | None = None
     measured_gb_s: float | None = None
     nominal_gb_s: float | None = None
+    compute_flops: float | None = None  # FLOP/s, measured
     peak_flops: float | None = None  # dense half-precision, by the vendor
 
 
@@ -42,6 +45,7 @@ class ModelFacts:
     weight_bytes: int = 0
     kv_bytes_per_token: int = 0
     flops_per_token: float | None = None
+    cost: StepCost | None = None
     load_s: float = 0.0
     kernels: str = ""
 
@@ -96,6 +100,7 @@ class LiveMetrics:
         )  # of those steps, the first, not between tokens, left out
         self._decoding_s, self._decoded, self._decoded_bytes = 0.0, 0, 0  # of all of the turn's
         self.turns: list[Turn] = []
+        self.history = DecodeHistory()  # of this model
         self.prefill_rate: float | None = None  # tokens per second, of the latest prefill long enough to say
         self.prefill_batch = 0  # tokens the latest such prefill fed
         self._rates_kept, self._rates_of = _Rates(), 0  # and the version they are of
@@ -114,6 +119,7 @@ class LiveMetrics:
 
     def ready(self, model: ModelFacts, machine: MachineFacts) -> None:
         self.phase, self.model, self.machine, self.fill = "idle", model, machine, CacheFill()
+        self.history = DecodeHistory()
         self._changed()
 
     def submitted(self) -> None:
@@ -133,6 +139,7 @@ class LiveMetrics:
     def stepped(self, records: Sequence[StepRecord]) -> None:
         """Steps were made, one at least."""
         self.steps.extend(records)
+        self.history.add(records)
         latencies = [record.latency_s for record in records if record.index > 0]
         self.latencies_s.extend(latencies)
         self._decoding_s += sum(latencies)
@@ -150,6 +157,7 @@ class LiveMetrics:
 
     def finished(self, summary: Summary, reason: str, ttft_s: float | None) -> None:
         self.phase, self.reused = "idle", summary.reused_tokens
+        self.history.end_turn()
         self.prefill_s, self.ttft_s = summary.prefill_s, ttft_s
         self.prefill_done = self.prefill_total = summary.prefill_tokens
         rate = summary.prefill_tokens_per_second
@@ -171,6 +179,7 @@ class LiveMetrics:
 
     def ended_early(self) -> None:
         """The request ended without a summary (it was refused)."""
+        self.history.end_turn()
         self.phase = "idle"
         self._changed()
 
@@ -231,6 +240,25 @@ class LiveMetrics:
         return Percentiles.of(list(self.latencies_s))
 
     @property
+    def running(self) -> Turn | None:
+        """The turn that is not over, as far as it is known."""
+        if self.phase not in ("prefill", "decode"):
+            return None
+        fed = self.prefill_total
+        achieved = self._decoded_bytes / self._decoding_s / 1e9 if self._decoding_s > 0 else None
+        return Turn(
+            number=len(self.turns) + 1,
+            prompt_tokens=self.reused + fed + 1 if fed or self.reused else 0,  # the last one feeds the first step
+            reused_tokens=self.reused,
+            completion_tokens=self.steps[-1].index + 1 if self.steps else 0,
+            ttft_s=self.ttft_s,
+            prefill_tokens_per_second=None,
+            tokens_per_second=self.rate_average,
+            achieved_gb_s=achieved,
+            finish_reason=self.phase,
+        )
+
+    @property
     def context(self) -> int:
         """Cache entries of the latest step."""
         return self.last.context if self.last else 0
@@ -246,6 +274,7 @@ class LiveMetrics:
         copy.steps = deque(self.steps, maxlen=STEPS_KEPT)
         copy.latencies_s = deque(self.latencies_s, maxlen=STEPS_KEPT)
         copy.turns = list(self.turns)
+        copy.history = self.history.copy()
         return copy
 
     def document(self) -> dict[str, Any]:
@@ -285,9 +314,9 @@ def _rate(latencies: list[float]) -> float | None:
     return len(latencies) / seconds if seconds > 0 else None
 
 
-def with_peaks(machine: MachineFacts, measured_gb_s: float) -> MachineFacts:
-    """The same machine once its bandwidth has been measured."""
-    return replace(machine, measured_gb_s=measured_gb_s)
+def with_peaks(machine: MachineFacts, measured_gb_s: float, compute_flops: float | None) -> MachineFacts:
+    """The same machine once it has been measured."""
+    return replace(machine, measured_gb_s=measured_gb_s, compute_flops=compute_flops or machine.compute_flops)
 
 
 def moving_share(steps: Sequence[StepRecord]) -> float | None:

@@ -12,6 +12,8 @@ from textual.containers import Vertical
 from headrace.app.settings import ScreenSettings
 from headrace.app.tui.decode.bandwidth import BandwidthSection
 from headrace.app.tui.decode.cache import CacheSection
+from headrace.app.tui.decode.context_speed import ContextSpeedSection
+from headrace.app.tui.decode.history import HistorySection
 from headrace.app.tui.decode.latency import LatencySection
 from headrace.app.tui.decode.memory import MemorySection
 from headrace.app.tui.decode.metrics import LiveMetrics
@@ -27,7 +29,7 @@ _CHAT = 24  # columns of the window that are never taken from the chat
 ROOM_FROM = _LEAST + _CHAT
 """Columns of the window from which there is room for both."""
 # The height from which a part is shown, in lines of the panel.
-_FROM = {"turns": 33, "roofline": 46, "memory": 52}
+_FROM = {"context": 37, "turns": 44, "memory": 50, "history": 58, "roofline": 68}
 
 
 class DecodePanel(Vertical):
@@ -46,6 +48,8 @@ class DecodePanel(Vertical):
         yield LatencySection(self.metrics, id="latency")
         yield BandwidthSection(self.metrics, id="bandwidth")
         yield CacheSection(self.metrics, id="cache")
+        yield ContextSpeedSection(self.metrics, id="context")
+        yield HistorySection(self.metrics, id="history")
         yield RooflineSection(self.metrics, id="roofline")
         yield MemorySection(self.metrics, id="memory")
         yield TurnsSection(self.metrics, id="turns")

@@ -1,7 +1,8 @@
 """The roofline: a log-log plot of FLOP/s over arithmetic intensity, with this model's decode and prefill points.
 
 After Williams, Waterman and Patterson, "Roofline" (CACM 2009). The slope is the measured memory bandwidth; the flat
-roof is the vendor's half-precision peak where the chip table states one. Points are computed from shapes and times.
+roof is what this machine was measured to multiply, until then the vendor's half-precision peak where the chip table
+states one; with neither the plot ends beside its points. Points are computed from shapes and times.
 """
 
 import math
@@ -10,12 +11,15 @@ from dataclasses import dataclass
 
 from textual.content import Content
 
+from headrace.app.tui.decode.axes import decades, marked
 from headrace.app.tui.decode.braille import Canvas
+from headrace.app.tui.decode.layers import layered
 from headrace.app.tui.decode.metrics import LiveMetrics
-from headrace.app.tui.decode.section import Section, spread
+from headrace.app.tui.decode.section import Section
 
-_LABEL = 6
 _ROOMY = 52  # cells from which the legend says the intensities too
+_MARGIN = 10**0.4  # the plot reaches this many times beyond what is in it
+_ROWS_A_TICK, _CELLS_A_TICK = 2, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +40,14 @@ class RooflineSection(Section):
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         points = [point for point in (decode_point(metrics), prefill_point(metrics)) if point]
         bandwidth = metrics.machine.measured_gb_s
-        if bandwidth is None or not points or height < 4:
+        if bandwidth is None or not points or height < 4 or width < 16:
             return [Content.styled("after the first answer", "$faint")]
-        roof = metrics.machine.peak_flops
-        if roof is None and not self.border_subtitle:
-            self.border_subtitle = Content("compute peak unknown")
-        return [*_plot(points, bandwidth * 1e9, roof, width, height - 2), *_legend(points, width)]
+        self._say(_source(metrics))
+        return [*plot(points, bandwidth * 1e9, roof(metrics, points), width, height - 1), *_legend(points, width)]
+
+    def _say(self, text: str) -> None:
+        if str(self.border_subtitle or "") != text:
+            self.border_subtitle = Content(text)
 
 
 def decode_point(metrics: LiveMetrics) -> Point | None:
@@ -60,42 +66,75 @@ def prefill_point(metrics: LiveMetrics) -> Point | None:
     return Point(flops * metrics.prefill_batch / weights, flops * rate, "▲", "bold $text-success")
 
 
-def _plot(points: list[Point], bandwidth: float, roof: float | None, width: int, height: int) -> list[Content]:
-    canvas_width, canvas_height = width - _LABEL, height
-    low_x = math.floor(math.log10(min(point.intensity for point in points)) - 0.5)
-    high_x = math.ceil(math.log10(max(*(p.intensity for p in points), roof / bandwidth if roof else 1.0)) + 0.5)
-    top = roof or max(point.flops for point in points) * 10
-    high_y = math.ceil(math.log10(top))
-    low_y = math.floor(math.log10(min(min(point.flops for point in points), bandwidth * 10**low_x)))
-    canvas = Canvas(canvas_width, canvas_height)
-    across, up = 2 * canvas_width - 1, 4 * canvas_height - 1
+def roof(metrics: LiveMetrics, points: Sequence[Point]) -> float | None:
+    """The compute ceiling in FLOP/s: what was measured, or reached if that was more; else what the vendor says."""
+    machine = metrics.machine
+    if machine.compute_flops:
+        return max(machine.compute_flops, *(point.flops for point in points))
+    return machine.peak_flops
+
+
+def plot(points: Sequence[Point], bandwidth: float, roof: float | None, width: int, height: int) -> list[Content]:
+    """`height` lines of `width` cells. bandwidth: bytes per second. roof: FLOP per second."""
+    rows = height - 1
+    knee = roof / bandwidth if roof else None
+    across = [point.intensity for point in points] + ([knee] if knee else [])
+    low_x, high_x = min(across) / _MARGIN, max(across) * _MARGIN
+    end = min(knee or high_x, high_x)  # of the slope
+    up = [point.flops for point in points] + [bandwidth * low_x, bandwidth * end]
+    low_y, high_y = min(up), max(up) * _MARGIN**0.5
+    places = decades(low_y, high_y, max(1, rows // _ROWS_A_TICK))
+    names = [""] * rows
+    for value in places:
+        names[_row(value, low_y, high_y, rows)] = _flops(value)
+    left = max(len(name) for name in [*names, ""]) + 1
+    room = width - left
+    canvas = Canvas(room, rows)
+    last_x, last_y = 2 * room - 1, 4 * rows - 1
 
     def x_of(value: float) -> int:
-        return round((math.log10(value) - low_x) / (high_x - low_x) * across)
+        return round(_share(value, low_x, high_x) * last_x)
 
     def y_of(value: float) -> int:
-        return round((math.log10(value) - low_y) / (high_y - low_y) * up)
+        return round(_share(value, low_y, high_y) * last_y)
 
-    knee = roof / bandwidth if roof else 10**high_x
-    canvas.line(x_of(10**low_x), y_of(bandwidth * 10**low_x), x_of(knee), y_of(bandwidth * knee))
+    canvas.line(0, y_of(bandwidth * low_x), x_of(end), y_of(bandwidth * end))
     if roof:
-        canvas.line(x_of(knee), y_of(roof), across, y_of(roof))
-    rows = [Content.styled(text, "$text-warning") for text in canvas.rows()]
+        canvas.line(x_of(end), y_of(roof), last_x, y_of(roof))
+    layers = [(canvas.rows(), "$text-warning")]
     for point in points:
-        column, line = x_of(point.intensity) // 2, canvas_height - 1 - y_of(point.flops) // 4
-        if 0 <= line < canvas_height and 0 <= column < canvas_width:
-            before, after = rows[line][:column], rows[line][column + 1 :]
-            rows[line] = Content.assemble(before, (point.mark, point.style), after)
-    labels = {0: _flops(10**high_y), canvas_height - 1: _flops(10**low_y)}
+        row, column = _row(point.flops, low_y, high_y, rows), x_of(point.intensity) // 2
+        blank = " " * room
+        drawn = [blank[:column] + point.mark + blank[column + 1 :] if at == row else blank for at in range(rows)]
+        layers.append((drawn, point.style))
     lines = [
-        Content.assemble((f"{labels.get(number, ''):>{_LABEL - 1}} ", "$quiet"), line)
-        for number, line in enumerate(rows)
+        Content.assemble((f"{name:>{left - 1}}{'┤' if name else '│'}", "$quiet"), line)
+        for name, line in zip(names, layered(layers), strict=True)
     ]
-    axis = spread(Content(f"{10**low_x:g}"), Content(f"FLOP/byte {10**high_x:g}"), canvas_width)
-    return [*lines, Content.assemble(" " * _LABEL, axis.stylize("$quiet"))]
+    marks = [(x_of(value) // 2, f"{value:g}") for value in decades(low_x, high_x, max(1, room // _CELLS_A_TICK))]
+    axis = marked(marks, room)
+    unit = " FLOP/byte"
+    if axis.endswith(" " * (len(unit) + 1)):
+        axis = axis[: -len(unit)] + unit
+    return [*lines, Content.styled(" " * left + axis, "$quiet")]
 
 
-def _legend(points: list[Point], width: int) -> list[Content]:
+def _source(metrics: LiveMetrics) -> str:
+    if metrics.machine.compute_flops:
+        return ""
+    return "compute roof: the vendor's" if metrics.machine.peak_flops else "compute roof not measured yet"
+
+
+def _share(value: float, low: float, high: float) -> float:
+    return math.log(value / low) / math.log(high / low)
+
+
+def _row(value: float, low: float, high: float, rows: int) -> int:
+    dot = round(_share(value, low, high) * (4 * rows - 1))
+    return rows - 1 - min(4 * rows - 1, max(0, dot)) // 4
+
+
+def _legend(points: Sequence[Point], width: int) -> list[Content]:
     names = {"◆": "decode", "▲": "prefill"}
     pieces: list[Content] = []
     for point in points:
@@ -107,7 +146,7 @@ def _legend(points: list[Point], width: int) -> list[Content]:
 
 def _flops(value: float) -> str:
     for size, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if value >= size:
+        if value >= size * (1 - 1e-9):
             return f"{value / size:.3g}{unit}"
     return f"{value:.2g}"
 

@@ -1,4 +1,4 @@
-"""The history of turns: what each answer cost."""
+"""The history of turns: what each answer cost, and what the one that is running has cost so far."""
 
 from collections.abc import Sequence
 
@@ -27,10 +27,12 @@ class TurnsSection(Section):
     TITLE = "turns"
 
     def news(self, metrics: LiveMetrics) -> object:
-        return id(metrics), len(metrics.turns), metrics.machine.measured_gb_s
+        return id(metrics), len(metrics.turns), metrics.machine.measured_gb_s, metrics.running
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
-        if not metrics.turns:
+        running = metrics.running
+        turns = [*metrics.turns, running] if running else metrics.turns
+        if not turns:
             return [Content.styled("no answers yet", "$faint")]
         shown, used = 0, 0
         for _, cells in _COLUMNS:
@@ -39,12 +41,14 @@ class TurnsSection(Section):
             shown, used = shown + 1, used + cells
         head = "".join(f"{name:>{cells}}" for name, cells in _COLUMNS[:shown])
         rows = [Content.styled(head, "$quiet")]
-        kept = metrics.turns[-max(1, height - 1) :]
+        kept = turns[-max(1, height - 1) :]
         for turn in kept:
             text = "".join(
                 f"{cell:>{cells}}" for cell, (_, cells) in zip(_cells(turn, metrics)[:shown], _COLUMNS, strict=False)
             )
-            rows.append(Content.styled(text, "bold" if turn is kept[-1] else ""))
+            if turn is running:  # the mark stands in the first column, which is wider than its number
+                text = "●" + text[1:]
+            rows.append(Content.styled(text, "$text-accent" if turn is running else "bold" if turn is kept[-1] else ""))
         return rows
 
 

@@ -9,6 +9,8 @@ from textual.containers import Horizontal, Vertical
 
 from headrace.app.tui.decode.bandwidth import BandwidthSection
 from headrace.app.tui.decode.cache import CacheSection
+from headrace.app.tui.decode.context_speed import ContextSpeedSection
+from headrace.app.tui.decode.history import HistorySection
 from headrace.app.tui.decode.latency import LatencySection
 from headrace.app.tui.decode.memory import MemorySection
 from headrace.app.tui.decode.metrics import LiveMetrics
@@ -49,10 +51,12 @@ class DecodeScreen(FrugalScreen):
             with Vertical(id="decode-left"):
                 yield SpeedSection(self.metrics, id="speed")
                 yield BandwidthSection(self.metrics, id="bandwidth")
+                yield HistorySection(self.metrics, id="history")
                 yield RooflineSection(self.metrics, id="roofline")
                 yield MemorySection(self.metrics, id="memory")
             with Vertical(id="decode-right"):
                 yield LatencySection(self.metrics, id="latency")
+                yield ContextSpeedSection(self.metrics, id="context")
                 yield CacheSection(self.metrics, id="cache")
                 yield TurnsSection(self.metrics, id="turns")
         yield KeyBar()

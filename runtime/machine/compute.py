@@ -1,15 +1,21 @@
 """How fast this machine multiplies: the compute ceiling of a roofline, measured with the operations that run here.
 
 A matrix of 4-bit weights in groups of 64 meets many rows of activations through `runtime.ops`, as in a prefill that
-does nothing else. The best of a few rounds counts, since whatever else the machine does only makes one slower.
+does nothing else. The best of a few rounds counts, and of what was ever measured here with these kernels, since
+whatever else the machine does only makes one slower. What cannot be read or written reads as never measured.
 """
 
+import math
 import time
+from pathlib import Path
 
 import mlx.core as mx
 
 from headrace.runtime import ops
+from headrace.runtime.cache_file import read_cache, write_cache
+from headrace.runtime.machine.hardware import machine
 from headrace.runtime.ops import Weight
+from headrace.runtime.paths import cache_dir
 
 ROWS, FEW_ROWS = 512, 4
 _SECONDS = 0.25
@@ -17,8 +23,21 @@ _SLOW_S = 0.06  # for the few rows: many would take seconds
 _GROUP, _BITS = 64, 4
 
 
-def compute_gflop_s() -> float:
-    """GFLOP/s (1e9), counting a multiplication and an addition as two. Takes about a quarter of a second."""
+def cached_compute() -> float | None:
+    """The most FLOP/s measured on this machine with the kernels that are active now; None if never."""
+    found = read_cache(_cache_file()).get(_key())
+    return found if isinstance(found, float) and math.isfinite(found) and found > 0 else None
+
+
+def measure_compute() -> float:
+    """FLOP/s now, a multiplication and an addition counted as two; remembered. Takes about a quarter of a second."""
+    measured = _measure()
+    if measured > (cached_compute() or 0.0):
+        write_cache(_cache_file(), {**read_cache(_cache_file()), _key(): measured})
+    return measured
+
+
+def _measure() -> float:
     on_gpu = mx.default_device().type == mx.DeviceType.gpu
     size = 4096 if on_gpu else 2048
     active, dtype = ops.select(), mx.float16 if on_gpu else mx.float32
@@ -29,7 +48,7 @@ def compute_gflop_s() -> float:
     rows, best, began = FEW_ROWS if slow else ROWS, float("inf"), time.perf_counter()
     while best == float("inf") or time.perf_counter() - began < _SECONDS:
         best = min(best, _seconds(active, weight, rows, dtype))
-    return 2 * rows * size * size / best / 1e9
+    return 2 * rows * size * size / best
 
 
 def _seconds(active: ops.Ops, weight: Weight, rows: int, dtype: mx.Dtype) -> float:
@@ -38,3 +57,13 @@ def _seconds(active: ops.Ops, weight: Weight, rows: int, dtype: mx.Dtype) -> flo
     began = time.perf_counter()
     mx.eval(active.linear(x, weight))
     return time.perf_counter() - began
+
+
+def _key() -> str:
+    host, kernels = machine(), ops.describe().get("kernels")
+    version = mx.__version__  # type: ignore[attr-defined]  # missing in MLX's stubs
+    return f"{host.device_name} / {host.backend} / {host.usable_cores} cores / mlx {version} / {kernels}"
+
+
+def _cache_file() -> Path:
+    return cache_dir() / "compute.json"

@@ -1,0 +1,127 @@
+"""Speed against context: what was measured, and the curve that follows from this model's shapes.
+
+Every token makes the next step read more of the KV cache, by how much is known exactly. So two curves can be drawn over
+all of the context: the roofline (every byte at the measured peak) and what to expect (every byte at the bandwidth that
+decoding has had so far). The points are measured.
+"""
+
+from collections.abc import Callable, Sequence
+
+from textual.content import Content
+
+from headrace.app.answer_phrases import rate_digits
+from headrace.app.tui.decode.axes import labels, marked, ticks
+from headrace.app.tui.decode.braille import Canvas
+from headrace.app.tui.decode.layers import layered
+from headrace.app.tui.decode.metrics import LiveMetrics
+from headrace.app.tui.decode.section import Section
+from headrace.runtime.cost import StepCost
+
+_FULL = 1.05  # the chart reaches this far above its highest value
+_AHEAD = 4  # the chart reaches this many times as far as the context has
+_LEAST_SPAN = 2048
+_ROWS_A_TICK, _CELLS_A_TICK = 1.5, 9
+
+
+class ContextSpeedSection(Section):
+    """One chart and a line of words."""
+
+    TITLE = "tok/s by context"
+
+    def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
+        cost, peak = metrics.model.cost, metrics.machine.measured_gb_s
+        if cost is None or peak is None or height < 4 or width < 20:
+            return [Content.styled("after the first answer", "$faint")]
+        achieved = metrics.history.gb_s
+        span = span_of(metrics.fill.tokens, metrics.model.context_limit)
+        chart = context_chart(cost, peak, achieved, metrics.history.speeds(), span, width, height - 1)
+        return [*chart, _legend(cost, peak, achieved, span, width)]
+
+
+def span_of(tokens: int, limit: int) -> int:
+    """How much context is worth looking at, in tokens: what there is and what is to come, up to the limit."""
+    span = _LEAST_SPAN
+    while span < tokens * _AHEAD:
+        span *= 2
+    return min(span, limit) if limit else span
+
+
+def expected_rate(cost: StepCost, gb_s: float, context: int) -> float:
+    """Tokens per second with `context` cache entries where every byte of a step arrives at this bandwidth."""
+    return gb_s * 1e9 / cost.step_bytes(max(0, context - 1))
+
+
+def context_chart(
+    cost: StepCost,
+    peak_gb_s: float,
+    achieved_gb_s: float | None,
+    measured: Sequence[tuple[int, float]],
+    span: int,
+    width: int,
+    height: int,
+) -> list[Content]:
+    """`height` lines of `width` cells. measured: (context, tokens per second). span: tokens the chart is wide."""
+    rows = height - 1
+    top = max([expected_rate(cost, peak_gb_s, 0), *(rate for _, rate in measured)]) * _FULL
+    places = ticks(0.0, top, max(1, int(rows / _ROWS_A_TICK)))
+    names = [""] * rows
+    for value, label in zip(places, labels(places), strict=True):
+        names[_row(value, top, rows)] = label
+    left = max(len(name) for name in names) + 1
+    room = width - left
+    layers = [
+        (_curve(lambda context: expected_rate(cost, peak_gb_s, context), top, span, room, rows, 3), "$text-warning")
+    ]
+    if achieved_gb_s is not None:
+        layers.append(
+            (_curve(lambda context: expected_rate(cost, achieved_gb_s, context), top, span, room, rows, 1), "$primary")
+        )
+    layers.append((_points(measured, top, span, room, rows), "bold $text-accent"))
+    lines = [
+        Content.assemble((f"{name:>{left - 1}}{'┤' if name else '│'}", "$quiet"), line)
+        for name, line in zip(names, layered(layers), strict=True)
+    ]
+    across = ticks(0.0, span, max(1, room // _CELLS_A_TICK))
+    axis = marked([(_column(at, span, room), label) for at, label in zip(across, labels(across), strict=True)], room)
+    return [*lines, Content.styled(" " * left + axis, "$quiet")]
+
+
+def _curve(rate: Callable[[int], float], top: float, span: int, width: int, height: int, every: int) -> list[str]:
+    """every: one column of dots of so many is drawn."""
+    canvas = Canvas(width, height)
+    for x in range(0, 2 * width, every):
+        canvas.dot(x, _dot(rate(round(x / (2 * width - 1) * span)), top, height))
+    return canvas.rows()
+
+
+def _points(measured: Sequence[tuple[int, float]], top: float, span: int, width: int, height: int) -> list[str]:
+    cells = [[" "] * width for _ in range(height)]
+    for context, rate in measured:
+        if context <= span:
+            cells[_row(rate, top, height)][_column(context, span, width)] = "•"
+    return ["".join(row) for row in cells]
+
+
+def _legend(cost: StepCost, peak: float, achieved: float | None, span: int, width: int) -> Content:
+    if achieved is None:
+        return Content.assemble(("┈ ", "$text-warning"), ("roofline", "$quiet"))
+    end = expected_rate(cost, achieved, span)
+    roof = expected_rate(cost, peak, span)
+    return Content.assemble(
+        ("• ", "bold $text-accent"), ("measured  ", "$quiet"),
+        ("─ ", "$primary"), (f"{rate_digits(end)}", "bold"), ("  ", ""),
+        ("┈ ", "$text-warning"), (f"roofline {rate_digits(roof)}", "$quiet"),
+        (f"  at {span:,}", "$quiet"),
+    ).truncate(width, ellipsis=True)  # fmt: skip
+
+
+def _dot(value: float, top: float, height: int) -> int:
+    return round(value / top * (4 * height - 1))
+
+
+def _row(value: float, top: float, height: int) -> int:
+    return height - 1 - min(4 * height - 1, _dot(value, top, height)) // 4
+
+
+def _column(at: float, span: float, width: int) -> int:
+    return round(at / span * (2 * width - 1)) // 2

@@ -1,0 +1,77 @@
+"""What decoding was like since the model was loaded: by time, and by what was in the cache.
+
+Fed with every step, read by the charts; bounded. Seconds of decoding count, not those between answers.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from headrace.runtime.telemetry import StepRecord
+
+SAMPLE_S = 1.0  # of decoding, for one entry of the history
+KEPT = 512
+BUCKET = 64  # context tokens that count as the same
+_RECENT = 30  # entries
+_LEAST_STEPS = 8  # of an answer's last part, to be an entry too
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """About a second of decoding."""
+
+    tokens_per_second: float
+    achieved_gb_s: float
+
+
+class DecodeHistory:
+    """`add` steps, end an answer with `end_turn`."""
+
+    def __init__(self) -> None:
+        self.samples: deque[Sample] = deque(maxlen=KEPT)
+        self._by_context: dict[int, tuple[int, float]] = {}  # bucket: steps, seconds
+        self._steps, self._seconds, self._bytes = 0, 0.0, 0  # of the next sample
+
+    def add(self, records: Iterable[StepRecord]) -> None:
+        """Steps of an answer; its first, whose latency is not between tokens, is left out."""
+        for record in records:
+            if record.index == 0 or record.latency_s <= 0:
+                continue
+            bucket = record.context // BUCKET
+            steps, seconds = self._by_context.get(bucket, (0, 0.0))
+            self._by_context[bucket] = steps + 1, seconds + record.latency_s
+            self._steps += 1
+            self._seconds += record.latency_s
+            self._bytes += record.step_bytes
+            if self._seconds >= SAMPLE_S:
+                self._sample()
+
+    def end_turn(self) -> None:
+        """The answer is over: its last part is an entry if it was long enough to say something."""
+        if self._steps >= _LEAST_STEPS:
+            self._sample()
+        self._steps, self._seconds, self._bytes = 0, 0.0, 0
+
+    def speeds(self) -> list[tuple[int, float]]:
+        """(context in tokens, tokens per second there), the shortest context first."""
+        half = BUCKET // 2
+        return [
+            (bucket * BUCKET + half, steps / seconds) for bucket, (steps, seconds) in sorted(self._by_context.items())
+        ]
+
+    @property
+    def gb_s(self) -> float | None:
+        """The bandwidth decoding has had of late, computed; None before there is an entry."""
+        recent = list(self.samples)[-_RECENT:]
+        return sum(sample.achieved_gb_s for sample in recent) / len(recent) if recent else None
+
+    def copy(self) -> "DecodeHistory":
+        """One that stays as it is."""
+        copy = DecodeHistory()
+        copy.samples = self.samples.copy()
+        copy._by_context = dict(self._by_context)
+        return copy
+
+    def _sample(self) -> None:
+        self.samples.append(Sample(self._steps / self._seconds, self._bytes / self._seconds / 1e9))
+        self._steps, self._seconds, self._bytes = 0, 0.0, 0

@@ -1,0 +1,54 @@
+"""Speed over time: tokens per second and MBU, about a second of decoding a bar, over all answers of this model."""
+
+from collections.abc import Sequence
+
+from textual.content import Content
+
+from headrace.app.tui.decode.axes import labels, ticks
+from headrace.app.tui.decode.braille import bars, dots_of
+from headrace.app.tui.decode.metrics import LiveMetrics
+from headrace.app.tui.decode.section import Section
+
+_FULL = 1.05  # a chart reaches this far above its highest bar
+_ROWS_A_TICK = 1.5
+_LEAST = 12  # cells that a chart can be read in
+
+
+class HistorySection(Section):
+    """Two charts on zero baselines, one above the other; the newest second is at the right."""
+
+    TITLE = "history, a bar a second"
+
+    def news(self, metrics: LiveMetrics) -> object:
+        samples = metrics.history.samples
+        return id(metrics), len(samples), samples[-1] if samples else None, metrics.machine.measured_gb_s
+
+    def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
+        samples, peak = metrics.history.samples, metrics.machine.measured_gb_s
+        if not samples or width < _LEAST:
+            return [Content.styled("after a second of decoding", "$faint")]
+        rates = [sample.tokens_per_second for sample in samples]
+        if peak is None or height < 4:
+            return bar_chart(rates, max(rates) * _FULL, "tok/s", width, height, "$primary")
+        shares = [sample.achieved_gb_s / peak for sample in samples]
+        upper = height - height // 2
+        return [
+            *bar_chart(rates, max(rates) * _FULL, "tok/s", width, upper, "$primary"),
+            *bar_chart([100 * share for share in shares], max(100.0, *(100 * s for s in shares)), "MBU %", width,
+                       height // 2, "$secondary"),
+        ]  # fmt: skip
+
+
+def bar_chart(values: Sequence[float], top: float, name: str, width: int, height: int, style: str) -> list[Content]:
+    """`height` lines of bars with round ticks at the left and, above the ticks, what is shown. top: above zero."""
+    places = ticks(0.0, top, max(1, int(height / _ROWS_A_TICK)))
+    names = [""] * height
+    for value, label in zip(places, labels(places), strict=True):
+        names[height - 1 - max(0, dots_of(value, top, height) - 1) // 4] = label
+    left = max(len(name), *(len(label) for label in names)) + 1
+    names[0] = name
+    drawn = bars(values, top, width - left, height)
+    return [
+        Content.assemble((f"{label:>{left - 1}}{'┤' if label else '│'}", "$quiet"), (text, style))
+        for label, text in zip(names, drawn, strict=True)
+    ]

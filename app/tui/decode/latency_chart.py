@@ -1,0 +1,100 @@
+"""The chart of step latencies: bars on a zero baseline with axes, percentiles, and what does not fit marked.
+
+Two steps a cell, the newest at the right. What stands far above the median is in another colour; a dotted line at p50
+and one with fewer dots at p95 run through bars and ground alike; `↑` stands on a bar that goes on above the chart.
+Pure: no widget, no clock.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from textual.content import Content
+
+from headrace.app.tui.decode.axes import labels, marked, ticks
+from headrace.app.tui.decode.braille import bars, dots_of, dotted
+from headrace.runtime.telemetry import Percentiles
+
+HEADROOM = 1.25  # the chart reaches this far above p99
+_ROWS_A_TICK = 2
+_CELLS_A_TICK = 10
+_NEAR, _FAR = 1.25, 2.0  # times the median
+_AXIS_FROM = 4  # lines of a chart that can spare one for the steps' numbers
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyChart:
+    """`lines`, the first `left` cells of each of which are the axis."""
+
+    lines: list[Content]
+    left: int
+
+
+def latency_chart(
+    latencies_s: Sequence[float], newest: int, width: int, height: int, cursor: int | None = None
+) -> LatencyChart:
+    """`height` lines of `width` cells. newest: the last latency's step number. cursor: steps back from it.
+
+    latencies_s: one at least.
+    """
+    rows = height - 1 if height > _AXIS_FROM else height
+    visible = latencies_s[-2 * width :]
+    of = Percentiles.of(visible)
+    assert of is not None
+    top = max(of.p99 * HEADROOM, 1e-9)
+    names = _names(of, top, rows)
+    left = max(len(name) for name in names) + 1
+    room = width - left
+    shown = latencies_s[-2 * room :]
+    drawn = bars(shown, top, room, rows)
+    for value, every in ((of.p95, 4), (of.p50, 2)):
+        drawn = dotted(drawn, dots_of(value, top, rows) - 1, every)
+    cut = {room - 1 - back // 2 for back, latency in enumerate(reversed(shown)) if latency > top}
+    at = room - 1 - cursor // 2 if cursor is not None and cursor // 2 < room else None
+    lines = []
+    for row, (name, text) in enumerate(zip(names, drawn, strict=True)):
+        mark = "┤" if name and not name.startswith("p") else "┈" if name else "│"
+        body = Content.styled(text, colour((rows - row - 0.5) / rows * top, of.p50))
+        for column in cut if row == 0 else ():
+            body = Content.assemble(body[:column], ("↑", "bold $text-error"), body[column + 1 :])
+        if at is not None:
+            body = Content.assemble(body[:at], (_under(text[at]), "bold $text-accent"), body[at + 1 :])
+        lines.append(Content.assemble((f"{name:>{left - 1}}{mark}", "$quiet"), body))
+    if rows < height:
+        lines.append(Content.styled(f"{'step' if left > 4 else '':>{left - 1}} {_numbers(newest, room)}", "$quiet"))
+    return LatencyChart(lines, left)
+
+
+def colour(latency_s: float, p50: float) -> str:
+    """The style of what stands at this height, by its distance from the median."""
+    if latency_s <= p50 * _NEAR:
+        return "$primary"
+    return "$accent" if latency_s <= p50 * _FAR else "$error"
+
+
+def _names(of: Percentiles, top: float, rows: int) -> list[str]:
+    """What stands left of each line: round milliseconds, and the percentiles where they are drawn."""
+    names = [""] * rows
+    places = ticks(0.0, top * 1e3, max(1, rows // _ROWS_A_TICK))
+    for value, label in zip(places, labels(places), strict=True):
+        names[_row(value / 1e3, top, rows)] = label
+    for value, label in ((of.p95, "p95"), (of.p50, "p50")):
+        if rows > 2:
+            names[_row(value, top, rows)] = label
+    return names
+
+
+def _row(value: float, top: float, rows: int) -> int:
+    return rows - 1 - max(0, dots_of(value, top, rows) - 1) // 4
+
+
+def _numbers(newest: int, room: int) -> str:
+    """Round step numbers below their steps."""
+    oldest = max(1, newest - 2 * room + 1)
+    places = ticks(oldest, newest, max(1, min(room // _CELLS_A_TICK, newest - oldest)))
+    named = zip(places, labels(places), strict=True)
+    return marked([(room - 1 - (newest - round(place)) // 2, label) for place, label in named], room)
+
+
+def _under(text: str) -> str:
+    """The cursor's line, behind a bar where there is one."""
+    return text if text != " " else "│"

@@ -1,0 +1,258 @@
+"""The charts of the decode view as plain functions: ticks, what is cut, dotted lines, colours. No widget, no clock."""
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from textual.content import Content
+
+from headrace.app.tui.decode.axes import decades, labels, marked, ticks
+from headrace.app.tui.decode.braille import bars, dotted
+from headrace.app.tui.decode.cache import CacheSection, seconds_until_full
+from headrace.app.tui.decode.context_speed import context_chart, expected_rate, span_of
+from headrace.app.tui.decode.decode_history import DecodeHistory
+from headrace.app.tui.decode.feed import facts
+from headrace.app.tui.decode.history import bar_chart
+from headrace.app.tui.decode.latency_chart import colour, latency_chart
+from headrace.app.tui.decode.layers import layered
+from headrace.app.tui.decode.metrics import LiveMetrics, MachineFacts
+from headrace.app.tui.decode.roofline import Point, plot, roof
+from headrace.app.tui.decode.turns import TurnsSection
+from tests.app.scripted_engine import CARD, COST, record, summary
+
+SPANS = st.tuples(st.floats(0, 1e6), st.floats(1e-6, 1e6)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+
+
+@given(SPANS, st.integers(1, 12))
+def test_ticks_are_round_few_and_within(span: tuple[float, float], most: int) -> None:
+    low, high = span
+    found = ticks(low, high, most)
+    assert len(found) <= most + 1
+    slack = (high - low) * 1e-6 + high * 1e-9
+    for tick in found:
+        assert low - slack <= tick <= high + slack
+    for a, b in pairwise(found):
+        digits = f"{b - a:.3e}".partition("e")[0]
+        assert digits in ("1.000", "2.000", "5.000")
+
+
+def test_ticks_of_nothing() -> None:
+    assert ticks(1.0, 1.0, 5) == ticks(0.0, math.inf, 5) == ticks(0.0, 9.0, 0) == []
+    assert ticks(0.0, 1.0, 5) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+
+
+def test_labels_have_the_decimals_their_distance_needs() -> None:
+    assert labels(ticks(0.0, 60.0, 3)) == ["0", "20", "40", "60"]
+    assert labels(ticks(0.0, 0.6, 3)) == ["0.0", "0.2", "0.4", "0.6"]
+    assert labels([0.0]) == ["0"]
+    assert labels(ticks(0.0, 9000.0, 2)) == ["0", "5,000"]
+
+
+def test_decades_leave_out_what_there_is_no_room_for() -> None:
+    assert decades(0.1, 1000, 9) == pytest.approx([0.1, 1, 10, 100, 1000])
+    assert decades(0.1, 1000, 3) == pytest.approx([0.1, 10, 1000])
+    assert decades(0, 10, 3) == []
+
+
+def test_labels_below_a_chart_do_not_run_into_each_other() -> None:
+    assert marked([(0, "100"), (3, "150"), (6, "200"), (11, "250")], 12) == "╵100  ╵200  "
+    assert marked([(-2, "50")], 5) == " " * 5
+    assert marked([(0, "0"), (9, "250")], 10) == "╵0    250╵"
+
+
+def test_a_dotted_line_is_dark_on_bars_and_light_on_the_ground() -> None:
+    drawn = bars([8.0, 8.0, 1.0, 1.0], top=8.0, width=2, height=2)
+    assert drawn == ["⣿ ", "⣿⣀"]
+    assert dotted(drawn, 7, 2) == ["⣾⠁", "⣿⣀"]
+    assert dotted(drawn, 7, 4) == ["⣾ ", "⣿⣀"]
+    assert dotted(drawn, 0, 2) == ["⣿ ", "⢿⢀"]
+    assert dotted(drawn, 99, 2) == drawn
+
+
+def _lines(latencies: list[float], newest: int, width: int, height: int, cursor: int | None = None) -> list[str]:
+    return [line.plain for line in latency_chart(latencies, newest, width, height, cursor).lines]
+
+
+STEADY = [0.010] * 99 + [0.012]
+
+
+def test_the_latency_chart_has_round_ticks_on_both_axes() -> None:
+    lines = _lines([0.010] * 97 + [0.030] * 3, 250, 44, 9)
+    assert [line.partition("┤")[0].strip() for line in lines if "┤" in line] == ["30", "20", "0"]  # 10 is where p50 is
+    assert lines[-1].split() == ["╵180", "╵200", "╵220", "╵240"]
+    assert all(len(line) == 44 for line in lines)
+    for tick in (180, 200, 220, 240):  # two steps a cell, the newest rightmost
+        assert lines[-1].index(f"╵{tick}") == 43 - (250 - tick) // 2
+
+
+def test_a_bar_that_goes_on_above_the_chart_is_marked() -> None:
+    latencies = [0.010] * 100
+    latencies[-21] = 0.5
+    lines = _lines(latencies, 100, 60, 9)
+    assert lines[0].count("↑") == 1
+    assert lines[0].index("↑") == 59 - 20 // 2
+    assert not any("↑" in line for line in lines[1:])
+    assert not any("↑" in line for line in _lines(STEADY, 100, 60, 9))
+
+
+def test_the_percentiles_stand_in_the_chart() -> None:
+    lines = _lines([0.010] * 80 + [0.020] * 20, 100, 60, 9)
+    names = [line[:3] for line in lines]
+    assert names.index("p95") < names.index("p50")
+
+
+def test_the_axis_takes_no_more_room_than_its_labels() -> None:
+    assert latency_chart(STEADY, 100, 60, 9).left == 4
+    assert latency_chart([0.0001] * 50, 50, 60, 9).left == 5
+
+
+def test_colours_tell_the_distance_from_the_median() -> None:
+    assert [colour(value, 0.010) for value in (0.005, 0.010, 0.012, 0.015, 0.021)] == [
+        "$primary",
+        "$primary",
+        "$primary",
+        "$accent",
+        "$error",
+    ]
+    chart = latency_chart([0.010] * 80 + [0.040] * 20, 100, 60, 13)
+    styles = [_style(line) for line in chart.lines[:-1]]
+    assert styles == sorted(styles, key=["$error", "$accent", "$primary"].index)
+    assert set(styles) == {"$error", "$accent", "$primary"}
+
+
+@given(
+    st.lists(st.floats(0, 10), min_size=1, max_size=300),
+    st.integers(12, 200),
+    st.integers(1, 20),
+    st.none() | st.integers(0, 400),
+)
+def test_the_latency_chart_fills_its_place_whatever_it_shows(
+    latencies: list[float], width: int, height: int, cursor: int | None
+) -> None:
+    lines = _lines(latencies, len(latencies), width, height, cursor)
+    assert len(lines) == height
+    assert {len(line) for line in lines} == {width}
+
+
+def _style(line: Content) -> str:
+    """Of the bars: the last of the line's styles."""
+    return str(line.spans[-1].style)
+
+
+# -- roofline, speed against context, history ----------------------------------------------------------------------
+
+POINTS = [Point(2.7, 19.4e9, "◆", ""), Point(96.0, 71.3e9, "▲", "")]
+
+
+def _plot(roof: float | None, width: int = 56, height: int = 13) -> list[str]:
+    return [line.plain for line in plot(POINTS, 10e9, roof, width, height)]
+
+
+def test_the_roofline_has_round_ticks_and_a_measured_roof() -> None:
+    lines = _plot(150e9)
+    assert lines[3].startswith("100G┤")
+    assert "╵10 " in lines[-1]
+    assert "╵100 " in lines[-1]
+    assert "⣀⣀⣀⣀⣀⣀⣀⣀⣀⣀" in lines[1]  # flat
+    assert {len(line) for line in lines} == {56}
+
+
+def test_without_a_compute_roof_the_plot_ends_beside_its_points() -> None:
+    lines = _plot(None)
+    assert not any("⣀⣀⣀⣀⣀⣀" in line for line in lines)
+    assert "1000" not in lines[-1]
+    assert max(line.rfind("▲") for line in lines) > 40
+
+
+def test_a_point_above_the_measured_roof_lifts_it() -> None:
+    metrics = LiveMetrics()
+    metrics.machine = MachineFacts(compute_flops=50e9, peak_flops=400e9)
+    assert roof(metrics, POINTS) == 71.3e9
+    metrics.machine = MachineFacts(compute_flops=500e9, peak_flops=400e9)
+    assert roof(metrics, POINTS) == 500e9
+    metrics.machine = MachineFacts(peak_flops=400e9)
+    assert roof(metrics, POINTS) == 400e9
+    assert roof(LiveMetrics(), POINTS) is None
+
+
+def test_the_expected_speed_follows_from_the_shapes() -> None:
+    assert expected_rate(COST, 10.0, 1) == pytest.approx(10e9 / COST.step_bytes(0))
+    assert expected_rate(COST, 10.0, 8192) == pytest.approx(10e9 / COST.step_bytes(8191))
+    lines = [line.plain for line in context_chart(COST, 10.0, 7.0, [(32, 71.0), (500, 60.0)], 2048, 60, 10)]
+    assert sum(line.count("•") for line in lines) == 2
+    assert lines[-1].split() == ["╵0", "╵500", "╵1,000", "╵1,500", "2,000╵"]
+    assert lines[0].startswith("100┤")
+    assert {len(line) for line in lines} == {60}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "limit", "span"),
+    [(0, 8192, 2048), (600, 8192, 4096), (5000, 8192, 8192), (5000, 0, 32768), (9, 512, 512)],
+)
+def test_the_context_that_is_shown_grows_with_the_conversation(tokens: int, limit: int, span: int) -> None:
+    assert span_of(tokens, limit) == span
+
+
+def test_layers_show_all_dots_in_the_front_style() -> None:
+    (line,) = layered([(["⠁⠁ "], "red"), (["⡀  "], "blue"), (["  •"], "green")])
+    assert line.plain == "⡁⠁•"
+    assert [str(span.style) for span in line.spans] == ["blue", "red", "green"]
+
+
+def test_the_history_has_an_entry_for_each_second_of_decoding() -> None:
+    history = DecodeHistory()
+    history.add([record(n, 20 + n) for n in range(401)])  # 6 ms each, the first does not count
+    assert len(history.samples) == 2
+    history.end_turn()
+    assert len(history.samples) == 3
+    history.add([record(n, 20) for n in range(4)])
+    history.end_turn()  # three steps say nothing
+    assert len(history.samples) == 3
+    assert [context for context, _ in history.speeds()] == [32 + 64 * n for n in range(7)]
+    assert history.gb_s == pytest.approx(sum(s.achieved_gb_s for s in history.samples) / 3)
+    copy = history.copy()
+    history.add([record(n, 20) for n in range(400)])
+    assert len(copy.samples) == 3
+
+
+def test_history_bars_have_round_ticks() -> None:
+    lines = [line.plain for line in bar_chart([60.0, 70.0, 65.0], 74.0, "tok/s", 30, 5, "")]
+    assert lines[0].startswith("tok/s┤")
+    assert [line.partition("┤")[0].strip() for line in lines[1:] if "┤" in line] == ["50", "0"]
+    assert {len(line) for line in lines} == {30}
+
+
+def _answering() -> LiveMetrics:
+    metrics = LiveMetrics()
+    metrics.ready(*facts(CARD))
+    metrics.submitted()
+    metrics.prefilling(19, 19, 0)
+    metrics.stepped([record(n, 20 + n) for n in range(200)])
+    return metrics
+
+
+def test_the_running_turn_is_a_live_row() -> None:
+    metrics = _answering()
+    section = TurnsSection(metrics)
+    row = section.lines(metrics, 60, 5)[1].plain
+    assert row.split()[:4] == ["●", "1", "20", "0"]
+    assert "200" in row
+    before = section.news(metrics)
+    metrics.stepped([record(200, 220)])
+    assert section.news(metrics) != before
+    metrics.finished(summary(20, 0, 201), "stop", 0.1)
+    rows = section.lines(metrics, 60, 5)
+    assert len(rows) == 2
+    assert "●" not in rows[1].plain
+
+
+def test_the_cache_says_how_long_it_lasts() -> None:
+    metrics = _answering()
+    lines = [line.plain for line in CacheSection(metrics).lines(metrics, 50, 4)]
+    assert lines[-1].startswith(f"{512 - 219} more until full")
+    here, limit = COST.step_bytes(219), COST.step_bytes(511)
+    expected = (512 - 219) * (here + limit) / 2 / ((metrics.history.gb_s or 0) * 1e9)
+    assert seconds_until_full(metrics) == pytest.approx(expected)
+    assert "s of decoding" in lines[-1]
