@@ -12,6 +12,7 @@ from textual.content import Content
 from headrace.app.answer_phrases import rate_digits
 from headrace.app.tui.decode.axes import labels, marked, ticks
 from headrace.app.tui.decode.braille import Canvas
+from headrace.app.tui.decode.decode_history import BUCKET
 from headrace.app.tui.decode.layers import layered
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.section import Section
@@ -27,6 +28,19 @@ class ContextSpeedSection(Section):
     """One chart and a line of words."""
 
     TITLE = "tok/s by context"
+
+    def news(self, metrics: LiveMetrics) -> object:
+        """A few more tokens move nothing that can be seen."""
+        history, model = metrics.history, metrics.model
+        achieved = history.gb_s
+        known = metrics.machine.measured_gb_s, model.name, model.context_limit
+        return (
+            id(metrics),
+            metrics.fill.tokens // BUCKET,
+            round(achieved, 1) if achieved else None,
+            known,
+            metrics.phase,
+        )
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         cost, peak = metrics.model.cost, metrics.machine.measured_gb_s
@@ -103,16 +117,18 @@ def _points(measured: Sequence[tuple[int, float]], top: float, span: int, width:
 
 
 def _legend(cost: StepCost, peak: float, achieved: float | None, span: int, width: int) -> Content:
-    if achieved is None:
-        return Content.assemble(("┈ ", "$text-warning"), ("roofline", "$quiet"))
-    end = expected_rate(cost, achieved, span)
-    roof = expected_rate(cost, peak, span)
-    return Content.assemble(
-        ("• ", "bold $text-accent"), ("measured  ", "$quiet"),
-        ("─ ", "$primary"), (f"{rate_digits(end)}", "bold"), ("  ", ""),
-        ("┈ ", "$text-warning"), (f"roofline {rate_digits(roof)}", "$quiet"),
-        (f"  at {span:,}", "$quiet"),
-    ).truncate(width, ellipsis=True)  # fmt: skip
+    """What the curves say at the right end."""
+    pieces = [(f"at {span:,} ", "$quiet")]
+    if achieved is not None:
+        pieces += [
+            ("─ ", "$primary"),
+            (rate_digits(expected_rate(cost, achieved, span)), "bold"),
+            (" expected ", "$quiet"),
+        ]
+    pieces += [("┈ ", "$text-warning"), (f"{rate_digits(expected_rate(cost, peak, span))} roofline ", "$quiet")]
+    if achieved is not None:
+        pieces += [("• ", "bold $text-accent"), ("measured", "$quiet")]
+    return Content.assemble(*pieces).truncate(width, ellipsis=True)
 
 
 def _dot(value: float, top: float, height: int) -> int:

@@ -5,6 +5,7 @@ Fed with every step, read by the charts; bounded. Seconds of decoding count, not
 
 from collections import deque
 from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import dataclass
 
 from headrace.runtime.telemetry import StepRecord
@@ -67,10 +68,7 @@ class DecodeHistory:
 
     def copy(self) -> "DecodeHistory":
         """One that stays as it is."""
-        copy = DecodeHistory()
-        copy.samples = self.samples.copy()
-        copy._by_context = dict(self._by_context)
-        return copy
+        return deepcopy(self)
 
     def _sample(self) -> None:
         self.samples.append(Sample(self._steps / self._seconds, self._bytes / self._seconds / 1e9))

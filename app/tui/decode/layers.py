@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import groupby
+from operator import itemgetter
 
 from textual.content import Content
 
@@ -13,13 +14,16 @@ def layered(layers: Sequence[tuple[Sequence[str], str]]) -> list[Content]:
 
     Where several have dots in a cell, all of them show, in the front one's style. What is no braille covers the cell.
     """
-    lines = []
-    for texts in zip(*(rows for rows, _ in layers), strict=True):
-        cells = [_cell([(text[at], style) for text, (_, style) in zip(texts, layers, strict=True)])
-                 for at in range(len(texts[0]))]  # fmt: skip
-        runs = groupby(cells, key=lambda cell: cell[1])
-        lines.append(Content.assemble(*(("".join(text for text, _ in run), style) for style, run in runs)))
-    return lines
+    return [_line(texts, [style for _, style in layers]) for texts in zip(*(rows for rows, _ in layers), strict=True)]
+
+
+def _line(texts: Sequence[str], styles: Sequence[str]) -> Content:
+    drawn = [(text, style) for text, style in zip(texts, styles, strict=True) if not text.isspace()]
+    if len(drawn) < 2:  # nearly always
+        return Content.styled(*drawn[0]) if drawn else Content(texts[0])
+    cells = [_cell([(text[at], style) for text, style in drawn]) for at in range(len(texts[0]))]
+    runs = groupby(cells, key=itemgetter(1))
+    return Content.assemble(*(("".join(text for text, _ in run), style) for style, run in runs))
 
 
 def _cell(stack: Sequence[tuple[str, str]]) -> tuple[str, str]:
