@@ -1,0 +1,97 @@
+"""Looks at what the machine does: CPUs at work, memory and swap through psutil, and what `sensors` tells.
+
+A look costs less than a millisecond. Who takes the CPUs is looked up only when somebody does, twice,
+since that means a look at every process. Shares and rates are of the time since the look before.
+"""
+
+import contextlib
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import psutil
+
+from headrace.runtime.machine.load import Load
+from headrace.runtime.machine.sensors import Sensors, sensors
+
+
+class LoadSampler:
+    """Call `look` every second or two."""
+
+    def __init__(
+        self,
+        backend: str,
+        clock: Callable[[], float] = time.monotonic,
+        sensors_of: Callable[[str], Sensors] = sensors,
+    ) -> None:
+        self._clock = clock
+        self._sensors = sensors_of(backend)
+        self._last: tuple[float, float] | None = None  # when, CPU seconds of all
+        self._own: dict[int, float] = {}  # CPU seconds by process
+        self._everyone: dict[int, float] = {}  # the same of all processes, since others take what we need
+        self._busiest = ""
+
+    def look(self, own: Iterable[int]) -> Load | None:
+        """How it was since the last look; None at the first. own: this program's processes."""
+        now, times = self._clock(), psutil.cpu_times()
+        busy = (
+            sum(times)
+            - times.idle
+            - getattr(times, "iowait", 0.0)
+            - getattr(times, "guest", 0.0)
+            - getattr(times, "guest_nice", 0.0)
+        )
+        seconds = {pid: spent for pid in own if (spent := _spent(pid)) is not None}
+        mine = sum(spent - self._own[pid] for pid, spent in seconds.items() if pid in self._own)
+        last, self._last, self._own = self._last, (now, busy), seconds
+        readings = self._sensors()
+        if last is None or now <= last[0]:
+            return None
+        elapsed, memory = now - last[0], psutil.virtual_memory()
+        cpus = psutil.cpu_count() or 1
+        load = Load(
+            cpus=cpus,
+            busy_cpus=min(float(cpus), max(0.0, busy - last[1]) / elapsed),
+            own_cpus=mine / elapsed,
+            memory_used=memory.total - memory.available,
+            memory_total=memory.total,
+            swap_used=_swap_used(),
+            readings=readings,
+        )
+        return replace(load, busiest=self._who(seconds)) if load.contended else self._nobody(load)
+
+    def _nobody(self, load: Load) -> Load:
+        self._everyone, self._busiest = {}, ""
+        return load
+
+    def _who(self, own: Iterable[int]) -> str:
+        """The process, of those that are not ours, that took most since the look before; asked until it is known."""
+        if self._busiest:
+            return self._busiest
+        spent = {
+            process.pid: sum(process.info["cpu_times"][:2])
+            for process in psutil.process_iter(["cpu_times"])
+            if process.info["cpu_times"] is not None and process.pid not in own
+        }
+        before, self._everyone = self._everyone, spent
+        grown = {pid: seconds - before[pid] for pid, seconds in spent.items() if pid in before}
+        if grown:
+            with contextlib.suppress(psutil.Error):
+                self._busiest = psutil.Process(max(grown, key=grown.__getitem__)).name()
+        return self._busiest
+
+
+def _spent(pid: int) -> float | None:
+    """CPU seconds of a process; None where it is gone."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return None
+    return float(times.user + times.system)
+
+
+def _swap_used() -> int:
+    with warnings.catch_warnings():  # what a container does not know of swapping is not asked for
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return int(psutil.swap_memory().used)

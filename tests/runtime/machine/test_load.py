@@ -1,0 +1,136 @@
+"""How busy a machine is, whose work that is, and whether decoding has to wait for it."""
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.runtime.machine.load import Load
+from headrace.runtime.machine.load_sampler import LoadSampler
+from headrace.runtime.machine.sensors import Readings
+
+
+def _load(cpus: int, busy: float, own: float) -> Load:
+    return Load(cpus, busy, own, memory_used=1 << 30, memory_total=8 << 30, swap_used=0)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "busy", "own", "contended"),
+    [
+        (2, 2.0, 1.95, False),  # decoding alone
+        (2, 2.0, 1.3, True),  # something else wants a core
+        (2, 0.1, 0.0, False),
+        (2, 1.1, 0.0, True),  # idle here, but half of the machine is taken
+        (16, 8.0, 7.0, False),  # there is room
+        (16, 15.0, 8.0, True),
+        (16, 16.5, 17.0, False),  # the clocks of the two counts differ a little
+    ],
+)
+def test_others_are_in_the_way_only_where_nothing_is_left(cpus: int, busy: float, own: float, contended: bool) -> None:
+    load = _load(cpus, busy, own)
+    assert load.contended is contended
+    assert load.other_cpus >= 0
+
+
+class Machine:
+    """Stands in for psutil: two CPUs, a process of ours and two of others."""
+
+    Error = ProcessLookupError
+
+    def __init__(self) -> None:
+        self.busy, self.idle = 100.0, 50.0
+        self.spent = {1: 10.0, 2: 20.0, 3: 30.0}
+        self.names = {1: "headrace", 2: "make", 3: "cc1plus"}
+        self.scans = 0
+
+    def run(self, **by_pid: float) -> None:
+        for pid, seconds in by_pid.items():
+            self.spent[int(pid[1:])] += seconds
+            self.busy += seconds
+
+    def cpu_times(self) -> Any:
+        class Times(tuple[float, ...]):
+            idle = self.idle
+
+        return Times((self.busy, self.idle))
+
+    def cpu_count(self) -> int:
+        return 2
+
+    def virtual_memory(self) -> Any:
+        return SimpleNamespace(total=8 << 30, available=6 << 30)
+
+    def swap_memory(self) -> Any:
+        return SimpleNamespace(used=5)
+
+    def Process(self, pid: int) -> Any:  # noqa: N802 - as psutil has it
+        if pid not in self.spent:
+            raise self.Error
+        times = SimpleNamespace(user=self.spent[pid], system=0.0)
+        return SimpleNamespace(cpu_times=lambda: times, name=lambda: self.names[pid])
+
+    def process_iter(self, _attributes: list[str]) -> Any:
+        self.scans += 1
+        for pid, seconds in self.spent.items():
+            yield SimpleNamespace(pid=pid, info={"cpu_times": (seconds, 0.0, 0.0, 0.0)})
+        yield SimpleNamespace(pid=9, info={"cpu_times": None})  # of somebody else
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    found = Machine()
+    monkeypatch.setattr("headrace.runtime.machine.load_sampler.psutil", found)
+    return found
+
+
+def _sampler() -> LoadSampler:
+    seconds = iter(range(100))
+    return LoadSampler("cpu", clock=lambda: float(next(seconds)), sensors_of=lambda _: Readings)
+
+
+def test_a_load_is_of_the_time_since_the_look_before(machine: Machine) -> None:
+    sampler = _sampler()
+    assert sampler.look([1]) is None
+    machine.run(p1=1.5, p2=0.2)
+    load = sampler.look([1])
+    assert load is not None
+    assert (load.busy_cpus, load.own_cpus, load.other_cpus) == pytest.approx((1.7, 1.5, 0.2))
+    assert (load.memory_used, load.memory_total, load.swap_used) == (2 << 30, 8 << 30, 5)
+    assert load.busiest == ""
+    assert machine.scans == 0  # nobody is in the way, so nobody is looked for
+
+
+def test_who_takes_most_is_found_in_two_looks_and_then_remembered(machine: Machine) -> None:
+    sampler = _sampler()
+    names = []
+    for _ in range(5):
+        machine.run(p1=1.0, p2=0.3, p3=0.7)
+        load = sampler.look([1])
+        names.append(load.busiest if load else None)
+    assert names == [None, "", "cc1plus", "cc1plus", "cc1plus"]
+    assert machine.scans == 2
+    machine.run(p1=1.9)
+    sampler.look([1])
+    machine.run(p1=1.0, p2=1.0)
+    load = sampler.look([1])
+    assert load is not None
+    assert load.busiest == ""  # another time, perhaps another one
+
+
+def test_processes_come_and_go(machine: Machine) -> None:
+    sampler = _sampler()
+    sampler.look([1, 77])
+    machine.run(p1=1.0, p2=0.5)
+    load = sampler.look([1, 2])  # 2 is ours from now on; what it did before does not count
+    assert load is not None
+    assert load.own_cpus == pytest.approx(1.0)
+
+
+def test_a_real_machine_is_looked_at() -> None:
+    sampler = LoadSampler("cpu")
+    sampler.look([os.getpid()])
+    load = sampler.look([os.getpid()])
+    assert load is not None
+    assert 0 <= load.busy_cpus <= load.cpus
+    assert 0 < load.memory_used < load.memory_total

@@ -1,0 +1,103 @@
+"""Power, temperature and the GPU's load from recorded files and stand-ins for the libraries; unknown stays unknown."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.runtime.machine import sensors as of
+from headrace.runtime.machine.sensors import Readings, apple, linux, sensors
+
+
+class Clock:
+    """A second a look."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def _chip(hwmon: Path, number: int, name: str, *celsius: float) -> None:
+    folder = hwmon / f"hwmon{number}"
+    folder.mkdir(parents=True)
+    (folder / "name").write_text(f"{name}\n")
+    for place, value in enumerate(celsius, 1):
+        (folder / f"temp{place}_input").write_text(f"{value * 1000:.0f}\n")
+
+
+def test_the_cpus_own_thermometer_is_read_and_power_is_energy_over_time(tmp_path: Path) -> None:
+    rapl = tmp_path / "energy_uj"
+    _chip(tmp_path / "hwmon", 0, "nvme", 90.0)
+    _chip(tmp_path / "hwmon", 1, "acpitz", 20.0)
+    _chip(tmp_path / "hwmon", 2, "coretemp", 51.0, 63.5)
+    look = linux(tmp_path / "hwmon", rapl, Clock())
+    assert look() == Readings(temperature_c=63.5)  # no counter
+    rapl.write_text("1000000\n")
+    assert look().power_w is None  # the first look
+    rapl.write_text("24500000\n")
+    assert look().power_w == pytest.approx(23.5)
+    rapl.write_text("5\n")
+    assert look().power_w is None  # the counter began anew
+
+
+def test_a_machine_that_says_nothing_is_known_for_nothing(tmp_path: Path) -> None:
+    assert linux(tmp_path / "none", tmp_path / "none", Clock())() == Readings()
+
+
+def test_apples_parts_are_added_up() -> None:
+    energies = iter([(1000, 2000, None), (3000, 12000, None)])
+
+    def energy() -> Any:
+        cpu, gpu, dram = next(energies)
+        return SimpleNamespace(cpu_total_mj=cpu, gpu_mj=gpu, dram_mj=dram)
+
+    look = apple(SimpleNamespace(get_cumulative_energy=energy), Clock())
+    assert look().power_w is None
+    assert look().power_w == pytest.approx(12.0)
+
+
+def _nvml(**more: Any) -> Any:
+    asked: list[object] = []
+    return SimpleNamespace(
+        asked=asked,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByIndex=lambda index: asked.append(index) or index,
+        nvmlDeviceGetHandleByUUID=lambda name: asked.append(name) or name,
+        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(used=2 << 30, total=80 << 30),
+        nvmlDeviceGetPowerUsage=lambda _: 310_500,
+        nvmlDeviceGetTemperature=lambda _device, _kind: 61,
+        nvmlDeviceGetUtilizationRates=lambda _: SimpleNamespace(gpu=87),
+        NVML_TEMPERATURE_GPU=0,
+        **more,
+    )
+
+
+@pytest.mark.parametrize(("visible", "asked"), [(None, 0), ("2,0", 2), ("GPU-12ab", "GPU-12ab")])
+def test_the_gpu_that_computes_is_asked(monkeypatch: pytest.MonkeyPatch, visible: str | None, asked: object) -> None:
+    nvml = _nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert sensors("cuda")() == Readings(310.5, 61.0, 0.87, 2 << 30, 80 << 30)
+    assert nvml.asked == [asked]
+
+
+def test_what_fails_once_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def broken() -> Readings:
+        calls.append(1)
+        raise RuntimeError("GPU is lost")
+
+    look = of._until_it_fails(broken)
+    assert look() == look() == Readings()
+    assert len(calls) == 1
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # not installed
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setitem(sys.modules, "zeus_apple_silicon", None)
+    assert sensors("cuda")() == sensors("metal")() == Readings()
