@@ -13,6 +13,12 @@ def duration(seconds: float | None) -> str:
     return "–" if seconds is None else format_seconds(seconds)
 
 
+def plain_phrases(tokens: int, tokens_per_second: float | None, ttft_s: float | None) -> list[str]:
+    """The same for people who have never read about decoding: how much, how fast, how long before it began."""
+    parts = phrases(tokens, tokens_per_second, None, None)
+    return parts if ttft_s is None else [*parts, f"first word after {ttft_s:.2f} s"]
+
+
 def phrases(tokens: int, tokens_per_second: float | None, ttft_s: float | None, mbu: float | None) -> list[str]:
     """The account every answer ends with, what matters most first; what is not known (None) is left out.
 

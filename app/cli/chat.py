@@ -41,6 +41,7 @@ def chat(model: str | None, resume: str | None, context: int | None) -> int:
     from headrace.app.sessions.unsaved import store_for_chat
     from headrace.app.settings import chosen_model, load_settings
     from headrace.app.tui.app import HeadraceApp
+    from headrace.app.tui.decode.machine_watch import MachineWatch
 
     settings = load_settings()
     with store_for_chat() as (store, unsaved):
@@ -56,7 +57,8 @@ def chat(model: str | None, resume: str | None, context: int | None) -> int:
             )
         engine = EngineClient()
         limit = context or settings.chat.context or None
-        app = HeadraceApp(engine, store, session, settings=settings, context=limit, warning=unsaved)
+        watch = MachineWatch(lambda: [os.getpid(), *([engine.pid] if engine.pid else [])])
+        app = HeadraceApp(engine, store, session, settings=settings, context=limit, warning=unsaved, watch=watch)
         try:
             app.run(mouse=settings.screen.mouse)
         finally:

@@ -30,6 +30,7 @@ from headrace.app.sessions.records import Session
 from headrace.app.sessions.store import SessionStore
 from headrace.app.settings import Settings, save_setting
 from headrace.app.tui.decode.feed import feed
+from headrace.app.tui.decode.machine_watch import MachineWatch
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.hangup import end_on_signals, when_made
 from headrace.app.tui.input.clipboard import copy_with_tool
@@ -39,9 +40,10 @@ from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.decode_screen import DecodeScreen
 from headrace.app.tui.screens.parameters import sampling_text
 from headrace.app.tui.status_bar import Status
-from headrace.app.tui.textual_overrides.driver import TerminalDriver
+from headrace.app.tui.textual_overrides.driver import AskingDriver, TerminalDriver
 from headrace.app.tui.textual_overrides.frugal_screen import FrugalScreen
-from headrace.app.tui.themes import DARK, LIGHT, after_terminal, own_variables
+from headrace.app.tui.textual_overrides.ground import Ground
+from headrace.app.tui.themes import DARK, LIGHT, after_terminal, on_ground, own_variables
 from headrace.app.tui.transcript.markdown_lines import parser
 from headrace.runtime.errors import HeadraceError, SessionError, UsageError
 from headrace.runtime.paths import data_dir
@@ -72,8 +74,13 @@ class HeadraceApp(App[None]):
         settings: Settings | None = None,
         context: int | None = None,
         warning: str | None = None,
+        watch: MachineWatch | None = None,
     ) -> None:
-        """context: the limit to load models with. warning: said once the chat is on the screen."""
+        """context: the limit to load models with. warning: said once the chat is on the screen.
+
+        watch: looks at the machine; without one nothing is said about it.
+        """
+        self.settings = settings or Settings()  # asked for on the way up
         super().__init__()
         self._warning = warning
         self.engine = engine
@@ -83,7 +90,6 @@ class HeadraceApp(App[None]):
         self.pulls: dict[str, PullProgress] = {}
         self._context_limit = context
         self.conversation = Conversation(engine, store, session, context=context)
-        self.settings = settings or Settings()
         self.left_with: SessionError | None = None
         """What could not be stored on leaving."""
         self._early: list[events.Event] | None = []  # keys and pastes from before the first frame, None after it
@@ -93,6 +99,8 @@ class HeadraceApp(App[None]):
         self._metrics_due = 0.0
         self._drawn_version = -1
         self._drawn_phase: object = None
+        self._drawn_load: object = None
+        self._watch = watch
         self._interval = PollInterval()
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -109,7 +117,9 @@ class HeadraceApp(App[None]):
 
     def get_driver_class(self) -> type[Driver]:
         chosen = super().get_driver_class()
-        return TerminalDriver if chosen is LinuxDriver else chosen
+        if chosen is not LinuxDriver:
+            return chosen
+        return TerminalDriver if self.settings.screen.theme else AskingDriver
 
     async def on_event(self, event: events.Event) -> None:
         """Keys wait for the input to be there: textual drops what nothing has the focus for."""
@@ -132,6 +142,12 @@ class HeadraceApp(App[None]):
         if self._warning is not None:
             self.say(self._warning, problem=True)
         self.call_after_refresh(self._start)
+
+    def on_ground(self, event: Ground) -> None:
+        """The terminal answered: a theme that nobody chose suits it from now on."""
+        if not self.settings.screen.theme and self.theme == self._theme_at_start:
+            self._theme_at_start = on_ground(light=event.light)
+            self.theme = self._theme_at_start
 
     async def _start(self) -> None:
         """The first frame is out: take what was typed before it, load the model, begin to poll."""
@@ -203,6 +219,8 @@ class HeadraceApp(App[None]):
         events = self.conversation.poll()
         feed(self.metrics, events)
         self._note(events)
+        if self._watch is not None and (load := self._watch.look(time.monotonic())) is not None:
+            self.metrics.looked(load)
         if (chat := self.chat) is not None:
             chat.sync(events)
         changed, self._drawn_phase = self.metrics.phase != self._drawn_phase, self.metrics.phase
@@ -222,9 +240,9 @@ class HeadraceApp(App[None]):
     def draw_metrics(self, *, force: bool = False) -> None:
         """Draw the decode view, if it shows and if there is news."""
         shown = self.frozen or self.metrics
-        if shown.version == self._drawn_version and not force:
+        if (shown.version, shown.load) == (self._drawn_version, self._drawn_load) and not force:
             return
-        self._drawn_version = shown.version
+        self._drawn_version, self._drawn_load = shown.version, shown.load
         if isinstance(self.screen, DecodeScreen):
             self.screen.show(shown, self.status(), frozen=self.frozen is not None)
         elif isinstance(self.screen, ChatScreen):
@@ -242,6 +260,8 @@ class HeadraceApp(App[None]):
                 self.say(f"{event.name}: {event.message}", problem=True)
             elif isinstance(event, Ready):
                 self._interval.spare = event.card.spare_cpus > 0
+                if self._watch is not None:
+                    self._watch.begin(event.card.machine.backend)
                 self.draw_metrics(force=True)
                 self.call_after_refresh(parser)  # made now, not with the first answer's first words
 

@@ -1,34 +1,83 @@
-"""The command palette's entries: the slash commands, by name and help, and the themes."""
+"""The command palette's entries: what can be done, each with its key, and the themes."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.content import Content
 
 from headrace.app.tui.input.commands import COMMANDS
 
-_NEED_TEXT = ("file", "rename")  # of no use without an argument
+_TITLES = {  # of the commands that mean something without an argument
+    "help": "Show the keys and commands",
+    "model": "Switch the model",
+    "system": "Edit the system prompt",
+    "set": "Change the parameters",
+    "editor": "Write in your editor",
+    "queue": "Take back what waits",
+    "regen": "Answer the last question again",
+    "continue": "Continue the stopped answer",
+    "edit": "Edit your last message",
+    "summary": "Edit the summary",
+    "branch": "Go to the next branch",
+    "copy": "Copy the last answer",
+    "links": "Open a link of the last answer",
+    "find": "Find in this conversation",
+    "new": "Start a new session",
+    "sessions": "Open another session",
+    "search": "Search all sessions",
+    "export": "Export this session",
+    "stats": "Open the decode view in full",
+    "think": "Show or hide thinking",
+    "restart": "Restart the engine",
+    "quit": "Quit",
+}
+_BESIDE_COMMANDS = (  # title, key, help, action
+    ("Widen or close the decode panel", "F3", "the panel beside the chat", "screen.panel"),
+    ("Freeze the figures, or let them go on", "F7", "the decode view stays as it is", "app.freeze"),
+    ("Export the figures as JSON", "x in F2", "what the decode view shows", "app.export_metrics"),
+)
+_CHAT_ONLY = ("screen.panel",)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    title: str
+    key: str
+    help: str
+    run: Callable[[], object]
 
 
 class AppCommands(Provider):
-    """What can be done now, findable by typing a part of it."""
+    """What can be done now, findable by typing a part of its title, its name or its help."""
 
     async def discover(self) -> Hits:
-        for title, help_text, run in self._offered():
-            yield DiscoveryHit(title, run, help=help_text)
+        for entry in self._offered():
+            yield DiscoveryHit(_with_key(Content(entry.title), entry.key), entry.run, entry.title, entry.help)
 
     async def search(self, query: str) -> Hits:
         matcher = self.matcher(query)
-        for title, help_text, run in self._offered():
-            score = matcher.match(title)
-            if score > 0:
-                yield Hit(score, matcher.highlight(title), run, help=help_text)
+        for entry in self._offered():
+            in_title, in_help = matcher.match(entry.title), matcher.match(entry.help)
+            if in_title > 0 or in_help > 0:
+                title = _with_key(matcher.highlight(entry.title), entry.key)
+                yield Hit(max(in_title, in_help / 2), title, entry.run, entry.title, entry.help)
 
-    def _offered(self) -> Iterator[tuple[str, str, Callable[[], object]]]:
+    def _offered(self) -> Iterator[_Entry]:
         for command in COMMANDS:
-            if command.name not in _NEED_TEXT:
-                yield command.name.capitalize(), command.help, partial(self._run, command.name)
-        yield "Theme", "choose the colours", self.app.search_themes
+            if not command.needs_argument:
+                about = f"/{command.name}: {command.help}"
+                title = _TITLES.get(command.name, command.name.capitalize())
+                yield _Entry(title, command.key, about, partial(self._run, f"app.command({command.name!r})"))
+        for title, key, about, action in _BESIDE_COMMANDS:
+            if action not in _CHAT_ONLY or hasattr(self.screen, "action_panel"):
+                yield _Entry(title, key, about, partial(self._run, action))
+        yield _Entry("Change the theme", "", "choose the colours", self.app.search_themes)
 
-    async def _run(self, name: str) -> None:
-        await self.app.run_action(f"app.command({name!r})")
+    async def _run(self, action: str) -> None:
+        await self.app.run_action(action)
+
+
+def _with_key(title: Content, key: str) -> Content:
+    return Content.assemble(title, "  ", (key, "$text-accent")) if key else title

@@ -1,4 +1,7 @@
-"""The line at the top: which model, which session, how fast, and how full the context is. Always visible."""
+"""The line at the top: which model, which session, how fast, and how full the context is. Always visible.
+
+How fast is left out where the decode view says it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,14 +34,21 @@ class StatusBar(Lines):
     def __init__(self, metrics: LiveMetrics, id: str | None = None) -> None:
         super().__init__(metrics, id)
         self._status = Status()
+        self._with_speed = True
 
-    def tell(self, status: Status) -> None:
-        """New values; draws only if something is different."""
-        self._status = status
+    def tell(self, status: Status, *, with_speed: bool) -> None:
+        """New values; draws only if something is different. with_speed: nothing else on the screen says it."""
+        self._status, self._with_speed = status, with_speed
         self.show(self.metrics)
 
     def news(self, metrics: LiveMetrics) -> object:
-        return self._status, rate_digits(metrics.rate_average), metrics.phase, metrics.machine.measured_gb_s
+        return (
+            self._status,
+            self._with_speed,
+            rate_digits(metrics.rate_average),
+            metrics.phase,
+            metrics.machine.measured_gb_s,
+        )
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
         right = self._right(width)
@@ -61,7 +71,7 @@ class StatusBar(Lines):
 
     def _right(self, width: int) -> Content:
         speed = Content("")
-        if self.metrics.steps:
+        if self.metrics.steps and self._with_speed:
             share = f" MBU {self.metrics.mbu_average:.0%}" if self.metrics.mbu_average is not None else ""
             rate = rate_digits(self.metrics.rate_average)
             speed = Content.assemble((f"{rate} tok/s", "bold"), (share, "$quiet"), "   ")

@@ -18,6 +18,8 @@ def own_variables(theme: Theme) -> dict[str, str]:
         return {
             "quiet": "ansi_default",
             "faint": "ansi_bright_black",
+            "border": "ansi_bright_black",  # the frame, not what is in it, was the loudest thing on the screen
+            "border-blurred": "ansi_bright_black",
             "block-cursor-background": "ansi_default",
             "block-cursor-foreground": "ansi_default",
             "block-cursor-text-style": "bold underline",
@@ -96,6 +98,11 @@ LIGHT = Theme(
 
 
 def after_terminal() -> str:
-    """The theme that suits the terminal, as far as it says (COLORFGBG: foreground;background, 0 to 15)."""
+    """The theme that suits the terminal, as far as it says unasked (COLORFGBG: foreground;background, 0 to 15)."""
     ground = os.environ.get("COLORFGBG", "").rpartition(";")[2]
-    return LIGHT.name if ground in ("7", "15") else DARK.name
+    return on_ground(light=ground in ("7", "15"))
+
+
+def on_ground(*, light: bool) -> str:
+    """The theme for a light ground, or for a dark one."""
+    return LIGHT.name if light else DARK.name

@@ -19,6 +19,7 @@ from headrace.app.engine.client import EngineClient
 from headrace.app.sessions.store import SessionStore
 from headrace.app.settings import ScreenSettings, Settings
 from headrace.app.tui.app import HeadraceApp
+from headrace.app.tui.decode.machine_watch import MachineWatch
 from headrace.app.tui.input.prompt import Prompt
 
 HERE = Path(__file__).parent
@@ -77,7 +78,9 @@ async def take(name: str, size: tuple[int, int], theme: str, out: Path) -> Path:
     """One scene at one size, written to `out`."""
     with tempfile.TemporaryDirectory() as folder:
         store = SessionStore(Path(folder) / "sessions.db")
-        app = HeadraceApp(EngineClient(), store, settings=Settings(screen=ScreenSettings(theme=theme)))
+        engine = EngineClient()
+        watch = MachineWatch(lambda: [os.getpid(), *([engine.pid] if engine.pid else [])])
+        app = HeadraceApp(engine, store, settings=Settings(screen=ScreenSettings(theme=theme)), watch=watch)
         app.conversation.set_sampling({"max_tokens": 320})
         async with app.run_test(size=size, notifications=True) as pilot:
             await _idle(app, pilot)

@@ -26,7 +26,7 @@ def test_question_and_answer_are_on_the_screen(play) -> None:
         assert "Hello, world." in screen
         assert "4 tokens" in screen
         assert "167 tok/s" in screen
-        assert "TTFT 50.0 ms" in screen
+        assert "first word after 0.05 s" in screen
         assert "24 / 512" in screen  # context tokens of the limit
 
     play(scenario)
@@ -720,7 +720,38 @@ def test_the_status_line_has_the_share_as_soon_as_the_bandwidth_is_measured(play
         it.engine._backlog.append(PeakMeasured(PEAK))
         await it.until(lambda: "MBU" in it.text().splitlines()[0])
 
-    play(scenario, ScriptedEngine(card_to_load=replace(CARD, peak=None)))
+    play(scenario, ScriptedEngine(card_to_load=replace(CARD, peak=None)), size=(90, 30))
+
+
+def test_the_status_line_leaves_out_what_the_panel_says(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("hello")
+        await it.press("f3", "f3")
+        await it.until(lambda: "tok/s" in it.text().splitlines()[0])
+        await it.press("f3")
+        await it.until(lambda: "tok/s" not in it.text().splitlines()[0])
+        await it.press("f2")
+        await it.until(lambda: "average" in it.text())
+        assert "tok/s" not in it.text().splitlines()[0]
+
+    play(scenario, size=(160, 40))
+
+
+def test_all_that_an_answer_cost_is_said_while_it_is_selected(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("hello")
+        plain, full = "4 tokens · 167 tok/s · first word after 0.05 s", "4 tokens · 167 tok/s · TTFT 50.0 ms · MBU 31%"
+        assert plain in it.text()
+        await it.press("ctrl+up")
+        await it.until(lambda: full in it.text() and plain not in it.text())
+        await it.press("up")
+        await it.until(lambda: plain in it.text())
+        await it.press("down")
+        await it.until(lambda: full in it.text())
+        await it.press("escape")
+        await it.until(lambda: plain in it.text() and full not in it.text())
+
+    play(scenario, size=(90, 30))
 
 
 def test_thinking_is_folded_until_asked_for(play) -> None:

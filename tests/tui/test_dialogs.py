@@ -67,6 +67,29 @@ def test_the_palette_finds_the_themes(play) -> None:
     play(scenario)
 
 
+def test_the_palette_says_what_is_done_and_by_which_key(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("ctrl+p", *"new")
+        await it.until(lambda: "Start a new session  Ctrl+N" in it.text())
+        await it.press("escape")
+        await it.press("ctrl+p", *"resume")  # a word of its help
+        await it.until(lambda: "Open another session  F4" in it.text())
+
+    play(scenario)
+
+
+def test_the_palette_has_what_is_no_command(play) -> None:
+    async def scenario(it: Driver) -> None:
+        panel = it.app.chat.query_one("#panel")  # type: ignore[union-attr]
+        before = panel.size.width
+        await it.press("ctrl+p", *"widen")
+        await it.until(lambda: "Widen or close the decode panel  F3" in it.text())
+        await it.press("enter")
+        await it.until(lambda: panel.size.width != before or not panel.display)
+
+    play(scenario)
+
+
 def test_no_palette_over_a_screen_that_holds_on_to_the_session(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("f6", "ctrl+p")

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from headrace.app.tui.decode.decode_history import DecodeHistory
 from headrace.runtime.cost import StepCost
+from headrace.runtime.machine.load import Load
 from headrace.runtime.telemetry import Percentiles, StepRecord, Summary, mbu
 
 Phase = Literal["start", "load", "failed", "prefill", "decode", "idle", "dead"]
@@ -20,6 +21,7 @@ Phase = Literal["start", "load", "failed", "prefill", "decode", "idle", "dead"]
 NOW_S = 1.0  # "now" is what the steps of the last second say
 STEPS_KEPT = 4096  # what a view can look back on
 STALL = 3.0  # a step this many times slower than the median is a stall
+_CROWDED = 2  # looks: one alone may be a program that starts
 _MIN_STEPS = 8  # before that many steps a median says little
 
 
@@ -101,6 +103,9 @@ class LiveMetrics:
         self._decoding_s, self._decoded, self._decoded_bytes = 0.0, 0, 0  # of all of the turn's
         self.turns: list[Turn] = []
         self.history = DecodeHistory()  # of this model
+        self.load: Load | None = None
+        """What the machine does, at the latest look."""
+        self._crowded = 0  # looks in a row at which others took what decoding needs
         self.prefill_rate: float | None = None  # tokens per second, of the latest prefill long enough to say
         self.prefill_batch = 0  # tokens the latest such prefill fed
         self._rates_kept, self._rates_of = _Rates(), 0  # and the version they are of
@@ -187,6 +192,11 @@ class LiveMetrics:
         self.phase = "dead"
         self._changed()
 
+    def looked(self, load: Load) -> None:
+        """The machine was looked at."""
+        self.load = load
+        self._crowded = self._crowded + 1 if load.contended else 0
+
     def _changed(self) -> None:
         self.version += 1
 
@@ -238,6 +248,11 @@ class LiveMetrics:
     def latencies(self) -> Percentiles | None:
         """ITL percentiles of the kept steps, the first (which is not between tokens) left out."""
         return Percentiles.of(list(self.latencies_s))
+
+    @property
+    def crowd(self) -> Load | None:
+        """The load while others take what decoding needs, for longer than a moment; else None."""
+        return self.load if self._crowded >= _CROWDED else None
 
     @property
     def running(self) -> Turn | None:

@@ -15,7 +15,7 @@ from headrace.app.tui.decode.cache import CacheSection
 from headrace.app.tui.decode.context_speed import ContextSpeedSection
 from headrace.app.tui.decode.history import HistorySection
 from headrace.app.tui.decode.latency import LatencySection
-from headrace.app.tui.decode.memory import MemorySection
+from headrace.app.tui.decode.machine import MachineSection
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.roofline import RooflineSection
 from headrace.app.tui.decode.section import Section
@@ -29,7 +29,7 @@ _CHAT = 24  # columns of the window that are never taken from the chat
 ROOM_FROM = _LEAST + _CHAT
 """Columns of the window from which there is room for both."""
 # The height from which a part is shown, in lines of the panel.
-_FROM = {"context": 37, "turns": 44, "memory": 50, "history": 58, "roofline": 68}
+_FROM = {"context": 37, "turns": 44, "machine": 51, "history": 58, "roofline": 68}
 
 
 class DecodePanel(Vertical):
@@ -51,7 +51,7 @@ class DecodePanel(Vertical):
         yield ContextSpeedSection(self.metrics, id="context")
         yield HistorySection(self.metrics, id="history")
         yield RooflineSection(self.metrics, id="roofline")
-        yield MemorySection(self.metrics, id="memory")
+        yield MachineSection(self.metrics, id="machine")
         yield TurnsSection(self.metrics, id="turns")
 
     def show(self, metrics: LiveMetrics, frozen: bool) -> None:

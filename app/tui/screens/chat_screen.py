@@ -23,6 +23,7 @@ from headrace.app.engine.messages import Event, LoadProgress
 from headrace.app.sanitise import sanitise
 from headrace.app.sessions.records import Message
 from headrace.app.tui.chat_app import ChatApp
+from headrace.app.tui.decode.machine import crowd_text
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.panel import ROOM_FROM, DecodePanel
 from headrace.app.tui.input.commands import message_text, parse_command
@@ -83,6 +84,7 @@ class ChatScreen(FrugalScreen):
         self.headrace = headrace
         self.actions = ChatActions(headrace, self)
         self._branch = ShownBranch()
+        self._titled = ""  # the input's frame
         self._state: tuple[object, ...] = ()
         self._asked = False
         self._fetching, self._looked_up = Fetching(), False
@@ -142,6 +144,7 @@ class ChatScreen(FrugalScreen):
 
     def _fit_panel(self, window: Size) -> None:
         self.query_one(DecodePanel).fit(window.width)
+        self.tell_status()
         self.headrace.draw_metrics(force=True)
 
     # -- drawing ---------------------------------------------------------------------------------------------------
@@ -168,6 +171,7 @@ class ChatScreen(FrugalScreen):
             self.prompt.paste(returned)  # folded, if it is long
         if not self.actions.queue.send_next(conversation):
             self.actions.return_queue()
+        self._name_prompt()
         self.prompt.tell_size(conversation.draft)
         limit = conversation.context_limit
         state = (
@@ -222,24 +226,32 @@ class ChatScreen(FrugalScreen):
 
     def tell_status(self) -> None:
         """The line at the top."""
-        self.query_one(StatusBar).tell(self.headrace.status())
+        panel = self.query_one(DecodePanel)
+        self.query_one(StatusBar).tell(self.headrace.status(), with_speed=not panel.display)
 
     def _state_changed(self, *, empty: bool) -> None:
         """Keys, hints and the notice follow the state."""
         self.refresh_bindings()
         self.tell_status()
-        prompt = self.prompt
-        busy = self.conversation.phase != "idle"
-        if self.editing == MARK:
-            prompt.border_title = "the summary: Enter keeps it, Esc leaves it"
-        elif self.editing is not None:
-            prompt.border_title = "editing: Enter makes a branch, Esc leaves it"
-        else:
-            prompt.border_title = "answering: Esc stops" if busy else ""
         self._show_notice()
         self._show_queue()
         if empty:
             self._show_welcome()
+
+    def _name_prompt(self) -> None:
+        """On the input's frame: what Enter and Escape mean, and who else wants the machine."""
+        crowd = self.headrace.metrics.crowd
+        said = [crowd_text(crowd)] if crowd is not None else []
+        if self.editing == MARK:
+            said.insert(0, "the summary: Enter keeps it, Esc leaves it")
+        elif self.editing is not None:
+            said.insert(0, "editing: Enter makes a branch, Esc leaves it")
+        elif self.conversation.phase != "idle":
+            said.insert(0, "answering: Esc stops")
+        title = " · ".join(said)
+        if title != self._titled:
+            self._titled = title
+            self.prompt.border_title = Content(title)
 
     # -- reading ahead ---------------------------------------------------------------------------------------------
 
@@ -361,6 +373,7 @@ class ChatScreen(FrugalScreen):
             self.headrace.say(f"no room for the panel in under {ROOM_FROM} columns; F2 shows all of it")
         else:
             self.query_one(DecodePanel).step()
+            self.tell_status()
             self.headrace.draw_metrics(force=True)
 
     def action_to_transcript(self) -> None:

@@ -12,7 +12,7 @@ from headrace.app.tui.decode.cache import CacheSection
 from headrace.app.tui.decode.context_speed import ContextSpeedSection
 from headrace.app.tui.decode.history import HistorySection
 from headrace.app.tui.decode.latency import LatencySection
-from headrace.app.tui.decode.memory import MemorySection
+from headrace.app.tui.decode.machine import MachineSection
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.roofline import RooflineSection
 from headrace.app.tui.decode.section import Section
@@ -53,7 +53,7 @@ class DecodeScreen(FrugalScreen):
                 yield BandwidthSection(self.metrics, id="bandwidth")
                 yield HistorySection(self.metrics, id="history")
                 yield RooflineSection(self.metrics, id="roofline")
-                yield MemorySection(self.metrics, id="memory")
+                yield MachineSection(self.metrics, id="machine")
             with Vertical(id="decode-right"):
                 yield LatencySection(self.metrics, id="latency")
                 yield ContextSpeedSection(self.metrics, id="context")
@@ -72,7 +72,7 @@ class DecodeScreen(FrugalScreen):
             self._draw()
 
     def _draw(self) -> None:
-        self.query_one(StatusBar).tell(self._status)
+        self.query_one(StatusBar).tell(self._status, with_speed=False)
         self.query_one(SpeedSection).show(self.metrics, self._frozen)
         for section in self.query(Section):
             section.show(self.metrics)

@@ -11,12 +11,15 @@ from textual import events
 from textual._xterm_parser import BRACKETED_PASTE_END, BRACKETED_PASTE_START, XTermParser
 from textual.message import Message
 
+from headrace.app.tui.textual_overrides.ground import GroundAnswer
+
 
 class PasteParser(XTermParser):
-    """An XTermParser that sees a paste's two marks and nothing between them."""
+    """An XTermParser that sees a paste's two marks and nothing between them. ground: whether that was asked for."""
 
-    def __init__(self, debug: bool = False) -> None:
+    def __init__(self, debug: bool = False, ground: GroundAnswer | None = None) -> None:
         super().__init__(debug)
+        self._ground = ground or GroundAnswer()
         self._pasted: list[str] | None = None  # what came of a paste that has not ended
         self._tail = ""  # the end of what came, where the next mark may have begun
         self._gave_up = False  # textual took that beginning for keys, because the rest was long in coming
@@ -32,6 +35,8 @@ class PasteParser(XTermParser):
                 data = yield from self._feed_paste(data)
 
     def tick(self) -> Iterable[Message]:
+        if held := self._ground.give_up():
+            yield from super().feed(held)
         for message in super().tick():
             self._gave_up = True
             yield message
@@ -43,13 +48,20 @@ class PasteParser(XTermParser):
         if found < 0:
             self._tail = _beginning(seen, BRACKETED_PASTE_START)
             self._gave_up = False
-            yield from super().feed(data)
+            yield from self._pass_on(data)
             return ""
         taken = found + len(BRACKETED_PASTE_START) - len(self._tail)
         if not self._gave_up or found >= len(self._tail):
-            yield from super().feed(data[:taken])
+            yield from self._pass_on(data[:taken])
         self._pasted, self._tail, self._gave_up = [], "", False
         return data[taken:]
+
+    def _pass_on(self, data: str) -> Iterable[Message]:
+        keys, ground = self._ground.take(data)
+        if ground is not None:
+            yield ground
+        if keys:
+            yield from super().feed(keys)
 
     def _feed_paste(self, data: str) -> Generator[Message, None, str]:
         """Up to the end of the paste; returns what is left."""

@@ -1,4 +1,5 @@
-"""One message as lines of the transcript: what was said, safe to show, and below an answer what it cost.
+"""One message as lines of the transcript: what was said, safe to show, and below an answer what it cost: in plain
+words, and with all that is known while it is selected.
 
 An answer that grows is sanitised and laid out piece by piece; nothing already laid out is touched again.
 """
@@ -8,7 +9,7 @@ from typing import Literal
 
 from textual.content import Content
 
-from headrace.app.answer_phrases import phrases
+from headrace.app.answer_phrases import phrases, plain_phrases
 from headrace.app.sanitise import Sanitiser, sanitise
 from headrace.app.sessions.records import Message, TurnMetrics
 from headrace.app.tui.transcript.context_mark import mark_lines
@@ -64,6 +65,7 @@ class Entry:
         self._thinks = False
         self._rows: list[Row] | None = None
         self._look: Look | None = None
+        self._detailed = False
         self._take(message.content)
 
     def update(self, message: Message, standing: Standing) -> bool:
@@ -73,6 +75,13 @@ class Entry:
         self.message, self.standing = message, standing
         self._take(message.content)
         self._rows = None
+        return True
+
+    def detail(self, wanted: bool) -> bool:
+        """Whether to say all that is known of what it cost; returns whether that is different from before."""
+        if wanted == self._detailed:
+            return False
+        self._detailed, self._rows = wanted, None
         return True
 
     def rows(self, look: Look) -> list[Row]:
@@ -158,8 +167,15 @@ class Entry:
             parts = ["edited by hand"]  # no model ended it
         else:
             parts = [] if reason == "stop" else [_ENDINGS.get(reason or "", "■ incomplete")]
-        costs = metrics_text(self.message.metrics) if self.message.metrics is not None else []
-        return " · ".join([*parts, *self._notes(), *costs])
+        return " · ".join([*parts, *self._notes(), *self._costs()])
+
+    def _costs(self) -> list[str]:
+        metrics = self.message.metrics
+        if metrics is None:
+            return []
+        if self._detailed:
+            return metrics_text(metrics)
+        return plain_phrases(metrics.completion_tokens, metrics.decode_tokens_per_second, metrics.ttft_s)
 
     def _notes(self) -> list[str]:
         notes = []
@@ -171,7 +187,7 @@ class Entry:
 
 
 def metrics_text(metrics: TurnMetrics) -> list[str]:
-    """What an answer cost, in the words of the screen."""
+    """All that is known of what an answer cost."""
     parts = phrases(metrics.completion_tokens, metrics.decode_tokens_per_second, metrics.ttft_s, metrics.mbu)
     if metrics.reused_tokens:
         parts.append(f"reused {metrics.reused_tokens} of {metrics.prompt_tokens}")

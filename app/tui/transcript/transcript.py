@@ -317,12 +317,19 @@ class Transcript(Widget, can_focus=True):
             return
         at = self.selected if self.selected is not None else len(self.entries) - (0 if by < 0 else 1)
         self.selected = min(len(self.entries) - 1, max(0, at + by))
+        self._show_details()
         lines = self._lines_of(self.selected)
         if lines.start < self.top or len(lines) >= self.size.height:
             self.scroll_lines(lines.start - self.top)
         elif lines.stop > self.top + self.size.height:
             self.scroll_lines(lines.stop - self.size.height - self.top)
         self.refresh()
+
+    def _show_details(self) -> None:
+        """All that is known of the selected message, plain words below every other."""
+        different = [place for place, entry in enumerate(self.entries) if entry.detail(place == self.selected)]
+        if different:
+            self._lay_out(different[0])
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Letters are commands for a message that was selected on purpose, and text otherwise."""
@@ -356,8 +363,10 @@ class Transcript(Widget, can_focus=True):
                 self.show_thinking = not self.show_thinking
             elif self._rows[line][1] == "summary":
                 self.show_summary = not self.show_summary
+            self._show_details()
             self.refresh()
 
     def on_blur(self) -> None:
         self.selected = None
+        self._show_details()
         self.refresh()

@@ -1,0 +1,87 @@
+"""The machine beside the model: CPUs and GPU at work, memory, swap, power, temperature, and who else wants them."""
+
+from collections.abc import Sequence
+
+from textual.content import Content
+
+from headrace.app.sanitise import sanitise
+from headrace.app.tui.decode.metrics import LiveMetrics
+from headrace.app.tui.decode.section import Section, bar
+from headrace.runtime.machine.load import Load
+from headrace.runtime.units import format_bytes
+
+_LABEL = 5
+_NAME = 24  # characters of another program's name
+
+
+class MachineSection(Section):
+    """As many lines as there is room for, the most telling first."""
+
+    TITLE = "machine"
+
+    def news(self, metrics: LiveMetrics) -> object:
+        last = metrics.last
+        held = (last.active_memory_bytes >> 20, last.peak_memory_bytes >> 20) if last else None
+        return id(metrics), metrics.load, metrics.crowd, held, metrics.machine, metrics.model.kernels
+
+    def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
+        lines = _measured(metrics.load, width) if metrics.load is not None else []
+        crowd = [Content.styled(crowd_text(metrics.crowd), "bold $text-warning")] if metrics.crowd else []
+        machine = metrics.machine
+        about = [
+            _allocated(metrics),
+            Content.styled(f"{machine.name} · {machine.backend}" if machine.name else "", "$quiet"),
+            Content.styled(f"kernels {metrics.model.kernels}" if metrics.model.kernels else "", "$quiet"),
+        ]
+        return [line.truncate(width, ellipsis=True) for line in [*crowd, *lines, *about] if line.plain]
+
+
+def crowd_text(load: Load) -> str:
+    """In plain words, that others take what decoding needs."""
+    who = sanitise(load.busiest)[:_NAME]
+    most = f", {who} most" if who else ""
+    return f"other programs take {load.other_cpus:.1f} of {load.cpus} CPUs{most}: answers come slower"
+
+
+def _measured(load: Load, width: int) -> list[Content]:
+    readings, used = load.readings, load.memory_used
+    cpus = f" {load.own_cpus:.1f} + {load.other_cpus:.1f} others of {load.cpus}"
+    lines = [_two("CPU", load.own_cpus / load.cpus, load.other_cpus / load.cpus, cpus, width)]
+    if readings.gpu_share is not None:
+        held = readings.gpu_memory_used
+        memory = f", {format_bytes(held)} of {format_bytes(readings.gpu_memory_total or 0)}" if held is not None else ""
+        lines.append(_two("GPU", readings.gpu_share, 0.0, f" {readings.gpu_share:.0%}{memory}", width))
+    total = f" {format_bytes(used)} of {format_bytes(load.memory_total)}"
+    lines.append(_two("RAM", used / load.memory_total if load.memory_total else 0.0, 0.0, total, width))
+    facts = [f"swap {format_bytes(load.swap_used)}"]
+    if readings.power_w is not None:
+        facts.append(f"{readings.power_w:.1f} W")
+    if readings.temperature_c is not None:
+        facts.append(f"{readings.temperature_c:.0f} °C")
+    return [*lines, Content.styled(" · ".join(facts), "bold $text-warning" if load.swap_used > _SWAPPING else "$quiet")]
+
+
+_SWAPPING = 1 << 30  # bytes in swap from which they are worth a second look
+
+
+def _two(label: str, share: float, others: float, text: str, width: int) -> Content:
+    """`CPU  ███▒▒──── 1.0 + 0.5 others of 2`: █ ours, ▒ of others."""
+    room = max(0, width - _LABEL - len(text))
+    both = bar(min(1.0, share + others), room, "$primary")
+    ours = min(room, round(share * room))
+    theirs = min(room, round((share + others) * room)) - ours
+    if others > 0 and theirs > 0:
+        rest = room - ours - theirs
+        both = Content.assemble(("█" * ours, "$primary"), ("▒" * theirs, "$warning"), ("─" * rest, "$foreground 20%"))
+    return Content.assemble((f"{label:<{_LABEL}}", "$quiet"), both, text)
+
+
+def _allocated(metrics: LiveMetrics) -> Content:
+    """What MLX's allocator holds."""
+    last = metrics.last
+    if last is None:
+        return Content("")
+    return Content.assemble(
+        ("MLX  ", "$quiet"), (format_bytes(last.active_memory_bytes), "bold"),
+        (f", at most {format_bytes(last.peak_memory_bytes)}", "$quiet"),
+    )  # fmt: skip

@@ -1,0 +1,61 @@
+"""What ground the terminal draws on, asked by OSC 11 and answered among the keys, whenever the terminal gets to it.
+
+Terminals that do not know the question say nothing. The answer, `ESC ] 11 ; rgb:RRRR/GGGG/BBBB` and an end (BEL or
+`ESC \\`), is taken out of what is read: textual would pass it on as keys.
+"""
+
+import os
+import re
+
+from textual.message import Message
+
+QUESTION = "\x1b]11;?\x1b\\"
+_ANSWER = re.compile(
+    r"\x1b\]11;rgba?:([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})(?:/[0-9a-fA-F]{1,4})?(?:\x07|\x1b\\)"
+)
+_BEGUN = re.compile(r"\x1b\](?:1(?:1(?:;[rgba:0-9a-fA-F/]{0,24}\x1b?)?)?)?\Z")
+_MIDDLE = 0.5  # of the way from black to white, as bright as it looks
+
+
+class Ground(Message):
+    """The terminal said what it draws on."""
+
+    def __init__(self, light: bool) -> None:
+        super().__init__()
+        self.light = light
+
+
+class GroundAnswer:
+    """Finds the one answer in what is read, however it is cut; from then on everything is keys."""
+
+    def __init__(self) -> None:
+        self.awaited = False
+        self._held = ""
+
+    def take(self, data: str) -> tuple[str, Ground | None]:
+        """What of `data` is keys, and the answer where it is complete."""
+        if not self.awaited:
+            return data, None
+        data, self._held = self._held + data, ""
+        if (found := _ANSWER.search(data)) is not None:
+            self.awaited = False
+            return data[: found.start()] + data[found.end() :], Ground(_is_light(*found.groups()))
+        if (begun := _BEGUN.search(data)) is not None:
+            data, self._held = data[: begun.start()], data[begun.start() :]
+        return data, None
+
+    def give_up(self) -> str:
+        """What was held back for an answer of which no more came: it was keys."""
+        held, self._held = self._held, ""
+        return held
+
+
+def can_be_asked() -> bool:
+    """Whether asking does no harm: a console without OSC would show the question."""
+    return os.environ.get("TERM", "dumb") not in ("dumb", "linux")
+
+
+def _is_light(red: str, green: str, blue: str) -> bool:
+    r, g, b = (int(part, 16) / (16 ** len(part) - 1) for part in (red, green, blue))
+    luminance: float = 0.2126 * r**2.2 + 0.7152 * g**2.2 + 0.0722 * b**2.2  # BT.709
+    return bool(luminance > _MIDDLE**2.2)

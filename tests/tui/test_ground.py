@@ -1,0 +1,63 @@
+"""The terminal's answer to OSC 11: no key however it is cut, and a theme that nobody chose follows it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from textual import events
+
+from headrace.app.settings import ScreenSettings, Settings
+from headrace.app.tui.textual_overrides.ground import Ground, GroundAnswer
+from headrace.app.tui.textual_overrides.paste import PasteParser
+from tests.tui.conftest import Driver
+
+LIGHT, DARK = "\x1b]11;rgb:f7f7/f9f9/fafa\x07", "\x1b]11;rgb:0e/14/1a\x1b\\"
+
+
+def _read(reads: list[str]) -> tuple[list[str], list[bool], list[str]]:
+    """Keys, grounds and pastes of what was read in these pieces."""
+    answer = GroundAnswer()
+    answer.awaited = True
+    parser = PasteParser(ground=answer)
+    found = [message for read in reads if read for message in parser.feed(read)]
+    found += parser.tick()
+    keys = [message.key for message in found if isinstance(message, events.Key)]
+    grounds = [message.light for message in found if isinstance(message, Ground)]
+    return keys, grounds, [message.text for message in found if isinstance(message, events.Paste)]
+
+
+@given(st.sampled_from([LIGHT, DARK]), st.integers(2, 40))
+def test_the_answer_is_no_key_however_it_is_cut(answer: str, cut: int) -> None:
+    cut = min(cut, len(answer))
+    keys, grounds, _ = _read(["a" + answer[:cut], answer[cut:] + "b"])
+    assert keys == ["a", "b"]
+    assert grounds == [answer is LIGHT]
+
+
+def test_what_is_pasted_is_no_answer() -> None:
+    keys, grounds, pastes = _read([f"\x1b[200~{LIGHT}\x1b[201~", DARK])
+    assert pastes == [LIGHT]
+    assert grounds == [False]
+    assert keys == []
+
+
+def test_only_one_answer_is_waited_for_and_a_beginning_of_one_is_keys() -> None:
+    assert _read([LIGHT, "x"])[0] == ["x"]
+    assert GroundAnswer().take(LIGHT) == (LIGHT, None)
+    answer = GroundAnswer()
+    answer.awaited = True
+    assert answer.take("\x1b]1") == ("", None)
+    assert answer.give_up() == "\x1b]1"
+
+
+@pytest.mark.parametrize(("chosen", "then"), [("", "headrace-light"), ("headrace-dark", "headrace-dark")])
+def test_a_theme_nobody_chose_follows_the_ground(play, chosen: str, then: str) -> None:
+    async def scenario(it: Driver) -> None:
+        assert it.app.theme == "headrace-dark"
+        it.app.post_message(Ground(light=True))
+        await it.pilot.pause()
+        assert it.app.theme == then
+        it.app.post_message(Ground(light=False))
+        await it.pilot.pause()
+        assert it.app.theme == "headrace-dark"
+
+    play(scenario, settings=Settings(screen=ScreenSettings(theme=chosen)))

@@ -1,0 +1,102 @@
+"""The machine beside the model: what its section says, and the plain line when others take what decoding needs."""
+
+from collections.abc import Sequence
+
+from headrace.app.tui.decode.machine import MachineSection, crowd_text
+from headrace.app.tui.decode.machine_watch import LOOK_S, MachineWatch
+from headrace.app.tui.decode.metrics import LiveMetrics
+from headrace.runtime.machine.load import Load
+from headrace.runtime.machine.sensors import Readings
+from tests.tui.conftest import Driver
+
+QUIET = Load(2, 1.9, 1.85, 2 << 30, 8 << 30, 0, Readings(23.4, 61.0))
+CROWDED = Load(2, 2.0, 1.1, 2 << 30, 8 << 30, 0, Readings(), busiest="cc1plus\x1b[31m")
+
+
+def _lines(load: Load, looks: int, width: int = 50, height: int = 6) -> list[str]:
+    metrics = LiveMetrics()
+    for _ in range(looks):
+        metrics.looked(load)
+    return [line.plain for line in MachineSection(metrics).lines(metrics, width, height)]
+
+
+def test_load_memory_swap_power_and_temperature_are_said() -> None:
+    lines = _lines(QUIET, 3)
+    assert lines[0].startswith("CPU  █")
+    assert lines[0].endswith(" 1.9 + 0.0 others of 2") or lines[0].endswith(" 1.9 + 0.1 others of 2")
+    assert lines[1].endswith(" 2.00 GiB of 8.00 GiB")
+    assert lines[2] == "swap 0 B · 23.4 W · 61 °C"
+    gpu = Load(8, 1.0, 1.0, 2 << 30, 8 << 30, 0, Readings(310.0, 61.0, 0.87, 2 << 30, 80 << 30))
+    assert _lines(gpu, 1)[1].endswith(" 87%, 2.00 GiB of 80.0 GiB")
+
+
+def test_what_is_not_known_is_not_said() -> None:
+    lines = _lines(CROWDED, 1)
+    assert lines[-1] == "swap 0 B"
+    metrics = LiveMetrics()
+    assert MachineSection(metrics).lines(metrics, 50, 6) == []
+
+
+def test_ours_and_theirs_are_told_apart_without_colour() -> None:
+    line = _lines(CROWDED, 1)[0]
+    assert "█▒" in line
+    assert len(line) == 50
+
+
+def test_one_look_is_no_crowd() -> None:
+    assert not any("other programs" in line for line in _lines(CROWDED, 1))
+    assert _lines(CROWDED, 2)[0].startswith("other programs take 0.9 of 2 CPUs, cc1plus")
+    assert "\x1b" not in crowd_text(CROWDED)
+    metrics = LiveMetrics()
+    for load in (CROWDED, CROWDED, QUIET):
+        metrics.looked(load)
+    assert metrics.crowd is None
+
+
+def test_no_line_is_wider_than_the_section() -> None:
+    for width in range(12, 60):
+        assert all(len(line) <= max(width, 12) for line in _lines(CROWDED, 2, width))
+
+
+class Watch(MachineWatch):
+    """Sees what a test says."""
+
+    def __init__(self, loads: Sequence[Load]) -> None:
+        super().__init__(list)
+        self.loads = list(loads)
+
+    def look(self, now: float) -> Load | None:  # noqa: ARG002
+        return self.loads.pop(0) if self.loads else None
+
+
+def test_the_chat_says_in_plain_words_that_others_take_the_machine(play) -> None:
+    async def scenario(it: Driver) -> None:
+        it.app._watch = Watch([CROWDED, CROWDED])
+        await it.until(lambda: "other programs take 0.9 of 2 CPUs, cc1plus" in it.text())
+        it.app._watch = Watch([QUIET])
+        await it.until(lambda: "other programs" not in it.text())
+
+    play(scenario, size=(90, 24))
+
+
+def test_looks_are_made_every_two_seconds_once_there_is_a_model() -> None:
+    watch = MachineWatch(list)
+    assert watch.look(0.0) is None
+    watch._sampler = sampler = _Sampler()  # type: ignore[assignment]
+    for now in (10.0, 10.5, 11.9, 12.0, 12.1, 10.0 + 2 * LOOK_S):
+        watch.look(now)
+    assert sampler.looks == 3
+    sampler.fails = True
+    assert watch.look(100.0) is None
+    assert watch.look(200.0) is None
+    assert sampler.looks == 4
+
+
+class _Sampler:
+    looks, fails = 0, False
+
+    def look(self, _own: Sequence[int]) -> Load:
+        self.looks += 1
+        if self.fails:
+            raise PermissionError
+        return QUIET
