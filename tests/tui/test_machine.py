@@ -34,7 +34,7 @@ def test_what_is_not_known_is_not_said() -> None:
     lines = _lines(CROWDED, 1)
     assert lines[-1] == "swap 0 B"
     metrics = LiveMetrics()
-    assert MachineSection(metrics).lines(metrics, 50, 6) == []
+    assert MachineSection(metrics).lines(metrics, 50, 6)[0].plain == "–"
 
 
 def test_ours_and_theirs_are_told_apart_without_colour() -> None:

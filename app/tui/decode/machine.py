@@ -33,7 +33,8 @@ class MachineSection(Section):
             Content.styled(f"{machine.name} · {machine.backend}" if machine.name else "", "$quiet"),
             Content.styled(f"kernels {metrics.model.kernels}" if metrics.model.kernels else "", "$quiet"),
         ]
-        return [line.truncate(width, ellipsis=True) for line in [*crowd, *lines, *about] if line.plain]
+        shown = [line for line in [*crowd, *lines, *about] if line.plain]
+        return [line.truncate(width, ellipsis=True) for line in shown] or [Content.styled("–", "$faint")]
 
 
 def crowd_text(load: Load) -> str:
