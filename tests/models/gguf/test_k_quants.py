@@ -25,10 +25,17 @@ PROMPT = [(7 * i * i + 3 * i + 5) % 900 for i in range(40)]
 needs_native = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 
 
-def write_q4_k_m(path: Path, *, dequantized: bool = False) -> Path:
-    writer, rng = header(path, "llama", **SHAPE), np.random.default_rng(3)
-    for name, values in gguf_weights("llama", hf_weights("llama", **SHAPE), **SHAPE).items():
-        if values.ndim == 1:
+MIXTURE = {
+    **SHAPE,
+    "metadata": {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": SHAPE["inner"]},
+}
+
+
+def write_q4_k_m(path: Path, variant: str = "llama", *, dequantized: bool = False) -> Path:
+    shape = MIXTURE if variant == "qwen3moe" else SHAPE
+    writer, rng = header(path, variant, **shape), np.random.default_rng(3)
+    for name, values in gguf_weights(variant, hf_weights(variant, **shape), **shape).items():
+        if values.ndim == 1 or "gate_inp" in name:
             writer.add_tensor(name, values)
             continue
         kind = gguf.GGMLQuantizationType["Q6_K" if any(part in name for part in SIX) else "Q4_K"]
@@ -86,6 +93,18 @@ def test_a_q4_k_m_file_gives_the_logits_of_its_dequantized_weights(directories: 
     assert np.abs(ours - theirs).max() < 2e-6 * np.abs(theirs).max()
     rounded = logits(directories[1], Exact())  # what 8 bits in groups of 32 make of Q6_K
     assert np.abs(rounded - theirs).max() > 1e-4 * np.abs(theirs).max()
+
+
+@needs_native
+def test_so_do_the_experts_of_a_mixture(tmp_path: Path) -> None:
+    made = []
+    for name, dequantized in (("mixed", False), ("plain", True)):
+        made.append(tmp_path / name)
+        made[-1].mkdir()
+        convert_gguf(write_q4_k_m(tmp_path / f"{name}.gguf", "qwen3moe", dequantized=dequantized), made[-1])
+    assert open_checkpoint(made[0]).inexact == []
+    ours, theirs = logits(made[0], Exact()), logits(made[1], Exact())
+    assert np.abs(ours - theirs).max() < 5e-6 * np.abs(theirs).max()
 
 
 def test_where_nothing_multiplies_with_groups_of_16_it_is_said(
