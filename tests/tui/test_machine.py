@@ -44,8 +44,8 @@ def test_ours_and_theirs_are_told_apart_without_colour() -> None:
 
 
 def test_one_look_is_no_crowd() -> None:
-    assert not any("other programs" in line for line in _lines(CROWDED, 1))
-    assert _lines(CROWDED, 2)[0].startswith("other programs take 0.9 of 2 CPUs, cc1plus")
+    assert not any("come slower" in line for line in _lines(CROWDED, 1))
+    assert _lines(CROWDED, 2, 70)[0].startswith("answers come slower: others take 0.9 of 2 CPUs, cc1plus")
     assert "\x1b" not in crowd_text(CROWDED)
     metrics = LiveMetrics()
     for load in (CROWDED, CROWDED, QUIET):
@@ -72,9 +72,9 @@ class Watch(MachineWatch):
 def test_the_chat_says_in_plain_words_that_others_take_the_machine(play) -> None:
     async def scenario(it: Driver) -> None:
         it.app._watch = Watch([CROWDED, CROWDED])
-        await it.until(lambda: "other programs take 0.9 of 2 CPUs, cc1plus" in it.text())
+        await it.until(lambda: "answers come slower: others take 0.9 of 2 CPUs, cc1plus" in it.text())
         it.app._watch = Watch([QUIET])
-        await it.until(lambda: "other programs" not in it.text())
+        await it.until(lambda: "come slower" not in it.text())
 
     play(scenario, size=(90, 24))
 
