@@ -18,6 +18,7 @@ from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.messages import (
     Abandoned,
     ContextFull,
+    Damaged,
     Delta,
     Died,
     Done,
@@ -59,6 +60,7 @@ class Conversation(OpenSession):
         self.phase: Phase = "idle"
         self.question: ContextQuestion | None = None
         self.notice: str | None = None
+        self.damage: str | None = None  # of the model's files: said again with every answer
         self.draft: DraftCounted | None = None
         self.returned: str | None = None
         self._drafts = 0  # sent to be counted
@@ -172,7 +174,7 @@ class Conversation(OpenSession):
 
     def load_model(self) -> None:
         """Start the engine with the session's model. An answer being written is kept as partial."""
-        self.notice = None
+        self.notice = self.damage = None
         self.engine.start(ModelSpec(self.session.model, self._context))
 
     def set_model(self, name: str) -> None:
@@ -263,6 +265,8 @@ class Conversation(OpenSession):
                     self.context_tokens = event.tokens + 1  # the prompt's last token is fed by the first step
             case Failed(id=None):
                 self.notice = _one_line(event)
+            case Damaged():
+                self.damage = self.notice = _one_line(event)
             case Prefill() | Delta() | Done() | Dropped() | ContextFull() | Failed() | Abandoned():
                 if turn is not None and event.id == turn.id:
                     self._take_own(turn, event)
@@ -297,6 +301,7 @@ class Conversation(OpenSession):
                 self._end_turn(turn, "cancelled")
             case Done():
                 self._done(turn, event)
+                self.notice = self.notice or self.damage
 
     def _grow(self, turn: Turn, delta: Delta) -> None:
         grown = self.context_tokens + len(delta.records)
@@ -460,5 +465,5 @@ class Conversation(OpenSession):
         self.settle()
 
 
-def _one_line(failure: Failed) -> str:
+def _one_line(failure: Failed | Damaged) -> str:
     return f"{failure.message} ({failure.hint})" if failure.hint else failure.message

@@ -21,11 +21,14 @@ if TYPE_CHECKING:
     from headrace.app.cli.run_report import RunReport
     from headrace.app.cli.run_session import RunSession
     from headrace.models.load import LoadedModel
+    from headrace.models.registry.background_check import BackgroundCheck
     from headrace.runtime.request import Request
 
 DEFAULT_MAX_TOKENS = 2048
 DEFAULT_GROUP_SIZE = 64
 _LAST = "last"
+_CHECK_BYTES = 256 << 20  # of weights, whose checksum takes a fraction of a second
+_CHECK_S = 1.0
 
 
 @click.command()
@@ -115,7 +118,7 @@ def run(
     most, thinking, stop = options.pop("max_tokens", None), options.pop("thinking", None), options.pop("stop", ())
     _check_options(options, stop)
     started = time.perf_counter()
-    loaded = _load(
+    loaded, check = _load(
         session.model,
         context or settings.chat.context or None,
         quantize,
@@ -153,7 +156,10 @@ def run(
     if as_json or stats or (sys.stderr.isatty() and not quiet):
         report = _run_report(loaded, request, stream, session.id, timing)
         _report(report, as_json=as_json, with_steps=with_steps, stats=stats, quiet=quiet)
-    return 130 if request.cancel and stream.finished.reason == "cancelled" else 0
+    if request.cancel and stream.finished.reason == "cancelled":
+        return 130
+    _raise_damage(check)
+    return 0
 
 
 def _check_raw(
@@ -176,10 +182,11 @@ def _check_options(sampling: dict[str, Any], stops: tuple[str, ...]) -> None:
 
 def _load(
     model: str | None, context: int | None, quantize: int | None, group_size: int, *, force: bool, quiet: bool
-) -> "LoadedModel":
+) -> tuple["LoadedModel", "BackgroundCheck"]:
     from headrace.app.progress import drawn_progress
     from headrace.models.checkpoint.quantization import Quantization
     from headrace.models.load import load_resolved
+    from headrace.models.registry.background_check import BackgroundCheck
     from headrace.models.registry.resolve import resolve
 
     requantize = Quantization(quantize, group_size) if quantize is not None else None  # before anything is fetched
@@ -188,7 +195,17 @@ def _load(
     loaded = load_resolved(resolved, context=context, requantize=requantize, force=force)
     for note in loaded.notes:
         click.echo(note, err=True)
-    return loaded
+    return loaded, BackgroundCheck(resolved)
+
+
+def _raise_damage(check: "BackgroundCheck") -> None:
+    """Raises CheckpointError where the model's files are known not to be what was installed. A model so small that it
+    is read in no time is read here, once; larger ones in chats, in benchmarks and by `models verify`."""
+    if 0 < check.unread_bytes <= _CHECK_BYTES:
+        check.start()
+        check.wait(_CHECK_S)
+    if check.damage is not None:
+        raise check.damage
 
 
 def _context_hint(session: "RunSession", limit: int, longest: int) -> str | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from headrace.app.engine.messages import (
     ContextFull,
+    Damaged,
     Delta,
     Done,
     DraftCounted,
@@ -26,6 +27,7 @@ from headrace.app.engine.messages import (
 )
 from headrace.app.sampling_options import sampling_settings
 from headrace.models.load import LoadedModel, load_resolved
+from headrace.models.registry.background_check import BackgroundCheck
 from headrace.models.registry.progress import Progress
 from headrace.models.registry.resolve import ResolvedModel, resolve
 from headrace.models.text.answer import Completed, TextChunk, answer
@@ -63,6 +65,7 @@ class EngineHost:
         self.peak: Peak | None = cached_peak()
         self.compute_flops = cached_compute()
         self._read_at = float("-inf")  # when memory was read last
+        self._check = BackgroundCheck(resolved)
 
     @classmethod
     def load(cls, spec: ModelSpec, progress: Progress) -> "EngineHost":
@@ -102,6 +105,10 @@ class EngineHost:
             compute_flops=self.compute_flops,
         )
 
+    def check_files(self, send: Send) -> None:
+        """Read the model's files again from now on, whenever nothing else is to be done; Damaged tells of damage."""
+        self._check.start(lambda damage: send(Damaged(str(damage), damage.hint)))
+
     def warm_up(self) -> None:
         """What the first answer would otherwise wait for, done while the user types."""
         if self._loaded.tokenizer.chat_template is not None:
@@ -117,12 +124,13 @@ class EngineHost:
 
         Memory is read first; how fast it multiplies is measured at the next call, once and for all.
         """
-        if self.peak is None or self.compute_flops is not None:
-            read = measure_peak() if self.peak is None else read_now("chat")
-            self._read_at = time.monotonic()
-            self.peak = cached_peak() or read
-        else:
-            self.compute_flops = measure_compute()
+        with self._check.paused():
+            if self.peak is None or self.compute_flops is not None:
+                read = measure_peak() if self.peak is None else read_now("chat")
+                self._read_at = time.monotonic()
+                self.peak = cached_peak() or read
+            else:
+                self.compute_flops = measure_compute()
         return PeakMeasured(self.peak, self.compute_flops)
 
     def generate(self, command: Generate, cancel: CancelFlag, send: Send) -> None:
@@ -144,15 +152,16 @@ class EngineHost:
         )
         opening = "" if command.continue_text else self._prompts.opening(prompt)
         outbox = _Outbox(command, send, opening, gather_s=_GATHER_S[self._spare_cpus > 0])
-        for part in answer(self._engine, self._loaded.tokenizer, request, command.stop):
-            if isinstance(part, TextChunk):
-                outbox.add(part.text, part.step.record)
-            elif isinstance(part, Completed):
-                outbox.add(part.text, part.finished.stop_record)
-                outbox.flush()
-                send(self._done(command, part.finished, tokenize_s, outbox.ttft_s))
-            else:
-                send(Prefill(command.id, part.done, part.total, part.reused))
+        with self._check.paused():
+            for part in answer(self._engine, self._loaded.tokenizer, request, command.stop):
+                if isinstance(part, TextChunk):
+                    outbox.add(part.text, part.step.record)
+                elif isinstance(part, Completed):
+                    outbox.add(part.text, part.finished.stop_record)
+                    outbox.flush()
+                    send(self._done(command, part.finished, tokenize_s, outbox.ttft_s))
+                else:
+                    send(Prefill(command.id, part.done, part.total, part.reused))
 
     def read_ahead(self, command: ReadAhead, stop: Callable[[], bool], send: Send) -> None:
         """Prefill what the next prompt will begin with, until `stop()`. Raises HeadraceError for what has no prompt.
@@ -166,7 +175,9 @@ class EngineHost:
         send(DraftCounted(command.id, len(prompt), self._longest_prompt, message))
         if command.count_only or self._loaded.kind != "headrace" or len(prompt) > self._longest_prompt:
             return
-        if (cache := self._engine.read_ahead(prompt, stop)) is not None:
+        with self._check.paused():
+            cache = self._engine.read_ahead(prompt, stop)
+        if cache is not None:
             send(PrefixCached(cache.committed, cache.committed_bytes, cache.allocated_bytes))
 
     def _done(self, command: Generate, finished: Finished, tokenize_s: float, ttft_s: float | None) -> Done:

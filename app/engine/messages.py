@@ -152,6 +152,14 @@ class PeakMeasured:
 
 
 @dataclass(frozen=True, slots=True)
+class Damaged:
+    """The model's files are not what was installed; its answers are not to be trusted. One line, and what to do."""
+
+    message: str
+    hint: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class DraftCounted:
     """The prompt that `ReadAhead` brought would have so many tokens; `longest`: what leaves room for an answer.
 
@@ -283,6 +291,6 @@ class PullFailed:
     hint: str | None
 
 
-ModelEvent = LoadProgress | Ready | PeakMeasured | PrefixCached | DraftCounted
+ModelEvent = LoadProgress | Ready | PeakMeasured | Damaged | PrefixCached | DraftCounted
 PullEvent = PullProgress | Pulled | PullFailed
 Event = ModelEvent | Prefill | Delta | Done | ContextFull | Dropped | Failed | Abandoned | Died | PullEvent

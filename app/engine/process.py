@@ -170,6 +170,7 @@ class Server:
         self._host = EngineHost.load(spec, progress)
         self._send(Ready(self._host.card()))
         self._host.warm_up()
+        self._host.check_files(self._send)
 
     def _pull(self, name: str) -> None:
         from headrace.models.registry.resolve import resolve

@@ -24,7 +24,7 @@ from textual.theme import Theme
 
 from headrace.app.chat.conversation import Conversation
 from headrace.app.engine.client import ChatEngine
-from headrace.app.engine.messages import Event, Pulled, PullFailed, PullProgress, Ready
+from headrace.app.engine.messages import Damaged, Event, Pulled, PullFailed, PullProgress, Ready
 from headrace.app.sanitise import sanitise
 from headrace.app.sessions.records import Session
 from headrace.app.sessions.store import SessionStore
@@ -258,6 +258,8 @@ class HeadraceApp(App[None]):
             elif isinstance(event, PullFailed):
                 self.pulls.pop(event.name, None)
                 self.say(f"{event.name}: {event.message}", problem=True)
+            elif isinstance(event, Damaged):
+                self.say(event.message, problem=True)
             elif isinstance(event, Ready):
                 self._interval.spare = event.card.spare_cpus > 0
                 if self._watch is not None:

@@ -28,6 +28,9 @@ from headrace.runtime.machine.peaks import remember as remember_peak
 
 if TYPE_CHECKING:
     from headrace.models.load import LoadedModel
+    from headrace.models.registry.background_check import BackgroundCheck
+
+_CHECK_S = 5.0  # for the checksums of a model's files, after everything was measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,8 @@ def run(options: Options, show: Show) -> Document:
     host = machine()
     busy = _busy(host)
     with ExitStack() as stack:
-        loaded = [_load(name, options) for name in options.models]
+        opened = [_load(name, options) for name in options.models]
+        loaded = [model for model, _ in opened]
         reader = stack.enter_context(streaming_reader(host)) if options.measure_memory else None
         held = reader.pass_bytes if reader and host.backend != "cpu" else 0
         limit = max(test.tokens for test in options.tests)
@@ -84,13 +88,14 @@ def run(options: Options, show: Show) -> Document:
         profiled = profile(loaded[0].network, deepest) if options.profile and not interrupted else None
     if memory and (measured := memory.measurement()) is not None:
         remember_peak(measured, host)
+    damage = _damage([check for _, check in opened])
     found = document(
         host=host,
         memory=memory,
         compute_gflop_s=compute,
         models=models,
         setups=setups,
-        notes=[*notes, *session.notes, *busy],
+        notes=[*notes, *session.notes, *busy, *damage],
         results=results,
         rounds=rounds,
         interrupted=interrupted,
@@ -167,15 +172,25 @@ def _busy(host: Machine) -> list[str]:
     return [f"this machine is busy: load average {load:.1f} on {host.usable_cores} cores before the run began"]
 
 
-def _load(name: str | None, options: Options) -> "LoadedModel":
+def _damage(checks: Sequence["BackgroundCheck"]) -> list[str]:
+    """What is wrong with the models' files, as far as a short look tells: only now, for measurements want the disk
+    and the processor for themselves."""
+    for check in checks:
+        check.start()
+        check.wait(_CHECK_S)
+    return [str(check.damage) for check in checks if check.damage is not None]
+
+
+def _load(name: str | None, options: Options) -> tuple["LoadedModel", "BackgroundCheck"]:
     from headrace.app.progress import drawn_progress
     from headrace.models.load import load_resolved
+    from headrace.models.registry.background_check import BackgroundCheck
     from headrace.models.registry.resolve import resolve
 
     limit = max(test.tokens for test in options.tests)
     with drawn_progress() as progress:
         resolved = resolve(name, progress=progress)
-    return load_resolved(resolved, context=limit, force=options.force)
+    return load_resolved(resolved, context=limit, force=options.force), BackgroundCheck(resolved)
 
 
 def _own(loaded: Sequence["LoadedModel"], limit: int, held: int) -> list[Backend]:

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.app.chat import turn as conversation_turn
 from headrace.app.chat.conversation import Conversation
-from headrace.app.engine.messages import ContextFull, Delta, Done, Dropped, Event
+from headrace.app.engine.messages import ContextFull, Damaged, Delta, Done, Dropped, Event
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import EngineError, ModelNotFoundError, SessionError, UsageError
 from tests.app.scripted_engine import Script, ScriptedEngine, with_context
@@ -731,3 +731,15 @@ def test_a_draft_is_read_ahead_as_it_would_be_sent(engine: ScriptedEngine, chat:
     chat.send(typed.rstrip())
     sent = [message["content"] for message in engine.commands[-1].messages]
     assert ahead(engine) == [sent, sent[:-1]]
+
+
+def test_damaged_weights_are_said_again_with_every_answer(engine: ScriptedEngine, chat: Conversation) -> None:
+    engine._backlog.append(Damaged("tiny is damaged", "remove it"))
+    chat.poll()
+    assert chat.notice == "tiny is damaged (remove it)"
+    for question in ("one", "two"):
+        ask(chat, question, "answer")
+        assert chat.notice == "tiny is damaged (remove it)"
+    chat.load_model()
+    chat.poll()
+    assert chat.notice is None

@@ -1,6 +1,7 @@
 """The engine in its own process, with a tiny real model: what it answers, what it survives, and that it never stays."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from headrace.app.engine.link import log_path
 from headrace.app.engine.messages import (
     Abandoned,
     ContextFull,
+    Damaged,
     Delta,
     Died,
     Done,
@@ -33,6 +35,7 @@ from headrace.app.engine.messages import (
     ReadAhead,
     Ready,
 )
+from headrace.models.registry.store import Store
 from headrace.runtime.errors import EngineError
 from tests.tiny_chat import IM_END, write_chat_model
 
@@ -211,6 +214,21 @@ def test_failures_leave_the_engine_alive(ready: EngineClient) -> None:
         assert "\n" not in failed.message
     ready.submit(Generate(99, HELLO, ENDLESS, max_tokens=2))
     assert until(ready, Done).id == 99
+
+
+def test_damaged_weights_are_told_of(client: EngineClient, model: Path) -> None:
+    store = Store()
+    store.install("mine", lambda folder: {"source": str(shutil.copytree(model, folder, dirs_exist_ok=True))})
+    weights = store.root / "mine" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1
+    weights.write_bytes(content)
+    client.start(ModelSpec("mine", context=64))
+    damaged = until(client, Damaged)
+    assert "mine is damaged" in damaged.message
+    assert "models rm mine" in (damaged.hint or "")
+    client.submit(Generate(1, HELLO, ENDLESS, max_tokens=3))
+    assert until(client, Done).reason == "length"
 
 
 def test_a_stop_string_ends_the_answer(ready: EngineClient) -> None:

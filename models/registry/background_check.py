@@ -1,0 +1,135 @@
+"""A loaded model's files, read again beside everything else and compared with what was installed.
+
+A bit that flipped on the disk gives no error: the model says something else. So the weights of an installed model are
+read a second time, by one thread of idle priority that stands still while anything is decoded or measured. What was
+found is remembered by path, size, time of modification and inode, for RECHECK_DAYS: files at rest can rot too.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from headrace.models.registry.checksums import Files, content_problems, recorded_files
+from headrace.models.registry.resolve import ResolvedModel
+from headrace.runtime.cache_file import read_cache, write_cache
+from headrace.runtime.errors import CheckpointError
+from headrace.runtime.paths import cache_dir
+
+RECHECK_DAYS = 30
+_DAY = "%Y-%m-%d"
+
+
+class BackgroundCheck:
+    """The check of one model. `problems` grows; what is already known to be damaged is in it from the beginning."""
+
+    def __init__(self, model: ResolvedModel) -> None:
+        self._model = model
+        recorded: Files = recorded_files(model.facts) or {}
+        known = {name: _recall(model.path / name, entry) for name, entry in recorded.items()}
+        self._unread = {name: entry for name, entry in recorded.items() if known[name] is None}
+        self.problems = [problem for problem in known.values() if problem]
+        self._clear = threading.Event()
+        self._clear.set()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def unread_bytes(self) -> int:
+        """What there is to read."""
+        return sum(entry["bytes"] for entry in self._unread.values())
+
+    @property
+    def damage(self) -> CheckpointError | None:
+        """What was found so far, for people; None while nothing is wrong."""
+        if not self.problems:
+            return None
+        name = self._model.stored_as or self._model.name
+        return CheckpointError(
+            f"{self._model.name} is damaged, its answers are not to be trusted: {'; '.join(self.problems)}",
+            f"`headrace models rm {name}` removes it; fetching it then installs it anew",
+        )
+
+    def start(self, found: Callable[[CheckpointError], None] = lambda _: None) -> None:
+        """Read what has to be read. `found` is told, from the other thread, when there is damage, known or new."""
+        self._thread = threading.Thread(target=self._run, args=(found,), name="checksums", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing is read while the block runs, but for the few milliseconds' worth that was begun."""
+        self._clear.clear()
+        try:
+            yield
+        finally:
+            self._clear.set()
+
+    def wait(self, seconds: float) -> None:
+        """Until it is through, for `seconds` at most."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    def _wait_its_turn(self, _stage: str, _done: int, _total: int | None) -> None:
+        self._clear.wait()
+
+    def _run(self, found: Callable[[CheckpointError], None]) -> None:
+        _step_back()
+        for name, entry in self._unread.items():
+            problems = content_problems(self._model.path, {name: entry}, self._wait_its_turn)
+            _note(self._model.path / name, entry, problems)
+            self.problems += problems
+        if (damage := self.damage) is not None:
+            found(damage)
+
+
+def _step_back() -> None:
+    """Let every other thread go before this one, on the processors and at the disk, as far as the system lets us."""
+    with suppress(OSError, AttributeError):
+        if hasattr(os, "sched_setscheduler"):
+            os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
+        else:
+            os.setpriority(_DARWIN_THREAD, 0, _DARWIN_BACKGROUND)
+
+
+_DARWIN_THREAD, _DARWIN_BACKGROUND = 3, 0x1000  # PRIO_DARWIN_THREAD and PRIO_DARWIN_BG of macOS's setpriority(2)
+
+
+def _recall(file: Path, entry: dict[str, Any]) -> str | None:
+    """What was found in this very file: a problem, or "" for none; None where it has not been read, or not lately."""
+    kept = _checked().get(str(file))
+    oldest = (datetime.now(UTC) - timedelta(days=RECHECK_DAYS)).strftime(_DAY)
+    if not isinstance(kept, dict) or kept.get("file") != _identity(file) or kept.get("sha256") != entry["sha256"]:
+        return None
+    problem, day = kept.get("problem"), kept.get("day")
+    return problem if isinstance(problem, str) and isinstance(day, str) and (problem or day >= oldest) else None
+
+
+def _note(file: Path, entry: dict[str, Any], problems: list[str]) -> None:
+    """Remember what was found in a file that could be read; what is gone from the disk is forgotten."""
+    identity = _identity(file)
+    if identity is None or identity[0] != entry["bytes"] or any("cannot be read" in problem for problem in problems):
+        return  # as a look at it will say again
+    day = datetime.now(UTC).strftime(_DAY)
+    new = {"file": identity, "sha256": entry["sha256"], "problem": "; ".join(problems), "day": day}
+    others = {path: kept for path, kept in _checked().items() if Path(path).exists()}
+    write_cache(_cache_file(), {"files": {**others, str(file): new}})
+
+
+def _checked() -> dict[str, Any]:
+    files = read_cache(_cache_file()).get("files")
+    return files if isinstance(files, dict) else {}
+
+
+def _identity(file: Path) -> list[int] | None:
+    """[size, time of modification in ns, inode]"""
+    try:
+        facts = file.stat()
+    except OSError:
+        return None
+    return [facts.st_size, facts.st_mtime_ns, facts.st_ino]
+
+
+def _cache_file() -> Path:
+    return cache_dir() / "checked.json"
