@@ -36,9 +36,18 @@ def subcommands(group: click.Group) -> Iterator[click.Command]:
 
 def test_there_is_something_to_check() -> None:
     assert len(commands()) >= 10
+    assert len(workflow_commands()) >= 4
 
 
-@pytest.mark.parametrize("line", commands())
+def workflow_commands() -> list[str]:
+    """Every headrace command of the workflows."""
+    texts = [file.read_text(encoding="utf-8") for file in (ROOT / ".github/workflows").glob("*.yml")]
+    return [
+        line for text in texts for line in re.findall(r"^\s+(?:caffeinate -i )?(headrace [^>\n]+)", text, re.MULTILINE)
+    ]
+
+
+@pytest.mark.parametrize("line", [*commands(), *workflow_commands()])
 def test_every_command_parses(line: str) -> None:
     """As click would parse it on the way to running it; unknown options and impossible values raise."""
     arguments = shlex.split(line, comments=True)[1:]

@@ -1,0 +1,74 @@
+"""What an installation on a Mac gets: the wheel as it is built there, from the build backend that is told it is there.
+
+One wheel for every Python and every Mac, with no compiler asked for: Metal does the work of the CPU kernels.
+"""
+
+import os
+import subprocess
+import sys
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+pytest.importorskip("scikit_build_core", reason="builds the wheel")
+
+_BUILD = """
+import platform, sys, sysconfig
+sysconfig.get_config_vars()  # of this Python, read while it may still know where it is
+import scikit_build_core.build as backend
+import scikit_build_core.build.wheel
+import scikit_build_core.builder.get_requires
+import scikit_build_core.settings.skbuild_read_settings
+sys.platform = "darwin"
+platform.system, platform.machine = lambda: "Darwin", lambda: "arm64"
+platform.mac_ver = lambda *_, **__: ("15.3.1", ("", "", ""), "arm64")
+assert backend.get_requires_for_build_wheel() == [], "needs something to build with"
+print(backend.build_wheel(sys.argv[1]))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    without_tools = {**os.environ, "PATH": str(folder)}
+    command = [sys.executable, "-c", _BUILD, folder]
+    done = subprocess.run(command, cwd=ROOT, env=without_tools, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return folder / done.stdout.splitlines()[-1]
+
+
+def test_it_fits_every_python_and_every_mac(wheel: Path) -> None:
+    assert wheel.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (facts,) = (archive.read(name).decode() for name in archive.namelist() if name.endswith(".dist-info/WHEEL"))
+    assert "Root-Is-Purelib: true" in facts
+    assert "Tag: py3-none-any" in facts
+
+
+def test_it_has_all_of_the_program_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        found = {name for name in archive.namelist() if ".dist-info/" not in name}
+    kinds = (".py", ".pyi", ".toml", ".tcss", ".typed")
+    sources = [path for top in ("app", "models", "runtime", "assets") for path in (ROOT / top).rglob("*")]
+    wanted = {
+        f"headrace/{path.relative_to(ROOT).as_posix()}"
+        for path in sources
+        if path.suffix in kinds and "screenshots" not in path.parts and path.parts[-2] != "tests"
+    }
+    wanted |= {f"headrace/{path.name}" for path in (ROOT / "headrace").iterdir() if path.is_file()}
+    assert found == wanted
+
+
+def test_it_asks_for_mlx_with_metal_and_starts_by_its_name(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        files = {
+            name.rsplit("/", 1)[1]: archive.read(name).decode() for name in archive.namelist() if "dist-info" in name
+        }
+    facts = Parser().parsestr(files["METADATA"])
+    requirements = [text for text in facts.get_all("Requires-Dist", []) if text.startswith("mlx==")]
+    assert [text.split(";")[1].strip() for text in requirements] == ['platform_system == "Darwin"']
+    assert facts["Requires-Python"] == ">=3.11"
+    assert "headrace = headrace.app.cli.main:main" in files["entry_points.txt"]
