@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from headrace.app.cli.bench import bench
 from headrace.app.cli.predict import fit, predict
+from headrace.models.registry.store import Store
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
 from headrace.runtime.machine import bandwidth
 from tests.tiny import config_of
@@ -243,3 +245,14 @@ def test_fit_lists_the_catalog() -> None:
     shown = CliRunner().invoke(fit, ["--chip", "M2 (8-core)", "--memory", "8"], catch_exceptions=False).stdout
     assert re.search(r"smollm2-135m .*✓", shown)
     assert re.search(r"qwen2.5-32b .*✗", shown)
+
+
+def test_damaged_weights_are_noted(model: Path) -> None:
+    store = Store()
+    store.install("mine", lambda folder: {"source": str(shutil.copytree(model, folder, dirs_exist_ok=True))})
+    weights = store.root / "mine" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1
+    weights.write_bytes(content)
+    notes = json.loads(run("-m", "mine", *SHORT, "--no-pg", "--json").stdout)["notes"]
+    assert any("mine is damaged, its answers are not to be trusted" in note for note in notes)

@@ -266,3 +266,7 @@ def test_a_message_taken_back_was_never_said(store: SessionStore) -> None:
     store.take_back(store.add(session.id, answer, "user", "more"))
     assert [message.content for message in store.branch(session.id)] == ["q", "a"]
     assert store.session(session.id).title == "q"
+
+
+def test_a_durable_commit_leaves_nothing_in_a_macs_drive_cache(store: SessionStore) -> None:
+    assert store.db.rows("PRAGMA fullfsync")[0][0] == 1
