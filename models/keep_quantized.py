@@ -77,7 +77,8 @@ def _write_weights(checkpoint: Checkpoint, kind: Quantization, target: Path, pro
 
 
 def _is_matrix(info: TensorInfo, name: str, kind: Quantization) -> bool:
-    return name.endswith(".weight") and len(info.shape) == 2 and kind.fits(info.shape[1])
+    router = name.endswith((".mlp.gate.weight", ".mlp.router.weight"))  # a few of its bits choose whole experts
+    return name.endswith(".weight") and len(info.shape) >= 2 and kind.fits(info.shape[-1]) and not router
 
 
 def _quantized(name: str, array: mx.array, kind: Quantization) -> dict[str, mx.array]:

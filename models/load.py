@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from headrace.models.background import run_in_background
 from headrace.models.checkpoint.json_object import read_json_object
-from headrace.models.checkpoint.quantization import Quantization, has_groups_of_16, is_affine
+from headrace.models.checkpoint.quantization import Quantization, has_groups_of_16, is_known
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.checkpoint.tensor_info import stored_dtype
 from headrace.models.checkpoint.validation import blamed_on_store
@@ -50,7 +50,7 @@ class LoadedModel:
 
 def own_decoder(checkpoint: Checkpoint) -> DecoderConfig | None:
     """What headrace's own decoder needs to run this checkpoint; None where mlx-lm's classes do. Headers only."""
-    return decoder_config(checkpoint.config) if is_affine(checkpoint.quantization) else None
+    return decoder_config(checkpoint.config) if is_known(checkpoint.quantization) else None
 
 
 def network_kind(checkpoint: Checkpoint) -> NetworkKind:

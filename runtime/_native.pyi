@@ -13,6 +13,7 @@ class Matrix:
         bias: mx.array | None,
         bits: int,
         group_size: int,
+        mode: str = "affine",
         exact: bool = False,
     ) -> None: ...
     @property
@@ -45,6 +46,7 @@ class AttentionPlan:
         norm_eps: float,
         window: int | None,
         softcap: float | None,
+        sinks: mx.array | None = None,
     ) -> None: ...
 
 class ExpertsPlan:

@@ -78,6 +78,10 @@ def kv_row_bytes(kv_heads: int, head_dim: int, element_bytes: int) -> int:
     return 2 * kv_heads * head_dim * element_bytes
 
 
+# MLX's quantization modes whose weights are floats and whose scales are a byte: (bits, group size).
+FLOAT_MODES = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}
+
+
 def quantized_bytes(weights: int, bits: int, group_size: int, scale_bytes: int = 2) -> int:
     """MLX affine storage: `bits` per weight, and a scale and a bias per group."""
     return weights * bits // 8 + 2 * scale_bytes * weights // group_size

@@ -14,6 +14,7 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.network.config import decoder_config
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.parameters import Parameters
+from headrace.runtime.cost import FLOAT_MODES
 from headrace.runtime.ops import Ops, reference
 
 VOCAB, HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 96, 64, 128, 3, 4, 2, 32
@@ -59,6 +60,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "decoder_sparse_step": 1,
         "mlp_only_layers": [1],
         "norm_topk_prob": True,
+        "tie_word_embeddings": False,
+    },
+    "gpt-oss": {
+        "model_type": "gpt_oss",
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "intermediate_size": 96,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 3,
+        "sliding_window": 16,
+        "rope_theta": 150000.0,
+        "rope_scaling": _YARN,
         "tie_word_embeddings": False,
     },
     "gemma2": {"model_type": "gemma2", "query_pre_attn_scalar": 24, "sliding_window": 4096},
@@ -110,21 +123,31 @@ def write_model(
     return directory
 
 
-def quantize_model(source: Path, target: Path, layers: dict[str, dict[str, int]] | None = None) -> Path:
-    """Quantize every projection to 4 bits, group 32; `layers` overrides single modules. MLX's directory format."""
+def quantize_model(
+    source: Path, target: Path, layers: dict[str, dict[str, Any]] | None = None, mode: str = "affine"
+) -> Path:
+    """Quantize every projection to 4 bits, group 32, or in another mode; `layers` overrides single modules.
+
+    In MLX's directory format.
+    """
     config = json.loads((source / "config.json").read_text())
-    section: dict[str, Any] = {"group_size": 32, "bits": 4, **(layers or {})}
+    bits, group = FLOAT_MODES.get(mode, (4, 32))
+    section: dict[str, Any] = {"group_size": group, "bits": bits, "mode": mode, **(layers or {})}
     tensors: dict[str, mx.array] = {}
     loaded = mx.load(str(source / "model.safetensors"))
     assert isinstance(loaded, dict)
     for name, array in loaded.items():
         module = name.removesuffix(".weight")
-        if array.ndim < 2:
+        if array.ndim < 2 or not name.endswith(".weight"):
             tensors[name] = array
             continue
         kind = section.get(module, section)
-        packed, scales, biases = mx.quantize(array, group_size=kind["group_size"], bits=kind["bits"])
-        tensors |= {f"{module}.weight": packed, f"{module}.scales": scales, f"{module}.biases": biases}
+        packed, scales, *biases = mx.quantize(
+            array, group_size=kind["group_size"], bits=kind["bits"], mode=kind.get("mode", "affine")
+        )
+        tensors |= {f"{module}.weight": packed, f"{module}.scales": scales}
+        if biases:
+            tensors[f"{module}.biases"] = biases[0]
     target.mkdir(parents=True, exist_ok=True)
     mx.save_safetensors(str(target / "model.safetensors"), tensors)
     (target / "config.json").write_text(json.dumps({**config, "quantization": section}))
@@ -144,6 +167,7 @@ def random_tensors(config: dict[str, Any], seed: int) -> dict[str, mx.array]:
     key = mx.random.key(seed)
     width, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q_rows, kv_rows = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    harmony = config["model_type"] == "gpt_oss"
     gemma, biased = config["model_type"].startswith("gemma"), config["model_type"] == "qwen2"
     tensors: dict[str, mx.array] = {}
     stack: tuple[int, ...]
@@ -165,22 +189,27 @@ def random_tensors(config: dict[str, Any], seed: int) -> dict[str, mx.array]:
         at = f"model.layers.{i}"
         for name, rows in (("q_proj", q_rows), ("k_proj", kv_rows), ("v_proj", kv_rows)):
             add(f"{at}.self_attn.{name}.weight", rows, width)
-            if biased or config.get("attention_bias"):
+            if biased or harmony or config.get("attention_bias"):
                 add(f"{at}.self_attn.{name}.bias", rows)
         add(f"{at}.self_attn.o_proj.weight", width, q_rows)
-        if config.get("attention_bias"):
+        if harmony or config.get("attention_bias"):
             add(f"{at}.self_attn.o_proj.bias", width)
         stack, size, mlp = (), inner, f"{at}.mlp"
         if "num_experts" in config and i not in config["mlp_only_layers"]:
             stack, size, mlp = (config["num_experts"],), config["moe_intermediate_size"], f"{at}.mlp.switch_mlp"
             add(f"{at}.mlp.gate.weight", *stack, width)
+        if harmony:
+            stack, mlp = (config["num_local_experts"],), f"{at}.mlp.experts"
+            add(f"{at}.mlp.router.weight", *stack, width)
+            add(f"{at}.mlp.router.bias", *stack)
+            add(f"{at}.self_attn.sinks", config["num_attention_heads"])
         for name, rows, columns in (
             ("gate_proj", size, width),
             ("up_proj", size, width),
             ("down_proj", width, size),
         ):
             add(f"{mlp}.{name}.weight", *stack, rows, columns)
-            if config.get("mlp_bias"):
+            if config.get("mlp_bias") or harmony:
                 add(f"{mlp}.{name}.bias", *stack, rows)
         norms = ["input_layernorm", "post_attention_layernorm"]
         if gemma:

@@ -1,6 +1,7 @@
-"""Affine quantization settings: which ones a checkpoint states for a layer, and quantizing plain weights.
+"""MLX's quantization settings: which ones a checkpoint states for a layer, and quantizing plain weights.
 
-MLX's affine scheme: groups of G neighbours in a row share a scale and a bias, w = scale * q + bias, q of `bits` bits.
+Affine: groups of G neighbours in a row share a scale and a bias, w = scale * q + bias, q of `bits` bits. The other
+modes are floats of 4 or 8 bits that share a scale of one byte: mxfp4, mxfp8 (OCP microscaling formats) and nvfp4.
 """
 
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from headrace.runtime.cost import quantized_bytes
+from headrace.runtime.cost import FLOAT_MODES, quantized_bytes
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError, UsageError
 from headrace.runtime.ops import Weight, groups_of_16
 
@@ -22,6 +23,7 @@ class Groups(NamedTuple):
 
     bits: int
     group_size: int
+    mode: str = "affine"
 
 
 GROUPS_OF_16 = Groups(groups_of_16.BITS, groups_of_16.GROUP)
@@ -62,11 +64,16 @@ def layer_quantization(section: Mapping[str, Any] | None, module: str) -> Groups
     entry = section.get(module, section)
     if not isinstance(entry, Mapping):
         raise CheckpointError(f"config.json: the quantization entry of {module} must be an object, not {entry!r}")
-    mode = entry.get("mode", section.get("mode", "affine"))
+    mode = entry.get("mode", "affine")  # a module's own entry that states none means affine, whatever the others are
+    if isinstance(mode, str) and mode in FLOAT_MODES:
+        stated = (entry.get("bits", FLOAT_MODES[mode][0]), entry.get("group_size", FLOAT_MODES[mode][1]))
+        if stated != FLOAT_MODES[mode]:
+            raise UnsupportedModelError(f"{module} is quantized as {mode} to {stated[0]!r} bits by {stated[1]!r}")
+        return Groups(*FLOAT_MODES[mode], mode)
     if mode != "affine":
-        raise UnsupportedModelError(f"{module} is quantized in mode {mode!r}; headrace's own decoder reads affine")
+        raise UnsupportedModelError(f"{module} is quantized in mode {mode!r}, which headrace does not know")
     bits, group_size = entry.get("bits", section.get("bits")), entry.get("group_size", section.get("group_size"))
-    known = (bits in BITS and group_size in GROUP_SIZES) or (bits, group_size) == GROUPS_OF_16
+    known = (bits in BITS and group_size in GROUP_SIZES) or (bits, group_size) == GROUPS_OF_16[:2]
     if not known or {type(bits), type(group_size)} != {int}:
         raise UnsupportedModelError(f"{module} is quantized to {bits!r} bits in groups of {group_size!r}")
     return Groups(bits, group_size)
@@ -75,12 +82,13 @@ def layer_quantization(section: Mapping[str, Any] | None, module: str) -> Groups
 def has_groups_of_16(section: Mapping[str, Any] | None) -> bool:
     """Whether any module is in groups of 16, which only the native kernels multiply with."""
     entries = [section, *section.values()] if section is not None else []
-    return any(isinstance(entry, Mapping) and entry.get("group_size") == groups_of_16.GROUP for entry in entries)
+    affine = [entry for entry in entries if isinstance(entry, Mapping) and entry.get("mode", "affine") == "affine"]
+    return any(entry.get("group_size") == groups_of_16.GROUP for entry in affine)
 
 
-def is_affine(section: Mapping[str, Any] | None) -> bool:
-    """Whether every entry of a quantization section is in the affine mode (plain weights count)."""
+def is_known(section: Mapping[str, Any] | None) -> bool:
+    """Whether every entry of a quantization section is in a mode known here (plain weights count)."""
     if section is None:
         return True
     entries = [section, *(entry for entry in section.values() if isinstance(entry, Mapping))]
-    return all(entry.get("mode", "affine") == "affine" for entry in entries)
+    return all(entry.get("mode", "affine") in ("affine", *FLOAT_MODES) for entry in entries)

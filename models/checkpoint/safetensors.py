@@ -53,7 +53,9 @@ class Checkpoint:
     @property
     def quantization(self) -> dict[str, Any] | None:
         """MLX quantization settings: bits, group_size, and per-layer entries; None for plain weights."""
-        section = self.config.get("quantization")
+        section, theirs = self.config.get("quantization"), self.config.get("quantization_config")
+        if section is None and isinstance(theirs, dict) and theirs.get("quant_method") == "mxfp4":
+            return {"mode": "mxfp4", "bits": 4, "group_size": 32}  # as transformers stores GPT-OSS
         return section if isinstance(section, dict) else None
 
     @property

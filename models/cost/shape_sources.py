@@ -23,7 +23,8 @@ from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.cost.step_shape import Matrix, StepShape
 from headrace.models.network.config import DecoderConfig, ExpertsConfig, LayerConfig, decoder_config
 from headrace.models.network.decoder_costs import kv_layers
-from headrace.runtime.cost import quantized_bytes
+from headrace.models.network.gpt_oss import stacks_of
+from headrace.runtime.cost import FLOAT_MODES, quantized_bytes
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ SizeOf = Callable[[str, int, int], int]
 """(module, rows, columns) -> stored bytes of that projection, bias included; of a stack of experts, one's."""
 
 _ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
-_STACK = ".switch_mlp."
+_STACK = re.compile(r"\.(switch_mlp|experts)\.")
 
 
 def shape_of_config(config: Mapping[str, Any]) -> StepShape:
@@ -52,8 +53,10 @@ def shape_of_config(config: Mapping[str, Any]) -> StepShape:
     biased = _biased_modules(config)
 
     def size_of(module: str, rows: int, columns: int) -> int:
-        width, group = _settings(section, module)
+        width, group, floats = _settings(section, module)
         bias = rows * _HALF if module.rpartition(".")[2] in biased else 0
+        if floats:
+            return bias + rows * columns * (width or 0) // 8 + rows * columns // group
         return bias + (rows * columns * plain if width is None else quantized_bytes(rows * columns, width, group))
 
     return _build(_decoder(config), size_of, f"config.json, {_described(section, dtype)}")
@@ -66,14 +69,16 @@ def shape_of_checkpoint(checkpoint: Checkpoint) -> StepShape:
     config = _decoder(checkpoint.config)
     sizes: Counter[str] = Counter()
     for name, tensor in checkpoint.tensors.items():
-        module, _, part = _ONE_EXPERT.sub(_STACK, name).rpartition(".")
-        if part in ("weight", "scales", "biases", "bias"):
-            sizes[module] += tensor.nbytes
+        stacks = stacks_of(name) or [_ONE_EXPERT.sub(".switch_mlp.", name)]
+        for stack in stacks:
+            module, _, part = stack.rpartition(".")
+            if part in ("weight", "scales", "biases", "bias"):
+                sizes[module] += tensor.nbytes // len(stacks)
     tied = config.tied_embeddings or not sizes["lm_head"]
     count = next((layer.experts.count for layer in config.layers if layer.experts), 1)
 
     def size_of(module: str, _rows: int, _columns: int) -> int:
-        return sizes[module] // (count if _STACK in module else 1)
+        return sizes[module] // (count if _STACK.search(module) else 1)
 
     shape = _build(replace(config, tied_embeddings=tied), size_of, "safetensors headers")
     unread = "lm_head" if tied else "model.embed_tokens"  # an untied table is looked up, not read
@@ -181,6 +186,7 @@ def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:
 
 def _norm_weights(config: DecoderConfig) -> int:
     per_layer = (4 if config.post_norms else 2) * config.hidden_size + (2 * config.head_dim if config.qk_norm else 0)
+    per_layer += config.heads if config.sinks else 0
     return len(config.layers) * per_layer + config.hidden_size
 
 
@@ -209,22 +215,24 @@ def _experts(count: int, active: int, size: int) -> ExpertsConfig:
 
 def _biased_modules(config: Mapping[str, Any]) -> set[str]:
     attention = {"q_proj", "k_proj", "v_proj", *(() if config.get("model_type") == "qwen2" else ("o_proj",))}
+    if config.get("model_type") == "gpt_oss":
+        return attention | {"router", "gate_proj", "up_proj", "down_proj"}
     biased = attention if config.get("model_type") == "qwen2" or config.get("attention_bias") else set()
     return biased | ({"gate_proj", "up_proj", "down_proj"} if config.get("mlp_bias") else set())
 
 
-def _settings(section: Mapping[str, Any] | None, module: str) -> tuple[int | None, int]:
-    """(bits, group size) of a module; bits None where it is plain."""
+def _settings(section: Mapping[str, Any] | None, module: str) -> tuple[int | None, int, bool]:
+    """(bits, group size, whether they are floats with a scale of a byte) of a module; bits None where it is plain."""
     if section is None:
-        return None, 0
+        return None, 0, False
     entry = section.get(module, section)
     if entry is False:  # mlx-lm marks a module left plain this way
-        return None, 0
+        return None, 0, False
     entry = entry if isinstance(entry, Mapping) else section
     bits, group = entry.get("bits", section.get("bits")), entry.get("group_size", section.get("group_size", 64))
     if not (isinstance(bits, int) and 0 < bits <= 32 and isinstance(group, int) and group > 0):
         raise CheckpointError(f"config.json: {module} is quantized to {bits!r} bits in groups of {group!r}")
-    return bits, group
+    return bits, group, str(entry.get("mode", "affine")) in FLOAT_MODES
 
 
 def _described(section: Mapping[str, Any] | None, dtype: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
-OWN_ARCHITECTURES = ("llama", "mistral", "smollm3", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text")
+OWN_ARCHITECTURES = ("llama", "mistral", "smollm3", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "gemma2", "gemma3_text")
 OWN_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
@@ -68,9 +68,10 @@ class DecoderConfig:
     norm_eps: float
     tied_embeddings: bool
     layers: tuple[LayerConfig, ...]
-    activation: Literal["silu", "gelu"]
+    activation: Literal["silu", "gelu", "clamped"]
     attention_scale: float
     qk_norm: bool = False
+    sinks: bool = False  # GPT-OSS: a learned score per head that takes its share of the softmax
     post_norms: bool = False  # Gemma: a second norm on what attention and feed-forward add
     norm_weight_offset: float = 0.0  # Gemma stores norm weights less one
     embedding_scale: float = 1.0
@@ -89,7 +90,9 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
     partial = {**fields.section("rope_parameters"), **config}.get("partial_rotary_factor", 1) != 1
     if rope.kind not in OWN_ROPE_TYPES or config.get("rope_traditional") or partial:
         return None
-    gemma = architecture.startswith("gemma")
+    gemma, harmony = architecture.startswith("gemma"), architecture == "gpt_oss"
+    if harmony and fields.positive("swiglu_limit", default=7.0) != 7.0:
+        raise UnsupportedModelError(f"config.json: a gpt_oss with the swiglu_limit {config['swiglu_limit']!r}")
     if not gemma and config.get("hidden_act", "silu") not in ("silu", "swish"):
         raise UnsupportedModelError(f"config.json: a {architecture} with the activation {config['hidden_act']!r}")
     hidden = fields.count("hidden_size")
@@ -111,9 +114,10 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
         norm_eps=fields.positive("rms_norm_eps"),
         tied_embeddings=bool(config.get("tie_word_embeddings", gemma or architecture == "llama")),
         layers=_layers(fields, architecture, rope, local_rope),
-        activation="gelu" if gemma else "silu",
+        activation="gelu" if gemma else "clamped" if harmony else "silu",
         attention_scale=scalar**-0.5,
         qk_norm=architecture in ("qwen3", "qwen3_moe", "gemma3_text"),
+        sinks=harmony,
         post_norms=gemma,
         norm_weight_offset=1.0 if gemma else 0.0,
         embedding_scale=hidden**0.5 if gemma else 1.0,
@@ -171,18 +175,20 @@ def _layers(fields: "_Fields", architecture: str, rope: RopeConfig, local_rope: 
 
 def _experts(fields: "_Fields", architecture: str, layers: int) -> list[ExpertsConfig | None]:
     """Every layer's experts: None where its feed-forward is dense."""
-    if architecture != "qwen3_moe":
+    if architecture not in ("qwen3_moe", "gpt_oss"):
         return [None] * layers
-    count, active = fields.count("num_experts"), fields.count("num_experts_per_tok")
+    harmony = architecture == "gpt_oss"
+    count = fields.count("num_local_experts" if harmony else "num_experts")
+    active = fields.count("num_experts_per_tok")
     if active > count:
         raise CheckpointError(f"config.json: a token cannot be given to {active} of {count} experts")
     experts = ExpertsConfig(
         count=count,
         active=active,
-        size=fields.count("moe_intermediate_size"),
-        normalized=bool(fields.values.get("norm_topk_prob")),
-        router="gate",
-        stacked="switch_mlp",
+        size=fields.count("intermediate_size" if harmony else "moe_intermediate_size"),
+        normalized=harmony or bool(fields.values.get("norm_topk_prob")),
+        router="router" if harmony else "gate",
+        stacked="experts" if harmony else "switch_mlp",
         each="experts.{}",
     )
     step = fields.count("decoder_sparse_step", default=1)
@@ -201,7 +207,7 @@ def _sliding(fields: "_Fields", architecture: str, count: int) -> list[bool]:
         return [kind == "sliding_attention" for kind in kinds]
     if architecture in ("mistral", "qwen3_moe"):
         return [True] * count
-    if architecture == "gemma2":
+    if architecture in ("gemma2", "gpt_oss"):
         return [i % 2 == 0 for i in range(count)]
     if architecture == "gemma3_text":
         pattern = fields.count("sliding_window_pattern", default=6)

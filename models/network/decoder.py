@@ -57,7 +57,8 @@ class Decoder:
             for weight in (*layer.matrices, *stacks):
                 arrays += weight.arrays
             norms = (layer.input_norm, layer.attention_post_norm, layer.mlp_norm, layer.mlp_post_norm)
-            arrays += [norm for norm in (*norms, layer.attention.q_norm, layer.attention.k_norm) if norm is not None]
+            heads = (layer.attention.q_norm, layer.attention.k_norm, layer.attention.sinks)
+            arrays += [vector for vector in (*norms, *heads) if vector is not None]
         return arrays
 
     @property
@@ -179,6 +180,7 @@ def _read_layers(config: DecoderConfig, parameters: Parameters) -> list[LayerWei
             norm_eps=config.norm_eps,
             window=layer.window,
             softcap=config.attention_softcap,
+            sinks=parameters.vector(f"{prefix}.sinks", config.heads) if config.sinks else None,
         )
 
     def mixture(mlp: str, experts: ExpertsConfig) -> Mixture:

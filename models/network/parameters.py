@@ -13,6 +13,7 @@ import mlx.core as mx
 from headrace.models.checkpoint.foreign.arrays import read_arrays
 from headrace.models.checkpoint.quantization import Quantization, layer_quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
+from headrace.models.network.gpt_oss import with_stacks
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.ops import Ops, Weight
 
@@ -27,7 +28,7 @@ class Parameters:
         self._ops = ops
         self._dtype = dtype
         self._requantize = requantize
-        self._arrays = read_arrays(checkpoint)
+        self._arrays = with_stacks(read_arrays(checkpoint))
 
     def matrix(self, module: str, rows: int, columns: int) -> Weight:
         """The projection `module`, N = rows by K = columns, as the operations want it."""
@@ -84,10 +85,13 @@ class Parameters:
         kind = layer_quantization(self._checkpoint.quantization, module)
         groups = (*stack, rows, columns // kind.group_size)
         data = self._take(f"{module}.weight", (*stack, rows, columns * kind.bits // 32))
-        scales, biases = self._take(f"{module}.scales", groups), self._take(f"{module}.biases", groups)
-        if data.dtype != mx.uint32:
-            raise CheckpointError(f"{module}.weight is quantized but not stored as U32")
-        return Weight(data, scales, biases, kind.bits, kind.group_size, bias)
+        scales, affine = self._take(f"{module}.scales", groups), kind.mode == "affine"
+        biases = self._take(f"{module}.biases", groups) if affine else None
+        if data.dtype != mx.uint32 or (scales.dtype == mx.uint8) == affine:
+            raise CheckpointError(f"{module} is quantized, but not stored as {kind.mode} is: U32, and scales as fit it")
+        if f"{module}.global_scale" in self:
+            raise UnsupportedModelError(f"{module} has one more scale for all of it, which headrace does not read")
+        return Weight(data, scales, biases, kind.bits, kind.group_size, bias, kind.mode)
 
     def _take(self, name: str, shape: tuple[int, ...]) -> mx.array:
         array = self._arrays.pop(name, None)  # each is wanted once: what was read goes as soon as it is prepared
@@ -100,7 +104,7 @@ class Parameters:
 
 def _kind(weight: Weight) -> tuple[object, ...]:
     """What weights have in common that can be joined."""
-    return weight.bits, weight.group_size, weight.data.dtype, weight.bias is None
+    return weight.bits, weight.group_size, weight.mode, weight.data.dtype, weight.bias is None
 
 
 def _joined(parts: list[Weight], join: Callable[..., mx.array]) -> Weight:
@@ -119,4 +123,5 @@ def _joined(parts: list[Weight], join: Callable[..., mx.array]) -> Weight:
         parts[0].bits,
         parts[0].group_size,
         joined([part.bias for part in parts]),
+        parts[0].mode,
     )

@@ -109,16 +109,15 @@ def prepare(weight: Weight, dtype: mx.Dtype) -> Weight:
         try:
             scales, biases = _flat(weight.scales), _flat(weight.biases)
             bias = None if weight.bias is None else weight.bias.reshape(-1)
-            matrix = _native.Matrix(
-                weight.data.reshape(weight.rows, -1), scales, biases, bias, weight.bits, weight.group_size, exact()
-            )
+            data = weight.data.reshape(weight.rows, -1)
+            matrix = _native.Matrix(data, scales, biases, bias, weight.bits, weight.group_size, weight.mode, exact())
         except ValueError as error:
             _fallbacks[f"weight: {error}"] += 1
     # The kernels' own copies, so that the ones from the file can go.
     held = reference.prepare(weight, dtype) if matrix is None else matrix
     shape = (weight.rows, weight.columns)
     bits, group = (weight.bits, weight.group_size) if isinstance(held, _native.Matrix) else (held.bits, held.group_size)
-    return PreparedWeight(held.data, held.scales, held.biases, bits, group, held.bias, matrix, shape)
+    return PreparedWeight(held.data, held.scales, held.biases, bits, group, held.bias, weight.mode, matrix, shape)
 
 
 def _flat(stack: mx.array | None) -> mx.array | None:
@@ -274,6 +273,7 @@ def _plan(spec: AttentionSpec) -> "_native.AttentionPlan | None":
             spec.norm_eps,
             spec.window,
             spec.softcap,
+            spec.sinks,
         )
     _plans[key] = plan
     weakref.finalize(spec, _plans.pop, key, None)

@@ -23,7 +23,7 @@ def prepare(weight: Weight, dtype: mx.Dtype) -> Weight:
     weight = groups_of_16.without(weight)
 
     def cast(array: mx.array | None) -> mx.array | None:
-        return None if array is None else array.astype(dtype)
+        return array if array is None or array.dtype == mx.uint8 else array.astype(dtype)
 
     return Weight(
         data=weight.data if weight.quantized else weight.data.astype(dtype),
@@ -32,6 +32,7 @@ def prepare(weight: Weight, dtype: mx.Dtype) -> Weight:
         bits=weight.bits,
         group_size=weight.group_size,
         bias=cast(weight.bias),
+        mode=weight.mode,
     )
 
 
@@ -42,14 +43,17 @@ def kv_dtype(compute: mx.Dtype) -> mx.Dtype:
 
 def embed(tokens: mx.array, table: Weight, dtype: mx.Dtype) -> mx.array:
     """Rows of the embedding table. tokens (B, T) -> (B, T, E)."""
-    if table.scales is None or table.biases is None:
+    if table.scales is None:
         return table.data[tokens].astype(dtype)
+    scales, biases = table.scales[tokens], None if table.biases is None else table.biases[tokens].astype(dtype)
     return mx.dequantize(
         table.data[tokens],
-        scales=table.scales[tokens].astype(dtype),  # or it would compute in theirs
-        biases=table.biases[tokens].astype(dtype),
+        scales=scales if biases is None else scales.astype(dtype),  # or it would compute in theirs
+        biases=biases,
         group_size=table.group_size,
         bits=table.bits,
+        mode=table.mode,
+        dtype=dtype,
     )
 
 
@@ -59,7 +63,14 @@ def linear(x: mx.array, w: Weight) -> mx.array:
         y = x @ w.data.T
     else:
         y = mx.quantized_matmul(
-            x, w.data, scales=w.scales, biases=w.biases, transpose=True, group_size=w.group_size, bits=w.bits
+            x,
+            w.data,
+            scales=w.scales,
+            biases=w.biases,
+            transpose=True,
+            group_size=w.group_size,
+            bits=w.bits,
+            mode=w.mode,
         )
     return y if w.bias is None else y + w.bias
 
@@ -82,7 +93,7 @@ def norm_linear(x: mx.array, norm: mx.array, eps: float, w: Weight) -> mx.array:
 def glu(gate: mx.array, up: mx.array, activation: str) -> mx.array:
     """Gated linear unit: act(gate) * up (Shazeer, arXiv:2002.05202). (B, T, F) and (B, T, F) -> (B, T, F).
 
-    `activation` is "silu" or "gelu" (the tanh approximation). One kernel on a GPU.
+    `activation` is "silu", "gelu" (the tanh approximation) or "clamped" (GPT-OSS's). One kernel on a GPU.
     """
     return (_FUSED if _on_gpu() else _GATED)[activation](gate, up)
 
@@ -130,6 +141,7 @@ def _gathered(x: mx.array, stack: Weight, which: mx.array, ordered: bool) -> mx.
             transpose=True,
             group_size=stack.group_size,
             bits=stack.bits,
+            mode=stack.mode,
             sorted_indices=ordered,
         )
     return y if stack.bias is None else y + stack.bias[which][:, None]
@@ -157,7 +169,9 @@ def attend(
     seen_values = values[:, :, start:end].astype(q.dtype)
     mask = _mask(length, end - start, spec.window)
     if spec.softcap is None:
-        out = mx.fast.scaled_dot_product_attention(q, seen_keys, seen_values, scale=spec.scale, mask=mask)
+        out = mx.fast.scaled_dot_product_attention(
+            q, seen_keys, seen_values, scale=spec.scale, mask=mask, sinks=spec.sinks
+        )
     else:
         out = _softcapped_attention(q, seen_keys, seen_values, mask, spec)
     return out.transpose(0, 2, 1, 3).reshape(batch, length, -1), keys, values
@@ -181,7 +195,12 @@ def _gelu_gated(gate: mx.array, up: mx.array) -> mx.array:
 
 # Compiled, a chain of elementwise operations is one kernel for every shape. Not on the CPU, where MLX would call a C++
 # compiler for it while the answer waits.
-_GATED = {"silu": _silu_gated, "gelu": _gelu_gated}
+def _clamped_gated(gate: mx.array, up: mx.array) -> mx.array:
+    gate, up = mx.minimum(gate, 7.0), mx.clip(up, -7.0, 7.0)
+    return gate * mx.sigmoid(1.702 * gate) * (up + 1)
+
+
+_GATED = {"silu": _silu_gated, "gelu": _gelu_gated, "clamped": _clamped_gated}
 _FUSED = {name: mx.compile(gated, shapeless=True) for name, gated in _GATED.items()}
 
 
@@ -231,6 +250,7 @@ def _softcapped_attention(
 ) -> mx.array:
     """Attention with soft-capped scores (Gemma 2, arXiv:2408.00118); MLX has no fused form of it."""
     assert spec.softcap is not None
+    assert spec.sinks is None, "no model has both"
     batch, heads, length, dim = q.shape
     grouped = (q * spec.scale).reshape(batch, spec.kv_heads, heads // spec.kv_heads, length, dim)
     scores = grouped @ keys[:, :, None].swapaxes(-1, -2)  # (B, Hkv, H / Hkv, T, keys)

@@ -19,7 +19,8 @@ class Weight:
     """A projection matrix of N rows and K columns, plain or affine-quantized as MLX stores it.
 
     Plain:      `data` (N, K) in float32, float16 or bfloat16; `scales` and `biases` are None.
-    Quantized:  `data` (N, K * bits / 32) uint32; `scales`, `biases` (N, K / G); w = scale * q + bias.
+    Quantized:  `data` (N, K * bits / 32) uint32; `scales`, `biases` (N, K / G); w = scale * q + bias. In the other
+                modes of `mx.quantize` (mxfp4, nvfp4, mxfp8) q is a float, `scales` are bytes and there are no `biases`.
     `bias` (N,) is added to the product where the model has one.
     A stack of X matrices (see `Mixture`) has X in front of every shape; `rows` counts those of all.
     """
@@ -30,6 +31,7 @@ class Weight:
     bits: int = 0
     group_size: int = 0
     bias: mx.array | None = None
+    mode: str = "affine"
 
     @property
     def quantized(self) -> bool:
@@ -74,7 +76,8 @@ class AttentionSpec:
 
     `rope` is None in layers without position information. `q_norm`, `k_norm` (D,) are per-head RMSNorm
     weights. `window` keeps a query's last `window` positions, itself included. `softcap` c soft-caps scores to
-    c * tanh(score / c).
+    c * tanh(score / c). `sinks` (H,) are scores that take their share of each head's softmax and add nothing;
+    no model has them beside a softcap.
     """
 
     heads: int
@@ -87,6 +90,7 @@ class AttentionSpec:
     norm_eps: float = 1e-6
     window: int | None = None
     softcap: float | None = None
+    sinks: mx.array | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

@@ -59,8 +59,9 @@ def test_a_loaded_model_answers(directory: Path) -> None:
         ({"model_type": "olmo2"}, "mlx-lm"),
         ({"rope_traditional": True}, "mlx-lm"),
         ({"quantization": {"bits": 4, "group_size": 32}}, "headrace"),
-        ({"quantization": {"bits": 4, "group_size": 32, "mode": "mxfp4"}}, "mlx-lm"),
-        ({"quantization": {"bits": 4, "group_size": 32, "lm_head": {"mode": "nvfp4"}}}, "mlx-lm"),
+        ({"quantization": {"bits": 4, "group_size": 32, "mode": "mxfp4"}}, "headrace"),
+        ({"quantization": {"bits": 4, "group_size": 32, "lm_head": {"mode": "nvfp4"}}}, "headrace"),
+        ({"quantization": {"bits": 4, "group_size": 32, "lm_head": {"mode": "unheard"}}}, "mlx-lm"),
     ],
 )
 def test_which_decoder_runs(tmp_path: Path, changes: dict[str, object], kind: str) -> None:

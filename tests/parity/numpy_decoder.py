@@ -41,8 +41,10 @@ def logits(config: Mapping[str, Any], weights: Mapping[str, Array], tokens: list
             if config["model_type"] == "gemma2":
                 scores = 50.0 * np.tanh(scores / 50.0)
             scores = np.where(mask, scores, -np.inf)
-            shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
-            heads.append(shares / shares.sum(axis=-1, keepdims=True) @ v[:, head // shared])
+            sink = weights[f"{at}.sinks"][head] if f"{at}.sinks" in weights else -np.inf
+            top = np.maximum(scores.max(axis=-1, keepdims=True), sink)
+            shares = np.exp(scores - top)
+            heads.append(shares / (shares.sum(axis=-1, keepdims=True) + np.exp(sink - top)) @ v[:, head // shared])
         return linear(np.concatenate(heads, axis=-1), f"{at}.o_proj")
 
     def experts(x: Array, at: str, stacked: str, router: str) -> Array:
@@ -54,7 +56,8 @@ def logits(config: Mapping[str, Any], weights: Mapping[str, Array], tokens: list
             shares /= shares[chosen].sum() if config.get("norm_topk_prob", True) else shares.sum()
             for e in chosen:
                 gate, up = (one(x[t], f"{at}.{stacked}.{name}_proj", e) for name in ("gate", "up"))
-                out[t] += shares[e] * one(silu(gate) * up, f"{at}.{stacked}.down_proj", e)
+                inner = clamped(gate, up) if config["model_type"] == "gpt_oss" else silu(gate) * up
+                out[t] += shares[e] * one(inner, f"{at}.{stacked}.down_proj", e)
         return out
 
     def one(x: Array, name: str, expert: int) -> Array:
@@ -65,6 +68,8 @@ def logits(config: Mapping[str, Any], weights: Mapping[str, Array], tokens: list
         at = f"model.layers.{layer}.mlp"
         if f"{at}.switch_mlp.up_proj.weight" in weights:
             return experts(x, at, "switch_mlp", "gate")
+        if f"{at}.experts.up_proj.weight" in weights:
+            return experts(x, at, "experts", "router")
         gate, up = linear(x, f"{at}.gate_proj"), linear(x, f"{at}.up_proj")
         return linear((gelu(gate) if gemma else silu(gate)) * up, f"{at}.down_proj")
 
@@ -87,6 +92,12 @@ def silu(x: Array) -> Array:
     return x / (1 + np.exp(-x))
 
 
+def clamped(gate: Array, up: Array) -> Array:
+    """GPT-OSS's."""
+    gate, up = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
+    return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+
+
 def gelu(x: Array) -> Array:
     """The tanh form Gemma was trained with."""
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
@@ -102,7 +113,7 @@ def slides(config: Mapping[str, Any], layer: int) -> bool:
     match config["model_type"]:
         case "mistral":
             return True
-        case "gemma2":
+        case "gemma2" | "gpt_oss":
             return layer % 2 == 0
         case "gemma3_text":
             return (layer + 1) % config["sliding_window_pattern"] != 0

@@ -8,6 +8,11 @@ import pytest
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.network.mlx_lm import MlxLmNetwork
+from headrace.runtime.cost import FLOAT_MODES
+from headrace.runtime.engine import Engine
+from headrace.runtime.ops import Ops
+from headrace.runtime.request import Request, Step
+from tests.kernels import KERNELS, name_of
 from tests.tiny import VARIANTS, VOCAB, load_decoder, quantize_model, write_model
 
 pytestmark = pytest.mark.peer
@@ -40,3 +45,38 @@ def test_logits_equal_mlx_lm(tmp_path: Path, variant: str, quantized: bool) -> N
     mine, theirs = logits_of(load_decoder(directory), PROMPT), logits_of(peer, PROMPT)
     assert mine.shape == theirs.shape == (1, len(PROMPT), VOCAB)
     assert relative_difference(mine, theirs) < 1e-5
+
+
+@pytest.mark.parametrize("variant", ["qwen3", "qwen3-moe", "gpt-oss"])
+@pytest.mark.parametrize("mode", FLOAT_MODES)
+def test_quantized_floats_are_read_alike(tmp_path: Path, variant: str, mode: str) -> None:
+    table = {"model.embed_tokens": {"bits": 8, "group_size": 64}}  # states no mode: affine
+    directory = quantize_model(write_model(tmp_path / "plain", variant), tmp_path / mode, table, mode)
+    peer = MlxLmNetwork(open_checkpoint(directory), device=mx.DeviceType.cpu)
+    assert relative_difference(logits_of(load_decoder(directory), PROMPT), logits_of(peer, PROMPT)) < 1e-5
+
+
+@pytest.mark.parametrize("ops", KERNELS, ids=name_of)
+@pytest.mark.parametrize("variant", ["qwen3-moe", "gpt-oss"])
+def test_turns_of_a_mixture_say_what_mlx_lm_says(tmp_path: Path, variant: str, ops: Ops) -> None:
+    """A first turn, a second one, and the first one edited; past the window, and with a cache that goes back."""
+    directory = write_model(tmp_path, variant)
+    peer = MlxLmNetwork(open_checkpoint(directory), device=mx.DeviceType.cpu)
+    engine = Engine(load_decoder(directory, ops), context_limit=256, keep_prefix=True)
+
+    def said(prompt: list[int]) -> list[int]:
+        events = engine.generate(Request(prompt, max_tokens=12))
+        return [event.token for event in events if isinstance(event, Step)]
+
+    def expected(prompt: list[int]) -> list[int]:
+        tokens = list(prompt)
+        for _ in range(12):
+            tokens.append(int(logits_of(peer, tokens)[0, -1].argmax().item()))
+        return tokens[len(prompt) :]
+
+    first = said(PROMPT)
+    assert first == expected(PROMPT)
+    second = [*PROMPT, *first, 3, 1, 4, 1, 5]
+    assert said(second) == expected(second)
+    edited = [*PROMPT[:25], 9, 2, 6, *PROMPT[28:]]
+    assert said(edited) == expected(edited)

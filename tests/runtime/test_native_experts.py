@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from headrace.runtime.cost import FLOAT_MODES
 from headrace.runtime.ops import Mixture, Weight, native, reference
 from tests.kernels import Exact
 
@@ -33,6 +34,17 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
 def threads() -> Iterator[None]:
     yield
     native.set_threads(0)
+
+
+def floats(m: Mixture, mode: str) -> Mixture:
+    """The same shapes in another mode."""
+    bits, group = FLOAT_MODES[mode]
+
+    def quantized(stack: Weight) -> Weight:
+        data, scales = mx.quantize(stack.data, group_size=group, bits=bits, mode=mode)
+        return Weight(data, scales, None, bits, group, stack.bias, mode)
+
+    return replace(m, gate=quantized(m.gate), up=quantized(m.up), down=quantized(m.down))
 
 
 def stack(rows: int, columns: int, bits: int, group: int = 32, bias: bool = True) -> Weight:
@@ -77,6 +89,14 @@ def difference(m: Mixture, tokens: int, ops: Any = native, activation: str = "si
 def test_answers_are_the_references(bits: int, tokens: int) -> None:
     assert difference(mixture(bits), tokens) < (5e-4 if bits in (2, 4, 8) else 2e-5)
     assert difference(mixture(bits), tokens, Exact()) < 2e-5
+
+
+@pytest.mark.parametrize("tokens", [1, 9, 80])
+@pytest.mark.parametrize("mode", FLOAT_MODES)
+def test_experts_of_quantized_floats(mode: str, tokens: int) -> None:
+    m = floats(mixture(0), mode)
+    assert difference(m, tokens, activation="clamped") < (2e-5 if mode == "mxfp8" else 5e-4)
+    assert difference(m, tokens, Exact(), activation="clamped") < 2e-5
 
 
 @pytest.mark.parametrize("size", [32, 64, 352])

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.runtime.cost import FLOAT_MODES
 from headrace.runtime.ops import AttentionSpec, Rope, Weight, groups_of_16, native, reference
 from tests.kernels import Exact
 
@@ -79,6 +80,17 @@ def _sums_and_errors(x: mx.array, w: Weight, exact: bool) -> tuple[mx.array, mx.
     return sums, errors
 
 
+def _floats(rows: int, columns: int, mode: str, bias: bool) -> Weight:
+    """Of every code, and scales of every size that weights have."""
+    bits, group = FLOAT_MODES[mode]
+    plain = mx.random.normal((rows, columns)) * 2.0 ** mx.random.randint(-6, 7, (rows, 1))
+    data, scales = mx.quantize(plain, group_size=group, bits=bits, mode=mode)
+    data = mx.random.randint(0, 1 << 16, data.shape).astype(mx.uint32) * mx.array(65537, mx.uint32)
+    if bits == 8:  # all but E4M3's NaN
+        data = mx.bitwise_and(data, mx.array(0xF7F7F7F7, mx.uint32))
+    return Weight(data, scales, None, bits, group, mx.random.normal((rows,)) if bias else None, mode)
+
+
 def _weight(rows: int, columns: int, bits: int, group: int, dtype: mx.Dtype, bias: bool) -> Weight:
     plain = mx.random.normal((rows, columns))
     extra = mx.random.normal((rows,)) if bias else None
@@ -131,6 +143,29 @@ def test_projections(case: tuple[Weight, mx.array], exact: bool) -> None:
     assert _agree(native.linear_add(x, ours, residual), reference.linear_add(x, theirs, residual), error + 3e-6)
     _, error = _sums_and_errors(reference.rms_norm(x, norm, 1e-5), theirs, exact)
     assert _agree(native.norm_linear(x, norm, 1e-5, ours), reference.norm_linear(x, norm, 1e-5, theirs), error)
+
+
+@pytest.mark.parametrize("mode", FLOAT_MODES)
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 32), (45, 96), (130, 416), (33, 3328)])
+def test_quantized_floats(mode: str, exact: bool, rows: int, columns: int) -> None:
+    mx.random.seed(rows)
+    weight = _floats(rows, columns, mode, rows % 2 == 0)
+    ours, theirs = _held(weight, exact), reference.prepare(weight, mx.float32)
+    assert ours.matrix is not None  # type: ignore[attr-defined]
+    plain = mx.dequantize(weight.data, weight.scales, None, weight.group_size, weight.bits, mode, dtype=mx.float32)
+    for length in (1, 2, 7, 19, 70):
+        x = mx.random.normal((1, length, columns))
+        sums = mx.abs(x) @ mx.abs(plain).T
+        largest = mx.abs(x).reshape(1, length, -1, weight.group_size).max(axis=-1)
+        rounding = mx.repeat(largest, weight.group_size, axis=-1) / 65534 @ mx.abs(plain).T
+        # a weight is the difference of two terms, up to six of the largest a group can hold
+        spread = mx.repeat(mx.abs(plain).reshape(rows, -1, weight.group_size).max(axis=-1), weight.group_size, axis=-1)
+        error = 2e-6 * sums + (0 if exact or mode == "mxfp8" else rounding + 6e-6 * (mx.abs(x) @ spread.T))
+        expected = x @ plain.T + (0 if weight.bias is None else weight.bias)
+        assert _agree(native.linear(x, ours), expected, error)
+    tokens = mx.random.randint(0, rows, (2, 9))
+    assert _difference(native.embed(tokens, ours, mx.float32), reference.embed(tokens, theirs, mx.float32)) < 1e-6
 
 
 @given(_projections(), st.booleans())
@@ -224,7 +259,8 @@ def _attentions(draw: st.DrawFn) -> tuple[AttentionSpec, int, int, int, mx.Dtype
         mx.random.normal((dim,)) if normed else None,
         1e-6,
         draw(st.sampled_from([None, 1, 5, 70])),
-        draw(st.sampled_from([None, 5.0])),
+        softcap := draw(st.sampled_from([None, 5.0])),
+        2 * mx.random.normal((kv_heads * shared,)) if softcap is None and draw(st.booleans()) else None,
     )
     length = draw(st.sampled_from([1, 1, 2, 4, 5, 47, 48, 49, 110]))
     return spec, draw(st.integers(1, 2)), length, draw(st.integers(0, 600)), draw(st.sampled_from(_FLOATS))

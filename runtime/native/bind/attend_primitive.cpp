@@ -59,12 +59,13 @@ std::shared_ptr<Rope> make_rope(const mx::array& periods, float amplitude) {
 
 AttentionPlan::AttentionPlan(int heads, int kv_heads, int dim, float scale, std::shared_ptr<Rope> rope,
                              const std::optional<mx::array>& q_norm, const std::optional<mx::array>& k_norm,
-                             float norm_eps, std::optional<int> window, std::optional<float> softcap)
+                             float norm_eps, std::optional<int> window, std::optional<float> softcap,
+                             const std::optional<mx::array>& sinks)
     : rope_(std::move(rope)) {
   require(heads > 0 && kv_heads > 0 && heads % kv_heads == 0, "query heads must be shared evenly by kv heads");
   require(dim > 0 && dim % 16 == 0, "the head size must be a multiple of 16");
   require(rope_ == nullptr || rope_->dims() <= dim, "rope turns more dimensions than a head has");
-  norms_.reserve(2);
+  vectors_.reserve(3);
   call_.heads = heads;
   call_.kv_heads = kv_heads;
   call_.dim = dim;
@@ -72,15 +73,16 @@ AttentionPlan::AttentionPlan(int heads, int kv_heads, int dim, float scale, std:
   call_.rope = rope_.get();
   call_.rule = {scale, softcap.value_or(0.0f)};
   call_.window = window.value_or(0);
-  call_.q_norm = keep(q_norm);
-  call_.k_norm = keep(k_norm);
+  call_.q_norm = keep(q_norm, dim);
+  call_.k_norm = keep(k_norm, dim);
+  call_.sinks = keep(sinks, heads);
 }
 
-const float* AttentionPlan::keep(const std::optional<mx::array>& norm) {
-  if (!norm.has_value()) return nullptr;
-  require(norm->shape() == mx::Shape{static_cast<int>(call_.dim)}, "a head norm must be (D,)");
-  norms_.push_back(settled(mx::astype(*norm, mx::float32, cpu_stream())));
-  return norms_.back().data<float>();
+const float* AttentionPlan::keep(const std::optional<mx::array>& vector, int64_t size) {
+  if (!vector.has_value()) return nullptr;
+  require(vector->shape() == mx::Shape{static_cast<int>(size)}, "head norms must be (D,), sinks (H,)");
+  vectors_.push_back(settled(mx::astype(*vector, mx::float32, cpu_stream())));
+  return vectors_.back().data<float>();
 }
 
 mx::array attend(const mx::array& qkv, const mx::array& keys, const mx::array& values, int offset,

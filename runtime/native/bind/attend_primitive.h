@@ -19,16 +19,16 @@ class AttentionPlan : public std::enable_shared_from_this<AttentionPlan> {
  public:
   AttentionPlan(int heads, int kv_heads, int dim, float scale, std::shared_ptr<Rope> rope,
                 const std::optional<mx::array>& q_norm, const std::optional<mx::array>& k_norm, float norm_eps,
-                std::optional<int> window, std::optional<float> softcap);
+                std::optional<int> window, std::optional<float> softcap, const std::optional<mx::array>& sinks);
 
   const AttendCall& call() const { return call_; }  // all that does not change from step to step
 
  private:
-  const float* keep(const std::optional<mx::array>& norm);
+  const float* keep(const std::optional<mx::array>& vector, int64_t size);
 
   AttendCall call_;
   std::shared_ptr<Rope> rope_;
-  std::vector<mx::array> norms_;
+  std::vector<mx::array> vectors_;
 };
 
 // qkv (B, T, (H + 2 Hkv) * D) float32; keys, values (B, Hkv, capacity, D), written in place -> out (B, T, H * D).

@@ -51,6 +51,7 @@ class Experts : public Node {
 Act activation_of(const std::string& name) {
   if (name == "silu") return Act::silu;
   if (name == "gelu") return Act::gelu;
+  if (name == "clamped") return Act::clamped;
   throw std::invalid_argument("unknown activation " + name);
 }
 

@@ -22,7 +22,9 @@ bool known_width(int bits) {
 mx::array interleaved(const mx::array& a) {
   const int rows = a.shape(0), columns = a.shape(1);
   mx::array out = in_huge_pages({static_cast<int>(bands(rows)), columns, static_cast<int>(kBand)}, a.dtype());
-  if (a.itemsize() == 4) {
+  if (a.itemsize() == 1) {
+    interleave(Pool::shared(), a.data<uint8_t>(), rows, columns, out.data<uint8_t>());
+  } else if (a.itemsize() == 4) {
     interleave(Pool::shared(), a.data<uint32_t>(), rows, columns, out.data<uint32_t>());
   } else {
     interleave(Pool::shared(), a.data<uint16_t>(), rows, columns, out.data<uint16_t>());
@@ -47,7 +49,7 @@ mx::array settled(const mx::array& a) {
 
 MatrixHandle::MatrixHandle(const mx::array& data, const std::optional<mx::array>& scales,
                            const std::optional<mx::array>& offsets, const std::optional<mx::array>& bias,
-                           int bits, int group, bool exact) {
+                           int bits, int group, const std::string& mode, bool exact) {
   const auto moved = [&](const mx::array& a) {
     return view_.rounds() ? interleaved(settled(a)) : in_huge_pages(settled(a));
   };
@@ -55,23 +57,36 @@ MatrixHandle::MatrixHandle(const mx::array& data, const std::optional<mx::array>
   view_.n = data.shape(0);
   view_.exact = exact;
   if (scales.has_value()) {
-    require(offsets.has_value(), "affine quantization has scales and biases");
-    require(known_width(bits), "bits must be 2, 3, 4, 5, 6 or 8");
-    require(group == 32 || group == 64 || group == 128 || (group == 16 && bits == 6),
-            "the group size must be 32, 64 or 128, or 16 with 6 bits");
+    const bool affine = mode == "affine";
+    require(offsets.has_value() == affine, "affine quantization has scales and biases, any other scales alone");
+    if (affine) {
+      require(known_width(bits), "bits must be 2, 3, 4, 5, 6 or 8");
+      require(group == 32 || group == 64 || group == 128 || (group == 16 && bits == 6),
+              "the group size must be 32, 64 or 128, or 16 with 6 bits");
+    } else {
+      require((mode == "mxfp4" && bits == 4 && group == 32) || (mode == "nvfp4" && bits == 4 && group == 16) ||
+                  (mode == "mxfp8" && bits == 8 && group == 32),
+              "modes are affine, mxfp4, nvfp4 and mxfp8");
+      view_.code = mode == "mxfp8" ? Code::fp8 : Code::fp4;
+    }
     require(data.dtype() == mx::uint32, "quantized weights are packed in uint32");
     view_.k = static_cast<int64_t>(data.shape(1)) * 32 / bits;
     view_.bits = bits;
     view_.group = group;
     const mx::Shape expected{data.shape(0), static_cast<int>(view_.k / group)};
-    require(view_.k % group == 0 && scales->shape() == expected && offsets->shape() == expected,
-            "scales and biases must be (N, K / group)");
-    require(scales->dtype() == offsets->dtype(), "scales and biases must share a type");
-    view_.type = type_of(scales->dtype());
+    require(view_.k % group == 0 && scales->shape() == expected, "scales must be (N, K / group)");
+    if (affine) {
+      require(offsets->shape() == expected, "biases must be (N, K / group)");
+      require(scales->dtype() == offsets->dtype(), "scales and biases must share a type");
+      view_.type = type_of(scales->dtype());
+      offsets_ = moved(*offsets);
+      view_.offsets = offsets_->data<void>();
+    } else {
+      require(scales->dtype() == mx::uint8, "scales of floats are bytes");
+      view_.type = mode == "nvfp4" ? Type::e4m3 : Type::e8m0;
+    }
     scales_ = moved(*scales);
-    offsets_ = moved(*offsets);
     view_.scales = scales_->data<void>();
-    view_.offsets = offsets_->data<void>();
   } else {
     view_.k = data.shape(1);
     view_.type = type_of(data.dtype());

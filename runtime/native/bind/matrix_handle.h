@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "../core/kernels.h"
 #include "mlx/array.h"
@@ -24,7 +25,7 @@ class MatrixHandle : public std::enable_shared_from_this<MatrixHandle> {
   // fit together, or that the kernels do not know.
   MatrixHandle(const mx::array& data, const std::optional<mx::array>& scales,
                const std::optional<mx::array>& offsets, const std::optional<mx::array>& bias, int bits, int group,
-               bool exact);
+               const std::string& mode, bool exact);
 
   const Matrix& view() const { return view_; }
 

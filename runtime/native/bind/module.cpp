@@ -35,11 +35,11 @@ NB_MODULE(_native, m) {
 
   nb::class_<hr::MatrixHandle>(m, "Matrix")
       .def(nb::new_([](const hr::mx::array& data, const Optional& scales, const Optional& biases, const Optional& bias,
-                       int bits, int group, bool exact) {
-             return std::make_shared<hr::MatrixHandle>(data, scales, biases, bias, bits, group, exact);
+                       int bits, int group, const std::string& mode, bool exact) {
+             return std::make_shared<hr::MatrixHandle>(data, scales, biases, bias, bits, group, mode, exact);
            }),
            "data"_a, "scales"_a.none(), "biases"_a.none(), "bias"_a.none(), "bits"_a, "group_size"_a,
-           "exact"_a = false)
+           "mode"_a = "affine", "exact"_a = false)
       .def_prop_ro("data", &hr::MatrixHandle::data)
       .def_prop_ro("scales", &hr::MatrixHandle::scales)
       .def_prop_ro("biases", &hr::MatrixHandle::offsets)
@@ -48,12 +48,12 @@ NB_MODULE(_native, m) {
   nb::class_<hr::AttentionPlan>(m, "AttentionPlan")
       .def(nb::new_([](int heads, int kv_heads, int dim, float scale, std::shared_ptr<hr::Rope> rope,
                        const Optional& q_norm, const Optional& k_norm, float norm_eps, std::optional<int> window,
-                       std::optional<float> softcap) {
+                       std::optional<float> softcap, const Optional& sinks) {
              return std::make_shared<hr::AttentionPlan>(heads, kv_heads, dim, scale, std::move(rope), q_norm, k_norm,
-                                                        norm_eps, window, softcap);
+                                                        norm_eps, window, softcap, sinks);
            }),
            "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "rope"_a.none(), "q_norm"_a.none(), "k_norm"_a.none(),
-           "norm_eps"_a, "window"_a.none(), "softcap"_a.none());
+           "norm_eps"_a, "window"_a.none(), "softcap"_a.none(), "sinks"_a.none() = nb::none());
 
   nb::class_<hr::ExpertsPlan>(m, "ExpertsPlan")
       .def(nb::new_([](std::shared_ptr<hr::MatrixHandle> router, std::shared_ptr<hr::MatrixHandle> gate,

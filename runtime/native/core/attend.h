@@ -3,6 +3,8 @@
 // B sequences, T new tokens each, H query heads on Hkv key/value heads of size D, cache entries [0, offset) in use.
 #pragma once
 
+#include <limits>
+
 #include "kernels.h"
 #include "pool.h"
 #include "rope.h"
@@ -22,6 +24,7 @@ struct AttendCall {
   float norm_eps = 0;
   Rope* rope = nullptr;
   ScoreRule rule{1.0f, 0.0f};
+  const float* sinks = nullptr;  // (H) a score per head that takes its share of the softmax and adds nothing, or nullptr
   int64_t window = 0;    // positions a query sees, itself included; 0 for all
   float* out = nullptr;  // (B, T, H * D)
 };
@@ -33,6 +36,12 @@ void run_attend(Pool& pool, const Kernels& kernels, const AttendCall& call);
 void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q);
 void attend_prefill(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q);
 void attend_rounded(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q);
+
+// Where a query's softmax begins: at nothing, or at its head's sink.
+inline Softmax first_state(const AttendCall& call, int64_t head, float* acc) {
+  if (call.sinks != nullptr) return {call.sinks[head], 1.0f, acc};
+  return {-std::numeric_limits<float>::infinity(), 0.0f, acc};
+}
 
 // The first cache entry that the query at `position` sees.
 inline int64_t first_seen(const AttendCall& call, int64_t position) {

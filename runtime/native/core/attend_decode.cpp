@@ -50,6 +50,8 @@ float merged(const Softmax* states, int64_t count, int64_t dim, float* out) {
 
 void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q) {
   const Split split(call);
+  AttendCall bare = call;
+  bare.sinks = nullptr;  // they count once
   const int64_t dim = call.dim;
   const int64_t queries = call.batch * call.length * call.heads;
   // (query, chunk): its accumulator, then its state.
@@ -81,7 +83,7 @@ void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, c
         float* acc = split.chunks == 1 ? call.out + query * dim
                                           : accumulators + (query * split.chunks + chunk) * dim;
         std::fill(acc, acc + dim, 0.0f);
-        state[j] = {-std::numeric_limits<float>::infinity(), 0.0f, acc};
+        state[j] = first_state(chunk == 0 ? call : bare, first + j, acc);
       }
       if (lo < hi) {
         float* scores = scratch(Slot::scores, kMaxQueries * kChunk);

@@ -84,7 +84,7 @@ void attend_tile(const Kernels& kernels, const AttendCall& call, const float* q,
   const float* first = q + ((b * call.heads + kv_head * shared) * call.length + t0) * call.dim;
 
   std::memset(tile.out, 0, static_cast<size_t>(rows * tile.dim_padded) * sizeof(float));
-  for (int64_t r = 0; r < rows; ++r) tile.states[r] = {-std::numeric_limits<float>::infinity(), 0.0f, nullptr};
+  for (int64_t r = 0; r < rows; ++r) tile.states[r] = first_state(call, kv_head * shared + r / queries, nullptr);
 
   const int64_t last = call.offset + t0 + queries;  // one past the last visible entry
   for (int64_t key = first_seen(call, call.offset + t0); key < last; key += kKeys) {

@@ -114,7 +114,14 @@ void attend_tile(const Kernels& kernels, const Tile& tile, int64_t chunk, const 
       body(row, std::min(groups.lanes, tile.end - row), groups[g]);
     }
   };
-  for_groups([&](int64_t row, int64_t count, const QueryRows& rows) { place(kernels, tile, q, row, count, rows); });
+  for_groups([&](int64_t row, int64_t count, const QueryRows& rows) {
+    place(kernels, tile, q, row, count, rows);
+    if (call.sinks == nullptr || chunk != 0) return;  // they count once
+    for (int64_t r = 0; r < count; ++r) {
+      rows.top[r] = call.sinks[tile.query_head(row + r)] * kLog2e;
+      rows.sum[r] = 1.0f;
+    }
+  });
   const int64_t begin = tile.split.first + chunk * tile.split.chunk_entries;
   const int64_t end = std::min(begin + tile.split.chunk_entries, tile.position(tile.end - 1) + 1);
   const int64_t skipped = std::max<int64_t>(0, first_seen(call, tile.position(tile.begin)) - begin);

@@ -11,7 +11,16 @@ namespace {
 
 float number(const void* stored, Type type, int64_t i) {
   if (type == Type::f16) return load_scalar<Type::f16>(stored, i);
+  if (type == Type::e8m0) return load_scalar<Type::e8m0>(stored, i);
+  if (type == Type::e4m3) return load_scalar<Type::e4m3>(stored, i);
   return type == Type::bf16 ? load_scalar<Type::bf16>(stored, i) : load_scalar<Type::f32>(stored, i);
+}
+
+float value_of(uint32_t code, Code kind) {
+  static constexpr float kFp4[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+  if (kind == Code::fp4) return kFp4[code];
+  const auto byte = static_cast<uint8_t>(code);
+  return kind == Code::fp8 ? load_scalar<Type::e4m3>(&byte, 0) : static_cast<float>(code);
 }
 
 // Numbers of one row of a matrix: element i stands at first + i * step.
@@ -32,12 +41,13 @@ void read_row(const Matrix& w, int64_t row, float* out) {
   const Row word(w, row, w.k * w.bits / 32), group(w, row, w.groups());
   const uint32_t mask = (1u << w.bits) - 1;
   for (int64_t g = 0; g < w.groups(); ++g) {
-    const float scale = number(w.scales, w.type, group[g]), offset = number(w.offsets, w.type, group[g]);
+    const float scale = number(w.scales, w.type, group[g]);
+    const float offset = w.offsets == nullptr ? 0.0f : number(w.offsets, w.type, group[g]);
     for (int64_t i = g * w.group; i < (g + 1) * w.group; ++i) {
       const int64_t bit = i * w.bits, at = bit / 32, shift = bit % 32;
       uint64_t bits = words[word[at]];
       if (shift + w.bits > 32) bits |= static_cast<uint64_t>(words[word[at + 1]]) << 32;
-      out[i] = scale * static_cast<float>(bits >> shift & mask) + offset;
+      out[i] = scale * value_of(static_cast<uint32_t>(bits >> shift & mask), w.code) + offset;
     }
   }
 }

@@ -94,7 +94,7 @@ struct Prepared {
   int64_t stride;
 };
 
-bool alike(const Matrix& a, const Matrix& b) { return a.bits == b.bits && a.group == b.group && a.exact == b.exact; }
+bool alike(const Matrix& a, const Matrix& b) { return a.bits == b.bits && a.group == b.group && a.rounds() == b.rounds(); }
 
 Prepared prepare(Pool& pool, const Kernels& kernels, const Matrix& w, const float* x, int64_t rows, const float* norm,
                  float eps, Slot slot) {

@@ -66,6 +66,11 @@ static inline uint16_t f32_to_bf16(float f) {
 template <Type T>
 static inline float load_scalar(const void* base, int64_t i) {
   if constexpr (T == Type::f32) return static_cast<const float*>(base)[i];
+  if constexpr (T == Type::e8m0 || T == Type::e4m3) {
+    const uint32_t byte = static_cast<const uint8_t*>(base)[i];
+    if constexpr (T == Type::e8m0) return bits_to_float(byte == 0 ? 0x400000 : byte << 23);
+    return bits_to_float((byte & 0x80) << 24 | (byte & 0x7f) << 20) * 0x1p120f;  // right for subnormals too
+  }
   const uint16_t raw = static_cast<const uint16_t*>(base)[i];
   return T == Type::f16 ? f16_to_f32(raw) : bf16_to_f32(raw);
 }

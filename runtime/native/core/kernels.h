@@ -8,29 +8,40 @@
 
 namespace headrace {
 
-enum class Type : std::uint8_t { f32, f16, bf16 };
-enum class Act : std::uint8_t { none, silu, gelu };
+// How numbers are stored. The last two, of 8 bits, are scales alone: a power of two, and four bits of exponent with three of
+// fraction (E8M0 and E4M3 of the OCP microscaling formats).
+enum class Type : std::uint8_t { f32, f16, bf16, e8m0, e4m3 };
+// What quantized values stand for: whole numbers that a scale and an offset turn into weights, or floats of 4 (E2M1) or 8
+// bits (E4M3) that a scale multiplies.
+enum class Code : std::uint8_t { affine, fp4, fp8 };
+enum class Act : std::uint8_t { none, silu, gelu, clamped };
 
-[[gnu::always_inline]] inline int64_t size_of(Type type) { return type == Type::f32 ? 4 : 2; }
+[[gnu::always_inline]] inline int64_t size_of(Type type) {
+  return type == Type::f32 ? 4 : type == Type::f16 || type == Type::bf16 ? 2 : 1;
+}
 
 // N rows of K weights, row-contiguous or, where it rounds(), interleaved: see core/interleaved.h. Quantized rows are MLX's affine
-// layout: value i of a row sits at bit i * bits of the packed row, w = scale[i / group] * q + offset[i / group].
+// layout: value i of a row sits at bit i * bits of the packed row, w = scale[i / group] * q + offset[i / group]; other codes
+// have no offsets.
 struct Matrix {
   const void* data = nullptr;
   const void* scales = nullptr;   // (N, K / group), nullptr for plain weights
-  const void* offsets = nullptr;  // (N, K / group)
+  const void* offsets = nullptr;  // (N, K / group), affine alone
   const float* bias = nullptr;    // (N), added to the product, or nullptr
   int64_t n = 0;
   int64_t k = 0;
   int bits = 0;  // 0 for plain weights
   int group = 0;
+  Code code = Code::affine;
   bool exact = false;  // multiply in float32 also where activations could be rounded to 16 bits
   Type type = Type::f32;  // of scales and offsets, or of plain data
 
   // Always inlined: compiled for several instruction sets, see isa/simd.h.
   [[gnu::always_inline]] bool quantized() const { return bits != 0; }
   // Whether products are taken in integers, with activations in block floating point (isa/rounded.h) and weights interleaved.
-  [[gnu::always_inline]] bool rounds() const { return !exact && (bits == 2 || bits == 4 || bits == 8); }
+  [[gnu::always_inline]] bool rounds() const {
+    return !exact && code != Code::fp8 && (bits == 2 || bits == 4 || bits == 8);
+  }
   [[gnu::always_inline]] int64_t groups() const { return quantized() ? k / group : 0; }
   [[gnu::always_inline]] int64_t row_bytes() const { return quantized() ? k * bits / 8 : k * size_of(type); }
 };

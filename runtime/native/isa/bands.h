@@ -42,7 +42,7 @@ struct Streams {
       : words_apart(w.row_bytes() * kBand), scales_apart(w.groups() * kBand * size_of(w.type)) {
     words = static_cast<const char*>(w.data) + band * words_apart;
     scales = static_cast<const char*>(w.scales) + band * scales_apart;
-    offsets = static_cast<const char*>(w.offsets) + band * scales_apart;
+    offsets = w.offsets == nullptr ? scales : static_cast<const char*>(w.offsets) + band * scales_apart;
   }
 };
 
@@ -87,7 +87,7 @@ template <class F, Type T, int M, int R, int B>
         vi weights[B * R];
 #pragma GCC unroll 16
         for (int r = 0; r < B * R; ++r) {
-          weights[r] = pairs<F::kBits>(left[r], 0);
+          weights[r] = F::take(left[r]);
           left[r] = next_pairs<F::kBits>(left[r]);
         }
 #pragma GCC unroll 8
@@ -104,11 +104,12 @@ template <class F, Type T, int M, int R, int B>
     for (int r = 0; r < B * R; ++r) {
       const int64_t at = g * kBand + lane + r % R * W;
       scale[r] = load_as<T>(here.scales + r / R * here.scales_apart, at);
-      offset[r] = load_as<T>(here.offsets + r / R * here.scales_apart, at);
+      if constexpr (F::kAffine) offset[r] = load_as<T>(here.offsets + r / R * here.scales_apart, at);
+      F::fit(scale[r], offset[r]);
       if (r % R == 0) {
         const int64_t to = r / R * later.scales_apart + (later_group * kBand + lane) * size_of(T);
         __builtin_prefetch(later.scales + to);
-        __builtin_prefetch(later.offsets + to);
+        if constexpr (F::kAffine) __builtin_prefetch(later.offsets + to);
       }
     }
 #pragma GCC unroll 8
@@ -181,11 +182,9 @@ inline void multiply(const Matrix& w, const float* x, int64_t ldx, int64_t batch
                      int64_t ldy, const Upcoming& next) {
   with_words(w, [&](auto format) {
     using F = decltype(format);
-    switch (w.type) {
-      case Type::f16: return multiply_bands<F, Type::f16>(w, x, ldx, batch, row, rows, y, ldy, next);
-      case Type::bf16: return multiply_bands<F, Type::bf16>(w, x, ldx, batch, row, rows, y, ldy, next);
-      default: return multiply_bands<F, Type::f32>(w, x, ldx, batch, row, rows, y, ldy, next);
-    }
+    with_scales<F>(w, [&](auto type) {
+      multiply_bands<F, decltype(type)::value>(w, x, ldx, batch, row, rows, y, ldy, next);
+    });
   });
 }
 

@@ -45,7 +45,7 @@ struct TileReader {
         for (int r = 0; r < R; ++r) {
           const int64_t at = (row + r) * groups.count + g;
           scales[r] = load_first_any(w.scales, w.type, at, n);
-          offsets[r] = load_first_any(w.offsets, w.type, at, n);
+          offsets[r] = F::kAffine ? load_first_any(w.offsets, w.type, at, n) : zero();
           F::adapt(scales[r], offsets[r]);
         }
         const int64_t batch_end = (g + n) << groups.shift;

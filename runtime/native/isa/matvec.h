@@ -31,11 +31,13 @@ template <class F, Type T, int R>
     for (int r = 0; r < R; ++r) {
       const int64_t at = (row + r * apart) * groups.count + g;
       __builtin_prefetch(static_cast<const uint8_t*>(w.scales) + at * size_of(T) + kScalesAhead);
-      __builtin_prefetch(static_cast<const uint8_t*>(w.offsets) + at * size_of(T) + kScalesAhead);
-      vf offset = n == W ? load_as<T>(w.offsets, at) : load_first_as<T>(w.offsets, at, n);
       scales[r] = n == W ? load_as<T>(w.scales, at) : load_first_as<T>(w.scales, at, n);
-      F::adapt(scales[r], offset);
-      acc[r] = fma(offset, sums_here, acc[r]);
+      if constexpr (F::kAffine) {
+        __builtin_prefetch(static_cast<const uint8_t*>(w.offsets) + at * size_of(T) + kScalesAhead);
+        vf offset = n == W ? load_as<T>(w.offsets, at) : load_first_as<T>(w.offsets, at, n);
+        F::adapt(scales[r], offset);
+        acc[r] = fma(offset, sums_here, acc[r]);
+      }
     }
     auto block = [&](int64_t b, auto load_raw) __attribute__((always_inline)) {
       typename F::Raw raw[R];
@@ -128,11 +130,7 @@ inline void matvec(const Matrix& w, const float* x, int64_t row, int64_t rows, f
     if constexpr (F::kBits == 0) {
       matvec_plain<F>(w, x, row, rows, y);
     } else {
-      switch (w.type) {
-        case Type::f16: return matvec_quantized<F, Type::f16>(w, x, row, rows, y);
-        case Type::bf16: return matvec_quantized<F, Type::bf16>(w, x, row, rows, y);
-        default: return matvec_quantized<F, Type::f32>(w, x, row, rows, y);
-      }
+      with_scales<F>(w, [&](auto type) { matvec_quantized<F, decltype(type)::value>(w, x, row, rows, y); });
     }
   });
 }

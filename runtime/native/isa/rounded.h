@@ -34,7 +34,8 @@ template <int Run>
 inline float round_values(const float* x, int64_t count, float factor, float* out) {
   constexpr int kApart = Run < W ? W : Run;  // from the vector with the first of a pair to that with the second
   vf total = zero();
-  for (int64_t i = 0; i < count; i += 2 * kApart) {
+  int64_t i = 0;
+  for (; i + 2 * kApart <= count; i += 2 * kApart) {
     for (int j = 0; j < kApart; j += W) {
       const vf a = round_even(mul(load(x + i + j), set1(factor)));
       const vf b = round_even(mul(load(x + i + j + kApart), set1(factor)));
@@ -47,7 +48,19 @@ inline float round_values(const float* x, int64_t count, float factor, float* ou
       }
     }
   }
-  return sum(total);
+  float rest = 0;
+  for (; i < count; i += 2 * Run) {  // groups of 16 that a vector is too wide for
+    for (int j = 0; j < Run; ++j) {
+      const auto whole = [&](int64_t at) {
+        const float v = __builtin_rintf(x[at] * factor);
+        rest += v;
+        return static_cast<uint32_t>(static_cast<int32_t>(v == v ? v : 0.0f));  // round_row tells of NaN
+      };
+      const uint32_t low = whole(i + j), pair = (low & 0xffff) | whole(i + j + Run) << 16;
+      __builtin_memcpy(out + i / 2 + j, &pair, sizeof pair);
+    }
+  }
+  return sum(total) + rest;
 }
 
 // The largest magnitude of a group of values, at least 1e-30. Adds to `spoiled` 0, or NaN for what is not finite.

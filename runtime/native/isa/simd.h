@@ -40,12 +40,16 @@ inline vf tanh(vf x) { return sub(set1(1.0f), div(set1(2.0f), add(exp(add(x, x))
 inline vf load_any(const void* base, Type type, int64_t i) {
   if (type == Type::f16) return load_as<Type::f16>(base, i);
   if (type == Type::bf16) return load_as<Type::bf16>(base, i);
+  if (type == Type::e8m0) return load_as<Type::e8m0>(base, i);
+  if (type == Type::e4m3) return load_as<Type::e4m3>(base, i);
   return load_as<Type::f32>(base, i);
 }
 
 inline vf load_first_any(const void* base, Type type, int64_t i, int64_t n) {
   if (type == Type::f16) return load_first_as<Type::f16>(base, i, n);
   if (type == Type::bf16) return load_first_as<Type::bf16>(base, i, n);
+  if (type == Type::e8m0) return load_first_as<Type::e8m0>(base, i, n);
+  if (type == Type::e4m3) return load_first_as<Type::e4m3>(base, i, n);
   return load_first_as<Type::f32>(base, i, n);
 }
 

@@ -55,10 +55,25 @@ inline vf times_power_of_two(vf x, vf whole) {
   return mul(x, _mm256_castsi256_ps(exponent));
 }
 
+// Eight scales of 8 bits, as in simd_avx512.h.
+template <Type T>
+inline vf scales_of(__m128i raw) {
+  if constexpr (T == Type::e8m0) {
+    const vi exponent = _mm256_slli_epi32(_mm256_cvtepu8_epi32(raw), 23);
+    return _mm256_castsi256_ps(_mm256_max_epu32(exponent, _mm256_set1_epi32(0x400000)));
+  }
+  const __m128i wide = _mm_cvtepu8_epi16(raw);
+  const __m128i half = _mm_or_si128(_mm_slli_epi16(_mm_and_si128(wide, _mm_set1_epi16(0x7f)), 7),
+                                    _mm_slli_epi16(_mm_and_si128(wide, _mm_set1_epi16(0x80)), 8));
+  return mul(_mm256_cvtph_ps(half), set1(256.0f));
+}
+
 template <Type T>
 inline vf load_as(const void* base, int64_t i) {
   if constexpr (T == Type::f32) {
     return load(static_cast<const float*>(base) + i);
+  } else if constexpr (T == Type::e8m0 || T == Type::e4m3) {
+    return scales_of<T>(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(static_cast<const uint8_t*>(base) + i)));
   } else {
     const auto* p = static_cast<const uint16_t*>(base) + i;
     const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
@@ -71,6 +86,10 @@ template <Type T>
 inline vf load_first_as(const void* base, int64_t i, int64_t n) {
   if constexpr (T == Type::f32) {
     return load_first(static_cast<const float*>(base) + i, n);
+  } else if constexpr (T == Type::e8m0 || T == Type::e4m3) {
+    alignas(16) uint8_t raw[16] = {};
+    std::memcpy(raw, static_cast<const uint8_t*>(base) + i, static_cast<size_t>(n));
+    return scales_of<T>(_mm_load_si128(reinterpret_cast<const __m128i*>(raw)));
   } else {
     alignas(16) uint16_t raw[W] = {};
     std::memcpy(raw, static_cast<const uint16_t*>(base) + i, static_cast<size_t>(n) * sizeof raw[0]);
@@ -115,6 +134,25 @@ inline vf quant(vi words, int step) {
 
 template <int Bits>
 inline void decode(vf&, vf&) {}
+
+// E2M1 and E4M3, as in simd_avx512.h.
+inline vf fp4(vi words, int step) {
+  const vi at = _mm256_srli_epi32(words, 4 * step);
+  const vf magnitude = _mm256_permutevar8x32_ps(_mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6), at);
+  const vi sign = _mm256_slli_epi32(_mm256_and_si256(at, _mm256_set1_epi32(8)), 28);
+  return _mm256_xor_ps(magnitude, _mm256_castsi256_ps(sign));
+}
+inline vi fp4_pairs(vi words) {
+  const vi low = _mm256_and_si256(words, _mm256_set1_epi32(0x000f000f));
+  const vi at = _mm256_or_si256(low, _mm256_set1_epi32(-0x7fff8000));
+  const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), at);
+}
+inline vf fp8(vi words, int step) {
+  const vi up = _mm256_slli_epi32(words, 24 - 8 * step);
+  const vi bits = _mm256_and_si256(_mm256_srai_epi32(up, 4), _mm256_set1_epi32(static_cast<int>(0x87f00000u)));
+  return mul(_mm256_castsi256_ps(bits), set1(0x1p120f));
+}
 
 // Eight consecutive values of an odd width fill Bits bytes.
 template <int Bits>

@@ -43,10 +43,25 @@ inline vf where_above(vf x, float limit, vf a) {
 inline vf round_even(vf x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline vf times_power_of_two(vf x, vf whole) { return _mm512_scalef_ps(x, whole); }
 
+// Sixteen scales of 8 bits. E8M0 is the exponent of a float, but for 0, which means 2^-127; E4M3 is a float16 in short.
+template <Type T>
+inline vf scales_of(__m128i raw) {
+  if constexpr (T == Type::e8m0) {
+    const vi exponent = _mm512_slli_epi32(_mm512_cvtepu8_epi32(raw), 23);
+    return _mm512_castsi512_ps(_mm512_max_epu32(exponent, _mm512_set1_epi32(0x400000)));
+  }
+  const __m256i wide = _mm256_cvtepu8_epi16(raw);
+  const __m256i half = _mm256_or_si256(_mm256_slli_epi16(_mm256_and_si256(wide, _mm256_set1_epi16(0x7f)), 7),
+                                       _mm256_slli_epi16(_mm256_and_si256(wide, _mm256_set1_epi16(0x80)), 8));
+  return mul(_mm512_cvtph_ps(half), set1(256.0f));
+}
+
 template <Type T>
 inline vf load_as(const void* base, int64_t i) {
   if constexpr (T == Type::f32) {
     return load(static_cast<const float*>(base) + i);
+  } else if constexpr (T == Type::e8m0 || T == Type::e4m3) {
+    return scales_of<T>(_mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const uint8_t*>(base) + i)));
   } else {
     const auto* p = static_cast<const uint16_t*>(base) + i;
     const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -59,6 +74,8 @@ template <Type T>
 inline vf load_first_as(const void* base, int64_t i, int64_t n) {
   if constexpr (T == Type::f32) {
     return load_first(static_cast<const float*>(base) + i, n);
+  } else if constexpr (T == Type::e8m0 || T == Type::e4m3) {
+    return scales_of<T>(_mm_maskz_loadu_epi8(first(n), static_cast<const uint8_t*>(base) + i));
   } else {
     const __m256i raw = _mm256_maskz_loadu_epi16(first(n), static_cast<const uint16_t*>(base) + i);
     if constexpr (T == Type::f16) return _mm512_cvtph_ps(raw);
@@ -119,6 +136,25 @@ template <int Bits>
 inline void decode(vf& scale, vf& offset) {
   scale = mul(scale, set1(static_cast<float>(1 << Bits)));
   offset = sub(offset, scale);
+}
+
+// E2M1: value `step` of each lane's dword; and the pair that is lowest in it, as whole numbers (see Fp4).
+inline vf fp4(vi words, int step) {
+  const vf table = _mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6);
+  return _mm512_permutexvar_ps(_mm512_srli_epi32(words, static_cast<unsigned>(4 * step)), table);
+}
+inline vi fp4_pairs(vi words) {
+  constexpr int kAndOr = 0xea;  // (words & field) | top: bytes with the top bit come out as 0
+  const vi at = _mm512_ternarylogic_epi32(words, _mm512_set1_epi32(0x000f000f), _mm512_set1_epi32(-0x7fff8000), kAndOr);
+  const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), at);
+}
+
+// E4M3: byte `step` of each lane's dword, its bits where a float has them, which is off by a power of two.
+inline vf fp8(vi words, int step) {
+  const vi up = _mm512_slli_epi32(words, static_cast<unsigned>(24 - 8 * step));  // the byte on top
+  const vi bits = _mm512_and_si512(_mm512_srai_epi32(up, 4), _mm512_set1_epi32(static_cast<int>(0x87f00000u)));
+  return mul(_mm512_castsi512_ps(bits), set1(0x1p120f));
 }
 
 // Sixteen consecutive values of an odd width, starting at a byte boundary (16 values fill 2 * Bits bytes).

@@ -144,6 +144,33 @@ inline vf quant(vi words, int step) {
 template <int Bits>
 inline void decode(vf&, vf&) {}
 
+// E2M1 and E4M3, as in simd_avx512.h.
+inline vf fp4(vi words, int step) {
+  static constexpr float kTable[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+  const vi at = (words >> static_cast<uint32_t>(4 * step)) & 15u;
+  return vf{kTable[at[0]], kTable[at[1]], kTable[at[2]], kTable[at[3]]};
+}
+#if defined(__aarch64__)
+inline vi fp4_pairs(vi words) {
+  static constexpr uint8_t kTable[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+  const vi at = (words & 0x000f000fu) | 0x80008000u;  // beyond the table: 0
+  return (vi)vqtbl1q_u8(vld1q_u8(kTable), (uint8x16_t)at);
+}
+#else
+inline vi fp4_pairs(vi words) {
+  typedef int16_t Shorts __attribute__((vector_size(16)));
+  const Shorts code = (Shorts)(words & 0x000f000fu), size = code & 7;
+  const Shorts twice = size + ((size > 4) & (size - 4)) + ((size == 7) & 2);  // 0 1 2 3 4 6 8 12
+  const Shorts below = code > 7;  // all ones where negative
+  return (vi)(((twice ^ below) - below) + 12);
+}
+#endif
+inline vf fp8(vi words, int step) {
+  const vs up = (vs)(words << static_cast<uint32_t>(24 - 8 * step));
+  const vi bits = (vi)(up >> 4) & 0x87f00000u;
+  return (vf)bits * set1(0x1p120f);
+}
+
 // Four consecutive values of an odd width: every other call starts in the middle of a byte.
 template <int Bits>
 inline vf unpack4(const uint8_t* p, int bit) {

@@ -2,9 +2,12 @@
 //
 // A format names: kBlock, the values in a block; kSteps, the vectors they come out as; load, the block's raw
 // bits (load_last where the row ends inside it); value, vector `step` of them, to be scaled after `adapt` has fitted
-// scale and offset to how values come out. Their order is the format's own ("prepared order"); `source` tells
+// scale and offset to how values come out; where it can round (rounded.h), take, the pair of values that is lowest in every
+// dword, with fit to do the same. kAffine: whether there are offsets. Their order is the format's own ("prepared order"); `source` tells
 // which value of the row it is.
 #pragma once
+
+#include <type_traits>
 
 #include "simd.h"
 
@@ -13,6 +16,7 @@ namespace headrace::HEADRACE_ISA {
 // 2, 4 and 8 bits: W dwords at a time; step s takes the s-th value out of every dword.
 template <int Bits>
 struct Words {
+  static constexpr bool kAffine = true;
   static constexpr int kBits = Bits;
   static constexpr int kSteps = 32 / Bits;
   static constexpr int kBlock = W * kSteps;
@@ -26,14 +30,36 @@ struct Words {
   }
   static vf value(Raw raw, int step) { return quant<Bits>(raw, step); }
   static void adapt(vf& scale, vf& offset) { decode<Bits>(scale, offset); }
+  static vi take(vi words) { return pairs<Bits>(words, 0); }
+  static void fit(vf&, vf&) {}
   static int64_t source(int step, int lane) { return lane * kSteps + step; }
   static Spread spread(int64_t group_shift) { return Spread(static_cast<int>(group_shift) - __builtin_ctz(kSteps)); }
+};
+
+// E2M1 floats, laid out like 4-bit numbers. Twice their value, plus 12, is a whole number from 0 to 24.
+struct Fp4 : Words<4> {
+  static constexpr bool kAffine = false;
+  static vf value(Raw raw, int step) { return fp4(raw, step); }
+  static void adapt(vf&, vf&) {}
+  static vi take(vi words) { return fp4_pairs(words); }
+  static void fit(vf& scale, vf& offset) {
+    offset = mul(scale, set1(-6.0f));
+    scale = mul(scale, set1(0.5f));
+  }
+};
+
+// E4M3 floats, laid out like 8-bit numbers.
+struct Fp8 : Words<8> {
+  static constexpr bool kAffine = false;
+  static vf value(Raw raw, int step) { return fp8(raw, step); }
+  static void adapt(vf&, vf&) {}
 };
 
 // 3, 5 and 6 bits: 32 values at a time, or 16 in groups of 16 (a whole number of bytes, never across groups), in their own
 // order.
 template <int Bits, int Block = 32>
 struct Stream {
+  static constexpr bool kAffine = true;
   static constexpr int kBits = Bits;
   static constexpr int kSteps = Block / W;
   static constexpr int kBlock = Block;
@@ -72,6 +98,7 @@ struct Plain {
 // Calls body(Format{}) with the format of a matrix that rounds().
 template <class Body>
 inline auto with_words(const Matrix& w, Body&& body) {
+  if (w.code == Code::fp4) return body(Fp4{});
   switch (w.bits) {
     case 2: return body(Words<2>{});
     case 4: return body(Words<4>{});
@@ -82,6 +109,8 @@ inline auto with_words(const Matrix& w, Body&& body) {
 // Calls body(Format{}) with the format a matrix is stored in.
 template <class Body>
 inline auto with_format(const Matrix& w, Body&& body) {
+  if (w.code == Code::fp4) return body(Fp4{});
+  if (w.code == Code::fp8) return body(Fp8{});
   switch (w.bits) {
     case 2: return body(Words<2>{});
     case 3: return body(Stream<3>{});
@@ -94,6 +123,19 @@ inline auto with_format(const Matrix& w, Body&& body) {
   if (w.type == Type::f16) return body(Plain<Type::f16>{});
   if (w.type == Type::bf16) return body(Plain<Type::bf16>{});
   return body(Plain<Type::f32>{});
+}
+
+// Calls body(std::integral_constant<Type, T>{}) with the type of a quantized matrix's scales.
+template <class F, class Body>
+inline auto with_scales(const Matrix& w, Body&& body) {
+  if constexpr (F::kAffine) {
+    if (w.type == Type::f16) return body(std::integral_constant<Type, Type::f16>{});
+    if (w.type == Type::bf16) return body(std::integral_constant<Type, Type::bf16>{});
+    return body(std::integral_constant<Type, Type::f32>{});
+  } else {
+    if (w.type == Type::e4m3) return body(std::integral_constant<Type, Type::e4m3>{});
+    return body(std::integral_constant<Type, Type::e8m0>{});
+  }
 }
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

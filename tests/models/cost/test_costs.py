@@ -40,9 +40,13 @@ def test_weight_bytes_are_the_bytes_of_the_tensors_read(tmp_path: Path, variant:
         directory = quantize_model(directory, tmp_path / "quantized")
     tied = config_of(variant)["tie_word_embeddings"]
     sizes = stored_bytes(directory)
-    active, experts = config_of(variant).get("num_experts_per_tok", 1), config_of(variant).get("num_experts", 1)
+    config = config_of(variant)
+    active, experts = (
+        config.get("num_experts_per_tok", 1),
+        config.get("num_experts", config.get("num_local_experts", 1)),
+    )
     read = sum(
-        size * active // experts if "switch_mlp" in name else size
+        size * active // experts if "switch_mlp" in name or "experts" in name else size
         for name, size in sizes.items()
         if tied or "embed_tokens" not in name
     )

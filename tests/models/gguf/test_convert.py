@@ -76,6 +76,10 @@ def test_our_decoder_gives_llama_cpps_logits(variant: str, tmp_path: Path) -> No
     directory = convert(write_gguf(tmp_path / "m.gguf", variant))
     if decoder_config(read(directory, "config.json")) is None:
         return  # mlx-lm's class runs it: see below
+    if variant == "gpt-oss":  # llama.cpp rounds the ends of YaRN's ramp, as every other model with YaRN has them
+        config = read(directory, "config.json")
+        config["rope_scaling"]["truncate"] = True
+        (directory / "config.json").write_text(json.dumps(config))
     decoder = load_decoder(directory)
     prompt = LLAMA_CPP["prompt"]
     cache = decoder.make_cache(256)

@@ -159,7 +159,9 @@ def test_projections_of_different_widths_are_not_stacked(tmp_path: Path, plain: 
         ({"bits": "4", "group_size": 32}, UnsupportedModelError, "'4' bits"),
         ({"bits": 4, "group_size": [32]}, UnsupportedModelError, r"groups of \[32\]"),
         ({"bits": 4}, UnsupportedModelError, "groups of None"),
-        ({"bits": 4, "group_size": 32, "mode": "mxfp4"}, UnsupportedModelError, "mxfp4"),
+        ({"bits": 4, "group_size": 32, "mode": "mxfp4"}, CheckpointError, "not stored as mxfp4 is"),
+        ({"bits": 4, "group_size": 64, "mode": "mxfp4"}, UnsupportedModelError, "mxfp4 to 4 bits by 64"),
+        ({"bits": 4, "group_size": 32, "mode": "unheard"}, UnsupportedModelError, "unheard"),
         ({"bits": 4, "group_size": 32, "model.embed_tokens": 5}, CheckpointError, "must be an object"),
     ],
 )
