@@ -11,7 +11,7 @@ from textual.content import Content
 from headrace.app.tui.decode.axes import decades, labels, marked, ticks
 from headrace.app.tui.decode.braille import bars, dotted
 from headrace.app.tui.decode.cache import CacheSection, seconds_until_full
-from headrace.app.tui.decode.context_speed import context_chart, expected_rate, span_of
+from headrace.app.tui.decode.context_speed import ContextSpeedSection, context_chart, expected_rate, span_of
 from headrace.app.tui.decode.decode_history import DecodeHistory
 from headrace.app.tui.decode.feed import facts
 from headrace.app.tui.decode.history import bar_chart
@@ -256,3 +256,10 @@ def test_the_cache_says_how_long_it_lasts() -> None:
     expected = (512 - 219) * (here + limit) / 2 / ((metrics.history.gb_s or 0) * 1e9)
     assert seconds_until_full(metrics) == pytest.approx(expected)
     assert "s of decoding" in lines[-1]
+
+
+def test_the_legend_leaves_out_what_does_not_fit() -> None:
+    metrics = _answering()
+    section = ContextSpeedSection(metrics)
+    assert section.lines(metrics, 60, 7)[-1].plain.endswith("• measured")
+    assert section.lines(metrics, 40, 7)[-1].plain.rstrip().endswith("roofline")

@@ -126,9 +126,8 @@ def _legend(cost: StepCost, peak: float, achieved: float | None, span: int, widt
             (" expected ", "$quiet"),
         ]
     pieces += [("┈ ", "$text-warning"), (f"{rate_digits(expected_rate(cost, peak, span))} roofline ", "$quiet")]
-    if achieved is not None:
-        pieces += [("• ", "bold $text-accent"), ("measured", "$quiet")]
-    return Content.assemble(*pieces).truncate(width, ellipsis=True)
+    whole = Content.assemble(*pieces, ("• ", "bold $text-accent"), ("measured", "$quiet"))
+    return whole if achieved is not None and whole.cell_length <= width else Content.assemble(*pieces).truncate(width)
 
 
 def _dot(value: float, top: float, height: int) -> int:
