@@ -1,20 +1,27 @@
 """Text files sent along with a message: `/file PATH` anywhere on a line of its own, or `@path` within the text.
 
+A folder (`@src/`) stands for all text files in it, a pattern (`@src/*.py`) for those that fit; what is no text is
+left out of them.
 `@word` is only an attachment if such a file exists, or if it clearly means one: it begins with `~/`, `./`, `../` or
 `/`, or ends as files of text do (`@notes.txt`). Mail addresses, decorators and user names stay text, as does what
 stands in backquotes. Paths with spaces go in double quotes.
 """
 
+import glob
 import re
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path, PurePath
 
+from headrace.app.chat.file_patterns import MOST_FILES, files_of, is_several
 from headrace.app.sessions.records import Attachment, Message
 from headrace.runtime.errors import UsageError
 from headrace.runtime.units import format_bytes
 
-MAX_BYTES = 256 << 10  # one file; more does not fit a context anyway
+MAX_BYTES = 256 << 10  # one file, or all of a folder; more does not fit a context anyway
 _COMMAND = re.compile(r"^/file[ \t]+(?P<path>\S.*?)[ \t]*$\n?", re.MULTILINE)
 _MENTION = re.compile(r'(?<!\S)@(?:"(?P<quoted>[^"\n]+)"|(?P<bare>[^\s"]+))')
 _TRAILING = ".,;:!?)]}'"
@@ -40,7 +47,11 @@ def parse_message(text: str, old: Message | None = None) -> tuple[str, tuple[Att
     if old is not None:
         replaced = {attachment.name for attachment in attachments}
         dropped = _mentioned_names(old.content) - _mentioned_names(content)
-        kept = (attachment for attachment in old.attachments if attachment.name not in replaced | dropped)
+        kept = (
+            attachment
+            for attachment in old.attachments
+            if attachment.name not in replaced and not any(_stands_for(name, attachment) for name in dropped)
+        )
         attachments = (*kept, *attachments)
     if not content.strip() and not attachments:
         raise UsageError("there is nothing to send")
@@ -57,17 +68,53 @@ def take_attachments(text: str, stored: Sequence[Attachment] = ()) -> tuple[str,
     for match in _MENTION.finditer(rest):
         if (name := _mentioned(match)) is not None:
             found.setdefault(name, f"to say it and send no file: `@{name}`")
-    return rest, tuple(_read_or_stored(name, hint, stored) for name, hint in found.items())
+    attachments = (one for name, hint in found.items() for one in _read_or_stored(name, hint, stored))
+    return rest, tuple(dict.fromkeys(attachments))
 
 
-def _read_or_stored(name: str, hint: str | None, stored: Sequence[Attachment]) -> Attachment:
+def _read_or_stored(name: str, hint: str | None, stored: Sequence[Attachment]) -> Sequence[Attachment]:
     try:
-        return read_attachment(name)
+        return read_attachments(name)
     except UsageError as error:
-        for attachment in stored:
-            if attachment.name == Path(name).name:
-                return attachment
-        raise UsageError(str(error), error.hint or hint) from None
+        kept = [attachment for attachment in stored if _stands_for(name, attachment)]
+        if not kept:
+            raise UsageError(str(error), error.hint or hint) from None
+        return kept
+
+
+def read_attachments(name: str) -> list[Attachment]:
+    """The file called `name`, or the text files of the folder or pattern. Raises UsageError as `read_attachment`."""
+    if not is_several(name):
+        return [read_attachment(name)]
+    try:
+        files = files_of(name)
+    except OSError as error:
+        raise UsageError(f"cannot read {name}: {error.strerror}") from None
+    if len(files) > MOST_FILES:
+        raise UsageError(f"{name} stands for more than {MOST_FILES} files", "a pattern names fewer: @src/*.py")
+    found: list[Attachment] = []
+    for file in files:
+        with suppress(UsageError):  # no text, or too long
+            found.append(replace(read_attachment(file), name=file))
+    if not found:
+        raise UsageError(f"{name} has no file of text")
+    if (size := sum(len(one.text.encode()) for one in found)) > MAX_BYTES:
+        raise UsageError(
+            f"the {len(found)} files of {name} have {format_bytes(size)}, more than the {format_bytes(MAX_BYTES)} "
+            "that can be attached",
+            "a pattern names fewer: @src/*.py",
+        )
+    return found
+
+
+def _stands_for(name: str, attachment: Attachment) -> bool:
+    """Whether the attachment came by this name: its own, or that of a folder or pattern."""
+    try:
+        path = Path(name).expanduser()
+    except RuntimeError:
+        path = Path(name)
+    inside = path in PurePath(attachment.name).parents or fnmatch(attachment.name, str(path))
+    return attachment.name == path.name or inside
 
 
 def read_attachment(name: str) -> Attachment:
@@ -76,7 +123,7 @@ def read_attachment(name: str) -> Attachment:
         path = Path(name).expanduser()
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
-            raise UsageError(f"{name} is a directory", "attach one text file at a time")
+            raise UsageError(f"{name} is a directory")
         if not stat.S_ISREG(status.st_mode):
             raise UsageError(f"{name} is not a regular file")
         if status.st_size > MAX_BYTES:
@@ -107,9 +154,9 @@ def with_attachments(content: str, attachments: Sequence[Attachment]) -> str:
 
 
 def _mentioned_names(text: str) -> set[str]:
-    """The last parts of all paths that mentions could mean, whether there are such files or not."""
+    """All paths that mentions could mean, whether there are such files or not."""
     return {
-        Path(form).name
+        form
         for match in _MENTION.finditer(text)
         for form in ([match["quoted"]] if match["quoted"] else [match["bare"], match["bare"].rstrip(_TRAILING)])
     }
@@ -121,11 +168,16 @@ def _mentioned(match: re.Match[str]) -> str | None:
         return match["quoted"]
     bare = match["bare"]
     for name in (bare, bare.rstrip(_TRAILING)):
-        if name and _is_file(name):
+        if name and (_is_file(name) or (_several(name) and is_several(name))):
             return name
     name = bare.rstrip(_TRAILING)
     a_path = name.startswith(("~/", "./", "../", "/")) or _ENDINGS.fullmatch(PurePath(name).suffix) is not None
     return name if a_path else None
+
+
+def _several(name: str) -> bool:
+    """Whether a folder or a pattern is meant, and no word."""
+    return "/" in name or glob.has_magic(name)
 
 
 def _is_file(name: str) -> bool:

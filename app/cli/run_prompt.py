@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from headrace.app.chat.attachments import read_attachment, take_attachments
+from headrace.app.chat.attachments import read_attachments, take_attachments
 from headrace.app.sessions.records import Attachment
 from headrace.runtime.errors import UsageError
 
@@ -23,7 +23,7 @@ def read_prompt(
     mentioned: tuple[Attachment, ...] = ()
     if not raw:
         typed, mentioned = take_attachments(typed)
-    attachments = dict.fromkeys((*map(read_attachment, files), *mentioned))
+    attachments = dict.fromkeys((*(one for name in files for one in read_attachments(name)), *mentioned))
     parts = [part for part in (piped.strip("\n"), typed) if part.strip()]
     if not parts and not attachments:
         raise UsageError("no prompt", 'headrace run "Why is the sky blue?", or pipe text in')

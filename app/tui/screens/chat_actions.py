@@ -45,7 +45,8 @@ class ChatActions(TakeOut):
         line = f"/file {path}\n"
         _, attachments = parse_message(line)
         self._screen.prompt.put(line)
-        self._headrace.say(f"{attachments[0].name} goes with what you write now; Enter sends both")
+        what = attachments[0].name if len(attachments) == 1 else f"{len(attachments)} files"
+        self._headrace.say(f"{what} goes with what you write now; Enter sends both")
 
     def do_editor(self, _: str) -> None:
         """What stands in the input, in the user's own editor."""

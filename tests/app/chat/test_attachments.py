@@ -1,12 +1,13 @@
 """Which words of a message name files, and which files can be sent."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
-from headrace.app.chat.attachments import MAX_BYTES, take_attachments, with_attachments
-from headrace.app.sessions.records import Attachment
+from headrace.app.chat.attachments import MAX_BYTES, parse_message, take_attachments, with_attachments
+from headrace.app.sessions.records import Attachment, Message
 from headrace.runtime.errors import UsageError
 
 
@@ -50,7 +51,9 @@ def test_what_names_a_file(text: str, rest: str, names: list[str]) -> None:
     [
         ("/file missing.txt", "cannot read missing.txt: No such file"),
         ("@./missing.txt", "cannot read ./missing.txt"),
-        ("/file src", "src is a directory"),
+        ("/file empty", "empty has no file of text"),
+        ("/file many", "many stands for more than 100 files"),
+        ("/file big", "the 2 files of big have 300"),
         ("/file binary", "binary is not UTF-8 text"),
         ("/file nul", "nul is not a text file"),
         ("/file large", "more than the 256 KiB"),
@@ -66,9 +69,51 @@ def test_what_cannot_be_sent(text: str, complaint: str, folder: Path) -> None:
     (folder / "nul").write_bytes(b"a\0b")
     (folder / "large").write_bytes(b"x" * (MAX_BYTES + 1))
     os.mkfifo(folder / "pipe")
+    for name in ("empty", "many", "big"):
+        (folder / name).mkdir()
+    for number in range(101):
+        (folder / "many" / f"{number}").write_text("x")
+    for number in range(2):
+        (folder / "big" / f"{number}").write_bytes(b"x" * (150 << 10))
     with pytest.raises(UsageError, match=complaint) as caught:
         take_attachments(text)
     assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def tree(folder: Path) -> Path:
+    for name in ("lib/a.py", "lib/deep/b.py", "lib/deep/c.md", "lib/.hidden/d.py", "lib/.e.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"text of {name}")
+    (folder / "lib" / "image").write_bytes(b"\xff\xfe")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("see @lib/", ["lib/a.py", "lib/deep/b.py", "lib/deep/c.md"]),
+        ("see @lib/deep, please", ["lib/deep/b.py", "lib/deep/c.md"]),
+        ("see @lib/*.py", ["lib/a.py"]),
+        ("see @lib/**/*.py.", ["lib/a.py", "lib/deep/b.py"]),
+        ("see @lib/nothing*", []),
+        ("why @a/b/c or @lib", []),
+        ("/file lib/deep\nsee @lib/deep/b.py", ["lib/deep/b.py", "lib/deep/c.md", "b.py"]),
+    ],
+)
+@pytest.mark.usefixtures("tree")
+def test_folders_and_patterns_stand_for_their_text_files(text: str, names: list[str]) -> None:
+    _, attachments = take_attachments(text)
+    assert [attachment.name for attachment in attachments] == names
+    assert all(attachment.text.startswith("text of lib/") for attachment in attachments)
+
+
+def test_an_edit_keeps_or_drops_the_files_of_a_folder_with_its_name(tree: Path) -> None:
+    content, attachments = parse_message("see @lib/deep/")
+    old = Message(1, "s", None, "user", content, 0.0, attachments=attachments)
+    shutil.rmtree(tree / "lib")
+    assert parse_message("look at @lib/deep/ again", old)[1] == attachments
+    assert parse_message("never mind", old)[1] == ()
 
 
 def test_a_fence_is_longer_than_any_in_the_file() -> None:
