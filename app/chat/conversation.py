@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal, ParamSpec
 
-from headrace.app.chat.attachments import parse_message, take_attachments
+from headrace.app.chat.attachments import parse_message
 from headrace.app.chat.context_question import ContextChoice, ContextQuestion, context_full_notice
+from headrace.app.chat.draft import Draft
 from headrace.app.chat.open_session import OpenSession, tokens_held
-from headrace.app.chat.prompt import draft_messages, prompt_messages, runs, summary_messages, summary_tokens
+from headrace.app.chat.prompt import prompt_messages, runs, summary_messages, summary_tokens
 from headrace.app.chat.turn import RETRY_S, Turn
 from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.messages import (
@@ -30,7 +31,6 @@ from headrace.app.engine.messages import (
     ModelSpec,
     Prefill,
     PrefixCached,
-    ReadAhead,
 )
 from headrace.app.sampling_options import CHAT_SAMPLING, chat_sampling
 from headrace.app.sessions.records import Attachment, Message, Session
@@ -46,7 +46,7 @@ class Conversation(OpenSession):
     """One session being talked to.
 
     messages: the active branch, first to last, the growing answer included. context_tokens: of prompt and answer, as
-    last known. draft: how long the prompt with what was typed would be, once it was counted. returned: what was typed
+    last known. draft: what is being typed, as it would be sent. returned: what was typed
     of a message that does not fit the context, for the input to take back. question: set while the user has to choose,
     see `resolve`. notice: one line the user should see.
     """
@@ -61,11 +61,8 @@ class Conversation(OpenSession):
         self.question: ContextQuestion | None = None
         self.notice: str | None = None
         self.damage: str | None = None  # of the model's files: said again with every answer
-        self.draft: DraftCounted | None = None
+        self.draft = Draft()
         self.returned: str | None = None
-        self._drafts = 0  # sent to be counted
-        self._draft_text = ""
-        self._counted = ""  # what `draft` is of
         self._typed = "", ""  # content of the last message, and the text it was taken from
         self._context = context
         self._turn: Turn | None = None
@@ -95,7 +92,7 @@ class Conversation(OpenSession):
         """Say something; `/file` lines and `@path` mentions become attachments. Raises UsageError, EngineError."""
         self._ready_to_ask()
         content, attachments = parse_message(text)
-        draft = self.draft if self._counted == text else None
+        draft = self.draft.count_of(text)
         if draft is not None and draft.tokens > draft.longest and self._alone:
             raise UsageError(
                 context_full_notice(draft.tokens, self.context_limit or draft.longest, "shorten the message")
@@ -112,14 +109,8 @@ class Conversation(OpenSession):
         """The engine may count, and read, what will be sent if `draft`, as it stands, is what is said next."""
         if self._turn is not None or self.question is not None:
             return
-        try:
-            content, attachments = take_attachments(draft)
-        except UsageError:  # said when it is sent
-            return
-        self._drafts, self._draft_text = self._drafts + 1, draft
-        if messages := draft_messages(self.session, self.messages, content.rstrip(), attachments):
-            thinking = self.session.sampling.get("thinking")
-            self.engine.read_ahead(ReadAhead(messages, thinking, self._drafts, count_only=count_only))
+        if (command := self.draft.ask(draft, self.session, self.messages, count_only=count_only)) is not None:
+            self.engine.read_ahead(command)
 
     def stop(self) -> None:
         """End the answer; what was said is kept as partial."""
@@ -258,8 +249,7 @@ class Conversation(OpenSession):
                 if turn is not None:
                     self._end_turn(turn, "died")
             case DraftCounted():
-                if event.id == self._drafts:
-                    self.draft, self._counted = event, self._draft_text
+                self.draft.take(event)
             case PrefixCached():
                 if turn is None:
                     self.context_tokens = event.tokens + 1  # the prompt's last token is fed by the first step
@@ -441,7 +431,8 @@ class Conversation(OpenSession):
             )
         )
         self.messages = branch
-        self._turn, self.phase, self.question, self.notice, self.draft = turn, "waiting", None, None, None
+        self._turn, self.phase, self.question, self.notice = turn, "waiting", None, None
+        self.draft.sent()
 
     @property
     def _speaker(self) -> str | None:

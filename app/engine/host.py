@@ -66,6 +66,7 @@ class EngineHost:
         self.compute_flops = cached_compute()
         self._read_at = float("-inf")  # when memory was read last
         self._check = BackgroundCheck(resolved)
+        self._file_tokens: dict[str, int] = {}  # of the files that go with what is being typed
 
     @classmethod
     def load(cls, spec: ModelSpec, progress: Progress) -> "EngineHost":
@@ -171,14 +172,19 @@ class EngineHost:
         """
         prompt = self._prompts.encode(command.messages, thinking=command.thinking)
         said = command.messages[-1]
-        message = len(self._loaded.tokenizer.encode(said["content"])) if said["role"] == "user" else 0
-        send(DraftCounted(command.id, len(prompt), self._longest_prompt, message))
+        message = self._count(said["content"]) if said["role"] == "user" else 0
+        self._file_tokens = {text: self._file_tokens.get(text) or self._count(text) for text in command.files}
+        files = tuple(self._file_tokens[text] for text in command.files)
+        send(DraftCounted(command.id, len(prompt), self._longest_prompt, message, files))
         if command.count_only or self._loaded.kind != "headrace" or len(prompt) > self._longest_prompt:
             return
         with self._check.paused():
             cache = self._engine.read_ahead(prompt, stop)
         if cache is not None:
             send(PrefixCached(cache.committed, cache.committed_bytes, cache.allocated_bytes))
+
+    def _count(self, text: str) -> int:
+        return len(self._loaded.tokenizer.encode(text))
 
     def _done(self, command: Generate, finished: Finished, tokenize_s: float, ttft_s: float | None) -> Done:
         summary = finished.summary

@@ -70,13 +70,15 @@ class ReadAhead:
     """Bring the conversation, and what is being typed, into the KV cache; `PrefixCached` tells how far it got.
 
     Before that, `DraftCounted` says how long the prompt would be. Given up as soon as another command comes. messages,
-    thinking: as `Generate` would have them. count_only: bring nothing into the cache.
+    thinking: as `Generate` would have them. count_only: bring nothing into the cache. files: texts in the last message
+    whose tokens are counted by themselves.
     """
 
     messages: Sequence[Mapping[str, str]]
     thinking: bool | None = None
     id: int = 0
     count_only: bool = False
+    files: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +165,14 @@ class Damaged:
 class DraftCounted:
     """The prompt that `ReadAhead` brought would have so many tokens; `longest`: what leaves room for an answer.
 
-    message: tokens of its last message alone, if that is the user's.
+    message: tokens of its last message alone, if that is the user's. files: of each of its files.
     """
 
     id: int
     tokens: int
     longest: int
     message: int = 0
+    files: Sequence[int] = ()
 
     @property
     def room(self) -> int:

@@ -26,6 +26,7 @@ from headrace.app.tui.chat_app import ChatApp
 from headrace.app.tui.decode.machine import crowd_text
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.panel import ROOM_FROM, DecodePanel
+from headrace.app.tui.input.chips import Chips
 from headrace.app.tui.input.commands import message_text, parse_command
 from headrace.app.tui.input.completion import CompletionMenu
 from headrace.app.tui.input.find_bar import FindBar
@@ -120,6 +121,7 @@ class ChatScreen(FrugalScreen):
                 yield Transcript(id="transcript")
                 yield Static(id="notice", markup=False)
                 yield Static(id="queue", markup=False)
+                yield Chips(id="chips")
                 yield FindBar(id="find")
                 menu = CompletionMenu(id="menu")
                 yield menu
@@ -172,7 +174,8 @@ class ChatScreen(FrugalScreen):
         if not self.actions.queue.send_next(conversation):
             self.actions.return_queue()
         self._name_prompt()
-        self.prompt.tell_size(conversation.draft)
+        self.prompt.tell_size(conversation.draft.counted)
+        self.query_one(Chips).show(conversation.draft if self.prompt.text else None)
         limit = conversation.context_limit
         state = (
             conversation.phase == "idle",

@@ -152,11 +152,12 @@ def test_the_next_turn_reuses_the_conversation(ready: EngineClient) -> None:
 
 
 def test_what_was_read_ahead_waits_in_the_cache(ready: EngineClient) -> None:
-    ready.read_ahead(ReadAhead(HELLO, id=3))
+    ready.read_ahead(ReadAhead(HELLO, id=3, files=("ab", "", "abc")))
     events: list[Event] = []
     held = until(ready, PrefixCached, events)
     (counted,) = (event for event in events if isinstance(event, DraftCounted))
     assert (counted.id, counted.tokens) == (3, held.tokens + 1)
+    assert tuple(counted.files) == (2, 0, 3)  # bytes are its tokens
     assert 0 < counted.message < counted.tokens <= counted.longest
     assert held.used_bytes <= held.allocated_bytes
     ready.submit(Generate(1, HELLO, max_tokens=2))

@@ -1,0 +1,41 @@
+"""The files that go with what is being typed: each by name, with its tokens."""
+
+from textual.content import Content
+from textual.widgets import Static
+
+from headrace.app.chat.draft import Draft
+from headrace.app.sanitise import sanitise
+
+_SHOWN = 4  # files by name; of more, how many
+
+
+class Chips(Static):
+    """Hidden while there are none."""
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id, markup=False)
+        self._shown: object = None
+
+    def show(self, draft: Draft | None) -> None:
+        """Called often: does nothing where nothing changed."""
+        names = tuple(file.name for file in draft.files) if draft is not None else ()
+        tokens = tuple(draft.file_tokens) if draft is not None else ()
+        problem = draft.problem if draft is not None else ""
+        if (names, tokens, problem) == self._shown:
+            return
+        self._shown = names, tokens, problem
+        self.display = bool(names or problem)
+        if problem:
+            self.update(Content.styled(f"✗ {sanitise(problem)}", "$text-error"))
+            return
+        chips = [_chip(name, count) for name, count in zip(names, tokens, strict=True)][:_SHOWN]
+        if len(names) > _SHOWN:
+            counted = [count for count in tokens if count is not None]
+            whole = f", {sum(counted):,} tokens in all" if len(counted) == len(tokens) else ""
+            chips.append(Content.styled(f"and {len(names) - _SHOWN} more{whole}", "$quiet"))
+        self.update(Content("  ").join(chips))
+
+
+def _chip(name: str, tokens: int | None) -> Content:
+    size = " … " if tokens is None else f" {tokens:,} tokens "
+    return Content.assemble((f" {sanitise(name)}", "bold $text-accent on $surface"), (size, "$quiet on $surface"))

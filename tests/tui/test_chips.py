@@ -1,0 +1,38 @@
+"""The files that go with what is being typed, each with its tokens."""
+
+from pathlib import Path
+
+from headrace.app.engine.messages import DraftCounted
+from tests.tui.conftest import Driver
+
+
+def test_files_show_with_their_tokens_before_they_are_sent(play, home: Path) -> None:
+    (home / "src").mkdir()
+    for number in range(12):
+        (home / "src" / f"f{number:02}.py").write_text(f"n = {number}")
+    (home / "notes.txt").write_text("notes")
+
+    async def scenario(it: Driver) -> None:
+        it.prompt.type("see @notes.txt and @src/")
+        await it.until(lambda: it.engine.ahead and len(it.engine.ahead[-1].files) == 13)
+        await it.until(lambda: " notes.txt … " in it.text())
+        assert it.engine.ahead[-1].files[:2] == ("notes", "n = 0")
+        it.engine._backlog.append(DraftCounted(it.engine.ahead[-1].id, 100, 400, 50, (1234, *range(12))))
+        await it.until(lambda: "notes.txt 1,234 tokens" in it.text())
+        assert "src/f00.py 0 tokens" in it.text()
+        assert "and 9 more, 1,300 tokens in all" in it.text()
+        await it.press("enter")
+        await it.idle()
+        assert "1,234 tokens" not in it.text()
+
+    play(scenario)
+
+
+def test_a_file_that_cannot_be_sent_is_said_while_it_is_typed(play) -> None:
+    async def scenario(it: Driver) -> None:
+        it.prompt.type("see @missing.txt")
+        await it.until(lambda: "✗ cannot read missing.txt" in it.text())
+        it.prompt.put("see")
+        await it.until(lambda: "✗" not in it.text())
+
+    play(scenario)
