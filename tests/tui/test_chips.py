@@ -6,6 +6,10 @@ from headrace.app.engine.messages import DraftCounted
 from tests.tui.conftest import Driver
 
 
+def plain(it: Driver) -> str:
+    return it.text().replace("\u00a0", " ")
+
+
 def test_files_show_with_their_tokens_before_they_are_sent(play, home: Path) -> None:
     (home / "src").mkdir()
     for number in range(12):
@@ -13,17 +17,17 @@ def test_files_show_with_their_tokens_before_they_are_sent(play, home: Path) -> 
     (home / "notes.txt").write_text("notes")
 
     async def scenario(it: Driver) -> None:
-        it.prompt.type("see @notes.txt and @src/")
+        it.prompt.type("see @notes.txt and @src/ now")
         await it.until(lambda: it.engine.ahead and len(it.engine.ahead[-1].files) == 13)
-        await it.until(lambda: " notes.txt … " in it.text())
+        await it.until(lambda: " notes.txt … " in plain(it))
         assert it.engine.ahead[-1].files[:2] == ("notes", "n = 0")
         it.engine._backlog.append(DraftCounted(it.engine.ahead[-1].id, 100, 400, 50, (1234, *range(12))))
-        await it.until(lambda: "notes.txt 1,234 tokens" in it.text())
-        assert "src/f00.py 0 tokens" in it.text()
+        await it.until(lambda: "notes.txt 1,234 tokens" in plain(it))
+        assert "src/f00.py 0 tokens" in plain(it)
         assert "and 9 more, 1,300 tokens in all" in it.text()
         await it.press("enter")
         await it.idle()
-        assert "1,234 tokens" not in it.text()
+        assert "1,234 tokens" not in plain(it)
 
     play(scenario)
 

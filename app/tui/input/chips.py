@@ -6,6 +6,7 @@ from textual.widgets import Static
 from headrace.app.chat.draft import Draft
 from headrace.app.sanitise import sanitise
 
+_NO_BREAK = "\u00a0"  # a space at which no line is broken
 _SHOWN = 4  # files by name; of more, how many
 
 
@@ -38,4 +39,5 @@ class Chips(Static):
 
 def _chip(name: str, tokens: int | None) -> Content:
     size = " … " if tokens is None else f" {tokens:,} tokens "
-    return Content.assemble((f" {sanitise(name)}", "bold $text-accent on $surface"), (size, "$quiet on $surface"))
+    unbroken = f" {sanitise(name)}".replace(" ", _NO_BREAK), size.replace(" ", _NO_BREAK)
+    return Content.assemble((unbroken[0], "bold $text-accent on $surface"), (unbroken[1], "$quiet on $surface"))
