@@ -104,7 +104,7 @@ def _build(ranks: Mapping[bytes, int], pattern: str, specials: Mapping[str, int]
     from tokenizers.models import BPE
 
     spelled = {byte: char for char, byte in byte_alphabet().items()}
-    text_of = {token: "".join(spelled[byte] for byte in token) for token in ranks}
+    text_of = {token: token.decode("latin-1").translate(spelled) for token in ranks}
     ids = {text_of[token]: index for token, index in ranks.items()}
     vocabulary = {**ids, **specials}
     if len(set(vocabulary.values())) != len(ranks) + len(specials):
@@ -113,9 +113,12 @@ def _build(ranks: Mapping[bytes, int], pattern: str, specials: Mapping[str, int]
         raise CheckpointError(f"{file.name}: some bytes are no tokens")
     merges: list[tuple[str, str]] = []
     for token in sorted(ranks, key=ranks.__getitem__):
-        cuts = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
-        pairs = sorted((ranks[a], ranks[b], a, b) for a, b in cuts if a in ranks and b in ranks)
-        merges += [(text_of[a], text_of[b]) for _, _, a, b in pairs]
+        pairs = [
+            (ranks[token[:cut]], token[:cut], token[cut:])
+            for cut in range(1, len(token))
+            if token[:cut] in ranks and token[cut:] in ranks
+        ]
+        merges += [(text_of[a], text_of[b]) for _, a, b in sorted(pairs)]
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
     try:
         words = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
