@@ -14,6 +14,7 @@ import mlx.core as mx
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.checkpoint.tensor_info import TensorInfo
+from headrace.models.checkpoint.text_part import text_part
 from headrace.models.load import network_kind
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.resolve import ResolvedModel
@@ -61,12 +62,14 @@ def keep_quantized(
 
 
 def _write_weights(checkpoint: Checkpoint, kind: Quantization, target: Path, progress: Progress) -> None:
-    total, done = checkpoint.nbytes, 0
+    part = text_part(checkpoint)
+    kept, total, done = set(part.stored.values()), part.nbytes, 0
     for number, shard in enumerate(checkpoint.shards):
         loaded = mx.load(str(shard), format="safetensors")
         assert isinstance(loaded, dict)
         written: dict[str, mx.array] = {}
-        for name, array in loaded.items():
+        for name in kept & loaded.keys():  # of what is not text nothing here knows what quantizing it would do
+            array = loaded[name]
             written |= (
                 _quantized(name, array, kind) if _is_matrix(checkpoint.tensors[name], name, kind) else {name: array}
             )

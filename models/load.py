@@ -17,6 +17,7 @@ from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.checkpoint.quantization import Quantization, has_groups_of_16, is_known
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.checkpoint.tensor_info import stored_dtype
+from headrace.models.checkpoint.text_part import TextPart, text_part
 from headrace.models.checkpoint.validation import blamed_on_store
 from headrace.models.cost.costs import WORKING_MEMORY
 from headrace.models.network.config import DecoderConfig, decoder_config
@@ -50,7 +51,8 @@ class LoadedModel:
 
 def own_decoder(checkpoint: Checkpoint) -> DecoderConfig | None:
     """What headrace's own decoder needs to run this checkpoint; None where mlx-lm's classes do. Headers only."""
-    return decoder_config(checkpoint.config) if is_known(checkpoint.quantization) else None
+    part = text_part(checkpoint)
+    return decoder_config(part.config) if is_known(part.quantization) else None
 
 
 def network_kind(checkpoint: Checkpoint) -> NetworkKind:
@@ -125,7 +127,7 @@ def load_model(
 
 
 def _notes(name: str, checkpoint: Checkpoint, *, native: bool) -> list[str]:
-    """What became of weights that are stored in a form of another tool. `native`: they run on the native kernels."""
+    """What became of weights that are stored in a form of another tool, and what is left out. `native`: they run on the native kernels."""
     notes = [] if checkpoint.foreign is None else [f"{name} is {checkpoint.foreign.describe()}"]
     changed = [row for row in checkpoint.inexact if str(row.get("became")).startswith("affine")]
     if changed:
@@ -133,6 +135,8 @@ def _notes(name: str, checkpoint: Checkpoint, *, native: bool) -> list[str]:
         notes.append(f"{name} has {len(changed)} tensors from {kinds} of its GGUF file, requantized to 8 bits")
     if has_groups_of_16(checkpoint.quantization) and not native:
         notes.append(f"{name} has weights in groups of 16, dequantized exactly and requantized to 8 bits here")
+    if (ignored := text_part(checkpoint).describe_ignored()) is not None:
+        notes.append(f"{name}: {ignored}")
     return notes
 
 
@@ -157,8 +161,9 @@ def _sized(
 
         network = MlxLmNetwork(checkpoint, device=device, requantize=requantize)
         return lambda: network, sum(array.nbytes for array in network.arrays), network.cost.kv_bytes_per_token
-    dtype = compute_dtype(device, stored_dtype(checkpoint.tensors), checkpoint.config)
-    weights = checkpoint.nbytes if requantize is None else _quantized_bytes(checkpoint, requantize)
+    part = text_part(checkpoint)
+    dtype = compute_dtype(device, stored_dtype(part.tensors), checkpoint.config)
+    weights = part.nbytes if requantize is None else _quantized_bytes(part, requantize)
     kv_dtype = ops.select().kv_dtype(dtype)
     per_token = KVShape(len(config.layers), config.kv_heads, config.head_dim, kv_dtype).bytes_per_token
     return lambda: _decoder(checkpoint, config, dtype, requantize), weights, per_token
@@ -167,11 +172,11 @@ def _sized(
 def _decoder(
     checkpoint: Checkpoint, config: DecoderConfig, dtype: mx.Dtype, requantize: Quantization | None
 ) -> Network[Any]:
-    from headrace.models.network.decoder import Decoder
+    from headrace.models.network.long_rope_decoder import make_decoder
     from headrace.models.network.parameters import Parameters
 
     kernels = ops.select()
-    return Decoder(config, Parameters(checkpoint, kernels, dtype, requantize), kernels, dtype)
+    return make_decoder(config, Parameters(checkpoint, kernels, dtype, requantize), kernels, dtype)
 
 
 def _fitting_context(weights: int, per_token: int, limit: int, *, asked: bool) -> int:
@@ -187,9 +192,9 @@ def _fitting_context(weights: int, per_token: int, limit: int, *, asked: bool) -
     return limit
 
 
-def _quantized_bytes(checkpoint: Checkpoint, kind: Quantization) -> int:
+def _quantized_bytes(part: TextPart, kind: Quantization) -> int:
     """Bytes of all tensors once every plain matrix (or stack of them) whose rows divide into groups is quantized."""
-    shapes = [(info.shape, info.nbytes) for info in checkpoint.tensors.values()]
+    shapes = [(info.shape, info.nbytes) for info in part.tensors.values()]
     return sum(
         kind.nbytes(prod(shape[:-1]), shape[-1]) if len(shape) >= 2 and kind.fits(shape[-1]) else nbytes
         for shape, nbytes in shapes

@@ -183,6 +183,10 @@ class KVCache(Lengths):
         before, self._before = self._before, None
         return cast(_Projected, mx.depends(x, before))
 
+    def begin_again(self) -> None:
+        """Drop every entry, for the network to append them anew up to the same length, in passes of their own."""
+        self.length = 0
+
     def reserve(self, tokens: int) -> None:
         """Make room for `tokens` more entries, at least doubling so that copying stays amortised O(1)."""
         needed = self.length + tokens

@@ -11,8 +11,10 @@ from typing import Any
 import mlx.core as mx
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.checkpoint.text_part import text_part
 from headrace.models.network.config import decoder_config
 from headrace.models.network.decoder import Decoder
+from headrace.models.network.long_rope_decoder import make_decoder
 from headrace.models.network.parameters import Parameters
 from headrace.runtime.cost import FLOAT_MODES
 from headrace.runtime.ops import Ops, reference
@@ -83,6 +85,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 32,
         "rope_theta": 1e6,
     },
+    "phi3": {"model_type": "phi3", "head_dim": HIDDEN // HEADS, "tie_word_embeddings": False},
+    "phi3-partial": {"model_type": "phi3", "head_dim": HIDDEN // HEADS, "partial_rotary_factor": 0.75},
 }
 
 
@@ -92,6 +96,7 @@ WINDOWED: dict[str, dict[str, Any]] = {
     "gemma2-window": {**VARIANTS["gemma2"], "sliding_window": 12},
     "qwen2-window": {**VARIANTS["qwen2"], "use_sliding_window": True, "sliding_window": 10, "max_window_layers": 1},
     "qwen3-window": {**VARIANTS["qwen3"], "use_sliding_window": True, "sliding_window": 10, "max_window_layers": 2},
+    "phi3-window": {**VARIANTS["phi3"], "sliding_window": 11},
     "llama-layer-types": {
         **VARIANTS["llama"],
         "sliding_window": 7,
@@ -157,9 +162,9 @@ def quantize_model(
 def load_decoder(directory: Path, ops: Ops = reference, dtype: mx.Dtype = mx.float32) -> Decoder:
     """Our decoder on a directory written here."""
     checkpoint = open_checkpoint(directory)
-    config = decoder_config(checkpoint.config)
+    config = decoder_config(text_part(checkpoint).config)
     assert config is not None
-    return Decoder(config, Parameters(checkpoint, ops, dtype), ops, dtype)
+    return make_decoder(config, Parameters(checkpoint, ops, dtype), ops, dtype)
 
 
 def random_tensors(config: dict[str, Any], seed: int) -> dict[str, mx.array]:
@@ -187,7 +192,9 @@ def random_tensors(config: dict[str, Any], seed: int) -> dict[str, mx.array]:
     add("model.norm.weight", width)
     for i in range(config["num_hidden_layers"]):
         at = f"model.layers.{i}"
-        for name, rows in (("q_proj", q_rows), ("k_proj", kv_rows), ("v_proj", kv_rows)):
+        fused = config["model_type"] == "phi3"
+        apart = [("q_proj", q_rows), ("k_proj", kv_rows), ("v_proj", kv_rows)]
+        for name, rows in [("qkv_proj", q_rows + 2 * kv_rows)] if fused else apart:
             add(f"{at}.self_attn.{name}.weight", rows, width)
             if biased or harmony or config.get("attention_bias"):
                 add(f"{at}.self_attn.{name}.bias", rows)
@@ -203,11 +210,11 @@ def random_tensors(config: dict[str, Any], seed: int) -> dict[str, mx.array]:
             add(f"{at}.mlp.router.weight", *stack, width)
             add(f"{at}.mlp.router.bias", *stack)
             add(f"{at}.self_attn.sinks", config["num_attention_heads"])
-        for name, rows, columns in (
-            ("gate_proj", size, width),
-            ("up_proj", size, width),
+        halves = [("gate_proj", size), ("up_proj", size)]
+        for name, rows, columns in [
+            *((name, rows, width) for name, rows in ([("gate_up_proj", 2 * size)] if fused else halves)),
             ("down_proj", width, size),
-        ):
+        ]:
             add(f"{mlp}.{name}.weight", *stack, rows, columns)
             if config.get("mlp_bias") or harmony:
                 add(f"{mlp}.{name}.bias", *stack, rows)

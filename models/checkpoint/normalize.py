@@ -28,6 +28,31 @@ _STATE_HEAD_DIM = ("qwen3_moe", "glm4_moe", "exaone4", "exaone_moe")
 # Other names of the context a model was made for, and transformers' defaults where a nested section leaves it out.
 _CONTEXT_KEYS = ("n_positions", "n_ctx", "max_sequence_length", "max_seq_len", "seq_length")
 _CONTEXTS = {"gemma3_text": 131072, "gemma2": 8192, "gemma": 8192, "qwen2": 32768, "qwen3": 32768, "mistral": 131072}
+# What transformers leaves out of a nested section because its own class has the same.
+_NESTED_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {
+        "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
+        "query_pre_attn_scalar": 256, "sliding_window": 4096,
+    },
+    "mistral": {
+        "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-6, "sliding_window": 4096,
+    },
+    "llama": {
+        "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "rms_norm_eps": 1e-6,
+    },
+    "qwen3_vl_text": {
+        "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128, "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 128000,
+    },
+    "qwen2_5_vl_text": {
+        "vocab_size": 152064, "hidden_size": 8192, "intermediate_size": 29568, "num_hidden_layers": 80,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "max_position_embeddings": 32768,
+    },
+}  # fmt: skip
 _FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
@@ -39,6 +64,9 @@ def normalized(config: Mapping[str, Any], tensors: Collection[str] = ()) -> dict
     result: dict[str, Any] = _plain_floats(config)
     text = result.get("text_config")
     if isinstance(text, dict):
+        if isinstance(kind := text.get("model_type"), str):
+            for key, value in _NESTED_DEFAULTS.get(kind, {}).items():
+                text.setdefault(key, result.get(key) or value)
         result["text_config"] = _section(text)
     return _tied(_section(result), tensors)
 

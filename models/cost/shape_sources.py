@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import Checkpoint
+from headrace.models.checkpoint.text_part import text_config, text_part
 from headrace.models.cost.step_shape import Matrix, StepShape
 from headrace.models.network.config import DecoderConfig, ExpertsConfig, LayerConfig, decoder_config
 from headrace.models.network.decoder_costs import kv_layers
@@ -45,7 +46,7 @@ _STACK = re.compile(r"\.(switch_mlp|experts)\.")
 
 def shape_of_config(config: Mapping[str, Any]) -> StepShape:
     """From config.json alone."""
-    config = normalized(config)
+    config = text_config(normalized(config))
     stored = config.get("quantization") or config.get("quantization_config")
     section = stored if isinstance(stored, Mapping) and stored.get("bits") else None
     dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
@@ -63,16 +64,17 @@ def shape_of_config(config: Mapping[str, Any]) -> StepShape:
 
 
 def shape_of_checkpoint(checkpoint: Checkpoint) -> StepShape:
-    """From the headers of a checkpoint: exact, whatever is in it."""
-    if checkpoint.config.get("model_type") in _MIXTURES:  # whose tensors have names that are not known here
-        return replace(shape_of_config(checkpoint.config), resident_bytes=checkpoint.nbytes)
-    config = _decoder(checkpoint.config)
+    """From the headers of a checkpoint: exact, whatever is in it. Only its text part is loaded, so only that counts."""
+    part = text_part(checkpoint)
+    if part.config.get("model_type") in _MIXTURES:  # whose tensors have names that are not known here
+        return replace(shape_of_config(checkpoint.config), resident_bytes=part.nbytes)
+    config = _decoder(part.config)
     sizes: Counter[str] = Counter()
-    for name, tensor in checkpoint.tensors.items():
+    for name, tensor in part.tensors.items():
         stacks = stacks_of(name) or [_ONE_EXPERT.sub(".switch_mlp.", name)]
         for stack in stacks:
-            module, _, part = stack.rpartition(".")
-            if part in ("weight", "scales", "biases", "bias"):
+            module, _, kind = stack.rpartition(".")
+            if kind in ("weight", "scales", "biases", "bias"):
                 sizes[module] += tensor.nbytes // len(stacks)
     tied = config.tied_embeddings or not sizes["lm_head"]
     count = next((layer.experts.count for layer in config.layers if layer.experts), 1)
@@ -82,9 +84,9 @@ def shape_of_checkpoint(checkpoint: Checkpoint) -> StepShape:
 
     shape = _build(replace(config, tied_embeddings=tied), size_of, "safetensors headers")
     unread = "lm_head" if tied else "model.embed_tokens"  # an untied table is looked up, not read
-    read = checkpoint.nbytes - size_of(unread, 0, 0)
+    read = part.nbytes - size_of(unread, 0, 0)
     vectors = read - sum(matrix.count * matrix.nbytes for matrix in shape.matrices)
-    return replace(shape, vector_bytes=vectors, resident_bytes=checkpoint.nbytes)
+    return replace(shape, vector_bytes=vectors, resident_bytes=part.nbytes)
 
 
 def shape_of_gguf(file: Path) -> StepShape:
@@ -133,6 +135,7 @@ def shape_of_entry(entry: "CatalogEntry") -> StepShape:
 
 def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:
     width, q_rows, kv_rows = config.hidden_size, config.heads * config.head_dim, config.kv_heads * config.head_dim
+    size_of = _unstacking(size_of, config)
     every = range(len(config.layers))
     dense = [i for i in every if config.layers[i].experts is None]
     matrices: list[Matrix] = []
@@ -184,6 +187,23 @@ def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:
     )
 
 
+def _unstacking(size_of: SizeOf, config: DecoderConfig) -> SizeOf:
+    """`size_of` for projections that Phi-3 stores as one matrix with the others of the same input."""
+    qkv = (config.heads + 2 * config.kv_heads) * config.head_dim
+    wholes = {"q_proj": ("qkv_proj", qkv), "k_proj": ("qkv_proj", qkv), "v_proj": ("qkv_proj", qkv)}
+    wholes |= dict.fromkeys(("gate_proj", "up_proj"), ("gate_up_proj", 2 * config.intermediate_size))
+
+    def size(module: str, rows: int, columns: int) -> int:
+        owner, _, name = module.rpartition(".")
+        found = size_of(module, rows, columns)
+        if found or name not in wholes:
+            return found
+        whole, stacked = wholes[name]
+        return size_of(f"{owner}.{whole}", stacked, columns) * rows // stacked
+
+    return size
+
+
 def _norm_weights(config: DecoderConfig) -> int:
     per_layer = (4 if config.post_norms else 2) * config.hidden_size + (2 * config.head_dim if config.qk_norm else 0)
     per_layer += config.heads if config.sinks else 0
@@ -191,8 +211,6 @@ def _norm_weights(config: DecoderConfig) -> int:
 
 
 def _decoder(config: Mapping[str, Any]) -> DecoderConfig:
-    text = config.get("text_config")
-    config = text if isinstance(text, Mapping) else config
     kind = config.get("model_type")
     decoder = decoder_config({**config, "model_type": _MIXTURES.get(str(kind), kind)})
     if decoder is None:

@@ -11,20 +11,24 @@ from typing import Any, Literal
 
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
-OWN_ARCHITECTURES = ("llama", "mistral", "smollm3", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "gemma2", "gemma3_text")
-OWN_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+OWN_ARCHITECTURES = (
+    "llama", "mistral", "smollm3", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "gemma2", "gemma3_text", "phi3",
+)  # fmt: skip
+# "mrope" has an axis each for time, height and width: of text they are equal.
+OWN_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "mrope")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RopeConfig:
     """Rotation of one kind of layer: base frequency, and the scaling section as the checkpoint states it.
 
-    Compared by identity: layers of one kind share one.
+    share: the part of a head that turns. Compared by identity: layers of one kind share one.
     """
 
     theta: float
     kind: str = "default"
     scaling: Mapping[str, Any] | None = None
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +85,18 @@ class DecoderConfig:
 
 
 def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
-    """The decoder a config.json describes, or None where headrace has no decoder of its own for it."""
+    """The decoder that a config.json describes, or None where headrace has no decoder of its own for it.
+
+    Of text alone: `models.checkpoint.text_part` gives the config of a language model that is part of another.
+    """
     architecture = config.get("model_type")
     if architecture not in OWN_ARCHITECTURES:
         return None
     fields = _Fields(config)
     rope, local_rope = _ropes(fields, architecture)
-    partial = {**fields.section("rope_parameters"), **config}.get("partial_rotary_factor", 1) != 1
-    if rope.kind not in OWN_ROPE_TYPES or config.get("rope_traditional") or partial:
+    if rope.kind not in OWN_ROPE_TYPES or config.get("rope_traditional"):
+        return None
+    if rope.share != 1 and architecture != "phi3":
         return None
     gemma, harmony = architecture.startswith("gemma"), architecture == "gpt_oss"
     if harmony and fields.positive("swiglu_limit", default=7.0) != 7.0:
@@ -147,10 +155,23 @@ def _ropes(fields: "_Fields", architecture: str) -> tuple[RopeConfig, RopeConfig
     source = nested if "rope_theta" in nested else fields.values
     theta = _Fields(source).positive("rope_theta", default=1e6 if architecture == "gemma3_text" else 1e4)
     kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
-    full = RopeConfig(theta, kind, scaling if kind != "default" else None)
+    if architecture == "phi3" and kind in ("su", "yarn"):  # what its first checkpoints called it
+        kind = "longrope"
+    if kind == "longrope":
+        scaling = _trained_context(fields, scaling)
+    shared = _Fields({**nested, **fields.values}).positive("partial_rotary_factor", default=1.0)
+    full = RopeConfig(theta, kind, scaling if kind != "default" else None, shared)
     if architecture != "gemma3_text":
         return full, full
     return full, RopeConfig(local.positive("rope_theta", default=fields.positive("rope_local_base_freq", default=1e4)))
+
+
+def _trained_context(fields: "_Fields", scaling: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A longrope section with the original context, which older configs state beside it."""
+    key = "original_max_position_embeddings"
+    stated = _Fields({**fields.values, **{name: value for name, value in scaling.items() if value is not None}})
+    longest = fields.count("max_position_embeddings", default=4096)
+    return {**scaling, key: stated.count(key, default=min(longest, 4096))}
 
 
 def _layers(fields: "_Fields", architecture: str, rope: RopeConfig, local_rope: RopeConfig) -> tuple[LayerConfig, ...]:
@@ -205,7 +226,7 @@ def _sliding(fields: "_Fields", architecture: str, count: int) -> list[bool]:
         if not isinstance(kinds, list) or len(kinds) != count:
             raise CheckpointError(f"config.json: layer_types does not list {count} layers")
         return [kind == "sliding_attention" for kind in kinds]
-    if architecture in ("mistral", "qwen3_moe"):
+    if architecture in ("mistral", "phi3", "qwen3_moe"):
         return [True] * count
     if architecture in ("gemma2", "gpt_oss"):
         return [i % 2 == 0 for i in range(count)]

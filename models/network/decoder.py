@@ -7,6 +7,7 @@ dimension, V = vocabulary.
 """
 
 from copy import copy
+from dataclasses import replace
 
 import mlx.core as mx
 
@@ -16,7 +17,7 @@ from headrace.models.network.parameters import Parameters
 from headrace.models.network.rope import make_rope
 from headrace.runtime.cache import KVCache, KVShape, LayerCache
 from headrace.runtime.cost import StepCost
-from headrace.runtime.ops import AttentionSpec, LayersNode, LayerWeights, Mixture, Ops, Projections, Weight
+from headrace.runtime.ops import AttentionSpec, LayersNode, LayerWeights, Mixture, Ops, Projections, Rope, Weight
 
 
 class Decoder:
@@ -46,6 +47,16 @@ class Decoder:
         twin = copy(self)
         twin._ops = ops
         twin._layer_groups = twin._fuse(ops)
+        return twin
+
+    def with_rope(self, rope: Rope) -> "Decoder":
+        """The same weights, turned by `rope` wherever a layer turns."""
+        twin = copy(self)
+        twin._layers = [
+            replace(layer, attention=replace(layer.attention, rope=rope if layer.attention.rope else None))
+            for layer in self._layers
+        ]
+        twin._layer_groups = twin._fuse(self._ops)
         return twin
 
     @property
@@ -210,12 +221,18 @@ def _read_layers(config: DecoderConfig, parameters: Parameters) -> list[LayerWei
             attention=attention(attn, layer),
             input_norm=norm("input_layernorm"),
             qkv=parameters.fused(
-                [(f"{attn}.q_proj", q_rows), (f"{attn}.k_proj", kv_rows), (f"{attn}.v_proj", kv_rows)], width
+                [(f"{attn}.q_proj", q_rows), (f"{attn}.k_proj", kv_rows), (f"{attn}.v_proj", kv_rows)],
+                width,
+                f"{attn}.qkv_proj",
             ),
             output=parameters.matrix(f"{attn}.o_proj", width, q_rows),
             attention_post_norm=norm("post_attention_layernorm") if config.post_norms else None,
             mlp_norm=norm("pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"),
-            gate_up=parameters.fused([(f"{mlp}.gate_proj", inner), (f"{mlp}.up_proj", inner)], width) if dense else [],
+            gate_up=parameters.fused(
+                [(f"{mlp}.gate_proj", inner), (f"{mlp}.up_proj", inner)], width, f"{mlp}.gate_up_proj"
+            )
+            if dense
+            else [],
             down=parameters.matrix(f"{mlp}.down_proj", width, inner) if dense else None,
             mlp_post_norm=norm("post_feedforward_layernorm") if config.post_norms else None,
             mixture=mixture(mlp, layer.experts) if layer.experts else None,

@@ -13,32 +13,36 @@ import mlx.core as mx
 from headrace.models.checkpoint.foreign.arrays import read_arrays
 from headrace.models.checkpoint.quantization import Quantization, layer_quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
+from headrace.models.checkpoint.text_part import text_part
 from headrace.models.network.gpt_oss import with_stacks
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.ops import Ops, Weight
 
 
 class Parameters:
-    """Tensors by module path. `requantize` quantizes plain matrices as they are read."""
+    """Tensors of the text part by module path. `requantize` quantizes plain matrices as they are read."""
 
     def __init__(
         self, checkpoint: Checkpoint, ops: Ops, dtype: mx.Dtype, requantize: Quantization | None = None
     ) -> None:
-        self._checkpoint = checkpoint
+        part, arrays = text_part(checkpoint), read_arrays(checkpoint)
+        self._quantization = part.quantization
         self._ops = ops
         self._dtype = dtype
         self._requantize = requantize
-        self._arrays = with_stacks(read_arrays(checkpoint))
+        self._arrays = with_stacks({name: arrays[stored] for name, stored in part.stored.items()})
 
     def matrix(self, module: str, rows: int, columns: int) -> Weight:
         """The projection `module`, N = rows by K = columns, as the operations want it."""
         return self._ops.prepare(self._stored(module, rows, columns), self._dtype)
 
-    def fused(self, modules: Sequence[tuple[str, int]], columns: int) -> list[Weight]:
-        """Projections of one input, (module, rows) each, stacked into one matrix.
+    def fused(self, modules: Sequence[tuple[str, int]], columns: int, whole: str) -> list[Weight]:
+        """Projections of one input, (module, rows) each, stacked into one matrix; Phi-3 stores it so, as `whole`.
 
         Where their quantization differs they stay apart: as many weights as modules come back.
         """
+        if f"{whole}.weight" in self:
+            return [self.matrix(whole, sum(rows for _, rows in modules), columns)]
         parts = [self._stored(module, rows, columns) for module, rows in modules]
         if len({_kind(part) for part in parts}) == 1:
             parts = [_joined(parts, mx.concatenate)]
@@ -82,7 +86,7 @@ class Parameters:
             if self._requantize is not None and self._requantize.fits(columns):
                 return self._requantize.apply(data, bias)
             return Weight(data, bias=bias)
-        kind = layer_quantization(self._checkpoint.quantization, module)
+        kind = layer_quantization(self._quantization, module)
         groups = (*stack, rows, columns // kind.group_size)
         data = self._take(f"{module}.weight", (*stack, rows, columns * kind.bits // 32))
         scales, affine = self._take(f"{module}.scales", groups), kind.mode == "affine"

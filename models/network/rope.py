@@ -15,17 +15,26 @@ from headrace.runtime.errors import CheckpointError
 from headrace.runtime.ops import Rope
 
 
-def make_rope(config: RopeConfig, head_dim: int, context_length: int) -> Rope:
-    """The rotation a layer applies. Raises CheckpointError where the scaling section lacks a number."""
-    base = [config.theta ** (i / head_dim) for i in range(0, head_dim, 2)]
+def make_rope(config: RopeConfig, head_dim: int, context_length: int, *, long: bool = False) -> Rope:
+    """The rotation a layer applies; of LongRoPE's two that for `long` sequences, or for those of the original context.
+
+    Raises CheckpointError where the scaling section lacks a number.
+    """
+    dims = int(head_dim * config.share)
+    base = [config.theta ** (i / dims) for i in range(0, dims, 2)]
     scaling = config.scaling or {}
     try:
-        periods, amplitude = _scaled(config.kind, base, config.theta, head_dim, context_length, scaling)
+        if not base or dims % 2 or dims > head_dim:
+            raise ValueError(f"{dims} of {head_dim} dimensions of a head cannot turn")
+        if config.kind == "longrope":
+            periods, amplitude = _longrope(base, context_length, scaling, long)
+        else:
+            periods, amplitude = _scaled(config.kind, base, config.theta, dims, context_length, scaling)
         if not all(1e-30 < value < 1e30 for value in (*periods, amplitude)):  # float32 holds these; refuses NaN too
             raise ValueError("it gives no usable periods")
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise CheckpointError(f"config.json: the {config.kind} rope scaling section is broken ({error!r})") from None
-    return Rope(head_dim, mx.array(periods, mx.float32), amplitude)
+    return Rope(dims, mx.array(periods, mx.float32), amplitude)
 
 
 def _scaled(
@@ -38,6 +47,20 @@ def _scaled(
     if kind == "yarn":
         return _yarn(base, theta, dims, context_length, scaling)
     return base, 1.0
+
+
+def _longrope(
+    base: list[float], context_length: int, scaling: Mapping[str, Any], long: bool
+) -> tuple[list[float], float]:
+    """LongRoPE (arXiv:2402.13753): a factor for every pair, from one list or the other."""
+    factors = scaling["long_factor" if long else "short_factor"]
+    if not isinstance(factors, list) or len(factors) != len(base):
+        raise ValueError("its factors are not one for each pair of a head")
+    trained = float(scaling["original_max_position_embeddings"])
+    stretch = float(scaling.get("factor") or context_length / trained)
+    amplitude = math.sqrt(1 + math.log(stretch) / math.log(trained)) if stretch > 1 else 1.0
+    periods = [float(factor) * period for factor, period in zip(factors, base, strict=True)]
+    return periods, float(scaling.get("attention_factor") or amplitude)
 
 
 def _llama3(base: list[float], scaling: Mapping[str, Any]) -> list[float]:

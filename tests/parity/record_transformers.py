@@ -30,20 +30,21 @@ def weight(name: str, shape: list[int]) -> NDArray[np.float32]:
 
 
 def record(cases: dict[str, dict[str, Any]]) -> None:
-    """Write RECORDED anew."""
+    """Write these cases into RECORDED, beside what it has under other names."""
     import torch
     from safetensors.numpy import load_file, save_file
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    recorded = {}
+    recorded = json.loads(RECORDED.read_text())
     for name, case in cases.items():
+        family = AutoModelForImageTextToText if "text_config" in case else AutoModelForCausalLM
         config = CONFIG_MAPPING[case.pop("model_type")](**case)
         with tempfile.TemporaryDirectory() as folder:
-            AutoModelForCausalLM.from_config(config).float().save_pretrained(folder)
+            family.from_config(config).float().save_pretrained(folder)
             file = Path(folder) / "model.safetensors"
             shapes = {key: list(array.shape) for key, array in load_file(file).items()}
             save_file({key: weight(key, shape) for key, shape in shapes.items()}, file, metadata={"format": "pt"})
-            model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+            model = family.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
             stated = json.loads((Path(folder) / "config.json").read_text())
         with torch.no_grad():
             logits = [model.eval()(torch.tensor([TOKENS[:count]])).logits[0, -1, :12].tolist() for count in LENGTHS]

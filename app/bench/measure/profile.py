@@ -125,6 +125,9 @@ def _record(network: Decoder, cache: KVCache, token: mx.array) -> tuple[list[tup
     class Noting:
         """The cache, with attention's inputs noted (its buffers must keep a single owner)."""
 
+        def __getattr__(self, name: str) -> Any:
+            return getattr(cache, name)
+
         def attend(self, layer: int, qkv: Projections, spec: Any) -> mx.array:
             recorder.calls.append(("attend", (layer, qkv, spec)))
             return cache.attend(layer, qkv, spec)

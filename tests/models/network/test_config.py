@@ -34,7 +34,7 @@ def test_every_variant_is_ours(variant: str) -> None:
         {},
         {"model_type": "mamba"},
         {"model_type": ["llama"]},
-        config_of("llama") | {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
+        config_of("llama") | {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
         config_of("llama") | {"rope_traditional": True},
         config_of("llama") | {"partial_rotary_factor": 0.5},
         config_of("llama") | {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},

@@ -1,4 +1,4 @@
-"""LongRoPE turns by its short factors up to the original context, wherever the sequence comes from."""
+"""In both decoders LongRoPE turns by its short factors up to the original context, wherever a sequence comes from."""
 
 import json
 from pathlib import Path
@@ -9,8 +9,12 @@ import pytest
 from mlx.utils import tree_flatten
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
-from headrace.models.network.mlx_lm import MlxLmCache, MlxLmNetwork
+from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.runtime.errors import UnsupportedModelError
+from headrace.runtime.ops import reference
+from headrace.runtime.request import Request
+from tests.tiny import load_decoder
+from tests.watched import WatchedNetwork, answer
 
 pytestmark = pytest.mark.peer
 ORIGINAL, PAIRS = 16, 8
@@ -46,24 +50,33 @@ def with_factors(directory: Path, target: Path, factors: list[float]) -> Path:
     return target
 
 
-def load(directory: Path) -> MlxLmNetwork:
+def peer(directory: Path) -> Any:
     return MlxLmNetwork(open_checkpoint(directory), device=mx.DeviceType.cpu)
 
 
-def feed(network: MlxLmNetwork, cache: MlxLmCache, tokens: list[int], size: int) -> mx.array:
+def own(directory: Path) -> Any:
+    return load_decoder(directory)
+
+
+def feed(network: Any, cache: Any, tokens: list[int], size: int) -> mx.array:
     """Logits of the last position after feeding `tokens`, `size` at a time."""
     out = mx.zeros(1)
     for start in range(0, len(tokens), size):
         piece = mx.array([tokens[start : start + size]])
-        out = network.logits(network.layers(piece, cache))
+        cache.reserve(piece.shape[1])
+        out = network.logits(network.layers(network.embed(piece), cache))
         cache.advance(piece.shape[1])
         cache.commit(piece.shape[1])
     return out
 
 
+both = pytest.mark.parametrize("load", [own, peer])
+
+
+@both
 @pytest.mark.parametrize("size", [1, 7, 40])
 @pytest.mark.parametrize("count", [5, ORIGINAL, ORIGINAL + 1, 40])
-def test_the_length_decides(directory: Path, tmp_path: Path, count: int, size: int) -> None:
+def test_the_length_decides(load: Any, directory: Path, tmp_path: Path, count: int, size: int) -> None:
     plain = load(with_factors(directory, tmp_path / "one", SHORT if count <= ORIGINAL else LONG))
     other = load(with_factors(directory, tmp_path / "other", LONG if count <= ORIGINAL else SHORT))
     wanted = feed(plain, plain.make_cache(64), TOKENS[:count], 40)
@@ -73,7 +86,8 @@ def test_the_length_decides(directory: Path, tmp_path: Path, count: int, size: i
     assert not mx.allclose(found, feed(other, other.make_cache(64), TOKENS[:count], 40), atol=1e-2)
 
 
-def test_going_back_below_the_original_context_turns_everything_again(directory: Path) -> None:
+@both
+def test_going_back_below_the_original_context_turns_everything_again(load: Any, directory: Path) -> None:
     network = load(directory)
     cache = network.make_cache(64)
     feed(network, cache, TOKENS, 40)
@@ -88,4 +102,32 @@ def test_scaling_that_the_class_would_ignore_is_refused(directory: Path, tmp_pat
         json.dumps({**CONFIG, "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}})
     )
     with pytest.raises(UnsupportedModelError, match="phi3 with 'yarn' rope scaling"):
-        load(target)
+        peer(target)
+
+
+def test_both_decoders_say_the_same(directory: Path) -> None:
+    mine, theirs = WatchedNetwork(own(directory)), WatchedNetwork(peer(directory))
+    request = Request(TOKENS[:10], max_tokens=20)  # across the original context, with a step built ahead
+    assert answer(mine, request)[0] == answer(theirs, request)[0]
+    found, wanted = mx.concatenate(mine.logits_seen), mx.concatenate(theirs.logits_seen)
+    assert (mx.abs(found - wanted).max() / mx.abs(wanted).max()).item() < 1e-4
+
+
+def test_a_profilers_twin_turns_alike(directory: Path) -> None:
+    network = own(directory)
+    twin = network.with_ops(reference)
+    assert type(twin) is type(network)
+    for count in (9, 30):
+        wanted = feed(network, network.make_cache(64), TOKENS[:count], 40)
+        assert mx.allclose(feed(twin, twin.make_cache(64), TOKENS[:count], 40), wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+def test_half_precision_stays_half(directory: Path, dtype: mx.Dtype) -> None:
+    network = load_decoder(directory, reference, dtype)
+    cache = network.make_cache(64)
+    logits = feed(network, cache, TOKENS, 9)
+    assert {logits.dtype, *(array.dtype for array in cache.arrays)} == {dtype}
+    exact = feed(own(directory), own(directory).make_cache(64), TOKENS, 40)
+    bound = 2**-6 if dtype == mx.float16 else 2**-3
+    assert (mx.abs(logits.astype(mx.float32) - exact).max() / mx.abs(exact).max()).item() < bound

@@ -34,7 +34,6 @@ _BASE: dict[str, Any] = {
     "max_position_embeddings": 512,
 }
 CONFIGS: dict[str, dict[str, Any]] = {
-    "phi3": {**_BASE, "model_type": "phi3"},
     "olmo2": {**_BASE, "model_type": "olmo2", "tie_word_embeddings": False},
     "gemma": {**_BASE, "model_type": "gemma", "head_dim": 16},  # always tied, whether or not the config says so
     "mixtral": {**_BASE, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},

@@ -1,0 +1,115 @@
+"""The text part of multimodal checkpoints, under every prefix that writers use, and what is said of the rest."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.checkpoint.text_part import text_part
+from headrace.models.cost.shape_sources import shape_of_checkpoint, shape_of_config
+from headrace.models.load import network_kind
+from headrace.runtime.ops import Ops
+from headrace.runtime.request import Request
+from tests.kernels import KERNELS, name_of
+from tests.tiny import config_of, load_decoder, quantize_model, random_tensors, write_model
+from tests.watched import answer
+
+PROMPT = [5, 17, 3, 88, 42, 9, 61, 30, 2, 77, 14, 50, 50, 8, 31, 4, 19, 72]
+# writer -> (before the layers, before the output projection, a tensor of another part)
+STYLES = {
+    "mlx-lm": ("language_model.model.", "language_model.lm_head.", None),
+    "older": ("language_model.model.", "language_model.lm_head.", "vision_tower.patch.weight"),
+    "newer": ("model.language_model.", "lm_head.", "model.visual.patch.weight"),
+    "flat": ("model.", "lm_head.", "visual.patch.weight"),
+}
+# outer model_type -> (variant of tests.tiny, what transformers calls it there)
+FAMILIES = {
+    "gemma3": ("gemma3", "gemma3_text"),
+    "mistral3": ("mistral", "mistral"),
+    "llava": ("mistral-window", "mistral"),
+    "pixtral": ("llama", "llama"),
+    "qwen3_vl": ("qwen3", "qwen3_vl_text"),
+    "qwen2_5_vl": ("qwen2", "qwen2_5_vl_text"),
+}
+
+
+def nested(target: Path, family: str, style: str) -> Path:
+    """A multimodal checkpoint whose text part is the variant that `FAMILIES` names."""
+    variant, kind = FAMILIES[family]
+    body, head, other = STYLES[style]
+    config = config_of(variant)
+    tensors = {
+        name.replace("model.", body, 1) if name.startswith("model.") else name.replace("lm_head.", head, 1): array
+        for name, array in random_tensors(config, 0).items()
+    }
+    if other is not None:
+        tensors[other] = mx.zeros((3, 32))
+    target.mkdir(parents=True, exist_ok=True)
+    mx.save_safetensors(str(target / "model.safetensors"), tensors)
+    outer = {"model_type": family, "text_config": {**config, "model_type": kind}, "vision_config": {"hidden_size": 5}}
+    (target / "config.json").write_text(json.dumps(outer))
+    return target
+
+
+def greedy(directory: Path, ops: Ops) -> list[int]:
+    return answer(load_decoder(directory, ops), Request(PROMPT, max_tokens=12))[0]
+
+
+@pytest.mark.parametrize("ops", KERNELS[:2], ids=name_of)
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_text_part_says_what_it_says_alone(tmp_path: Path, family: str, style: str, ops: Ops) -> None:
+    directory = nested(tmp_path / "nested", family, style)
+    alone = write_model(tmp_path / "alone", FAMILIES[family][0])
+    assert network_kind(open_checkpoint(directory)) == "headrace"
+    assert greedy(directory, ops) == greedy(alone, ops)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_quantized_parts_are_found_under_their_stored_names(tmp_path: Path, style: str) -> None:
+    directory = nested(tmp_path / "nested", "qwen3_vl", style)
+    body = STYLES[style][0]
+    odd = "layers.1.self_attn.v_proj"
+    mixed = quantize_model(directory, tmp_path / "quantized", {f"{body}{odd}": {"bits": 8, "group_size": 32}})
+    alone = write_model(tmp_path / "alone", "qwen3")
+    plain = quantize_model(alone, tmp_path / "plain", {f"model.{odd}": {"bits": 8, "group_size": 32}})
+    assert greedy(mixed, KERNELS[0]) == greedy(plain, KERNELS[0])
+    shape = shape_of_checkpoint(open_checkpoint(mixed))
+    assert shape.cost == shape_of_checkpoint(open_checkpoint(plain)).cost
+    config = json.loads((mixed / "config.json").read_text()) | {"torch_dtype": "float16"}
+    rows = {(m.name, m.count) for m in shape.matrices}
+    assert {(m.name, m.count) for m in shape_of_config(config).matrices} == rows
+
+
+@pytest.mark.parametrize(("style", "said"), [("older", "vision_tower"), ("newer", "visual"), ("mlx-lm", None)])
+def test_what_is_left_out_is_said_and_not_counted(tmp_path: Path, style: str, said: str | None) -> None:
+    directory = nested(tmp_path / "nested", "gemma3", style)
+    part = text_part(open_checkpoint(directory))
+    line = part.describe_ignored()
+    assert (said in line and "MB" in line) if line and said else line == said
+    network = load_decoder(directory)
+    assert part.nbytes == sum({id(array): array.nbytes for array in network.arrays}.values())
+    assert shape_of_checkpoint(open_checkpoint(directory)).resident_bytes == part.nbytes
+
+
+def test_a_text_config_of_unknown_company_is_not_taken_for_the_whole() -> None:
+    from headrace.models.checkpoint.text_part import text_config
+    from headrace.models.network.config import decoder_config
+
+    outer: dict[str, Any] = {"model_type": "mllama", "text_config": config_of("llama")}
+    assert decoder_config(text_config(outer)) is None
+
+
+def test_what_the_first_gemma3_left_to_its_class_is_known() -> None:
+    """google/gemma-3-4b-it states six keys of its text part."""
+    stated = {
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+    }  # fmt: skip
+    shape = shape_of_config({"model_type": "gemma3", "text_config": stated, "torch_dtype": "bfloat16"})
+    assert (shape.heads, shape.kv_heads, shape.head_dim, shape.context_length) == (8, 4, 256, 131072)
+    assert [(layer.count, layer.window) for layer in shape.kv] == [(5, None), (29, 1024)]
+    assert shape.resident_bytes == pytest.approx(3.88e9 * 2, rel=0.01)
