@@ -4,7 +4,7 @@ The order matters: headers are checked, memory is checked, and only then are wei
 decided here, once: headrace's own where it has one, mlx-lm's classes otherwise.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -21,11 +21,12 @@ from headrace.models.checkpoint.text_part import TextPart, text_part
 from headrace.models.checkpoint.validation import blamed_on_store
 from headrace.models.cost.costs import WORKING_MEMORY
 from headrace.models.network.config import DecoderConfig, decoder_config
+from headrace.models.network.decoder_costs import kv_layers
 from headrace.models.network.dtypes import compute_dtype
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime import ops
-from headrace.runtime.cache import KVShape
+from headrace.runtime.cost import LayerKV, held_bytes, longest_context
 from headrace.runtime.errors import UsageError
 from headrace.runtime.machine import memory
 from headrace.runtime.machine.out_of_memory import memory_errors
@@ -103,10 +104,10 @@ def load_model(
         )
     if requantize is not None and checkpoint.quantization is not None:
         raise UsageError("the checkpoint is quantized already", "--quantize takes a plain one")
-    make, weights, per_token = _sized(checkpoint, config, requantize)
+    make, weights, kv = _sized(checkpoint, config, requantize)
     limit = context or longest
     if not force:
-        limit = _fitting_context(weights, per_token, limit, asked=context is not None)
+        limit = _fitting_context(weights, kv, limit, asked=context is not None)
     # Both read megabytes from disk and hold no interpreter lock for long: a cold start pays for the longer one only.
     with run_in_background(lambda: _tokenizer(checkpoint.path)) as tokenizer:
         with memory_errors(weights):
@@ -149,8 +150,8 @@ def _tokenizer(directory: Path) -> Tokenizer:
 
 def _sized(
     checkpoint: Checkpoint, config: DecoderConfig | None, requantize: Quantization | None
-) -> tuple[Callable[[], Network[Any]], int, int]:
-    """(what makes the network, bytes of its weights, bytes of K/V per token), without reading a weight.
+) -> tuple[Callable[[], Network[Any]], int, Sequence[LayerKV]]:
+    """(what makes the network, bytes of its weights, K/V of its layers), without reading a weight.
 
     Headers tell it of headrace's own decoder. mlx-lm's classes have to be made first, for sizes that hold whatever
     the architecture; their arrays are read when they are evaluated.
@@ -160,13 +161,12 @@ def _sized(
         from headrace.models.network.mlx_lm import MlxLmNetwork
 
         network = MlxLmNetwork(checkpoint, device=device, requantize=requantize)
-        return lambda: network, sum(array.nbytes for array in network.arrays), network.cost.kv_bytes_per_token
+        return lambda: network, sum(array.nbytes for array in network.arrays), network.cost.kv
     part = text_part(checkpoint)
     dtype = compute_dtype(device, stored_dtype(part.tensors), checkpoint.config)
     weights = part.nbytes if requantize is None else _quantized_bytes(part, requantize)
-    kv_dtype = ops.select().kv_dtype(dtype)
-    per_token = KVShape(len(config.layers), config.kv_heads, config.head_dim, kv_dtype).bytes_per_token
-    return lambda: _decoder(checkpoint, config, dtype, requantize), weights, per_token
+    kv = kv_layers(config, ops.select().kv_dtype(dtype).size)
+    return lambda: _decoder(checkpoint, config, dtype, requantize), weights, kv
 
 
 def _decoder(
@@ -179,16 +179,13 @@ def _decoder(
     return make_decoder(config, Parameters(checkpoint, kernels, dtype, requantize), kernels, dtype)
 
 
-def _fitting_context(weights: int, per_token: int, limit: int, *, asked: bool) -> int:
-    """The context to run with: `limit`, or, where nobody asked for a particular one, what memory allows of it.
-
-    A layer that attends through a sliding window counts like any other: more than mlx-lm's caches need of it.
-    """
+def _fitting_context(weights: int, kv: Sequence[LayerKV], limit: int, *, asked: bool) -> int:
+    """The context to run with: `limit`, or, where nobody asked for a particular one, what memory allows of it."""
     budget = memory.budget()
-    if budget is not None and per_token and not asked:
-        room = budget.usable - weights - WORKING_MEMORY
-        limit = min(limit, max(room // per_token, LEAST_CONTEXT))
-    memory.check_fits(weights, limit * per_token, WORKING_MEMORY, budget, limit)
+    room = limit if budget is None else longest_context(kv, budget.usable - weights - WORKING_MEMORY, limit)
+    if not asked:
+        limit = min(limit, max(room, LEAST_CONTEXT))
+    memory.check_fits(weights, held_bytes(kv, limit), WORKING_MEMORY, budget, limit, fitting=room)
     return limit
 
 

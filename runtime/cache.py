@@ -9,7 +9,8 @@ network hands over projections, or a fused node of whole layers, and gets activa
 the cache and the operations it is made with (`Ops.attend`, `LayersNode`), so that a quantized, paged or batched layout
 can take `KVCache`'s place without a network or the engine noticing.
 
-`KVCache` is unified memory, preallocated. Its buffers may be written in place, outside the graph: a layer's input has
+A layer that attends through a window keeps the window and what taking entries back needs; a cache can go back as far
+as `reachable` says. `KVCache` is unified memory, preallocated. Its buffers may be written in place, outside the graph: a layer's input has
 to follow from the layer before it, and the buffers are to be read through `arrays`, which waits for what was appended.
 B = sequences, T = new tokens, E = model width, H / Hkv = query / key-value heads, D = head dimension.
 """
@@ -19,7 +20,7 @@ from typing import Protocol, TypeVar, cast
 
 import mlx.core as mx
 
-from headrace.runtime.cost import kv_row_bytes
+from headrace.runtime.cost import ROLLBACK, kv_row_bytes
 from headrace.runtime.errors import ContextLimitError
 from headrace.runtime.ops import AttentionSpec, LayersNode, Ops, Projections
 
@@ -131,20 +132,56 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What one entry of one sequence holds: K and V of every layer, (Hkv, D) of `dtype` each."""
+    """What one entry of one sequence holds: K and V of every layer, (Hkv, D) of `dtype` each.
+
+    windows: the attention window of each layer, None for none; () where no layer has one.
+    """
 
     layers: int
     kv_heads: int
     head_dim: int
     dtype: mx.Dtype
+    windows: tuple[int | None, ...] = ()
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of an entry in one layer."""
+        return kv_row_bytes(self.kv_heads, self.head_dim, self.dtype.size)
 
     @property
     def bytes_per_token(self) -> int:
-        return self.layers * kv_row_bytes(self.kv_heads, self.head_dim, self.dtype.size)
+        return self.layers * self.row_bytes
+
+
+@dataclass(slots=True)
+class _Span:
+    """The positions [first, first + capacity) that the layers of one window have rows for."""
+
+    window: int | None
+    layers: list[int]
+    first: int = 0
+    capacity: int = 0
+
+    def place(self, end: int, committed: int, limit: int) -> tuple[int, int]:
+        """(first, capacity) with rows for the positions before `end`; as they are if there are.
+
+        Growth at least doubles. A window's buffer has room for the window, ROLLBACK and as many new entries, or for a
+        longer chunk; then what it needs of the `committed` entries moves to the front, amortised O(1) times each.
+        """
+        if end - self.first <= self.capacity:
+            return self.first, self.capacity
+        first, most = self.first, limit - self.first
+        if self.window is not None:
+            kept = self.window - 1 + ROLLBACK
+            if end - first > kept + ROLLBACK:
+                first = max(first, committed - kept)
+            most = min(kept + ROLLBACK, limit - first)
+        wanted = max(end - first, min(2 * self.capacity, most))
+        return first, -(-wanted // CHUNK) * CHUNK
 
 
 class KVCache(Lengths):
-    """Contiguous buffers per layer, doubling when full: every entry is copied amortised O(1) times."""
+    """Contiguous buffers per layer; layers of one window share where theirs begin."""
 
     can_rollback = True
 
@@ -153,7 +190,10 @@ class KVCache(Lengths):
         self._shape = shape
         self._batch = batch
         self._ops = ops
-        self._capacity = 0
+        windows = shape.windows or (None,) * shape.layers
+        kinds = dict.fromkeys(windows)
+        self._spans = [_Span(kind, [i for i, window in enumerate(windows) if window == kind]) for kind in kinds]
+        self.firsts = [0] * shape.layers  # the position of each layer's first row
         self.bytes_per_token = batch * shape.bytes_per_token
         self._keys = [self._empty(0) for _ in range(shape.layers)]  # each (B, Hkv, capacity, D)
         self._values = [self._empty(0) for _ in range(shape.layers)]
@@ -162,13 +202,13 @@ class KVCache(Lengths):
 
     def attend(self, layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
         out, self._keys[layer], self._values[layer] = self._ops.attend(
-            self._in_turn(qkv), self._keys[layer], self._values[layer], self.length, spec
+            self._in_turn(qkv), self._keys[layer], self._values[layer], self.length, spec, self.firsts[layer]
         )
         self._newest = out
         return out
 
     def run_fused(self, layers: slice, x: mx.array, node: LayersNode) -> mx.array:
-        x = node(self._in_turn(x), self._keys[layers], self._values[layers], self.length)
+        x = node(self._in_turn(x), self._keys[layers], self._values[layers], self.length, self.firsts[layers])
         self._newest = x
         return x
 
@@ -186,32 +226,59 @@ class KVCache(Lengths):
     def begin_again(self) -> None:
         """Drop every entry, for the network to append them anew up to the same length, in passes of their own."""
         self.length = 0
+        for span in self._spans:
+            self._begin(span, 0)
+
+    def reachable(self, length: int) -> int:
+        """The most of the first `length` committed entries that `trim` can keep: 0 where a window there lacks rows."""
+        lacks = any(span.window and span.first > max(0, length - span.window + 1) for span in self._spans)
+        return 0 if lacks else length
+
+    def trim(self, length: int) -> None:
+        """Keep the first `length` committed entries, drop the rest. Raises ValueError where a window has dropped more."""
+        if 0 < length <= self.committed and not self.reachable(length):
+            raise ValueError(f"the cache has dropped what it would need to go back to {length} entries")
+        super().trim(length)
+        if length == 0:
+            self.begin_again()
 
     def reserve(self, tokens: int) -> None:
-        """Make room for `tokens` more entries, at least doubling so that copying stays amortised O(1)."""
-        needed = self.length + tokens
-        if needed <= self._capacity:
+        """Make room for `tokens` more entries: by growing, or where a window has enough rows, by dropping old ones."""
+        placed = [(span, *span.place(self.length + tokens, self.committed, self.limit)) for span in self._spans]
+        if all((first, capacity) == (span.first, span.capacity) for span, first, capacity in placed):
             return
-        wanted = max(needed, min(2 * self._capacity, self.limit))
-        capacity = -(-wanted // CHUNK) * CHUNK
-        room = self._empty(capacity - self._capacity)
-        grown = [mx.concatenate([buffer, room], axis=2) for buffer in self.arrays]
-        self._keys, self._values = grown[: len(self._keys)], grown[len(self._keys) :]
-        self._capacity = capacity
-        mx.eval(grown)  # what is written in place has to be there
+        held, moved = self.arrays, []
+        for span, first, capacity in placed:
+            kept = slice(first - span.first, max(first, self.length) - span.first)
+            room = self._empty(capacity - (kept.stop - kept.start))
+            for layer in span.layers if (first, capacity) != (span.first, span.capacity) else ():
+                keys, values = held[layer][:, :, kept], held[len(self._keys) + layer][:, :, kept]
+                self._keys[layer] = mx.concatenate([keys, room], axis=2)
+                self._values[layer] = mx.concatenate([values, room], axis=2)
+                moved += [self._keys[layer], self._values[layer]]
+            self._begin(span, first)
+            span.capacity = capacity
+        mx.eval(moved)  # what is written in place has to be there
+
+    def _begin(self, span: _Span, first: int) -> None:
+        span.first = first
+        for layer in span.layers:
+            self.firsts[layer] = first
 
     @property
     def capacity(self) -> int:
-        """Entries there is room for before the next growth."""
-        return self._capacity
+        """Entries there is room for before rows are moved or buffers grow."""
+        return min(span.first + span.capacity for span in self._spans)
 
     @property
     def committed_bytes(self) -> int:
-        return self.committed * self.bytes_per_token
+        rows = sum(len(span.layers) * max(0, self.committed - span.first) for span in self._spans)
+        return rows * self._batch * self._shape.row_bytes
 
     @property
     def allocated_bytes(self) -> int:
-        return self._capacity * self.bytes_per_token
+        rows = sum(len(span.layers) * span.capacity for span in self._spans)
+        return rows * self._batch * self._shape.row_bytes
 
     @property
     def arrays(self) -> list[mx.array]:

@@ -10,6 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
+ROLLBACK = 256  # entries beside its window that a windowed layer keeps, so that a cache can go back
+BESIDE_WINDOW = ROLLBACK + 512  # and what a chunk of prefill adds before it drops others
+
+
 @dataclass(frozen=True, slots=True)
 class LayerKV:
     """K/V traffic of `count` equal layers: bytes of one position in one layer, and the window they attend to."""
@@ -21,6 +25,11 @@ class LayerKV:
     def nbytes(self, entries: int) -> int:
         """Bytes that are visible of `entries` entries, in all `count` layers."""
         return self.count * self.bytes_per_token * visible(entries, self.window)
+
+    def held_bytes(self, entries: int) -> int:
+        """Bytes set aside at most for `entries` entries: windowed layers drop what no query will see again."""
+        span = None if self.window is None else self.window + BESIDE_WINDOW
+        return self.count * self.bytes_per_token * visible(entries, span)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +73,26 @@ class StepCost:
         return self.weight_flops + attention
 
     def kv_bytes(self, tokens: int) -> int:
-        """Bytes that `tokens` cache entries occupy."""
-        return tokens * self.kv_bytes_per_token
+        """Bytes that a cache of `tokens` entries takes."""
+        return held_bytes(self.kv, tokens)
+
+    def longest_context(self, room: int, most: int) -> int:
+        """The most entries, up to `most`, whose cache fits into `room` bytes."""
+        return longest_context(self.kv, room, most)
+
+
+def held_bytes(kv: Sequence[LayerKV], tokens: int) -> int:
+    """Bytes that the caches of all layers take for `tokens` entries."""
+    return sum(layer.held_bytes(tokens) for layer in kv)
+
+
+def longest_context(kv: Sequence[LayerKV], room: int, most: int) -> int:
+    """The most entries, up to `most`, for which `held_bytes` fit into `room`; 0 where none does."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if held_bytes(kv, middle) <= room else (low, middle - 1)
+    return low
 
 
 def attention_flops_per_entry(heads: int, head_dim: int) -> int:

@@ -40,7 +40,7 @@ class BlockCache(Lengths):
     def run_fused(self, layers: slice, x: mx.array, node: LayersNode) -> mx.array:
         every = range(self._shape.layers)[layers]
         held = [self._gathered(layer, x.shape[1]) for layer in every]
-        out = node(x, [keys for keys, _ in held], [values for _, values in held], self.length)
+        out = node(x, [keys for keys, _ in held], [values for _, values in held], self.length, [0] * len(held))
         mx.eval(out)
         for layer, (keys, values) in zip(every, held, strict=True):
             self._put_back(layer, keys, values, x.shape[1])

@@ -73,7 +73,7 @@ def largest_context(shape: StepShape, target: Target) -> int | None:
     if target.memory is None:
         return None
     room = target.memory - shape.resident_bytes - WORKING_MEMORY
-    return max(0, min(shape.context_length, room // shape.cost.kv_bytes_per_token))
+    return shape.cost.longest_context(room, shape.context_length)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ class Decoder:
         self.config = config
         self._ops = ops
         self._dtype = dtype
-        self.kv_shape = KVShape(len(config.layers), config.kv_heads, config.head_dim, ops.kv_dtype(dtype))
+        self.kv_shape = _kv_shape(config, ops.kv_dtype(dtype))
         width = config.hidden_size
         self._table = parameters.matrix("model.embed_tokens", config.vocab_size, width)
         self._layers = _read_layers(config, parameters)
@@ -149,6 +149,11 @@ class Decoder:
         x = ops.rms_norm(x, layer.mlp_norm, config.norm_eps)
         gate, up = (ops.linear(x, weight) for weight in layer.gate_up)
         return ops.glu(gate, up, config.activation)
+
+
+def _kv_shape(config: DecoderConfig, dtype: mx.Dtype) -> KVShape:
+    windows = tuple(layer.window for layer in config.layers)
+    return KVShape(len(windows), config.kv_heads, config.head_dim, dtype, windows)
 
 
 def _project(ops: Ops, x: mx.array, norm: mx.array, eps: float, weights: list[Weight]) -> Projections:

@@ -57,12 +57,18 @@ def budget(host: Machine | None = None, available: Callable[[], int | None] = me
 
 
 def check_fits(
-    weight_bytes: int, kv_bytes: int, overhead_bytes: int, limit: Budget | None, context: int | None = None
+    weight_bytes: int,
+    kv_bytes: int,
+    overhead_bytes: int,
+    limit: Budget | None,
+    context: int | None = None,
+    *,
+    fitting: int = 0,
 ) -> None:
     """Refuse what cannot fit, before anything is loaded. An unknown budget refuses nothing.
 
-    `kv_bytes` is the KV cache at `context` tokens (with it the hint names the longest context that fits),
-    `overhead_bytes` activations and scratch. Raises NotEnoughMemoryError with the numbers.
+    `kv_bytes` is the KV cache at `context` tokens, `fitting` the longest context that would fit (0: not known), for the
+    hint, `overhead_bytes` activations and scratch. Raises NotEnoughMemoryError with the numbers.
     """
     needed = weight_bytes + kv_bytes + overhead_bytes
     if limit is None or needed <= limit.usable:
@@ -73,13 +79,8 @@ def check_fits(
         f"{asked} {format_bytes(kv_bytes)}, working memory {format_bytes(overhead_bytes)}), "
         f"but {format_bytes(limit.usable)} may be used "
         f"({limit.source} {format_bytes(limit.free)} less {format_bytes(limit.reserve)} reserve)",
-        _what_would_fit(limit.usable - weight_bytes - overhead_bytes, kv_bytes, context),
+        _what_would_fit(limit.usable - weight_bytes - overhead_bytes, fitting),
     )
-
-
-def largest_context(room: int, kv_bytes: int, context: int) -> int:
-    """Tokens whose KV cache fits into `room` bytes when `context` tokens take `kv_bytes`."""
-    return context if kv_bytes <= 0 else max(0, room * context // kv_bytes)
 
 
 @contextmanager
@@ -111,11 +112,11 @@ def _wired_limit(weight_bytes: int, kv_bytes: int, host: Machine) -> int:
     return min(weight_bytes + kv_bytes, int(working_set * _WIRED_SHARE))
 
 
-def _what_would_fit(room: int, kv_bytes: int, context: int | None) -> str:
+def _what_would_fit(room: int, fitting: int) -> str:
     if room <= 0:
         return "the weights alone are too large: choose a smaller model or fewer bits, or close other programs"
-    if context and (tokens := largest_context(room, kv_bytes, context)):
-        return f"a context of up to {tokens:,} tokens would fit"
+    if fitting:
+        return f"a context of up to {fitting:,} tokens would fit"
     return f"{format_bytes(room)} would be left for the KV cache: choose a shorter context or a smaller model"
 
 

@@ -186,7 +186,7 @@ def experts(x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str
 
 
 def attend(
-    qkv: Projections, keys: mx.array, values: mx.array, offset: int, spec: AttentionSpec
+    qkv: Projections, keys: mx.array, values: mx.array, offset: int, spec: AttentionSpec, first: int = 0
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Head norms, rotation, cache write and attention in one node; see the reference for shapes.
 
@@ -197,8 +197,8 @@ def attend(
         qkv = mx.concatenate(qkv, axis=-1)
     if plan is None or qkv.dtype != mx.float32:
         _fallbacks[f"attention: head size {spec.head_dim}" if plan is None else f"attention: {qkv.dtype}"] += 1
-        return reference.attend(qkv, keys, values, offset, spec)
-    return _native.attend(qkv, keys, values, offset, plan), keys, values
+        return reference.attend(qkv, keys, values, offset, spec, first)
+    return _native.attend(qkv, keys, values, offset, plan, *([first] if first else [])), keys, values
 
 
 def fuse(layers: Sequence[LayerWeights], eps: float, activation: str) -> LayersNode | None:
@@ -211,8 +211,10 @@ def fuse(layers: Sequence[LayerWeights], eps: float, activation: str) -> LayersN
     if len(complete) < len(plans):
         return None
 
-    def node(x: mx.array, keys: list[mx.array], values: list[mx.array], offset: int) -> mx.array:
-        return _native.layers(x, keys, values, offset, complete)
+    def node(
+        x: mx.array, keys: list[mx.array], values: list[mx.array], offset: int, firsts: Sequence[int]
+    ) -> mx.array:
+        return _native.layers(x, keys, values, offset, complete, *([firsts] if any(firsts) else []))
 
     return node
 

@@ -148,23 +148,25 @@ def _gathered(x: mx.array, stack: Weight, which: mx.array, ordered: bool) -> mx.
 
 
 def attend(
-    qkv: Projections, keys: mx.array, values: mx.array, offset: int, spec: AttentionSpec
+    qkv: Projections, keys: mx.array, values: mx.array, offset: int, spec: AttentionSpec, first: int = 0
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Rotate, append K/V to the cache, and attend causally over everything in it.
 
-    qkv (B, T, (H + 2 Hkv) * D) or its three parts; keys, values (B, Hkv, capacity, D) with entries [0, offset) in use
-    and room for T more. Returns (out (B, T, H * D), keys, values): the buffers with rows [offset, offset + T) written.
-    Only what is returned is to be used afterwards.
+    qkv (B, T, (H + 2 Hkv) * D) or its three parts; keys, values (B, Hkv, capacity, D) with the entries of positions
+    [first, offset) in use, in their first rows, and room for T more. Returns (out (B, T, H * D), keys, values): the
+    buffers with the rows of [offset, offset + T) written. Only what is returned is to be used afterwards. Nothing before
+    `first` may be visible.
     """
     q, k, v = _split_heads(qkv, spec)
     batch, _, length, _ = q.shape
-    end = offset + length
-    keys[:, :, offset:end] = _place(k, spec.k_norm, offset, spec).astype(keys.dtype)
-    values[:, :, offset:end] = v.astype(values.dtype)
+    row = offset - first
+    end = row + length
+    keys[:, :, row:end] = _place(k, spec.k_norm, offset, spec).astype(keys.dtype)
+    values[:, :, row:end] = v.astype(values.dtype)
     q = _place(q, spec.q_norm, offset, spec)
 
     # Nothing before `start` is visible to any of the T queries: leave it unread.
-    start = 0 if spec.window is None else max(0, offset - spec.window + 1)
+    start = 0 if spec.window is None else max(0, row - spec.window + 1)
     seen_keys = keys[:, :, start:end].astype(q.dtype)
     seen_values = values[:, :, start:end].astype(q.dtype)
     mask = _mask(length, end - start, spec.window)

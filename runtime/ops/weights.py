@@ -3,7 +3,7 @@
 Plain data. Shapes use N = output features, K = input features, G = group size, D = head dimension.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -144,6 +144,6 @@ class LayerWeights:
         return [*self.qkv, self.output, *([self.mixture.router] if self.mixture else feed_forward)]
 
 
-# Layers at once: (x (B, T, E), keys, values, offset) -> x, with `attend`'s buffers of every layer, written in place.
-# Only a cache calls it, which owns the buffers; a network passes it on.
-LayersNode = Callable[[mx.array, list[mx.array], list[mx.array], int], mx.array]
+# Layers at once: (x (B, T, E), keys, values, offset, firsts) -> x, with `attend`'s buffers of every layer, written in
+# place, and the position of each one's first row. Only a cache calls it, which owns the buffers; a network passes it on.
+LayersNode = Callable[[mx.array, list[mx.array], list[mx.array], int, Sequence[int]], mx.array]

@@ -70,7 +70,7 @@ class Model:
 
     def forward(self, x: mx.array, cache: Cache, offset: int) -> mx.array:
         """(B, T, E) -> logits of the last positions (B, 1, V). Writes into the cache's buffers."""
-        x = self.node(x, *cache, offset)
+        x = self.node(x, *cache, offset, [0] * self.shape.layers)
         return self.ops.norm_linear(x[:, -1:], self.norm, 1e-5, self.head)
 
     def seconds(self, rows: int = 1, depth: int = 0, batch: int = 1) -> float:

@@ -28,14 +28,19 @@ def logits(config: Mapping[str, Any], weights: Mapping[str, Array], tokens: list
 
     def attention(x: Array, layer: int) -> Array:
         at, dim = f"model.layers.{layer}.self_attn", config["head_dim"]
-        q, k, v = (linear(x, f"{at}.{name}_proj").reshape(len(tokens), -1, dim) for name in "qkv")
+        if f"{at}.qkv_proj.weight" in weights:  # Phi-3: one matrix, in this order
+            heads, shared = config["num_attention_heads"], config["num_key_value_heads"]
+            qkv = linear(x, f"{at}.qkv_proj").reshape(len(tokens), -1, dim)
+            q, k, v = np.split(qkv, [heads, heads + shared], axis=1)
+        else:
+            q, k, v = (linear(x, f"{at}.{name}_proj").reshape(len(tokens), -1, dim) for name in "qkv")
         if f"{at}.q_norm.weight" in weights:
             q, k = norm(q, f"{at}.q_norm"), norm(k, f"{at}.k_norm")
         if rotates(config, layer):
             q, k = rotate(q, config, layer), rotate(k, config, layer)
         shared = q.shape[1] // k.shape[1]
         mask = visible(len(tokens), window(config, layer))
-        heads = []
+        seen = []
         for head in range(q.shape[1]):
             scores = q[:, head] @ k[:, head // shared].T * config.get("query_pre_attn_scalar", dim) ** -0.5
             if config["model_type"] == "gemma2":
@@ -44,8 +49,8 @@ def logits(config: Mapping[str, Any], weights: Mapping[str, Array], tokens: list
             sink = weights[f"{at}.sinks"][head] if f"{at}.sinks" in weights else -np.inf
             top = np.maximum(scores.max(axis=-1, keepdims=True), sink)
             shares = np.exp(scores - top)
-            heads.append(shares / (shares.sum(axis=-1, keepdims=True) + np.exp(sink - top)) @ v[:, head // shared])
-        return linear(np.concatenate(heads, axis=-1), f"{at}.o_proj")
+            seen.append(shares / (shares.sum(axis=-1, keepdims=True) + np.exp(sink - top)) @ v[:, head // shared])
+        return linear(np.concatenate(seen, axis=-1), f"{at}.o_proj")
 
     def experts(x: Array, at: str, stacked: str, router: str) -> Array:
         scores = linear(x, f"{at}.{router}")
@@ -70,7 +75,10 @@ def logits(config: Mapping[str, Any], weights: Mapping[str, Array], tokens: list
             return experts(x, at, "switch_mlp", "gate")
         if f"{at}.experts.up_proj.weight" in weights:
             return experts(x, at, "experts", "router")
-        gate, up = linear(x, f"{at}.gate_proj"), linear(x, f"{at}.up_proj")
+        if f"{at}.gate_up_proj.weight" in weights:
+            gate, up = np.split(linear(x, f"{at}.gate_up_proj"), 2, axis=-1)
+        else:
+            gate, up = linear(x, f"{at}.gate_proj"), linear(x, f"{at}.up_proj")
         return linear((gelu(gate) if gemma else silu(gate)) * up, f"{at}.down_proj")
 
     x = weights["model.embed_tokens.weight"][tokens] * (math.sqrt(config["hidden_size"]) if gemma else 1.0)
@@ -111,7 +119,7 @@ def visible(length: int, span: int | None) -> NDArray[np.bool_]:
 
 def slides(config: Mapping[str, Any], layer: int) -> bool:
     match config["model_type"]:
-        case "mistral":
+        case "mistral" | "phi3":
             return True
         case "gemma2" | "gpt_oss":
             return layer % 2 == 0
@@ -135,11 +143,13 @@ def rotate(x: Array, config: Mapping[str, Any], layer: int) -> Array:
     local = config["model_type"] == "gemma3_text" and slides(config, layer)
     theta = 10000.0 if local else config["rope_theta"]
     scaling = {} if local else config.get("rope_scaling") or {}
-    speed, amplitude = angular_speed(theta, x.shape[-1], scaling)
+    turning = int(x.shape[-1] * config.get("partial_rotary_factor", 1))
+    x, still = x[..., :turning], x[..., turning:]
+    speed, amplitude = angular_speed(theta, turning, scaling)
     angle = np.arange(x.shape[0])[:, None] * speed[None]  # (T, D / 2)
     cos, sin = (amplitude * f(angle)[:, None] for f in (np.cos, np.sin))
     a, b = np.split(x, 2, axis=-1)
-    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin, still], axis=-1)
 
 
 def angular_speed(theta: float, dim: int, scaling: Mapping[str, Any]) -> tuple[Array, float]:

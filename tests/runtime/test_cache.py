@@ -1,22 +1,29 @@
 """The KV cache against a plain list: whatever is reserved, appended, committed, rolled back or trimmed."""
 
+from dataclasses import replace
+
 import mlx.core as mx
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headrace.runtime.cache import CHUNK, KVCache, KVShape, Lengths
+from headrace.runtime.cost import BESIDE_WINDOW, ROLLBACK, LayerKV, held_bytes, longest_context
 from headrace.runtime.errors import ContextLimitError
 from headrace.runtime.ops import AttentionSpec, Ops, reference
 from tests.kernels import FAST
 
 LAYERS, KV_HEADS, DIM, LIMIT = 2, 2, 16, 700
 SPEC = AttentionSpec(heads=2, kv_heads=KV_HEADS, head_dim=DIM, scale=0.5)
+WINDOW = 9
+Windows = tuple[int | None, ...]
 
 
-def new_cache(limit: int = LIMIT, dtype: mx.Dtype = mx.float32, ops: Ops = reference) -> KVCache:
-    return KVCache(KVShape(LAYERS, KV_HEADS, DIM, dtype), limit=limit, ops=ops)
+def new_cache(
+    limit: int = LIMIT, dtype: mx.Dtype = mx.float32, ops: Ops = reference, windows: Windows = ()
+) -> KVCache:
+    return KVCache(KVShape(LAYERS, KV_HEADS, DIM, dtype, windows), limit=limit, ops=ops)
 
 
 def projections(ids: list[int], layer: int) -> mx.array:
@@ -30,10 +37,13 @@ class CacheMachine(RuleBasedStateMachine):
     """`entries` and `committed` are what the cache should hold; an entry is its name."""
 
     ops: Ops = reference
+    limit = LIMIT
+    windows: Windows = (None, None)
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache = new_cache(ops=self.ops)
+        self.cache = new_cache(self.limit, ops=self.ops, windows=self.windows)
+        self.specs = [replace(SPEC, window=window) for window in self.windows]
         self.entries: list[int] = []
         self.committed = 0
         self.next_name = 1
@@ -48,11 +58,11 @@ class CacheMachine(RuleBasedStateMachine):
         out = mx.zeros(())
         for layer in range(LAYERS):
             qkv = mx.depends(projections(names, layer), out)  # as a network's layers follow from one another
-            out = self.cache.attend(layer, qkv, SPEC)
+            out = self.cache.attend(layer, qkv, self.specs[layer])
             if not look:
                 continue  # nobody computes what comes out: the entries have to be there all the same
-            # Zero queries weigh all visible values alike: the last one sees the mean of everything.
-            seen = [*self.entries, *names]
+            # Zero queries weigh all visible values alike: the last one sees the mean of everything in its window.
+            seen = [*self.entries, *names][-(self.windows[layer] or 0) :]
             mean = -(sum(seen) / len(seen) + 1000 * layer)
             assert out[0, -1].tolist() == pytest.approx([mean] * 2 * DIM, rel=1e-4)
         self.cache.advance(count)
@@ -60,7 +70,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(count=st.one_of(st.just(1), st.integers(1, 300)), look=st.booleans())
     def append(self, count: int, look: bool) -> None:
-        if len(self.entries) + count <= LIMIT:
+        if len(self.entries) + count <= self.limit:
             self._append(count, look)
             return
         self.cache.reserve(count)
@@ -92,11 +102,15 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def trim(self, data: st.DataObject) -> None:
         length = data.draw(st.integers(0, self.committed))
+        if length and not self.cache.reachable(length):
+            with pytest.raises(ValueError, match="has dropped"):
+                self.cache.trim(length)
+            return
         self.cache.trim(length)
         del self.entries[length:]
         self.committed = length
 
-    @precondition(lambda self: self.committed < LIMIT)
+    @precondition(lambda self: self.committed < self.limit)
     @rule(extra=st.integers(1, 5))
     def trim_to_more_than_there_is(self, extra: int) -> None:
         with pytest.raises(ValueError, match="cannot trim"):
@@ -107,25 +121,44 @@ class CacheMachine(RuleBasedStateMachine):
         cache = self.cache
         assert (cache.length, cache.committed) == (len(self.entries), self.committed)
         assert cache.capacity >= cache.length
-        assert cache.capacity % CHUNK == 0
-        assert cache.committed_bytes == self.committed * cache.bytes_per_token
+        assert all(array.shape[2] % CHUNK == 0 for array in cache.arrays)
+        rows = sum(self.committed - min(self.committed, first) for first in cache.firsts)
+        assert cache.committed_bytes == rows * cache.bytes_per_token // LAYERS
         assert cache.allocated_bytes == sum(array.nbytes for array in cache.arrays)
 
     @invariant()
     def contents_agree(self) -> None:
         for layer in range(LAYERS):
-            names = [name + 1000.0 * layer for name in self.entries]
+            names = [name + 1000.0 * layer for name in self.entries[self.cache.firsts[layer] :]]
             keys, values = self.cache.arrays[layer], self.cache.arrays[LAYERS + layer]
             assert keys[0, 1, : len(names), 2].tolist() == names
             assert values[0, 0, : len(names), 3].tolist() == [-name for name in names]
 
     @invariant()
     def growing_copied_no_more_than_a_doubling_cache_does(self) -> None:
-        assert self.copied <= 2 * self.cache.capacity
+        assert self.windows != (None, None) or self.copied <= 2 * self.cache.capacity
 
 
 CacheMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 TestKVCache = CacheMachine.TestCase
+
+
+class WindowedMachine(CacheMachine):
+    """One layer sees WINDOW entries: it keeps those, and what going back takes; the other keeps everything."""
+
+    limit = 2500
+    windows = (None, WINDOW)
+
+    @invariant()
+    def what_is_kept_is_enough(self) -> None:
+        full, windowed = self.cache.firsts
+        assert full == 0
+        assert windowed <= max(0, self.committed - WINDOW + 1)
+        assert self.committed == 0 or self.cache.reachable(self.committed) == self.committed
+
+
+WindowedMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestWindowedKVCache = WindowedMachine.TestCase
 
 
 class FastCacheMachine(CacheMachine):
@@ -147,6 +180,36 @@ def test_appending_one_by_one_copies_each_entry_less_than_twice() -> None:
         cache.advance(1)
     assert copied < 2 * total
     assert cache.capacity < total + CHUNK  # the limit bounds the last doubling
+
+
+@pytest.mark.parametrize("chunk", [1, 100, 512])
+def test_a_window_keeps_what_it_shows_and_what_going_back_takes(chunk: int) -> None:
+    cache, kv = new_cache(limit=20_000, windows=(None, 700)), [LayerKV(1, 4 * DIM * 4), LayerKV(1, 4 * DIM * 4, 700)]
+    while cache.length < 12_000:
+        cache.reserve(chunk)
+        cache.advance(chunk)
+        cache.commit(chunk)
+        assert cache.reachable(cache.committed - min(cache.committed, ROLLBACK)) or cache.committed <= ROLLBACK
+    assert cache.reachable(cache.committed - 2000) == 0
+    full, windowed = (array.shape[2] for array in cache.arrays[:2])
+    assert full >= 12_000
+    assert windowed <= -(-(700 + BESIDE_WINDOW) // CHUNK) * CHUNK
+    assert cache.committed_bytes < held_bytes(kv, cache.committed) < cache.allocated_bytes
+    with pytest.raises(ValueError, match="has dropped"):
+        cache.trim(cache.committed - 2000)
+    cache.trim(0)
+    assert cache.firsts == [0, 0]
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9000), st.none() | st.integers(1, 5000)), max_size=3),
+       st.integers(-5, 10**9), st.integers(1, 10**6))  # fmt: skip
+def test_the_longest_context_fits_and_one_more_does_not(
+    layers: list[tuple[int, int, int | None]], room: int, most: int
+) -> None:
+    kv = [LayerKV(*layer) for layer in layers]
+    tokens = longest_context(kv, room, most)
+    assert held_bytes(kv, tokens) <= max(room, 0)
+    assert tokens == most or held_bytes(kv, tokens + 1) > room
 
 
 def test_nothing_is_set_aside_before_it_is_needed() -> None:

@@ -86,12 +86,12 @@ const float* AttentionPlan::keep(const std::optional<mx::array>& vector, int64_t
 }
 
 mx::array attend(const mx::array& qkv, const mx::array& keys, const mx::array& values, int offset,
-                 const std::shared_ptr<AttentionPlan>& plan) {
+                 const std::shared_ptr<AttentionPlan>& plan, int first) {
   const AttendCall& call = plan->call();
   require(qkv.dtype() == mx::float32, "activations must be float32");
   require(qkv.ndim() == 3 && qkv.shape(2) == (call.heads + 2 * call.kv_heads) * call.dim,
           "qkv must be (B, T, (H + 2 Hkv) * D)");
-  CacheBuffers cache(keys, values, call, qkv.shape(0), qkv.shape(1), offset);
+  CacheBuffers cache(keys, values, call, qkv.shape(0), qkv.shape(1), offset, first);
   mx::Shape out{qkv.shape(0), qkv.shape(1), static_cast<int>(call.heads * call.dim)};
   return mx::array(std::move(out), mx::float32, std::make_shared<Attend>(cpu_stream(), plan, std::move(cache), offset),
                    {qkv});

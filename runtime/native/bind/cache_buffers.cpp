@@ -15,12 +15,16 @@ void require(bool fits, const char* what) {
 }  // namespace
 
 CacheBuffers::CacheBuffers(const mx::array& keys, const mx::array& values, const AttendCall& plan, int batch,
-                           int length, int offset)
-    : keys_(keys), values_(values) {
+                           int length, int offset, int first)
+    : keys_(keys), values_(values), first_(first) {
   require(keys.ndim() == 4 && keys.shape() == values.shape() && keys.dtype() == values.dtype() &&
               keys.shape(0) == batch && keys.shape(1) == plan.kv_heads && keys.shape(3) == plan.dim,
           "keys and values must be (B, Hkv, capacity, D)");
-  require(offset >= 0 && offset + length <= keys.shape(2), "the cache has no room for these tokens");
+  require(first >= 0 && offset >= first && offset - first + length <= keys.shape(2),
+          "the cache has no room for these tokens");
+  AttendCall call;
+  call.window = plan.window;
+  require(first <= first_seen(call, offset), "the cache has dropped what these tokens see");
   type_of(keys.dtype());
   for (mx::array* buffer : {&keys_, &values_}) {
     if (!buffer->is_available()) buffer->eval();
@@ -30,6 +34,7 @@ CacheBuffers::CacheBuffers(const mx::array& keys, const mx::array& values, const
 
 void CacheBuffers::describe(AttendCall& call) const {
   call.capacity = keys_.shape(2);
+  call.first = first_;
   call.kv_type = type_of(keys_.dtype());
   call.keys = const_cast<void*>(keys_.data<void>());
   call.values = const_cast<void*>(values_.data<void>());

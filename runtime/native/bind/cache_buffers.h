@@ -15,15 +15,17 @@ namespace mx = mlx::core;
 // One layer's keys and values (B, Hkv, capacity, D), held until the node that appends to them has run.
 class CacheBuffers {
  public:
-  // Evaluates what is not. Throws std::invalid_argument unless the arrays suit the plan, are row-contiguous and have room
-  // for `length` more entries at `offset`.
-  CacheBuffers(const mx::array& keys, const mx::array& values, const AttendCall& plan, int batch, int length, int offset);
+  // Evaluates what is not. Throws std::invalid_argument unless the arrays suit the plan, are row-contiguous, have room for
+  // `length` more entries at `offset` and still have what those see: their first row is position `first`.
+  CacheBuffers(const mx::array& keys, const mx::array& values, const AttendCall& plan, int batch, int length, int offset,
+               int first);
 
   // Where the buffers are and how they are stored.
   void describe(AttendCall& call) const;
 
  private:
   mx::array keys_, values_;
+  int first_;
 };
 
 }  // namespace headrace

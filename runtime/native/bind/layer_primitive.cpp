@@ -158,15 +158,18 @@ LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, const mx::array&
 }
 
 mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const std::vector<mx::array>& values, int offset,
-                 const std::vector<std::shared_ptr<LayerPlan>>& plans) {
+                 const std::vector<std::shared_ptr<LayerPlan>>& plans, const std::vector<int>& firsts) {
   require(x.dtype() == mx::float32, "activations must be float32");
-  require(!plans.empty() && keys.size() == plans.size() && values.size() == plans.size(),
-          "keys and values of every layer are needed");
+  require(!plans.empty() && keys.size() == plans.size() && values.size() == plans.size() &&
+              (firsts.empty() || firsts.size() == plans.size()),
+          "keys, values and the first position of every layer are needed");
   std::vector<Layer> stack;
   stack.reserve(plans.size());
   for (size_t i = 0; i < plans.size(); ++i) {
     require(x.ndim() == 3 && x.shape(2) == plans[i]->qkv->view().k, "x must be (B, T, E)");
-    stack.push_back({plans[i], {keys[i], values[i], plans[i]->attention->call(), x.shape(0), x.shape(1), offset}});
+    const AttendCall& call = plans[i]->attention->call();
+    stack.push_back({plans[i], {keys[i], values[i], call, x.shape(0), x.shape(1), offset,
+                               firsts.empty() ? 0 : firsts[i]}});
   }
   return mx::array(x.shape(), mx::float32, std::make_shared<Layers>(cpu_stream(), std::move(stack), offset), {x});
 }

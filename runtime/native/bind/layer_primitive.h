@@ -38,8 +38,9 @@ class LayerPlan : public std::enable_shared_from_this<LayerPlan> {
   mx::array norms_[2];
 };
 
-// x (B, T, E) float32; keys, values: per layer (B, Hkv, capacity, D), written in place -> x (B, T, E).
+// x (B, T, E) float32; keys, values: per layer (B, Hkv, capacity, D), written in place, their first rows the positions
+// `firsts` (empty: 0) -> x (B, T, E).
 mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const std::vector<mx::array>& values, int offset,
-                 const std::vector<std::shared_ptr<LayerPlan>>& plans);
+                 const std::vector<std::shared_ptr<LayerPlan>>& plans, const std::vector<int>& firsts);
 
 }  // namespace headrace

@@ -82,8 +82,9 @@ NB_MODULE(_native, m) {
         "residual"_a.none() = nb::none(), "activation"_a = "");
   m.def("experts", &hr::experts, "x"_a, "norm"_a, "eps"_a, "plan"_a);
   m.def("rms_norm", &hr::rms_norm, "x"_a, "weight"_a, "eps"_a);
-  m.def("layers", &hr::layers, "x"_a, "keys"_a, "values"_a, "offset"_a, "plans"_a);
-  m.def("attend", &hr::attend, "qkv"_a, "keys"_a, "values"_a, "offset"_a, "plan"_a);
+  m.def("layers", &hr::layers, "x"_a, "keys"_a, "values"_a, "offset"_a, "plans"_a,
+        "firsts"_a = std::vector<int>());
+  m.def("attend", &hr::attend, "qkv"_a, "keys"_a, "values"_a, "offset"_a, "plan"_a, "first"_a = 0);
 
   m.def("instruction_set", [] { return hr::best_kernels().name; });
   m.def("use_instruction_set", [](const std::string& name) { return hr::use_kernels(name.c_str()); }, "name"_a);

@@ -33,7 +33,7 @@ void place_token(const Kernels& kernels, const AttendCall& call, const Rope::Tab
   float* head = scratch(Slot::rows, dim);
   const int64_t row_bytes = dim * size_of(call.kv_type);
   for (int64_t h = 0; h < call.kv_heads; ++h, from += dim) {
-    const int64_t at = ((b * call.kv_heads + h) * call.capacity + call.offset + t) * row_bytes;
+    const int64_t at = ((b * call.kv_heads + h) * call.capacity + call.offset - call.first + t) * row_bytes;
     std::memcpy(head, from, head_bytes);
     place(kernels, call, table, t, call.k_norm, head);
     kernels.from_float(head, dim, call.kv_type, static_cast<char*>(call.keys) + at);

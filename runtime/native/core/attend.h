@@ -18,7 +18,8 @@ struct AttendCall {
   Type kv_type = Type::f32;
   int64_t batch = 0, length = 0;  // B, T
   int64_t heads = 0, kv_heads = 0, dim = 0;
-  int64_t capacity = 0, offset = 0;  // offset + T <= capacity
+  int64_t capacity = 0, offset = 0;  // offset + T <= first + capacity
+  int64_t first = 0;                 // the position of the buffers' first row: a window's cache drops what is behind it
   const float* q_norm = nullptr;     // (D) or nullptr
   const float* k_norm = nullptr;
   float norm_eps = 0;
@@ -48,9 +49,10 @@ inline int64_t first_seen(const AttendCall& call, int64_t position) {
   return call.window > 0 && position >= call.window ? position - call.window + 1 : 0;
 }
 
-// The cache of one key/value head of one sequence.
+// The cache of one key/value head of one sequence, to be indexed by position.
 inline HeadCache head_cache(const AttendCall& call, int64_t sequence, int64_t kv_head) {
-  const int64_t at = (sequence * call.kv_heads + kv_head) * call.capacity * call.dim * size_of(call.kv_type);
+  const int64_t row = (sequence * call.kv_heads + kv_head) * call.capacity - call.first;
+  const int64_t at = row * call.dim * size_of(call.kv_type);
   return {static_cast<const char*>(call.keys) + at, static_cast<const char*>(call.values) + at, call.dim,
           call.kv_type};
 }

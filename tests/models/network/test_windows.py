@@ -1,0 +1,98 @@
+"""Layers that keep only their window say what layers that keep everything say: long after they began to drop rows."""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from headrace.models.network.decoder import Decoder
+from headrace.runtime import cache as caches
+from headrace.runtime.engine import Engine
+from headrace.runtime.ops import Ops, reference
+from headrace.runtime.request import Request
+from tests.kernels import KERNELS, name_of, tolerance
+from tests.tiny import VOCAB, load_decoder, write_model
+from tests.watched import split
+
+VARIANTS = ["gemma3", "mistral-window", "phi3-window", "gemma2-window", "qwen3-window", "llama-layer-types"]
+TOKENS = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(90)]
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("windowed"), request.param)
+
+
+@pytest.fixture
+def tight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are dropped after a few tokens already."""
+    monkeypatch.setattr(caches, "CHUNK", 4)
+    monkeypatch.setattr(caches, "ROLLBACK", 3)
+
+
+def feed(network: Decoder, tokens: list[int], chunks: list[int]) -> tuple[mx.array, Any]:
+    """Logits (T, V) of `tokens` in chunks of these sizes, the last one repeated; and the cache."""
+    cache, done, logits = network.make_cache(len(tokens)), 0, []
+    sizes = iter(chunks)
+    size = chunks[0]
+    while done < len(tokens):
+        size = next(sizes, size)
+        part = tokens[done : done + size]
+        cache.reserve(len(part))
+        logits.append(network.all_logits(network.layers(network.embed(mx.array([part])), cache))[0])
+        cache.advance(len(part))
+        mx.eval(logits[-1], cache.arrays)
+        cache.commit(len(part))
+        done += len(part)
+    return mx.concatenate(logits), cache
+
+
+def difference(a: mx.array, b: mx.array) -> float:
+    a, b = a.astype(mx.float32), b.astype(mx.float32)
+    return float((mx.abs(a - b).max() / mx.abs(b).max()).item())
+
+
+@pytest.mark.parametrize("ops", KERNELS, ids=name_of)
+@pytest.mark.parametrize("chunks", [[1], [5, 7, 1], [13], [40, 30, 1]], ids=["ones", "few", "straddling", "long"])
+@pytest.mark.usefixtures("tight")
+def test_what_was_dropped_is_not_missed(directory: Path, ops: Ops, chunks: list[int]) -> None:
+    network = load_decoder(directory, ops)
+    whole, full = feed(network, TOKENS, [len(TOKENS)])
+    found, cache = feed(network, TOKENS, chunks)
+    assert max(full.firsts) == 0 < max(cache.firsts)
+    assert cache.allocated_bytes < full.allocated_bytes
+    assert difference(found, whole) < tolerance(ops)
+
+
+@pytest.mark.parametrize("ops", KERNELS[:2], ids=name_of)
+@pytest.mark.usefixtures("tight")
+def test_turns_edits_and_repeats_say_the_same(directory: Path, ops: Ops) -> None:
+    network = load_decoder(directory, ops)
+    chat = Engine(network, context_limit=200, keep_prefix=True)
+    fresh = Engine(network, context_limit=200)
+
+    def say(engine: Engine, prompt: list[int]) -> tuple[list[int], int]:
+        said, end = split(list(engine.generate(Request(prompt, max_tokens=12))))
+        return said, end.summary.reused_tokens
+
+    first = TOKENS[:45]
+    said, _ = say(chat, first)
+    assert said == say(fresh, first)[0]
+    second = [*first, *said, 4, 90]
+    answer, reused = say(chat, second)
+    assert (answer, reused) == (say(fresh, second)[0], reused)
+    assert reused >= len(first)
+    edited = [*first[:30], 11, 12, *first[30:]]  # further back than the windows reach
+    assert say(chat, edited)[0] == say(fresh, edited)[0]
+    assert say(chat, edited)[0] == say(fresh, edited)[0]
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+@pytest.mark.usefixtures("tight")
+def test_half_precision_drops_rows_too(directory: Path, dtype: mx.Dtype) -> None:
+    whole, _ = feed(load_decoder(directory), TOKENS, [len(TOKENS)])
+    found, cache = feed(load_decoder(directory, reference, dtype), TOKENS, [9, 1])
+    assert max(cache.firsts) > 0
+    assert {found.dtype, *(array.dtype for array in cache.arrays)} == {dtype}
+    assert difference(found, whole) < (2**-6 if dtype == mx.float16 else 2**-3)
