@@ -128,7 +128,7 @@ def load_model(
 
 
 def _notes(name: str, checkpoint: Checkpoint, *, native: bool) -> list[str]:
-    """What became of weights that are stored in a form of another tool, and what is left out. `native`: they run on the native kernels."""
+    """What became of weights stored as another tool has them, and what is left out. `native`: on the native kernels."""
     notes = [] if checkpoint.foreign is None else [f"{name} is {checkpoint.foreign.describe()}"]
     changed = [row for row in checkpoint.inexact if str(row.get("became")).startswith("affine")]
     if changed:

@@ -10,8 +10,9 @@ the cache and the operations it is made with (`Ops.attend`, `LayersNode`), so th
 can take `KVCache`'s place without a network or the engine noticing.
 
 A layer that attends through a window keeps the window and what taking entries back needs; a cache can go back as far
-as `reachable` says. `KVCache` is unified memory, preallocated. Its buffers may be written in place, outside the graph: a layer's input has
-to follow from the layer before it, and the buffers are to be read through `arrays`, which waits for what was appended.
+as `reachable` says. `KVCache` is unified memory, preallocated. Its buffers may be written in place, outside the graph:
+a layer's input has to follow from the layer before it, and the buffers are to be read through `arrays`, which waits for
+what was appended.
 B = sequences, T = new tokens, E = model width, H / Hkv = query / key-value heads, D = head dimension.
 """
 
@@ -81,7 +82,11 @@ class Cache(Protocol):
         ...
 
     def trim(self, length: int) -> None:
-        """Keep the first `length` committed entries, drop the rest (also what is pending)."""
+        """Keep the first `length` committed entries, drop the rest (also what is pending). See `reachable`."""
+        ...
+
+    def reachable(self, length: int) -> int:
+        """The most of the first `length` committed entries that `trim` can keep; 0 where it would keep none."""
         ...
 
 
@@ -128,6 +133,10 @@ class Lengths:
         if not 0 <= length <= self.committed:
             raise ValueError(f"cannot trim {self.committed} committed entries to {length}")
         self.length = self.committed = length
+
+    def reachable(self, length: int) -> int:
+        """The most of the first `length` committed entries that `trim` can keep."""
+        return length
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +244,7 @@ class KVCache(Lengths):
         return 0 if lacks else length
 
     def trim(self, length: int) -> None:
-        """Keep the first `length` committed entries, drop the rest. Raises ValueError where a window has dropped more."""
+        """Keep the first `length` committed entries, drop the rest. Raises ValueError past what is `reachable`."""
         if 0 < length <= self.committed and not self.reachable(length):
             raise ValueError(f"the cache has dropped what it would need to go back to {length} entries")
         super().trim(length)

@@ -9,7 +9,6 @@ projection; no inactive experts.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-
 ROLLBACK = 256  # entries beside its window that a windowed layer keeps, so that a cache can go back
 BESIDE_WINDOW = ROLLBACK + 512  # and what a chunk of prefill adds before it drops others
 

@@ -28,7 +28,10 @@ class Prefix:
         if cache is None:
             return None
         shared = common_prefix(tokens, prompt[:-1])
-        if shared == 0 or (shared < len(tokens) and not cache.can_rollback):
+        if shared < len(tokens) and not cache.can_rollback:
+            return None
+        shared = cache.reachable(shared)
+        if shared == 0:
             return None
         cache.trim(shared)
         return cache

@@ -211,9 +211,7 @@ def fuse(layers: Sequence[LayerWeights], eps: float, activation: str) -> LayersN
     if len(complete) < len(plans):
         return None
 
-    def node(
-        x: mx.array, keys: list[mx.array], values: list[mx.array], offset: int, firsts: Sequence[int]
-    ) -> mx.array:
+    def node(x: mx.array, keys: list[mx.array], values: list[mx.array], offset: int, firsts: Sequence[int]) -> mx.array:
         return _native.layers(x, keys, values, offset, complete, *([firsts] if any(firsts) else []))
 
     return node

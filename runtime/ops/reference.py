@@ -153,9 +153,9 @@ def attend(
     """Rotate, append K/V to the cache, and attend causally over everything in it.
 
     qkv (B, T, (H + 2 Hkv) * D) or its three parts; keys, values (B, Hkv, capacity, D) with the entries of positions
-    [first, offset) in use, in their first rows, and room for T more. Returns (out (B, T, H * D), keys, values): the
-    buffers with the rows of [offset, offset + T) written. Only what is returned is to be used afterwards. Nothing before
-    `first` may be visible.
+    [first, offset) in use, in their first rows, and room for T more; nothing before `first` may be visible. Returns
+    (out (B, T, H * D), keys, values): the buffers with the rows of [offset, offset + T) written. Only what is returned
+    is to be used afterwards.
     """
     q, k, v = _split_heads(qkv, spec)
     batch, _, length, _ = q.shape

@@ -145,5 +145,5 @@ class LayerWeights:
 
 
 # Layers at once: (x (B, T, E), keys, values, offset, firsts) -> x, with `attend`'s buffers of every layer, written in
-# place, and the position of each one's first row. Only a cache calls it, which owns the buffers; a network passes it on.
+# place, and each one's first position. Only a cache calls it, which owns the buffers; a network passes it on.
 LayersNode = Callable[[mx.array, list[mx.array], list[mx.array], int, Sequence[int]], mx.array]

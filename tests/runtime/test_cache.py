@@ -20,9 +20,7 @@ WINDOW = 9
 Windows = tuple[int | None, ...]
 
 
-def new_cache(
-    limit: int = LIMIT, dtype: mx.Dtype = mx.float32, ops: Ops = reference, windows: Windows = ()
-) -> KVCache:
+def new_cache(limit: int = LIMIT, dtype: mx.Dtype = mx.float32, ops: Ops = reference, windows: Windows = ()) -> KVCache:
     return KVCache(KVShape(LAYERS, KV_HEADS, DIM, dtype, windows), limit=limit, ops=ops)
 
 

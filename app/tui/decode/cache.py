@@ -17,7 +17,7 @@ class CacheSection(Section):
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         fill, model = metrics.fill, metrics.model
         used, allocated = fill.used_bytes, fill.allocated_bytes
-        limit = model.kv_bytes_per_token * model.context_limit
+        limit = model.kv_bytes_at_limit
         subtitle = f"─ limit {format_bytes(limit)}" if limit else ""
         if str(self.border_subtitle or "") != subtitle:
             self.border_subtitle = Content(subtitle)

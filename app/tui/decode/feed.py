@@ -59,6 +59,7 @@ def facts(card: ModelCard) -> tuple[ModelFacts, MachineFacts]:
         context_limit=card.context_limit,
         weight_bytes=card.cost.weight_bytes,
         kv_bytes_per_token=card.kv_bytes_per_token,
+        kv_bytes_at_limit=card.cost.kv_bytes(card.context_limit),
         flops_per_token=float(card.cost.weight_flops),
         cost=card.cost,
         load_s=card.load_s,

@@ -46,6 +46,7 @@ class ModelFacts:
     context_limit: int = 0
     weight_bytes: int = 0
     kv_bytes_per_token: int = 0
+    kv_bytes_at_limit: int = 0  # a full cache; windowed layers keep only their window
     flops_per_token: float | None = None
     cost: StepCost | None = None
     load_s: float = 0.0
