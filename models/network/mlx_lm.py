@@ -15,6 +15,7 @@ from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.network.long_rope import CHUNK, LongRope, said_before
 from headrace.models.network.mlx_lm_costs import layers_kv, leaves, step_cost
 from headrace.models.network.mlx_lm_load import load, quantize, refused
+from headrace.models.network.touched import touched_shares
 from headrace.runtime.cache import Lengths
 from headrace.runtime.cost import LayerKV
 from headrace.runtime.errors import EngineError
@@ -76,14 +77,14 @@ class MlxLmNetwork:
             quantize(self._model, requantize)
         self.arrays = [array for _, array in tree_flatten(self._model.parameters()) if isinstance(array, mx.array)]
         try:
-            probe = self._fresh_parts()
-            logits = self._model(mx.array([[0]]), cache=probe)  # shapes only: never evaluated
+            logits = self._model(mx.array([[0]]), cache=self._fresh_parts())  # shapes only: never evaluated
+            self._kv = layers_kv(self._filled_parts)
+            self.vocab_size = int(logits.shape[-1])
+            shares = touched_shares(self._model, checkpoint.config, self.vocab_size)
         except Exception as error:
             raise refused(checkpoint, error) from error
-        self.vocab_size = int(logits.shape[-1])
         self._long_rope = LongRope.of(self._model, checkpoint.config)
-        self._kv = layers_kv(probe)
-        self.cost = step_cost(self._model, checkpoint.config, self.vocab_size, self._kv)
+        self.cost = step_cost(self._model, checkpoint.config, shares, self._kv)
 
     def make_cache(self, limit: int) -> MlxLmCache:
         return MlxLmCache(self._fresh_parts(), limit, self._kv)
@@ -114,6 +115,12 @@ class MlxLmNetwork:
     def logits(self, x: mx.array) -> mx.array:
         """(B, T, V) -> (B, V)."""
         return x[:, -1]
+
+    def _filled_parts(self, tokens: int) -> list[Any]:
+        """Caches as so many tokens leave them, unevaluated: shapes only."""
+        parts = self._fresh_parts()
+        self._model(mx.zeros((1, tokens), mx.int32), cache=parts)
+        return parts
 
     def _fresh_parts(self) -> list[Any]:
         from mlx_lm.models.cache import make_prompt_cache

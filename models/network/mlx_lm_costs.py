@@ -1,58 +1,72 @@
-"""What one decode step of an mlx-lm model reads and computes, from its modules and the caches it set up.
+"""What one decode step of an mlx-lm model reads and computes, from the graph of a step and the caches it set up.
 
-    embedding tables    looked up, so not counted, except the one that makes the logits too
-    expert matrices     the share of them that one token is routed to
-    all other tensors   whole
+    parameters          the share of each that `touched` finds: tables are looked up, experts chosen by the router
     keys and values     every visible row of every layer's cache, sliding windows included
 
 Recurrent state is left out: constant, and small beside the weights. Nothing here evaluates an array.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from headrace.models.network.touched import owner
 from headrace.runtime.cost import LayerKV, StepCost, attention_flops_per_entry
 
-# How architectures call the number of experts a token is routed to.
-_ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k")
+_SHORT, _LONG = 256, 512  # tokens to see a cache grow by: multiples of what any architecture pools
 
 
-def step_cost(model: Any, config: Mapping[str, Any], vocab_size: int, kv: Sequence[LayerKV]) -> StepCost:
-    """The cost of a step of `model`, whose logits are (B, T, `vocab_size`) and whose caches are `kv`.
-
-    Experts whose active number `config` does not state under a known name count whole.
-    """
+def step_cost(model: Any, config: Mapping[str, Any], shares: Mapping[str, float], kv: Sequence[LayerKV]) -> StepCost:
+    """The cost of a step of `model` that reads these `shares` of its parameters and whose caches are `kv`."""
     text = config.get("text_config", config)
     modules: dict[str, Any] = dict(model.named_modules())
-    unread = _looked_up(modules, vocab_size)
-    active = next((text[key] for key in _ACTIVE_EXPERTS if isinstance(text.get(key), int)), None)
     nbytes = weights = 0.0
     for name, array in tree_flatten(model.parameters()):
-        owner = _owner(modules, name)
-        if owner in unread:
-            continue
-        share = min(1.0, active / array.shape[0]) if active and _holds_experts(modules[owner]) else 1.0
-        nbytes += share * array.nbytes
-        if array.ndim >= 2 and not name.endswith((".scales", ".biases")):
-            weights += share * array.size * _weights_per_element(modules[owner], array)
+        nbytes += shares[name] * array.nbytes
+        if is_matrix(name, array):
+            weights += shares[name] * array.size * weights_per_element(modules, name, array)
     heads, width = text.get("num_attention_heads", 0), text.get("hidden_size", 0)
     head_dim = text.get("head_dim") or (width // heads if heads else 0)
     return StepCost(round(nbytes), 2 * round(weights), kv, attention_flops_per_entry(heads, head_dim))
 
 
-def layers_kv(parts: Sequence[Any]) -> list[LayerKV]:
-    """K/V bytes of every cache, from the shapes (1, Hkv, capacity, D) it set up for one token."""
-    found = []
-    for part in leaves(parts):
-        keys, values = getattr(part, "keys", None), getattr(part, "values", None)
-        if isinstance(keys, mx.array) and isinstance(values, mx.array):
-            row = sum(int(a.shape[1]) * int(a.shape[3]) * a.dtype.size for a in (keys, values))
-            found.append(LayerKV(1, row, getattr(part, "max_size", None)))
-    return found
+def layers_kv(probe: Callable[[int], Sequence[Any]]) -> list[LayerKV]:
+    """K/V of every cache. `probe(n)` gives the caches as n tokens leave them, unevaluated."""
+    parts = leaves(probe(1))
+    found = [_of_keys(part) for part in parts]
+    if None in found:
+        grown = zip(leaves(probe(_SHORT)), leaves(probe(_LONG)), strict=True)
+        found = [_of_growth(*pair) if known is None else known for known, pair in zip(found, grown, strict=True)]
+    return [layer for layers in found for layer in layers or ()]
+
+
+def _of_keys(part: Any) -> list[LayerKV] | None:
+    """From the shapes (1, Hkv, capacity, D) of keys and values; state that does not grow has none. None: not known."""
+    from mlx_lm.models.cache import ArraysCache
+
+    keys, values = getattr(part, "keys", None), getattr(part, "values", None)
+    if isinstance(keys, mx.array) and isinstance(values, mx.array):
+        row = sum(int(a.shape[1]) * int(a.shape[3]) * a.dtype.size for a in (keys, values))
+        return [LayerKV(1, row, getattr(part, "max_size", None))]
+    return [] if isinstance(part, ArraysCache) else None
+
+
+def _of_growth(short: Any, long: Any) -> list[LayerKV]:
+    """From how the arrays of any other cache grow; those that have stopped at the cache's window are its rows."""
+    layers = []
+    window = getattr(long, "window_size", None)
+    before = dict(tree_flatten({name: value for name, value in vars(short).items() if value is not None}))
+    for name, array in tree_flatten({name: value for name, value in vars(long).items() if value is not None}):
+        if not isinstance(array, mx.array) or not isinstance(before.get(name), mx.array):
+            continue
+        growth = (array.nbytes - before[name].nbytes) / (_LONG - _SHORT)
+        if growth > 0:
+            layers.append(LayerKV(1, round(growth), window if window and window > _LONG else None))
+        elif isinstance(window, int) and window in array.shape:
+            layers.append(LayerKV(1, array.nbytes // window, window))
+    return layers
 
 
 def leaves(parts: Sequence[Any]) -> list[Any]:
@@ -60,33 +74,11 @@ def leaves(parts: Sequence[Any]) -> list[Any]:
     return [leaf for part in parts for leaf in (leaves(part.caches) if hasattr(part, "caches") else [part])]
 
 
-def _looked_up(modules: Mapping[str, Any], vocab_size: int) -> set[str]:
-    """The embedding tables of which a step reads one row.
-
-    A table makes the logits where nothing else has a row for every one of them. Should several tables have, it is the
-    narrowest, as wide as the model: Gemma's tables per layer are wider.
-    """
-    rows = {path: module for path, module in modules.items() if "weight" in module}
-    tables = {path: module for path, module in rows.items() if isinstance(module, nn.Embedding | nn.QuantizedEmbedding)}
-    of_vocabulary = {path for path, module in rows.items() if module.weight.shape[0] == vocab_size}
-    shared = of_vocabulary & tables.keys()
-    if of_vocabulary == shared and shared:
-        return tables.keys() - {min(shared, key=lambda path: tables[path].weight.shape[1])}
-    return set(tables)
+def is_matrix(name: str, array: mx.array) -> bool:
+    """Whether a parameter multiplies something: two dimensions or more, and no scales or zero points of another."""
+    return array.ndim >= 2 and not name.endswith((".scales", ".biases"))
 
 
-def _owner(modules: Mapping[str, Any], parameter: str) -> str:
-    path = parameter
-    while path not in modules:
-        path = path.rpartition(".")[0]
-    return path
-
-
-def _holds_experts(module: Any) -> bool:
-    from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
-
-    return isinstance(module, QuantizedSwitchLinear | SwitchLinear)
-
-
-def _weights_per_element(module: Any, array: mx.array) -> float:
-    return 32 / int(module.bits) if array.dtype == mx.uint32 else 1
+def weights_per_element(modules: Mapping[str, Any], name: str, array: mx.array) -> float:
+    """How many weights one element of the parameter holds: several where it is packed."""
+    return 32 / int(modules[owner(modules, name)].bits) if array.dtype == mx.uint32 else 1

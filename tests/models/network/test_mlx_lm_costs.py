@@ -32,7 +32,16 @@ GPT2: dict[str, Any] = {
     "n_positions": 128,
     "layer_norm_epsilon": 1e-5,
 }
-ATTENTIVE = {**{name: config for name, config in CONFIGS.items() if name != "mamba"}, "gpt2": GPT2}
+TALKIE: dict[str, Any] = {  # its output projection is no module of its own
+    "model_type": "talkie",
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+    "intermediate_size": 128,
+}
+ATTENTIVE = {**{name: config for name, config in CONFIGS.items() if name != "mamba"}, "gpt2": GPT2, "talkie": TALKIE}
 
 
 class Step:
@@ -111,3 +120,41 @@ def test_cache_bytes_of_a_step_are_those_of_the_rows_touched(architecture: str, 
     network = load(write(tmp_path, ATTENTIVE[architecture]))
     step = Step(network, past)
     assert network.cost.step_bytes(past) - network.cost.weight_bytes == pytest.approx(step.kv_bytes(), rel=0.01)
+
+
+DEEPSEEK: dict[str, Any] = {  # a cache of its own: a window, and entries pooled from several tokens
+    "model_type": "deepseek_v41",
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "head_dim": 32,
+    "q_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "o_groups": 2,
+    "o_lora_rank": 16,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "sliding_window": 16,
+    "compress_ratios": [1, 4, 4],
+    "kv_source_layer_ids": [0, 1, 1],
+    "index_source_layer_ids": [0, 1, 1],
+    "index_n_heads": 2,
+    "index_head_dim": 16,
+    "index_topk": 16,
+    "max_position_embeddings": 4096,
+}
+
+
+def test_a_cache_of_an_unknown_kind_is_measured_by_how_it_grows(tmp_path: Path) -> None:
+    network = load(write(tmp_path, DEEPSEEK))
+    caches = [network.make_cache(2048) for _ in range(2)]
+    for cache, tokens in zip(caches, (400, 800), strict=True):
+        for _ in prefill(network, cache, [1 + i % 90 for i in range(tokens)]):
+            pass
+    grown = caches[1].allocated_bytes - caches[0].allocated_bytes
+    assert grown > 0
+    expected = sum(layer.nbytes(800) - layer.nbytes(400) for layer in network.cost.kv)
+    assert expected == pytest.approx(grown, rel=0.01)
+    assert network.cost.kv_bytes_read(800) == pytest.approx(caches[1].allocated_bytes, rel=0.05)

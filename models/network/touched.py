@@ -1,0 +1,131 @@
+"""The share of every parameter that a decode step reads, told by the graph of one step of an mlx-lm model.
+
+The step is traced, never computed. A matrix counts whole, of a stack of experts the share that the router's indices
+select, of a table what is gathered from it; rows looked up by the token itself, one of each table, do not count. What
+the step does not use at all has no share. A few operations cannot be traced: then tables are known by their class, and
+the share of experts by what the config says.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+
+# What gives its input, or a part of it, in another shape: nothing is read yet.
+_VIEWS = (
+    "AsStrided", "Broadcast", "Contiguous", "Copy", "ExpandDims", "Flatten", "Reshape", "Slice", "Split", "Squeeze",
+    "StopGradient", "Transpose", "Unflatten",
+)  # fmt: skip
+# How architectures call the number of experts a token is routed to.
+_ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k")
+_Value = tuple[str, tuple[int, ...], mx.Dtype]  # of a traced graph: name, shape, element type
+
+
+def touched_shares(model: Any, config: Mapping[str, Any], vocab_size: int) -> dict[str, float]:
+    """Parameter by name -> the share of its bytes that one step of one token reads; logits are (B, T, `vocab_size`)."""
+    device = mx.default_device()
+    mx.set_default_device(mx.cpu)  # kernels that a class brings for a GPU cannot be traced; what they replace can
+    try:
+        return _traced(model)
+    except (ValueError, RuntimeError):
+        return _assumed(model, config, vocab_size)
+    finally:
+        mx.set_default_device(device)
+
+
+def _traced(model: Any) -> dict[str, float]:
+    parameters = [(name, array) for name, array in tree_flatten(model.parameters()) if isinstance(array, mx.array)]
+    names = [name for name, _ in parameters]
+    events: list[dict[str, Any]] = []
+
+    def step(token: mx.array, *arrays: mx.array) -> mx.array:
+        from mlx_lm.models.cache import make_prompt_cache
+
+        model.update(tree_unflatten(list(zip(names, arrays, strict=True))))
+        logits: mx.array = model(token, cache=make_prompt_cache(model))
+        return logits
+
+    try:
+        mx.export_function(events.append, step, mx.array([[0]]), *(array for _, array in parameters))
+    finally:
+        model.update(tree_unflatten(parameters))
+    inputs = next(event["inputs"] for event in events if event["type"] == "inputs")
+    read = _bytes_read(inputs, [event for event in events if event["type"] == "primitive"])
+    return {
+        name: min(1.0, read[value[0]] / array.nbytes) if array.nbytes else 0.0
+        for (name, array), value in zip(parameters, inputs[1:], strict=True)
+    }
+
+
+def _bytes_read(inputs: Sequence[_Value], primitives: Sequence[Mapping[str, Any]]) -> Mapping[str, float]:
+    """Input by name -> bytes that are read of it. The first input is the token."""
+    said = {inputs[0][0]}  # the token, and what follows from it by itself
+    seen = {value[0]: (value[0], _nbytes(value)) for value in inputs[1:]}  # view -> (input, bytes)
+    read: defaultdict[str, float] = defaultdict(float)
+    counted: set[str] = set()
+    for primitive in primitives:
+        kind, operands, results = primitive["name"], primitive["inputs"], primitive["outputs"]
+        sources = [operand for operand in operands if operand[0] in seen]
+        if not sources:
+            if any(operand[0] in said for operand in operands):
+                said.update(result[0] for result in results)
+        elif kind in _VIEWS:
+            origin, nbytes = seen[sources[0][0]]
+            seen.update((result[0], (origin, min(nbytes, _nbytes(result)))) for result in results)
+        elif kind == "Gather" and operands[0][0] in seen:
+            looked_up = any(operand[0] in said for operand in operands[1:])
+            read[seen[operands[0][0]][0]] += 0 if looked_up else sum(_nbytes(result) for result in results)
+        else:
+            chosen = prod(operands[-1][1]) if kind.startswith("Gather") else None
+            for name, shape, _ in sources:
+                if name not in counted:  # once a step, however many operations share it
+                    counted.add(name)
+                    origin, nbytes = seen[name]
+                    read[origin] += nbytes * (1 if chosen is None else min(1.0, chosen / shape[0]))
+    return read
+
+
+def _nbytes(value: _Value) -> int:
+    _, shape, dtype = value
+    return prod(shape) * int(dtype.size)
+
+
+def _assumed(model: Any, config: Mapping[str, Any], vocab_size: int) -> dict[str, float]:
+    from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+
+    text = config.get("text_config", config)
+    active = next((text[key] for key in _ACTIVE_EXPERTS if isinstance(text.get(key), int)), None)
+    modules: dict[str, Any] = dict(model.named_modules())
+    tables = _looked_up(modules, vocab_size)
+    shares = {}
+    for name, array in tree_flatten(model.parameters()):
+        path = owner(modules, name)
+        of_experts = active and isinstance(modules[path], QuantizedSwitchLinear | SwitchLinear)
+        shares[name] = 0.0 if path in tables else min(1.0, active / array.shape[0]) if of_experts else 1.0
+    return shares
+
+
+def _looked_up(modules: Mapping[str, Any], vocab_size: int) -> set[str]:
+    """The embedding tables of which a step reads one row: all but one that alone has a row for every logit.
+
+    Should several have, it is the narrowest, as wide as the model: Gemma's tables per layer are wider.
+    """
+    rows = {path: module for path, module in modules.items() if "weight" in module}
+    tables = {path: module for path, module in rows.items() if isinstance(module, nn.Embedding | nn.QuantizedEmbedding)}
+    of_vocabulary = {path for path, module in rows.items() if module.weight.shape[0] == vocab_size}
+    shared = of_vocabulary & tables.keys()
+    if of_vocabulary == shared and shared:
+        return tables.keys() - {min(shared, key=lambda path: tables[path].weight.shape[1])}
+    return set(tables)
+
+
+def owner(modules: Mapping[str, Any], parameter: str) -> str:
+    """The path of the module that a parameter belongs to."""
+    path = parameter
+    while path not in modules:
+        path = path.rpartition(".")[0]
+    return path
