@@ -5,9 +5,16 @@ facts, a hub id to its config.json, which is all that is fetched.
 """
 
 from pathlib import Path
+from typing import Any
 
 from headrace.models.checkpoint.json_object import read_json_object
-from headrace.models.cost.shape_sources import shape_of_checkpoint, shape_of_config, shape_of_entry, shape_of_gguf
+from headrace.models.cost.shape_sources import (
+    is_known,
+    shape_of_checkpoint,
+    shape_of_config,
+    shape_of_entry,
+    shape_of_gguf,
+)
 from headrace.models.cost.step_shape import StepShape
 from headrace.models.registry.resolve import DEFAULT_MODEL, stored_name
 from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, LocalGGUF, parse_source
@@ -31,7 +38,7 @@ def find_shape(name: str | None, store: Store | None = None) -> tuple[str, StepS
             if isinstance(source, HubId):
                 from headrace.models.registry.fetch_hub import fetch_config
 
-                return str(source), shape_of_config(fetch_config(source))
+                return str(source), _of_config(fetch_config(source))
             from headrace.models.registry.catalog import find
 
             return text, shape_of_entry(find(source.name))
@@ -39,8 +46,21 @@ def find_shape(name: str | None, store: Store | None = None) -> tuple[str, StepS
 
 def _of_directory(path: Path) -> StepShape:
     """Headers where there are weights, config.json alone where there are none."""
-    if any(path.glob("*.safetensors")):
-        from headrace.models.checkpoint.safetensors import open_checkpoint
+    if not any(path.glob("*.safetensors")):
+        return _of_config(read_json_object(path / "config.json"))
+    from headrace.models.checkpoint.safetensors import open_checkpoint
 
-        return shape_of_checkpoint(open_checkpoint(path))
-    return shape_of_config(read_json_object(path / "config.json"))
+    checkpoint = open_checkpoint(path)
+    if is_known(checkpoint.config):
+        return shape_of_checkpoint(checkpoint)
+    from headrace.models.cost.mlx_lm_shape import shape_of_mlx_lm_checkpoint  # half a second of imports
+
+    return shape_of_mlx_lm_checkpoint(checkpoint)
+
+
+def _of_config(config: dict[str, Any]) -> StepShape:
+    if is_known(config):
+        return shape_of_config(config)
+    from headrace.models.cost.mlx_lm_shape import shape_of_mlx_lm_config
+
+    return shape_of_mlx_lm_config(config)

@@ -5,6 +5,7 @@ logits are never evaluated. Its caches sit behind the same interface as ours. Im
 happens only here.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -13,9 +14,8 @@ from mlx.utils import tree_flatten
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.network.long_rope import CHUNK, LongRope, said_before
-from headrace.models.network.mlx_lm_costs import layers_kv, leaves, step_cost
+from headrace.models.network.mlx_lm_costs import leaves, measure
 from headrace.models.network.mlx_lm_load import load, quantize, refused
-from headrace.models.network.touched import touched_shares
 from headrace.runtime.cache import Lengths
 from headrace.runtime.cost import LayerKV
 from headrace.runtime.errors import EngineError
@@ -24,7 +24,7 @@ from headrace.runtime.errors import EngineError
 class MlxLmCache(Lengths):
     """mlx-lm's per-layer caches as one cache. Recurrent and wrapped rotating caches cannot be rolled back."""
 
-    def __init__(self, parts: list[Any], limit: int, kv: list[LayerKV]) -> None:
+    def __init__(self, parts: list[Any], limit: int, kv: Sequence[LayerKV]) -> None:
         super().__init__(limit)
         self.parts = parts
         self.said: list[mx.array] = []  # tokens (1, T) in the order they came: kept for LongRoPE only
@@ -77,17 +77,14 @@ class MlxLmNetwork:
             quantize(self._model, requantize)
         self.arrays = [array for _, array in tree_flatten(self._model.parameters()) if isinstance(array, mx.array)]
         try:
-            logits = self._model(mx.array([[0]]), cache=self._fresh_parts())  # shapes only: never evaluated
-            self._kv = layers_kv(self._filled_parts)
-            self.vocab_size = int(logits.shape[-1])
-            shares = touched_shares(self._model, checkpoint.config, self.vocab_size)
+            measured = measure(self._model, checkpoint.config)
         except Exception as error:
-            raise refused(checkpoint, error) from error
+            raise refused(checkpoint.config, checkpoint.path.name, error) from error
         self._long_rope = LongRope.of(self._model, checkpoint.config)
-        self.cost = step_cost(self._model, checkpoint.config, shares, self._kv)
+        self.vocab_size, self.cost = measured.vocab_size, measured.cost
 
     def make_cache(self, limit: int) -> MlxLmCache:
-        return MlxLmCache(self._fresh_parts(), limit, self._kv)
+        return MlxLmCache(self._fresh_parts(), limit, self.cost.kv)
 
     def embed(self, tokens: mx.array) -> mx.array:
         """tokens (B, T), unchanged: the model embeds them itself."""
@@ -115,12 +112,6 @@ class MlxLmNetwork:
     def logits(self, x: mx.array) -> mx.array:
         """(B, T, V) -> (B, V)."""
         return x[:, -1]
-
-    def _filled_parts(self, tokens: int) -> list[Any]:
-        """Caches as so many tokens leave them, unevaluated: shapes only."""
-        parts = self._fresh_parts()
-        self._model(mx.zeros((1, tokens), mx.int32), cache=parts)
-        return parts
 
     def _fresh_parts(self) -> list[Any]:
         from mlx_lm.models.cache import make_prompt_cache

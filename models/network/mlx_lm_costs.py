@@ -7,19 +7,43 @@ Recurrent state is left out: constant, and small beside the weights. Nothing her
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from headrace.models.network.touched import owner
+from headrace.models.network.touched import owner, touched_shares
 from headrace.runtime.cost import LayerKV, StepCost, attention_flops_per_entry
 
 _SHORT, _LONG = 256, 512  # tokens to see a cache grow by: multiples of what any architecture pools
 
 
-def step_cost(model: Any, config: Mapping[str, Any], shares: Mapping[str, float], kv: Sequence[LayerKV]) -> StepCost:
-    """The cost of a step of `model` that reads these `shares` of its parameters and whose caches are `kv`."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a model was found to read in a step. `shares`: of each parameter, by name."""
+
+    vocab_size: int
+    shares: Mapping[str, float]
+    cost: StepCost
+
+
+def measure(model: Any, config: Mapping[str, Any]) -> Measured:
+    """The cost of a step of `model`. Raises whatever its class raises for a config that it does not expect."""
+    from mlx_lm.models.cache import make_prompt_cache
+
+    def probe(tokens: int) -> list[Any]:
+        parts = list(make_prompt_cache(model))
+        model(mx.zeros((1, tokens), mx.int32), cache=parts)  # shapes only: never evaluated
+        return parts
+
+    vocab_size = int(model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1])
+    kv = _layers_kv(probe)
+    shares = touched_shares(model, config, vocab_size)
+    return Measured(vocab_size, shares, _step_cost(model, config, shares, kv))
+
+
+def _step_cost(model: Any, config: Mapping[str, Any], shares: Mapping[str, float], kv: Sequence[LayerKV]) -> StepCost:
     text = config.get("text_config", config)
     modules: dict[str, Any] = dict(model.named_modules())
     nbytes = weights = 0.0
@@ -32,7 +56,7 @@ def step_cost(model: Any, config: Mapping[str, Any], shares: Mapping[str, float]
     return StepCost(round(nbytes), 2 * round(weights), kv, attention_flops_per_entry(heads, head_dim))
 
 
-def layers_kv(probe: Callable[[int], Sequence[Any]]) -> list[LayerKV]:
+def _layers_kv(probe: Callable[[int], Sequence[Any]]) -> list[LayerKV]:
     """K/V of every cache. `probe(n)` gives the caches as n tokens leave them, unevaluated."""
     parts = leaves(probe(1))
     found = [_of_keys(part) for part in parts]

@@ -45,7 +45,42 @@ def load(checkpoint: Checkpoint, device: mx.DeviceType) -> Any:
                     module.set_dtype(half)
         return model
     except (Exception, SystemExit) as error:  # its classes raise and exit as they like on what they did not expect
-        raise refused(checkpoint, error) from error
+        raise refused(checkpoint.config, checkpoint.path.name, error) from error
+
+
+def of_config(config: Mapping[str, Any]) -> Any:
+    """The model that a config.json alone describes, its parameters of the right shapes and types, never to be computed.
+
+    Raises UnsupportedModelError where mlx-lm has no class for it, CheckpointError where one refuses.
+    """
+    from mlx_lm.utils import _get_classes
+
+    _refuse_what_classes_ignore(config)
+    section = config.get("quantization") or config.get("quantization_config")
+    section = section if isinstance(section, Mapping) and section.get("bits") else None
+    dtype = mx.float32 if str(config.get("torch_dtype") or config.get("dtype")) == "float32" else mx.bfloat16
+    try:
+        model_class, arguments = _get_classes(dict(config))
+        model = model_class(arguments.from_dict(dict(config)))
+        model.set_dtype(dtype)
+        if section is not None:
+            _quantize_as_stated(model, section)
+        return model
+    except (Exception, SystemExit) as error:
+        raise refused(config, "it", error) from error
+
+
+def _quantize_as_stated(model: Any, section: Mapping[str, Any]) -> None:
+    general = {key: section[key] for key in ("group_size", "bits", "mode") if key in section}
+
+    def wanted(path: str, module: Any) -> bool | dict[str, Any]:
+        stated = section.get(path, general)
+        if not isinstance(stated, Mapping):
+            return False
+        settings = {**general, **stated}
+        return settings if _fits(module, settings.get("group_size", 64)) else False
+
+    nn.quantize(model, class_predicate=wanted)
 
 
 def _refuse_what_classes_ignore(config: Mapping[str, Any]) -> None:
@@ -71,16 +106,16 @@ def _mend(model: Any, config: Mapping[str, Any]) -> None:
             module.dims = int(module.dims * config.get("partial_rotary_factor", 0.5))
 
 
-def refused(checkpoint: Checkpoint, error: BaseException) -> CheckpointError:
-    """The one line that says what a class of mlx-lm made of the checkpoint."""
+def refused(config: Mapping[str, Any], name: str, error: BaseException) -> CheckpointError:
+    """The one line that says what a class of mlx-lm made of the checkpoint `name`."""
     if isinstance(error, CheckpointError):
         return error
     message = " ".join(str(error).split())
     if isinstance(error, ValueError) and message.startswith("Model type"):
-        kind = checkpoint.config.get("model_type")
+        kind = config.get("model_type")
         return UnsupportedModelError(f"neither headrace nor mlx-lm has a network for model_type {kind!r:.60}")
     what = message if isinstance(error, ValueError) else f"{type(error).__name__}: {message}"
-    return CheckpointError(f"mlx-lm cannot load {checkpoint.path.name}: {what[:200]}")
+    return CheckpointError(f"mlx-lm cannot load {name}: {what[:200]}")
 
 
 def quantize(model: Any, kind: Quantization) -> None:

@@ -1,0 +1,82 @@
+"""The `StepShape` of every architecture that only mlx-lm's classes run: the class is made, and no weight is read.
+
+A config alone is enough: parameters get the shapes and types that its quantization and dtype give them.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from math import prod
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from headrace.models.checkpoint.normalize import normalized
+from headrace.models.checkpoint.safetensors import Checkpoint
+from headrace.models.cost.step_shape import Matrix, StepShape
+from headrace.models.network.mlx_lm_costs import Measured, is_matrix, measure, weights_per_element
+from headrace.models.network.mlx_lm_load import load, of_config, refused
+from headrace.runtime.cost import LayerKV
+
+
+def shape_of_mlx_lm_checkpoint(checkpoint: Checkpoint) -> StepShape:
+    """From the headers of a checkpoint. Raises what loading it raises."""
+    return _shape(load(checkpoint, mx.DeviceType.gpu), checkpoint.config, checkpoint.path.name, "safetensors headers")
+
+
+def shape_of_mlx_lm_config(config: Mapping[str, Any]) -> StepShape:
+    """From a config.json. Raises UnsupportedModelError where mlx-lm has no class, CheckpointError where one refuses."""
+    config = normalized(config)
+    return _shape(of_config(config), config, "it", "config.json")
+
+
+def _shape(model: Any, config: Mapping[str, Any], name: str, source: str) -> StepShape:
+    try:
+        measured = measure(model, config)
+    except Exception as error:
+        raise refused(config, name, error) from error
+    matrices = _matrices(model, measured)
+    text = config.get("text_config", config)
+    heads, context = text.get("num_attention_heads") or 0, text.get("max_position_embeddings")
+    return StepShape(
+        source=f"{source}, mlx-lm's class",
+        layers=int(text.get("num_hidden_layers") or len(measured.cost.kv)),
+        heads=heads,
+        kv_heads=int(text.get("num_key_value_heads") or heads),
+        head_dim=measured.cost.attention_flops_per_entry // (4 * heads) if heads else 0,
+        context_length=context if isinstance(context, int) and context > 0 else 2048,
+        matrices=matrices,
+        vector_bytes=max(0, measured.cost.weight_bytes - sum(matrix.step_bytes for matrix in matrices)),
+        kv=_merged(measured.cost.kv),
+        resident_bytes=sum(array.nbytes for _, array in tree_flatten(model.parameters())),
+    )
+
+
+def _matrices(model: Any, measured: Measured) -> Sequence[Matrix]:
+    """What a step multiplies with, equal ones together; a stack of experts is as many as it has."""
+    modules = dict(model.named_modules())
+    parameters = dict(tree_flatten(model.parameters()))
+    found: Counter[Matrix] = Counter()
+    for name, array in parameters.items():
+        if not is_matrix(name, array) or not measured.shares[name]:
+            continue
+        module = name.removesuffix(".weight")
+        beside = [parameters.get(f"{module}.{part}") for part in ("scales", "biases")]
+        nbytes = array.nbytes + sum(part.nbytes for part in beside if part is not None)
+        count = array.shape[0] if array.ndim == 3 and measured.shares[name] < 1 else 1
+        rows = array.shape[-2] if count > 1 else array.shape[0]
+        columns = round(prod(array.shape) * weights_per_element(modules, name, array)) // (rows * count)
+        share = Fraction(measured.shares[name]).limit_denominator(count)
+        output = array.shape[0] == measured.vocab_size
+        kind = ("expert " if count > 1 else "") + module.rpartition(".")[2]
+        found[Matrix(kind, count, rows, columns, nbytes // count, share, output)] += 1
+    return [
+        Matrix(m.name, m.count * times, m.rows, m.columns, m.nbytes, m.share, m.output) for m, times in found.items()
+    ]
+
+
+def _merged(kv: Sequence[LayerKV]) -> Sequence[LayerKV]:
+    """Equal layers as one row."""
+    counts = Counter((layer.bytes_per_token, layer.window) for layer in kv)
+    return [LayerKV(count, row, window) for (row, window), count in counts.items()]
