@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.cost.shape_sources import (
-    is_known,
+    has_shape,
     shape_of_checkpoint,
     shape_of_config,
     shape_of_entry,
@@ -51,7 +51,7 @@ def _of_directory(path: Path) -> StepShape:
     from headrace.models.checkpoint.safetensors import open_checkpoint
 
     checkpoint = open_checkpoint(path)
-    if is_known(checkpoint.config):
+    if has_shape(checkpoint.config):
         return shape_of_checkpoint(checkpoint)
     from headrace.models.cost.mlx_lm_shape import shape_of_mlx_lm_checkpoint  # half a second of imports
 
@@ -59,7 +59,7 @@ def _of_directory(path: Path) -> StepShape:
 
 
 def _of_config(config: dict[str, Any]) -> StepShape:
-    if is_known(config):
+    if has_shape(config):
         return shape_of_config(config)
     from headrace.models.cost.mlx_lm_shape import shape_of_mlx_lm_config
 

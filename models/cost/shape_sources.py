@@ -44,7 +44,7 @@ _ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
 _STACK = re.compile(r"\.(switch_mlp|experts)\.")
 
 
-def is_known(config: Mapping[str, Any]) -> bool:
+def has_shape(config: Mapping[str, Any]) -> bool:
     """Whether the matrices of this config's architecture are known here. Raises CheckpointError for broken values."""
     text = text_config(normalized(config))
     return text.get("model_type") in _MIXTURES or decoder_config(text) is not None
