@@ -8,8 +8,23 @@ from textual.geometry import Region
 from headrace.app.settings import ScreenSettings, Settings
 from tests.tui.conftest import Driver
 
-LEAST_CHAT = 24
-SIZES = [(120, 40), (51, 40), (48, 10), (46, 1), (66, 24), (62, 40), (54, 2), (53, 24), (5, 40), (1, 1), (200, 50)]
+LEAST_CHAT = 60
+SIZES = [
+    (120, 40),
+    (51, 40),
+    (48, 10),
+    (46, 1),
+    (66, 24),
+    (62, 40),
+    (54, 2),
+    (53, 24),
+    (5, 40),
+    (1, 1),
+    (90, 24),
+    (89, 24),
+    (106, 9),
+    (200, 50),
+]
 
 
 def widths(it: Driver) -> tuple[int, int]:
@@ -30,11 +45,10 @@ def test_the_chat_keeps_its_room_in_every_window(play, columns: int) -> None:
             before = widths(it)
             for width, height in SIZES:
                 await it.pilot.resize_terminal(width, height)
-                chat, beside = widths(it)
-                assert chat + beside == width
-                assert chat >= min(LEAST_CHAT, width)
+                await it.until(lambda width=width: sum(widths(it)) == width)
+                assert widths(it)[0] >= min(LEAST_CHAT, width)
             await it.pilot.resize_terminal(120, 40)
-            assert widths(it) == before
+            await it.until(lambda before=before: widths(it) == before)
             await it.press("f3")
 
     play(scenario, settings=asked(columns))
@@ -55,19 +69,19 @@ def test_a_window_of_a_few_columns_can_be_written_in(play, width: int) -> None:
 
 def test_f3_says_so_where_there_is_no_room_and_changes_nothing(play) -> None:
     async def scenario(it: Driver) -> None:
-        await it.pilot.resize_terminal(53, 40)
+        await it.pilot.resize_terminal(89, 40)
         await it.press("f3")
         assert "no room for the panel" in it.text()
-        assert widths(it) == (53, 0)
-        await it.pilot.resize_terminal(54, 40)
-        assert widths(it) == (24, 30)
+        assert widths(it) == (89, 0)
+        await it.pilot.resize_terminal(90, 40)
+        assert widths(it) == (60, 30)
         await it.pilot.resize_terminal(120, 40)
         assert widths(it) == (74, 46)
 
     play(scenario)
 
 
-@pytest.mark.parametrize("width", [54, 62, 70, 80, 100])
+@pytest.mark.parametrize("width", [90, 98, 106, 120])
 def test_every_f3_changes_the_width_of_the_panel(play, width: int) -> None:
     async def scenario(it: Driver) -> None:
         seen = [widths(it)[1]]
@@ -99,21 +113,21 @@ def test_a_window_made_narrow_on_another_screen_is_narrow_in_the_chat(play, ther
 def test_the_chat_has_its_room_under_a_dialog_too(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("f4")
-        await it.pilot.resize_terminal(60, 40)
-        assert widths(it) == (24, 36)
+        await it.pilot.resize_terminal(96, 40)
+        assert widths(it) == (60, 36)
 
     play(scenario)
 
 
 def test_dragging_stops_where_the_chat_needs_the_room(play) -> None:
     async def scenario(it: Driver) -> None:
-        await it.pilot.resize_terminal(100, 40)
+        await it.pilot.resize_terminal(110, 40)
         await it.pilot.mouse_down("#panel", offset=(0, 3))
         await it.pilot.hover(offset=(5, 3))
         await it.pilot.mouse_up(offset=(5, 3))
-        assert widths(it) == (24, 76)
+        assert widths(it) == (60, 50)
         await it.pilot.resize_terminal(120, 40)
-        assert widths(it) == (30, 90)
+        assert widths(it) == (60, 60)
 
     play(scenario)
 
@@ -128,3 +142,38 @@ def test_a_part_asked_for_lines_that_it_no_longer_has(play) -> None:
         assert [strip.cell_length for strip in strips] == [width] * (height + 3)
 
     play(scenario)
+
+
+@pytest.mark.parametrize(("size", "columns"), [((60, 20), 1), ((79, 24), 1), ((80, 24), 2), ((120, 40), 2)])
+def test_the_decode_view_has_one_column_where_two_are_too_narrow(play, size: tuple[int, int], columns: int) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("hello")
+        await it.press("f2")
+        parts = [it.app.screen.query_one(name) for name in ("#speed", "#latency")]
+        assert len({part.region.x for part in parts}) == columns
+        if columns == 1:
+            assert all(part.region.width >= size[0] - 1 for part in parts)
+            assert "step latency" not in it.text()
+            await it.press(*["down"] * 20)
+            assert "turns" in it.text()
+
+    play(scenario, size=size)
+
+
+@pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40), (200, 50)])
+@pytest.mark.parametrize("key", ["f4", "f5", "f6", "f1"])
+def test_a_dialog_is_as_tall_as_what_is_in_it(play, key: str, size: tuple[int, int]) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("hello")
+        await it.press(key)
+        await it.until(lambda: "reading the catalog" not in it.text())
+        await it.pilot.pause()
+        box = it.app.screen.query_one(".dialog")
+        assert box.region.bottom <= size[1]
+        if key == "f4":
+            assert box.region.height <= 11
+        within = box.content_region
+        used = max(child.region.bottom for child in box.children if child.display)
+        assert within.bottom - used <= 1, "empty lines at the end"
+
+    play(scenario, size=size)

@@ -25,7 +25,7 @@ from headrace.app.tui.decode.turns import TurnsSection
 _LEAST, _MOST = 30, 90
 _WIDER = 20
 _OPEN_FROM = 112  # columns of the window from which it is open at the start
-_CHAT = 24  # columns of the window that are never taken from the chat
+_CHAT = 60  # columns of the window that are never taken from the chat
 ROOM_FROM = _LEAST + _CHAT
 """Columns of the window from which there is room for both."""
 # The height from which a part is shown, in lines of the panel.

@@ -142,7 +142,8 @@ class ChatScreen(FrugalScreen):
     def on_resize(self, event: events.Resize) -> None:
         """Every new size, also under a dialog; before textual lays the screen out for it."""
         self._fit_panel(event.size)
-        self.call_after_refresh(self._show_notice)
+        if self.query("#notice") and self.query_one("#notice").display:
+            self.call_after_refresh(self._show_notice)  # cut for the new width
 
     def _fit_panel(self, window: Size) -> None:
         self.query_one(DecodePanel).fit(window.width)

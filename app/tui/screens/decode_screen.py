@@ -23,6 +23,7 @@ from headrace.app.tui.status_bar import Status, StatusBar
 from headrace.app.tui.textual_overrides.frugal_screen import FrugalScreen
 
 _WIDE = 132  # cells from which the right column is the wider one
+_NARROW = 80  # cells below which all parts stand in one column
 _TALL = 32  # lines from which every part has room
 
 
@@ -38,6 +39,8 @@ class DecodeScreen(FrugalScreen):
         Binding("shift+left,pageup", "cursor(-20)", "20 back", show=False),
         Binding("shift+right,pagedown", "cursor(20)", "20 on", show=False),
         Binding("end", "cursor(100000)", "Newest step", show=False),
+        Binding("up", "scroll(-3)", "Up", show=False),
+        Binding("down", "scroll(3)", "Down", show=False),
     ]
 
     def __init__(self, metrics: LiveMetrics, status: Status, *, frozen: bool) -> None:
@@ -79,7 +82,12 @@ class DecodeScreen(FrugalScreen):
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.width >= _WIDE, "-wide")
+        self.set_class(event.size.width < _NARROW, "-one-column")
         self.set_class(event.size.height >= _TALL, "-tall")
+
+    def action_scroll(self, by: int) -> None:
+        """The one column, where it is taller than the window."""
+        self.query_one("#decode-columns").scroll_relative(y=by, animate=False)
 
     def action_cursor(self, by: int) -> None:
         self.query_one(LatencySection).move_cursor(by)

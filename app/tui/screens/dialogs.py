@@ -1,18 +1,31 @@
 """Small questions in a box: type a line, say yes or no, choose one of a few."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
+from textual.screen import ModalScreen, Screen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from headrace.app.tui.input.fields import Field
+
+_FOOTER = 1  # line below a dialog's list that shows the keys
+
+
+def fit_list(screen: Screen[Any]) -> None:
+    """Let a list be as long as what is in it, and no longer than its dialog has room for; after each change."""
+    if not screen.is_mounted:
+        return
+    box, options = screen.query_one(".dialog"), screen.query_one(".dialog OptionList", OptionList)
+    others = [child for child in box.children if child is not options and child.display]
+    taken = sum(child.outer_size.height + child.styles.margin.height for child in others) + box.gutter.height
+    limit = screen.size.height if screen.app.has_class("-short") else screen.size.height * 9 // 10
+    options.styles.max_height = max(3, limit - taken - _FOOTER)
 
 
 class Question(ModalScreen[str | None]):

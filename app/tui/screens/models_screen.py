@@ -14,7 +14,7 @@ from headrace.app.chat.to_fetch import ToFetch, to_fetch
 from headrace.app.engine.messages import ModelCard
 from headrace.app.sanitise import sanitise
 from headrace.app.tui.chat_app import ChatApp
-from headrace.app.tui.screens.dialogs import Choose
+from headrace.app.tui.screens.dialogs import Choose, fit_list
 from headrace.app.tui.screens.model_rows import ModelRow, model_rows
 from headrace.runtime.errors import HeadraceError
 from headrace.runtime.units import format_bytes
@@ -90,6 +90,7 @@ class ModelsScreen(ModalScreen[str | None]):
             [Option(line, id=row.name, disabled=bool(row.problem)) for line, row in zip(lines, rows, strict=True)]
         )
         models.highlighted = at if at is not None and at < len(rows) else 0
+        fit_list(self)
 
     def _follow(self) -> None:
         """What fits and how fast is known once a model was loaded, and better once the bandwidth was measured."""

@@ -22,7 +22,7 @@ from headrace.app.sessions.records import Hit, SessionEntry
 from headrace.app.sessions.search import search
 from headrace.app.tui.chat_app import ChatApp
 from headrace.app.tui.input.fields import Field
-from headrace.app.tui.screens.dialogs import AskText, Choose
+from headrace.app.tui.screens.dialogs import AskText, Choose, fit_list
 from headrace.runtime.errors import EngineError, HeadraceError, SessionError
 
 _UNITS = ((86400 * 365, "y"), (86400 * 30, "mo"), (86400, "d"), (3600, "h"), (60, "min"))
@@ -55,6 +55,9 @@ class SessionsScreen(ModalScreen[None]):
         self._fill()
         self.query_one(Input).focus()
 
+    def on_resize(self) -> None:
+        self.call_after_refresh(fit_list, self)
+
     @property
     def _list(self) -> OptionList:
         return self.query_one("#sessions", OptionList)
@@ -70,6 +73,7 @@ class SessionsScreen(ModalScreen[None]):
         self._list.clear_options()
         self._list.add_options(options or [Option(Content.styled(nothing, "$quiet"), disabled=True)])
         self._list.highlighted = 0 if options else None
+        self.call_after_refresh(fit_list, self)
 
     @contextmanager
     def _up_to_date(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ from headrace.app.sanitise import sanitise
 from headrace.app.sessions.records import Message
 from headrace.app.sessions.tree import TreeLine, tree_lines
 from headrace.app.tui.chat_app import ChatApp
-from headrace.app.tui.screens.dialogs import Choose
+from headrace.app.tui.screens.dialogs import Choose, fit_list
 from headrace.runtime.errors import HeadraceError
 
 _LONGEST = 200  # characters of a message that are looked at for its line
@@ -57,6 +57,10 @@ class TreeScreen(ModalScreen[None]):
         self._list.add_options(options or [Option(Content.styled("nothing was said yet", "$quiet"), disabled=True)])
         shown = [place for place, line in enumerate(self._lines) if line.shown]
         self._list.highlighted = shown[-1] if shown else None
+        self.call_after_refresh(fit_list, self)
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(fit_list, self)
 
     @property
     def _marked(self) -> Message | None:
