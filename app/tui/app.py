@@ -29,7 +29,7 @@ from headrace.app.sanitise import sanitise
 from headrace.app.sessions.records import Session
 from headrace.app.sessions.store import SessionStore
 from headrace.app.settings import Settings, save_setting
-from headrace.app.tui.decode.feed import feed
+from headrace.app.tui.decode.feed import feed, stored_turns
 from headrace.app.tui.decode.machine_watch import MachineWatch
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.hangup import end_on_signals, when_made
@@ -97,6 +97,7 @@ class HeadraceApp(App[None]):
         self._said: dict[str, float] = {}  # short messages, and until when they show
         self._theme_at_start = ""
         self._metrics_due = 0.0
+        self._metrics_of = ""  # the session they are of
         self._drawn_version = -1
         self._drawn_phase: object = None
         self._drawn_load: object = None
@@ -218,6 +219,9 @@ class HeadraceApp(App[None]):
             return
         events = self.conversation.poll()
         feed(self.metrics, events)
+        if self._metrics_of != self.conversation.session.id:
+            self._metrics_of = self.conversation.session.id
+            self.metrics.session_changed(stored_turns(self.conversation.messages))
         self._note(events)
         if self._watch is not None and (load := self._watch.look(time.monotonic())) is not None:
             self.metrics.looked(load)
@@ -310,11 +314,12 @@ class HeadraceApp(App[None]):
     def restart_engine(self) -> None:
         """Bring the engine back after it died, or try a failed load again."""
         self.conversation.notice = None
-        self.metrics.loading("starting the engine", None)
         try:
             self.engine.restart()
         except HeadraceError as error:
             self.say(str(error), problem=True)
+        else:
+            self.metrics.loading("starting the engine", None)
 
     def copy(self, text: str, what: str) -> None:
         """To the clipboard: through the terminal, and through the platform's tool in the background."""

@@ -18,6 +18,7 @@ class CacheSection(Section):
         fill, model = metrics.fill, metrics.model
         used, allocated = fill.used_bytes, fill.allocated_bytes
         limit = model.kv_bytes_at_limit
+        limit = max(limit, allocated) if limit else 0  # the last block held may end past the last token
         subtitle = f"─ limit {format_bytes(limit)}" if limit else ""
         if str(self.border_subtitle or "") != subtitle:
             self.border_subtitle = Content(subtitle)

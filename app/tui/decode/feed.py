@@ -17,7 +17,8 @@ from headrace.app.engine.messages import (
     PrefixCached,
     Ready,
 )
-from headrace.app.tui.decode.metrics import CacheFill, LiveMetrics, MachineFacts, ModelFacts, with_peaks
+from headrace.app.sessions.records import Message
+from headrace.app.tui.decode.metrics import CacheFill, LiveMetrics, MachineFacts, ModelFacts, Turn, with_peaks
 
 
 def feed(metrics: LiveMetrics, events: Iterable[Event]) -> None:
@@ -49,6 +50,25 @@ def feed(metrics: LiveMetrics, events: Iterable[Event]) -> None:
             metrics.ended_early()
         elif isinstance(event, Died):
             metrics.died()
+
+
+def stored_turns(messages: Iterable[Message]) -> list[Turn]:
+    """The answers of a branch, as far as it is known how they went."""
+    answers = [(message, message.metrics) for message in messages if message.metrics is not None]
+    return [
+        Turn(
+            number=number,
+            prompt_tokens=went.prompt_tokens,
+            reused_tokens=went.reused_tokens,
+            completion_tokens=went.completion_tokens,
+            ttft_s=went.ttft_s,
+            prefill_tokens_per_second=went.prefill_tokens_per_second,
+            tokens_per_second=went.decode_tokens_per_second,
+            achieved_gb_s=went.achieved_gb_s,
+            finish_reason=message.finish_reason or "",
+        )
+        for number, (message, went) in enumerate(answers, 1)
+    ]
 
 
 def facts(card: ModelCard) -> tuple[ModelFacts, MachineFacts]:

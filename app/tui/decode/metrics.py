@@ -102,6 +102,7 @@ class LiveMetrics:
             maxlen=STEPS_KEPT
         )  # of those steps, the first, not between tokens, left out
         self._decoding_s, self._decoded, self._decoded_bytes = 0.0, 0, 0  # of all of the turn's
+        self._final_rate: float | None = None  # of the turn, once it is over
         self.turns: list[Turn] = []
         self.history = DecodeHistory()  # of this model
         self.load: Load | None = None
@@ -131,12 +132,22 @@ class LiveMetrics:
     def submitted(self) -> None:
         """A request is on its way: the next turn begins."""
         self.phase = "prefill"
+        self._forget_turn()
+        self._changed()
+
+    def session_changed(self, turns: Sequence[Turn]) -> None:
+        """Another session is talked to, and these were its answers: nothing that shows is of the one before."""
+        self.turns = list(turns)
+        self.fill = CacheFill()
+        self._forget_turn()
+        self._changed()
+
+    def _forget_turn(self) -> None:
         self.prefill_done = self.prefill_total = self.reused = 0
-        self.prefill_s = self.ttft_s = None
+        self.prefill_s = self.ttft_s = self._final_rate = None
         self.steps.clear()
         self.latencies_s.clear()
         self._decoding_s, self._decoded, self._decoded_bytes = 0.0, 0, 0
-        self._changed()
 
     def prefilling(self, done: int, total: int, reused: int) -> None:
         self.phase, self.prefill_done, self.prefill_total, self.reused = "prefill", done, total, reused
@@ -165,6 +176,7 @@ class LiveMetrics:
         self.phase, self.reused = "idle", summary.reused_tokens
         self.history.end_turn()
         self.prefill_s, self.ttft_s = summary.prefill_s, ttft_s
+        self._final_rate = summary.decode_tokens_per_second
         self.prefill_done = self.prefill_total = summary.prefill_tokens
         rate = summary.prefill_tokens_per_second
         if rate is not None and summary.prefill_tokens >= _MIN_STEPS:
@@ -184,9 +196,10 @@ class LiveMetrics:
         self._changed()
 
     def ended_early(self) -> None:
-        """The request ended without a summary (it was refused)."""
+        """The request ended without a summary (it was refused). A model that is being loaded goes on to be."""
         self.history.end_turn()
-        self.phase = "idle"
+        if self.phase in ("prefill", "decode"):
+            self.phase = "idle"
         self._changed()
 
     def died(self) -> None:
@@ -209,24 +222,31 @@ class LiveMetrics:
 
     @property
     def rate_now(self) -> float | None:
-        """Tokens per second over the last second."""
-        return self._rates.now
+        """Tokens per second over the last second; None while nothing is decoded."""
+        return self._rates.now if self.phase == "decode" else None
 
     @property
     def rate_average(self) -> float | None:
-        """Tokens per second over the turn: 1 / TPOT, so the first step does not count."""
+        """Tokens per second over the turn: 1 / TPOT, so the first step does not count. As stored, once it is over."""
+        if self._final_rate is not None:
+            return self._final_rate
         return self._decoded / self._decoding_s if self._decoding_s > 0 else None
 
     @property
     def mbu_average(self) -> float | None:
         """MBU over the turn, of the same steps as `rate_average`."""
-        achieved = self._decoded_bytes / self._decoding_s / 1e9 if self._decoding_s > 0 else None
-        return mbu(achieved, self.machine.measured_gb_s)
+        return mbu(self._achieved_average, self.machine.measured_gb_s)
 
     @property
     def achieved_gb_s(self) -> float | None:
-        """Bandwidth over the last second, computed: bytes of those steps / their time."""
-        return self._rates.achieved_gb_s
+        """Bandwidth over the last second, over the turn once it is over; computed: bytes of steps / their time."""
+        if self.phase == "decode":
+            return self._rates.achieved_gb_s
+        return self._achieved_average
+
+    @property
+    def _achieved_average(self) -> float | None:
+        return self._decoded_bytes / self._decoding_s / 1e9 if self._decoding_s > 0 else None
 
     @property
     def _rates(self) -> "_Rates":
@@ -261,7 +281,6 @@ class LiveMetrics:
         if self.phase not in ("prefill", "decode"):
             return None
         fed = self.prefill_total
-        achieved = self._decoded_bytes / self._decoding_s / 1e9 if self._decoding_s > 0 else None
         return Turn(
             number=len(self.turns) + 1,
             prompt_tokens=self.reused + fed + 1 if fed or self.reused else 0,  # the last one feeds the first step
@@ -270,7 +289,7 @@ class LiveMetrics:
             ttft_s=self.ttft_s,
             prefill_tokens_per_second=None,
             tokens_per_second=self.rate_average,
-            achieved_gb_s=achieved,
+            achieved_gb_s=self._achieved_average,
             finish_reason=self.phase,
         )
 
@@ -320,7 +339,7 @@ def _rates(steps: Sequence[StepRecord]) -> _Rates:
         if span >= NOW_S:
             break
     return _Rates(
-        now=_rate([record.latency_s for record in recent if record.index > 0] or [r.latency_s for r in recent]),
+        now=_rate([record.latency_s for record in recent if record.index > 0]),
         achieved_gb_s=sum(record.step_bytes for record in recent) / span / 1e9 if span > 0 else None,
     )
 

@@ -51,8 +51,8 @@ class RooflineSection(Section):
 
 
 def decode_point(metrics: LiveMetrics) -> Point | None:
-    """Decode of the last second."""
-    last, rate, flops = metrics.last, metrics.rate_now, metrics.model.flops_per_token
+    """Decode of the last second; of the turn, once it is over."""
+    last, rate, flops = metrics.last, metrics.rate_now or metrics.rate_average, metrics.model.flops_per_token
     if last is None or rate is None or not flops:
         return None
     return Point(flops / last.step_bytes, flops * rate, "◆", "bold $text-accent")

@@ -50,14 +50,15 @@ class SpeedSection(Vertical):
 
 
 class BigRate(Lines):
-    """Tokens per second now. No Digits widget: one whose text gets longer lays the screen out anew."""
+    """Tokens per second now, of the last answer while there is none. No Digits widget: one whose text gets longer lays
+    the screen out anew."""
 
     def news(self, metrics: LiveMetrics) -> object:
-        return rate_digits(metrics.rate_now)
+        return _big(metrics)
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
         bold = Style(bold=True)
-        segments = cast("Iterable[Segment]", Digits(rate_digits(metrics.rate_now), bold).render(bold))
+        segments = cast("Iterable[Segment]", Digits(_big(metrics), bold).render(bold))
         return [Content("".join(part.text for part in line)) for line in Segment.split_lines(segments)]
 
 
@@ -66,11 +67,17 @@ class SpeedFacts(Lines):
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
         average, roofline = rate_digits(metrics.rate_average), rate_digits(metrics.roofline_rate)
-        return [
-            Content.assemble(("tok/s", "bold"), (" now", "$quiet")),
+        last = metrics.rate_now is None and metrics.rate_average is not None
+        lines = (
+            Content.assemble(("tok/s", "bold"), (" last answer" if last else " now", "$quiet")),
             Content.assemble((average, "bold $text-primary"), (" average", "$quiet")),
             Content.assemble((roofline, "$quiet"), (" roofline", "$quiet")),
-        ]
+        )
+        return [line.truncate(width, ellipsis=True) for line in lines]
+
+
+def _big(metrics: LiveMetrics) -> str:
+    return rate_digits(metrics.rate_average if metrics.rate_now is None else metrics.rate_now)
 
 
 class PhaseStrip(Lines):

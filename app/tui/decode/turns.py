@@ -27,7 +27,8 @@ class TurnsSection(Section):
     TITLE = "turns"
 
     def news(self, metrics: LiveMetrics) -> object:
-        return id(metrics), len(metrics.turns), metrics.machine.measured_gb_s, metrics.running
+        last = tuple(metrics.turns[-1:])
+        return id(metrics), last, len(metrics.turns), metrics.machine.measured_gb_s, metrics.running
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         running = metrics.running

@@ -33,6 +33,8 @@ def welcome_lines(
         lines += [Content.styled(sanitise(card.name), "bold"), Content.styled(facts, "$quiet")]
         lines.append(Content.styled(f"{card.machine.device_name} · {card.machine.backend}", "$quiet"))
         lines += [Content.styled(sanitise(note), "$text-warning") for note in card.notes]
+    elif engine.state == "dead":
+        lines.append(Content.styled("the engine is not running: F8 starts it again", "$text-error"))
     else:
         lines.append(Content.styled(f"loading {sanitise(name)} …", "$quiet"))
         lines.append(Content.styled("type on: it is sent as soon as the model is there", "$quiet"))

@@ -1,0 +1,70 @@
+"""What the screen says is so now, of this session, and the same everywhere."""
+
+from headrace.app.answer_phrases import rate_digits
+from headrace.app.engine.messages import Abandoned
+from headrace.app.tui.decode.cache import CacheSection
+from headrace.app.tui.decode.feed import facts, feed
+from headrace.app.tui.decode.metrics import LiveMetrics
+from tests.app.scripted_engine import CARD, LATENCY_S, record, summary
+from tests.tui.conftest import Driver
+
+
+def decoded(steps: int = 300) -> LiveMetrics:
+    metrics = LiveMetrics()
+    metrics.ready(*facts(CARD))
+    metrics.submitted()
+    metrics.stepped([record(n, 20 + n) for n in range(steps)])
+    return metrics
+
+
+def test_nothing_is_now_while_nothing_is_decoded() -> None:
+    metrics = decoded()
+    assert metrics.rate_now
+    metrics.finished(summary(20, 0, 300), "stop", 0.05)
+    assert metrics.rate_now is None
+    metrics.submitted()
+    metrics.stepped([record(0, 20)])  # a first step says how long the prompt took, not how fast decoding is
+    assert metrics.rate_now is None
+
+
+def test_a_finished_answer_has_one_speed() -> None:
+    metrics = decoded()
+    metrics.finished(summary(20, 0, 300), "stop", 0.05)
+    assert metrics.rate_average == metrics.turns[-1].tokens_per_second == 1 / LATENCY_S
+
+
+def test_a_model_that_is_being_loaded_is_not_idle_when_what_ran_before_ends() -> None:
+    metrics = decoded()
+    metrics.loading("loading another", None)
+    feed(metrics, [Abandoned(1)])
+    assert metrics.phase == "load"
+
+
+def test_what_the_cache_holds_is_within_its_limit(play) -> None:
+    async def scenario(it: Driver) -> None:
+        section = it.app.chat.query_one(CacheSection)  # type: ignore[union-attr]
+        metrics = decoded(500)  # of 512 tokens, in blocks of 256
+        metrics.model = facts(CARD)[0]
+        metrics.fill = type(metrics.fill)(400, metrics.fill.used_bytes, CARD.cost.kv_bytes(768))
+        text = "\n".join(line.plain for line in section.lines(metrics, 60, 3))
+        held = text.split("held ")[1]
+        assert str(section.border_subtitle).endswith(held)
+
+    play(scenario)
+
+
+def test_turns_and_speed_are_those_of_the_session(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("one")
+        first = it.app.conversation.session
+        speed = f"{rate_digits(1 / LATENCY_S)} tok/s"
+        await it.until(lambda: len(it.app.metrics.turns) == 1 and speed in it.text().split("\n")[0])
+        await it.write("/new")
+        await it.until(lambda: it.app.metrics.turns == [])
+        await it.until(lambda: "tok/s" not in it.text().split("\n")[0])
+        await it.ask("two")
+        assert [turn.number for turn in it.app.metrics.turns] == [1]
+        it.app.open_session(it.app.store.session(first.id))
+        await it.until(lambda: [turn.completion_tokens for turn in it.app.metrics.turns] == [4])
+
+    play(scenario)
