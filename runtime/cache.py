@@ -2,7 +2,8 @@
 
 Contract of a pass of T tokens: `reserve(T)` makes room; every layer, in order and once, appends T entries at `length`
 and attends over everything up to them, by `attend` or within `run_fused`; `advance(T)` then moves `length`.
-`commit(T)` declares entries final, `rollback()` forgets the ones appended ahead of the commit.
+`commit(T)` declares entries final, `rollback()` forgets the ones appended ahead of the commit. `trim` goes back further:
+to any length, or, where a cache forgets (recurrent state, sliding windows), to where it was told to `mark`.
 
 Two protocols, one for each side. `Cache` is the engine's: lengths, room and bytes. `LayerCache` is the layers': a
 network hands over projections, or a fused node of whole layers, and gets activations. Where the entries are is between
@@ -46,11 +47,6 @@ class Cache(Protocol):
         ...
 
     @property
-    def can_rollback(self) -> bool:
-        """False where appended entries cannot be taken back (recurrent state): then nothing may run ahead."""
-        ...
-
-    @property
     def committed_bytes(self) -> int:
         """Bytes the committed entries occupy."""
         ...
@@ -85,6 +81,15 @@ class Cache(Protocol):
         """Keep the first `length` committed entries, drop the rest (also what is pending). See `reachable`."""
         ...
 
+    @property
+    def needs_marks(self) -> bool:
+        """Whether `trim` comes back to marks only, since the cache forgets (recurrent state, sliding windows)."""
+        ...
+
+    def mark(self) -> None:
+        """Remember the committed entries of now, nothing pending: `trim` can come back. Old marks give way to new."""
+        ...
+
     def reachable(self, length: int) -> int:
         """The most of the first `length` committed entries that `trim` can keep; 0 where it would keep none."""
         ...
@@ -103,7 +108,9 @@ class LayerCache(Protocol):
 
 
 class Lengths:
-    """The bookkeeping every cache layout shares: appended, committed, limit."""
+    """The bookkeeping every cache layout shares: appended, committed, limit. Entries can be taken back one by one."""
+
+    needs_marks = False
 
     def __init__(self, limit: int) -> None:
         if limit < 1:
@@ -133,6 +140,9 @@ class Lengths:
         if not 0 <= length <= self.committed:
             raise ValueError(f"cannot trim {self.committed} committed entries to {length}")
         self.length = self.committed = length
+
+    def mark(self) -> None:
+        """Every length can be come back to as it is."""
 
     def reachable(self, length: int) -> int:
         """The most of the first `length` committed entries that `trim` can keep."""
@@ -191,8 +201,6 @@ class _Span:
 
 class KVCache(Lengths):
     """Contiguous buffers per layer; layers of one window share where theirs begin."""
-
-    can_rollback = True
 
     def __init__(self, shape: KVShape, *, limit: int, ops: Ops, batch: int = 1) -> None:
         super().__init__(limit)

@@ -2,8 +2,8 @@
 
 Semantics the loop keeps. A step feeds exactly one token per sequence and appends exactly one K and one V entry per
 layer. While the device works on step n, step n + 1 is built on n's token, a value nobody has read yet. If that
-token turns out to end the answer, the step built ahead is rolled back: it is in neither the output nor the
-committed cache.
+token turns out to end the answer, the step built ahead has fed a token of the sequence all the same: its entry is
+committed, its own token is never read. So nothing has to be taken back, and any cache can be run ahead of.
 """
 
 from collections.abc import Callable, Generator
@@ -48,18 +48,16 @@ def decode(
 ) -> Generator[SampledToken, None, None]:
     """Up to `steps` steps starting from `token` (B,). Yields each token once it may be read.
 
-    The consumer reads the token and commits the step. Closing the iterator rolls the cache back to what was
-    committed.
+    The consumer reads the token and commits the step. Closing the iterator after that commits the step built ahead
+    too: what the last token read appended.
     """
     ahead = decode_step(network, cache, sample, token).start()
     try:
         for left in range(steps - 1, -1, -1):
             current = ahead
-            overlap = left and cache.can_rollback  # asked once: the step built ahead may itself end it
-            if overlap:
+            if left:
                 ahead = decode_step(network, cache, sample, current.token).start()
             yield current
-            if left and not overlap:
-                ahead = decode_step(network, cache, sample, current.token).start()
-    finally:
-        cache.rollback()
+    except GeneratorExit:
+        cache.commit(cache.length - cache.committed)
+        raise

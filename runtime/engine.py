@@ -23,6 +23,8 @@ from headrace.runtime.request import Event, Finished, FinishReason, PrefillProgr
 from headrace.runtime.sampling import Sampler, logprobs
 from headrace.runtime.timeline import Timeline
 
+OPENING = 16  # tokens: as many as templates open an answer with, or a few more
+
 
 class Engine:
     """Runs one network. `context_limit` bounds the cache entries of a generation: an answer's last token needs none.
@@ -53,16 +55,15 @@ class Engine:
         """Prefill what the next prompt is expected to begin with, while nobody waits for an answer.
 
         Ends early, with nothing lost, once `stop()` says so between two chunks. Gives the kept cache as it is then;
-        None, and nothing done, without `keep_prefix` and where a wrong guess could not be taken back. Raises what
-        `generate` raises.
+        None, and nothing done, without `keep_prefix`. Raises what `generate` raises.
         """
         self._claimable()
         self._check(Request(prompt))
-        if self.prefix is None or not self.network.make_cache(1).can_rollback:
+        if self.prefix is None:
             return None
         with self._working():
             cache = self.prefix.take(prompt) or self.network.make_cache(self.context_limit)
-            for _ in prefill(self.network, cache, prompt[cache.committed : -1], self._chunk_sizer):
+            for _ in self._read(cache, prompt):
                 if stop():
                     break
             self.prefix.keep(cache, prompt)
@@ -134,10 +135,24 @@ class Engine:
         total = len(request.prompt) - 1 - reused
         if reused:
             yield PrefillProgress(0, total, reused)
-        for done in prefill(self.network, cache, request.prompt[reused:-1], self._chunk_sizer):
-            yield PrefillProgress(done, total, reused)
+        for done in self._read(cache, request.prompt):
+            yield PrefillProgress(done - reused, total, reused)
             if request.cancel:
                 return
+
+    def _read(self, cache: Cache, prompt: Sequence[int]) -> Iterator[int]:
+        """Prefill what the cache lacks of the prompt but its last token; how far it is, after each chunk.
+
+        In a conversation, with marks to come back to where the cache needs them: also a little before the end, since
+        what opens this answer may not be what opens it in the next prompt (a template that drops the thinking).
+        """
+        marks = self.prefix is not None and cache.needs_marks
+        end = len(prompt) - 1
+        for stop in (max(0, end - OPENING), end) if marks else (end,):
+            for _ in prefill(self.network, cache, prompt[cache.committed : stop], self._chunk_sizer):
+                if marks:
+                    cache.mark()
+                yield cache.committed
 
     def _decode(
         self, request: Request, cache: Cache, sampler: Sampler, timeline: Timeline, sequence: list[int]

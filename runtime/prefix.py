@@ -20,25 +20,23 @@ class Prefix:
     def take(self, prompt: Sequence[int]) -> Cache | None:
         """The kept cache, trimmed to what it shares with `prompt`; None (and nothing kept) if that is nothing.
 
-        At most len(prompt) - 1 entries stay: the first step feeds the prompt's last token. A cache that cannot
-        be rolled back is only good if it is a whole prefix.
+        At most len(prompt) - 1 entries stay: the first step feeds the prompt's last token. A cache that forgets
+        keeps what it can come back to: all of it, or a mark.
         """
         cache, tokens = self._cache, self._tokens
         self.clear()
         if cache is None:
             return None
-        shared = common_prefix(tokens, prompt[:-1])
-        if shared < len(tokens) and not cache.can_rollback:
-            return None
-        shared = cache.reachable(shared)
+        shared = cache.reachable(common_prefix(tokens, prompt[:-1]))
         if shared == 0:
             return None
         cache.trim(shared)
         return cache
 
     def keep(self, cache: Cache, sequence: Sequence[int]) -> None:
-        """Remember `cache`, whose committed entries are the first tokens of `sequence`."""
+        """Remember `cache`, whose committed entries are the first tokens of `sequence`, nothing pending."""
         if cache.committed:
+            cache.mark()
             self._cache, self._tokens = cache, list(sequence[: cache.committed])
 
     def clear(self) -> None:

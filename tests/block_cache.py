@@ -19,8 +19,6 @@ BLOCK = 5  # entries; no divisor of anything
 class BlockCache(Lengths):
     """One sequence. A block holds BLOCK entries of every layer; `table` says which blocks hold the sequence."""
 
-    can_rollback = True
-
     def __init__(self, shape: KVShape, *, limit: int, ops: Ops) -> None:
         super().__init__(limit)
         self._shape = shape

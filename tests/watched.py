@@ -1,29 +1,31 @@
 """A network under observation: the real one, with a record of what the engine asked of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
 
+from headrace.runtime.decode import SampledToken, decode_step
 from headrace.runtime.engine import Engine
 from headrace.runtime.network import Network
 from headrace.runtime.ops import Projections
+from headrace.runtime.prefill import prefill
 from headrace.runtime.request import Event, Finished, Request, Step
 
 
 class WatchedNetwork:
     """Delegates to `network`; remembers fed tokens, cache positions, logits and the caches it made.
 
-    `on_pass(n)` is called before the n-th forward pass (from 0) and may raise. With `ahead=False` its caches refuse
-    to roll back, so the decode loop cannot run ahead of the reader.
+    `on_pass(n)` is called before the n-th forward pass (from 0) and may raise. With `forgets=True` its caches come back
+    to their marks only, like recurrent state.
     """
 
     def __init__(
-        self, network: Network[Any], *, on_pass: Callable[[int], None] = lambda _: None, ahead: bool = True
+        self, network: Network[Any], *, on_pass: Callable[[int], None] = lambda _: None, forgets: bool = False
     ) -> None:
         self._network = network
         self._on_pass = on_pass
-        self._ahead = ahead
+        self._forgets = forgets
         self.caches: list[Any] = []
         self.fed: list[mx.array] = []  # (1, T) per pass
         self.positions: list[tuple[int, int]] = []  # (length, committed) before each pass
@@ -35,8 +37,8 @@ class WatchedNetwork:
 
     def make_cache(self, limit: int) -> Any:
         cache = self._network.make_cache(limit)
-        if not self._ahead:
-            cache.can_rollback = False  # type: ignore[misc]
+        if self._forgets:
+            _forget(cache)
         if hasattr(cache, "attend"):
             attend = cache.attend
 
@@ -61,6 +63,42 @@ class WatchedNetwork:
         logits = self._network.logits(x)
         self.logits_seen.append(logits)
         return logits
+
+
+def _forget(cache: Any) -> None:
+    """Let a cache come back to where it was marked, and nowhere else."""
+    marks: list[int] = []
+    trim = cache.trim
+
+    def mark() -> None:
+        assert cache.length == cache.committed
+        marks.append(cache.committed)
+
+    def reachable(length: int) -> int:
+        return length if length == cache.length else max((mark for mark in marks if mark <= length), default=0)
+
+    def back(length: int) -> None:
+        assert reachable(length) == length
+        trim(length)
+        marks[:] = [mark for mark in marks if mark <= length]
+
+    def refuse() -> None:
+        raise AssertionError("it cannot be rolled back")
+
+    cache.needs_marks, cache.mark, cache.reachable, cache.trim, cache.rollback = True, mark, reachable, back, refuse
+
+
+def step_by_step(network: Any, prompt: Sequence[int], steps: int) -> tuple[list[int], Any]:
+    """Greedy tokens where every one is read before the next step is built, and the cache: decode without overlap."""
+    cache = network.make_cache(len(prompt) + steps)
+    for _ in prefill(network, cache, prompt[:-1]):
+        pass
+    tokens = [prompt[-1]]
+    for _ in range(steps):
+        sampled = decode_step(network, cache, lambda logits: SampledToken(mx.argmax(logits, axis=-1)), mx.array(tokens[-1:]))
+        tokens.append(int(sampled.token.item()))
+        cache.commit(1)
+    return tokens[1:], cache
 
 
 def committed_rows(cache: Any) -> list[mx.array]:

@@ -165,18 +165,14 @@ class EngineHost:
                     send(Prefill(command.id, part.done, part.total, part.reused))
 
     def read_ahead(self, command: ReadAhead, stop: Callable[[], bool], send: Send) -> None:
-        """Prefill what the next prompt will begin with, until `stop()`. Raises HeadraceError for what has no prompt.
-
-        Not through mlx-lm's classes: a cache of theirs whose window is full cannot take a wrong guess back, and the
-        whole conversation would have to be read again.
-        """
+        """Prefill what the next prompt will begin with, until `stop()`. Raises HeadraceError for what has no prompt."""
         prompt = self._prompts.encode(command.messages, thinking=command.thinking)
         said = command.messages[-1]
         message = self._count(said["content"]) if said["role"] == "user" else 0
         self._file_tokens = {text: self._file_tokens.get(text) or self._count(text) for text in command.files}
         files = tuple(self._file_tokens[text] for text in command.files)
         send(DraftCounted(command.id, len(prompt), self._longest_prompt, message, files))
-        if command.count_only or self._loaded.kind != "headrace" or len(prompt) > self._longest_prompt:
+        if command.count_only or len(prompt) > self._longest_prompt:
             return
         with self._check.paused():
             cache = self._engine.read_ahead(prompt, stop)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.models.network.decoder import Decoder
-from headrace.runtime.engine import Engine
+from headrace.runtime.engine import OPENING, Engine
 from headrace.runtime.errors import ContextLimitError, EngineError, UsageError
 from headrace.runtime.prefix import Prefix, common_prefix
 from headrace.runtime.request import CancelFlag, Event, Finished, PrefillProgress, Request, Step
@@ -45,7 +45,7 @@ def test_the_next_turn_feeds_only_what_is_new(network: Decoder) -> None:
     prompt = [*FIRST, *said, 1, 2, 3]
     events = list(engine.generate(Request(prompt, max_tokens=4)))
     answer, end = split(events)
-    in_cache = len(FIRST) + len(said) - 1  # the last token said was never fed
+    in_cache = len(FIRST) + len(said) - 1  # after the last step there was, the last token said was never fed
     assert watched.fed[fed].tolist() == [prompt[in_cache:-1]]
     assert events[0] == PrefillProgress(0, 3, in_cache)
     assert (end.summary.reused_tokens, end.summary.prefill_tokens) == (in_cache, 3)
@@ -80,21 +80,40 @@ def test_nothing_in_common_starts_an_empty_cache(network: Decoder) -> None:
     assert (len(watched.caches), end.summary.reused_tokens) == (2, 0)
 
 
-def test_a_cache_that_cannot_roll_back_is_reused_as_a_whole_prefix_or_not_at_all(network: Decoder) -> None:
-    watched = WatchedNetwork(network, ahead=False)
+def test_a_cache_that_forgets_is_reused_as_a_whole_or_from_a_mark(network: Decoder) -> None:
+    watched = WatchedNetwork(network, forgets=True)
     engine = conversation(watched)
-    said, _ = split(list(engine.generate(Request(FIRST, max_tokens=5))))
-    whole = [*FIRST, *said, 7]
-    answer, end = split(list(engine.generate(Request(whole, max_tokens=3))))
-    assert end.summary.reused_tokens == len(FIRST) + 4
-    assert answer == fresh(network, Request(whole, max_tokens=3))[0]
-    branch, end = split(list(engine.generate(Request([*FIRST, 1, 2], max_tokens=3))))
-    assert end.summary.reused_tokens == 0
-    assert branch == fresh(network, Request([*FIRST, 1, 2], max_tokens=3))[0]
+    first = [*FIRST, *range(20)]
+
+    def ask(prompt: list[int]) -> tuple[list[int], int]:
+        said, end = split(list(engine.generate(Request(prompt, max_tokens=5))))
+        assert said == fresh(network, Request(prompt, max_tokens=5))[0]
+        return said, end.summary.reused_tokens
+
+    said, _ = ask(first)
+    second = [*first, *said, 7, 8, 9]
+    assert ask(second)[1] == len(first) + 4  # whole
+    assert ask([*second[:-1], 10])[1] == len(second) - 1  # the second prompt's end
+    assert ask([*second[:-4], 1, 2])[1] == len(first) + 4  # the first answer's end
+    assert ask([*first[:-3], 1, 2, 3])[1] == len(first) - 1 - OPENING  # a little before the first prompt's end
+    assert ask([90, *first])[1] == 0
+
+
+def test_the_stop_token_is_in_the_kept_cache(network: Decoder) -> None:
+    """A template closes the turn with it, so that a cache that forgets is the beginning of the next prompt."""
+    engine = conversation(WatchedNetwork(network, forgets=True))
+    free, _ = fresh(network, Request(FIRST, max_tokens=9))
+    stop = free[-1]
+    said, end = split(list(engine.generate(Request(FIRST, stop_ids=frozenset([stop])))))
+    prompt = [*FIRST, *said, stop, 4, 5]
+    _, again = split(list(engine.generate(Request(prompt, max_tokens=1))))
+    assert end.stop_id == stop
+    assert (again.summary.reused_tokens, again.summary.prefill_tokens) == (len(FIRST) + len(said) + 1, 1)
 
 
 def test_without_keep_prefix_nothing_is_kept(network: Decoder) -> None:
     engine = Engine(network, context_limit=LIMIT)
+    gc.collect()  # what earlier tests left behind must not go while we weigh
     before = mx.get_active_memory()
     for _ in range(2):
         _, end = split(list(engine.generate(Request(FIRST, max_tokens=3))))
@@ -175,9 +194,9 @@ turns = st.lists(
 @settings(max_examples=40, deadline=None)
 @given(turns, st.booleans())
 def test_reuse_never_changes_what_is_said(
-    network: Decoder, turns: list[tuple[Ending, int, list[int]]], ahead: bool
+    network: Decoder, turns: list[tuple[Ending, int, list[int]]], forgets: bool
 ) -> None:
-    engine = conversation(WatchedNetwork(network, ahead=ahead))
+    engine = conversation(WatchedNetwork(network, forgets=forgets))
     history = list(FIRST)
     for ending, kept, new in turns:
         prompt = ([*history[:kept], *new] or [1])[: LIMIT - 1]
@@ -267,12 +286,15 @@ def test_reading_ahead_stops_between_chunks_and_keeps_what_it_has(network: Decod
     assert end.summary.reused_tokens == read
 
 
-def test_nothing_is_read_ahead_where_a_wrong_guess_could_not_be_taken_back(network: Decoder) -> None:
-    engine = conversation(WatchedNetwork(network, ahead=False))
+def test_a_wrong_guess_costs_a_cache_that_forgets_no_more_than_the_guess(network: Decoder) -> None:
+    engine = conversation(WatchedNetwork(network, forgets=True))
     said, _ = split(list(engine.generate(Request(FIRST, max_tokens=5))))
-    assert engine.read_ahead([*FIRST, 1, 2, 3], never) is None
-    _, end = split(list(engine.generate(Request([*FIRST, *said, 7], max_tokens=1))))
+    engine.read_ahead([*FIRST, *said, 1, 2, 3], never)
+    engine.read_ahead([*FIRST, *said, 1, 2, 4, 5], never)
+    prompt = [*FIRST, *said, 7, 8]
+    answer, end = split(list(engine.generate(Request(prompt, max_tokens=4))))
     assert end.summary.reused_tokens == len(FIRST) + 4
+    assert answer == fresh(network, Request(prompt, max_tokens=4))[0]
 
 
 def test_reading_ahead_is_refused_like_a_request(network: Decoder) -> None:

@@ -1,5 +1,5 @@
-"""The decode loop's semantics: one entry per layer and step, no token computed before the one it follows, and
-nothing of the step built ahead in the output or the committed cache, whatever ended the answer."""
+"""The decode loop's semantics: one entry per layer and step, no token computed before the one it follows, and of the
+step built ahead nothing but the entry of the last token read, whatever ended the answer."""
 
 from collections.abc import Callable, Iterator
 
@@ -9,7 +9,7 @@ import pytest
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine import Engine
 from headrace.runtime.request import CancelFlag, Event, Finished, Request, Step
-from tests.watched import WatchedNetwork, answer, same_rows
+from tests.watched import WatchedNetwork, answer, same_rows, step_by_step
 
 PROMPT = [5, 17, 3, 88, 42, 9, 61]
 STEPS = 12
@@ -54,11 +54,11 @@ def test_each_step_reads_all_entries_before_it_and_at_most_one_is_uncommitted(ne
     assert {length - committed for length, committed in watched.positions} == {0, 1}
 
 
-def test_without_lookahead_a_step_starts_only_when_the_one_before_is_committed(network: Decoder) -> None:
-    watched = WatchedNetwork(network, ahead=False)
+def test_a_cache_that_cannot_roll_back_is_run_ahead_of_as_well(network: Decoder) -> None:
+    watched = WatchedNetwork(network, forgets=True)
     tokens, _ = answer(watched, Request(PROMPT, max_tokens=STEPS))
-    assert all(length == committed for length, committed in watched.positions)
-    assert tokens == answer(network, Request(PROMPT, max_tokens=STEPS))[0]
+    assert {length - committed for length, committed in watched.positions[2:]} == {1}
+    assert tokens == step_by_step(network, PROMPT, STEPS)[0]
 
 
 def by_length(network: WatchedNetwork, tokens: list[int]) -> Iterator[Event]:
@@ -94,25 +94,25 @@ def by_close(network: WatchedNetwork, tokens: list[int]) -> Iterator[Event]:
 
 
 @pytest.mark.parametrize("end", [by_length, by_stop_id, by_cancel, by_context_limit, by_close])
-def test_the_step_built_ahead_leaves_no_trace(
-    network: Decoder, end: Callable[[WatchedNetwork, list[int]], Iterator[Event]]
+@pytest.mark.parametrize("forgets", [False, True])
+def test_of_the_step_built_ahead_the_last_tokens_entry_stays(
+    network: Decoder, end: Callable[[WatchedNetwork, list[int]], Iterator[Event]], forgets: bool
 ) -> None:
     greedy = recomputed(network, PROMPT, STEPS)
     steps = next(i for i in range(4, STEPS) if greedy[i] not in greedy[:i]) + 1  # ends on a token not seen before
-    alone = WatchedNetwork(network, ahead=False)
-    expected, _ = answer(alone, Request(PROMPT, max_tokens=steps))
+    expected, _ = step_by_step(network, PROMPT, steps)
+    looked_ahead = end in (by_stop_id, by_cancel, by_close)
 
-    watched = WatchedNetwork(network)
+    watched = WatchedNetwork(network, forgets=forgets)
     events = list(end(watched, expected))
     tokens = [event.token for event in events if isinstance(event, Step)]
     cache = watched.caches[0]
-    assert cache.length == cache.committed == len(PROMPT) - 1 + steps
-    assert same_rows(cache, alone.caches[0])
+    assert cache.length == cache.committed == len(PROMPT) - 1 + steps + looked_ahead
+    assert same_rows(cache, step_by_step(network, PROMPT, steps + looked_ahead)[1])
     if end is by_stop_id:
         last = events[-1]
         assert isinstance(last, Finished)
         assert (tokens, last.stop_id, last.reason) == (expected[:-1], expected[-1], "stop")
     else:
         assert tokens == expected
-    looked_ahead = end in (by_stop_id, by_cancel, by_close)
     assert len(watched.fed) - 1 == steps + looked_ahead  # at a known end nothing is built ahead at all
