@@ -19,7 +19,7 @@ from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.checkpoint.tensor_info import stored_dtype
 from headrace.models.checkpoint.text_part import TextPart, text_part
 from headrace.models.checkpoint.validation import blamed_on_store
-from headrace.models.cost.costs import WORKING_MEMORY
+from headrace.models.cost.costs import working_memory
 from headrace.models.network.config import DecoderConfig, decoder_config
 from headrace.models.network.decoder_costs import kv_layers
 from headrace.models.network.dtypes import compute_dtype
@@ -182,10 +182,11 @@ def _decoder(
 def _fitting_context(weights: int, kv: Sequence[LayerKV], limit: int, *, asked: bool) -> int:
     """The context to run with: `limit`, or, where nobody asked for a particular one, what memory allows of it."""
     budget = memory.budget()
-    room = limit if budget is None else longest_context(kv, budget.usable - weights - WORKING_MEMORY, limit)
+    working = working_memory(on_gpu=mx.default_device().type == mx.DeviceType.gpu)
+    room = limit if budget is None else longest_context(kv, budget.usable - weights - working, limit)
     if not asked:
         limit = min(limit, max(room, LEAST_CONTEXT))
-    memory.check_fits(weights, held_bytes(kv, limit), WORKING_MEMORY, budget, limit, fitting=room)
+    memory.check_fits(weights, held_bytes(kv, limit), working, budget, limit, fitting=room)
     return limit
 
 

@@ -2,8 +2,8 @@
 
 Contract of a pass of T tokens: `reserve(T)` makes room; every layer, in order and once, appends T entries at `length`
 and attends over everything up to them, by `attend` or within `run_fused`; `advance(T)` then moves `length`.
-`commit(T)` declares entries final, `rollback()` forgets the ones appended ahead of the commit. `trim` goes back further:
-to any length, or, where a cache forgets (recurrent state, sliding windows), to where it was told to `mark`.
+`commit(T)` declares entries final, `rollback()` forgets the ones appended ahead of the commit. `trim` goes back
+further: to any length, or, where a cache forgets (recurrent state, sliding windows), to where it was told to `mark`.
 
 Two protocols, one for each side. `Cache` is the engine's: lengths, room and bytes. `LayerCache` is the layers': a
 network hands over projections, or a fused node of whole layers, and gets activations. Where the entries are is between
@@ -27,6 +27,7 @@ from headrace.runtime.errors import ContextLimitError
 from headrace.runtime.ops import AttentionSpec, LayersNode, Ops, Projections
 
 CHUNK = 256  # entries; capacities are multiples of it
+GROWTH = 1024  # entries: the most that is set aside ahead of need
 
 _Projected = TypeVar("_Projected", mx.array, Projections)
 
@@ -184,7 +185,7 @@ class _Span:
     def place(self, end: int, committed: int, limit: int) -> tuple[int, int]:
         """(first, capacity) with rows for the positions before `end`; as they are if there are.
 
-        Growth at least doubles. A window's buffer has room for the window, ROLLBACK and as many new entries, or for a
+        Growth doubles, up to GROWTH rows. A window's buffer has room for the window, ROLLBACK and as many new entries, or for a
         longer chunk; then what it needs of the `committed` entries moves to the front, amortised O(1) times each.
         """
         if end - self.first <= self.capacity:
@@ -195,12 +196,16 @@ class _Span:
             if end - first > kept + ROLLBACK:
                 first = max(first, committed - kept)
             most = min(kept + ROLLBACK, limit - first)
-        wanted = max(end - first, min(2 * self.capacity, most))
+        wanted = max(end - first, min(2 * self.capacity, self.capacity + GROWTH, most))
         return first, -(-wanted // CHUNK) * CHUNK
 
 
 class KVCache(Lengths):
-    """Contiguous buffers per layer; layers of one window share where theirs begin."""
+    """Contiguous buffers per layer; layers of one window share where theirs begin.
+
+    A full buffer grows to twice as many rows, later by GROWTH: what is copied is little beside what the steps between
+    two growths read. Growing takes room for one more buffer of one layer, never for another cache.
+    """
 
     def __init__(self, shape: KVShape, *, limit: int, ops: Ops, batch: int = 1) -> None:
         super().__init__(limit)
@@ -264,18 +269,21 @@ class KVCache(Lengths):
         placed = [(span, *span.place(self.length + tokens, self.committed, self.limit)) for span in self._spans]
         if all((first, capacity) == (span.first, span.capacity) for span, first, capacity in placed):
             return
-        held, moved = self.arrays, []
+        mx.eval(self.arrays)  # what is to be copied has to be there, and so has what is written in place
         for span, first, capacity in placed:
             kept = slice(first - span.first, max(first, self.length) - span.first)
-            room = self._empty(capacity - (kept.stop - kept.start))
             for layer in span.layers if (first, capacity) != (span.first, span.capacity) else ():
-                keys, values = held[layer][:, :, kept], held[len(self._keys) + layer][:, :, kept]
-                self._keys[layer] = mx.concatenate([keys, room], axis=2)
-                self._values[layer] = mx.concatenate([values, room], axis=2)
-                moved += [self._keys[layer], self._values[layer]]
+                self._move(self._keys, layer, kept, capacity)
+                self._move(self._values, layer, kept, capacity)
             self._begin(span, first)
             span.capacity = capacity
-        mx.eval(moved)  # what is written in place has to be there
+
+    def _move(self, buffers: list[mx.array], layer: int, kept: slice, capacity: int) -> None:
+        """Rows `kept` of a layer's buffer into a new one; the old one's memory goes back at once."""
+        room = self._empty(capacity - (kept.stop - kept.start))
+        buffers[layer] = mx.concatenate([buffers[layer][:, :, kept], room], axis=2)
+        mx.eval(buffers[layer])
+        mx.clear_cache()
 
     def _begin(self, span: _Span, first: int) -> None:
         span.first = first

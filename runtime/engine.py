@@ -14,7 +14,7 @@ import mlx.core as mx
 from headrace.runtime.cache import Cache
 from headrace.runtime.decode import SampledToken, decode
 from headrace.runtime.errors import ContextLimitError, EngineError, UsageError
-from headrace.runtime.machine.memory import wired
+from headrace.runtime.machine.memory import POOL, wired
 from headrace.runtime.machine.out_of_memory import memory_errors
 from headrace.runtime.network import Network
 from headrace.runtime.prefill import ChunkSizer, prefill
@@ -38,6 +38,7 @@ class Engine:
         self.prefix = Prefix() if keep_prefix else None
         self._cost = network.cost
         self._chunk_sizer = ChunkSizer()
+        mx.set_cache_limit(POOL)
         self._busy = False
 
     def generate(self, request: Request) -> Iterator[Event]:

@@ -2,7 +2,8 @@
 
 Contract: everything but the prompt's last token is fed here; that last one is fed by the first decode step, so every
 token that comes out costs exactly one step. Chunks follow the measured speed, so that progress shows and a cancel
-is heard about every TARGET_S whatever the machine; chunking does not change what ends up in the cache.
+is heard about every TARGET_S whatever the machine; chunking does not change what ends up in the cache. What a chunk
+was computed in is given back at the end.
 """
 
 import time
@@ -17,19 +18,21 @@ from headrace.runtime.network import Network
 TARGET_S = 0.4
 FIRST = 32  # tokens of the first chunk ever
 STEP = 32  # chunks are rounded to a multiple of it
-LARGEST = 512  # bounds attention's working memory
+# Of a chunk; bounds working memory. A GPU, whose attention keeps no scores, needs many rows to be busy.
+LARGEST = {mx.DeviceType.cpu: 512, mx.DeviceType.gpu: 2048}
 
 
 class ChunkSizer:
     """How many tokens the next chunk has. Kept from prompt to prompt, it begins with what was measured last."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: mx.DeviceType | None = None) -> None:
         self.size = FIRST
+        self._largest = LARGEST[device or mx.default_device().type]
 
     def took(self, tokens: int, seconds: float) -> None:
         """So long for a chunk of so many."""
         affordable = int(tokens / max(seconds, 1e-6) * TARGET_S)
-        self.size = max(STEP, min(LARGEST, affordable // STEP * STEP))
+        self.size = max(STEP, min(self._largest, affordable // STEP * STEP))
 
 
 def prefill(
@@ -48,4 +51,6 @@ def prefill(
         cache.commit(len(chunk))
         done += len(chunk)
         sizer.took(len(chunk), time.perf_counter() - started)
+        if done == len(tokens):
+            mx.clear_cache()  # decoding needs none of it
         yield done

@@ -95,7 +95,9 @@ def step_by_step(network: Any, prompt: Sequence[int], steps: int) -> tuple[list[
         pass
     tokens = [prompt[-1]]
     for _ in range(steps):
-        sampled = decode_step(network, cache, lambda logits: SampledToken(mx.argmax(logits, axis=-1)), mx.array(tokens[-1:]))
+        sampled = decode_step(
+            network, cache, lambda logits: SampledToken(mx.argmax(logits, axis=-1)), mx.array(tokens[-1:])
+        )
         tokens.append(int(sampled.token.item()))
         cache.commit(1)
     return tokens[1:], cache

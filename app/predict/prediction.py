@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from headrace.app.predict.fit_store import MeasuredFit
 from headrace.app.predict.published import Assumptions
-from headrace.models.cost.costs import WORKING_MEMORY
+from headrace.models.cost.costs import working_memory
 from headrace.models.cost.step_shape import StepShape
 
 # macOS lets a GPU use about three quarters of the memory unless told otherwise (recommendedMaxWorkingSetSize).
@@ -50,7 +50,7 @@ def predict(shape: StepShape, target: Target, assumed: Assumptions, context: int
     seconds = step_seconds(shape, target, assumed, step_bytes)
     if seconds is not None:  # nothing is faster than the roofline
         seconds = max(seconds, step_bytes / target.bandwidth)
-    memory = shape.resident_bytes + batch * cost.kv_bytes(context) + WORKING_MEMORY
+    memory = shape.resident_bytes + batch * cost.kv_bytes(context) + working_memory(on_gpu=target.apple)
     return Prediction(
         context=context,
         step_bytes=step_bytes,
@@ -72,7 +72,7 @@ def largest_context(shape: StepShape, target: Target) -> int | None:
     """The longest context that fits and that the model was made for; 0 if the weights alone do not fit."""
     if target.memory is None:
         return None
-    room = target.memory - shape.resident_bytes - WORKING_MEMORY
+    room = target.memory - shape.resident_bytes - working_memory(on_gpu=target.apple)
     return shape.cost.longest_context(room, shape.context_length)
 
 

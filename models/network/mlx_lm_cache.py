@@ -17,6 +17,8 @@ from headrace.runtime.cache import Lengths
 from headrace.runtime.cost import LayerKV
 from headrace.runtime.errors import EngineError
 
+_ROOM = ("max_size", "chunk_size")  # what parts with room for so many entries call it
+
 
 class MlxLmCache(Lengths):
     """What `make_prompt_cache` gave for a model, with marks where a part of it forgets."""
@@ -93,7 +95,7 @@ class MlxLmCache(Lengths):
 
 def _forgets(part: Any) -> bool:
     """Whether a part drops, sooner or later, what it was given: it holds a state, or has room for so many entries."""
-    return not part.is_trimmable() or any(hasattr(part, name) for name in ("max_size", "chunk_size"))
+    return not part.is_trimmable() or any(hasattr(part, name) for name in _ROOM)
 
 
 def _can_trim(part: Any) -> bool:

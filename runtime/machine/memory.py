@@ -14,6 +14,8 @@ from headrace.runtime.errors import NotEnoughMemoryError
 from headrace.runtime.machine.hardware import Machine, machine, memory_available
 from headrace.runtime.units import format_bytes
 
+# Bytes of freed buffers that MLX may keep for the next operations: enough for those of a prefill chunk to go round.
+POOL = 512 << 20
 _RESERVE_SHARE = 0.05
 _RESERVE_LEAST = 256 << 20
 # Pinned memory is linked to kernel panics on macOS (mlx issue 3186, mlx-lm issue 883), so it is pinned only where the

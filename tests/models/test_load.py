@@ -11,9 +11,9 @@ from headrace.models import load
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost import shape_sources
+from headrace.models.cost.costs import WORKING_MEMORY
 from headrace.models.load import (
     LEAST_CONTEXT,
-    WORKING_MEMORY,
     context_length,
     generation_defaults,
     load_model,

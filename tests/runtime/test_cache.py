@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace.runtime.cache import CHUNK, KVCache, KVShape, Lengths
+from headrace.runtime.cache import CHUNK, GROWTH, KVCache, KVShape, Lengths
 from headrace.runtime.cost import BESIDE_WINDOW, ROLLBACK, LayerKV, held_bytes, longest_context
 from headrace.runtime.errors import ContextLimitError
 from headrace.runtime.ops import AttentionSpec, Ops, reference
@@ -169,15 +169,33 @@ FastCacheMachine.TestCase.settings = CacheMachine.TestCase.settings
 TestFastKVCache = FastCacheMachine.TestCase
 
 
-def test_appending_one_by_one_copies_each_entry_less_than_twice() -> None:
-    cache, copied, total = new_cache(limit=50_000), 0, 50_000
+def test_growing_copies_less_than_a_hundredth_of_what_steps_read() -> None:
+    cache, copied, read, total = new_cache(limit=50_000), 0, 0, 50_000
     for _ in range(total):
         before = cache.capacity
         cache.reserve(1)
         copied += before if cache.capacity != before else 0
+        assert cache.capacity <= cache.length + 1 + GROWTH
         cache.advance(1)
-    assert copied < 2 * total
-    assert cache.capacity < total + CHUNK  # the limit bounds the last doubling
+        read += cache.length
+    assert copied < read / 100
+    assert cache.capacity < total + CHUNK  # the limit bounds the last growth
+
+
+@pytest.mark.parametrize("start", [CHUNK, 4 * GROWTH])
+def test_growing_takes_one_more_buffer_not_one_more_cache(start: int) -> None:
+    layers = 16
+    cache = KVCache(KVShape(layers, 2, 64, mx.float32), limit=16 * GROWTH, ops=reference)
+    cache.reserve(start)
+    mx.eval(cache.arrays)
+    mx.clear_cache()
+    others = mx.get_active_memory() - cache.allocated_bytes
+    mx.reset_peak_memory()
+    cache.reserve(start + 1)
+    buffer = cache.allocated_bytes // (2 * layers)
+    assert mx.get_peak_memory() - others <= cache.allocated_bytes + 2 * buffer
+    assert mx.get_active_memory() - others == pytest.approx(cache.allocated_bytes, abs=4096)
+    assert mx.get_cache_memory() <= buffer
 
 
 @pytest.mark.parametrize("chunk", [1, 100, 512])

@@ -12,7 +12,7 @@ from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine import Engine
 from headrace.runtime.errors import ContextLimitError, EngineError, NotEnoughMemoryError, UsageError
 from headrace.runtime.machine import hardware, memory
-from headrace.runtime.prefill import FIRST, LARGEST, STEP, TARGET_S, ChunkSizer, prefill
+from headrace.runtime.prefill import FIRST, STEP, TARGET_S, ChunkSizer, prefill
 from headrace.runtime.request import CancelFlag, Finished, PrefillProgress, Request, Step
 from headrace.runtime.sampling import SamplingParams
 from tests.watched import WatchedNetwork, answer, same_rows, split
@@ -89,14 +89,22 @@ def test_prefill_never_asks_for_logits(network: Decoder) -> None:
     assert not watched.logits_seen
 
 
+@pytest.mark.parametrize(("device", "largest"), [(mx.DeviceType.cpu, 512), (mx.DeviceType.gpu, 2048)])
 @pytest.mark.parametrize("seconds", [0.0, 1e-9, 0.01, 0.4, 3.0, 1e6])
-def test_chunks_follow_the_measured_speed_within_bounds(seconds: float) -> None:
-    pace = ChunkSizer()
+def test_chunks_follow_the_measured_speed_within_bounds(seconds: float, device: mx.DeviceType, largest: int) -> None:
+    pace = ChunkSizer(device)
     pace.took(64, seconds)
     size = pace.size
-    assert STEP <= size <= LARGEST
+    assert STEP <= size <= largest
     assert size % STEP == 0
-    assert size in (STEP, LARGEST) or size <= 64 / seconds * TARGET_S
+    assert size in (STEP, largest) or size <= 64 / seconds * TARGET_S
+
+
+def test_what_prefill_was_computed_in_is_given_back(network: Decoder) -> None:
+    cache = network.make_cache(1024)
+    for _ in prefill(network, cache, LONG):
+        pass
+    assert mx.get_cache_memory() < 50_000
 
 
 def test_the_next_prompt_begins_at_the_pace_of_the_last(network: Decoder) -> None:

@@ -17,7 +17,7 @@ from headrace.app.predict.prediction import (
     summarise_assumptions,
 )
 from headrace.app.predict.published import Assumptions, PublishedPoint, assumptions, error, points
-from headrace.models.cost.costs import WORKING_MEMORY
+from headrace.models.cost.costs import working_memory
 from headrace.models.cost.shape_sources import shape_of_entry
 from headrace.models.registry.catalog import find
 from headrace.runtime.errors import UsageError
@@ -80,10 +80,10 @@ def test_roofline_memory_and_context_by_hand() -> None:
     assert found.step_bytes == step
     assert found.roofline == pytest.approx(100e9 / step)
     assert found.expected == pytest.approx(1 / (32 * 1e-4 + step / 50e9))
-    assert found.memory == SHAPE.resident_bytes + 1000 * 131072 + WORKING_MEMORY
+    assert found.memory == SHAPE.resident_bytes + 1000 * 131072 + working_memory(on_gpu=True)
     assert found.fits is True
     longest = largest_context(SHAPE, target)
-    assert longest == (10 * 2**30 - SHAPE.resident_bytes - WORKING_MEMORY) // 131072
+    assert longest == (10 * 2**30 - SHAPE.resident_bytes - working_memory(on_gpu=True)) // 131072
     assert predict(SHAPE, target, assumptions("mlx-lm"), longest).fits
     assert not predict(SHAPE, target, assumptions("mlx-lm"), longest + 1).fits
 

@@ -1,4 +1,4 @@
-"""Coming back with mlx-lm's caches: whatever has dropped entries comes back to its marks only, whatever class it is of."""
+"""Coming back with mlx-lm's caches: what has dropped entries comes back to its marks, whatever class it is of."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
 """Conversations with architectures whose caches forget: said as without overlap and without reuse, and little re-read.
 
-Recurrent state, windows and chunks, by themselves, beside ordinary layers and within them, as mlx-lm's classes have them.
+Recurrent state, windows and chunks, by themselves, beside ordinary layers and within them, as mlx-lm's classes have.
 """
 
 from collections.abc import Iterator
@@ -36,8 +36,8 @@ FORGETFUL: dict[str, dict[str, Any]] = {
     "qwen3_next": {
         **SMALL, "model_type": "qwen3_next", "linear_num_value_heads": 4, "linear_num_key_heads": 2,
         "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4, "num_experts": 4,
-        "num_experts_per_tok": 2, "decoder_sparse_step": 1, "shared_expert_intermediate_size": 32, "mlp_only_layers": [],
-        "moe_intermediate_size": 32, "partial_rotary_factor": 0.25,
+        "num_experts_per_tok": 2, "decoder_sparse_step": 1, "shared_expert_intermediate_size": 32,
+        "mlp_only_layers": [], "moe_intermediate_size": 32, "partial_rotary_factor": 0.25,
     },
     "lfm2": {
         **SMALL, "model_type": "lfm2", "norm_eps": 1e-5, "conv_bias": False, "conv_L_cache": 3, "block_dim": 32,
@@ -46,9 +46,9 @@ FORGETFUL: dict[str, dict[str, Any]] = {
     },
     "granitemoehybrid": {
         **SMALL, **MAMBA2, "model_type": "granitemoehybrid", "attention_bias": False, "embedding_multiplier": 1.0,
-        "attention_multiplier": 0.25, "logits_scaling": 1.0, "residual_multiplier": 1.0, "position_embedding_type": "nope",
-        "layer_types": ["mamba", "mamba", "attention", "mamba"], "num_local_experts": 4, "num_experts_per_tok": 2,
-        "shared_intermediate_size": 48,
+        "attention_multiplier": 0.25, "logits_scaling": 1.0, "residual_multiplier": 1.0,
+        "position_embedding_type": "nope", "layer_types": ["mamba", "mamba", "attention", "mamba"],
+        "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 48,
     },
     "falcon_h1": {  # a state and ordinary entries in each layer
         **SMALL, **MAMBA2, "model_type": "falcon_h1", "mamba_d_ssm": 64, "mamba_expand": 2, "mamba_chunk_size": 256,
@@ -59,7 +59,8 @@ FORGETFUL: dict[str, dict[str, Any]] = {
         "ssm_out_multiplier": 1.0, "tie_word_embeddings": False,
     },
     "baichuan_m1": {  # a state and a window in one layer
-        **SMALL, "model_type": "baichuan_m1", "sliding_window": WINDOW, "sliding_window_layers": [1, 3], "conv_window": 2,
+        **SMALL, "model_type": "baichuan_m1", "sliding_window": WINDOW, "sliding_window_layers": [1, 3],
+        "conv_window": 2,
     },
     "gemma3_text": {
         **SMALL, "model_type": "gemma3_text", "sliding_window": WINDOW, "sliding_window_pattern": 2,
@@ -210,6 +211,6 @@ def test_what_is_kept_is_counted_and_bounded(network: MlxLmNetwork) -> None:
         prompt += [*said, 4, 5]
     kept = engine.prefix and engine.prefix.take([*prompt, 1])
     assert kept is not None
-    live = [event for event in alone.generate(Request(prompt, max_tokens=1)) if isinstance(event, Step)][0]
+    live = next(event for event in alone.generate(Request(prompt, max_tokens=1)) if isinstance(event, Step))
     state = kept.allocated_bytes - sum(int(part.nbytes) for part in kept.parts)
     assert 0 < state <= 6 * 3 * max(live.record.kv_allocated_bytes, 1)
