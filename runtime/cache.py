@@ -185,8 +185,9 @@ class _Span:
     def place(self, end: int, committed: int, limit: int) -> tuple[int, int]:
         """(first, capacity) with rows for the positions before `end`; as they are if there are.
 
-        Growth doubles, up to GROWTH rows. A window's buffer has room for the window, ROLLBACK and as many new entries, or for a
-        longer chunk; then what it needs of the `committed` entries moves to the front, amortised O(1) times each.
+        Growth doubles, up to GROWTH rows. A window's buffer has room for the window, ROLLBACK and as many new entries,
+        or for a longer chunk; then what it needs of the `committed` entries moves to the front, amortised O(1) times
+        each.
         """
         if end - self.first <= self.capacity:
             return self.first, self.capacity
