@@ -9,6 +9,7 @@ settings win.
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from headrace.models.checkpoint.config_types import check_types
 from headrace.runtime.errors import CheckpointError
 
 # model_type -> what it is by another name.
@@ -22,6 +23,13 @@ _RENAMES: dict[str, dict[str, str]] = {
     "gpt_neox": {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"},
     "gpt2": {"n_ctx": "n_positions"},
     "lfm2": {"block_dim": "hidden_size", "block_ff_dim": "intermediate_size"},
+}
+# transformers' defaults where mlx-lm's classes, or our decoder, would take another.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "phi": {"partial_rotary_factor": 0.5},
+    "qwen3_next": {"norm_topk_prob": True},
+    "gemma2": {"sliding_window": 4096},
+    "gemma3_text": {"sliding_window": 4096},
 }
 # Families whose older configs always stated the width of a head.
 _STATE_HEAD_DIM = ("qwen3_moe", "glm4_moe", "exaone4", "exaone_moe")
@@ -59,9 +67,10 @@ _FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf")}
 def normalized(config: Mapping[str, Any], tensors: Collection[str] = ()) -> dict[str, Any]:
     """The config with every key that the decoders look for, as far as it says them. `tensors`: the checkpoint's names.
 
-    Raises CheckpointError for sections that are no objects.
+    Raises CheckpointError for known keys of other types than they have (see `config_types`).
     """
     result: dict[str, Any] = _plain_floats(config)
+    check_types(result)
     text = result.get("text_config")
     if isinstance(text, dict):
         if isinstance(kind := text.get("model_type"), str):
@@ -77,6 +86,9 @@ def _section(config: dict[str, Any]) -> dict[str, Any]:
         return config
     config["model_type"] = kind = _FAMILIES.get(kind, kind)
     _unnest_rope(config)
+    for key, default in _DEFAULTS.get(kind, {}).items():
+        if config.get(key) is None:
+            config[key] = default
     for table in (_RENAMES[""], _RENAMES.get(kind, {})):
         for old, new in table.items():
             if new in config:
@@ -153,6 +165,13 @@ def _context(config: dict[str, Any], kind: str) -> None:
         stated = next((config[key] for key in _CONTEXT_KEYS if type(config.get(key)) is int), _CONTEXTS.get(kind))
         if stated is not None:
             config["max_position_embeddings"] = stated
+    scaling, longest = config.get("rope_scaling"), config.get("max_position_embeddings")
+    if isinstance(scaling, dict):
+        rope = scaling.get("rope_type") or scaling.get("type")
+        if rope == "longrope" and longest is None:
+            raise CheckpointError("config.json: max_position_embeddings is missing, which longrope is scaled by")
+        if rope == "yarn" and longest is not None and scaling.get("original_max_position_embeddings") is None:
+            scaling["original_max_position_embeddings"] = longest
 
 
 def _tied(config: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:

@@ -35,8 +35,9 @@ RENAMED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         "type": "yarn", "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}}),
     ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
      {"rope_scaling": {"type": "dynamic", "rope_type": "dynamic", "factor": 2.0}}),
-    ("phi3", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1], "long_factor": [2],
-                                  "original_max_position_embeddings": 64}},
+    ("phi3", {"max_position_embeddings": 256, "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1], "long_factor": [2],
+        "original_max_position_embeddings": 64}},
      {"original_max_position_embeddings": 64}),
     ("olmo3", {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}}, {"rope_theta": 5e5}),
     ("gemma3_text", {"rope_parameters": {"full_attention": ROPE, "sliding_attention": {"rope_theta": 1e4}}},

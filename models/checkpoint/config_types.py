@@ -1,0 +1,134 @@
+"""The types of what networks read in a config.json, checked once, on opening.
+
+A class that meets another type may go on and compute something else: "false" is true, True is one, a rope base below
+zero turns nothing the right way, and a division by zero ends the process. Keys that nobody here knows are left alone,
+and so is null, which says nothing.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from headrace.runtime.errors import CheckpointError
+
+# Whole numbers of one or more. Some families have a list of them, one for each layer.
+_COUNTS = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim",
+    "vocab_size", "max_position_embeddings", "n_embd", "n_head", "n_layer", "n_positions", "n_ctx", "n_group",
+    "topk_group", "state_size", "conv_kernel", "original_max_position_embeddings",
+)  # fmt: skip
+# Whole numbers, of which there may be none.
+_NUMBERS_OF = (
+    "intermediate_size", "num_experts", "num_local_experts", "num_experts_per_tok", "n_routed_experts",
+    "n_shared_experts", "moe_intermediate_size", "shared_expert_intermediate_size", "sliding_window",
+    "first_k_dense_replace", "max_window_layers", "kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim",
+    "rotary_dim", "decoder_sparse_step", "moe_layer_freq", "full_attention_interval",
+)  # fmt: skip
+_POSITIVE = (
+    "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon", "rope_theta",
+    "rope_local_base_freq", "rotary_emb_base", "partial_rotary_factor", "rotary_pct", "query_pre_attn_scalar",
+    "attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale",
+    "routed_scaling_factor", "attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap",
+)  # fmt: skip
+_FLAGS = (
+    "tie_word_embeddings", "attention_bias", "mlp_bias", "norm_topk_prob", "use_qk_norm", "use_sliding_window",
+    "qk_layernorm", "use_parallel_residual", "use_bias", "use_conv_bias", "rope_traditional",
+)  # fmt: skip
+_LISTS = ("no_rope_layers", "mlp_only_layers")
+_KINDS = ("layer_types", "mlp_layer_types")
+_SECTIONS = ("rope_parameters", "rope_scaling", "text_config")
+# What a rope section of a type cannot be read without.
+_ROPE_NEEDS = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "longrope": ("short_factor", "long_factor"),
+    "su": ("short_factor", "long_factor"),
+}
+_ROPE_POSITIVE = (
+    "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "partial_rotary_factor",
+    "attention_factor", "short_mscale", "long_mscale",
+)  # fmt: skip
+_LAYER_KINDS = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
+
+
+def check_types(config: Mapping[str, Any]) -> None:
+    """Raises CheckpointError for the first known key that is of another type, or of a value that nothing can have."""
+    for keys, holds, what in _RULES:
+        for key in keys:
+            _check(config, key, holds, what)
+    for key in _SECTIONS:
+        _check(config, key, lambda value: isinstance(value, Mapping), "an object")
+    for key in ("rope_parameters", "rope_scaling"):
+        _check_rope(key, config.get(key) or {})
+    if text := config.get("text_config"):
+        check_types(text)
+
+
+def _check_rope(name: str, section: Mapping[str, Any]) -> None:
+    kinds = [section[kind] for kind in _LAYER_KINDS if kind in section]
+    if kinds:
+        for kind in kinds:
+            if not isinstance(kind, Mapping | None):
+                raise CheckpointError(f"config.json: {name} holds {kind!r:.60} for a kind of layer")
+            _check_rope(name, kind or {})
+        return
+    for key in _ROPE_POSITIVE:
+        _check(section, key, _each(_positive), "a positive number", name)
+    _check(section, "original_max_position_embeddings", _count, "a positive integer", name)
+    stated = [section[key] for key in ("rope_type", "type") if key in section]
+    if section and not any(isinstance(kind, str) for kind in stated) and (stated or "rope_theta" not in section):
+        raise CheckpointError(f"config.json: {name} does not say its type")
+    kind = next((kind for kind in stated if isinstance(kind, str)), "default")
+    for key in _ROPE_NEEDS.get(kind, ()):
+        if section.get(key) is None:
+            raise CheckpointError(f"config.json: {name} of type {kind!r:.20} has no {key}")
+
+
+def _check(
+    config: Mapping[str, Any], key: str, holds: Callable[[Any], bool], what: str, section: str | None = None
+) -> None:
+    value = config.get(key)
+    if value is not None and not holds(value):
+        name = f"{section}.{key}" if section else key
+        raise CheckpointError(f"config.json: {name} must be {what}, not {value!r:.60}")
+
+
+def _whole(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and value == value // 1 and abs(value) < 2**31
+
+
+def _count(value: Any) -> bool:
+    return _whole(value) and value >= 1
+
+
+def _number_of(value: Any) -> bool:
+    return _whole(value) and value >= 0
+
+
+def _positive(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value) and 0 < value < 1e30
+
+
+def _flag(value: Any) -> bool:
+    return isinstance(value, bool) or (isinstance(value, int) and value in (0, 1))
+
+
+def _each(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Also for a list of them."""
+
+    def held(value: Any) -> bool:
+        return all(entry is None or holds(entry) for entry in value) if isinstance(value, list) else holds(value)
+
+    return held
+
+
+_RULES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (_COUNTS, _each(_count), "a positive integer"),
+    (_NUMBERS_OF, _each(_number_of), "a whole number"),
+    (_POSITIVE, _each(_positive), "a positive number"),
+    (_FLAGS, _flag, "true or false"),
+    (_LISTS, lambda value: isinstance(value, list), "a list"),
+    (_KINDS, lambda value: isinstance(value, list) and all(isinstance(kind, str) for kind in value), "a list of names"),
+)
