@@ -139,6 +139,19 @@ def test_without_a_wish_the_context_is_what_fits(directory: Path, monkeypatch: p
     assert load_model(directory, name="tiny").context_limit == CONTEXT
 
 
+@pytest.mark.parametrize("layers", [["sliding_attention", "full_attention"] * 2, ["sliding_attention"] * 4])
+def test_layers_with_a_window_leave_room_for_more_context(
+    layers: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"max_position_embeddings": CONTEXT, "layer_types": layers, "vocab_size": 300}
+    directory = write_chat_model(tmp_path / "model", **(config_of("gpt-oss") | changes))
+    cost = load_model(directory, name="tiny").network.cost
+    room = cost.kv_bytes(2000)
+    assert room < 2000 * cost.kv_bytes_per_token
+    with_memory(monkeypatch, open_checkpoint(directory).nbytes + WORKING_MEMORY + room)
+    assert load_model(directory, name="tiny").context_limit == (2000 if "full_attention" in layers else CONTEXT)
+
+
 def test_what_is_quantized_while_loading_needs_the_memory_of_what_it_becomes(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
