@@ -1,5 +1,5 @@
-// Attention against a plain softmax in double precision: grouped heads, windows, caps, head norms, rotation, and what
-// it leaves in the cache. Up to four new tokens take one way through the code, more another, more over K/V in half
+// Attention against a plain softmax in double precision: grouped heads, windows, caps, learned sinks, head norms, rotation,
+// what it leaves in the cache, and caches that have dropped what no query sees. Up to four new tokens take one way through the code, more another, more over K/V in half
 // precision a third.
 #include <cmath>
 
@@ -19,6 +19,8 @@ struct Case {
   double loud = 1;  // what queries are multiplied with
   double sink = 0;  // score of the first entry with every query, where it is not 0; its value is 0,
   bool valued = false;  // or, if that, 0 but in the first column
+  bool learned = false;  // every head has a score beside its entries'
+  int64_t dropped = 0;   // entries that the cache has no rows for any more: no query may see them
 };
 
 // The first number of every query meets the first entry's key, and no other. Other entries' values are 1 on average, so
@@ -66,11 +68,12 @@ bool rounded(const Case& c, const Kernels& kernels) {
 
 // The output `got` (D) of token t's query q, over entries that begin at row `base` of keys and values.
 void check_output(const Case& c, const AttendCall& call, const Kernels& kernels, const std::vector<double>& q,
-                  int64_t base, int64_t t, const Guarded& keys, const Guarded& values, const float* got) {
+                  const float* learned, int64_t base, int64_t t, const Guarded& keys, const Guarded& values,
+                  const float* got) {
   const int64_t first = first_seen(call, c.offset + t), count = c.offset + t + 1 - first;
   std::vector<double> numbers(static_cast<size_t>(count * c.dim)), expected(static_cast<size_t>(c.dim), 0.0);
   std::vector<Seen> seen(static_cast<size_t>(count));
-  double top = -1e30, total = 0;
+  double top = learned == nullptr ? -1e30 : *learned;
   for (int64_t i = 0; i < count; ++i) {
     Seen& entry = seen[i];
     entry = {0, 0, 0, numbers.data() + i * c.dim};
@@ -86,6 +89,7 @@ void check_output(const Case& c, const AttendCall& call, const Kernels& kernels,
     if (c.softcap > 0) entry.weight = c.softcap * std::tanh(entry.weight / c.softcap);
     top = std::max(top, entry.weight);
   }
+  double total = learned == nullptr ? 0 : std::exp(*learned - top);
   for (Seen& entry : seen) total += entry.weight = std::exp(entry.weight - top);
   for (Seen& entry : seen) {
     entry.weight /= total;
@@ -99,7 +103,7 @@ void check_output(const Case& c, const AttendCall& call, const Kernels& kernels,
 }
 
 void test_case(const Kernels& kernels, const Case& c) {
-  const int64_t all_heads = c.heads + 2 * c.kv_heads, capacity = c.offset + c.length + c.spare;
+  const int64_t all_heads = c.heads + 2 * c.kv_heads, capacity = c.offset + c.length + c.spare - c.dropped;
   const int64_t entries = c.batch * c.kv_heads * capacity;
   auto projected = random_floats(c.batch * c.length * all_heads * c.dim);
   auto key_numbers = random_floats(entries * c.dim), value_numbers = random_floats(entries * c.dim);
@@ -108,7 +112,8 @@ void test_case(const Kernels& kernels, const Case& c) {
   }
   if (c.sink != 0) make_sink(c, projected, key_numbers, value_numbers);
   const auto q_norms = random_floats(c.dim), k_norms = random_floats(c.dim);
-  const Guarded qkv = guarded(projected), q_norm = guarded(q_norms), k_norm = guarded(k_norms);
+  const auto scores = random_floats(c.learned ? c.heads : 0);
+  const Guarded qkv = guarded(projected), q_norm = guarded(q_norms), k_norm = guarded(k_norms), sinks = guarded(scores);
   Guarded keys = stored(key_numbers, c.type), values = stored(value_numbers, c.type);
   Guarded out(c.batch * c.length * c.heads * c.dim * 4);
   std::vector<float> periods;
@@ -130,6 +135,8 @@ void test_case(const Kernels& kernels, const Case& c) {
   call.norm_eps = 1e-6f;
   call.rule = {0.1f, c.softcap};
   call.window = c.window;
+  call.first = c.dropped;
+  if (c.learned) call.sinks = sinks.as<float>();
   call.out = out.as<float>();
   if (c.norms) {
     call.q_norm = q_norm.as<float>();
@@ -145,7 +152,7 @@ void test_case(const Kernels& kernels, const Case& c) {
       for (int64_t h = 0; h < c.kv_heads; ++h) {  // what was written
         const auto key = placed(c, token + (c.heads + h) * c.dim, k_norms, c.offset + t);
         const float* value = token + (c.heads + c.kv_heads + h) * c.dim;
-        const int64_t at = ((b * c.kv_heads + h) * capacity + c.offset + t) * c.dim;
+        const int64_t at = ((b * c.kv_heads + h) * capacity + c.offset + t - c.dropped) * c.dim;
         for (int64_t d = 0; d < c.dim; ++d) {
           const double key_off = number(keys.as(), c.type, at + d) - key[d];
           const double value_off = number(values.as(), c.type, at + d) - static_cast<double>(value[d]);
@@ -155,9 +162,9 @@ void test_case(const Kernels& kernels, const Case& c) {
       }
       for (int64_t h = 0; h < c.heads; ++h) {
         const auto q = placed(c, token + h * c.dim, q_norms, c.offset + t);
-        const int64_t base = (b * c.kv_heads + h / (c.heads / c.kv_heads)) * capacity;
+        const int64_t base = (b * c.kv_heads + h / (c.heads / c.kv_heads)) * capacity - c.dropped;
         const float* got = out.as<float>() + ((b * c.length + t) * c.heads + h) * c.dim;
-        check_output(c, call, kernels, q, base, t, keys, values, got);
+        check_output(c, call, kernels, q, c.learned ? &scores[h] : nullptr, base, t, keys, values, got);
       }
     }
   }
@@ -225,6 +232,18 @@ void test_attention(const Kernels& kernels) {
         test_spoiled(kernels, Type::f16, spoiled, with);
         test_spoiled(kernels, Type::bf16, spoiled, with);
       }
+    }
+  }
+  for (const Type type : kTypes) {
+    for (const int64_t length : {1, 4, 9, 70}) {
+      for (const int64_t dropped : {0, 60, 111}) {  // the last: all that the first query does not see
+        const Case c{.length = length, .offset = 150, .window = 40, .spare = turn++ % 2, .type = type, .dropped = dropped};
+        test_case(kernels, c);
+        Case learned = c;
+        learned.learned = true;
+        test_case(kernels, learned);
+      }
+      test_case(kernels, {.batch = 2, .length = length, .offset = 300, .type = type, .learned = true});
     }
   }
   // Long enough for every thread to have several chunks.

@@ -4,7 +4,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <utility>
@@ -77,6 +79,13 @@ std::vector<float> random_floats(int64_t n) {
 
 float number(const void* stored, Type type, int64_t i) {
   if (type == Type::f32) return load_scalar<Type::f32>(stored, i);
+  if (type == Type::e8m0 || type == Type::e4m3) {
+    const int byte = static_cast<const uint8_t*>(stored)[i];
+    if (type == Type::e8m0) return std::ldexp(1.0f, byte - 127);
+    const int exponent = byte >> 3 & 15, fraction = byte & 7;
+    const float size = std::ldexp(exponent == 0 ? fraction : fraction + 8.0f, std::max(exponent, 1) - 10);
+    return (byte & 0x80) != 0 ? -size : size;
+  }
   return type == Type::f16 ? load_scalar<Type::f16>(stored, i) : load_scalar<Type::bf16>(stored, i);
 }
 

@@ -22,6 +22,7 @@ int main(int, char** arguments) {
     tests::check(std::strcmp(kernels.name, name) == 0, "the kernels that were asked for", name);
     tests::test_rows(kernels);
     tests::test_projections(kernels);
+    tests::test_experts(kernels);
     tests::test_attention(kernels);
     std::printf("%s: %s\n", name, tests::failures() == 0 ? "passed" : "FAILED");
     std::fflush(stdout);

@@ -6,83 +6,18 @@
 
 #include "../core/embed.h"
 #include "../core/linear.h"
-#include "../core/interleaved.h"
 #include "checks.h"
+#include "weights.h"
 
 namespace headrace::tests {
 namespace {
 
 constexpr double kBound = 2e-6;  // of the sum of absolute products
-constexpr Type kTypes[] = {Type::f32, Type::f16, Type::bf16};
-
-// A matrix as the kernels see it, in float32 (`view`) and with rounded activations (`rounded`), and in full.
-struct Weights {
-  Matrix view, rounded;
-  Guarded data, scales, offsets;
-  std::vector<Guarded> interleaved;  // the same, for `rounded`
-  std::vector<double> full;  // (N, K)
-
-  Weights(int64_t n, int64_t k, int bits, int group, Type type)
-      : view(shape(n, k, bits, group, type)),
-        data(bits == 0 ? stored(random_floats(n * k), type) : random_bytes(n * view.row_bytes())),
-        scales(stored(random_floats(n * view.groups()), type)),
-        offsets(stored(random_floats(n * view.groups()), type)),
-        full(static_cast<size_t>(n * k)) {
-    view.data = data.as();
-    view.scales = scales.as();
-    view.offsets = offsets.as();
-    for (int64_t r = 0; r < n; ++r) {
-      for (int64_t i = 0; i < k; ++i) full[r * k + i] = at(r, i);
-    }
-    rounded = view;
-    rounded.exact = false;
-    if (!rounded.rounds()) return;
-    rounded.data = turn_all<uint32_t>(data, k * bits / 32);
-    rounded.scales = type == Type::f32 ? turn_all<uint32_t>(scales, view.groups()) : turn_all<uint16_t>(scales, view.groups());
-    rounded.offsets =
-        type == Type::f32 ? turn_all<uint32_t>(offsets, view.groups()) : turn_all<uint16_t>(offsets, view.groups());
-  }
-
- private:
-  static Matrix shape(int64_t n, int64_t k, int bits, int group, Type type) {
-    Matrix m;
-    m.n = n;
-    m.k = k;
-    m.bits = bits;
-    m.group = group;
-    m.type = type;
-    m.exact = true;
-    return m;
-  }
-
-  template <class T>
-  const void* turn_all(const Guarded& rows, int64_t columns) {
-    interleaved.emplace_back(bands(view.n) * kBand * columns * static_cast<int64_t>(sizeof(T)));
-    interleave(Pool::shared(), rows.as<T>(), view.n, columns, interleaved.back().as<T>());
-    return interleaved.back().as();
-  }
-
-  double at(int64_t row, int64_t k) const {
-    if (view.bits == 0) return number(data.as(), view.type, row * view.k + k);
-    const int64_t bit = k * view.bits;
-    const auto* bytes = data.as<uint8_t>() + row * view.row_bytes() + bit / 8;
-    uint32_t q = bytes[0];
-    if (bit % 8 + view.bits > 8) q |= static_cast<uint32_t>(bytes[1]) << 8;
-    q = q >> bit % 8 & ((1u << view.bits) - 1);
-    const int64_t g = row * view.groups() + k / view.group;
-    return static_cast<double>(number(scales.as(), view.type, g)) * q + number(offsets.as(), view.type, g);
-  }
-};
 
 struct Epilogue {
   bool norm = false, bias = false, residual = false;
   Act act = Act::none;
 };
-
-double activated(double g, Act act) {
-  if (act == Act::silu) return g / (1 + std::exp(-g));
-  return 0.5 * g * (1 + std::tanh(0.7978845608028654 * (g + 0.044715 * g * g * g)));
-}
 
 void test_projection(const Kernels& kernels, const Weights& w, int64_t rows, const Epilogue& epilogue, bool exact) {
   const int64_t n = w.view.n, k = w.view.k, width = epilogue.act == Act::none ? n : n / 2;
@@ -131,11 +66,11 @@ void test_projection(const Kernels& kernels, const Weights& w, int64_t rows, con
     for (int64_t r = 0; r < width; ++r) {
       double expected = sums[r], scale = scales[r], moved = slack[r];
       if (epilogue.act != Act::none) {
-        expected = activated(sums[r], epilogue.act) * sums[width + r];
-        // 1.2: the steepest that either gate gets.
-        scale = 1.2 * (scales[r] * std::fabs(sums[width + r]) + scales[width + r] * std::fabs(sums[r])) +
-                std::fabs(expected);
-        moved = 1.2 * (slack[r] * (std::fabs(sums[width + r]) + slack[width + r]) + std::fabs(sums[r]) * slack[width + r]);
+        expected = gated(sums[r], sums[width + r], epilogue.act);
+        const double up = std::fabs(sums[width + r]) + (epilogue.act == Act::clamped ? 1 : 0);
+        // 1.2: the steepest that any gate gets.
+        scale = 1.2 * (scales[r] * up + scales[width + r] * std::fabs(sums[r])) + std::fabs(expected);
+        moved = 1.2 * (slack[r] * (up + slack[width + r]) + std::fabs(sums[r]) * slack[width + r]);
       } else if (epilogue.residual) {
         expected += residuals[m * width + r];
         scale += std::fabs(residuals[m * width + r]);
@@ -169,49 +104,58 @@ void test_embedding(const Weights& w) {
 
 // Every format and type; the numbers of rows from 1 to 16 have kernels of their own, 17 and more have panels.
 void test_formats(const Kernels& kernels) {
+  std::vector<Format> formats(std::begin(kOtherFormats), std::end(kOtherFormats));
   for (const Type type : kTypes) {
-    for (const int bits : {0, 2, 3, 4, 5, 6, 8}) {
-      for (const int group : {32, 64, 128}) {
-        if (bits == 0 && group != 32) continue;
-        const Weights w(13, bits == 0 ? 149 : 3 * group, bits, group, type);
-        test_embedding(w);
-        for (int64_t rows = 1; rows <= 18; ++rows) test_projection(kernels, w, rows);
-      }
+    formats.push_back({0, 0, type});
+    for (const int bits : {2, 3, 4, 5, 6, 8}) {
+      for (const int group : {32, 64, 128}) formats.push_back({bits, group, type});
     }
+  }
+  for (const Format& format : formats) {
+    const Weights w(13, format.bits == 0 ? 149 : 3 * format.group, format);
+    test_embedding(w);
+    for (int64_t rows = 1; rows <= 18; ++rows) test_projection(kernels, w, rows);
   }
 }
 
 // Rows and groups that fill no vector, tile, slab, panel or task; up to several tasks for every thread.
 void test_sizes(const Kernels& kernels) {
   int turn = 0;
-  for (const int bits : {0, 4, 5, 8}) {
-    for (const int64_t n : {1, 2, 3, 67, 300}) {
-      for (const int64_t groups : {1, 2, 17, 35}) {
-        const int64_t k = bits == 0 ? groups * 32 - 1 : groups * 32;
-        const Weights w(n, k, bits, bits == 0 ? 0 : 32, kTypes[turn++ % 3]);
+  for (const int64_t n : {1, 2, 3, 67, 300}) {
+    for (const int64_t groups : {1, 2, 17, 35}) {
+      std::vector<Format> formats(std::begin(kOtherFormats), std::end(kOtherFormats));
+      for (const int bits : {0, 4, 5, 8}) formats.push_back({bits, bits == 0 ? 0 : 32, kTypes[turn++ % 3]});
+      for (const Format& format : formats) {
+        const int64_t k = format.bits == 0 ? groups * 32 - 1 : groups * format.group;
+        const Weights w(n, k, format);
         for (const int64_t rows : {1, 2, 8, 9, 16, 17}) {
           if (n * k * rows < 1 << 19) test_projection(kernels, w, rows);
         }
       }
     }
   }
-  const Weights tall(70, 288, 4, 32, Type::f16);
+  const Weights tall(70, 288, {4, 32, Type::f16});
   for (const int64_t rows : {97, 520}) test_projection(kernels, tall, rows);
   for (const int bits : {2, 4, 8}) {  // more values of k than any kernel takes at once
-    const Weights wide(35, 3328, bits, 128, Type::f16);
+    const Weights wide(35, 3328, {bits, 128, Type::f16});
     for (const int64_t rows : {1, 3}) test_projection(kernels, wide, rows);
+  }
+  for (const Format& format : kOtherFormats) {
+    const Weights wide(35, 3328, format);
+    for (const int64_t rows : {1, 3, 40}) test_projection(kernels, wide, rows);
   }
 }
 
 void test_epilogues(const Kernels& kernels) {
   for (const int bits : {0, 4}) {
-    const Weights w(150, 192, bits, bits == 0 ? 0 : 64, Type::f16);
+    const Weights w(150, 192, {bits, bits == 0 ? 0 : 64, Type::f16});
     for (const int64_t rows : {1, 7, 40}) {
       for (const bool norm : {false, true}) {
         for (const bool bias : {false, true}) {
           test_projection(kernels, w, rows, {norm, bias, true, Act::none});
-          test_projection(kernels, w, rows, {norm, bias, false, Act::silu});
-          test_projection(kernels, w, rows, {norm, bias, false, Act::gelu});
+          for (const Act act : {Act::silu, Act::gelu, Act::clamped}) {
+            test_projection(kernels, w, rows, {norm, bias, false, act});
+          }
         }
       }
     }
@@ -220,7 +164,7 @@ void test_epilogues(const Kernels& kernels) {
 
 // Two engines: each must get the answers it gets alone, whoever of them has the pool.
 void test_two_callers(const Kernels& kernels) {
-  const Weights wide(600, 512, 8, 64, Type::f16);
+  const Weights wide(600, 512, {8, 64, Type::f16});
   const auto x = random_floats(20 * wide.view.k);
   auto product = [&](int64_t rows) {
     std::vector<float> out(static_cast<size_t>(rows * wide.view.n));

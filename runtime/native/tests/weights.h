@@ -1,0 +1,137 @@
+// Random weights in any storage format, as the kernels see them and in full.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "../core/interleaved.h"
+#include "checks.h"
+
+namespace headrace::tests {
+
+// How a matrix is stored; bits = 0 for plain numbers.
+struct Format {
+  int bits = 0;
+  int group = 0;
+  Type type = Type::f32;
+  Code code = Code::affine;
+};
+
+constexpr Type kTypes[] = {Type::f32, Type::f16, Type::bf16};
+
+// mxfp4, nvfp4 and mxfp8, and the one width that comes in groups of 16.
+constexpr Format kOtherFormats[] = {
+    {4, 32, Type::e8m0, Code::fp4}, {4, 16, Type::e4m3, Code::fp4}, {8, 32, Type::e8m0, Code::fp8},
+    {6, 16, Type::f32},             {6, 16, Type::f16},             {6, 16, Type::bf16},
+};
+
+// A matrix as the kernels see it, in float32 (`view`) and with rounded activations (`rounded`), and in full.
+struct Weights {
+  Matrix view, rounded;
+  Guarded data, scales, offsets;
+  std::vector<Guarded> interleaved;  // the same, for `rounded`
+  std::vector<double> full;  // (N, K)
+
+  Weights(int64_t n, int64_t k, const Format& format)
+      : view(shape(n, k, format)),
+        data(format.bits == 0 ? stored(random_floats(n * k), format.type) : random_bytes(n * view.row_bytes())),
+        scales(random_scales(n * view.groups(), format)),
+        offsets(stored(random_floats(affine() ? n * view.groups() : 0), affine() ? format.type : Type::f32)),
+        full(static_cast<size_t>(n * k)) {
+    view.data = data.as();
+    view.scales = scales.as();
+    if (affine()) view.offsets = offsets.as();
+    if (format.code == Code::fp8) keep_finite(data, n * view.row_bytes());
+    for (int64_t r = 0; r < n; ++r) {
+      for (int64_t i = 0; i < k; ++i) full[r * k + i] = at(r, i);
+    }
+    rounded = view;
+    rounded.exact = false;
+    if (!rounded.rounds()) return;
+    rounded.data = turn_all<uint32_t>(data, k * format.bits / 32);
+    rounded.scales = turn_numbers(scales);
+    if (affine()) rounded.offsets = turn_numbers(offsets);
+  }
+
+ private:
+  static Matrix shape(int64_t n, int64_t k, const Format& format) {
+    Matrix m;
+    m.n = n;
+    m.k = k;
+    m.bits = format.bits;
+    m.group = format.group;
+    m.code = format.code;
+    m.type = format.type;
+    m.exact = true;
+    return m;
+  }
+
+  bool affine() const { return view.code == Code::affine; }
+
+  // Powers of two from 2^-27 to 2^13, and the least there is; four bits of exponent as they come.
+  static Guarded random_scales(int64_t count, const Format& format) {
+    if (format.code == Code::affine) return stored(random_floats(count), format.type);
+    Guarded bytes = random_bytes(count);
+    if (format.type == Type::e4m3) {
+      for (int64_t i = 0; i < count; ++i) bytes.as<uint8_t>()[i] &= 0x7f;
+      keep_finite(bytes, count);
+      return bytes;
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      uint8_t& byte = bytes.as<uint8_t>()[i];
+      byte = byte == 0 ? 0 : static_cast<uint8_t>(100 + byte % 41);
+    }
+    return bytes;
+  }
+
+  // E4M3 has one NaN of either sign.
+  static void keep_finite(Guarded& bytes, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      if ((bytes.as<uint8_t>()[i] & 0x7f) == 0x7f) bytes.as<uint8_t>()[i] ^= 1;
+    }
+  }
+
+  template <class T>
+  const void* turn_all(const Guarded& rows, int64_t columns) {
+    interleaved.emplace_back(bands(view.n) * kBand * columns * static_cast<int64_t>(sizeof(T)));
+    interleave(Pool::shared(), rows.as<T>(), view.n, columns, interleaved.back().as<T>());
+    return interleaved.back().as();
+  }
+
+  const void* turn_numbers(const Guarded& numbers) {
+    switch (size_of(view.type)) {
+      case 1: return turn_all<uint8_t>(numbers, view.groups());
+      case 2: return turn_all<uint16_t>(numbers, view.groups());
+      default: return turn_all<uint32_t>(numbers, view.groups());
+    }
+  }
+
+  double at(int64_t row, int64_t k) const {
+    if (view.bits == 0) return number(data.as(), view.type, row * view.k + k);
+    const int64_t bit = k * view.bits;
+    const auto* bytes = data.as<uint8_t>() + row * view.row_bytes() + bit / 8;
+    uint32_t q = bytes[0];
+    if (bit % 8 + view.bits > 8) q |= static_cast<uint32_t>(bytes[1]) << 8;
+    q = q >> bit % 8 & ((1u << view.bits) - 1);
+    const int64_t g = row * view.groups() + k / view.group;
+    const double scale = number(scales.as(), view.type, g);
+    if (view.code == Code::fp8) return scale * number(bytes, Type::e4m3, 0);
+    if (view.code == Code::fp4) {  // a sign, two bits of exponent, one of fraction
+      const uint32_t exponent = q >> 1 & 3, fraction = q & 1;
+      const double size = exponent == 0 ? 0.5 * fraction : std::ldexp(1 + 0.5 * fraction, static_cast<int>(exponent) - 1);
+      return (q & 8) != 0 ? -scale * size : scale * size;
+    }
+    return scale * q + number(offsets.as(), view.type, g);
+  }
+};
+
+// What gate and up become.
+inline double gated(double g, double u, Act act) {
+  if (act == Act::silu) return g / (1 + std::exp(-g)) * u;
+  if (act == Act::gelu) return 0.5 * g * (1 + std::tanh(0.7978845608028654 * (g + 0.044715 * g * g * g))) * u;
+  g = std::min(g, 7.0);
+  return g / (1 + std::exp(-1.702 * g)) * (std::clamp(u, -7.0, 7.0) + 1);
+}
+
+}  // namespace headrace::tests
