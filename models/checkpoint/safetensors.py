@@ -53,10 +53,7 @@ class Checkpoint:
     @property
     def quantization(self) -> dict[str, Any] | None:
         """MLX quantization settings: bits, group_size, and per-layer entries; None for plain weights."""
-        section, theirs = self.config.get("quantization"), self.config.get("quantization_config")
-        if section is None and isinstance(theirs, dict) and theirs.get("quant_method") == "mxfp4":
-            return {"mode": "mxfp4", "bits": 4, "group_size": 32}  # as transformers stores GPT-OSS
-        return section if isinstance(section, dict) else None
+        return quantization_section(self.config)
 
     @property
     def inexact(self) -> list[dict[str, Any]]:
@@ -68,6 +65,14 @@ class Checkpoint:
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(info.nbytes for info in self.tensors.values())
+
+
+def quantization_section(config: dict[str, Any]) -> dict[str, Any] | None:
+    """See `Checkpoint.quantization`."""
+    section, theirs = config.get("quantization"), config.get("quantization_config")
+    if section is None and isinstance(theirs, dict) and theirs.get("quant_method") == "mxfp4":
+        return {"mode": "mxfp4", "bits": 4, "group_size": 32}  # as transformers stores GPT-OSS
+    return section if isinstance(section, dict) else None
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.models.checkpoint.safetensors import Checkpoint
+from headrace.models.checkpoint.safetensors import Checkpoint, quantization_section
 from headrace.models.checkpoint.tensor_info import TensorInfo
 
 # model_type of checkpoints whose text part is a decoder that knows nothing of the other parts: images come to it as
@@ -36,8 +36,7 @@ class TextPart:
     @property
     def quantization(self) -> dict[str, Any] | None:
         """MLX quantization settings as `Checkpoint` has them, modules by their names here."""
-        section = self.config.get("quantization")
-        return section if isinstance(section, dict) else None
+        return quantization_section(self.config)
 
     @property
     def nbytes(self) -> int:
