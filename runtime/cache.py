@@ -281,8 +281,7 @@ class KVCache(Lengths):
 
     def _move(self, buffers: list[mx.array], layer: int, kept: slice, capacity: int) -> None:
         """Rows `kept` of a layer's buffer into a new one; the old one's memory goes back at once."""
-        room = self._empty(capacity - (kept.stop - kept.start))
-        buffers[layer] = mx.concatenate([buffers[layer][:, :, kept], room], axis=2)
+        buffers[layer] = self._ops.grow(buffers[layer][:, :, kept], capacity)
         mx.eval(buffers[layer])
         mx.clear_cache()
 

@@ -12,7 +12,9 @@
       -> draw                    from what is left, with the request's own random key
 
 Penalties and temperature are computed in float32; SamplingParams refuses what would leave its range there.
-Same seed, same machine, same tokens. Everything stays on the device: nothing here waits for a value.
+From the temperature on it is one operation of `runtime.ops`: on the CPU, sorting a vocabulary or taking its
+exponentials costs stock MLX milliseconds. Same seed, same machine, same tokens. Everything stays on the device:
+nothing here waits for a value.
 B = sequences, V = vocabulary.
 """
 
@@ -24,6 +26,7 @@ from dataclasses import dataclass, field, replace
 import mlx.core as mx
 
 from headrace.runtime.errors import UsageError
+from headrace.runtime.ops import select
 
 LARGEST = 1e6  # of temperature and penalties: beyond any use, and times any count still a float32
 COLDEST = 1e-6  # temperatures below it are greedy: dividing by them tells float32 logits no further apart
@@ -78,6 +81,7 @@ class Sampler:
 
     def __init__(self, params: SamplingParams, *, vocab_size: int, prompt: Sequence[int]) -> None:
         self._params = params
+        self._ops = select()
         self._key = mx.random.key(secrets.randbits(64) if params.seed is None else params.seed)
         self._bias = _bias_row(params.logit_bias, vocab_size)
         self._penalises = (
@@ -96,10 +100,7 @@ class Sampler:
             logits = logits + self._bias.astype(logits.dtype)
         if self._penalises:
             logits = self._penalise(logits)
-        if params.greedy:
-            token = mx.argmax(logits, axis=-1)
-        else:
-            token = self._draw(logits.astype(mx.float32) / params.temperature)
+        token = self._ops.likeliest(logits) if params.greedy else self._draw(logits)
         if self._penalises:
             self._counts = self._counts.at[:, token].add(1)
         return token
@@ -119,29 +120,17 @@ class Sampler:
         return logits
 
     def _draw(self, logits: mx.array) -> mx.array:
-        """Filter and draw. logits (B, V) float32, already divided by the temperature -> (B,)."""
+        """Divide, filter and draw. logits (B, V) -> (B,)."""
         params = self._params
         self._key, key = mx.random.split(self._key)
-        ids = None  # token of each column, where columns are no longer the vocabulary
-        if 0 < params.top_k < logits.shape[-1]:
-            ids = mx.argpartition(-logits, kth=params.top_k - 1, axis=-1)[:, : params.top_k]
-            logits = mx.take_along_axis(logits, ids, axis=-1)
-        if params.top_p < 1:
-            order = mx.argsort(-logits, axis=-1)
-            logits = _keep_top_p(mx.take_along_axis(logits, order, axis=-1), params.top_p)
-            ids = order if ids is None else mx.take_along_axis(ids, order, axis=-1)
-        if params.min_p > 0:
-            floor = mx.max(logits, axis=-1, keepdims=True) + mx.log(mx.array(params.min_p))
-            logits = mx.where(logits < floor, -mx.inf, logits)
-        column = mx.random.categorical(logits, axis=-1, key=key)
-        return column if ids is None else mx.take_along_axis(ids, column[:, None], axis=-1)[:, 0]
-
-
-def _keep_top_p(descending: mx.array, p: float) -> mx.array:
-    """Keep columns until their mass reaches p, the one that crosses it included. (B, n) sorted -> (B, n)."""
-    probabilities = mx.softmax(descending, axis=-1)
-    before = mx.cumsum(probabilities, axis=-1) - probabilities
-    return mx.where(before < max(p, SMALLEST_P), descending, -mx.inf)
+        return self._ops.sample(
+            logits.astype(mx.float32),
+            key,
+            params.temperature,
+            params.top_k,
+            max(params.top_p, SMALLEST_P),
+            params.min_p,
+        )
 
 
 def _bias_row(bias: Mapping[int, float], vocab_size: int) -> mx.array | None:

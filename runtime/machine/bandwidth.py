@@ -4,9 +4,11 @@
 device that decodes is the one measured.
 
 What is timed, in passes over data larger than the caches:
-- CPU: the C library's `memcmp` of two equal halves, one thread per usable core, each on its own share. It is
-  vectorised, reads every byte, releases the interpreter lock, and matches a hand-written reader; MLX's own CPU
-  reductions stop at 5-29 GB/s on the machine where this reaches 47.
+- CPU: a reader of our own (`runtime/native/core/streaming.h`), one thread per usable core, each on its own share and
+  reading several places of it side by side, as the decode kernels do. One or two streams a core leave up to a third of
+  the memory's speed unused: decode came out above 100 % of what they reach (docs/kernels.md).
+- CPU without the compiled kernels: the C library's `memcmp` of two equal halves, two streams a thread. It is
+  vectorised, reads every byte and releases the interpreter lock; MLX's own CPU reductions stop at half of it.
 - Metal, CUDA: `mx.sum` over a float32 array, or the product of a 4-bit matrix and a vector, which is the kernel that
   decodes; whichever is faster. Several per submission, so that launching costs nothing.
 """
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 
 from headrace.runtime.machine.hardware import Machine, machine, memory_available
 from headrace.runtime.machine.peaks import Peak, remember, summarise
+from headrace.runtime.ops import native
 
 Progress = Callable[[float], None]
 """Told the fraction done, 0 to 1."""
@@ -25,6 +28,7 @@ Progress = Callable[[float], None]
 _SECONDS = 0.6  # of passes; filling the memory comes on top
 _SHORT_S = 0.15
 _MIN_PASSES = 8
+_STREAMS = 8  # of a thread: more than the kernels have; docs/kernels.md compares
 _SHARE = 128 << 20  # bytes a CPU thread reads: beyond any core's share of the last-level cache
 _CPU_SIZE = (256 << 20, 2 << 30)
 _GPU_SIZE = (64 << 20, 1 << 30)
@@ -67,23 +71,35 @@ class Reader:
 
 def streaming_reader(host: Machine) -> AbstractContextManager[Reader]:
     """Memory filled and ready to be read, until the block ends. Benchmarks read it between their own steps."""
-    return _cpu_reader(host) if host.backend == "cpu" else _gpu_reader(host)
+    if host.backend != "cpu":
+        return _gpu_reader(host)
+    return _native_reader(host) if native.status().available else _memcmp_reader(host)
 
 
 @contextmanager
-def _cpu_reader(host: Machine) -> Iterator[Reader]:
+def _native_reader(host: Machine) -> Iterator[Reader]:
+    threads = host.usable_cores
+    memory = native.streaming_read(_cpu_size(threads), threads, _STREAMS)
+    yield Reader(memory.one_pass, memory.bytes, f"{_STREAMS} streams in each of {_threads(threads)}")
+
+
+@contextmanager
+def _memcmp_reader(host: Machine) -> Iterator[Reader]:
     import ctypes
     import mmap
     import threading
     from queue import SimpleQueue
 
     threads = host.usable_cores
-    size = _affordable(min(max(threads * _SHARE, _CPU_SIZE[0]), _CPU_SIZE[1]), _CPU_SIZE[0] // 4)
-    half = size // threads // 2 & -4096  # bytes, whole pages
+    half = _cpu_size(threads) // threads // 2 & -4096  # bytes, whole pages
     libc = ctypes.CDLL(None)  # CDLL, unlike PyDLL, releases the interpreter lock during the call
     libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
     libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-    view = (ctypes.c_char * (threads * half * 2)).from_buffer(mmap.mmap(-1, threads * half * 2))
+    memory = mmap.mmap(-1, threads * half * 2)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    view = (ctypes.c_char * (threads * half * 2)).from_buffer(memory)
     # An interrupt may come at any instruction of this thread. These queues, unlike an executor and its futures, are
     # locked by single instructions: no interrupt leaves them locked.
     passes: list[SimpleQueue[bool]] = [SimpleQueue() for _ in range(threads)]
@@ -114,7 +130,7 @@ def _cpu_reader(host: Machine) -> Iterator[Reader]:
             reader.start()
         for _ in readers:
             spans.get()
-        yield Reader(one_pass, threads * half * 2, f"memcmp, {threads} thread{'s' if threads > 1 else ''}")
+        yield Reader(one_pass, threads * half * 2, f"memcmp, {_threads(threads)}")
     finally:
         for orders in passes:
             orders.put(False)
@@ -163,6 +179,15 @@ def _repeat(one_pass: Callable[[], float], budget_s: float, progress: Progress) 
         seconds.append(one_pass())
     progress(1.0)
     return seconds
+
+
+def _cpu_size(threads: int) -> int:
+    """Bytes of a pass of all threads."""
+    return _affordable(min(max(threads * _SHARE, _CPU_SIZE[0]), _CPU_SIZE[1]), _CPU_SIZE[0] // 4)
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"
 
 
 def _affordable(size: int, least: int) -> int:

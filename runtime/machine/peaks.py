@@ -23,7 +23,8 @@ RECENT_DAYS = 30
 KEPT = 16  # measurements of a machine
 STEP_BYTES = 64 << 20  # a step that reads less may live in caches, and says nothing about memory
 STEPS = 16  # so many intervals at least: a token read late makes the next look early
-_FORMAT = 1  # of what is measured
+_FORMAT = 2  # of what is measured: readers of one and two streams a thread, before it, gave too little
+_VERSION = f" / {_FORMAT}"
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -105,7 +106,7 @@ def _keep(peak: Peak, host: Machine) -> None:
     older = sorted(_recent(measurements(host)), key=lambda kept: kept.bytes_per_second)[-(KEPT - 1) :]
     entries = [asdict(kept) for kept in sorted([*older, peak], key=lambda kept: kept.measured_at)]
     stored = read_cache(_cache_file()).get("peaks")
-    others = stored if isinstance(stored, dict) else {}
+    others = {key: kept for key, kept in stored.items() if key.endswith(_VERSION)} if isinstance(stored, dict) else {}
     write_cache(_cache_file(), {"peaks": {**others, _key(host): entries}})
 
 
@@ -142,7 +143,7 @@ def _key(host: Machine) -> str:
     import mlx.core as mx
 
     version = mx.__version__  # type: ignore[attr-defined]  # missing in MLX's stubs
-    return f"{host.device_name} / {host.backend} / {host.usable_cores} cores / mlx {version} / {_FORMAT}"
+    return f"{host.device_name} / {host.backend} / {host.usable_cores} cores / mlx {version}{_VERSION}"
 
 
 def _cache_file() -> Path:

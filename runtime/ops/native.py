@@ -69,9 +69,19 @@ def use_instruction_set(name: str) -> bool:
     return _native.use_instruction_set(name)
 
 
-def streaming_read(array: mx.array, passes: int = 1) -> float:
-    """Seconds for all threads to read `array` once, the best of `passes`. It should exceed the caches."""
-    return _native.streaming_read(array, passes)
+def measure_regions(on: bool) -> None:
+    """Begin or end to measure the parallel regions of the kernels; beginning forgets what was measured."""
+    _native.measure_regions(on)
+
+
+def region_times() -> dict[str, tuple[int, int, int, int]]:
+    """Kind of work -> regions, nanoseconds in them, of those waiting for other threads, and what those worked."""
+    return _native.region_times()
+
+
+def streaming_read(size: int, threads: int, streams: int) -> "_native.StreamingRead":
+    """`size` bytes of memory, to be read by `threads` threads, each at 1, 2, 4 or 8 places (`streams`) side by side."""
+    return _native.StreamingRead(size, threads, streams)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,6 +138,11 @@ def _flat(stack: mx.array | None) -> mx.array | None:
 def kv_dtype(compute: mx.Dtype) -> mx.Dtype:
     """Half precision unless `exact`: the kernels convert as they read, and a step is bound by the bytes it reads."""
     return mx.float16 if compute == mx.float32 and not exact() else compute
+
+
+def grow(buffer: mx.array, capacity: int) -> mx.array:
+    """A K/V buffer with room for `capacity` entries, copied now, to where each row begins on a cache line."""
+    return _native.grow(buffer, capacity)
 
 
 def embed(tokens: mx.array, table: Weight, dtype: mx.Dtype) -> mx.array:
@@ -199,6 +214,24 @@ def attend(
         _fallbacks[f"attention: head size {spec.head_dim}" if plan is None else f"attention: {qkv.dtype}"] += 1
         return reference.attend(qkv, keys, values, offset, spec, first)
     return _native.attend(qkv, keys, values, offset, plan, *([first] if first else [])), keys, values
+
+
+def likeliest(logits: mx.array) -> mx.array:
+    """The token of the largest logit. (B, V) -> (B,) uint32."""
+    if logits.dtype != mx.float32:
+        return reference.likeliest(logits)
+    return _native.sample(logits, None, 1.0, 0, 1.0, 0.0)
+
+
+def sample(logits: mx.array, key: mx.array, temperature: float, top_k: int, top_p: float, min_p: float) -> mx.array:
+    """Divide, filter and draw in one node. logits (B, V) float32 -> (B,) uint32.
+
+    A key is 64 random bits, all that a draw needs: it goes through the kept tokens in the order of the vocabulary, to
+    where that share of their mass ends.
+    """
+    rows = logits.shape[0]
+    keys = key[None] if rows == 1 else mx.random.split(key, rows)
+    return _native.sample(logits, keys, temperature, top_k, top_p, min_p)
 
 
 def fuse(layers: Sequence[LayerWeights], eps: float, activation: str) -> LayersNode | None:

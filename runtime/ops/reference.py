@@ -41,6 +41,12 @@ def kv_dtype(compute: mx.Dtype) -> mx.Dtype:
     return compute
 
 
+def grow(buffer: mx.array, capacity: int) -> mx.array:
+    """A K/V buffer (B, Hkv, entries, D) with room for `capacity` entries: zeros behind what it holds."""
+    batch, heads, entries, dim = buffer.shape
+    return mx.concatenate([buffer, mx.zeros((batch, heads, capacity - entries, dim), buffer.dtype)], axis=2)
+
+
 def embed(tokens: mx.array, table: Weight, dtype: mx.Dtype) -> mx.array:
     """Rows of the embedding table. tokens (B, T) -> (B, T, E)."""
     if table.scales is None:
@@ -263,3 +269,36 @@ def _softcapped_attention(
         scores = mx.where(mask, scores, mx.array(mx.finfo(scores.dtype).min, scores.dtype))
     weights = mx.softmax(scores, axis=-1, precise=True)
     return (weights @ values[:, :, None]).reshape(batch, heads, length, dim)
+
+
+def likeliest(logits: mx.array) -> mx.array:
+    """The token of the largest logit. (B, V) -> (B,) uint32."""
+    return mx.argmax(logits, axis=-1)
+
+
+def sample(logits: mx.array, key: mx.array, temperature: float, top_k: int, top_p: float, min_p: float) -> mx.array:
+    """Divide by the temperature, keep the top-k (0: all), top-p (1: all) and min-p (0: all) of it, and draw.
+
+    logits (B, V) float32, key: MLX's random state -> (B,) uint32. The stages: `runtime.sampling`.
+    """
+    logits = logits / temperature
+    ids = None  # token of each column, where columns are no longer the vocabulary
+    if 0 < top_k < logits.shape[-1]:
+        ids = mx.argpartition(-logits, kth=top_k - 1, axis=-1)[:, :top_k]
+        logits = mx.take_along_axis(logits, ids, axis=-1)
+    if top_p < 1:
+        order = mx.argsort(-logits, axis=-1)
+        logits = _keep_top_p(mx.take_along_axis(logits, order, axis=-1), top_p)
+        ids = order if ids is None else mx.take_along_axis(ids, order, axis=-1)
+    if min_p > 0:
+        floor = mx.max(logits, axis=-1, keepdims=True) + mx.log(mx.array(min_p))
+        logits = mx.where(logits < floor, -mx.inf, logits)
+    column = mx.random.categorical(logits, axis=-1, key=key)
+    return column if ids is None else mx.take_along_axis(ids, column[:, None], axis=-1)[:, 0]
+
+
+def _keep_top_p(descending: mx.array, p: float) -> mx.array:
+    """Keep columns until their mass reaches p, the one that crosses it included. (B, n) sorted -> (B, n)."""
+    probabilities = mx.softmax(descending, axis=-1)
+    before = mx.cumsum(probabilities, axis=-1) - probabilities
+    return mx.where(before < p, descending, -mx.inf)

@@ -10,7 +10,7 @@ from headrace.runtime.ops import native
 from tests.tiny_chat import write_chat_model
 
 HERE = Path(__file__).parent
-COVERED = {"graph_counts", "kernels", "make_model", "telemetry_overhead", "turns", "ui_tax"}
+COVERED = {"graph_counts", "kernels", "make_model", "step_parts", "telemetry_overhead", "turns", "ui_tax"}
 NOT_SCRIPTS = {"shapes", "__init__"}
 
 
@@ -36,6 +36,15 @@ def test_kernels(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     run("kernels", monkeypatch, "--shape", "tiny", "--threads", "1", "--seconds", "0.001")
     native.set_threads(0)
     assert "step at depth  4096" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not native.status().available, reason="needs the native kernels")
+def test_step_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(write_chat_model(tmp_path / "tiny"))
+    run("step_parts", monkeypatch, model, "--depths", "0,40", "--steps", "4", "--rounds", "2", "--temperature", "1")
+    parts = capsys.readouterr().out
+    assert parts.count("between regions") == 2
+    assert "depth 40" in parts
 
 
 def test_make_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from headrace.runtime.errors import UsageError
+from headrace.runtime.ops import native
 from headrace.runtime.sampling import LARGEST, Sampler, SamplingParams, logprobs
 
 VOCAB = 12
@@ -19,6 +20,19 @@ DRAWS = 500
 logit = st.floats(-6, 6).map(lambda value: round(value, 2))
 rows = st.lists(logit, min_size=VOCAB, max_size=VOCAB, unique=True)
 tokens = st.integers(0, VOCAB - 1)
+
+
+needs_native = pytest.mark.skipif(not native.status().available, reason="needs the native kernels")
+
+
+@pytest.fixture(scope="module", autouse=True, params=[pytest.param("native", marks=needs_native), "reference"])
+def _kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Everything here holds for either operations."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("HEADRACE_KERNELS", raising=False)
+        if request.param == "reference":
+            patch.setenv("HEADRACE_KERNELS", "reference")
+        yield
 
 
 def penalised(logits: Sequence[float], params: SamplingParams, prompt: list[int], said: list[int]) -> list[float]:

@@ -1,9 +1,11 @@
 // See cache_buffers.h.
 #include "cache_buffers.h"
 
+#include <cstring>
 #include <stdexcept>
 
 #include "matrix_handle.h"
+#include "weight_arena.h"
 
 namespace headrace {
 namespace {
@@ -38,6 +40,27 @@ void CacheBuffers::describe(AttendCall& call) const {
   call.kv_type = type_of(keys_.dtype());
   call.keys = const_cast<void*>(keys_.data<void>());
   call.values = const_cast<void*>(values_.data<void>());
+}
+
+mx::array grow_buffer(const mx::array& buffer, int capacity) {
+  require(buffer.ndim() == 4 && buffer.shape(2) <= capacity, "a buffer must be (B, Hkv, entries, D), and no longer than asked for");
+  mx::array from = buffer;
+  from.eval();
+  // A slice of entries is read where it lies.
+  if (from.strides(3) != 1 || from.strides(2) != from.shape(3)) from = settled(from);
+  mx::Shape shape = from.shape();
+  shape[2] = capacity;
+  mx::array out = zeros_on_lines(shape, from.dtype());
+  if (from.size() == 0) return out;
+  const auto item = static_cast<int64_t>(from.itemsize()), row = item * shape[3];
+  char* to = out.data<char>();
+  for (int64_t b = 0; b < shape[0]; ++b) {
+    for (int64_t h = 0; h < shape[1]; ++h, to += row * capacity) {
+      const char* head = from.data<char>() + (b * from.strides(0) + h * from.strides(1)) * item;
+      std::memcpy(to, head, static_cast<size_t>(row * from.shape(2)));
+    }
+  }
+  return out;
 }
 
 }  // namespace headrace

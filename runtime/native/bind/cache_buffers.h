@@ -12,6 +12,10 @@ namespace headrace {
 
 namespace mx = mlx::core;
 
+// The buffer (B, Hkv, entries, D) with room for `capacity` entries: a copy, zeros beyond what it had, in memory of its own. Throws
+// std::invalid_argument for other shapes.
+mx::array grow_buffer(const mx::array& buffer, int capacity);
+
 // One layer's keys and values (B, Hkv, capacity, D), held until the node that appends to them has run.
 class CacheBuffers {
  public:

@@ -8,11 +8,13 @@
 #include "../core/pool.h"
 #include "../core/streaming.h"
 #include "attend_primitive.h"
+#include "cache_buffers.h"
 #include "embed_primitive.h"
 #include "experts_primitive.h"
 #include "layer_primitive.h"
 #include "linear_primitive.h"
 #include "matrix_handle.h"
+#include "sample_primitive.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -22,10 +24,15 @@ namespace {
 
 using Optional = std::optional<hr::mx::array>;
 
-double streaming_read(const hr::mx::array& a, int passes) {
-  const hr::mx::array settled = hr::settled(a);
-  nb::gil_scoped_release release;
-  return hr::streaming_read_seconds(hr::Pool::shared(), settled.data<void>(), settled.nbytes(), passes);
+// Kind of work -> (regions, wall, waiting, workers' busy time), nanoseconds.
+nb::dict region_times() {
+  constexpr const char* kNames[] = {"weights", "attention", "sampling"};
+  nb::dict out;
+  for (int i = 0; i < static_cast<int>(hr::Work::kCount); ++i) {
+    const hr::WorkTimes times = hr::Pool::shared().times(static_cast<hr::Work>(i));
+    out[kNames[i]] = nb::make_tuple(times.regions, times.wall, times.waiting, times.workers_busy);
+  }
+  return out;
 }
 
 }  // namespace
@@ -85,10 +92,19 @@ NB_MODULE(_native, m) {
   m.def("layers", &hr::layers, "x"_a, "keys"_a, "values"_a, "offset"_a, "plans"_a,
         "firsts"_a = std::vector<int>());
   m.def("attend", &hr::attend, "qkv"_a, "keys"_a, "values"_a, "offset"_a, "plan"_a, "first"_a = 0);
+  m.def("grow", &hr::grow_buffer, "buffer"_a, "capacity"_a);
 
+  m.def("sample", &hr::sample_tokens, "logits"_a, "keys"_a.none(), "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a);
+
+  nb::class_<hr::StreamingRead>(m, "StreamingRead")
+      .def(nb::init<std::size_t, int, int>(), "bytes"_a, "threads"_a, "streams"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("bytes", &hr::StreamingRead::bytes)
+      .def("one_pass", &hr::StreamingRead::pass, nb::call_guard<nb::gil_scoped_release>());
+
+  m.def("measure_regions", [](bool on) { hr::Pool::shared().measure(on); }, "on"_a);
+  m.def("region_times", &region_times);
   m.def("instruction_set", [] { return hr::best_kernels().name; });
   m.def("use_instruction_set", [](const std::string& name) { return hr::use_kernels(name.c_str()); }, "name"_a);
   m.def("threads", [] { return hr::Pool::shared().threads(); });
   m.def("set_threads", [](int threads) { hr::Pool::shared().set_threads(threads); }, "threads"_a);
-  m.def("streaming_read", &streaming_read, "array"_a, "passes"_a = 1);
 }

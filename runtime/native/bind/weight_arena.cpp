@@ -52,23 +52,44 @@ Slab& slab_for(size_t bytes) {
   return open.emplace_back(std::max(kSlab, round_up(bytes, kHuge)));
 }
 
+// The array at `to`, a place in `memory`.
+mx::array array_at(const mx::array& memory, char* to, const mx::Shape& shape, mx::Dtype dtype) {
+  mx::array out(shape, dtype, nullptr, {});
+  mx::Strides strides(shape.size(), 1);
+  for (size_t i = shape.size(); i-- > 1;) strides[i - 1] = strides[i] * shape[i];
+  const mx::array::Flags flags{.contiguous = true, .row_contiguous = true, .col_contiguous = false};
+  const int64_t offset = to - memory.data<char>();
+  out.copy_shared_buffer(memory, strides, flags, out.size(), offset / static_cast<int64_t>(out.itemsize()));
+  out.set_status(mx::array::Status::available);
+  return out;
+}
+
+size_t lines_of(const mx::Shape& shape, mx::Dtype dtype) {
+  return round_up(mx::array(shape, dtype, nullptr, {}).nbytes(), kLine) / kLine;
+}
+
 }  // namespace
 
 mx::array in_huge_pages(const mx::Shape& shape, mx::Dtype dtype) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  mx::array out(shape, dtype, nullptr, {});
-  const size_t bytes = round_up(out.nbytes(), kLine);
+  const size_t bytes = lines_of(shape, dtype) * kLine;
   Slab& slab = slab_for(bytes);
   char* to = slab.base + slab.used;
   slab.used += bytes;
-  mx::Strides strides(shape.size(), 1);
-  for (size_t i = shape.size(); i-- > 1;) strides[i - 1] = strides[i] * shape[i];
-  const mx::array::Flags flags{.contiguous = true, .row_contiguous = true, .col_contiguous = false};
-  const int64_t offset = to - slab.memory.data<char>();
-  out.copy_shared_buffer(slab.memory, strides, flags, out.size(), offset / static_cast<int64_t>(out.itemsize()));
-  out.set_status(mx::array::Status::available);
-  return out;
+  return array_at(slab.memory, to, shape, dtype);
+}
+
+mx::array zeros_on_lines(const mx::Shape& shape, mx::Dtype dtype) {
+  const size_t lines = lines_of(shape, dtype);
+  mx::array memory({static_cast<int>(lines) + 1, static_cast<int>(kLine)}, mx::uint8, nullptr, {});
+  memory.set_data(mx::allocator::malloc(memory.nbytes()));
+  const auto start = round_up(reinterpret_cast<uintptr_t>(memory.data<char>()), kLine);
+  auto* to = reinterpret_cast<char*>(start);
+  const size_t first = round_up(start, kHuge), last = (start + lines * kLine) / kHuge * kHuge;
+  if (first < last) madvise(reinterpret_cast<char*>(first), last - first, MADV_HUGEPAGE);
+  std::memset(to, 0, lines * kLine);
+  return array_at(memory, to, shape, dtype);
 }
 
 mx::array in_huge_pages(const mx::array& a) {

@@ -46,6 +46,7 @@ void place_token(const Kernels& kernels, const AttendCall& call, const Rope::Tab
 void run_attend(Pool& pool, const Kernels& kernels, const AttendCall& call) {
   const int64_t tokens = call.batch * call.length;
   if (tokens <= 0) return;
+  pool.label(Work::attention);
   std::shared_ptr<const Rope::Table> table;
   if (call.rope != nullptr) table = call.rope->table(call.offset, call.length);
   float* q = scratch(Slot::shared_rows, tokens * call.heads * call.dim);

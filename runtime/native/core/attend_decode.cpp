@@ -1,11 +1,10 @@
 // Attention for one or a few new tokens: the cache is read once per group of heads that share it.
 //
-// Work is split over sequences, key/value heads and chunks of positions. Each task keeps a softmax state of its own;
-// the states of one query are merged at the end (flash decoding: arXiv:2307.08691 turned to positions). Where one chunk
-// is all there is, its accumulator is the output.
+// Positions are taken in chunks whose borders are multiples of kAttendChunk, each with a softmax state of its own; the states of
+// one query are joined at the end (flash decoding: arXiv:2307.08691 turned to positions). So a query's result has the same bits
+// however its chunks are shared out. Work is split over sequences, tokens, key/value heads and groups of chunks; the chunks of a
+// group are read side by side, because one stream at a time does not keep enough requests to memory under way.
 #include <algorithm>
-#include <cmath>
-#include <limits>
 
 #include "attend.h"
 #include "scratch.h"
@@ -13,101 +12,101 @@
 namespace headrace {
 namespace {
 
-constexpr int64_t kChunk = 128;            // positions a task reads at once
+constexpr int64_t kMostSide = 4;             // chunks that are read side by side, at most
+constexpr int64_t kTasksPerThread = 4;       // fewer, and groups are made smaller
 constexpr int64_t kAloneProducts = 1 << 15;  // fewer multiply-adds than this are not worth waking anybody
 
-// How the tasks of one call are numbered: sequence, token, kv head, part of its queries, chunk of positions.
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// How the tasks of one call are numbered: sequence, token, kv head, part of its queries, group of chunks.
 struct Split {
-  const AttendCall& call;
-  int64_t shared;     // query heads per kv head
-  int64_t parts;      // of those, kMaxQueries at a time
-  int64_t chunks;  // of positions
-  int64_t begin;      // first position any query sees
+  int64_t shared;  // query heads per kv head
+  int64_t parts;   // of those, kMaxQueries at a time
+  int64_t first;   // chunk that any query sees
+  int64_t chunks;  // from there on
+  int64_t side;    // of those in a group
+  int64_t groups;
+  int64_t tasks;
 
-  explicit Split(const AttendCall& c) : call(c), shared(c.heads / c.kv_heads) {
-    parts = (shared + kMaxQueries - 1) / kMaxQueries;
-    begin = first_seen(c, c.offset);
-    chunks = (c.offset + c.length - begin + kChunk - 1) / kChunk;
+  Split(const AttendCall& call, int threads) : shared(call.heads / call.kv_heads) {
+    parts = ceil_div(shared, kMaxQueries);
+    first = first_seen(call, call.offset) / kAttendChunk;
+    chunks = ceil_div(call.offset + call.length, kAttendChunk) - first;
+    const int64_t each = call.batch * call.length * call.kv_heads * parts;
+    side = std::clamp<int64_t>(each * chunks / (kTasksPerThread * threads), 1, kMostSide);
+    groups = ceil_div(chunks, side);
+    tasks = each * groups;
   }
-  int64_t tasks() const { return call.batch * call.length * call.kv_heads * parts * chunks; }
 };
-
-float merged(const Softmax* states, int64_t count, int64_t dim, float* out) {
-  float top = -std::numeric_limits<float>::infinity();
-  for (int64_t i = 0; i < count; ++i) top = std::max(top, states[i].top);
-  float sum = 0;
-  std::fill(out, out + dim, 0.0f);
-  for (int64_t i = 0; i < count; ++i) {
-    if (states[i].sum == 0) continue;  // saw nothing: outside this query's window
-    const float weight = std::exp(states[i].top - top);
-    sum += weight * states[i].sum;
-    for (int64_t d = 0; d < dim; ++d) out[d] += weight * states[i].acc[d];
-  }
-  return sum;
-}
 
 }  // namespace
 
 void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q) {
-  const Split split(call);
-  AttendCall bare = call;
-  bare.sinks = nullptr;  // they count once
+  const Split split(call, pool.threads());
   const int64_t dim = call.dim;
   const int64_t queries = call.batch * call.length * call.heads;
-  // (query, chunk): its accumulator, then its state.
-  float* accumulators = scratch(Slot::states, queries * split.chunks * (dim + 4));
-  auto* states = reinterpret_cast<Softmax*>(accumulators + queries * split.chunks * dim);
+  // (query, part): its accumulator, then its state. The first part is the head's sink, where there is one, then come chunks.
+  const int64_t sinks = call.sinks != nullptr ? 1 : 0, parts = sinks + split.chunks;
+  float* accumulators = scratch(Slot::states, queries * parts * (dim + 4));
+  auto* states = reinterpret_cast<Softmax*>(accumulators + queries * parts * dim);
   static_assert(sizeof(Softmax) <= 4 * sizeof(float));
 
-  auto body = [&](Tasks& tasks) {
-    while (tasks.next()) {
-      int64_t index = tasks.index();
-      const int64_t chunk = index % split.chunks;
-      index /= split.chunks;
-      const int64_t part = index % split.parts;
-      index /= split.parts;
-      const int64_t kv_head = index % call.kv_heads;
-      index /= call.kv_heads;
-      const int64_t t = index % call.length, b = index / call.length;
+  const auto group = [&](int64_t index) {
+    const int64_t begin = index % split.groups * split.side;
+    const int64_t count = std::min(split.side, split.chunks - begin);
+    const bool more = begin + count < split.chunks;
+    index /= split.groups;
+    const int64_t part = index % split.parts;
+    index /= split.parts;
+    const int64_t kv_head = index % call.kv_heads;
+    index /= call.kv_heads;
+    const int64_t t = index % call.length, b = index / call.length;
+    const int64_t position = call.offset + t;
+    const int64_t head = kv_head * split.shared + part * kMaxQueries;
+    const int64_t shared = std::min(kMaxQueries, (kv_head + 1) * split.shared - head);
 
-      const int64_t position = call.offset + t;
-      const int64_t lo = std::max(first_seen(call, position), split.begin + chunk * kChunk);
-      const int64_t hi = std::min(position + 1, split.begin + (chunk + 1) * kChunk);
-      const int64_t first = kv_head * split.shared + part * kMaxQueries;
-      const int64_t count = std::min(kMaxQueries, (kv_head + 1) * split.shared - first);
-      const float* rows[kMaxQueries];
-      Softmax state[kMaxQueries];
-      for (int64_t j = 0; j < count; ++j) {
-        rows[j] = q + ((b * call.heads + first + j) * call.length + t) * dim;
-        const int64_t query = (b * call.length + t) * call.heads + first + j;
-        float* acc = split.chunks == 1 ? call.out + query * dim
-                                          : accumulators + (query * split.chunks + chunk) * dim;
-        std::fill(acc, acc + dim, 0.0f);
-        state[j] = first_state(chunk == 0 ? call : bare, first + j, acc);
-      }
-      if (lo < hi) {
-        float* scores = scratch(Slot::scores, kMaxQueries * kChunk);
-        kernels.attend_chunk(head_cache(call, b, kv_head), rows, count, lo, hi, call.rule, scores, state);
-      }
-      for (int64_t j = 0; j < count; ++j) {
-        const int64_t query = (b * call.length + t) * call.heads + first + j;
-        if (split.chunks == 1) {
-          kernels.rescale(state[j].acc, 1 / state[j].sum, dim);
-        } else {
-          states[query * split.chunks + chunk] = state[j];
-        }
+    const float* rows[kMaxQueries];
+    Span spans[kMostSide];
+    Softmax found[kMostSide * kMaxQueries];
+    const auto query = [&](int64_t j) { return (b * call.length + t) * call.heads + head + j; };
+    for (int64_t j = 0; j < shared; ++j) rows[j] = q + ((b * call.heads + head + j) * call.length + t) * dim;
+    for (int64_t s = 0; s < count; ++s) {
+      const int64_t from = (split.first + begin + s) * kAttendChunk;
+      spans[s] = {std::max(first_seen(call, position), from), std::min(position + 1, from + kAttendChunk)};
+      for (int64_t j = 0; j < shared; ++j) {
+        found[s * shared + j].acc = accumulators + (query(j) * parts + sinks + begin + s) * dim;
       }
     }
+    const HeadCache cache = head_cache(call, b, kv_head);
+    const char* keys = static_cast<const char*>(cache.keys);
+    const char* next = more ? keys + (split.first + begin + count) * kAttendChunk * dim * size_of(call.kv_type) : nullptr;
+    float* scores = scratch(Slot::scores, count * shared * kAttendChunk);
+    kernels.attend_chunks(cache, rows, shared, spans, count, next, call.rule, scores, found);
+    for (int64_t s = 0; s < count; ++s) {
+      for (int64_t j = 0; j < shared; ++j) states[query(j) * parts + sinks + begin + s] = found[s * shared + j];
+    }
   };
-  const int64_t padded = (call.offset + call.length - split.begin + kScorePad - 1) / kScorePad * kScorePad;
-  pool.run(split.tasks(), body, queries * padded * dim * 2 > kAloneProducts);
-
-  if (split.chunks == 1) return;
-  for (int64_t i = 0; i < queries; ++i) {
-    float* out = call.out + i * dim;
-    const float sum = merged(states + i * split.chunks, split.chunks, dim, out);
-    for (int64_t d = 0; d < dim; ++d) out[d] /= sum;
-  }
+  const int64_t products = queries * split.chunks * kAttendChunk * dim;
+  pool.run(
+      split.tasks,
+      [&](Tasks& tasks) {
+        while (tasks.next()) group(tasks.index());
+      },
+      std::min(products, queries * (call.offset + call.length) * dim) * 2 > kAloneProducts);
+  pool.run(
+      queries,
+      [&](Tasks& tasks) {
+        while (tasks.next()) {
+          const int64_t i = tasks.index();
+          if (sinks != 0) {
+            float* acc = accumulators + i * parts * dim;
+            std::fill(acc, acc + dim, 0.0f);
+            states[i * parts] = first_state(call, i % call.heads, acc);
+          }
+          kernels.join_states(states + i * parts, parts, dim, call.out + i * dim);
+        }
+      },
+      queries * split.chunks * dim > kAloneProducts);
 }
 
 }  // namespace headrace

@@ -307,6 +307,7 @@ void run_some(Pool& pool, const Kernels& kernels, const ExpertsCall& call, const
 }  // namespace
 
 void run_experts(Pool& pool, const Kernels& kernels, const ExpertsCall& call) {
+  pool.label(Work::weights);
   const int64_t most = std::max<int64_t>(1, kMostPairs / call.active), width = call.router.k;
   for (int64_t m = 0; m < call.rows; m += most) {
     run_some(pool, kernels, call, call.x + m * width, std::min(most, call.rows - m), call.out + m * width);

@@ -61,6 +61,12 @@ struct HeadCache {
   Type type;
 };
 
+// Entries [begin, end).
+struct Span {
+  int64_t begin;
+  int64_t end;
+};
+
 // Running state of an online softmax for one query: `acc` holds sum(exp(s - top) * v), not yet divided by `sum`.
 struct Softmax {
   float top;
@@ -93,8 +99,15 @@ struct EntryBlock {
   float* value_shares;     // (entries) 1 over that power
 };
 
+// Of some numbers, those above a limit: how many, and the sum of their weights.
+struct Share {
+  float count;
+  float mass;
+};
+
 constexpr int64_t kScorePad = 16;     // score rows are padded to a multiple of this
-constexpr int64_t kMaxQueries = 4;    // queries that attend_chunk takes at once
+constexpr int64_t kMaxQueries = 4;    // queries that attend_chunks takes at once
+constexpr int64_t kAttendChunk = 128;  // entries of a chunk
 constexpr int64_t kMaxBatch = 8;      // activation rows that matbatch takes at once
 constexpr int64_t kBand = 32;         // rows of weights that are interleaved together
 constexpr int64_t kRoundedEntries = 64;  // cache entries in an EntryBlock
@@ -137,10 +150,14 @@ struct Kernels {
   // out = act(gate) * up over n values.
   void (*gated)(const float* gate, const float* up, int64_t n, Act act, float* out);
 
-  // Attends `queries` <= kMaxQueries rows of q over entries [begin, end) of one head, updating their softmax states.
-  // `scores` is scratch for queries * (end - begin padded to kScorePad) floats; dim is a multiple of 16.
-  void (*attend_chunk)(const HeadCache& kv, const float* const* q, int64_t queries, int64_t begin, int64_t end,
-                       ScoreRule rule, float* scores, Softmax* state);
+  // Attends `queries` <= kMaxQueries rows of q over `count` chunks of one head's entries, into states (count, queries) of
+  // their own, whose `acc` is given. A chunk has kAttendChunk entries at most, or none. `next_keys`: what will be read
+  // next, from there on, or nullptr. `scores` is scratch for (count, queries, kAttendChunk); dim is a multiple of 16.
+  void (*attend_chunks)(const HeadCache& kv, const float* const* q, int64_t queries, const Span* chunks, int64_t count,
+                        const char* next_keys, ScoreRule rule, float* scores, Softmax* states);
+
+  // What the states of one query's chunks come to, divided by their sum.
+  void (*join_states)(const Softmax* states, int64_t count, int64_t dim, float* out);
 
   // One row of a score tile: scores[0, n) become exp(soft-capped score - top) within [lo, hi) and 0 outside; n is a
   // multiple of kScorePad. Moves top and sum; returns what the accumulator has to be multiplied with.
@@ -156,6 +173,12 @@ struct Kernels {
                          bool hides, const QueryRows& rows, int64_t count);
   void (*merge)(const QueryRows& rows, const QueryRows& other, int64_t dim);
   void (*settle)(const QueryRows& rows, int64_t count, int64_t dim, float* const* out);
+
+  // Passes over logits, n a multiple of kScorePad. out = x / divisor, and the largest of it, past what is no number;
+  // out = e^(x - top), 0 for what is no number, and its sum; those of x above a limit.
+  float (*divided)(const float* x, int64_t n, float divisor, float* out);
+  float (*exponentials)(const float* x, int64_t n, float top, float* out);
+  Share (*share_above)(const float* x, const float* weights, int64_t n, float limit);
 
   // Conversions to and from stored K/V.
   void (*to_float)(const void* src, Type type, int64_t n, float* out);

@@ -180,6 +180,7 @@ Upcoming first_of(const Pool& pool, const LinearCall* next, int number) {
 
 void run_linear(Pool& pool, const Kernels& kernels, const LinearCall& call) {
   if (call.rows <= 0 || call.w.n <= 0) return;
+  pool.label(Work::weights);
   if (call.rows <= kBatchRows || call.w.rounds()) {
     run_columns(pool, kernels, call);
   } else {

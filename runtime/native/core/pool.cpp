@@ -28,6 +28,10 @@ constexpr uint64_t epoch_of(uint64_t range) { return range >> (2 * kTaskBits); }
 constexpr uint64_t end_of(uint64_t range) { return range >> kTaskBits & kTaskMask; }
 constexpr uint64_t begin_of(uint64_t range) { return range & kTaskMask; }
 
+int64_t nanoseconds() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 }  // namespace
 
 bool Tasks::next() {
@@ -104,10 +108,20 @@ void Pool::run_region(int64_t tasks, Call call, void* context, bool worth_sharin
   if (tasks <= 0) return;
   std::unique_lock<std::mutex> lock(busy_, std::defer_lock);
   const int threads = this->threads();
+  const bool measures = measures_.load(std::memory_order_relaxed);
+  const int64_t began = measures ? nanoseconds() : 0;
+  Clock& clock = clocks_[static_cast<int>(label_.load(std::memory_order_relaxed))];
+  const auto note = [&](int64_t own_end) {
+    const int64_t now = nanoseconds();
+    clock.regions.fetch_add(1, std::memory_order_relaxed);
+    clock.wall.fetch_add(now - began, std::memory_order_relaxed);
+    clock.waiting.fetch_add(now - own_end, std::memory_order_relaxed);
+  };
   if (tasks == 1 || !worth_sharing || threads == 1 || tasks > static_cast<int64_t>(kTaskMask) || !lock.try_lock()) {
     Tasks alone;
     alone.count_ = tasks;
     call(context, alone);
+    if (measures) note(nanoseconds());
     return;
   }
   if (started_ < threads - 1) start_workers(threads - 1);
@@ -129,6 +143,7 @@ void Pool::run_region(int64_t tasks, Call call, void* context, bool worth_sharin
   mine.pool_ = this;
   mine.epoch_ = epoch_;
   call(context, mine);
+  const int64_t own_end = measures ? nanoseconds() : 0;
   for (int spin = 0; unfinished_.load(std::memory_order_acquire) != 0; ++spin) {
     if (spin < kPauses) {
       cpu_pause();
@@ -136,6 +151,19 @@ void Pool::run_region(int64_t tasks, Call call, void* context, bool worth_sharin
       sched_yield();
     }
   }
+  if (measures) note(own_end);
+}
+
+void Pool::measure(bool on) {
+  for (Clock& clock : clocks_) {
+    for (std::atomic<int64_t>* value : {&clock.regions, &clock.wall, &clock.waiting, &clock.workers_busy}) value->store(0);
+  }
+  measures_.store(on);
+}
+
+WorkTimes Pool::times(Work work) const {
+  const Clock& clock = clocks_[static_cast<int>(work)];
+  return {clock.regions.load(), clock.wall.load(), clock.waiting.load(), clock.workers_busy.load()};
 }
 
 void Pool::start_workers(int wanted) {
@@ -157,7 +185,14 @@ void Pool::work(int number) {
     mine.number_ = number;
     if (!claim_own(mine, true)) continue;
     mine.claimed_ = true;  // keeps the region open, so call_ and context_ are this region's
+    if (!measures_.load(std::memory_order_relaxed)) {
+      call_(context_, mine);
+      continue;
+    }
+    Clock& clock = clocks_[static_cast<int>(label_.load(std::memory_order_relaxed))];
+    const int64_t began = nanoseconds();
     call_(context_, mine);
+    clock.workers_busy.fetch_add(nanoseconds() - began, std::memory_order_relaxed);
   }
 }
 

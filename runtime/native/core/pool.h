@@ -17,6 +17,18 @@ namespace headrace {
 
 class Pool;
 
+// What a region is for, where its time is asked for.
+enum class Work : uint8_t { weights, attention, sampling, kCount };
+
+// Of all regions of one kind, in nanoseconds: from entering a region to leaving it, how long the caller waited in it for tasks that
+// others held, and how long all workers together were busy.
+struct WorkTimes {
+  int64_t regions = 0;
+  int64_t wall = 0;
+  int64_t waiting = 0;
+  int64_t workers_busy = 0;
+};
+
 // A participant's claims on the tasks of one region: `while (tasks.next()) work(tasks.index());`
 class Tasks {
  public:
@@ -47,6 +59,12 @@ class Pool {
   int threads() const { return threads_.load(std::memory_order_relaxed); }
   // 0 means one per physical core this process may use. Takes effect at the next region.
   void set_threads(int threads);
+
+  // Measuring costs two looks at the clock a region and thread; switching it on forgets what was measured. label: of the
+  // regions that follow.
+  void measure(bool on);
+  void label(Work work) { label_.store(work, std::memory_order_relaxed); }
+  WorkTimes times(Work work) const;
 
   // The first task of a participant's range, where a region of `tasks` is shared by all threads.
   int64_t first_task(int64_t tasks, int number) const { return tasks * number / threads(); }
@@ -89,6 +107,12 @@ class Pool {
   void* context_ = nullptr;
   std::atomic<int> threads_{1};
   std::atomic<int> sleepers_{0};
+  std::atomic<bool> measures_{false};
+  std::atomic<Work> label_{Work::weights};
+  struct Clock {
+    std::atomic<int64_t> regions{0}, wall{0}, waiting{0}, workers_busy{0};
+  };
+  alignas(64) Clock clocks_[static_cast<int>(Work::kCount)];
   int started_ = 0;  // workers, guarded by busy_
   std::mutex busy_;  // held by the thread that runs a region
   std::mutex sleep_mutex_;

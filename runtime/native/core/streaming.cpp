@@ -1,51 +1,121 @@
-// See streaming.h. Plain 64-byte-wide sums, which any compiler vectorises; the memory is the limit, not the adds.
+// See streaming.h. Plain sums, which any compiler vectorises; the memory is the limit, not the adds.
 #include "streaming.h"
+
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
-#include <limits>
+#include <new>
+#include <stdexcept>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "pause.h"
 
 namespace headrace {
 namespace {
 
-constexpr std::size_t kTaskBytes = std::size_t{1} << 20;
-typedef uint64_t Line __attribute__((vector_size(64)));
+constexpr std::size_t kStrand = std::size_t{16} << 10;  // bytes that one stream reads before all move on
+constexpr std::size_t kAhead = 1024;                    // bytes ahead that each stream is asked for
+constexpr std::size_t kHuge = std::size_t{2} << 20;
+constexpr std::size_t kLine = 64;
+typedef uint64_t Part __attribute__((vector_size(16)));
 
+// The sum of `bytes`, a multiple of Streams strands.
+template <int Streams>
 uint64_t sum_of(const char* data, std::size_t bytes) {
-  Line total[4] = {};
-  for (; bytes >= sizeof total; bytes -= sizeof total, data += sizeof total) {
-    Line lines[4];
-    std::memcpy(lines, data, sizeof lines);  // the buffer need not be aligned
-    for (int i = 0; i < 4; ++i) total[i] += lines[i];
+  Part total[Streams] = {};
+  for (std::size_t begin = 0; begin < bytes; begin += Streams * kStrand) {
+    for (std::size_t at = begin; at < begin + kStrand; at += kLine) {
+#pragma GCC unroll 8
+      for (int s = 0; s < Streams; ++s) {
+        const char* line = data + at + static_cast<std::size_t>(s) * kStrand;
+        Part parts[kLine / sizeof(Part)];
+        std::memcpy(parts, line, sizeof parts);
+        total[s] += (parts[0] + parts[1]) + (parts[2] + parts[3]);
+        __builtin_prefetch(line + kAhead);  // past the end of a strand: that of the next stream, or what follows all
+      }
+    }
   }
-  const Line all = (total[0] + total[1]) + (total[2] + total[3]);
   uint64_t sum = 0;
-  for (int i = 0; i < 8; ++i) sum += all[i];
+  for (const Part& part : total) sum += part[0] + part[1];
   return sum;
 }
 
+uint64_t sum_of(const char* data, std::size_t bytes, int streams) {
+  switch (streams) {
+    case 1: return sum_of<1>(data, bytes);
+    case 2: return sum_of<2>(data, bytes);
+    case 4: return sum_of<4>(data, bytes);
+    default: return sum_of<8>(data, bytes);
+  }
+}
+
+std::atomic<uint64_t> kept{0};  // so that the reads cannot be optimised away
+
 }  // namespace
 
-double streaming_read_seconds(Pool& pool, const void* data, std::size_t bytes, int passes) {
-  std::atomic<uint64_t> kept{0};  // so that the reads cannot be optimised away
-  double best = std::numeric_limits<double>::infinity();
-  for (int pass = 0; pass < std::max(1, passes); ++pass) {
-    const auto start = std::chrono::steady_clock::now();
-    pool.run(static_cast<int64_t>((bytes + kTaskBytes - 1) / kTaskBytes), [&](Tasks& tasks) {
-      uint64_t sum = 0;
-      while (tasks.next()) {
-        const std::size_t at = static_cast<std::size_t>(tasks.index()) * kTaskBytes;
-        sum += sum_of(static_cast<const char*>(data) + at, std::min(kTaskBytes, bytes - at));
-        kept.fetch_add(sum, std::memory_order_relaxed);
-      }
-    });
-    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-    best = std::min(best, taken.count());
+StreamingRead::StreamingRead(std::size_t bytes, int threads, int streams) : threads_(threads), streams_(streams) {
+  const std::size_t unit = kStrand * static_cast<std::size_t>(std::max(streams, 1));
+  if (threads < 1 || (streams != 1 && streams != 2 && streams != 4 && streams != 8)) {
+    throw std::invalid_argument("a streaming read has at least one thread, and 1, 2, 4 or 8 streams in each");
   }
-  return best;
+  share_ = std::max(unit, bytes / static_cast<std::size_t>(threads) / unit * unit);
+  mapped_ = this->bytes() + kHuge;
+  void* memory = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  data_ = static_cast<char*>(memory);
+#if defined(MADV_HUGEPAGE)
+  madvise(data_, mapped_, MADV_HUGEPAGE);  // as weights lie; advice that a kernel without huge pages ignores
+#endif
+  try {
+    // Each thread touches its own share first, so that it lies in the memory next to its core.
+    on_all_threads([this](int thread) { std::memset(data_ + static_cast<std::size_t>(thread) * share_, 1, share_); });
+  } catch (...) {
+    munmap(data_, mapped_);
+    throw;
+  }
+}
+
+StreamingRead::~StreamingRead() { munmap(data_, mapped_); }
+
+double StreamingRead::pass() {
+  using Clock = std::chrono::steady_clock;
+  std::vector<Clock::time_point> began(static_cast<std::size_t>(threads_)), ended(began.size());
+  on_all_threads([&](int thread) {
+    const auto i = static_cast<std::size_t>(thread);
+    began[i] = Clock::now();
+    kept.fetch_add(sum_of(data_ + i * share_, share_, streams_), std::memory_order_relaxed);
+    ended[i] = Clock::now();
+  });
+  const auto taken = *std::max_element(ended.begin(), ended.end()) - *std::min_element(began.begin(), began.end());
+  return std::chrono::duration<double>(taken).count();
+}
+
+// work(thread) on every thread, begun by all at once.
+template <class Work>
+void StreamingRead::on_all_threads(Work&& work) {
+  std::atomic<int> missing{threads_};
+  std::atomic<bool> given_up{false};
+  const auto begin = [&](int thread) {
+    missing.fetch_sub(1);
+    while (missing.load() > 0 && !given_up.load()) cpu_pause();
+    if (!given_up.load()) work(thread);
+  };
+  std::vector<std::thread> others;
+  try {
+    for (int thread = 1; thread < threads_; ++thread) others.emplace_back(begin, thread);
+  } catch (const std::system_error&) {
+    given_up.store(true);
+    for (std::thread& other : others) other.join();
+    throw;
+  }
+  begin(0);
+  for (std::thread& other : others) other.join();
 }
 
 }  // namespace headrace

@@ -6,14 +6,13 @@
 
 namespace headrace::HEADRACE_ISA {
 
-// Entries ahead of the arithmetic that keys and values are asked for: they come from memory once a cache is long.
-constexpr int64_t kEntriesAhead = 32;
+// Entries ahead of the arithmetic that each chunk's keys and values are asked for: they come from memory once a cache is long.
+constexpr int64_t kEntriesAhead = 16;
+static_assert(kAttendChunk % W == 0 && kEntriesAhead % W == 0);
 
-// One entry's row, `kEntriesAhead` past `entry`, one request a cache line.
-template <Type T>
-inline void request_row(const void* rows, int64_t entry, int64_t dim) {
-  const char* row = static_cast<const char*>(rows) + (entry + kEntriesAhead) * dim * size_of(T);
-  for (int64_t byte = 0; byte < dim * size_of(T); byte += 64) __builtin_prefetch(row + byte);
+// Of W rows `bytes` long, one request a cache line.
+inline void request_rows(const char* rows, int64_t bytes) {
+  for (int64_t byte = 0; byte < W * bytes; byte += 64) __builtin_prefetch(rows + byte);
 }
 
 inline vf soft_cap(vf score, ScoreRule rule) {
@@ -31,7 +30,6 @@ inline void score_block(const HeadCache& kv, const float* const* q, int64_t begi
     int64_t at[4];
     for (int i = 0; i < 4; ++i) {
       at[i] = (begin + p + i < end ? begin + p + i : end - 1) * kv.dim;
-      request_row<T>(kv.keys, begin + p + i, kv.dim);
     }
     vf acc[Q][4];
     for (int j = 0; j < Q; ++j) {
@@ -79,16 +77,15 @@ inline float softmax_row(float* scores, int64_t n, int64_t lo, int64_t hi, Score
   return shrink[0];
 }
 
-// acc[j][d, d + V * W) = acc * factor + sum over p of scores[j * ld + p] * value[p].
+// acc[j][d, d + V * W) += sum over p of scores[j * ld + p] * value[p], for entries [begin, end); from 0 if these are the first.
 template <Type T, int Q, int V>
-inline void weigh_values(const HeadCache& kv, int64_t begin, int64_t end, int64_t d, const float* scores,
-                         int64_t ld, const float* factors, Softmax* state) {
+inline void weigh_values(const HeadCache& kv, int64_t begin, int64_t end, int64_t d, const float* scores, int64_t ld,
+                         bool first, const Softmax* state) {
   vf acc[Q][V];
   for (int j = 0; j < Q; ++j) {
-    for (int v = 0; v < V; ++v) acc[j][v] = mul(load(state[j].acc + d + v * W), set1(factors[j]));
+    for (int v = 0; v < V; ++v) acc[j][v] = first ? zero() : load(state[j].acc + d + v * W);
   }
   for (int64_t p = begin; p < end; ++p) {
-    if (d == 0) request_row<T>(kv.values, p, kv.dim);
     vf value[V];
     for (int v = 0; v < V; ++v) value[v] = load_as<T>(kv.values, p * kv.dim + d + v * W);
     for (int j = 0; j < Q; ++j) {
@@ -101,40 +98,95 @@ inline void weigh_values(const HeadCache& kv, int64_t begin, int64_t end, int64_
   }
 }
 
+// Chunks are taken W entries at a time in turn: each is a stream of its own, and its values follow its keys.
 template <Type T, int Q>
-inline void attend_chunk_of(const HeadCache& kv, const float* const* q, int64_t begin, int64_t end,
-                            ScoreRule rule, float* scores, Softmax* state) {
-  const int64_t n = end - begin;
-  const int64_t ld = (n + kScorePad - 1) / kScorePad * kScorePad;
-  for (int64_t p = 0; p < ld; p += W) score_block<T, Q>(kv, q, begin + p, end, scores + p, ld);
-  float factors[Q];
-  for (int j = 0; j < Q; ++j) factors[j] = softmax_row(scores + j * ld, ld, 0, n, rule, &state[j]);
+inline void attend_chunks_of(const HeadCache& kv, const float* const* q, const Span* chunks, int64_t count,
+                             const char* next_keys, ScoreRule rule, float* scores, Softmax* states) {
+  constexpr int64_t ld = kAttendChunk;
   constexpr int V = kPanelVectors;
-  int64_t d = 0;
-  for (; d + V * W <= kv.dim; d += V * W) {
-    weigh_values<T, Q, V>(kv, begin, end, d, scores, ld, factors, state);
+  const int64_t row = kv.dim * size_of(T);
+  const char* keys = static_cast<const char*>(kv.keys);
+  const char* values = static_cast<const char*>(kv.values);
+  for (int64_t p = 0; p < kAttendChunk; p += W) {
+    for (int64_t s = 0; s < count; ++s) {
+      const int64_t begin = chunks[s].begin, n = chunks[s].end - begin, ahead = p + kEntriesAhead;
+      if (p >= n) continue;
+      request_rows(ahead < n ? keys + (begin + ahead) * row : values + (begin + ahead - n) * row, row);
+      score_block<T, Q>(kv, q, begin + p, begin + n, scores + s * Q * ld + p, ld);
+    }
   }
-  for (; d < kv.dim; d += W) weigh_values<T, Q, 1>(kv, begin, end, d, scores, ld, factors, state);
+  for (int64_t s = 0; s < count; ++s) {
+    const int64_t n = chunks[s].end - chunks[s].begin, whole = (n + kScorePad - 1) / kScorePad * kScorePad;
+    for (int j = 0; j < Q; ++j) {
+      Softmax& state = states[s * Q + j];
+      state.top = -__builtin_inff();
+      state.sum = 0;
+      if (n > 0) {
+        softmax_row(scores + (s * Q + j) * ld, whole, 0, n, rule, &state);
+      } else {
+        for (int64_t d = 0; d < kv.dim; d += W) store(state.acc + d, zero());
+      }
+    }
+  }
+  for (int64_t p = 0; p < kAttendChunk; p += W) {
+    for (int64_t s = 0; s < count; ++s) {
+      const int64_t begin = chunks[s].begin, n = chunks[s].end - begin, ahead = p + kEntriesAhead;
+      if (p >= n) continue;
+      if (ahead < n) {
+        request_rows(values + (begin + ahead) * row, row);
+      } else if (next_keys != nullptr) {
+        request_rows(next_keys + (s * kAttendChunk + ahead - n) * row, row);
+      }
+      const int64_t end = p + W < n ? p + W : n;
+      const float* weights = scores + s * Q * ld + p;
+      int64_t d = 0;
+      for (; d + V * W <= kv.dim; d += V * W) {
+        weigh_values<T, Q, V>(kv, begin + p, begin + end, d, weights, ld, p == 0, states + s * Q);
+      }
+      for (; d < kv.dim; d += W) weigh_values<T, Q, 1>(kv, begin + p, begin + end, d, weights, ld, p == 0, states + s * Q);
+    }
+  }
 }
 
 template <Type T>
-inline void attend_chunk_as(const HeadCache& kv, const float* const* q, int64_t queries, int64_t begin,
-                            int64_t end, ScoreRule rule, float* scores, Softmax* state) {
+inline void attend_chunks_as(const HeadCache& kv, const float* const* q, int64_t queries, const Span* chunks, int64_t count,
+                             const char* next_keys, ScoreRule rule, float* scores, Softmax* states) {
   switch (queries) {
-    case 1: return attend_chunk_of<T, 1>(kv, q, begin, end, rule, scores, state);
-    case 2: return attend_chunk_of<T, 2>(kv, q, begin, end, rule, scores, state);
-    case 3: return attend_chunk_of<T, 3>(kv, q, begin, end, rule, scores, state);
-    default: return attend_chunk_of<T, 4>(kv, q, begin, end, rule, scores, state);
+    case 1: return attend_chunks_of<T, 1>(kv, q, chunks, count, next_keys, rule, scores, states);
+    case 2: return attend_chunks_of<T, 2>(kv, q, chunks, count, next_keys, rule, scores, states);
+    case 3: return attend_chunks_of<T, 3>(kv, q, chunks, count, next_keys, rule, scores, states);
+    default: return attend_chunks_of<T, 4>(kv, q, chunks, count, next_keys, rule, scores, states);
   }
 }
 
-inline void attend_chunk(const HeadCache& kv, const float* const* q, int64_t queries, int64_t begin,
-                         int64_t end, ScoreRule rule, float* scores, Softmax* state) {
+inline void attend_chunks(const HeadCache& kv, const float* const* q, int64_t queries, const Span* chunks, int64_t count,
+                          const char* next_keys, ScoreRule rule, float* scores, Softmax* states) {
   switch (kv.type) {
-    case Type::f16: return attend_chunk_as<Type::f16>(kv, q, queries, begin, end, rule, scores, state);
-    case Type::bf16: return attend_chunk_as<Type::bf16>(kv, q, queries, begin, end, rule, scores, state);
-    default: return attend_chunk_as<Type::f32>(kv, q, queries, begin, end, rule, scores, state);
+    case Type::f16: return attend_chunks_as<Type::f16>(kv, q, queries, chunks, count, next_keys, rule, scores, states);
+    case Type::bf16: return attend_chunks_as<Type::bf16>(kv, q, queries, chunks, count, next_keys, rule, scores, states);
+    default: return attend_chunks_as<Type::f32>(kv, q, queries, chunks, count, next_keys, rule, scores, states);
   }
+}
+
+// out = what `count` states, at least one of which has seen something, come to together, divided by their sum.
+inline void join_states(const Softmax* states, int64_t count, int64_t dim, float* out) {
+  float top = states[0].top;
+  for (int64_t i = 1; i < count; ++i) top = states[i].top > top ? states[i].top : top;
+  float sum = 0;
+  for (int64_t first = 0; first < count; first += W) {
+    const int64_t here = count - first < W ? count - first : W;
+    alignas(64) float weights[W];
+    for (int i = 0; i < W; ++i) weights[i] = i < here ? states[first + i].top : -__builtin_inff();
+    store(weights, exp(sub(load(weights), set1(top))));
+    for (int64_t i = 0; i < here; ++i) sum += weights[i] * states[first + i].sum;
+    for (int64_t d = 0; d < dim; d += W) {
+      vf acc = first == 0 ? zero() : load(out + d);
+      for (int64_t i = 0; i < here; ++i) acc = fma(set1(weights[i]), load(states[first + i].acc + d), acc);
+      store(out + d, acc);
+    }
+  }
+  const vf share = set1(1 / sum);
+  for (int64_t d = 0; d < dim; d += W) store(out + d, mul(load(out + d), share));
 }
 
 }  // namespace headrace::HEADRACE_ISA

@@ -9,6 +9,7 @@
 #include "matbatch.h"
 #include "matvec.h"
 #include "prepare.h"
+#include "sample.h"
 
 namespace headrace::HEADRACE_ISA {
 
@@ -26,13 +27,17 @@ static constexpr Kernels kTable = {
     .unpack_panel = unpack_panel,
     .gemm = gemm,
     .gated = gated,
-    .attend_chunk = attend_chunk,
+    .attend_chunks = attend_chunks,
+    .join_states = join_states,
     .softmax_row = softmax_row,
     .round_queries = round_queries,
     .round_entries = round_entries,
     .attend_rounded = attend_rounded,
     .merge = merge,
     .settle = settle,
+    .divided = divided,
+    .exponentials = exponentials,
+    .share_above = share_above,
     .to_float = to_float,
     .from_float = from_float,
     .rescale = rescale,

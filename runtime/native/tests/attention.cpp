@@ -193,6 +193,44 @@ void test_spoiled(const Kernels& kernels, Type type, int64_t spoiled, float with
   check(!finite, "what is not finite shows", kernels.name);
 }
 
+// A query's result has the same bits however many threads share its chunks, and whether it is alone or one of several.
+void test_same_bits(const Kernels& kernels, int64_t window) {
+  constexpr int64_t kHeads = 6, kKvHeads = 2, kDim = 64, kOffset = 1278, kLength = 4, kCapacity = kOffset + kLength;
+  constexpr int64_t kRow = (kHeads + 2 * kKvHeads) * kDim;
+  const auto projected = random_floats(kLength * kRow), numbers = random_floats(kKvHeads * kCapacity * kDim);
+  const Guarded qkv = guarded(projected);
+  Guarded keys = stored(numbers, Type::f16), values = stored(numbers, Type::f16);
+  AttendCall call;
+  call.keys = keys.as();
+  call.values = values.as();
+  call.kv_type = Type::f16;
+  call.batch = 1;
+  call.heads = kHeads;
+  call.kv_heads = kKvHeads;
+  call.dim = kDim;
+  call.capacity = kCapacity;
+  call.rule = {0.1f, 0};
+  call.window = window;
+  const auto attended = [&](int threads, bool together) {
+    Pool::shared().set_threads(threads);
+    std::vector<float> out(kLength * kHeads * kDim);
+    for (int64_t t = 0; t < kLength; t += together ? kLength : 1) {
+      call.qkv = qkv.as<float>() + t * kRow;
+      call.length = together ? kLength : 1;
+      call.offset = kOffset + t;
+      call.out = out.data() + t * kHeads * kDim;
+      run_attend(Pool::shared(), kernels, call);
+    }
+    return out;
+  };
+  const int threads = Pool::shared().threads();
+  const auto expected = attended(1, true);
+  for (const int other : {1, 2, 7}) {
+    check(attended(other, false) == expected && attended(other, true) == expected, "the same bits", kernels.name);
+  }
+  Pool::shared().set_threads(threads);
+}
+
 }  // namespace
 
 void test_attention(const Kernels& kernels) {
@@ -246,6 +284,7 @@ void test_attention(const Kernels& kernels) {
       test_case(kernels, {.batch = 2, .length = length, .offset = 300, .type = type, .learned = true});
     }
   }
+  for (const int64_t window : {0, 100, 700}) test_same_bits(kernels, window);
   // Long enough for every thread to have several chunks.
   for (const int64_t length : {1, 100}) test_case(kernels, {.length = length, .offset = 1500, .rotated = 48});
   for (const Type type : kTypes) {

@@ -24,6 +24,7 @@ int main(int, char** arguments) {
     tests::test_projections(kernels);
     tests::test_experts(kernels);
     tests::test_attention(kernels);
+    tests::test_sampling(kernels);
     std::printf("%s: %s\n", name, tests::failures() == 0 ? "passed" : "FAILED");
     std::fflush(stdout);
   }

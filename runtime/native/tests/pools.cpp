@@ -2,6 +2,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <thread>
@@ -78,10 +79,15 @@ void test_pool(bool forks) {
 }
 
 void test_streaming() {
-  const Guarded memory = random_bytes((3 << 20) + 5);
-  for (const int64_t bytes : {int64_t{0}, int64_t{1}, int64_t{255}, int64_t{1} << 20, (int64_t{3} << 20) + 2}) {
-    const double seconds = streaming_read_seconds(Pool::shared(), memory.as<char>() + 3, static_cast<size_t>(bytes), 2);
-    check(seconds >= 0 && seconds < 60, "streaming read", "pool");
+  for (const int streams : {1, 2, 4, 8}) {
+    for (const int threads : {1, 3}) {
+      for (const size_t bytes : {size_t{0}, size_t{1}, (size_t{3} << 20) + 2}) {
+        StreamingRead read(bytes, threads, streams);
+        check(read.bytes() > 0 && read.bytes() <= std::max(bytes, static_cast<size_t>(threads * streams) << 14), "bytes", "streaming");
+        const double seconds = read.pass();
+        check(seconds > 0 && seconds < 60, "seconds", "streaming");
+      }
+    }
   }
 }
 

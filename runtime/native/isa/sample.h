@@ -1,0 +1,41 @@
+// Passes over a row of logits, for core/sample.cpp. n is a multiple of kScorePad.
+#pragma once
+
+#include "simd.h"
+
+namespace headrace::HEADRACE_ISA {
+
+// out = x / divisor; returns the largest. What is no number is not looked at.
+inline float divided(const float* x, int64_t n, float divisor, float* out) {
+  vf highest = set1(-__builtin_inff());
+  for (int64_t i = 0; i < n; i += W) {
+    const vf here = div(load(x + i), set1(divisor));
+    store(out + i, here);
+    highest = max(here, highest);
+  }
+  return maximum(highest);
+}
+
+// out = e^(x - top); returns the sum.
+inline float exponentials(const float* x, int64_t n, float top, float* out) {
+  vf total = zero();
+  for (int64_t i = 0; i < n; i += W) {
+    const vf here = exp(sub(load(x + i), set1(top)));
+    store(out + i, here);
+    total = add(total, here);
+  }
+  return sum(total);
+}
+
+// How many of x are above the limit, and the sum of their weights.
+inline Share share_above(const float* x, const float* weights, int64_t n, float limit) {
+  vf count = zero(), mass = zero();
+  for (int64_t i = 0; i < n; i += W) {
+    const vf here = load(x + i);
+    count = add(count, where_above(here, limit, set1(1.0f)));
+    mass = add(mass, where_above(here, limit, load(weights + i)));
+  }
+  return {sum(count), sum(mass)};
+}
+
+}  // namespace headrace::HEADRACE_ISA

@@ -1,0 +1,84 @@
+"""Where a decode step's time goes, in the engine's own loop.
+
+    python -m tests.bench.step_parts [MODEL] [--depths 0,2048,4096] [--temperature 1 --top-p 0.9]
+
+The kernels' pool notes for every parallel region how long it took, how long the thread that began it waited in it for
+the others, and how long those were busy. What is left of a step lies between regions: norms and rotations are within
+them, so it is the graph's dispatch, waiting for the next step to be built, and operations of stock MLX. `headrace
+bench --profile` measures each kind of operation by itself instead, without overlap. Medians of rounds; run it on an
+idle machine.
+"""
+
+import argparse
+import statistics
+import time
+
+import mlx.core as mx
+
+from headrace.models.load import load_model
+from headrace.models.network.decoder import Decoder
+from headrace.models.registry.resolve import resolve
+from headrace.runtime.cache import Cache
+from headrace.runtime.decode import SampledToken, decode
+from headrace.runtime.ops import native
+from headrace.runtime.prefill import prefill
+from headrace.runtime.sampling import Sampler, SamplingParams
+
+KINDS = ("weights", "attention", "sampling")
+
+
+def round_of(network: Decoder, cache: Cache, steps: int, params: SamplingParams) -> dict[str, float]:
+    """Milliseconds of a step after what the cache holds, by part."""
+    depth = cache.committed
+    sampler = Sampler(params, vocab_size=network.vocab_size, prompt=())
+    tokens = decode(network, cache, lambda logits: SampledToken(sampler(logits)), mx.array([1]), steps + 1)
+    next(tokens).token.item()
+    cache.commit(1)
+    native.measure_regions(True)
+    began = time.perf_counter()
+    for sampled in tokens:
+        sampled.token.item()
+        cache.commit(1)
+    step = (time.perf_counter() - began) / steps
+    times = native.region_times()
+    native.measure_regions(False)
+    cache.trim(depth)
+    others = max(1, (native.status().threads or 1) - 1)
+    parts = {"step": step * 1e3}
+    for kind in KINDS:
+        parts[kind] = times[kind][1] / steps / 1e6
+    wall, waiting, busy = (sum(times[kind][i] for kind in KINDS) / steps / 1e6 for i in (1, 2, 3))
+    parts["between regions"] = parts["step"] - wall
+    parts["of regions: caller waits"] = waiting
+    parts["of regions: others not busy"] = wall - busy / others
+    parts["regions"] = sum(times[kind][0] for kind in KINDS) / steps
+    return parts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--depths", default="0,2048,4096")
+    parser.add_argument("--steps", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    options = parser.parse_args()
+    resolved = resolve(options.model)
+    network = load_model(resolved.path, name=resolved.name).network
+    if not isinstance(network, Decoder) or not native.status().available:
+        raise SystemExit(f"needs headrace's own decoder on the native kernels: {native.status()}")
+    params = SamplingParams(temperature=options.temperature, top_p=options.top_p, seed=1)
+    print(f"{resolved.name}: {native.status()}")
+    for depth in map(int, options.depths.split(",")):
+        cache = network.make_cache(depth + options.steps + 2)
+        for _ in prefill(network, cache, [1 + i % (network.vocab_size - 1) for i in range(depth)]):
+            pass
+        rounds = [round_of(network, cache, options.steps, params) for _ in range(options.rounds)]
+        print(f"depth {depth}")
+        for part in rounds[0]:
+            print(f"  {part:28} {statistics.median(found[part] for found in rounds):8.3f}")
+
+
+if __name__ == "__main__":
+    main()
