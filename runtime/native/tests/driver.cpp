@@ -1,5 +1,5 @@
 // Runs everything in core/ and isa/ on every instruction set of this processor: no Python, no MLX. For sanitizer builds
-// and for other architectures under an emulator; see kernels.sh.
+// and for other architectures under an emulator; see sanitize.sh. Arguments: no-fork, best (its best set only).
 #include <unistd.h>
 
 #include <cstdio>
@@ -10,9 +10,13 @@
 
 using namespace headrace;
 
-int main(int, char** arguments) {
+int main(int count, char** arguments) {
+  bool forks = true, best_only = false;
+  for (int i = 1; i < count; ++i) {
+    forks = forks && std::strcmp(arguments[i], "no-fork") != 0;
+    best_only = best_only || std::strcmp(arguments[i], "best") == 0;
+  }
   tests::test_halves();
-  const bool forks = arguments[1] == nullptr || std::strcmp(arguments[1], "no-fork") != 0;
   tests::test_pool(forks);
   tests::test_streaming();
   tests::check(!use_kernels("of another processor"), "unknown kernels", "dispatch");
@@ -27,6 +31,7 @@ int main(int, char** arguments) {
     tests::test_sampling(kernels);
     std::printf("%s: %s\n", name, tests::failures() == 0 ? "passed" : "FAILED");
     std::fflush(stdout);
+    if (best_only) break;
   }
   _exit(tests::failures() == 0 ? 0 : 1);
 }

@@ -7,7 +7,8 @@
 #
 # The default is address and thread. plain: as released; memory beyond every buffer is out of bounds there too. aarch64:
 # cross-compiled and emulated (Debian: g++-aarch64-linux-gnu, qemu-user). python: the kernels' Python tests on a module
-# built for the address sanitizer; PYTHON=... has what the package needs. BUILD=... names the build folder.
+# built for the address sanitizer; PYTHON=... has what the package needs. BUILD=... names the build folder; SETS=best
+# runs this processor's best instruction set only.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../../.." && pwd)
 build=${BUILD:-$root/build/sanitize}
@@ -45,12 +46,12 @@ for kind in "$@"; do
       has address,undefined || continue
       driver address "-O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all"
       keep_to_themselves "$build/address"
-      "$build/address/kernel_driver"
+      "$build/address/kernel_driver" ${SETS:+"$SETS"}
       ;;
     thread) # which does not follow a fork of a threaded process
       has thread || continue
       driver thread "-O0 -g1 -fsanitize=thread"
-      "$build/thread/kernel_driver" no-fork
+      "$build/thread/kernel_driver" no-fork ${SETS:+"$SETS"}
       ;;
     plain)
       driver plain "-O3"
