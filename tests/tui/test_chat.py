@@ -185,6 +185,7 @@ def test_copy_commands(play) -> None:
         assert "there is no answer yet" in it.text()
         await it.ask("x")
         await it.write("/copy code")
+        await it.press("2")
         assert it.app.clipboard == "b\n"
         await it.press("ctrl+o")
         assert it.app.clipboard.startswith("say")
@@ -394,7 +395,7 @@ def test_commands_complete(play) -> None:
 def test_menu_moves_closes_and_fills_in(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("slash", "e")
-        await it.press("down", "tab")  # /edit, /export: the second
+        await it.press("down", "down", "tab")  # /edit, /editor, /export: the third
         assert it.prompt.text == "/export "
         it.prompt.put("")
         await it.press("slash")
@@ -441,7 +442,7 @@ def test_the_file_command_waits_for_the_message(play, home: Path) -> None:
     play(scenario)
 
 
-@pytest.mark.parametrize("path", ["missing.txt", ".", "~nobody-has-this-name/x", ""])
+@pytest.mark.parametrize("path", ["missing.txt", "/dev/null", "~nobody-has-this-name/x", ""])
 def test_a_file_that_cannot_be_attached_is_said(play, path: str) -> None:
     async def scenario(it: Driver) -> None:
         await it.write(f"/file {path}")

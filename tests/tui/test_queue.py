@@ -8,6 +8,7 @@ import pytest
 
 from headrace.app.chat.message_queue import MessageQueue
 from headrace.app.sessions.store import SessionStore
+from headrace.app.tui.input.commands import matching
 from headrace.app.tui.input.editor import edit_text
 from headrace.runtime.errors import UsageError
 from tests.app.scripted_engine import Script, ScriptedEngine
@@ -145,3 +146,8 @@ def test_f9_edits_what_stands_in_the_input(play, home: Path, monkeypatch: pytest
         assert it.prompt.text == "a draft and more"
 
     play(scenario)
+
+
+def test_a_whole_name_is_that_command() -> None:
+    assert [command.name for command in matching("edit")] == ["edit", "editor"]
+    assert matching("set")[0].name == "set"

@@ -29,7 +29,6 @@ COMMANDS = (
     Command("model", "switch the model, or pick one", "[NAME]", key="F5"),
     Command("system", "the system prompt; alone: all parameters", "[TEXT]"),
     Command("set", "a parameter, as in /set temperature 0.7", "[NAME VALUE]", key="F6"),
-    Command("editor", "write in your editor ($VISUAL, $EDITOR)", key="F9"),
     Command("queue", "take back what waits for the answer to end"),
     Command("preset", "a system prompt with its settings; save NAME keeps one", "[NAME]"),
     Command("file", "attach a text file", "PATH"),
@@ -37,6 +36,7 @@ COMMANDS = (
     Command("continue", "go on with a stopped answer", key="Ctrl+G"),
     Command("edit", "change your last message, or the answer; a new branch", "[answer]"),
     Command("summary", "change what is sent for messages left out, or undo it", "[undo]"),
+    Command("editor", "write in your editor ($VISUAL, $EDITOR)", key="F9"),
     Command("branch", "the next branch, or the one before", "[back]"),
     Command("tree", "all branches of this conversation"),
     Command("delete", "remove the last message, for good"),
@@ -94,6 +94,7 @@ def message_text(text: str) -> str:
 
 
 def matching(prefix: str) -> list[Command]:
-    """Commands whose name starts with `prefix`, then those that contain it."""
+    """The command of that name, those whose name starts with `prefix`, then those that contain it."""
     first = [command for command in COMMANDS if command.name.startswith(prefix)]
+    first.sort(key=lambda command: command.name != prefix)
     return first + [command for command in COMMANDS if prefix in command.name and command not in first]

@@ -167,13 +167,13 @@ def test_show_names_the_layers_that_differ(run: Run, tmp_path: Path) -> None:
 
 def test_show_says_what_was_requantized(run: Run, tmp_path: Path) -> None:
     file = write_gguf(
-        tmp_path / "tiny.gguf", "llama", matrices="Q6_K", hidden=256, inner=256, heads=4, kv_heads=4, head_dim=64
+        tmp_path / "tiny.gguf", "llama", matrices="Q3_K", hidden=256, inner=256, heads=4, kv_heads=4, head_dim=64
     )
     run("pull", str(file))
     document = json.loads(run("show", str(file), "--json").stdout)
     assert document["requantized"]
-    assert {row["type"] for row in document["requantized"]} == {"Q6_K"}
-    assert "Q6_K" in run("show", str(file)).stdout
+    assert {row["type"] for row in document["requantized"]} == {"Q3_K"}
+    assert "Q3_K" in run("show", str(file)).stdout
 
 
 def test_show_of_what_is_not_installed(run: Run) -> None:

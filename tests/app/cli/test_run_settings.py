@@ -84,7 +84,7 @@ def test_files_go_before_the_prompt_and_piped_text_names_none(ask: Ask, tmp_path
     plain = ask("What? @notes.txt", "-n", "1", "--raw")["prompt_tokens"]
     assert plain == len("What? @notes.txt")
     once = ask("What? @notes.txt", "-n", "1")["prompt_tokens"]
-    assert once > ask("What? @nothing.txt", "-n", "1")["prompt_tokens"]
+    assert once > ask("What? @notes_txt", "-n", "1")["prompt_tokens"]
     assert ask("What? @notes.txt", "-f", "notes.txt", "-n", "1")["prompt_tokens"] == once  # the same file
     assert ask("What? @notes.txt", "-f", "more.txt", "-n", "1")["prompt_tokens"] > once
     piped = ask("-", "-n", "1", stdin="What? @notes.txt")["prompt_tokens"]
