@@ -12,7 +12,7 @@
 namespace headrace {
 namespace {
 
-constexpr int64_t kMostSide = 4;             // chunks that are read side by side, at most
+constexpr int64_t kMostSide = 2;             // chunks that are read side by side, at most
 constexpr int64_t kTasksPerThread = 4;       // fewer, and groups are made smaller
 constexpr int64_t kAloneProducts = 1 << 15;  // fewer multiply-adds than this are not worth waking anybody
 

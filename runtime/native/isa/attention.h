@@ -10,9 +10,10 @@ namespace headrace::HEADRACE_ISA {
 constexpr int64_t kEntriesAhead = 16;
 static_assert(kAttendChunk % W == 0 && kEntriesAhead % W == 0);
 
-// Of W rows `bytes` long, one request a cache line.
-inline void request_rows(const char* rows, int64_t bytes) {
-  for (int64_t byte = 0; byte < W * bytes; byte += 64) __builtin_prefetch(rows + byte);
+// One request a cache line of a row of `bytes`. A row at a time, as the arithmetic goes: a core has room for some sixteen requests,
+// and whatever asks for more at once waits.
+inline void request_row(const char* row, int64_t bytes) {
+  for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(row + byte);
 }
 
 inline vf soft_cap(vf score, ScoreRule rule) {
@@ -21,15 +22,17 @@ inline vf soft_cap(vf score, ScoreRule rule) {
   return mul(set1(rule.softcap), tanh(div(scaled, set1(rule.softcap))));
 }
 
-// scores[q * ld + i] = q . k for the W positions from `begin` on; positions past `end` repeat the last one.
+// scores[q * ld + i] = q . k for the W positions from `begin` on; positions past `end` repeat the last one. `ahead`: W rows to be asked for
+// meanwhile.
 template <Type T, int Q>
 inline void score_block(const HeadCache& kv, const float* const* q, int64_t begin, int64_t end, float* scores,
-                        int64_t ld) {
+                        int64_t ld, const char* ahead) {
   vf dots[Q][W];
   for (int p = 0; p < W; p += 4) {
     int64_t at[4];
     for (int i = 0; i < 4; ++i) {
       at[i] = (begin + p + i < end ? begin + p + i : end - 1) * kv.dim;
+      request_row(ahead + (p + i) * kv.dim * size_of(T), kv.dim * size_of(T));
     }
     vf acc[Q][4];
     for (int j = 0; j < Q; ++j) {
@@ -80,12 +83,13 @@ inline float softmax_row(float* scores, int64_t n, int64_t lo, int64_t hi, Score
 // acc[j][d, d + V * W) += sum over p of scores[j * ld + p] * value[p], for entries [begin, end); from 0 if these are the first.
 template <Type T, int Q, int V>
 inline void weigh_values(const HeadCache& kv, int64_t begin, int64_t end, int64_t d, const float* scores, int64_t ld,
-                         bool first, const Softmax* state) {
+                         bool first, const Softmax* state, const char* ahead) {
   vf acc[Q][V];
   for (int j = 0; j < Q; ++j) {
     for (int v = 0; v < V; ++v) acc[j][v] = first ? zero() : load(state[j].acc + d + v * W);
   }
   for (int64_t p = begin; p < end; ++p) {
+    if (d == 0) request_row(ahead + (p - begin) * kv.dim * size_of(T), kv.dim * size_of(T));
     vf value[V];
     for (int v = 0; v < V; ++v) value[v] = load_as<T>(kv.values, p * kv.dim + d + v * W);
     for (int j = 0; j < Q; ++j) {
@@ -111,8 +115,8 @@ inline void attend_chunks_of(const HeadCache& kv, const float* const* q, const S
     for (int64_t s = 0; s < count; ++s) {
       const int64_t begin = chunks[s].begin, n = chunks[s].end - begin, ahead = p + kEntriesAhead;
       if (p >= n) continue;
-      request_rows(ahead < n ? keys + (begin + ahead) * row : values + (begin + ahead - n) * row, row);
-      score_block<T, Q>(kv, q, begin + p, begin + n, scores + s * Q * ld + p, ld);
+      const char* later = ahead < n ? keys + (begin + ahead) * row : values + (begin + ahead - n) * row;
+      score_block<T, Q>(kv, q, begin + p, begin + n, scores + s * Q * ld + p, ld, later);
     }
   }
   for (int64_t s = 0; s < count; ++s) {
@@ -132,18 +136,15 @@ inline void attend_chunks_of(const HeadCache& kv, const float* const* q, const S
     for (int64_t s = 0; s < count; ++s) {
       const int64_t begin = chunks[s].begin, n = chunks[s].end - begin, ahead = p + kEntriesAhead;
       if (p >= n) continue;
-      if (ahead < n) {
-        request_rows(values + (begin + ahead) * row, row);
-      } else if (next_keys != nullptr) {
-        request_rows(next_keys + (s * kAttendChunk + ahead - n) * row, row);
-      }
+      const char* later = ahead < n || next_keys == nullptr ? values + (begin + ahead) * row
+                                                           : next_keys + (s * kAttendChunk + ahead - n) * row;
       const int64_t end = p + W < n ? p + W : n;
       const float* weights = scores + s * Q * ld + p;
       int64_t d = 0;
       for (; d + V * W <= kv.dim; d += V * W) {
-        weigh_values<T, Q, V>(kv, begin + p, begin + end, d, weights, ld, p == 0, states + s * Q);
+        weigh_values<T, Q, V>(kv, begin + p, begin + end, d, weights, ld, p == 0, states + s * Q, later);
       }
-      for (; d < kv.dim; d += W) weigh_values<T, Q, 1>(kv, begin + p, begin + end, d, weights, ld, p == 0, states + s * Q);
+      for (; d < kv.dim; d += W) weigh_values<T, Q, 1>(kv, begin + p, begin + end, d, weights, ld, p == 0, states + s * Q, later);
     }
   }
 }
