@@ -279,20 +279,11 @@ class ChatActions(TakeOut):
 
     def _remove(self, message: Message) -> None:
         """Ask, then remove a message and all that follow it."""
-        from headrace.app.tui.screens.tree_screen import removal_question
+        from headrace.app.tui.screens.tree_screen import ask_to_remove
 
         if self._conversation.phase != "idle":
             raise UsageError("an answer is being written; Esc stops it")
-        below = self._conversation.store.below(message)
-        self._screen.app.push_screen(removal_question(below), lambda answer: self._removed(message, answer))
-
-    def _removed(self, message: Message, answer: str | None) -> None:
-        if answer == "yes":
-            try:
-                self._conversation.remove(message.id)
-            except HeadraceError as error:
-                self._headrace.say(str(error), problem=True)
-            self._screen.sync([])
+        ask_to_remove(self._screen.app, self._headrace, message, lambda: self._screen.sync([]))
 
     def do_find(self, words: str) -> None:
         self._screen.find_bar.open(words)

@@ -1,8 +1,9 @@
 """The whole tree of a conversation: every branch, every message. Go to one, or remove it."""
 
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
@@ -84,24 +85,25 @@ class TreeScreen(ModalScreen[None]):
 
     def action_remove(self) -> None:
         """Ask, then remove the marked message and all that follow it."""
-        if (message := self._marked) is None:
-            return
-        below = self._headrace.store.below(message)
-        self.app.push_screen(removal_question(below), lambda answer: self._remove(message, answer))
+        if (message := self._marked) is not None:
+            ask_to_remove(self.app, self._headrace, message, self._fill)
 
-    def _remove(self, message: Message, answer: str | None) -> None:
+
+def ask_to_remove(app: App[Any], headrace: ChatApp, message: Message, then: Callable[[], None]) -> None:
+    """Ask whether a message may go for good, with all below it on every branch; remove it and call `then` if so."""
+
+    def answered(answer: str | None) -> None:
         if answer == "yes":
             try:
-                self._headrace.conversation.remove(message.id)
+                headrace.conversation.remove(message.id)
             except HeadraceError as error:
-                self._headrace.say(str(error), problem=True)
-            self._fill()
+                headrace.say(str(error), problem=True)
+            then()
 
-
-def removal_question(followers: int) -> Choose:
-    """Whether a message may go for good, with that many below it on all branches; answered with yes or None."""
+    followers = headrace.store.below(message)
     what = "this message" + (f" and the {followers:,} that follow it, on every branch" if followers else "")
-    return Choose("remove for good?", f"Removes {what}. It cannot be undone.", [("yes", "y", "remove")])
+    question = Choose("remove for good?", f"Removes {what}. It cannot be undone.", [("yes", "y", "remove")])
+    app.push_screen(question, answered)
 
 
 def _drawn(line: TreeLine) -> Content:
