@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -12,9 +11,9 @@ from click.testing import CliRunner, Result
 
 from headrace.app.cli.bench import bench
 from headrace.app.cli.predict import fit, predict
-from headrace.models.registry.store import Store
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
 from headrace.runtime.machine import bandwidth
+from tests.damaged import install_damaged
 from tests.tiny import config_of
 from tests.tiny_chat import write_chat_model
 
@@ -248,11 +247,6 @@ def test_fit_lists_the_catalog() -> None:
 
 
 def test_damaged_weights_are_noted(model: Path) -> None:
-    store = Store()
-    store.install("mine", lambda folder: {"source": str(shutil.copytree(model, folder, dirs_exist_ok=True))})
-    weights = store.root / "mine" / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-5] ^= 1
-    weights.write_bytes(content)
+    install_damaged(model)
     notes = json.loads(run("-m", "mine", *SHORT, "--no-pg", "--json").stdout)["notes"]
     assert any("mine is damaged, its answers are not to be trusted" in note for note in notes)

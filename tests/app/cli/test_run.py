@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.models.registry.store import Store
+from tests.damaged import install_damaged
 from tests.tiny_chat import IM_END, write_chat_model
 
 HEADRACE = [sys.executable, "-m", "headrace"]
@@ -378,12 +377,7 @@ def test_an_answer_from_damaged_weights_fails_in_the_end(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
-    store = Store()
-    store.install("mine", lambda folder: {"source": str(shutil.copytree(model, folder, dirs_exist_ok=True))})
-    weights = store.root / "mine" / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-5] ^= 1
-    weights.write_bytes(content)
+    install_damaged(model)
     for _ in range(2):  # looked at, and remembered
         done = headrace("run", "hi", "-m", "mine", "-n", "3", "-q", home=tmp_path)
         assert done.returncode == 1

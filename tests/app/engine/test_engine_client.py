@@ -1,7 +1,6 @@
 """The engine in its own process, with a tiny real model: what it answers, what it survives, and that it never stays."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -35,8 +34,8 @@ from headrace.app.engine.messages import (
     ReadAhead,
     Ready,
 )
-from headrace.models.registry.store import Store
 from headrace.runtime.errors import EngineError
+from tests.damaged import install_damaged
 from tests.tiny_chat import IM_END, write_chat_model
 
 E = TypeVar("E")
@@ -218,12 +217,7 @@ def test_failures_leave_the_engine_alive(ready: EngineClient) -> None:
 
 
 def test_damaged_weights_are_told_of(client: EngineClient, model: Path) -> None:
-    store = Store()
-    store.install("mine", lambda folder: {"source": str(shutil.copytree(model, folder, dirs_exist_ok=True))})
-    weights = store.root / "mine" / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-5] ^= 1
-    weights.write_bytes(content)
+    install_damaged(model)
     client.start(ModelSpec("mine", context=64))
     damaged = until(client, Damaged)
     assert "mine is damaged" in damaged.message
