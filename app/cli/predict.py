@@ -3,10 +3,13 @@
 `headrace fit`: the same question turned round, for every model of the catalog on one machine.
 """
 
+from collections.abc import Sequence
+
 import click
 
 from headrace.app.cli.json_output import print_json
 from headrace.app.predict import DEFAULT_CONTEXT
+from headrace.runtime.errors import UsageError
 
 
 @click.command()
@@ -24,6 +27,7 @@ from headrace.app.predict import DEFAULT_CONTEXT
     metavar="N,...",
     help="Tokens in the cache.",
 )
+@click.option("--users", metavar="N,...", help="So many at a time, each with --context tokens of their own.")
 @click.option("--explain", is_flag=True, help="List every matrix and cache read of a step, and of a prefill.")
 @click.option("--prefill", "prefill", type=click.IntRange(1), default=512, show_default=True, help="For --explain.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -33,6 +37,7 @@ def predict(
     list_chips: bool,
     memory: int | None,
     contexts: str,
+    users: str | None,
     explain: bool,
     prefill: int,
     as_json: bool,
@@ -42,24 +47,40 @@ def predict(
         _list_chips(as_json)
         return
     from headrace.app.bench.measure.plan import parse_counts
-    from headrace.app.predict.document import explanation, prediction
+    from headrace.app.predict.document import explanation, prediction, users_prediction
     from headrace.app.predict.targets import targets_for
     from headrace.app.settings import chosen_model, load_settings
     from headrace.models.find_shape import find_shape
 
     counts = parse_counts(contexts, "--context")
+    together = None if users is None else _users(users, counts, explain=explain)
     name, shape = find_shape(chosen_model(model, load_settings()))
     asked = [min(context, shape.context_length - 1) for context in counts]
-    if explain:
+    if together is not None:
+        targets = targets_for(chips, memory, others=False, compute=True)
+        document = users_prediction(name, shape, targets, together, asked[0])
+    elif explain:
         document = explanation(name, shape, past=asked[-1], prefill=prefill)
     else:
         document = prediction(name, shape, targets_for(chips, memory), list(dict.fromkeys(asked)))
     if as_json:
         print_json(document)
         return
-    from headrace.app.predict.view import show_explanation, show_prediction
+    from headrace.app.predict.view import show_explanation, show_prediction, show_users
 
-    (show_explanation if explain else show_prediction)(document)
+    (show_users if together is not None else show_explanation if explain else show_prediction)(document)
+
+
+def _users(users: str, contexts: Sequence[int], *, explain: bool) -> list[int]:
+    """How many at a time, each number once. Raises UsageError."""
+    from headrace.app.bench.measure.plan import parse_counts
+
+    counts = list(dict.fromkeys(parse_counts(users, "--users")))
+    if min(counts) < 1:
+        raise UsageError("--users must be at least 1")
+    if len(contexts) > 1 or explain:
+        raise UsageError("--users goes with one --context, and not with --explain")
+    return counts
 
 
 @click.command()

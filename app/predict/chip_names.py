@@ -74,7 +74,8 @@ def _target(chip: Chip, cores: int | None, memory_gb: int | None) -> Target:
     apple = chip.name.startswith("Apple")
     gigabytes = memory_gb or chip.max_memory_gb or max(chip.memory_gb, default=None)
     usable = None if gigabytes is None else int(gigabytes * 2**30 * (USABLE_SHARE if apple else 0.95))
-    return Target(f"{bare(chip.name)}{_variant(chip, cores)}", chip.bandwidth, usable, apple)
+    name = f"{bare(chip.name)}{_variant(chip, cores)}"
+    return Target(name, chip.bandwidth, usable, apple, flops=chip.fp16_flops)
 
 
 def _variant(chip: Chip, cores: int | None) -> str:

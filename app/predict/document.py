@@ -6,7 +6,15 @@ from typing import Any
 
 from headrace.app.predict.chip_names import bare
 from headrace.app.predict.fit_store import MeasuredFit
-from headrace.app.predict.prediction import Target, largest_context, levers, predict, summarise_assumptions
+from headrace.app.predict.prediction import (
+    Prediction,
+    Target,
+    largest_context,
+    levers,
+    most_sequences,
+    predict,
+    summarise_assumptions,
+)
 from headrace.app.predict.published import assumptions
 from headrace.models.cost.shape_sources import shape_of_entry
 from headrace.models.cost.step_shape import Operation, StepShape, total
@@ -14,6 +22,7 @@ from headrace.models.registry.catalog import load_catalog
 from headrace.runtime.machine.chips import table
 
 Document = dict[str, Any]
+_SPEEDS = ("roofline", "expected")
 _NOTICEABLE = 0.005  # a smaller gain is none: it rounds to 1.00
 ENGINE = "mlx-lm"  # whose published figures stand in for a Mac that was not measured
 
@@ -41,6 +50,39 @@ def prediction(name: str, shape: StepShape, targets: Sequence[Target], contexts:
         },
         "assumptions": [*summarise_assumptions(targets, assumed), f"sizes from {shape.source}"],
     }
+
+
+def users_prediction(
+    name: str, shape: StepShape, targets: Sequence[Target], users: Sequence[int], context: int
+) -> Document:
+    """One model for several users at a time on every target, each with `context` tokens of their own."""
+    assumed = assumptions(ENGINE)
+    return {
+        "model": _model(name, shape),
+        "context": context,
+        "users": list(users),
+        "targets": [
+            {
+                **_target(target),
+                "compute_tflop_s": target.flops / 1e12 if target.flops else None,
+                "most_users": most_sequences(shape, target, context),
+                "predictions": [_shared(predict(shape, target, assumed, context, count)) for count in users],
+            }
+            for target in targets
+        ],
+        "assumptions": [
+            *summarise_assumptions(targets, assumed),
+            "users decode together: a step reads the weights once, every user's K/V, and computes a token for each",
+            "no part of the users' contexts is shared",
+            f"sizes from {shape.source}",
+        ],
+    }
+
+
+def _shared(found: Prediction) -> Document:
+    """`expected` and `roofline` are of all users together."""
+    each = {f"{key}_per_user": None if (v := getattr(found, key)) is None else v / found.batch for key in _SPEEDS}
+    return {**asdict(found), **each}
 
 
 def catalog_fit(target: Target, context: int) -> Document:

@@ -8,6 +8,7 @@ machine where there is one, otherwise with constants that hold for mlx-lm on pub
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Literal
 
 from headrace.app.predict.fit_store import MeasuredFit
 from headrace.app.predict.published import Assumptions
@@ -21,22 +22,37 @@ KV_8_BIT = Fraction(17, 32)  # 8 bits, and a half-precision scale and bias per 6
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Something to predict for. bandwidth in bytes per second; memory is what weights and cache may use, in bytes."""
+    """Something to predict for. bandwidth in bytes per second; memory is what weights and cache may use, in bytes.
+
+    flops: the most FLOP/s it multiplies with; None: unknown, and no limit of a prediction.
+    """
 
     name: str
     bandwidth: float
     memory: int | None
     apple: bool
     fit: MeasuredFit | None = None
-    measured: bool = False  # the bandwidth is a measured peak, not the vendor's figure
+    measured: bool = False  # bandwidth and FLOP/s are measured here, not the vendor's figures
+    flops: float | None = None
+
+
+Bound = Literal["weights", "K/V", "compute"]
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One shape on one target with `context` entries in the cache. Expected is None where nothing supports a figure."""
+    """One shape on one target with `context` entries in the cache. Expected is None where nothing supports a figure.
+
+    step_bytes: those of the weights and those of all sequences' K/V. bound: what takes longest at the roofline.
+    """
 
     context: int
+    batch: int
     step_bytes: int
+    weight_bytes: int
+    kv_bytes: int
+    step_flops: int
+    bound: Bound
     roofline: float
     expected: float | None
     memory: int
@@ -46,15 +62,24 @@ class Prediction:
 def predict(shape: StepShape, target: Target, assumed: Assumptions, context: int, batch: int = 1) -> Prediction:
     """Tokens per second of all `batch` sequences together, each with `context` tokens in the cache."""
     cost = shape.cost
-    step_bytes = cost.step_bytes(context, batch)
-    seconds = step_seconds(shape, target, assumed, step_bytes)
+    weights = shape.weight_bytes(batch)
+    kv = batch * (cost.kv_bytes_read(context) + cost.kv_bytes_written())
+    flops = batch * cost.step_flops(context)
+    computing = flops / target.flops if target.flops else 0.0
+    least = max((weights + kv) / target.bandwidth, computing)
+    seconds = step_seconds(shape, target, assumed, weights + kv)
     if seconds is not None:  # nothing is faster than the roofline
-        seconds = max(seconds, step_bytes / target.bandwidth)
+        seconds = max(seconds, least)
     memory = shape.resident_bytes + batch * cost.kv_bytes(context) + working_memory(on_gpu=target.apple)
     return Prediction(
         context=context,
-        step_bytes=step_bytes,
-        roofline=batch * target.bandwidth / step_bytes,
+        batch=batch,
+        step_bytes=weights + kv,
+        weight_bytes=weights,
+        kv_bytes=kv,
+        step_flops=flops,
+        bound="compute" if computing == least else "weights" if weights >= kv else "K/V",
+        roofline=batch / least,
         expected=batch / seconds if seconds else None,
         memory=memory,
         fits=None if target.memory is None else memory <= target.memory,
@@ -74,6 +99,14 @@ def largest_context(shape: StepShape, target: Target) -> int | None:
         return None
     room = target.memory - shape.resident_bytes - working_memory(on_gpu=target.apple)
     return shape.cost.longest_context(room, shape.context_length)
+
+
+def most_sequences(shape: StepShape, target: Target, context: int) -> int | None:
+    """How many sequences of `context` tokens fit side by side; 0 if the weights alone do not; None if unknown."""
+    if target.memory is None:
+        return None
+    room = target.memory - shape.resident_bytes - working_memory(on_gpu=target.apple)
+    return max(0, room // max(1, shape.cost.kv_bytes(context)))
 
 
 @dataclass(frozen=True, slots=True)

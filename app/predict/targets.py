@@ -4,20 +4,26 @@ from headrace.app.predict.chip_names import chip_targets, known_targets
 from headrace.app.predict.fit_store import remembered
 from headrace.app.predict.prediction import Target
 from headrace.runtime.machine.bandwidth import measure_peak
+from headrace.runtime.machine.compute import cached_compute, measure_compute
 from headrace.runtime.machine.hardware import machine
 from headrace.runtime.machine.memory import budget
 from headrace.runtime.machine.peaks import cached_peak
 
 
-def targets_for(chips: tuple[str, ...], memory: int | None, *, others: bool = True) -> list[Target]:
-    """The chips asked for; without any, this machine, and with `others` the Apple chips of the table."""
+def targets_for(
+    chips: tuple[str, ...], memory: int | None, *, others: bool = True, compute: bool = False
+) -> list[Target]:
+    """The chips asked for; without any, this machine, and with `others` the Apple chips of the table.
+
+    compute: measure how fast this machine multiplies if that never was.
+    """
     if chips:
         return list(dict.fromkeys(target for chip in chips for target in chip_targets(chip, memory)))
-    here = _this_machine()
+    here = _this_machine(compute=compute)
     return [*([here] if here else []), *(known_targets() if others or here is None else [])]
 
 
-def _this_machine() -> Target | None:
+def _this_machine(*, compute: bool) -> Target | None:
     """This machine at its measured peak (measured now if it never was), with its own step-cost fit if there is one."""
     host = machine()
     room = budget(host)
@@ -30,4 +36,5 @@ def _this_machine() -> Target | None:
         apple=apple,
         fit=remembered(host),
         measured=not apple,
+        flops=cached_compute() or (measure_compute() if compute else None),
     )

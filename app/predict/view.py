@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 Document = dict[str, Any]
+_FITS = {True: "yes", False: "no", None: "?"}
 
 
 def show_prediction(document: Document) -> None:
@@ -34,6 +35,32 @@ def show_prediction(document: Document) -> None:
     )
     _show_levers(document["levers"])
     _notes([f"tok/s with {max(contexts):,} tokens in the cache", *document["assumptions"]])
+
+
+def show_users(document: Document) -> None:
+    """One row a target and number of users: what fits, how fast for all and for each, and what holds it up."""
+    rows = [(target, found) for target in document["targets"] for found in target["predictions"]]
+    _head(document["model"])
+    names = [target["name"] if found is target["predictions"][0] else "" for target, found in rows]
+    _print_table(
+        Column("chip", [_chip(name) for name in names], right=False),
+        Column("users", [str(found["batch"]) for _, found in rows]),
+        Column("memory", [format_bytes(found["memory"]) for _, found in rows], leaves=2),
+        Column("fits", [_FITS[found["fits"]] for _, found in rows], right=False),
+        Column("roofline", [_short(found["roofline"]) for _, found in rows], leaves=4),
+        Column("expected", [_expected(found) for _, found in rows]),
+        Column("per user", [_short(found["expected_per_user"] or found["roofline_per_user"]) for _, found in rows]),
+        Column("bound by", [found["bound"] for _, found in rows], right=False),
+        Column("weights", [format_bytes(found["weight_bytes"]) for _, found in rows], leaves=3),
+        Column("K/V", [format_bytes(found["kv_bytes"]) for _, found in rows], leaves=3),
+    )
+    for target in document["targets"]:
+        if target["most_users"] is not None:
+            _notes([f"{target['name']}: {target['most_users']:,} users with {document['context']:,} tokens each fit"])
+    speeds = "per user: the roofline's share where nothing supports an expectation"
+    _notes(
+        [f"tok/s of all users, {document['context']:,} tokens in each one's cache; {speeds}", *document["assumptions"]]
+    )
 
 
 def show_fit(document: Document) -> None:

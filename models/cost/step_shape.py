@@ -34,8 +34,13 @@ class Matrix:
 
     @property
     def step_bytes(self) -> int:
-        """Bytes that one step reads of all `count`."""
-        return round(self.count * self.nbytes * self.share)
+        """Bytes that one step of one sequence reads of all `count`."""
+        return self.read_bytes(1)
+
+    def read_bytes(self, batch: int) -> int:
+        """Bytes that a step of `batch` sequences reads: their experts differ, as if each were drawn on its own."""
+        read = self.share if batch == 1 else 1 - float(1 - self.share) ** batch
+        return round(self.count * self.nbytes * read)
 
     @property
     def step_flops(self) -> int:
@@ -81,6 +86,10 @@ class StepShape:
     def parameters(self) -> int:
         """Weights of all matrices, inactive experts included, an untied embedding table not."""
         return sum(matrix.count * matrix.weights for matrix in self.matrices)
+
+    def weight_bytes(self, batch: int) -> int:
+        """Bytes of the weights that a step of `batch` sequences reads, once for all of them."""
+        return sum(matrix.read_bytes(batch) for matrix in self.matrices) + self.vector_bytes
 
     def stored_at(self, bits: int, group_size: int = 64) -> "StepShape":
         """What if every matrix were quantized this way? Vectors stay as they are."""

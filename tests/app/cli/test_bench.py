@@ -235,6 +235,13 @@ def test_predict_needs_nothing_but_a_config(tmp_path: Path) -> None:
     assert "M4 Max (40-core)" in shown
     assert "4 sequences a step" in shown
     assert "K/V per token\n" in shown, "in a pipe no line is wrapped"
+    shared = [*arguments[:-2], "--context", "100", "--users", "1,8"]
+    together = json.loads(CliRunner().invoke(predict, [*shared, "--json"], catch_exceptions=False).stdout)
+    assert [one["batch"] for one in together["targets"][0]["predictions"]] == together["users"] == [1, 8]
+    table = CliRunner().invoke(predict, shared, catch_exceptions=False).stdout
+    assert "per user" in table
+    assert "100 tokens each fit" in table
+    assert isinstance(CliRunner().invoke(predict, [*arguments, "--users", "1"]).exception, UsageError)
     explained = CliRunner().invoke(predict, [*arguments, "--explain"], catch_exceptions=False).stdout
     assert "101 x 4 x 32" in explained
     assert "Prefill of 512 tokens" in explained

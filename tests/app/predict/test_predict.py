@@ -13,6 +13,7 @@ from headrace.app.predict.prediction import (
     Target,
     largest_context,
     levers,
+    most_sequences,
     predict,
     summarise_assumptions,
 )
@@ -112,6 +113,36 @@ def test_nothing_is_expected_above_the_roofline() -> None:
     for context in (0, 100, 1000):
         found = predict(SHAPE, target, assumptions("mlx-lm"), context)
         assert found.expected == pytest.approx(found.roofline)
+
+
+def test_users_share_the_weights_of_a_step_and_nothing_else() -> None:
+    target = Target("chip", 100e9, 16 * 2**30, apple=True, flops=10e12)
+    one, many, far = (predict(SHAPE, target, assumptions("mlx-lm"), *asked) for asked in ((0, 1), (0, 8), (60_000, 2)))
+    assert (one.weight_bytes, many.weight_bytes) == (SHAPE.cost.weight_bytes, SHAPE.cost.weight_bytes)
+    assert many.kv_bytes == 8 * one.kv_bytes
+    assert (one.bound, far.bound) == ("weights", "K/V")
+    assert one.expected is not None
+    assert many.expected is not None
+    assert 4 < many.expected / one.expected < 8
+    slow = predict(SHAPE, replace(target, flops=1e12), assumptions("mlx-lm"), 0, 64)
+    assert slow.bound == "compute"
+    assert slow.roofline == pytest.approx(1e12 / SHAPE.cost.step_flops(0))
+    assert slow.expected is not None
+    assert slow.expected <= slow.roofline
+    most = most_sequences(SHAPE, target, 1000)
+    assert most
+    assert predict(SHAPE, target, assumptions("mlx-lm"), 1000, most).fits
+    assert not predict(SHAPE, target, assumptions("mlx-lm"), 1000, most + 1).fits
+    assert most_sequences(SHAPE, Target("small", 1e9, 2**30, apple=True), 1000) == 0
+    assert most_sequences(SHAPE, Target("unknown", 1e9, None, apple=True), 1000) is None
+
+
+def test_users_of_a_mixture_read_more_experts() -> None:
+    shape = shape_of_entry(find("qwen3-30b-a3b"))
+    weights = [shape.weight_bytes(batch) for batch in (1, 2, 8, 10**9)]
+    assert weights[0] == shape.cost.weight_bytes
+    assert weights[0] < weights[1] < 2 * weights[0]
+    assert weights[1] < weights[2] < weights[3] <= shape.resident_bytes
 
 
 def test_what_does_not_fit_has_no_context() -> None:
