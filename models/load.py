@@ -165,7 +165,7 @@ def _sized(
     part = text_part(checkpoint)
     dtype = compute_dtype(device, stored_dtype(part.tensors), checkpoint.config)
     weights = part.nbytes if requantize is None else _quantized_bytes(part, requantize)
-    kv = kv_layers(config, ops.select().kv_dtype(dtype).size)
+    kv = kv_layers(config, ops.select().kv_format(dtype))
     return lambda: _decoder(checkpoint, config, dtype, requantize), weights, kv
 
 

@@ -22,8 +22,9 @@ from typing import Protocol, TypeVar, cast
 
 import mlx.core as mx
 
-from headrace.runtime.cost import ROLLBACK, kv_row_bytes
+from headrace.runtime.cost import ROLLBACK
 from headrace.runtime.errors import ContextLimitError
+from headrace.runtime.kv_format import KVFormat
 from headrace.runtime.ops import AttentionSpec, LayersNode, Ops, Projections
 
 CHUNK = 256  # entries; capacities are multiples of it
@@ -152,7 +153,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What one entry of one sequence holds: K and V of every layer, (Hkv, D) of `dtype` each.
+    """What one entry of one sequence holds: K and V of every layer, (Hkv, D) in `format` each.
 
     windows: the attention window of each layer, None for none; () where no layer has one.
     """
@@ -160,13 +161,13 @@ class KVShape:
     layers: int
     kv_heads: int
     head_dim: int
-    dtype: mx.Dtype
+    format: KVFormat
     windows: tuple[int | None, ...] = ()
 
     @property
     def row_bytes(self) -> int:
         """Bytes of an entry in one layer."""
-        return kv_row_bytes(self.kv_heads, self.head_dim, self.dtype.size)
+        return self.format.row_bytes(self.kv_heads, self.head_dim)
 
     @property
     def bytes_per_token(self) -> int:
@@ -313,4 +314,4 @@ class KVCache(Lengths):
 
     def _empty(self, entries: int) -> mx.array:
         shape = self._shape
-        return mx.zeros((self._batch, shape.kv_heads, entries, shape.head_dim), shape.dtype)
+        return mx.zeros((self._batch, shape.kv_heads, entries, shape.head_dim), shape.format.dtype)

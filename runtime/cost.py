@@ -99,11 +99,6 @@ def attention_flops_per_entry(heads: int, head_dim: int) -> int:
     return 4 * heads * head_dim
 
 
-def kv_row_bytes(kv_heads: int, head_dim: int, element_bytes: int) -> int:
-    """Bytes of one position's K and V in one layer."""
-    return 2 * kv_heads * head_dim * element_bytes
-
-
 # MLX's quantization modes whose weights are floats and whose scales are a byte: (bits, group size).
 FLOAT_MODES = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}
 

@@ -14,6 +14,7 @@ from headrace.runtime.cache import KVShape, Lengths
 from headrace.runtime.ops import AttentionSpec, LayersNode, Ops, Projections
 
 BLOCK = 5  # entries; no divisor of anything
+NOTHING = float("nan")  # whoever reads too far will notice
 
 
 class BlockCache(Lengths):
@@ -49,9 +50,9 @@ class BlockCache(Lengths):
             if not self._free:
                 first = len(self._pool)
                 shape = self._shape
+                size = shape.format.block_shape(shape.layers, shape.kv_heads, BLOCK, shape.head_dim)
                 for _ in range(3):
-                    size = (shape.layers, 2, shape.kv_heads, BLOCK, shape.head_dim)
-                    self._pool.append(mx.full(size, float("nan"), shape.dtype))  # whoever reads too far will notice
+                    self._pool.append(mx.full(size, NOTHING, shape.format.dtype))
                 self._free = [first + 1, first + 2, first]
             self.table.append(self._free.pop())
 

@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import mlx.core as mx
 
+from headrace.runtime.kv_format import FLOAT32, KVFormat, plain
 from headrace.runtime.ops import Ops, Weight, native, reference
 
 
@@ -21,8 +22,8 @@ class Exact:
         with patch.dict(os.environ, HEADRACE_EXACT="1"):
             return native.prepare(weight, dtype)
 
-    def kv_dtype(self, compute: mx.Dtype) -> mx.Dtype:
-        return compute
+    def kv_format(self, compute: mx.Dtype) -> KVFormat:
+        return plain(compute)
 
 
 _built = native.status().available
@@ -40,4 +41,4 @@ def tolerance(ops: Ops) -> float:
     Operations that store K/V in half precision keep 11 bits of them, and of activations 16; a few layers multiply that
     error by about four.
     """
-    return 1e-5 if ops.kv_dtype(mx.float32) == mx.float32 else 2e-3
+    return 1e-5 if ops.kv_format(mx.float32) == FLOAT32 else 2e-3

@@ -7,17 +7,16 @@ machine where there is one, otherwise with constants that hold for mlx-lm on pub
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Literal
 
 from headrace.app.predict.fit_store import MeasuredFit
 from headrace.app.predict.published import Assumptions
 from headrace.models.cost.costs import working_memory
 from headrace.models.cost.step_shape import StepShape
+from headrace.runtime.kv_format import AFFINE_8
 
 # macOS lets a GPU use about three quarters of the memory unless told otherwise (recommendedMaxWorkingSetSize).
 USABLE_SHARE = 0.75
-KV_8_BIT = Fraction(17, 32)  # 8 bits, and a half-precision scale and bias per 64: 8.5 of 16 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +122,7 @@ def levers(shape: StepShape) -> list[Lever]:
     return [
         Lever("weights at 8 bits", shape.stored_at(8)),
         Lever("weights at 4 bits", shape.stored_at(4)),
-        Lever("KV cache at 8 bits", shape.with_kv(KV_8_BIT)),
+        Lever("KV cache at 8 bits", shape.with_kv(AFFINE_8)),
         Lever("4 sequences a step", shape, batch=4),
     ]
 

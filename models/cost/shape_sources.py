@@ -27,11 +27,12 @@ from headrace.models.network.decoder_costs import kv_layers
 from headrace.models.network.gpt_oss import stacks_of
 from headrace.runtime.cost import FLOAT_MODES, quantized_bytes
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+from headrace.runtime.kv_format import FLOAT16
 
 if TYPE_CHECKING:
     from headrace.models.registry.catalog import CatalogEntry
 
-KV_BYTES = 2  # half precision, as on every GPU
+KV = FLOAT16  # half precision, as on every GPU
 _HALF = 2
 
 # Mixtures of experts whose other layers are those of an architecture of our own: model_type -> that architecture.
@@ -188,7 +189,7 @@ def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:
         context_length=config.context_length,
         matrices=matrices,
         vector_bytes=vectors,
-        kv=kv_layers(config, KV_BYTES),
+        kv=kv_layers(config, KV),
         resident_bytes=sum(matrix.count * matrix.nbytes for matrix in matrices) + table + vectors,
     )
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from headrace.runtime.cost import LayerKV, StepCost, attention_flops_per_entry, quantized_bytes, visible
+from headrace.runtime.kv_format import FLOAT16, KVFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,9 @@ class StepShape:
         change = sum(new.count * (new.nbytes - old.nbytes) for new, old in zip(matrices, self.matrices, strict=True))
         return replace(self, matrices=matrices, resident_bytes=self.resident_bytes + change)
 
-    def with_kv(self, share: Fraction) -> "StepShape":
-        """What if a cache entry took `share` of its bytes?"""
+    def with_kv(self, stored: KVFormat) -> "StepShape":
+        """What if the cache were stored that way, not in half precision?"""
+        share = stored.bytes_per_value / FLOAT16.bytes_per_value
         kv = [replace(layer, bytes_per_token=round(layer.bytes_per_token * share)) for layer in self.kv]
         return replace(self, kv=kv)
 

@@ -17,6 +17,7 @@ from headrace.models.network.parameters import Parameters
 from headrace.models.network.rope import make_rope
 from headrace.runtime.cache import KVCache, KVShape, LayerCache
 from headrace.runtime.cost import StepCost
+from headrace.runtime.kv_format import KVFormat
 from headrace.runtime.ops import AttentionSpec, LayersNode, LayerWeights, Mixture, Ops, Projections, Rope, Weight
 
 
@@ -27,7 +28,7 @@ class Decoder:
         self.config = config
         self._ops = ops
         self._dtype = dtype
-        self.kv_shape = _kv_shape(config, ops.kv_dtype(dtype))
+        self.kv_shape = _kv_shape(config, ops.kv_format(dtype))
         width = config.hidden_size
         self._table = parameters.matrix("model.embed_tokens", config.vocab_size, width)
         self._layers = _read_layers(config, parameters)
@@ -88,7 +89,7 @@ class Decoder:
             for stack in mixture.stacks:  # of which the chosen experts' share is read
                 nbytes -= stack.nbytes - stack.nbytes * mixture.active // mixture.count
                 count += stack.rows * stack.columns * mixture.active // mixture.count
-        return network_cost(self.config, weight_bytes=nbytes, weight_count=count, kv_bytes=self.kv_shape.dtype.size)
+        return network_cost(self.config, weight_bytes=nbytes, weight_count=count, kv=self.kv_shape.format)
 
     def make_cache(self, limit: int) -> KVCache:
         return KVCache(self.kv_shape, limit=limit, ops=self._ops)
@@ -151,9 +152,9 @@ class Decoder:
         return ops.glu(gate, up, config.activation)
 
 
-def _kv_shape(config: DecoderConfig, dtype: mx.Dtype) -> KVShape:
+def _kv_shape(config: DecoderConfig, kv: KVFormat) -> KVShape:
     windows = tuple(layer.window for layer in config.layers)
-    return KVShape(len(windows), config.kv_heads, config.head_dim, dtype, windows)
+    return KVShape(len(windows), config.kv_heads, config.head_dim, kv, windows)
 
 
 def _project(ops: Ops, x: mx.array, norm: mx.array, eps: float, weights: list[Weight]) -> Projections:

@@ -6,24 +6,22 @@ Formulas: see `runtime.cost`; `models.cost` does the same from headers and catal
 from itertools import groupby
 
 from headrace.models.network.config import DecoderConfig
-from headrace.runtime.cost import LayerKV, StepCost, attention_flops_per_entry, kv_row_bytes
+from headrace.runtime.cost import LayerKV, StepCost, attention_flops_per_entry
+from headrace.runtime.kv_format import KVFormat
 
 
-def network_cost(config: DecoderConfig, *, weight_bytes: int, weight_count: int, kv_bytes: int) -> StepCost:
-    """The cost of a decoder whose step reads `weight_bytes` holding `weight_count` weights.
-
-    `kv_bytes`: bytes of one stored K or V element.
-    """
+def network_cost(config: DecoderConfig, *, weight_bytes: int, weight_count: int, kv: KVFormat) -> StepCost:
+    """The cost of a decoder whose step reads `weight_bytes` holding `weight_count` weights."""
     return StepCost(
         weight_bytes=weight_bytes,
         weight_flops=2 * weight_count,
-        kv=kv_layers(config, kv_bytes),
+        kv=kv_layers(config, kv),
         attention_flops_per_entry=attention_flops_per_entry(config.heads, config.head_dim),
     )
 
 
-def kv_layers(config: DecoderConfig, kv_bytes: int) -> list[LayerKV]:
-    """K/V traffic, layers grouped by window. `kv_bytes`: bytes of one stored K or V element."""
-    row = kv_row_bytes(config.kv_heads, config.head_dim, kv_bytes)
+def kv_layers(config: DecoderConfig, kv: KVFormat) -> list[LayerKV]:
+    """K/V traffic, layers grouped by window."""
+    row = kv.row_bytes(config.kv_heads, config.head_dim)
     windows = sorted((layer.window or 0) for layer in config.layers)
     return [LayerKV(len(list(group)), row, window or None) for window, group in groupby(windows)]

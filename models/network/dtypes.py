@@ -2,7 +2,7 @@
 
 On a CPU, float32: x86 has no fast half-precision arithmetic and MLX emulates it (28 M weights take 750 ms in float16,
 155 ms in bfloat16, 17 ms in float32). Scales may stay in half precision there, and the KV cache too: those are the
-operations' choice (`Ops.prepare`, `Ops.kv_dtype`), since only they know what they can read. The native kernels
+operations' choice (`Ops.prepare`, `Ops.kv_format`), since only they know what they can read. The native kernels
 also round activations to 16 bits, a scale to a group, on their way into products with 2-, 4- and 8-bit weights:
 integers are what the processor multiplies fastest. HEADRACE_EXACT=1 keeps both in float32.
 On Metal and CUDA, the half precision that config.json declares, or else the checkpoint's own; a float32 checkpoint runs

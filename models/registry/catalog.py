@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.models.cost.costs import WORKING_MEMORY
-from headrace.models.cost.shape_sources import KV_BYTES
-from headrace.runtime.cost import kv_row_bytes
+from headrace.models.cost.shape_sources import KV
 from headrace.runtime.errors import ModelNotFoundError
 from headrace.runtime.paths import ASSETS
 
@@ -64,7 +63,7 @@ class Shape:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes one position adds to a half-precision KV cache, all layers: an upper bound, see the file."""
-        return self.layers * kv_row_bytes(self.kv_heads, self.head_dim, KV_BYTES)
+        return self.layers * KV.row_bytes(self.kv_heads, self.head_dim)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from headrace.runtime import environment
+from headrace.runtime.kv_format import FLOAT16, KVFormat, plain
 from headrace.runtime.ops import reference
 from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Mixture, Projections, Rope, Weight
 
@@ -135,9 +136,9 @@ def _flat(stack: mx.array | None) -> mx.array | None:
     return stack if stack is None or stack.ndim == 2 else stack.reshape(-1, stack.shape[-1])
 
 
-def kv_dtype(compute: mx.Dtype) -> mx.Dtype:
+def kv_format(compute: mx.Dtype) -> KVFormat:
     """Half precision unless `exact`: the kernels convert as they read, and a step is bound by the bytes it reads."""
-    return mx.float16 if compute == mx.float32 and not exact() else compute
+    return FLOAT16 if compute == mx.float32 and not exact() else plain(compute)
 
 
 def grow(buffer: mx.array, capacity: int) -> mx.array:

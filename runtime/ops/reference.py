@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from headrace.runtime.kv_format import KVFormat, plain
 from headrace.runtime.ops import groups_of_16
 from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Mixture, Projections, Weight
 
@@ -36,9 +37,9 @@ def prepare(weight: Weight, dtype: mx.Dtype) -> Weight:
     )
 
 
-def kv_dtype(compute: mx.Dtype) -> mx.Dtype:
+def kv_format(compute: mx.Dtype) -> KVFormat:
     """K/V are stored as they are computed: converting a whole cache per step costs more than reading it."""
-    return compute
+    return plain(compute)
 
 
 def grow(buffer: mx.array, capacity: int) -> mx.array:

@@ -63,7 +63,7 @@ class Model:
     def cache(self, capacity: int, batch: int = 1) -> Cache:
         s = self.shape
         shape = (batch, s.kv_heads, capacity, s.head_dim)
-        dtype = self.ops.kv_dtype(mx.float32)
+        dtype = self.ops.kv_format(mx.float32).dtype
         cache = [mx.zeros(shape, dtype) for _ in range(s.layers)], [mx.zeros(shape, dtype) for _ in range(s.layers)]
         mx.eval(cache)
         return cache

@@ -13,6 +13,7 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.network.decoder import Decoder
+from headrace.runtime.kv_format import FLOAT32
 from headrace.runtime.ops import Ops, reference
 from headrace.runtime.request import Request
 from tests.kernels import KERNELS, name_of
@@ -41,7 +42,7 @@ def steps_of(ops: Ops) -> int:
 
 def limit(ops: Ops) -> float:
     """Relative difference of logits that rounding explains: 3e-6 was measured with K/V in float32, 1e-3 in float16."""
-    return 2e-5 if ops.kv_dtype(mx.float32) == mx.float32 else 2e-3
+    return 2e-5 if ops.kv_format(mx.float32) == FLOAT32 else 2e-3
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from headrace.runtime.cache import CHUNK, GROWTH, KVCache, KVShape, Lengths
 from headrace.runtime.cost import BESIDE_WINDOW, ROLLBACK, LayerKV, held_bytes, longest_context
 from headrace.runtime.errors import ContextLimitError
+from headrace.runtime.kv_format import FLOAT32, plain
 from headrace.runtime.ops import AttentionSpec, Ops, reference
 from tests.kernels import FAST
 
@@ -21,7 +22,7 @@ Windows = tuple[int | None, ...]
 
 
 def new_cache(limit: int = LIMIT, dtype: mx.Dtype = mx.float32, ops: Ops = reference, windows: Windows = ()) -> KVCache:
-    return KVCache(KVShape(LAYERS, KV_HEADS, DIM, dtype, windows), limit=limit, ops=ops)
+    return KVCache(KVShape(LAYERS, KV_HEADS, DIM, plain(dtype), windows), limit=limit, ops=ops)
 
 
 def projections(ids: list[int], layer: int) -> mx.array:
@@ -185,7 +186,7 @@ def test_growing_copies_less_than_a_hundredth_of_what_steps_read() -> None:
 @pytest.mark.parametrize("start", [CHUNK, 4 * GROWTH])
 def test_growing_takes_one_more_buffer_not_one_more_cache(start: int) -> None:
     layers = 16
-    cache = KVCache(KVShape(layers, 2, 64, mx.float32), limit=16 * GROWTH, ops=reference)
+    cache = KVCache(KVShape(layers, 2, 64, FLOAT32), limit=16 * GROWTH, ops=reference)
     cache.reserve(start)
     mx.eval(cache.arrays)
     mx.clear_cache()

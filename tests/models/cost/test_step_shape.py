@@ -1,7 +1,6 @@
 """Bytes and FLOPs of a step: against the tensors a real step touches, the totals, and arithmetic by hand."""
 
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from headrace.models.network.decoder import Decoder
 from headrace.models.registry.catalog import load_catalog
 from headrace.runtime.cost import LayerKV
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+from headrace.runtime.kv_format import AFFINE_8
 from headrace.runtime.ops import Mixture, reference
 from headrace.runtime.prefill import prefill
 from tests.tiny import VARIANTS, config_of, load_decoder, quantize_model, write_model
@@ -30,7 +30,7 @@ class Watching:
 
     def __getattr__(self, name: str) -> Any:
         function = getattr(reference, name)
-        if name in ("prepare", "kv_dtype", "embed"):  # a table that is looked up is not read
+        if name in ("prepare", "kv_format", "embed"):  # a table that is looked up is not read
             return function
 
         def watched(*arguments: Any) -> Any:
@@ -157,7 +157,7 @@ def test_what_if_it_were_quantized() -> None:
     quantized = shape.stored_at(4, 64)
     assert quantized.matrices[0].nbytes == 64 * 128 // 2 + 64 * 128 // 64 * 4
     assert shape.resident_bytes - quantized.resident_bytes == 2 * (64 * 128 * 2 - quantized.matrices[0].nbytes)
-    assert shape.with_kv(Fraction(1, 2)).cost.kv_bytes_per_token * 2 == shape.cost.kv_bytes_per_token
+    assert shape.with_kv(AFFINE_8).cost.kv_bytes_per_token * 32 == shape.cost.kv_bytes_per_token * 17
 
 
 @pytest.mark.parametrize("name", load_catalog())
