@@ -7,6 +7,7 @@
     │   └── UnsupportedModelError     the files are fine, but we cannot run what they describe
     ├── FetchError                    a download failed
     ├── NotEnoughMemoryError          weights + KV cache do not fit this machine
+    │   └── PoolFullError             running sequences hold all K/V blocks there may be
     ├── ContextLimitError             the prompt alone is longer than the context
     ├── EngineError                   the engine was used wrongly or died
     └── SessionError                  stored conversations cannot be found, read or written
@@ -50,6 +51,10 @@ class FetchError(HeadraceError):
 
 class NotEnoughMemoryError(HeadraceError):
     """Weights plus KV cache for the asked context do not fit this machine's memory."""
+
+
+class PoolFullError(NotEnoughMemoryError):
+    """All the K/V blocks there may be are in use by sequences that run."""
 
 
 class ContextLimitError(HeadraceError):

@@ -1,0 +1,287 @@
+"""Blocks of many sequences against a plain model of memory: whatever is appended, taken back, shared or given up.
+
+What is written to a block is the whole sequence up to that entry, so that a block which holds anything but what its
+reader believes is noticed at once.
+"""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+
+from headrace.runtime.cost import ROLLBACK
+from headrace.runtime.errors import PoolFullError
+from headrace.runtime.kv.chain import BLOCK
+from headrace.runtime.kv.pool import BlockPool
+from headrace.runtime.kv.tables import LEFT, Phase, Tables
+
+LIMIT = 7 * BLOCK
+WINDOW = 40
+Entry = tuple[tuple[int, ...], bytes]  # all tokens up to it, and the phases that wrote them
+
+
+class Memory:
+    """What the blocks of each group hold; a slab is a few blocks."""
+
+    def __init__(self, groups: int, most: int) -> None:
+        self.blocks: list[dict[int, list[Entry | None]]] = [{} for _ in range(groups)]
+        self.most = most
+        self.failing = 0  # how many of the next allocations of a slab fail
+
+    def set_aside(self, group: int, blocks: int) -> int:
+        if self.failing:
+            self.failing -= 1
+            raise MemoryError("no slab to be had")
+        new, held = min(3, blocks), self.blocks[group]
+        for block in range(len(held), len(held) + new):
+            held[block] = [None] * BLOCK
+        return new
+
+    def settle(self) -> None:
+        pass
+
+    def copy(self, group: int, source: int, target: int, entries: int) -> None:
+        held = self.blocks[group]
+        held[target] = [*held[source][:entries], *[None] * (BLOCK - entries)]
+
+
+class Machine(RuleBasedStateMachine):
+    """`said` is what each sequence should hold: its tokens and their phases."""
+
+    windows: tuple[int | None, ...] = (None, WINDOW)
+    most = 9
+    sequences = Bundle("sequences")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = Memory(len(self.windows), self.most)
+        self.pool = BlockPool(self.windows, [self.most] * len(self.windows), self.memory.set_aside)
+        self.said: dict[Tables, tuple[list[int], bytearray]] = {}
+        self.prompts: list[list[int]] = []  # what was ever held, so that new ones can begin like it
+
+    @rule(target=sequences, data=st.data(), answers=st.booleans())
+    def begin(self, data: st.DataObject, answers: bool) -> Tables:
+        """A new sequence, on a prompt that begins like an old one for as long as it likes."""
+        cache = Tables(self.pool, self.memory, LIMIT)
+        known = data.draw(st.sampled_from([[], *self.prompts]))
+        kept = data.draw(st.integers(0, len(known)) | st.just(len(known)))
+        prompt = [*known[:kept], *data.draw(st.lists(st.integers(0, 1), max_size=3))]
+        length = cache.resume(prompt, answers=answers)
+        assert length == cache.length == cache.committed <= len(prompt)
+        phases = self._phases(cache)
+        assert answers or 1 not in phases
+        self.said[cache] = (prompt[:length], bytearray(phases))
+        return cache
+
+    def _phases(self, cache: Tables) -> bytes:
+        if not cache.length:
+            return b""
+        index, entry = divmod(cache.length - 1, BLOCK)
+        held = self.memory.blocks[0][cache.tables[0][index]][entry]
+        assert held is not None
+        return held[1]
+
+    @rule(cache=sequences, count=st.integers(1, 3) | st.integers(1, 2 * BLOCK), token=st.integers(0, 1),
+          phase=st.sampled_from(["prefill", "decode"]), fails=st.integers(0, 1))  # fmt: skip
+    def append(self, cache: Tables, count: int, token: int, phase: Phase, fails: int) -> None:
+        count = min(count, LIMIT - cache.length)
+        held, self.memory.failing = cache.blocks, fails
+        try:
+            cache.reserve(count, phase)
+        except (PoolFullError, MemoryError):
+            assert cache.blocks <= held
+            return
+        finally:
+            self.memory.failing = 0
+        tokens, phases = self.said[cache]
+        for position in range(cache.length, cache.length + count):
+            tokens.append(token)
+            phases.append(phase == "decode")
+            for group, table in enumerate(cache.tables):
+                block = table[position // BLOCK]
+                assert self.pool.may_write(group, block)
+                self.memory.blocks[group][block][position % BLOCK] = (tuple(tokens), bytes(phases))
+        cache.advance(count)
+
+    @rule(cache=sequences, data=st.data())
+    def commit(self, cache: Tables, data: st.DataObject) -> None:
+        cache.commit(data.draw(st.integers(0, cache.length - cache.committed)))
+
+    @rule(cache=sequences, end=st.booleans())
+    def publish(self, cache: Tables, end: bool) -> None:
+        tokens, _ = self.said[cache]
+        cache.publish(tokens, end=end)
+        self.prompts.append(tokens[: cache.committed])
+
+    @rule(cache=sequences)
+    def rollback(self, cache: Tables) -> None:
+        cache.rollback()
+        self._cut(cache)
+
+    @rule(cache=sequences, data=st.data())
+    def trim(self, cache: Tables, data: st.DataObject) -> None:
+        length = data.draw(st.integers(max(0, cache.committed - ROLLBACK), cache.committed))
+        assert cache.reachable(length) == length, "less than a window's own cache keeps"
+        cache.trim(length)
+        self._cut(cache)
+
+    def _cut(self, cache: Tables) -> None:
+        for part in self.said[cache]:
+            del part[cache.length :]
+
+    @rule(cache=consumes(sequences))
+    def end(self, cache: Tables) -> None:
+        cache.close()
+        del self.said[cache]
+        assert cache.blocks == 0
+
+    @precondition(lambda self: self.prompts)
+    @rule()
+    def clear(self) -> None:
+        self.pool.clear()
+        assert self.pool.stats.cached == 0
+
+    @invariant()
+    def every_block_is_in_one_state(self) -> None:
+        for group, blocks in enumerate(self.pool.groups):
+            assert blocks.free + blocks.used + blocks.cached == blocks.total == len(self.memory.blocks[group])
+            holders = Counter(b for cache in self.said for b in cache.tables[group] if b != LEFT)
+            assert [blocks.count(block) for block in range(blocks.total)] == [
+                holders[block] for block in range(blocks.total)
+            ]
+            assert blocks.used == len(holders)
+            assert blocks.shared == sum(1 for count in holders.values() if count > 1)
+
+    @invariant()
+    def sequences_hold_what_was_said(self) -> None:
+        for cache, (tokens, phases) in self.said.items():
+            assert cache.length == len(tokens)
+            for group, table in enumerate(cache.tables):
+                assert len(table) >= -(-cache.length // BLOCK)
+                window = self.windows[group]
+                first = 0 if window is None else max(0, cache.committed - window + 1)
+                assert cache.left[group] * BLOCK <= first
+                for position in {
+                    first,
+                    *range(first - first % BLOCK + BLOCK - 1, cache.length, BLOCK),
+                    cache.length - 1,
+                }:
+                    if first <= position < cache.length:
+                        held = self.memory.blocks[group][table[position // BLOCK]][position % BLOCK]
+                        assert held == (tuple(tokens[: position + 1]), bytes(phases[: position + 1]))
+
+    @invariant()
+    def what_was_found_once_is_found_or_gone(self) -> None:
+        for prompt in self.prompts[-2:]:
+            found = self.pool.lookup(prompt, answers=True)
+            assert found.length <= len(prompt)
+            for index, link in enumerate(found.links):
+                part = prompt[index * BLOCK : min((index + 1) * BLOCK, found.length)]
+                assert list(link.tokens[: len(part)]) == part
+                for group, block in enumerate(link.blocks):
+                    if block is not None:
+                        last = self.memory.blocks[group][block][len(part) - 1]
+                        assert last is not None
+                        assert last[0] == tuple(prompt[: index * BLOCK + len(part)])
+
+
+Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestTables = Machine.TestCase
+
+
+class WindowsOnly(Machine):
+    """No layer sees everything: the beginning goes, and what is behind it can still be found."""
+
+    windows = (WINDOW, 3 * BLOCK)
+
+
+WindowsOnly.TestCase.settings = Machine.TestCase.settings
+TestTablesOfWindows = WindowsOnly.TestCase
+
+
+def filled(pool: BlockPool, memory: Memory, tokens: list[int], phase: Phase = "prefill") -> Tables:
+    cache = Tables(pool, memory, LIMIT)
+    done = cache.resume(tokens)
+    cache.reserve(len(tokens) - done, phase)
+    cache.advance(len(tokens) - done)
+    cache.commit(len(tokens) - done)
+    cache.publish(tokens, end=True)
+    return cache
+
+
+def a_pool(most: int = 9, windows: tuple[int | None, ...] = (None,)) -> tuple[BlockPool, Memory]:
+    memory = Memory(len(windows), most)
+    return BlockPool(windows, [most] * len(windows), memory.set_aside), memory
+
+
+@given(st.integers(0, 3 * BLOCK))
+def test_what_two_prompts_begin_with_is_held_once(common: int) -> None:
+    pool, memory = a_pool()
+    first = filled(pool, memory, [7] * 3 * BLOCK)
+    second = Tables(pool, memory, LIMIT)
+    assert second.resume([7] * common + [8]) == common
+    assert pool.stats.shared == common // BLOCK
+    assert second.tables[0][: common // BLOCK] == first.tables[0][: common // BLOCK]
+    assert len(second.tables[0]) == -(-common // BLOCK)
+
+
+def test_an_answer_is_found_by_who_accepts_it() -> None:
+    pool, memory = a_pool()
+    cache = filled(pool, memory, [1] * (BLOCK + 9))
+    cache.reserve(BLOCK, "decode")
+    cache.advance(BLOCK)
+    cache.commit(BLOCK)
+    tokens = [1] * (BLOCK + 9) + [2] * BLOCK
+    cache.publish(tokens, end=True)
+    assert pool.lookup(tokens).length == BLOCK + 9
+    assert pool.lookup(tokens, answers=True).length == len(tokens)
+
+
+def test_the_oldest_gives_place_its_end_first() -> None:
+    pool, memory = a_pool(most=4)
+    for token in (1, 2):
+        filled(pool, memory, [token] * 2 * BLOCK).close()
+    assert pool.stats.cached == 4
+    filled(pool, memory, [3] * BLOCK)
+    assert [pool.lookup([token] * 2 * BLOCK).length for token in (1, 2)] == [BLOCK, 2 * BLOCK]
+
+
+def test_what_is_held_is_never_given_away() -> None:
+    pool, memory = a_pool(most=3)
+    held = filled(pool, memory, [1] * 2 * BLOCK)
+    other = Tables(pool, memory, LIMIT)
+    other.reserve(BLOCK)
+    with pytest.raises(PoolFullError, match="all 3 blocks"):
+        other.reserve(BLOCK + 1)
+    assert (held.blocks, other.blocks, pool.groups[0].available) == (2, 0, 1)
+
+
+def test_a_part_is_not_copied_where_there_is_no_place_for_it() -> None:
+    pool, memory = a_pool(most=2)
+    held = filled(pool, memory, [1] * (BLOCK + 5))
+    second = Tables(pool, memory, LIMIT)
+    assert second.resume([1] * (BLOCK + 5)) == BLOCK
+    assert second.tables[0] == held.tables[0][:1]
+
+
+def test_a_window_is_all_that_has_to_be_there() -> None:
+    pool, memory = a_pool(most=30, windows=(None, WINDOW))
+    tokens = [1] * 6 * BLOCK
+    cache = filled(pool, memory, tokens)
+    cache.reserve(1)
+    assert cache.left[1] == (6 * BLOCK - WINDOW + 1 - ROLLBACK) // BLOCK
+    second = Tables(pool, memory, LIMIT)
+    assert second.resume(tokens) == len(tokens)
+    assert second.left == cache.left
+    while (oldest := pool.groups[1].oldest) is not None:  # as others would who need the place
+        pool._forget(1, oldest)
+    assert pool.lookup(tokens).length == len(tokens)
+    assert pool.lookup(tokens[: 2 * BLOCK]).length < BLOCK
+
+
+def test_other_weights_other_keys() -> None:
+    keys = {filled(BlockPool((None,), [2], Memory(1, 2).set_aside, key), Memory(1, 2), [1]).pool.chains.root.key
+            for key in (b"", b"a", b"b")}  # fmt: skip
+    assert len(keys) == 3
