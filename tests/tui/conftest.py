@@ -32,7 +32,7 @@ class Driver:
             if condition():
                 await self.pilot.pause()
                 return
-            await self.pilot.pause(0.01)
+            await asyncio.sleep(0.01)  # `pause` would have every widget answer, a hundred times a second
         raise AssertionError(f"never happened: {what or condition}\n{self.text()}")
 
     async def idle(self) -> None:

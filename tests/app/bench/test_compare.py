@@ -20,11 +20,11 @@ def false_alarms(pairs: int, **options: float) -> float:
 
 
 def test_two_runs_of_the_same_build_come_out_equal() -> None:
-    assert false_alarms(120) <= 0.05
+    assert false_alarms(60) <= 0.05
 
 
 def test_also_with_five_rounds() -> None:
-    assert false_alarms(200, rounds=5) <= 0.05
+    assert false_alarms(100, rounds=5) <= 0.05
 
 
 @pytest.mark.parametrize("seconds", [3.0, 10.0])

@@ -5,6 +5,7 @@ Recurrent state, windows and chunks, by themselves, beside ordinary layers and w
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
@@ -86,12 +87,18 @@ def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return load(write(tmp_path_factory.mktemp("forgetful"), FORGETFUL[request.param]))
 
 
+@cache
+def alone(network: MlxLmNetwork, prompt: tuple[int, ...], steps: int) -> list[int]:
+    """The greedy answer without overlap and without reuse; many turns begin alike."""
+    return step_by_step(network, prompt, steps)[0]
+
+
 def end_by_length(engine: Engine, prompt: list[int]) -> Iterator[Event]:
     return engine.generate(Request(prompt, max_tokens=2 * WINDOW))
 
 
 def end_by_stop_token(engine: Engine, prompt: list[int]) -> Iterator[Event]:
-    said = step_by_step(engine.network._network, prompt, WINDOW)[0]  # type: ignore[attr-defined]
+    said = alone(engine.network._network, tuple(prompt), WINDOW)  # type: ignore[attr-defined]
     newest = max(said.index(token) for token in said)  # greedy answers of random weights repeat themselves
     return engine.generate(Request(prompt, stop_ids=frozenset([said[newest]])))
 
@@ -130,7 +137,7 @@ class Chat:
         said = [event.token for event in events if isinstance(event, Step)]
         if isinstance(events[-1], Finished) and events[-1].stop_id is not None:
             said.append(events[-1].stop_id)
-        assert said == step_by_step(self.network, prompt, len(said))[0]
+        assert said == alone(self.network, tuple(prompt), len(said))
         passes = [batch[0].tolist() for batch in self.watched.fed[fed:]]
         first = self.watched.positions[positions][0]
         tokens = [token for batch in passes for token in batch]
