@@ -97,7 +97,13 @@ def experts(x: mx.array, norm: mx.array, eps: float, plan: ExpertsPlan) -> mx.ar
 def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array: ...
 def grow(buffer: mx.array, capacity: int) -> mx.array: ...
 def attend(
-    qkv: mx.array, keys: mx.array, values: mx.array, offset: int, plan: AttentionPlan, first: int = 0
+    qkv: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    offset: int,
+    plan: AttentionPlan,
+    first: int = 0,
+    prefill: bool = True,
 ) -> mx.array: ...
 def layers(
     x: mx.array,
@@ -106,6 +112,7 @@ def layers(
     offset: int,
     plans: list[LayerPlan],
     firsts: Sequence[int] = (),
+    prefill: bool = True,
 ) -> mx.array: ...
 def instruction_set() -> str: ...
 def use_instruction_set(name: str) -> bool: ...

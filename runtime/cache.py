@@ -1,7 +1,7 @@
 """The KV cache: what the engine and the layers need of one, and the contiguous layout.
 
-Contract of a pass of T tokens: `reserve(T)` makes room; every layer, in order and once, appends T entries at `length`
-and attends over everything up to them, by `attend` or within `run_fused`; `advance(T)` then moves `length`.
+Contract of a pass of T tokens: `reserve(T, phase)` makes room; every layer, in order and once, appends T entries at
+`length` and attends over everything up to them, by `attend` or within `run_fused`; `advance(T)` then moves `length`.
 `commit(T)` declares entries final, `rollback()` forgets the ones appended ahead of the commit. `trim` goes back
 further: to any length, or, where a cache forgets (recurrent state, sliding windows), to where it was told to `mark`.
 
@@ -22,10 +22,10 @@ from typing import Protocol, TypeVar, cast
 
 import mlx.core as mx
 
-from headrace.runtime.cost import ROLLBACK
+from headrace.runtime.cost import DROPPED, ROLLBACK
 from headrace.runtime.errors import ContextLimitError
 from headrace.runtime.kv_format import KVFormat
-from headrace.runtime.ops import AttentionSpec, LayersNode, Ops, Projections
+from headrace.runtime.ops import AttentionSpec, LayersNode, Ops, Phase, Projections
 
 CHUNK = 256  # entries; capacities are multiples of it
 GROWTH = 1024  # entries: the most that is set aside ahead of need
@@ -63,8 +63,8 @@ class Cache(Protocol):
         """The state arrays, to evaluate after a prefill chunk."""
         ...
 
-    def reserve(self, tokens: int) -> None:
-        """Make room for `tokens` more entries in every layer, before the pass that appends them."""
+    def reserve(self, tokens: int, phase: Phase = "prefill") -> None:
+        """Make room for `tokens` more entries in every layer, before the pass of this phase that appends them."""
         ...
 
     def advance(self, tokens: int) -> None:
@@ -196,7 +196,7 @@ class _Span:
         if self.window is not None:
             kept = self.window - 1 + ROLLBACK
             if end - first > kept + ROLLBACK:
-                first = max(first, committed - kept)
+                first = max(first, (committed - kept) // DROPPED * DROPPED)
             most = min(kept + ROLLBACK, limit - first)
         wanted = max(end - first, min(2 * self.capacity, self.capacity + GROWTH, most))
         return first, -(-wanted // CHUNK) * CHUNK
@@ -218,6 +218,7 @@ class KVCache(Lengths):
         kinds = dict.fromkeys(windows)
         self._spans = [_Span(kind, [i for i, window in enumerate(windows) if window == kind]) for kind in kinds]
         self.firsts = [0] * shape.layers  # the position of each layer's first row
+        self.phase: Phase = "prefill"  # of the pass under way
         self.bytes_per_token = batch * shape.bytes_per_token
         self._keys = [self._empty(0) for _ in range(shape.layers)]  # each (B, Hkv, capacity, D)
         self._values = [self._empty(0) for _ in range(shape.layers)]
@@ -226,13 +227,20 @@ class KVCache(Lengths):
 
     def attend(self, layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
         out, self._keys[layer], self._values[layer] = self._ops.attend(
-            self._in_turn(qkv), self._keys[layer], self._values[layer], self.length, spec, self.firsts[layer]
+            self._in_turn(qkv),
+            self._keys[layer],
+            self._values[layer],
+            self.length,
+            spec,
+            self.firsts[layer],
+            self.phase,
         )
         self._newest = out
         return out
 
     def run_fused(self, layers: slice, x: mx.array, node: LayersNode) -> mx.array:
-        x = node(self._in_turn(x), self._keys[layers], self._values[layers], self.length, self.firsts[layers])
+        keys, values = self._keys[layers], self._values[layers]
+        x = node(self._in_turn(x), keys, values, self.length, self.firsts[layers], self.phase)
         self._newest = x
         return x
 
@@ -266,8 +274,9 @@ class KVCache(Lengths):
         if length == 0:
             self.begin_again()
 
-    def reserve(self, tokens: int) -> None:
+    def reserve(self, tokens: int, phase: Phase = "prefill") -> None:
         """Make room for `tokens` more entries: by growing, or where a window has enough rows, by dropping old ones."""
+        self.phase = phase
         placed = [(span, *span.place(self.length + tokens, self.committed, self.limit)) for span in self._spans]
         if all((first, capacity) == (span.first, span.capacity) for span, first, capacity in placed):
             return

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 ROLLBACK = 256  # entries beside its window that a windowed layer keeps, so that a cache can go back
-BESIDE_WINDOW = ROLLBACK + 512  # and what a chunk of prefill adds before it drops others
+DROPPED = 64  # it drops multiples of that many: entries that are attended to together stay together
+BESIDE_WINDOW = ROLLBACK + DROPPED + 512  # and what a chunk of prefill adds before it drops others
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ Sample = Callable[[mx.array], SampledToken]
 
 def decode_step(network: Network[Any], cache: Cache, sample: Sample, token: mx.array) -> SampledToken:
     """One step for one new token per sequence. token (B,) -> the next one, not yet computed."""
-    cache.reserve(1)
+    cache.reserve(1, "decode")
     x = network.embed(token[:, None])  # 1. embedding  (B, 1, E)
     x = network.layers(x, cache)  #      2. layers, each with 3. attention over the whole KV cache  (B, 1, E)
     logits = network.logits(x)  #        4. logits  (B, V)

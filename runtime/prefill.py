@@ -43,7 +43,7 @@ def prefill(
     while done < len(tokens):
         chunk = tokens[done : done + sizer.size]
         started = time.perf_counter()
-        cache.reserve(len(chunk))
+        cache.reserve(len(chunk), "prefill")
         hidden = network.layers(network.embed(mx.array([list(chunk)])), cache)  # (1, T) -> (1, T, E)
         cache.advance(len(chunk))
         mx.eval(cache.arrays)

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.cache import KVShape, Lengths
-from headrace.runtime.ops import AttentionSpec, LayersNode, Ops, Projections
+from headrace.runtime.ops import AttentionSpec, LayersNode, Ops, Phase, Projections
 
 BLOCK = 5  # entries; no divisor of anything
 NOTHING = float("nan")  # whoever reads too far will notice
@@ -31,7 +31,7 @@ class BlockCache(Lengths):
     def attend(self, layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
         tokens = (qkv if isinstance(qkv, mx.array) else qkv[0]).shape[1]
         keys, values = self._gathered(layer, tokens)
-        out, keys, values = self._ops.attend(qkv, keys, values, self.length, spec)
+        out, keys, values = self._ops.attend(qkv, keys, values, self.length, spec, 0, self._phase)
         mx.eval(out, keys, values)
         self._put_back(layer, keys, values, tokens)
         return out
@@ -39,13 +39,16 @@ class BlockCache(Lengths):
     def run_fused(self, layers: slice, x: mx.array, node: LayersNode) -> mx.array:
         every = range(self._shape.layers)[layers]
         held = [self._gathered(layer, x.shape[1]) for layer in every]
-        out = node(x, [keys for keys, _ in held], [values for _, values in held], self.length, [0] * len(held))
+        out = node(
+            x, [keys for keys, _ in held], [values for _, values in held], self.length, [0] * len(held), self._phase
+        )
         mx.eval(out)
         for layer, (keys, values) in zip(every, held, strict=True):
             self._put_back(layer, keys, values, x.shape[1])
         return out
 
-    def reserve(self, tokens: int) -> None:
+    def reserve(self, tokens: int, phase: Phase = "prefill") -> None:
+        self._phase = phase
         while len(self.table) * BLOCK < self.length + tokens:
             if not self._free:
                 first = len(self._pool)

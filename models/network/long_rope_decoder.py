@@ -77,10 +77,11 @@ class LongRopeDecoder(Decoder):
         return Decoder.layers(self._beyond if long else self, super().embed(tokens), cache)
 
     def _read_again(self, said: list[mx.array], cache: LongRopeCache, long: bool) -> None:
-        length = cache.length
+        length, phase = cache.length, cache.phase
         cache.begin_again()
         for piece in mx.concatenate(said, axis=1).split(tuple(range(CHUNK, length, CHUNK)), axis=1):
             cache.reserve(piece.shape[1])
             self._pass(piece, cache, long)
             cache.advance(piece.shape[1])
             mx.eval(cache.arrays)
+        cache.phase = phase  # of the pass that this came before

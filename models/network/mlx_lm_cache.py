@@ -16,6 +16,7 @@ from headrace.models.network.mlx_lm_costs import leaves
 from headrace.runtime.cache import Lengths
 from headrace.runtime.cost import LayerKV
 from headrace.runtime.errors import EngineError
+from headrace.runtime.ops import Phase
 
 _ROOM = ("max_size", "chunk_size")  # what parts with room for so many entries call it
 
@@ -32,7 +33,7 @@ class MlxLmCache(Lengths):
         self._marks = Marks()
         self._kv = kv
 
-    def reserve(self, tokens: int) -> None:
+    def reserve(self, tokens: int, phase: Phase = "prefill") -> None:
         """mlx-lm's caches grow by themselves."""
 
     def rollback(self) -> None:

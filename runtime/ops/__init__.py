@@ -13,6 +13,7 @@ import mlx.core as mx
 from headrace.runtime import environment
 from headrace.runtime.kv_format import KVFormat
 from headrace.runtime.ops import native, reference
+from headrace.runtime.ops.passes import Phase
 from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Mixture, Projections, Rope, Weight
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "LayersNode",
     "Mixture",
     "Ops",
+    "Phase",
     "Projections",
     "Rope",
     "Weight",
@@ -47,7 +49,14 @@ class Ops(Protocol):
     def experts(self, x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str) -> mx.array: ...
     def grow(self, buffer: mx.array, capacity: int) -> mx.array: ...
     def attend(
-        self, qkv: Projections, keys: mx.array, values: mx.array, offset: int, spec: AttentionSpec, first: int = 0
+        self,
+        qkv: Projections,
+        keys: mx.array,
+        values: mx.array,
+        offset: int,
+        spec: AttentionSpec,
+        first: int = 0,
+        phase: Phase = "prefill",
     ) -> tuple[mx.array, mx.array, mx.array]: ...
     def likeliest(self, logits: mx.array) -> mx.array: ...
     def sample(

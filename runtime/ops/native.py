@@ -16,6 +16,7 @@ import mlx.core as mx
 from headrace.runtime import environment
 from headrace.runtime.kv_format import FLOAT16, KVFormat, plain
 from headrace.runtime.ops import reference
+from headrace.runtime.ops.passes import Phase
 from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Mixture, Projections, Rope, Weight
 
 _missing: str | None = None
@@ -202,7 +203,13 @@ def experts(x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str
 
 
 def attend(
-    qkv: Projections, keys: mx.array, values: mx.array, offset: int, spec: AttentionSpec, first: int = 0
+    qkv: Projections,
+    keys: mx.array,
+    values: mx.array,
+    offset: int,
+    spec: AttentionSpec,
+    first: int = 0,
+    phase: Phase = "prefill",
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Head norms, rotation, cache write and attention in one node; see the reference for shapes.
 
@@ -214,7 +221,7 @@ def attend(
     if plan is None or qkv.dtype != mx.float32:
         _fallbacks[f"attention: head size {spec.head_dim}" if plan is None else f"attention: {qkv.dtype}"] += 1
         return reference.attend(qkv, keys, values, offset, spec, first)
-    return _native.attend(qkv, keys, values, offset, plan, *([first] if first else [])), keys, values
+    return _native.attend(qkv, keys, values, offset, plan, first, phase == "prefill"), keys, values
 
 
 def likeliest(logits: mx.array) -> mx.array:
@@ -245,8 +252,10 @@ def fuse(layers: Sequence[LayerWeights], eps: float, activation: str) -> LayersN
     if len(complete) < len(plans):
         return None
 
-    def node(x: mx.array, keys: list[mx.array], values: list[mx.array], offset: int, firsts: Sequence[int]) -> mx.array:
-        return _native.layers(x, keys, values, offset, complete, *([firsts] if any(firsts) else []))
+    def node(
+        x: mx.array, keys: list[mx.array], values: list[mx.array], offset: int, firsts: Sequence[int], phase: Phase
+    ) -> mx.array:
+        return _native.layers(x, keys, values, offset, complete, firsts if any(firsts) else (), phase == "prefill")
 
     return node
 

@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from headrace.runtime.kv_format import KVFormat, plain
 from headrace.runtime.ops import groups_of_16
+from headrace.runtime.ops.passes import Phase
 from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Mixture, Projections, Weight
 
 name = "reference"
@@ -155,14 +156,20 @@ def _gathered(x: mx.array, stack: Weight, which: mx.array, ordered: bool) -> mx.
 
 
 def attend(
-    qkv: Projections, keys: mx.array, values: mx.array, offset: int, spec: AttentionSpec, first: int = 0
+    qkv: Projections,
+    keys: mx.array,
+    values: mx.array,
+    offset: int,
+    spec: AttentionSpec,
+    first: int = 0,
+    _phase: Phase = "prefill",
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Rotate, append K/V to the cache, and attend causally over everything in it.
 
     qkv (B, T, (H + 2 Hkv) * D) or its three parts; keys, values (B, Hkv, capacity, D) with the entries of positions
     [first, offset) in use, in their first rows, and room for T more; nothing before `first` may be visible. Returns
     (out (B, T, H * D), keys, values): the buffers with the rows of [offset, offset + T) written. Only what is returned
-    is to be used afterwards.
+    is to be used afterwards. Both phases attend alike here.
     """
     q, k, v = _split_heads(qkv, spec)
     batch, _, length, _ = q.shape

@@ -9,6 +9,8 @@ from math import prod
 
 import mlx.core as mx
 
+from headrace.runtime.ops.passes import Phase
+
 Projections = mx.array | list[mx.array]
 """q, k and v of new tokens: one above the other, (B, T, (H + 2 Hkv) * D), or, from weights that could not be stacked,
 the three apart, (B, T, H * D) and twice (B, T, Hkv * D)."""
@@ -144,6 +146,7 @@ class LayerWeights:
         return [*self.qkv, self.output, *([self.mixture.router] if self.mixture else feed_forward)]
 
 
-# Layers at once: (x (B, T, E), keys, values, offset, firsts) -> x, with `attend`'s buffers of every layer, written in
-# place, and each one's first position. Only a cache calls it, which owns the buffers; a network passes it on.
-LayersNode = Callable[[mx.array, list[mx.array], list[mx.array], int, Sequence[int]], mx.array]
+# Layers at once: (x (B, T, E), keys, values, offset, firsts, phase) -> x, with `attend`'s buffers of every layer,
+# written in place, and each one's first position. Only a cache calls it, which owns the buffers; a network passes it
+# on.
+LayersNode = Callable[[mx.array, list[mx.array], list[mx.array], int, Sequence[int], Phase], mx.array]

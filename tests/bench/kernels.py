@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from headrace.runtime.ops import native, select
+from headrace.runtime.ops import Phase, native, select
 from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Rope, Weight
 from tests.bench.shapes import SHAPES, Shape
 
@@ -70,7 +70,8 @@ class Model:
 
     def forward(self, x: mx.array, cache: Cache, offset: int) -> mx.array:
         """(B, T, E) -> logits of the last positions (B, 1, V). Writes into the cache's buffers."""
-        x = self.node(x, *cache, offset, [0] * self.shape.layers)
+        phase: Phase = "decode" if x.shape[1] == 1 else "prefill"
+        x = self.node(x, *cache, offset, [0] * self.shape.layers, phase)
         return self.ops.norm_linear(x[:, -1:], self.norm, 1e-5, self.head)
 
     def seconds(self, rows: int = 1, depth: int = 0, batch: int = 1) -> float:

@@ -119,7 +119,7 @@ def _record(network: Decoder, cache: KVCache, token: mx.array) -> tuple[list[tup
     recorder = _Recorder(network.ops)
     twin = network.with_ops(cast(Ops, recorder))
     kept: list[Projections] = []
-    cache.reserve(1)
+    cache.reserve(1, "decode")
     x = twin.embed(token[:, None])
 
     class Noting:
@@ -151,7 +151,7 @@ def _again(ops: Ops, call: tuple[str, tuple[Any, ...]]) -> Any:
 
 
 def _attend_again(cache: KVCache, calls: list[tuple[str, tuple[Any, ...]]]) -> list[mx.array]:
-    cache.reserve(1)
+    cache.reserve(1, "decode")
     outputs = [cache.attend(*arguments) for name, arguments in calls if name == "attend"]
     cache.advance(1)
     return [*outputs, *cache.arrays]

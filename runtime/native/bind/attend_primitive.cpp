@@ -17,8 +17,8 @@ namespace {
 // Input: qkv. Output: out.
 class Attend : public Node {
  public:
-  Attend(mx::Stream stream, std::shared_ptr<AttentionPlan> plan, CacheBuffers cache, int64_t offset)
-      : Node(stream), plan_(std::move(plan)), cache_(std::move(cache)), offset_(offset) {}
+  Attend(mx::Stream stream, std::shared_ptr<AttentionPlan> plan, CacheBuffers cache, int64_t offset, Phase phase)
+      : Node(stream), plan_(std::move(plan)), cache_(std::move(cache)), offset_(offset), phase_(phase) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
@@ -26,6 +26,7 @@ class Attend : public Node {
     call.batch = inputs[0].shape(0);
     call.length = inputs[0].shape(1);
     call.offset = offset_;
+    call.phase = phase_;
     call.out = outputs[0].data<float>();
     cache_.describe(call);
     auto task = [call, plan = plan_, cache = cache_, qkv = Rows(inputs[0])]() mutable {
@@ -42,6 +43,7 @@ class Attend : public Node {
   std::shared_ptr<AttentionPlan> plan_;
   CacheBuffers cache_;
   int64_t offset_;
+  Phase phase_;
 };
 
 void require(bool fits, const char* what) {
@@ -86,15 +88,16 @@ const float* AttentionPlan::keep(const std::optional<mx::array>& vector, int64_t
 }
 
 mx::array attend(const mx::array& qkv, const mx::array& keys, const mx::array& values, int offset,
-                 const std::shared_ptr<AttentionPlan>& plan, int first) {
+                 const std::shared_ptr<AttentionPlan>& plan, int first, bool prefill) {
   const AttendCall& call = plan->call();
   require(qkv.dtype() == mx::float32, "activations must be float32");
   require(qkv.ndim() == 3 && qkv.shape(2) == (call.heads + 2 * call.kv_heads) * call.dim,
           "qkv must be (B, T, (H + 2 Hkv) * D)");
   CacheBuffers cache(keys, values, call, qkv.shape(0), qkv.shape(1), offset, first);
   mx::Shape out{qkv.shape(0), qkv.shape(1), static_cast<int>(call.heads * call.dim)};
-  return mx::array(std::move(out), mx::float32, std::make_shared<Attend>(cpu_stream(), plan, std::move(cache), offset),
-                   {qkv});
+  const Phase phase = prefill ? Phase::prefill : Phase::decode;
+  return mx::array(std::move(out), mx::float32,
+                   std::make_shared<Attend>(cpu_stream(), plan, std::move(cache), offset, phase), {qkv});
 }
 
 }  // namespace headrace

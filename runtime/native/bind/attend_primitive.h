@@ -32,8 +32,8 @@ class AttentionPlan : public std::enable_shared_from_this<AttentionPlan> {
 };
 
 // qkv (B, T, (H + 2 Hkv) * D) float32; keys, values (B, Hkv, capacity, D), written in place -> out (B, T, H * D).
-// `first` is the position of the buffers' first row.
+// `first` is the position of the buffers' first row; `prefill`: whether these are a prompt's tokens.
 mx::array attend(const mx::array& qkv, const mx::array& keys, const mx::array& values, int offset,
-                 const std::shared_ptr<AttentionPlan>& plan, int first);
+                 const std::shared_ptr<AttentionPlan>& plan, int first, bool prefill);
 
 }  // namespace headrace

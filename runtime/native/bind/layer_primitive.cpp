@@ -91,12 +91,15 @@ struct Layer {
 // Input and output: x.
 class Layers : public Node {
  public:
-  Layers(mx::Stream stream, std::vector<Layer> layers, int64_t offset)
-      : Node(stream), layers_(std::make_shared<const std::vector<Layer>>(std::move(layers))), offset_(offset) {}
+  Layers(mx::Stream stream, std::vector<Layer> layers, int64_t offset, Phase phase)
+      : Node(stream),
+        layers_(std::make_shared<const std::vector<Layer>>(std::move(layers))),
+        offset_(offset),
+        phase_(phase) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
-    auto task = [layers = layers_, offset = offset_, batch = inputs[0].shape(0), length = inputs[0].shape(1),
+    auto task = [layers = layers_, offset = offset_, phase = phase_, batch = inputs[0].shape(0), length = inputs[0].shape(1),
                  x = Rows(inputs[0]), out = outputs[0].data<float>()] {
       std::vector<char> copy;
       const float* from = x.read<float>(copy);
@@ -107,6 +110,7 @@ class Layers : public Node {
         call.batch = batch;
         call.length = length;
         call.offset = offset;
+        call.phase = phase;
         layer.cache.describe(call);
         run_layer(*layer.plan, after, call, from, out);
         from = out;
@@ -120,6 +124,7 @@ class Layers : public Node {
  private:
   std::shared_ptr<const std::vector<Layer>> layers_;  // shared with the task, which outlives the node
   int64_t offset_;
+  Phase phase_;
 };
 
 mx::array norm_of(const mx::array& weight, int64_t width) {
@@ -158,7 +163,7 @@ LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, const mx::array&
 }
 
 mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const std::vector<mx::array>& values, int offset,
-                 const std::vector<std::shared_ptr<LayerPlan>>& plans, const std::vector<int>& firsts) {
+                 const std::vector<std::shared_ptr<LayerPlan>>& plans, const std::vector<int>& firsts, bool prefill) {
   require(x.dtype() == mx::float32, "activations must be float32");
   require(!plans.empty() && keys.size() == plans.size() && values.size() == plans.size() &&
               (firsts.empty() || firsts.size() == plans.size()),
@@ -171,7 +176,8 @@ mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const s
     stack.push_back({plans[i], {keys[i], values[i], call, x.shape(0), x.shape(1), offset,
                                firsts.empty() ? 0 : firsts[i]}});
   }
-  return mx::array(x.shape(), mx::float32, std::make_shared<Layers>(cpu_stream(), std::move(stack), offset), {x});
+  const Phase phase = prefill ? Phase::prefill : Phase::decode;
+  return mx::array(x.shape(), mx::float32, std::make_shared<Layers>(cpu_stream(), std::move(stack), offset, phase), {x});
 }
 
 }  // namespace headrace

@@ -39,8 +39,8 @@ class LayerPlan : public std::enable_shared_from_this<LayerPlan> {
 };
 
 // x (B, T, E) float32; keys, values: per layer (B, Hkv, capacity, D), written in place, their first rows the positions
-// `firsts` (empty: 0) -> x (B, T, E).
+// `firsts` (empty: 0) -> x (B, T, E). `prefill`: whether these are a prompt's tokens.
 mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const std::vector<mx::array>& values, int offset,
-                 const std::vector<std::shared_ptr<LayerPlan>>& plans, const std::vector<int>& firsts);
+                 const std::vector<std::shared_ptr<LayerPlan>>& plans, const std::vector<int>& firsts, bool prefill);
 
 }  // namespace headrace

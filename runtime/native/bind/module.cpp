@@ -90,8 +90,9 @@ NB_MODULE(_native, m) {
   m.def("experts", &hr::experts, "x"_a, "norm"_a, "eps"_a, "plan"_a);
   m.def("rms_norm", &hr::rms_norm, "x"_a, "weight"_a, "eps"_a);
   m.def("layers", &hr::layers, "x"_a, "keys"_a, "values"_a, "offset"_a, "plans"_a,
-        "firsts"_a = std::vector<int>());
-  m.def("attend", &hr::attend, "qkv"_a, "keys"_a, "values"_a, "offset"_a, "plan"_a, "first"_a = 0);
+        "firsts"_a = std::vector<int>(), "prefill"_a = true);
+  m.def("attend", &hr::attend, "qkv"_a, "keys"_a, "values"_a, "offset"_a, "plan"_a, "first"_a = 0,
+        "prefill"_a = true);
   m.def("grow", &hr::grow_buffer, "buffer"_a, "capacity"_a);
 
   m.def("sample", &hr::sample_tokens, "logits"_a, "keys"_a.none(), "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a);

@@ -1,4 +1,4 @@
-// Placing queries, keys and values; then whichever way of attending suits the number of new tokens.
+// Placing queries, keys and values; then attending in the way of the phase.
 #include "attend.h"
 
 #include <algorithm>
@@ -9,9 +9,7 @@
 namespace headrace {
 namespace {
 
-constexpr int64_t kDecodeTokens = 4;       // more new tokens than this: attend in tiles
-constexpr int64_t kRoundedQueries = 8;     // fewer that share a K/V head would leave too many lanes idle
-constexpr int64_t kTaskFloats = 1 << 12;   // numbers that one task places
+constexpr int64_t kTaskFloats = 1 << 12;  // numbers that one task places
 
 void place(const Kernels& kernels, const AttendCall& call, const Rope::Table* table, int64_t t, const float* norm,
            float* head) {
@@ -60,11 +58,9 @@ void run_attend(Pool& pool, const Kernels& kernels, const AttendCall& call) {
       }
     }
   });
-  const bool rounds = kernels.rounds_attention && call.kv_type != Type::f32 &&
-                      call.length * (call.heads / call.kv_heads) >= kRoundedQueries;
-  if (call.length <= kDecodeTokens) {
+  if (call.phase == Phase::decode) {
     attend_decode(pool, kernels, call, q);
-  } else if (rounds) {
+  } else if (kernels.rounds_attention && call.kv_type != Type::f32) {
     attend_rounded(pool, kernels, call, q);
   } else {
     attend_prefill(pool, kernels, call, q);

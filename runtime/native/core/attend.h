@@ -3,6 +3,8 @@
 // B sequences, T new tokens each, H query heads on Hkv key/value heads of size D, cache entries [0, offset) in use.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <limits>
 
 #include "kernels.h"
@@ -11,12 +13,17 @@
 
 namespace headrace {
 
+// What new tokens are, which alone decides how they attend: tokens of a prompt, or the next token, alone or with guesses at those
+// behind it. A token's result has the same bits whatever T is.
+enum class Phase : std::uint8_t { prefill, decode };
+
 struct AttendCall {
   const float* qkv = nullptr;  // (B, T, (H + 2 Hkv) * D)
   void* keys = nullptr;        // (B, Hkv, capacity, D)
   void* values = nullptr;      // (B, Hkv, capacity, D)
   Type kv_type = Type::f32;
   int64_t batch = 0, length = 0;  // B, T
+  Phase phase = Phase::prefill;
   int64_t heads = 0, kv_heads = 0, dim = 0;
   int64_t capacity = 0, offset = 0;  // offset + T <= first + capacity
   int64_t first = 0;                 // the position of the buffers' first row: a window's cache drops what is behind it
@@ -32,7 +39,7 @@ struct AttendCall {
 
 void run_attend(Pool& pool, const Kernels& kernels, const AttendCall& call);
 
-// The ways to attend, once q (B, H, T, D) is placed and the cache is written: few new tokens; many; many with products in
+// The ways to attend, once q (B, H, T, D) is placed and the cache is written: decode; prefill; prefill with products in
 // integers, over K/V in half precision.
 void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q);
 void attend_prefill(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q);
@@ -47,6 +54,12 @@ inline Softmax first_state(const AttendCall& call, int64_t head, float* acc) {
 // The first cache entry that the query at `position` sees.
 inline int64_t first_seen(const AttendCall& call, int64_t position) {
   return call.window > 0 && position >= call.window ? position - call.window + 1 : 0;
+}
+
+// The first entry of the block of `entries` with what the query at `position` sees first; none that the cache has dropped. Blocks
+// begin at multiples of their size, so that an entry has the same neighbours whatever the pass.
+inline int64_t first_block(const AttendCall& call, int64_t position, int64_t entries) {
+  return std::max(call.first, first_seen(call, position) / entries * entries);
 }
 
 // The cache of one key/value head of one sequence, to be indexed by position.

@@ -1,9 +1,9 @@
-// Attention for one or a few new tokens: the cache is read once per group of heads that share it.
+// Attention of the next token, or of a few: the cache is read once per group of heads that share it.
 //
 // Positions are taken in chunks whose borders are multiples of kAttendChunk, each with a softmax state of its own; the states of
 // one query are joined at the end (flash decoding: arXiv:2307.08691 turned to positions). So a query's result has the same bits
-// however its chunks are shared out. Work is split over sequences, tokens, key/value heads and groups of chunks; the chunks of a
-// group are read side by side, because one stream at a time does not keep enough requests to memory under way.
+// however its chunks are shared out. Work is split over sequences, key/value heads, groups of chunks and tokens, in this order, so
+// that several tokens find a chunk in the cache; the chunks of a group are read side by side, because one stream at a time does not keep enough requests to memory under way.
 #include <algorithm>
 
 #include "attend.h"
@@ -18,7 +18,7 @@ constexpr int64_t kAloneProducts = 1 << 15;  // fewer multiply-adds than this ar
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// How the tasks of one call are numbered: sequence, token, kv head, part of its queries, group of chunks.
+// How the tasks of one call are numbered: sequence, kv head, group of chunks, token, part of its queries.
 struct Split {
   int64_t shared;  // query heads per kv head
   int64_t parts;   // of those, kMaxQueries at a time
@@ -52,15 +52,15 @@ void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, c
   static_assert(sizeof(Softmax) <= 4 * sizeof(float));
 
   const auto group = [&](int64_t index) {
-    const int64_t begin = index % split.groups * split.side;
-    const int64_t count = std::min(split.side, split.chunks - begin);
-    const bool more = begin + count < split.chunks;
-    index /= split.groups;
     const int64_t part = index % split.parts;
     index /= split.parts;
-    const int64_t kv_head = index % call.kv_heads;
-    index /= call.kv_heads;
-    const int64_t t = index % call.length, b = index / call.length;
+    const int64_t t = index % call.length;
+    index /= call.length;
+    const int64_t begin = index % split.groups * split.side;
+    index /= split.groups;
+    const int64_t kv_head = index % call.kv_heads, b = index / call.kv_heads;
+    const int64_t count = std::min(split.side, split.chunks - begin);
+    const bool more = begin + count < split.chunks && t + 1 == call.length && part + 1 == split.parts;
     const int64_t position = call.offset + t;
     const int64_t head = kv_head * split.shared + part * kMaxQueries;
     const int64_t shared = std::min(kMaxQueries, (kv_head + 1) * split.shared - head);

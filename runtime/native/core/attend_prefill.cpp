@@ -1,4 +1,4 @@
-// Attention for many new tokens in float32 (attend_rounded.cpp is the other way), in tiles: scores of a block of queries
+// Attention of a prompt's tokens in float32 (attend_rounded.cpp is the other way), in tiles: scores of a block of queries
 // against a block of keys never leave the cache (FlashAttention, arXiv:2205.14135). Both products run on the panels that
 // projections use.
 #include <algorithm>
@@ -87,8 +87,8 @@ void attend_tile(const Kernels& kernels, const AttendCall& call, const float* q,
   for (int64_t r = 0; r < rows; ++r) tile.states[r] = first_state(call, kv_head * shared + r / queries, nullptr);
 
   const int64_t last = call.offset + t0 + queries;  // one past the last visible entry
-  for (int64_t key = first_seen(call, call.offset + t0); key < last; key += kKeys) {
-    const int64_t n = std::min(kKeys, last - key);
+  for (int64_t key = first_block(call, call.offset + t0, kKeys), n = 0; key < last; key += n) {
+    n = std::min(kKeys - key % kKeys, last - key);
     score(kernels, tile, kv, first, call.length * call.dim, shared, queries, key, n);
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t position = call.offset + t0 + r % queries;

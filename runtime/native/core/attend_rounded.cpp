@@ -1,8 +1,12 @@
-// Attention for many new tokens over K/V in half precision, in tiles of queries by blocks of entries (FlashAttention,
+// Attention of a prompt's tokens over K/V in half precision, in tiles of queries by blocks of entries (FlashAttention,
 // arXiv:2205.14135), with both products in 16-bit integers: isa/attend_rounded.h.
 //
 // The queries of a tile are those of all heads that share a K/V head, ordered by position, so that late rows are late
 // positions and what nobody sees is left out. A block of entries is rounded once for a whole tile.
+//
+// A query's result has the same bits however a prompt is cut and whoever computes it: blocks and chunks begin at multiples of their
+// size, each chunk has a softmax state of its own, and those are merged in the order of their positions. A chunk's state is
+// merged at once, or kept until those before it are, where there are too few tiles for the threads.
 #include <algorithm>
 
 #include "attend.h"
@@ -11,34 +15,33 @@
 namespace headrace {
 namespace {
 
-constexpr int64_t kTileRows = 256;     // at most: rounding a block costs what 15 rows do
-constexpr int64_t kFewestRows = 16;    // worth a tile, and a multiple of every vector's lanes
-constexpr int64_t kChunkBlocks = 4;  // of entries, at least: a chunk has to be merged
-constexpr float kWholeContext = 1e9f;  // a window that nothing leaves
+constexpr int64_t kTileRows = 256;      // at most: rounding a block costs what 15 rows do
+constexpr int64_t kFewestRows = 16;     // worth a tile, and a multiple of every vector's lanes
+constexpr int64_t kChunkEntries = 512;  // merging a chunk costs what attending to 5 entries does
+constexpr float kWholeContext = 1e9f;   // a window that nothing leaves
 constexpr float kLog2e = 1.44269504f;
+static_assert(kChunkEntries % kRoundedEntries == 0);
 
 // How one call is cut: each K/V head's rows (T * heads of the group) into tiles, the entries they see into chunks.
 struct Split {
   const AttendCall& call;
-  int64_t heads, shared, rows;    // K/V heads of all sequences; query heads of each; rows of each
-  int64_t first;                  // entry that any query sees
-  int64_t tiles = 1, chunks = 1;
-  int64_t tile_rows, chunk_entries;
+  int64_t heads, shared, rows;  // K/V heads of all sequences; query heads of each; rows of each
+  int64_t first, chunks;        // the first chunk that any query sees; how many from there on
+  int64_t tiles, tile_rows;
+  int64_t side = 1;  // chunks of a tile that are tasks of their own, side by side
 
   Split(const AttendCall& c, int64_t threads)
       : call(c), heads(c.batch * c.kv_heads), shared(c.heads / c.kv_heads), rows(c.length * shared) {
-    first = first_seen(c, c.offset);
-    const int64_t blocks = parts(c.offset + c.length - first, kRoundedEntries);
+    first = first_seen(c, c.offset) / kChunkEntries;
+    chunks = parts(c.offset + c.length, kChunkEntries) - first;
     const auto uneven = [&](int64_t tasks) { return tasks < 4 * threads && tasks % threads != 0; };
     tiles = parts(rows, kTileRows);
     // Threads without a share are given chunks, so that no entry is rounded twice; of a short cache, rows.
-    while (uneven(heads * tiles * chunks) && (chunks + 1) * kChunkBlocks <= blocks) ++chunks;
-    if (uneven(heads * tiles * chunks)) chunks = 1;
-    while (uneven(heads * tiles * chunks) && (tiles + 1) * kFewestRows <= rows) ++tiles;
+    while (uneven(heads * tiles * side) && side < chunks) ++side;
+    if (uneven(heads * tiles * side)) side = 1;
+    while (uneven(heads * tiles * side) && (tiles + 1) * kFewestRows <= rows) ++tiles;
     tile_rows = parts(parts(rows, tiles), kFewestRows) * kFewestRows;
     tiles = parts(rows, tile_rows);
-    chunk_entries = parts(blocks, chunks) * kRoundedEntries;
-    chunks = parts(blocks * kRoundedEntries, chunk_entries);
   }
 
   static int64_t parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
@@ -103,42 +106,51 @@ void place(const Kernels& kernels, const Tile& tile, const float* q, int64_t row
   kernels.round_queries(from, count, call.dim, factor, to);
 }
 
-// A tile's rows attend to the entries of one chunk that they see.
-void attend_tile(const Kernels& kernels, const Tile& tile, int64_t chunk, const float* q, const Groups& groups) {
+// Queries of a tile that have not seen anything yet.
+void place(const Kernels& kernels, const Tile& tile, const float* q, const Groups& groups) {
+  for (int64_t row = tile.begin, g = 0; row < tile.end; row += groups.lanes, ++g) {
+    place(kernels, tile, q, row, std::min(groups.lanes, tile.end - row), groups[g]);
+  }
+}
+
+// What a tile's rows begin with: nothing, or their heads' sinks.
+void begin(const Tile& tile, const Groups& groups) {
+  const AttendCall& call = tile.split.call;
+  for (int64_t row = tile.begin, g = 0; row < tile.end; row += groups.lanes, ++g) {
+    const QueryRows rows = groups[g];
+    for (int64_t r = 0; r < groups.lanes; ++r) {
+      const bool sink = call.sinks != nullptr && row + r < tile.end;
+      rows.top[r] = sink ? call.sinks[tile.query_head(row + r)] * kLog2e : kLowest;
+      rows.sum[r] = sink ? 1.0f : 0.0f;
+    }
+    std::fill(rows.acc, rows.acc + call.dim * groups.lanes, 0.0f);
+  }
+}
+
+// A tile's placed rows attend to the entries of one chunk that they see.
+void attend_tile(const Kernels& kernels, const Tile& tile, int64_t chunk, const Groups& groups) {
   const AttendCall& call = tile.split.call;
   const HeadCache kv = head_cache(call, tile.sequence(), tile.kv_head());
   const EntryBlock block = entry_block(call.dim);
   const float window = call.window > 0 ? static_cast<float>(call.window) : kWholeContext;
-  const auto for_groups = [&](auto&& body) {
-    for (int64_t row = tile.begin, g = 0; row < tile.end; row += groups.lanes, ++g) {
-      body(row, std::min(groups.lanes, tile.end - row), groups[g]);
-    }
-  };
-  for_groups([&](int64_t row, int64_t count, const QueryRows& rows) {
-    place(kernels, tile, q, row, count, rows);
-    if (call.sinks == nullptr || chunk != 0) return;  // they count once
-    for (int64_t r = 0; r < count; ++r) {
-      rows.top[r] = call.sinks[tile.query_head(row + r)] * kLog2e;
-      rows.sum[r] = 1.0f;
-    }
-  });
-  const int64_t begin = tile.split.first + chunk * tile.split.chunk_entries;
-  const int64_t end = std::min(begin + tile.split.chunk_entries, tile.position(tile.end - 1) + 1);
-  const int64_t skipped = std::max<int64_t>(0, first_seen(call, tile.position(tile.begin)) - begin);
-  for (int64_t key = begin + skipped; key < end; key += kRoundedEntries) {
-    const int64_t n = std::min(kRoundedEntries, end - key);
+  const int64_t begin = (tile.split.first + chunk) * kChunkEntries;
+  const int64_t end = std::min(begin + kChunkEntries, tile.position(tile.end - 1) + 1);
+  int64_t key = std::max(begin, first_block(call, tile.position(tile.begin), kRoundedEntries));
+  for (int64_t n = 0; key < end; key += n) {
+    n = std::min(kRoundedEntries - key % kRoundedEntries, end - key);
     kernels.round_entries(kv, key, n, block);
-    for_groups([&](int64_t row, int64_t count, const QueryRows& rows) {
+    for (int64_t row = tile.begin, g = 0; row < tile.end; row += groups.lanes, ++g) {
+      const int64_t count = std::min(groups.lanes, tile.end - row);
       const int64_t from = tile.position(row), to = tile.position(row + count - 1);
       const int64_t here = std::min(n, to + 1 - key);
-      if (here <= 0 || key + n <= first_seen(call, from)) return;
+      if (here <= 0 || key + n <= first_seen(call, from)) continue;
       const bool hides = key + here > from + 1 || first_seen(call, to) > key;
-      kernels.attend_rounded(block, key, here, call.dim, call.rule, window, hides, rows, count);
-    });
+      kernels.attend_rounded(block, key, here, call.dim, call.rule, window, hides, groups[g], count);
+    }
   }
 }
 
-// The output of a group of rows, once all chunks are in the first one's.
+// The output of a group of rows, once all chunks are in it.
 void settle(const Kernels& kernels, const Tile& tile, int64_t group, const QueryRows& rows) {
   const AttendCall& call = tile.split.call;
   const int64_t row = tile.begin + group * kernels.rounded_rows;
@@ -155,40 +167,58 @@ void settle(const Kernels& kernels, const Tile& tile, int64_t group, const Query
 
 void attend_rounded(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q) {
   const Split split(call, pool.threads());
-  const int64_t size = Groups::size(kernels, split.tile_rows, call.dim);
-  const int64_t groups = Split::parts(split.tile_rows, kernels.rounded_rows);
-  const bool alone = split.chunks == 1;
-  float* shared = alone ? nullptr : scratch(Slot::states, split.heads * split.tiles * split.chunks * size);
-  // Tiles, then heads, then chunks. Late queries see the most: start with them, so that the threads end together.
+  const int64_t dim = call.dim, lanes = kernels.rounded_rows, side = split.side;
+  const int64_t size = Groups::size(kernels, split.tile_rows, dim);
+  const int64_t groups = Split::parts(split.tile_rows, lanes), tiles = split.heads * split.tiles;
+  // Late queries see the most: start with them, so that the threads end together.
   const auto tile_at = [&](int64_t index) {
     return Tile(split, index % split.heads, split.tiles - 1 - index / split.heads);
   };
-  const auto groups_at = [&](int64_t task) { return Groups{kernels.rounded_rows, call.dim, shared + task * size}; };
-  pool.run(split.heads * split.tiles * split.chunks, [&](Tasks& tasks) {
-    while (tasks.next()) {
-      const Tile tile = tile_at(tasks.index() / split.chunks);
-      if (!alone) {
-        attend_tile(kernels, tile, tasks.index() % split.chunks, q, groups_at(tasks.index()));
-        continue;
+  const auto groups_of = [&](const Tile& tile) { return Split::parts(tile.end - tile.begin, lanes); };
+  if (side == 1) {
+    pool.run(tiles, [&](Tasks& tasks) {
+      while (tasks.next()) {
+        const Tile tile = tile_at(tasks.index());
+        float* memory = scratch(Slot::tile, 2 * size);
+        const Groups all{lanes, dim, memory}, here{lanes, dim, memory + size};
+        begin(tile, all);
+        place(kernels, tile, q, here);
+        const int64_t chunks = Split::parts(tile.position(tile.end - 1) + 1, kChunkEntries) - split.first;
+        for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+          attend_tile(kernels, tile, chunk, here);
+          for (int64_t g = 0; g < groups_of(tile); ++g) kernels.merge(all[g], here[g], dim);
+        }
+        for (int64_t g = 0; g < groups_of(tile); ++g) settle(kernels, tile, g, all[g]);
       }
-      const Groups own{kernels.rounded_rows, call.dim, scratch(Slot::tile, size)};
-      attend_tile(kernels, tile, 0, q, own);
-      for (int64_t g = 0; tile.begin + g * own.lanes < tile.end; ++g) settle(kernels, tile, g, own[g]);
-    }
-  });
-  if (alone) return;
-  pool.run(split.heads * split.tiles * groups, [&](Tasks& tasks) {
-    while (tasks.next()) {
-      const int64_t index = tasks.index() / groups, group = tasks.index() % groups;
-      const Tile tile = tile_at(index);
-      if (tile.begin + group * kernels.rounded_rows >= tile.end) continue;
-      const QueryRows rows = groups_at(index * split.chunks)[group];
-      for (int64_t i = 1; i < split.chunks; ++i) {
-        kernels.merge(rows, groups_at(index * split.chunks + i)[group], call.dim);
+    });
+    return;
+  }
+  // (tile, 1 + side): what is merged, then chunks.
+  float* memory = scratch(Slot::states, tiles * (1 + side) * size);
+  const auto state = [&](int64_t tile, int64_t at) { return Groups{lanes, dim, memory + (tile * (1 + side) + at) * size}; };
+  for (int64_t chunk = 0; chunk < split.chunks; chunk += side) {
+    const int64_t here = std::min(side, split.chunks - chunk);
+    pool.run(tiles * here, [&](Tasks& tasks) {
+      while (tasks.next()) {
+        const int64_t index = tasks.index() / here, at = tasks.index() % here;
+        const Tile tile = tile_at(index);
+        const Groups own = state(index, 1 + at);
+        place(kernels, tile, q, own);
+        attend_tile(kernels, tile, chunk + at, own);
+        if (chunk + at == 0) begin(tile, state(index, 0));
       }
-      settle(kernels, tile, group, rows);
-    }
-  });
+    });
+    pool.run(tiles * groups, [&](Tasks& tasks) {
+      while (tasks.next()) {
+        const int64_t index = tasks.index() / groups, g = tasks.index() % groups;
+        const Tile tile = tile_at(index);
+        if (g >= groups_of(tile)) continue;
+        const QueryRows rows = state(index, 0)[g];
+        for (int64_t at = 0; at < here; ++at) kernels.merge(rows, state(index, 1 + at)[g], dim);
+        if (chunk + here == split.chunks) settle(kernels, tile, g, rows);
+      }
+    });
+  }
 }
 
 }  // namespace headrace

@@ -105,6 +105,7 @@ struct Share {
   float mass;
 };
 
+constexpr float kLowest = -1e37f;     // lower than any score: what has seen nothing yet has it for a top
 constexpr int64_t kScorePad = 16;     // score rows are padded to a multiple of this
 constexpr int64_t kMaxQueries = 4;    // queries that attend_chunks takes at once
 constexpr int64_t kAttendChunk = 128;  // entries of a chunk
@@ -165,8 +166,8 @@ struct Kernels {
 
   // Attention in integers over K/V in half precision. Rounds `count` rows of q, times `factor`, and clears what is
   // summed; the first `count` rows attend to the first `n` entries of a block that starts at position `first`, to those
-  // alone that are not later and less than `window` ago if it `hides` any; what other rows have seen is added to rows';
-  // out[r] (D) becomes the weighted mean. Scores are powers of two where there is no softcap: `factor` includes log2(e).
+  // alone that are not later and less than `window` ago if it `hides` any; what other rows have seen is added to rows',
+  // and cleared; out[r] (D) becomes the weighted mean. Scores are powers of two where there is no softcap: `factor` includes log2(e).
   void (*round_queries)(const float* const* q, int64_t count, int64_t dim, float factor, const QueryRows& rows);
   void (*round_entries)(const HeadCache& kv, int64_t begin, int64_t n, const EntryBlock& block);
   void (*attend_rounded)(const EntryBlock& block, int64_t first, int64_t n, int64_t dim, ScoreRule rule, float window,

@@ -77,10 +77,10 @@ inline void rounded_scores(const EntryBlock& block, int64_t n, int64_t dim, cons
   }
 }
 
-// Caps scores and hides what a query does not see: later entries, and what has left its window.
+// Caps the scores of n entries and hides what a query does not see: later ones, what has left its window, and all up to `padded`.
 template <int R>
-inline void bend_and_hide(const EntryBlock& block, int64_t first, int64_t n, const ScoreRule& rule, float window,
-                          bool hides, const QueryRows& rows, int64_t lane, float* scores, vf (&top)[R]) {
+inline void bend_and_hide(const EntryBlock& block, int64_t first, int64_t n, int64_t padded, const ScoreRule& rule,
+                          float window, bool hides, const QueryRows& rows, int64_t lane, float* scores, vf (&top)[R]) {
   for (int r = 0; r < R; ++r) {
     top[r] = set1(kLowest);
     const vf position = load(rows.positions + lane + r * W);
@@ -99,6 +99,7 @@ inline void bend_and_hide(const EntryBlock& block, int64_t first, int64_t n, con
       store(at, score);
       top[r] = max(top[r], score);
     }
+    for (int64_t key = n; key < padded; ++key) store(scores + (key * R + r) * W, set1(kUnseen));
   }
 }
 
@@ -148,10 +149,11 @@ inline void attend_lanes(const EntryBlock& block, int64_t first, int64_t n, int6
   alignas(64) float scores[kRoundedEntries * R * W];
   alignas(64) float weights[kRoundedEntries / 2 * R * W];
   const int64_t padded = round_up(n, kMeet);
-  hides = hides || padded > n;  // what pads is later than every query
   vf top[R], shrink[R], unit[R];
   rounded_scores<R>(block, padded, dim, rows, lane, scores, top);
-  if (hides || rule.softcap > 0) bend_and_hide<R>(block, first, padded, rule, window, hides, rows, lane, scores, top);
+  if (hides || rule.softcap > 0 || padded > n) {
+    bend_and_hide<R>(block, first, n, padded, rule, window, hides, rows, lane, scores, top);
+  }
   rounded_weights<R>(block, padded, top, rows, lane, scores, weights, shrink, unit);
   for (int64_t d = 0; d < dim; d += kMeet) {
     vi dots[kMeet][R];
@@ -181,7 +183,7 @@ inline void attend_rounded(const EntryBlock& block, int64_t first, int64_t n, in
   }
 }
 
-// What `other` has seen becomes part of what `rows` have.
+// What `other` has seen becomes part of what `rows` have, and is cleared. Nothing, added to anything, changes no bit of it.
 inline void merge(const QueryRows& rows, const QueryRows& other, int64_t dim) {
   for (int64_t r = 0; r < kRoundedRows; r += W) {
     const vf before = load(rows.top + r), here = load(other.top + r), now = max(before, here);
@@ -190,7 +192,10 @@ inline void merge(const QueryRows& rows, const QueryRows& other, int64_t dim) {
     store(rows.sum + r, fma(load(rows.sum + r), ours, mul(load(other.sum + r), theirs)));
     for (int64_t at = r; at < dim * kRoundedRows; at += kRoundedRows) {
       store(rows.acc + at, fma(load(rows.acc + at), ours, mul(load(other.acc + at), theirs)));
+      store(other.acc + at, zero());
     }
+    store(other.top + r, set1(kLowest));
+    store(other.sum + r, zero());
   }
 }
 

@@ -15,7 +15,6 @@ constexpr int64_t kRoundedRows = kRowVectors * W;
 constexpr float kQueryLength = 65000.0f;
 constexpr float kLargest = 32767.0f;
 constexpr int kSmallestValue = -60;  // exponent: an entry of zeros has one, too
-constexpr float kLowest = -1e37f;    // lower than any score
 static_assert(kRoundedRows <= kMaxRoundedRows && kRoundedEntries % W == 0);
 
 inline int exponent_of(float x) { return static_cast<int>(__builtin_bit_cast(uint32_t, x) >> 23 & 255) - 127; }

@@ -52,7 +52,11 @@ inline vf add(vf a, vf b) { return a + b; }
 inline vf sub(vf a, vf b) { return a - b; }
 inline vf mul(vf a, vf b) { return a * b; }
 inline vf div(vf a, vf b) { return a / b; }
-inline vf fma(vf a, vf b, vf c) { return a * b + c; }  // contracted where the machine has it
+#if defined(__aarch64__)
+inline vf fma(vf a, vf b, vf c) { return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
+#else
+inline vf fma(vf a, vf b, vf c) { return a * b + c; }
+#endif
 inline vf max(vf a, vf b) { return a > b ? a : b; }
 inline vf min(vf a, vf b) { return a < b ? a : b; }
 inline float sum(vf v) { return (v[0] + v[2]) + (v[1] + v[3]); }

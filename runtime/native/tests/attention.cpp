@@ -1,6 +1,6 @@
 // Attention against a plain softmax in double precision: grouped heads, windows, caps, learned sinks, head norms, rotation,
-// what it leaves in the cache, and caches that have dropped what no query sees. Up to four new tokens take one way through the code, more another, more over K/V in half
-// precision a third.
+// what it leaves in the cache, and caches that have dropped what no query sees. Decode is one way through the code, prefill
+// another, over K/V in half precision a third.
 #include <cmath>
 
 #include "../core/attend.h"
@@ -21,6 +21,7 @@ struct Case {
   bool valued = false;  // or, if that, 0 but in the first column
   bool learned = false;  // every head has a score beside its entries'
   int64_t dropped = 0;   // entries that the cache has no rows for any more: no query may see them
+  Phase phase = length > 4 ? Phase::prefill : Phase::decode;
 };
 
 // The first number of every query meets the first entry's key, and no other. Other entries' values are 1 on average, so
@@ -63,7 +64,7 @@ std::vector<double> placed(const Case& c, const float* head, const std::vector<f
 
 // Whether products were taken in integers.
 bool rounded(const Case& c, const Kernels& kernels) {
-  return kernels.rounds_attention && c.type != Type::f32 && c.length > 4 && c.length * (c.heads / c.kv_heads) >= 8;
+  return kernels.rounds_attention && c.type != Type::f32 && c.phase == Phase::prefill;
 }
 
 // The output `got` (D) of token t's query q, over entries that begin at row `base` of keys and values.
@@ -132,6 +133,7 @@ void test_case(const Kernels& kernels, const Case& c) {
   call.dim = c.dim;
   call.capacity = capacity;
   call.offset = c.offset;
+  call.phase = c.phase;
   call.norm_eps = 1e-6f;
   call.rule = {0.1f, c.softcap};
   call.window = c.window;
@@ -194,16 +196,17 @@ void test_spoiled(const Kernels& kernels, Type type, int64_t spoiled, float with
 }
 
 // A query's result has the same bits however many threads share its chunks, and whether it is alone or one of several.
-void test_same_bits(const Kernels& kernels, int64_t window) {
-  constexpr int64_t kHeads = 6, kKvHeads = 2, kDim = 64, kOffset = 1278, kLength = 4, kCapacity = kOffset + kLength;
+void test_same_bits(const Kernels& kernels, Phase phase, Type type, int64_t window) {
+  constexpr int64_t kHeads = 6, kKvHeads = 2, kDim = 64, kOffset = 1274, kLength = 9, kCapacity = kOffset + kLength;
   constexpr int64_t kRow = (kHeads + 2 * kKvHeads) * kDim;
   const auto projected = random_floats(kLength * kRow), numbers = random_floats(kKvHeads * kCapacity * kDim);
   const Guarded qkv = guarded(projected);
-  Guarded keys = stored(numbers, Type::f16), values = stored(numbers, Type::f16);
+  Guarded keys = stored(numbers, type), values = stored(numbers, type);
   AttendCall call;
   call.keys = keys.as();
   call.values = values.as();
-  call.kv_type = Type::f16;
+  call.kv_type = type;
+  call.phase = phase;
   call.batch = 1;
   call.heads = kHeads;
   call.kv_heads = kKvHeads;
@@ -284,7 +287,19 @@ void test_attention(const Kernels& kernels) {
       test_case(kernels, {.batch = 2, .length = length, .offset = 300, .type = type, .learned = true});
     }
   }
-  for (const int64_t window : {0, 100, 700}) test_same_bits(kernels, window);
+  for (const int64_t window : {0, 100, 700}) {
+    for (const Type type : {Type::f16, Type::f32}) {
+      for (const Phase phase : {Phase::prefill, Phase::decode}) test_same_bits(kernels, phase, type, window);
+    }
+  }
+  for (const Type type : kTypes) {
+    for (const int64_t length : {1, 3}) {
+      for (const int64_t window : {0, 30}) {
+        test_case(kernels, {.length = length, .offset = 150, .window = window, .type = type, .phase = Phase::prefill});
+      }
+    }
+    test_case(kernels, {.length = 12, .offset = 150, .type = type, .phase = Phase::decode});
+  }
   // Long enough for every thread to have several chunks.
   for (const int64_t length : {1, 100}) test_case(kernels, {.length = length, .offset = 1500, .rotated = 48});
   for (const Type type : kTypes) {

@@ -49,14 +49,16 @@ class Watching:
             self.of_experts += stack.nbytes // m.count * m.active
         return reference.experts(x, norm, eps, m, activation)
 
-    def attend(self, qkv: mx.array, keys: mx.array, values: mx.array, offset: int, spec: Any, first: int) -> Any:
+    def attend(
+        self, qkv: mx.array, keys: mx.array, values: mx.array, offset: int, spec: Any, first: int, phase: Any
+    ) -> Any:
         for norm in (spec.q_norm, spec.k_norm):
             if norm is not None:
                 self.arrays[id(norm)] = norm
         seen = min(offset + 1, spec.window or offset + 1)
         entry = keys.nbytes // keys.shape[2] + values.nbytes // values.shape[2]
         self.kv_bytes += (seen + 1) * entry  # read, and the new row written
-        return reference.attend(qkv, keys, values, offset, spec, first)
+        return reference.attend(qkv, keys, values, offset, spec, first, phase)
 
 
 def touched(decoder: Decoder, past: int) -> int:

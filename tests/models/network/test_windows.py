@@ -30,6 +30,7 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are dropped after a few tokens already."""
     monkeypatch.setattr(caches, "CHUNK", 4)
     monkeypatch.setattr(caches, "ROLLBACK", 3)
+    monkeypatch.setattr(caches, "DROPPED", 1)
 
 
 def feed(network: Decoder, tokens: list[int], chunks: list[int]) -> tuple[mx.array, Any]:
