@@ -13,18 +13,23 @@ import mlx.core as mx
 from headrace.runtime import environment
 from headrace.runtime.kv_format import KVFormat
 from headrace.runtime.ops import native, reference
-from headrace.runtime.ops.passes import Phase
+from headrace.runtime.ops.passes import BLOCK, KVGroup, KVStore, Pass, Phase, SequenceRows
 from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Mixture, Projections, Rope, Weight
 
 __all__ = [
+    "BLOCK",
     "AttentionSpec",
+    "KVGroup",
+    "KVStore",
     "LayerWeights",
     "LayersNode",
     "Mixture",
     "Ops",
+    "Pass",
     "Phase",
     "Projections",
     "Rope",
+    "SequenceRows",
     "Weight",
     "describe",
     "select",
@@ -58,6 +63,9 @@ class Ops(Protocol):
         first: int = 0,
         phase: Phase = "prefill",
     ) -> tuple[mx.array, mx.array, mx.array]: ...
+    def slab(self, blocks: int, block_shape: Sequence[int], dtype: mx.Dtype) -> mx.array: ...
+    def write_block(self, store: KVStore, group: int, block: int, entries: mx.array) -> None: ...
+    def attend_pass(self, qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -> mx.array: ...
     def likeliest(self, logits: mx.array) -> mx.array: ...
     def sample(
         self, logits: mx.array, key: mx.array, temperature: float, top_k: int, top_p: float, min_p: float

@@ -16,7 +16,7 @@ import mlx.core as mx
 from headrace.runtime import environment
 from headrace.runtime.kv_format import FLOAT16, KVFormat, plain
 from headrace.runtime.ops import reference
-from headrace.runtime.ops.passes import Phase
+from headrace.runtime.ops.passes import KVStore, Pass, Phase
 from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Mixture, Projections, Rope, Weight
 
 _missing: str | None = None
@@ -224,6 +224,46 @@ def attend(
     return _native.attend(qkv, keys, values, offset, plan, first, phase == "prefill"), keys, values
 
 
+def slab(blocks: int, block_shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
+    """Room for K/V, (blocks, L, 2, Hkv, BLOCK, D), where each row begins on a cache line."""
+    return _native.slab([blocks, *block_shape], dtype)
+
+
+def write_block(store: KVStore, group: int, block: int, entries: mx.array) -> None:
+    """Entries (L, 2, Hkv, n, D) become a block's first n, at once, in place. No pass under way may have the block."""
+    number, index = store.groups[group].find(block)
+    _native.write_block(store.groups[group].slabs[number], index, entries)
+
+
+def attend_pass(qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -> mx.array:
+    """`attend` for the rows of a pass, over the blocks of their sequences, in one node; see the reference for shapes.
+
+    Slabs are written in place, when the node is evaluated: what reads them next has to come after it.
+    """
+    plan = _plan(spec)
+    if not isinstance(qkv, mx.array):
+        qkv = mx.concatenate(qkv, axis=-1)
+    if plan is None or qkv.dtype != mx.float32:
+        _fallbacks[f"attention: head size {spec.head_dim}" if plan is None else f"attention: {qkv.dtype}"] += 1
+        return reference.attend_pass(qkv, rows, layer, spec)
+    return _native.attend_pass(qkv, _held(rows), *rows.store.places[layer], plan)
+
+
+def _held(rows: Pass) -> "_native.Pass":
+    """The pass as the kernels have it, made once."""
+    held: _native.Pass | None = rows.held
+    if held is None:
+        sequences = rows.sequences
+        rows.held = held = _native.Pass(
+            [sequence.count for sequence in sequences],
+            [sequence.offset for sequence in sequences],
+            [sequence.phase == "prefill" for sequence in sequences],
+            [sequence.tables for sequence in sequences],
+            [group.slabs for group in rows.store.groups],
+        )
+    return held
+
+
 def likeliest(logits: mx.array) -> mx.array:
     """The token of the largest logit. (B, V) -> (B,) uint32."""
     if logits.dtype != mx.float32:
@@ -249,15 +289,29 @@ def fuse(layers: Sequence[LayerWeights], eps: float, activation: str) -> LayersN
     """
     plans = [_layer_plan(layer, eps, activation) for layer in layers]
     complete = [plan for plan in plans if plan is not None]
-    if len(complete) < len(plans):
-        return None
+    return None if len(complete) < len(plans) else _Fused(complete)
 
-    def node(
-        x: mx.array, keys: list[mx.array], values: list[mx.array], offset: int, firsts: Sequence[int], phase: Phase
+
+class _Fused:
+    """Layers whose plans the kernels have. See `LayersNode`."""
+
+    def __init__(self, plans: "list[_native.LayerPlan]") -> None:
+        self._plans = plans
+
+    def __call__(
+        self,
+        x: mx.array,
+        keys: list[mx.array],
+        values: list[mx.array],
+        offset: int,
+        firsts: Sequence[int],
+        phase: Phase,
     ) -> mx.array:
-        return _native.layers(x, keys, values, offset, complete, firsts if any(firsts) else (), phase == "prefill")
+        firsts = firsts if any(firsts) else ()
+        return _native.layers(x, keys, values, offset, self._plans, firsts, phase == "prefill")
 
-    return node
+    def run_pass(self, x: mx.array, rows: Pass, layers: slice) -> mx.array:
+        return _native.layers_pass(x, _held(rows), rows.store.places[layers], self._plans)
 
 
 def _layer_plan(layer: LayerWeights, eps: float, activation: str) -> "_native.LayerPlan | None":

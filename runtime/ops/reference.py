@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from headrace.runtime.kv_format import KVFormat, plain
 from headrace.runtime.ops import groups_of_16
-from headrace.runtime.ops.passes import Phase
+from headrace.runtime.ops.passes import BLOCK, KVStore, Pass, Phase
 from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Mixture, Projections, Weight
 
 name = "reference"
@@ -191,6 +191,55 @@ def attend(
     else:
         out = _softcapped_attention(q, seen_keys, seen_values, mask, spec)
     return out.transpose(0, 2, 1, 3).reshape(batch, length, -1), keys, values
+
+
+def slab(blocks: int, block_shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
+    """Room for K/V: zeros (blocks, L, 2, Hkv, BLOCK, D), evaluated."""
+    zeros = mx.zeros((blocks, *block_shape), dtype)
+    mx.eval(zeros)
+    return zeros
+
+
+def write_block(store: KVStore, group: int, block: int, entries: mx.array) -> None:
+    """Entries (L, 2, Hkv, n, D) become a block's first n, at once. No pass under way may have the block."""
+    slabs = store.groups[group].slabs
+    number, index = store.groups[group].find(block)
+    slabs[number][index, ..., : entries.shape[-2], :] = entries
+    mx.eval(slabs[number])
+
+
+def attend_pass(qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -> mx.array:
+    """`attend` for the rows of a pass, each over the entries of its own sequence, which it joins.
+
+    qkv (1, N, (H + 2 Hkv) * D) or its three parts -> (1, N, H * D). `layer` counts the network's. What is appended goes
+    to the store's slabs, which are other arrays afterwards. Raises ValueError where a table is too short, lacks a block
+    that is seen, or names one that no slab has.
+    """
+    group, index = rows.store.places[layer]
+    kv = rows.store.groups[group]
+    outs, row = [], 0
+    for sequence in rows.sequences:
+        part = slice(row, row + sequence.count)
+        row += sequence.count
+        own = qkv[:, part] if isinstance(qkv, mx.array) else [x[:, part] for x in qkv]
+        end = sequence.offset + sequence.count
+        seen = 0 if spec.window is None else max(0, sequence.offset - spec.window + 1)
+        first, last = seen // BLOCK, -(-end // BLOCK)
+        table = sequence.tables[group]
+        if len(table) < last:
+            raise ValueError("a table is too short for its sequence")
+        if min(table[first:last]) < 0:
+            raise ValueError("a table lacks a block that its sequence sees")
+        places = [kv.find(block) for block in table[first:last]]
+        held = mx.concatenate([kv.slabs[slab][at, index] for slab, at in places], axis=2)  # (2, Hkv, entries, D)
+        out, *appended = attend(own, held[0:1], held[1:2], sequence.offset, spec, first * BLOCK, sequence.phase)
+        outs.append(out)
+        for position in range(sequence.offset // BLOCK * BLOCK, end, BLOCK):
+            begin, stop = max(position, sequence.offset), min(position + BLOCK, end)
+            slab, at = places[position // BLOCK - first]
+            entries = [half[0, :, begin - first * BLOCK : stop - first * BLOCK] for half in appended]
+            kv.slabs[slab][at, index, :, :, begin - position : stop - position] = mx.stack(entries)
+    return outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=1)
 
 
 def fuse(_layers: Sequence[LayerWeights], _eps: float, _activation: str) -> LayersNode | None:

@@ -3,13 +3,14 @@
 Plain data. Shapes use N = output features, K = input features, G = group size, D = head dimension.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Protocol
 
 import mlx.core as mx
 
-from headrace.runtime.ops.passes import Phase
+from headrace.runtime.ops.passes import Pass, Phase
 
 Projections = mx.array | list[mx.array]
 """q, k and v of new tokens: one above the other, (B, T, (H + 2 Hkv) * D), or, from weights that could not be stacked,
@@ -146,7 +147,22 @@ class LayerWeights:
         return [*self.qkv, self.output, *([self.mixture.router] if self.mixture else feed_forward)]
 
 
-# Layers at once: (x (B, T, E), keys, values, offset, firsts, phase) -> x, with `attend`'s buffers of every layer,
-# written in place, and each one's first position. Only a cache calls it, which owns the buffers; a network passes it
-# on.
-LayersNode = Callable[[mx.array, list[mx.array], list[mx.array], int, Sequence[int], Phase], mx.array]
+class LayersNode(Protocol):
+    """Layers at once. Only a cache calls it, which owns what they append to; a network passes it on."""
+
+    def __call__(
+        self,
+        x: mx.array,
+        keys: list[mx.array],
+        values: list[mx.array],
+        offset: int,
+        firsts: Sequence[int],
+        phase: Phase,
+        /,
+    ) -> mx.array:
+        """x (B, T, E) -> the same. `attend`'s buffers of every layer, written in place; each one's first position."""
+        ...
+
+    def run_pass(self, x: mx.array, rows: Pass, layers: slice, /) -> mx.array:
+        """x (1, N, E) of a pass -> the same, through these layers of the network. See `attend_pass`."""
+        ...

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from headrace.runtime.ops import Phase, native, select
+from headrace.runtime.ops import BLOCK, KVStore, Pass, Phase, SequenceRows, native, select
 from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Rope, Weight
 from tests.bench.shapes import SHAPES, Shape
 
@@ -81,6 +81,22 @@ class Model:
         mx.eval(x)
         return best_seconds(lambda: mx.eval(self.forward(x, cache, depth)), self.budget)
 
+    def pass_seconds(self, depth: int, sequences: int = 1) -> float:
+        """Time of a step of so many sequences, each over `depth` entries in blocks of its own, taken in turns."""
+        s = self.shape
+        store = KVStore([None] * s.layers, s.kv_heads, s.head_dim, self.ops.kv_format(mx.float32).dtype)
+        each = depth // BLOCK + 1
+        store.groups[0].slabs.append(self.ops.slab(each * sequences, store.groups[0].block_shape, store.dtype))
+        tables = [[list(range(i, each * sequences, sequences))] for i in range(sequences)]
+        x = mx.random.normal((1, sequences, s.width))
+        mx.eval(x)
+
+        def step() -> None:
+            rows = Pass([SequenceRows(1, depth, "decode", table) for table in tables], store)
+            mx.eval(self.ops.norm_linear(self.node.run_pass(x, rows, slice(None)), self.norm, 1e-5, self.head))
+
+        return best_seconds(step, self.budget)
+
 
 def best_seconds(run: Callable[[], object], seconds: float) -> float:
     """The best of as many runs as fit: what the code can do when nobody else uses the machine."""
@@ -139,9 +155,11 @@ def main() -> None:
         taken = model.seconds(depth=depth)
         rate = model.bytes / taken / 1e9
         print(f"step at depth {depth:5}  {taken * 1e3:7.2f} ms  {1 / taken:6.1f} tok/s  {rate:5.1f} GB/s of weights")
-    one = model.seconds()
+        blocks = model.pass_seconds(depth)
+        print(f"      in blocks     {blocks * 1e3:7.2f} ms  {1 / blocks:6.1f} tok/s  {taken / blocks:5.2f} the speed")
+    one = model.pass_seconds(0)
     for batch in (2, 4, 8, 16):
-        taken = model.seconds(batch=batch)
+        taken = model.pass_seconds(0, batch)
         rate = batch / taken
         print(f"step of {batch:2} sequences {taken * 1e3:6.2f} ms  {rate:6.0f} tok/s  {taken / one:.1f} times one's")
     for rows in (8, 64, 512):

@@ -4,7 +4,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "cache_buffers.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/ops.h"
 #include "mlx/primitives.h"
@@ -17,19 +16,15 @@ namespace {
 // Input: qkv. Output: out.
 class Attend : public Node {
  public:
-  Attend(mx::Stream stream, std::shared_ptr<AttentionPlan> plan, CacheBuffers cache, int64_t offset, Phase phase)
-      : Node(stream), plan_(std::move(plan)), cache_(std::move(cache)), offset_(offset), phase_(phase) {}
+  Attend(mx::Stream stream, std::shared_ptr<AttentionPlan> plan, LayerBlocks blocks)
+      : Node(stream), plan_(std::move(plan)), blocks_(std::move(blocks)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
     AttendCall call = plan_->call();
-    call.batch = inputs[0].shape(0);
-    call.length = inputs[0].shape(1);
-    call.offset = offset_;
-    call.phase = phase_;
     call.out = outputs[0].data<float>();
-    cache_.describe(call);
-    auto task = [call, plan = plan_, cache = cache_, qkv = Rows(inputs[0])]() mutable {
+    blocks_.describe(call);
+    auto task = [call, plan = plan_, blocks = blocks_, qkv = Rows(inputs[0])]() mutable {
       std::vector<char> copy;
       call.qkv = qkv.read<float>(copy);
       run_attend(Pool::shared(), best_kernels(), call);
@@ -41,9 +36,7 @@ class Attend : public Node {
 
  private:
   std::shared_ptr<AttentionPlan> plan_;
-  CacheBuffers cache_;
-  int64_t offset_;
-  Phase phase_;
+  LayerBlocks blocks_;
 };
 
 void require(bool fits, const char* what) {
@@ -87,17 +80,34 @@ const float* AttentionPlan::keep(const std::optional<mx::array>& vector, int64_t
   return vectors_.back().data<float>();
 }
 
-mx::array attend(const mx::array& qkv, const mx::array& keys, const mx::array& values, int offset,
-                 const std::shared_ptr<AttentionPlan>& plan, int first, bool prefill) {
-  const AttendCall& call = plan->call();
+namespace {
+
+mx::array attended(const mx::array& qkv, const std::shared_ptr<AttentionPlan>& plan, LayerBlocks blocks) {
+  mx::Shape out{qkv.shape(0), qkv.shape(1), static_cast<int>(plan->call().heads * plan->call().dim)};
+  return mx::array(std::move(out), mx::float32, std::make_shared<Attend>(cpu_stream(), plan, std::move(blocks)), {qkv});
+}
+
+void require_projections(const mx::array& qkv, const AttendCall& call) {
   require(qkv.dtype() == mx::float32, "activations must be float32");
   require(qkv.ndim() == 3 && qkv.shape(2) == (call.heads + 2 * call.kv_heads) * call.dim,
           "qkv must be (B, T, (H + 2 Hkv) * D)");
-  CacheBuffers cache(keys, values, call, qkv.shape(0), qkv.shape(1), offset, first);
-  mx::Shape out{qkv.shape(0), qkv.shape(1), static_cast<int>(call.heads * call.dim)};
+}
+
+}  // namespace
+
+mx::array attend(const mx::array& qkv, const mx::array& keys, const mx::array& values, int offset,
+                 const std::shared_ptr<AttentionPlan>& plan, int first, bool prefill) {
+  const AttendCall& call = plan->call();
+  require_projections(qkv, call);
   const Phase phase = prefill ? Phase::prefill : Phase::decode;
-  return mx::array(std::move(out), mx::float32,
-                   std::make_shared<Attend>(cpu_stream(), plan, std::move(cache), offset, phase), {qkv});
+  return attended(qkv, plan, contiguous_blocks(keys, values, call, qkv.shape(0), qkv.shape(1), offset, first, phase));
+}
+
+mx::array attend_pass(const mx::array& qkv, const std::shared_ptr<Pass>& pass, int group, int index,
+                      const std::shared_ptr<AttentionPlan>& plan) {
+  require_projections(qkv, plan->call());
+  require(qkv.shape(0) == 1 && qkv.shape(1) == pass->rows(), "qkv must have the rows of the pass");
+  return attended(qkv, plan, pass->layer(group, index, plan->call()));
 }
 
 }  // namespace headrace

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../core/attend.h"
+#include "cache_blocks.h"
 #include "matrix_handle.h"
 #include "mlx/array.h"
 
@@ -35,5 +36,9 @@ class AttentionPlan : public std::enable_shared_from_this<AttentionPlan> {
 // `first` is the position of the buffers' first row; `prefill`: whether these are a prompt's tokens.
 mx::array attend(const mx::array& qkv, const mx::array& keys, const mx::array& values, int offset,
                  const std::shared_ptr<AttentionPlan>& plan, int first, bool prefill);
+
+// The same for the rows of a pass, (1, N, .), over the blocks of the `index`-th layer of a group.
+mx::array attend_pass(const mx::array& qkv, const std::shared_ptr<Pass>& pass, int group, int index,
+                      const std::shared_ptr<AttentionPlan>& plan);
 
 }  // namespace headrace

@@ -8,7 +8,6 @@
 
 #include "../core/linear.h"
 #include "../core/scratch.h"
-#include "cache_buffers.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/ops.h"
 #include "node.h"
@@ -45,7 +44,7 @@ void run_experts_half(const LayerPlan& plan, const LinearCall* following, int64_
 void run_layer(const LayerPlan& plan, const LayerPlan* after, AttendCall attend, const float* x, float* out) {
   Pool& pool = Pool::shared();
   const Kernels& kernels = best_kernels();
-  const int64_t rows = attend.batch * attend.length;
+  const int64_t rows = attend.rows();
   const int64_t inner = plan.experts == nullptr ? plan.down->view().k : 0;
   float* wide = scratch(Slot::wide, rows * std::max(plan.qkv->view().n, inner));
   float* heads = scratch(Slot::heads, rows * plan.output->view().k);
@@ -85,33 +84,25 @@ void run_layer(const LayerPlan& plan, const LayerPlan* after, AttendCall attend,
 
 struct Layer {
   std::shared_ptr<LayerPlan> plan;
-  CacheBuffers cache;
+  LayerBlocks blocks;
 };
 
 // Input and output: x.
 class Layers : public Node {
  public:
-  Layers(mx::Stream stream, std::vector<Layer> layers, int64_t offset, Phase phase)
-      : Node(stream),
-        layers_(std::make_shared<const std::vector<Layer>>(std::move(layers))),
-        offset_(offset),
-        phase_(phase) {}
+  Layers(mx::Stream stream, std::vector<Layer> layers)
+      : Node(stream), layers_(std::make_shared<const std::vector<Layer>>(std::move(layers))) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
-    auto task = [layers = layers_, offset = offset_, phase = phase_, batch = inputs[0].shape(0), length = inputs[0].shape(1),
-                 x = Rows(inputs[0]), out = outputs[0].data<float>()] {
+    auto task = [layers = layers_, x = Rows(inputs[0]), out = outputs[0].data<float>()] {
       std::vector<char> copy;
       const float* from = x.read<float>(copy);
       for (size_t i = 0; i < layers->size(); ++i) {
         const Layer& layer = (*layers)[i];
         const LayerPlan* after = i + 1 < layers->size() ? (*layers)[i + 1].plan.get() : nullptr;
         AttendCall call = layer.plan->attention->call();
-        call.batch = batch;
-        call.length = length;
-        call.offset = offset;
-        call.phase = phase;
-        layer.cache.describe(call);
+        layer.blocks.describe(call);
         run_layer(*layer.plan, after, call, from, out);
         from = out;
       }
@@ -123,8 +114,6 @@ class Layers : public Node {
 
  private:
   std::shared_ptr<const std::vector<Layer>> layers_;  // shared with the task, which outlives the node
-  int64_t offset_;
-  Phase phase_;
 };
 
 mx::array norm_of(const mx::array& weight, int64_t width) {
@@ -162,22 +151,41 @@ LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, const mx::array&
   mlp_norm = norms_[1].data<float>();
 }
 
-mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const std::vector<mx::array>& values, int offset,
-                 const std::vector<std::shared_ptr<LayerPlan>>& plans, const std::vector<int>& firsts, bool prefill) {
+namespace {
+
+// `blocks_of(i)`: the blocks of the i-th layer.
+template <class BlocksOf>
+mx::array stacked(const mx::array& x, const std::vector<std::shared_ptr<LayerPlan>>& plans, BlocksOf&& blocks_of) {
   require(x.dtype() == mx::float32, "activations must be float32");
-  require(!plans.empty() && keys.size() == plans.size() && values.size() == plans.size() &&
-              (firsts.empty() || firsts.size() == plans.size()),
-          "keys, values and the first position of every layer are needed");
   std::vector<Layer> stack;
   stack.reserve(plans.size());
   for (size_t i = 0; i < plans.size(); ++i) {
     require(x.ndim() == 3 && x.shape(2) == plans[i]->qkv->view().k, "x must be (B, T, E)");
-    const AttendCall& call = plans[i]->attention->call();
-    stack.push_back({plans[i], {keys[i], values[i], call, x.shape(0), x.shape(1), offset,
-                               firsts.empty() ? 0 : firsts[i]}});
+    stack.push_back({plans[i], blocks_of(i)});
   }
-  const Phase phase = prefill ? Phase::prefill : Phase::decode;
-  return mx::array(x.shape(), mx::float32, std::make_shared<Layers>(cpu_stream(), std::move(stack), offset, phase), {x});
+  return mx::array(x.shape(), mx::float32, std::make_shared<Layers>(cpu_stream(), std::move(stack)), {x});
+}
+
+}  // namespace
+
+mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const std::vector<mx::array>& values, int offset,
+                 const std::vector<std::shared_ptr<LayerPlan>>& plans, const std::vector<int>& firsts, bool prefill) {
+  require(!plans.empty() && keys.size() == plans.size() && values.size() == plans.size() &&
+              (firsts.empty() || firsts.size() == plans.size()),
+          "keys, values and the first position of every layer are needed");
+  return stacked(x, plans, [&](size_t i) {
+    return contiguous_blocks(keys[i], values[i], plans[i]->attention->call(), x.shape(0), x.shape(1), offset,
+                             firsts.empty() ? 0 : firsts[i], prefill ? Phase::prefill : Phase::decode);
+  });
+}
+
+mx::array layers_pass(const mx::array& x, const std::shared_ptr<Pass>& pass, const std::vector<std::pair<int, int>>& places,
+                      const std::vector<std::shared_ptr<LayerPlan>>& plans) {
+  require(!plans.empty() && places.size() == plans.size(), "the place of every layer is needed");
+  require(x.ndim() == 3 && x.shape(0) == 1 && x.shape(1) == pass->rows(), "x must have the rows of the pass");
+  return stacked(x, plans, [&](size_t i) {
+    return pass->layer(places[i].first, places[i].second, plans[i]->attention->call());
+  });
 }
 
 }  // namespace headrace

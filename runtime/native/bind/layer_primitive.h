@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attend_primitive.h"
@@ -42,5 +43,9 @@ class LayerPlan : public std::enable_shared_from_this<LayerPlan> {
 // `firsts` (empty: 0) -> x (B, T, E). `prefill`: whether these are a prompt's tokens.
 mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const std::vector<mx::array>& values, int offset,
                  const std::vector<std::shared_ptr<LayerPlan>>& plans, const std::vector<int>& firsts, bool prefill);
+
+// The same for the rows of a pass, (1, N, E). places: of each layer its group, and its index in that.
+mx::array layers_pass(const mx::array& x, const std::shared_ptr<Pass>& pass, const std::vector<std::pair<int, int>>& places,
+                      const std::vector<std::shared_ptr<LayerPlan>>& plans);
 
 }  // namespace headrace

@@ -1,6 +1,7 @@
 // The Python module headrace.runtime._native. Its stub is runtime/_native.pyi.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -8,13 +9,14 @@
 #include "../core/pool.h"
 #include "../core/streaming.h"
 #include "attend_primitive.h"
-#include "cache_buffers.h"
+#include "cache_blocks.h"
 #include "embed_primitive.h"
 #include "experts_primitive.h"
 #include "layer_primitive.h"
 #include "linear_primitive.h"
 #include "matrix_handle.h"
 #include "sample_primitive.h"
+#include "weight_arena.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -83,6 +85,14 @@ NB_MODULE(_native, m) {
            "attention"_a, "input_norm"_a, "qkv"_a, "output"_a, "mlp_norm"_a, "gate_up"_a.none(), "down"_a.none(),
            "eps"_a, "activation"_a, "experts"_a.none() = nb::none());
 
+  nb::class_<hr::Pass>(m, "Pass")
+      .def(nb::new_([](const std::vector<int>& counts, const std::vector<int>& offsets, const std::vector<bool>& prefill,
+                       const std::vector<hr::Pass::Tables>& tables,
+                       const std::vector<std::vector<hr::mx::array>>& slabs) {
+             return std::make_shared<hr::Pass>(counts, offsets, prefill, tables, slabs);
+           }),
+           "counts"_a, "offsets"_a, "prefill"_a, "tables"_a, "slabs"_a);
+
   m.def("make_rope", &hr::make_rope, "periods"_a, "amplitude"_a);
   m.def("embed", &hr::embed, "tokens"_a, "w"_a);
   m.def("linear", &hr::linear, "x"_a, "w"_a, "norm"_a.none() = nb::none(), "eps"_a = 0.0f,
@@ -93,6 +103,12 @@ NB_MODULE(_native, m) {
         "firsts"_a = std::vector<int>(), "prefill"_a = true);
   m.def("attend", &hr::attend, "qkv"_a, "keys"_a, "values"_a, "offset"_a, "plan"_a, "first"_a = 0,
         "prefill"_a = true);
+  m.def("layers_pass", &hr::layers_pass, "x"_a, "rows"_a, "places"_a, "plans"_a);
+  m.def("attend_pass", &hr::attend_pass, "qkv"_a, "rows"_a, "group"_a, "index"_a, "plan"_a);
+  m.def("write_block", &hr::write_block, "slab"_a, "block"_a, "entries"_a);
+  m.def("slab", [](const std::vector<int>& shape, hr::mx::Dtype dtype) {
+    return hr::zeros_on_lines(hr::mx::Shape(shape.begin(), shape.end()), dtype);
+  }, "shape"_a, "dtype"_a);
   m.def("grow", &hr::grow_buffer, "buffer"_a, "capacity"_a);
 
   m.def("sample", &hr::sample_tokens, "logits"_a, "keys"_a.none(), "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a);

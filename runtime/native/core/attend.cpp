@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <vector>
 
 #include "scratch.h"
 
@@ -11,59 +13,67 @@ namespace {
 
 constexpr int64_t kTaskFloats = 1 << 12;  // numbers that one task places
 
-void place(const Kernels& kernels, const AttendCall& call, const Rope::Table* table, int64_t t, const float* norm,
+void place(const Kernels& kernels, const AttendCall& call, const Rope::Table* table, int64_t row, const float* norm,
            float* head) {
   if (norm != nullptr) kernels.rms_norm(head, norm, call.norm_eps, call.dim, head);
-  if (table != nullptr) Rope::rotate(*table, t, head);
+  if (table != nullptr) call.rope->rotate(*table, row, head);
 }
 
-// One token's heads: q into the scratch (B, H, T, D), k and v into the cache.
-void place_token(const Kernels& kernels, const AttendCall& call, const Rope::Table* table, int64_t b, int64_t t,
-                 float* q) {
-  const int64_t dim = call.dim;
-  const float* from = call.qkv + (b * call.length + t) * (call.heads + 2 * call.kv_heads) * dim;
+// One token's heads: q into the scratch, k and v into the cache.
+void place_token(const Kernels& kernels, const AttendCall& call, const Rope::Table* table, const SequenceRows& rows,
+                 int64_t t, float* q) {
+  const int64_t dim = call.dim, row = rows.row + t;
+  const float* from = call.qkv + row * (call.heads + 2 * call.kv_heads) * dim;
   const size_t head_bytes = static_cast<size_t>(dim) * sizeof(float);
   for (int64_t h = 0; h < call.heads; ++h, from += dim) {
-    float* to = q + ((b * call.heads + h) * call.length + t) * dim;
+    float* to = q + query_at(call, rows, t, h);
     std::memcpy(to, from, head_bytes);
-    place(kernels, call, table, t, call.q_norm, to);
+    place(kernels, call, table, row, call.q_norm, to);
   }
   float* head = scratch(Slot::rows, dim);
-  const int64_t row_bytes = dim * size_of(call.kv_type);
+  const int64_t position = rows.offset + t, at = position % kBlock * dim * size_of(call.kv_type);
   for (int64_t h = 0; h < call.kv_heads; ++h, from += dim) {
-    const int64_t at = ((b * call.kv_heads + h) * call.capacity + call.offset - call.first + t) * row_bytes;
+    char* to = rows.blocks[position / kBlock] + h * call.head_bytes + at;
     std::memcpy(head, from, head_bytes);
-    place(kernels, call, table, t, call.k_norm, head);
-    kernels.from_float(head, dim, call.kv_type, static_cast<char*>(call.keys) + at);
-    kernels.from_float(from + call.kv_heads * dim, dim, call.kv_type, static_cast<char*>(call.values) + at);
+    place(kernels, call, table, row, call.k_norm, head);
+    kernels.from_float(head, dim, call.kv_type, to + call.keys_at);
+    kernels.from_float(from + call.kv_heads * dim, dim, call.kv_type, to + call.values_at);
   }
+}
+
+std::shared_ptr<const Rope::Table> rotations(const AttendCall& call) {
+  if (call.rope == nullptr) return nullptr;
+  std::vector<Rope::Run> runs;
+  for (int64_t i = 0; i < call.count; ++i) runs.push_back({call.sequences[i].offset, call.sequences[i].count});
+  return call.rope->table(runs);
 }
 
 }  // namespace
 
 void run_attend(Pool& pool, const Kernels& kernels, const AttendCall& call) {
-  const int64_t tokens = call.batch * call.length;
+  const int64_t tokens = call.rows();
   if (tokens <= 0) return;
   pool.label(Work::attention);
-  std::shared_ptr<const Rope::Table> table;
-  if (call.rope != nullptr) table = call.rope->table(call.offset, call.length);
+  const auto table = rotations(call);
   float* q = scratch(Slot::shared_rows, tokens * call.heads * call.dim);
   const int64_t token_floats = (call.heads + 2 * call.kv_heads) * call.dim;
   const int64_t step = std::max<int64_t>(1, kTaskFloats / token_floats);
   pool.run((tokens + step - 1) / step, [&](Tasks& tasks) {
+    const SequenceRows* rows = call.sequences;
     while (tasks.next()) {
       const int64_t end = std::min(tokens, (tasks.index() + 1) * step);
       for (int64_t i = tasks.index() * step; i < end; ++i) {
-        place_token(kernels, call, table.get(), i / call.length, i % call.length, q);
+        while (i < rows->row) --rows;
+        while (i >= rows->row + rows->count) ++rows;
+        place_token(kernels, call, table.get(), *rows, i - rows->row, q);
       }
     }
   });
-  if (call.phase == Phase::decode) {
-    attend_decode(pool, kernels, call, q);
-  } else if (kernels.rounds_attention && call.kv_type != Type::f32) {
-    attend_rounded(pool, kernels, call, q);
-  } else {
-    attend_prefill(pool, kernels, call, q);
+  attend_decode(pool, kernels, call, q);
+  const bool rounds = kernels.rounds_attention && call.kv_type != Type::f32;
+  for (int64_t i = 0; i < call.count; ++i) {
+    const SequenceRows& rows = call.sequences[i];
+    if (rows.phase == Phase::prefill) (rounds ? attend_rounded : attend_prefill)(pool, kernels, call, rows, q);
   }
 }
 

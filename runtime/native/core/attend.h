@@ -1,6 +1,7 @@
 // Attention: per-head norm, rotation, cache write and causal attention over the cache, split among threads.
 //
-// B sequences, T new tokens each, H query heads on Hkv key/value heads of size D, cache entries [0, offset) in use.
+// A pass has N rows: new tokens, each sequence's one after the other. They attend to the entries of their own sequence, which lie
+// in blocks of kBlock anywhere in memory. H query heads on Hkv key/value heads of size D.
 #pragma once
 
 #include <algorithm>
@@ -13,37 +14,53 @@
 
 namespace headrace {
 
+constexpr int64_t kBlock = kAttendChunk;  // entries
+
 // What new tokens are, which alone decides how they attend: tokens of a prompt, or the next token, alone or with guesses at those
-// behind it. A token's result has the same bits whatever T is.
+// behind it. A token's result has the same bits whatever else is in its pass.
 enum class Phase : std::uint8_t { prefill, decode };
 
-struct AttendCall {
-  const float* qkv = nullptr;  // (B, T, (H + 2 Hkv) * D)
-  void* keys = nullptr;        // (B, Hkv, capacity, D)
-  void* values = nullptr;      // (B, Hkv, capacity, D)
-  Type kv_type = Type::f32;
-  int64_t batch = 0, length = 0;  // B, T
+// One sequence's rows [row, row + count) of a pass, at positions [offset, offset + count).
+struct SequenceRows {
+  int64_t row = 0, count = 0, offset = 0;
   Phase phase = Phase::prefill;
+  char* const* blocks = nullptr;  // where the i-th begins, which has the entries [i * kBlock, (i + 1) * kBlock)
+  int64_t first = 0;              // entries before it are gone
+};
+
+struct AttendCall {
+  const float* qkv = nullptr;  // (N, (H + 2 Hkv) * D)
+  const SequenceRows* sequences = nullptr;
+  int64_t count = 0;  // of those
+  Type kv_type = Type::f32;
   int64_t heads = 0, kv_heads = 0, dim = 0;
-  int64_t capacity = 0, offset = 0;  // offset + T <= first + capacity
-  int64_t first = 0;                 // the position of the buffers' first row: a window's cache drops what is behind it
-  const float* q_norm = nullptr;     // (D) or nullptr
+  int64_t keys_at = 0;     // bytes from a block's beginning to this layer's keys (kBlock, D) of the first head,
+  int64_t values_at = 0;   // to its values,
+  int64_t head_bytes = 0;  // and from a head to the next
+  const float* q_norm = nullptr;  // (D) or nullptr
   const float* k_norm = nullptr;
   float norm_eps = 0;
   Rope* rope = nullptr;
   ScoreRule rule{1.0f, 0.0f};
   const float* sinks = nullptr;  // (H) a score per head that takes its share of the softmax and adds nothing, or nullptr
   int64_t window = 0;    // positions a query sees, itself included; 0 for all
-  float* out = nullptr;  // (B, T, H * D)
+  float* out = nullptr;  // (N, H * D)
+
+  int64_t rows() const { return count == 0 ? 0 : sequences[count - 1].row + sequences[count - 1].count; }
 };
 
 void run_attend(Pool& pool, const Kernels& kernels, const AttendCall& call);
 
-// The ways to attend, once q (B, H, T, D) is placed and the cache is written: decode; prefill; prefill with products in
-// integers, over K/V in half precision.
+// The ways to attend, once the cache is written and q placed, (H, count, D) of each sequence one after the other: the decode rows of
+// all sequences; one sequence's prefill rows; the same with products in integers, over K/V in half precision.
 void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q);
-void attend_prefill(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q);
-void attend_rounded(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q);
+void attend_prefill(Pool& pool, const Kernels& kernels, const AttendCall& call, const SequenceRows& rows, const float* q);
+void attend_rounded(Pool& pool, const Kernels& kernels, const AttendCall& call, const SequenceRows& rows, const float* q);
+
+// Where a row's query of one head (D) is placed.
+inline int64_t query_at(const AttendCall& call, const SequenceRows& rows, int64_t t, int64_t head) {
+  return (rows.row * call.heads + head * rows.count + t) * call.dim;
+}
 
 // Where a query's softmax begins: at nothing, or at its head's sink.
 inline Softmax first_state(const AttendCall& call, int64_t head, float* acc) {
@@ -56,18 +73,16 @@ inline int64_t first_seen(const AttendCall& call, int64_t position) {
   return call.window > 0 && position >= call.window ? position - call.window + 1 : 0;
 }
 
-// The first entry of the block of `entries` with what the query at `position` sees first; none that the cache has dropped. Blocks
-// begin at multiples of their size, so that an entry has the same neighbours whatever the pass.
-inline int64_t first_block(const AttendCall& call, int64_t position, int64_t entries) {
-  return std::max(call.first, first_seen(call, position) / entries * entries);
+// The first entry of the `entries` together with which the query at `position` meets what it sees first; none that is gone. They
+// begin at multiples of their number, so that an entry has the same neighbours whatever the pass.
+inline int64_t first_met(const AttendCall& call, const SequenceRows& rows, int64_t position, int64_t entries) {
+  return std::max(rows.first, first_seen(call, position) / entries * entries);
 }
 
-// The cache of one key/value head of one sequence, to be indexed by position.
-inline HeadCache head_cache(const AttendCall& call, int64_t sequence, int64_t kv_head) {
-  const int64_t row = (sequence * call.kv_heads + kv_head) * call.capacity - call.first;
-  const int64_t at = row * call.dim * size_of(call.kv_type);
-  return {static_cast<const char*>(call.keys) + at, static_cast<const char*>(call.values) + at, call.dim,
-          call.kv_type};
+// One head's keys and values in the block that has `position`, whose row is position % kBlock.
+inline HeadCache head_block(const AttendCall& call, const SequenceRows& rows, int64_t kv_head, int64_t position) {
+  const char* block = rows.blocks[position / kBlock] + kv_head * call.head_bytes;
+  return {block + call.keys_at, block + call.values_at, call.dim, call.kv_type};
 }
 
 }  // namespace headrace

@@ -1,10 +1,12 @@
-// Attention of the next token, or of a few: the cache is read once per group of heads that share it.
+// Attention of decode rows: the cache is read once per group of heads that share it.
 //
-// Positions are taken in chunks whose borders are multiples of kAttendChunk, each with a softmax state of its own; the states of
-// one query are joined at the end (flash decoding: arXiv:2307.08691 turned to positions). So a query's result has the same bits
-// however its chunks are shared out. Work is split over sequences, key/value heads, groups of chunks and tokens, in this order, so
-// that several tokens find a chunk in the cache; the chunks of a group are read side by side, because one stream at a time does not keep enough requests to memory under way.
+// Positions are taken in chunks of a block each, with a softmax state of its own; the states of one query are joined at the end
+// (flash decoding: arXiv:2307.08691 turned to positions). So a query's result has the same bits however its chunks are shared out.
+// Work is split over sequences, key/value heads, groups of chunks and rows, in this order, so that several rows of a sequence find
+// a chunk in the cache; the chunks of a group are read side by side, because one stream at a time does not keep enough requests to
+// memory under way.
 #include <algorithm>
+#include <vector>
 
 #include "attend.h"
 #include "scratch.h"
@@ -18,24 +20,56 @@ constexpr int64_t kAloneProducts = 1 << 15;  // fewer multiply-adds than this ar
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// How the tasks of one call are numbered: sequence, kv head, group of chunks, token, part of its queries.
-struct Split {
-  int64_t shared;  // query heads per kv head
-  int64_t parts;   // of those, kMaxQueries at a time
-  int64_t first;   // chunk that any query sees
+// One sequence's portion of a call. Its tasks are numbered by kv head, group of chunks, row, part of the kv head's queries.
+struct Portion {
+  const SequenceRows& rows;
+  int64_t first;   // chunk that any row sees
   int64_t chunks;  // from there on
-  int64_t side;    // of those in a group
-  int64_t groups;
-  int64_t tasks;
+  int64_t groups = 0;
+  int64_t tasks_before = 0;
+  int64_t queries_before = 0, states_before = 0;  // of states: see below
+};
 
-  Split(const AttendCall& call, int threads) : shared(call.heads / call.kv_heads) {
+// How the decode rows of all sequences are shared out.
+struct Split {
+  int64_t shared, parts;  // query heads per kv head; parts of those, kMaxQueries at a time
+  int64_t side;           // chunks of a group
+  int64_t sinks;
+  int64_t tasks = 0, queries = 0, all_states = 0, products = 0;
+  std::vector<Portion> portions;
+
+  Split(const AttendCall& call, int threads) : shared(call.heads / call.kv_heads), sinks(call.sinks != nullptr ? 1 : 0) {
     parts = ceil_div(shared, kMaxQueries);
-    first = first_seen(call, call.offset) / kAttendChunk;
-    chunks = ceil_div(call.offset + call.length, kAttendChunk) - first;
-    const int64_t each = call.batch * call.length * call.kv_heads * parts;
-    side = std::clamp<int64_t>(each * chunks / (kTasksPerThread * threads), 1, kMostSide);
-    groups = ceil_div(chunks, side);
-    tasks = each * groups;
+    int64_t chunks = 0;
+    for (int64_t i = 0; i < call.count; ++i) {
+      const SequenceRows& rows = call.sequences[i];
+      if (rows.phase != Phase::decode || rows.count == 0) continue;
+      const int64_t first = first_seen(call, rows.offset) / kAttendChunk, end = rows.offset + rows.count;
+      portions.push_back({rows, first, ceil_div(end, kAttendChunk) - first});
+      chunks += rows.count * portions.back().chunks;
+    }
+    side = std::clamp<int64_t>(call.kv_heads * parts * chunks / (kTasksPerThread * threads), 1, kMostSide);
+    for (Portion& portion : portions) {
+      portion.groups = ceil_div(portion.chunks, side);
+      portion.tasks_before = tasks;
+      portion.queries_before = queries;
+      portion.states_before = all_states;
+      const int64_t count = portion.rows.count * call.heads, end = portion.rows.offset + portion.rows.count;
+      tasks += call.kv_heads * portion.groups * portion.rows.count * parts;
+      queries += count;
+      all_states += count * states(portion);
+      products += count * std::min(portion.chunks * kAttendChunk, end) * call.dim;
+    }
+  }
+
+  // Of one query: its head's sink, where there is one, then its chunks.
+  int64_t states(const Portion& portion) const { return sinks + portion.chunks; }
+
+  // Whose the task or query is; most calls have few sequences, and a thread's tasks follow each other.
+  template <int64_t Portion::*Before>
+  const Portion& portion_of(int64_t index) const {
+    return *std::prev(std::upper_bound(portions.begin(), portions.end(), index,
+                                       [](int64_t at, const Portion& portion) { return at < portion.*Before; }));
   }
 };
 
@@ -43,70 +77,79 @@ struct Split {
 
 void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q) {
   const Split split(call, pool.threads());
+  if (split.tasks == 0) return;
   const int64_t dim = call.dim;
-  const int64_t queries = call.batch * call.length * call.heads;
-  // (query, part): its accumulator, then its state. The first part is the head's sink, where there is one, then come chunks.
-  const int64_t sinks = call.sinks != nullptr ? 1 : 0, parts = sinks + split.chunks;
-  float* accumulators = scratch(Slot::states, queries * parts * (dim + 4));
-  auto* states = reinterpret_cast<Softmax*>(accumulators + queries * parts * dim);
+  // (sequence, query, state): accumulators, then states.
+  float* accumulators = scratch(Slot::states, split.all_states * (dim + 4));
+  auto* states = reinterpret_cast<Softmax*>(accumulators + split.all_states * dim);
   static_assert(sizeof(Softmax) <= 4 * sizeof(float));
 
   const auto group = [&](int64_t index) {
+    const Portion& portion = split.portion_of<&Portion::tasks_before>(index);
+    const SequenceRows& rows = portion.rows;
+    index -= portion.tasks_before;
     const int64_t part = index % split.parts;
     index /= split.parts;
-    const int64_t t = index % call.length;
-    index /= call.length;
-    const int64_t begin = index % split.groups * split.side;
-    index /= split.groups;
-    const int64_t kv_head = index % call.kv_heads, b = index / call.kv_heads;
-    const int64_t count = std::min(split.side, split.chunks - begin);
-    const bool more = begin + count < split.chunks && t + 1 == call.length && part + 1 == split.parts;
-    const int64_t position = call.offset + t;
+    const int64_t t = index % rows.count;
+    index /= rows.count;
+    const int64_t begin = index % portion.groups * split.side, kv_head = index / portion.groups;
+    const int64_t count = std::min(split.side, portion.chunks - begin);
+    const bool last = t + 1 == rows.count && part + 1 == split.parts;  // which reads these chunks
+    const int64_t position = rows.offset + t, seen = first_seen(call, position), row_bytes = dim * size_of(call.kv_type);
     const int64_t head = kv_head * split.shared + part * kMaxQueries;
     const int64_t shared = std::min(kMaxQueries, (kv_head + 1) * split.shared - head);
 
-    const float* rows[kMaxQueries];
-    Span spans[kMostSide];
+    const float* queries[kMaxQueries];
+    Chunk chunks[kMostSide];
     Softmax found[kMostSide * kMaxQueries];
-    const auto query = [&](int64_t j) { return (b * call.length + t) * call.heads + head + j; };
-    for (int64_t j = 0; j < shared; ++j) rows[j] = q + ((b * call.heads + head + j) * call.length + t) * dim;
+    const auto state = [&](int64_t s, int64_t j) {
+      const int64_t number = t * call.heads + head + j;
+      return portion.states_before + number * split.states(portion) + split.sinks + begin + s;
+    };
+    for (int64_t j = 0; j < shared; ++j) queries[j] = q + query_at(call, rows, t, head + j);
     for (int64_t s = 0; s < count; ++s) {
-      const int64_t from = (split.first + begin + s) * kAttendChunk;
-      spans[s] = {std::max(first_seen(call, position), from), std::min(position + 1, from + kAttendChunk)};
-      for (int64_t j = 0; j < shared; ++j) {
-        found[s * shared + j].acc = accumulators + (query(j) * parts + sinks + begin + s) * dim;
+      const int64_t from = (portion.first + begin + s) * kAttendChunk;
+      const int64_t first = std::max(seen, from), end = std::min(position + 1, from + kAttendChunk);
+      chunks[s] = {nullptr, nullptr, end - first, nullptr};
+      if (end > first) {
+        const HeadCache cache = head_block(call, rows, kv_head, from);
+        chunks[s].keys = static_cast<const char*>(cache.keys) + (first - from) * row_bytes;
+        chunks[s].values = static_cast<const char*>(cache.values) + (first - from) * row_bytes;
       }
+      if (last && begin + s + split.side < portion.chunks) {
+        chunks[s].next = static_cast<const char*>(head_block(call, rows, kv_head, from + split.side * kAttendChunk).keys);
+      }
+      for (int64_t j = 0; j < shared; ++j) found[s * shared + j].acc = accumulators + state(s, j) * dim;
     }
-    const HeadCache cache = head_cache(call, b, kv_head);
-    const char* keys = static_cast<const char*>(cache.keys);
-    const char* next = more ? keys + (split.first + begin + count) * kAttendChunk * dim * size_of(call.kv_type) : nullptr;
     float* scores = scratch(Slot::scores, count * shared * kAttendChunk);
-    kernels.attend_chunks(cache, rows, shared, spans, count, next, call.rule, scores, found);
+    kernels.attend_chunks(chunks, count, call.kv_type, dim, queries, shared, call.rule, scores, found);
     for (int64_t s = 0; s < count; ++s) {
-      for (int64_t j = 0; j < shared; ++j) states[query(j) * parts + sinks + begin + s] = found[s * shared + j];
+      for (int64_t j = 0; j < shared; ++j) states[state(s, j)] = found[s * shared + j];
     }
   };
-  const int64_t products = queries * split.chunks * kAttendChunk * dim;
   pool.run(
       split.tasks,
       [&](Tasks& tasks) {
         while (tasks.next()) group(tasks.index());
       },
-      std::min(products, queries * (call.offset + call.length) * dim) * 2 > kAloneProducts);
+      split.products * 2 > kAloneProducts);
   pool.run(
-      queries,
+      split.queries,
       [&](Tasks& tasks) {
         while (tasks.next()) {
-          const int64_t i = tasks.index();
-          if (sinks != 0) {
-            float* acc = accumulators + i * parts * dim;
+          const Portion& portion = split.portion_of<&Portion::queries_before>(tasks.index());
+          const int64_t number = tasks.index() - portion.queries_before;
+          const int64_t at = portion.states_before + number * split.states(portion);
+          if (split.sinks != 0) {
+            float* acc = accumulators + at * dim;
             std::fill(acc, acc + dim, 0.0f);
-            states[i * parts] = first_state(call, i % call.heads, acc);
+            states[at] = first_state(call, number % call.heads, acc);
           }
-          kernels.join_states(states + i * parts, parts, dim, call.out + i * dim);
+          const int64_t row = portion.rows.row * call.heads + number;
+          kernels.join_states(states + at, split.states(portion), dim, call.out + row * dim);
         }
       },
-      queries * split.chunks * dim > kAloneProducts);
+      split.all_states * dim > kAloneProducts);
 }
 
 }  // namespace headrace

@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t kQueries = 48;  // positions per tile; every head of a group takes part
 constexpr int64_t kKeys = 64;     // a multiple of every panel width
+static_assert(kBlock % kKeys == 0);
 
 // Working memory of one tile of (query heads per kv head) * kQueries rows.
 struct Tile {
@@ -74,26 +75,26 @@ void weigh(const Kernels& kernels, const Tile& tile, const HeadCache& kv, int64_
   }
 }
 
-void attend_tile(const Kernels& kernels, const AttendCall& call, const float* q, int64_t b, int64_t kv_head,
+void attend_tile(const Kernels& kernels, const AttendCall& call, const SequenceRows& sequence, const float* q, int64_t kv_head,
                  int64_t t0) {
   const int64_t shared = call.heads / call.kv_heads;
-  const int64_t queries = std::min(kQueries, call.length - t0);
+  const int64_t queries = std::min(kQueries, sequence.count - t0);
   const int64_t rows = shared * queries;
   const Tile tile(kernels, rows, call.dim);
-  const HeadCache kv = head_cache(call, b, kv_head);
-  const float* first = q + ((b * call.heads + kv_head * shared) * call.length + t0) * call.dim;
+  const float* first = q + query_at(call, sequence, t0, kv_head * shared);
 
   std::memset(tile.out, 0, static_cast<size_t>(rows * tile.dim_padded) * sizeof(float));
   for (int64_t r = 0; r < rows; ++r) tile.states[r] = first_state(call, kv_head * shared + r / queries, nullptr);
 
-  const int64_t last = call.offset + t0 + queries;  // one past the last visible entry
-  for (int64_t key = first_block(call, call.offset + t0, kKeys), n = 0; key < last; key += n) {
+  const int64_t position = sequence.offset + t0, last = position + queries;  // one past the last visible entry
+  for (int64_t key = first_met(call, sequence, position, kKeys), n = 0; key < last; key += n) {
     n = std::min(kKeys - key % kKeys, last - key);
-    score(kernels, tile, kv, first, call.length * call.dim, shared, queries, key, n);
+    const HeadCache kv = head_block(call, sequence, kv_head, key);
+    score(kernels, tile, kv, first, sequence.count * call.dim, shared, queries, key % kBlock, n);
     for (int64_t r = 0; r < rows; ++r) {
-      const int64_t position = call.offset + t0 + r % queries;
-      const int64_t lo = std::clamp<int64_t>(first_seen(call, position) - key, 0, n);
-      const int64_t hi = std::clamp<int64_t>(position + 1 - key, 0, n);
+      const int64_t own = position + r % queries;
+      const int64_t lo = std::clamp<int64_t>(first_seen(call, own) - key, 0, n);
+      const int64_t hi = std::clamp<int64_t>(own + 1 - key, 0, n);
       const float factor =
           kernels.softmax_row(tile.scores + r * kKeys, kKeys, lo, hi, call.rule, &tile.states[r]);
       if (factor == 1.0f) continue;
@@ -101,11 +102,11 @@ void attend_tile(const Kernels& kernels, const AttendCall& call, const float* q,
         kernels.rescale(tile.out + d * tile.rows + r * tile.panel, factor, tile.panel);
       }
     }
-    weigh(kernels, tile, kv, rows, key, n);
+    weigh(kernels, tile, kv, rows, key % kBlock, n);
   }
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t head = kv_head * shared + r / queries, t = t0 + r % queries;
-    float* out = call.out + ((b * call.length + t) * call.heads + head) * call.dim;
+    float* out = call.out + ((sequence.row + t) * call.heads + head) * call.dim;
     for (int64_t d = 0; d < call.dim; ++d) {
       out[d] = tile.out[d / tile.panel * tile.panel * tile.rows + r * tile.panel + d % tile.panel] /
                tile.states[r].sum;
@@ -115,14 +116,13 @@ void attend_tile(const Kernels& kernels, const AttendCall& call, const float* q,
 
 }  // namespace
 
-void attend_prefill(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q) {
-  const int64_t blocks = (call.length + kQueries - 1) / kQueries;
-  pool.run(call.batch * call.kv_heads * blocks, [&](Tasks& tasks) {
+void attend_prefill(Pool& pool, const Kernels& kernels, const AttendCall& call, const SequenceRows& rows, const float* q) {
+  const int64_t blocks = (rows.count + kQueries - 1) / kQueries;
+  pool.run(call.kv_heads * blocks, [&](Tasks& tasks) {
     while (tasks.next()) {
       // Late queries see the most: start with them, so that the threads end together.
-      const int64_t block = blocks - 1 - tasks.index() / (call.batch * call.kv_heads);
-      const int64_t head = tasks.index() % (call.batch * call.kv_heads);
-      attend_tile(kernels, call, q, head / call.kv_heads, head % call.kv_heads, block * kQueries);
+      const int64_t block = blocks - 1 - tasks.index() / call.kv_heads;
+      attend_tile(kernels, call, rows, q, tasks.index() % call.kv_heads, block * kQueries);
     }
   });
 }

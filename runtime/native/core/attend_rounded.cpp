@@ -20,20 +20,21 @@ constexpr int64_t kFewestRows = 16;     // worth a tile, and a multiple of every
 constexpr int64_t kChunkEntries = 512;  // merging a chunk costs what attending to 5 entries does
 constexpr float kWholeContext = 1e9f;   // a window that nothing leaves
 constexpr float kLog2e = 1.44269504f;
-static_assert(kChunkEntries % kRoundedEntries == 0);
+static_assert(kChunkEntries % kBlock == 0 && kBlock % kRoundedEntries == 0);
 
-// How one call is cut: each K/V head's rows (T * heads of the group) into tiles, the entries they see into chunks.
+// How one sequence is cut: each K/V head's rows (T * heads of the group) into tiles, the entries they see into chunks.
 struct Split {
   const AttendCall& call;
-  int64_t heads, shared, rows;  // K/V heads of all sequences; query heads of each; rows of each
+  const SequenceRows& sequence;
+  int64_t heads, shared, rows;  // K/V heads; query heads of each; rows of each
   int64_t first, chunks;        // the first chunk that any query sees; how many from there on
   int64_t tiles, tile_rows;
   int64_t side = 1;  // chunks of a tile that are tasks of their own, side by side
 
-  Split(const AttendCall& c, int64_t threads)
-      : call(c), heads(c.batch * c.kv_heads), shared(c.heads / c.kv_heads), rows(c.length * shared) {
-    first = first_seen(c, c.offset) / kChunkEntries;
-    chunks = parts(c.offset + c.length, kChunkEntries) - first;
+  Split(const AttendCall& c, const SequenceRows& s, int64_t threads)
+      : call(c), sequence(s), heads(c.kv_heads), shared(c.heads / c.kv_heads), rows(s.count * shared) {
+    first = first_seen(c, s.offset) / kChunkEntries;
+    chunks = parts(s.offset + s.count, kChunkEntries) - first;
     const auto uneven = [&](int64_t tasks) { return tasks < 4 * threads && tasks % threads != 0; };
     tiles = parts(rows, kTileRows);
     // Threads without a share are given chunks, so that no entry is rounded twice; of a short cache, rows.
@@ -47,7 +48,7 @@ struct Split {
   static int64_t parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
 };
 
-// Rows [begin, end) of one K/V head of one sequence.
+// Rows [begin, end) of one K/V head.
 struct Tile {
   const Split& split;
   int64_t head, begin, end;
@@ -55,11 +56,9 @@ struct Tile {
   Tile(const Split& s, int64_t head_index, int64_t index)
       : split(s), head(head_index), begin(index * s.tile_rows), end(std::min(s.rows, begin + s.tile_rows)) {}
 
-  int64_t sequence() const { return head / split.call.kv_heads; }
-  int64_t kv_head() const { return head % split.call.kv_heads; }
   int64_t token(int64_t row) const { return row / split.shared; }
-  int64_t query_head(int64_t row) const { return kv_head() * split.shared + row % split.shared; }
-  int64_t position(int64_t row) const { return split.call.offset + token(row); }
+  int64_t query_head(int64_t row) const { return head * split.shared + row % split.shared; }
+  int64_t position(int64_t row) const { return split.sequence.offset + token(row); }
 };
 
 // The states of a tile's rows, in groups of as many as a QueryRows has lanes.
@@ -99,7 +98,7 @@ void place(const Kernels& kernels, const Tile& tile, const float* q, int64_t row
   const float* from[kMaxRoundedRows];
   for (int64_t r = 0; r < kernels.rounded_rows; ++r) {
     const int64_t at = row + std::min(r, count - 1);
-    from[r] = q + ((tile.sequence() * call.heads + tile.query_head(at)) * call.length + tile.token(at)) * call.dim;
+    from[r] = q + query_at(call, tile.split.sequence, tile.token(at), tile.query_head(at));
     to.positions[r] = static_cast<float>(tile.position(at));
   }
   const float factor = call.rule.softcap > 0 ? call.rule.scale : call.rule.scale * kLog2e;
@@ -130,15 +129,14 @@ void begin(const Tile& tile, const Groups& groups) {
 // A tile's placed rows attend to the entries of one chunk that they see.
 void attend_tile(const Kernels& kernels, const Tile& tile, int64_t chunk, const Groups& groups) {
   const AttendCall& call = tile.split.call;
-  const HeadCache kv = head_cache(call, tile.sequence(), tile.kv_head());
   const EntryBlock block = entry_block(call.dim);
   const float window = call.window > 0 ? static_cast<float>(call.window) : kWholeContext;
   const int64_t begin = (tile.split.first + chunk) * kChunkEntries;
   const int64_t end = std::min(begin + kChunkEntries, tile.position(tile.end - 1) + 1);
-  int64_t key = std::max(begin, first_block(call, tile.position(tile.begin), kRoundedEntries));
+  int64_t key = std::max(begin, first_met(call, tile.split.sequence, tile.position(tile.begin), kRoundedEntries));
   for (int64_t n = 0; key < end; key += n) {
     n = std::min(kRoundedEntries - key % kRoundedEntries, end - key);
-    kernels.round_entries(kv, key, n, block);
+    kernels.round_entries(head_block(call, tile.split.sequence, tile.head, key), key % kBlock, n, block);
     for (int64_t row = tile.begin, g = 0; row < tile.end; row += groups.lanes, ++g) {
       const int64_t count = std::min(groups.lanes, tile.end - row);
       const int64_t from = tile.position(row), to = tile.position(row + count - 1);
@@ -157,7 +155,7 @@ void settle(const Kernels& kernels, const Tile& tile, int64_t group, const Query
   const int64_t count = std::min(kernels.rounded_rows, tile.end - row);
   float* out[kMaxRoundedRows];
   for (int64_t r = 0; r < count; ++r) {
-    const int64_t token = tile.sequence() * call.length + tile.token(row + r);
+    const int64_t token = tile.split.sequence.row + tile.token(row + r);
     out[r] = call.out + (token * call.heads + tile.query_head(row + r)) * call.dim;
   }
   kernels.settle(rows, count, call.dim, out);
@@ -165,8 +163,8 @@ void settle(const Kernels& kernels, const Tile& tile, int64_t group, const Query
 
 }  // namespace
 
-void attend_rounded(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q) {
-  const Split split(call, pool.threads());
+void attend_rounded(Pool& pool, const Kernels& kernels, const AttendCall& call, const SequenceRows& sequence, const float* q) {
+  const Split split(call, sequence, pool.threads());
   const int64_t dim = call.dim, lanes = kernels.rounded_rows, side = split.side;
   const int64_t size = Groups::size(kernels, split.tile_rows, dim);
   const int64_t groups = Split::parts(split.tile_rows, lanes), tiles = split.heads * split.tiles;

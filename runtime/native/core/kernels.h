@@ -61,10 +61,12 @@ struct HeadCache {
   Type type;
 };
 
-// Entries [begin, end).
-struct Span {
-  int64_t begin;
-  int64_t end;
+// Entries of one head that follow each other, kAttendChunk at most or none, and what will be read after them.
+struct Chunk {
+  const char* keys;
+  const char* values;
+  int64_t n;
+  const char* next;  // nullptr where that is not known
 };
 
 // Running state of an online softmax for one query: `acc` holds sum(exp(s - top) * v), not yet divided by `sum`.
@@ -152,10 +154,9 @@ struct Kernels {
   void (*gated)(const float* gate, const float* up, int64_t n, Act act, float* out);
 
   // Attends `queries` <= kMaxQueries rows of q over `count` chunks of one head's entries, into states (count, queries) of
-  // their own, whose `acc` is given. A chunk has kAttendChunk entries at most, or none. `next_keys`: what will be read
-  // next, from there on, or nullptr. `scores` is scratch for (count, queries, kAttendChunk); dim is a multiple of 16.
-  void (*attend_chunks)(const HeadCache& kv, const float* const* q, int64_t queries, const Span* chunks, int64_t count,
-                        const char* next_keys, ScoreRule rule, float* scores, Softmax* states);
+  // their own, whose `acc` is given. `scores` is scratch for (count, queries, kAttendChunk); dim is a multiple of 16.
+  void (*attend_chunks)(const Chunk* chunks, int64_t count, Type type, int64_t dim, const float* const* q,
+                        int64_t queries, ScoreRule rule, float* scores, Softmax* states);
 
   // What the states of one query's chunks come to, divided by their sum.
   void (*join_states)(const Softmax* states, int64_t count, int64_t dim, float* out);

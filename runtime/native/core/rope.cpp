@@ -10,30 +10,29 @@ Rope::Rope(std::vector<float> periods, float amplitude) : inverse_(std::move(per
   for (float& period : inverse_) period = 1.0f / period;
 }
 
-std::shared_ptr<const Rope::Table> Rope::table(int64_t offset, int64_t length) {
+std::shared_ptr<const Rope::Table> Rope::table(const std::vector<Run>& runs) {
   std::lock_guard<std::mutex> guard(mutex_);
-  if (last_ != nullptr && last_->offset == offset && last_->length == length) return last_;
+  if (last_ != nullptr && last_->runs == runs) return last_;
   auto table = std::make_shared<Table>();
-  table->offset = offset;
-  table->length = length;
-  table->cosine.reserve(static_cast<size_t>(length) * inverse_.size());
-  table->sine.reserve(static_cast<size_t>(length) * inverse_.size());
-  for (int64_t t = 0; t < length; ++t) {
-    for (const float inverse : inverse_) {
-      // The angle is rounded to float32 as the reference rounds it: far positions would differ otherwise.
-      const double angle = static_cast<float>(offset + t) * inverse;
-      table->cosine.push_back(amplitude_ * static_cast<float>(std::cos(angle)));
-      table->sine.push_back(amplitude_ * static_cast<float>(std::sin(angle)));
+  table->runs = runs;
+  for (const Run& run : runs) {
+    for (int64_t position = run.offset; position < run.offset + run.count; ++position) {
+      for (const float inverse : inverse_) {
+        // The angle is rounded to float32 as the reference rounds it: far positions would differ otherwise.
+        const double angle = static_cast<float>(position) * inverse;
+        table->cosine.push_back(amplitude_ * static_cast<float>(std::cos(angle)));
+        table->sine.push_back(amplitude_ * static_cast<float>(std::sin(angle)));
+      }
     }
   }
   last_ = table;
   return table;
 }
 
-void Rope::rotate(const Table& table, int64_t t, float* head) {
-  const int64_t half = static_cast<int64_t>(table.cosine.size()) / table.length;
-  const float* cosine = table.cosine.data() + t * half;
-  const float* sine = table.sine.data() + t * half;
+void Rope::rotate(const Table& table, int64_t row, float* head) const {
+  const auto half = static_cast<int64_t>(inverse_.size());
+  const float* cosine = table.cosine.data() + row * half;
+  const float* sine = table.sine.data() + row * half;
   float* low = head;
   float* high = head + half;
   for (int64_t i = 0; i < half; ++i) {

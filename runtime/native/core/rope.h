@@ -1,6 +1,6 @@
 // Rotary position embedding, half-split layout: pair (i, i + dims / 2) turns by position * inverse[i].
 //
-// One Rope is shared by all layers that rotate alike, so the table of a step's positions is computed once.
+// One Rope is shared by all layers that rotate alike, so the table of a pass's positions is computed once.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +17,21 @@ class Rope : public std::enable_shared_from_this<Rope> {
 
   int64_t dims() const { return static_cast<int64_t>(2 * inverse_.size()); }
 
-  struct Table {
-    int64_t offset = 0;
-    int64_t length = 0;
-    std::vector<float> cosine, sine;  // (length, dims / 2), amplitude folded in
+  // Positions [offset, offset + count).
+  struct Run {
+    int64_t offset;
+    int64_t count;
+    bool operator==(const Run&) const = default;
   };
-  std::shared_ptr<const Table> table(int64_t offset, int64_t length);
+  struct Table {
+    std::vector<Run> runs;
+    std::vector<float> cosine, sine;  // (positions, dims / 2), amplitude folded in
+  };
+  // Of the positions of all runs, one after the other.
+  std::shared_ptr<const Table> table(const std::vector<Run>& runs);
 
-  // Rotates the first dims() of a head in place, at row `t` of the table.
-  static void rotate(const Table& table, int64_t t, float* head);
+  // Rotates the first `dims` of a head in place, at a row of the table.
+  void rotate(const Table& table, int64_t row, float* head) const;
 
  private:
   std::vector<float> inverse_;

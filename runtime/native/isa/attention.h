@@ -104,23 +104,22 @@ inline void weigh_values(const HeadCache& kv, int64_t begin, int64_t end, int64_
 
 // Chunks are taken W entries at a time in turn: each is a stream of its own, and its values follow its keys.
 template <Type T, int Q>
-inline void attend_chunks_of(const HeadCache& kv, const float* const* q, const Span* chunks, int64_t count,
-                             const char* next_keys, ScoreRule rule, float* scores, Softmax* states) {
+inline void attend_chunks_of(const Chunk* chunks, int64_t count, int64_t dim, const float* const* q, ScoreRule rule,
+                             float* scores, Softmax* states) {
   constexpr int64_t ld = kAttendChunk;
   constexpr int V = kPanelVectors;
-  const int64_t row = kv.dim * size_of(T);
-  const char* keys = static_cast<const char*>(kv.keys);
-  const char* values = static_cast<const char*>(kv.values);
+  const int64_t row = dim * size_of(T);
   for (int64_t p = 0; p < kAttendChunk; p += W) {
     for (int64_t s = 0; s < count; ++s) {
-      const int64_t begin = chunks[s].begin, n = chunks[s].end - begin, ahead = p + kEntriesAhead;
+      const int64_t n = chunks[s].n, ahead = p + kEntriesAhead;
       if (p >= n) continue;
-      const char* later = ahead < n ? keys + (begin + ahead) * row : values + (begin + ahead - n) * row;
-      score_block<T, Q>(kv, q, begin + p, begin + n, scores + s * Q * ld + p, ld, later);
+      const HeadCache kv{chunks[s].keys, chunks[s].values, dim, T};
+      const char* later = ahead < n ? chunks[s].keys + ahead * row : chunks[s].values + (ahead - n) * row;
+      score_block<T, Q>(kv, q, p, n, scores + s * Q * ld + p, ld, later);
     }
   }
   for (int64_t s = 0; s < count; ++s) {
-    const int64_t n = chunks[s].end - chunks[s].begin, whole = (n + kScorePad - 1) / kScorePad * kScorePad;
+    const int64_t n = chunks[s].n, whole = (n + kScorePad - 1) / kScorePad * kScorePad;
     for (int j = 0; j < Q; ++j) {
       Softmax& state = states[s * Q + j];
       state.top = -__builtin_inff();
@@ -128,44 +127,45 @@ inline void attend_chunks_of(const HeadCache& kv, const float* const* q, const S
       if (n > 0) {
         softmax_row(scores + (s * Q + j) * ld, whole, 0, n, rule, &state);
       } else {
-        for (int64_t d = 0; d < kv.dim; d += W) store(state.acc + d, zero());
+        for (int64_t d = 0; d < dim; d += W) store(state.acc + d, zero());
       }
     }
   }
   for (int64_t p = 0; p < kAttendChunk; p += W) {
     for (int64_t s = 0; s < count; ++s) {
-      const int64_t begin = chunks[s].begin, n = chunks[s].end - begin, ahead = p + kEntriesAhead;
+      const int64_t n = chunks[s].n, ahead = p + kEntriesAhead;
       if (p >= n) continue;
-      const char* later = ahead < n || next_keys == nullptr ? values + (begin + ahead) * row
-                                                           : next_keys + (s * kAttendChunk + ahead - n) * row;
+      const HeadCache kv{chunks[s].keys, chunks[s].values, dim, T};
+      const char* later = ahead < n || chunks[s].next == nullptr ? chunks[s].values + ahead * row
+                                                                 : chunks[s].next + (ahead - n) * row;
       const int64_t end = p + W < n ? p + W : n;
       const float* weights = scores + s * Q * ld + p;
       int64_t d = 0;
-      for (; d + V * W <= kv.dim; d += V * W) {
-        weigh_values<T, Q, V>(kv, begin + p, begin + end, d, weights, ld, p == 0, states + s * Q, later);
+      for (; d + V * W <= dim; d += V * W) {
+        weigh_values<T, Q, V>(kv, p, end, d, weights, ld, p == 0, states + s * Q, later);
       }
-      for (; d < kv.dim; d += W) weigh_values<T, Q, 1>(kv, begin + p, begin + end, d, weights, ld, p == 0, states + s * Q, later);
+      for (; d < dim; d += W) weigh_values<T, Q, 1>(kv, p, end, d, weights, ld, p == 0, states + s * Q, later);
     }
   }
 }
 
 template <Type T>
-inline void attend_chunks_as(const HeadCache& kv, const float* const* q, int64_t queries, const Span* chunks, int64_t count,
-                             const char* next_keys, ScoreRule rule, float* scores, Softmax* states) {
+inline void attend_chunks_as(const Chunk* chunks, int64_t count, int64_t dim, const float* const* q, int64_t queries,
+                             ScoreRule rule, float* scores, Softmax* states) {
   switch (queries) {
-    case 1: return attend_chunks_of<T, 1>(kv, q, chunks, count, next_keys, rule, scores, states);
-    case 2: return attend_chunks_of<T, 2>(kv, q, chunks, count, next_keys, rule, scores, states);
-    case 3: return attend_chunks_of<T, 3>(kv, q, chunks, count, next_keys, rule, scores, states);
-    default: return attend_chunks_of<T, 4>(kv, q, chunks, count, next_keys, rule, scores, states);
+    case 1: return attend_chunks_of<T, 1>(chunks, count, dim, q, rule, scores, states);
+    case 2: return attend_chunks_of<T, 2>(chunks, count, dim, q, rule, scores, states);
+    case 3: return attend_chunks_of<T, 3>(chunks, count, dim, q, rule, scores, states);
+    default: return attend_chunks_of<T, 4>(chunks, count, dim, q, rule, scores, states);
   }
 }
 
-inline void attend_chunks(const HeadCache& kv, const float* const* q, int64_t queries, const Span* chunks, int64_t count,
-                          const char* next_keys, ScoreRule rule, float* scores, Softmax* states) {
-  switch (kv.type) {
-    case Type::f16: return attend_chunks_as<Type::f16>(kv, q, queries, chunks, count, next_keys, rule, scores, states);
-    case Type::bf16: return attend_chunks_as<Type::bf16>(kv, q, queries, chunks, count, next_keys, rule, scores, states);
-    default: return attend_chunks_as<Type::f32>(kv, q, queries, chunks, count, next_keys, rule, scores, states);
+inline void attend_chunks(const Chunk* chunks, int64_t count, Type type, int64_t dim, const float* const* q,
+                          int64_t queries, ScoreRule rule, float* scores, Softmax* states) {
+  switch (type) {
+    case Type::f16: return attend_chunks_as<Type::f16>(chunks, count, dim, q, queries, rule, scores, states);
+    case Type::bf16: return attend_chunks_as<Type::bf16>(chunks, count, dim, q, queries, rule, scores, states);
+    default: return attend_chunks_as<Type::f32>(chunks, count, dim, q, queries, rule, scores, states);
   }
 }
 

@@ -2,6 +2,7 @@
 // what it leaves in the cache, and caches that have dropped what no query sees. Decode is one way through the code, prefill
 // another, over K/V in half precision a third.
 #include <cmath>
+#include <cstring>
 
 #include "../core/attend.h"
 #include "attention_bounds.h"
@@ -67,6 +68,37 @@ bool rounded(const Case& c, const Kernels& kernels) {
   return kernels.rounds_attention && c.type != Type::f32 && c.phase == Phase::prefill;
 }
 
+// Buffers (B, Hkv, capacity, D), whose first row is position `first`, as blocks.
+class Contiguous {
+ public:
+  Contiguous(AttendCall& call, char* keys, const char* values, int64_t capacity, int64_t first = 0)
+      : call_(call), keys_(keys), first_(first), row_bytes_(call.dim * size_of(call.kv_type)) {
+    call.keys_at = 0;
+    call.values_at = values - keys;
+    call.head_bytes = capacity * row_bytes_;
+  }
+
+  // `length` tokens of each of `batch` sequences from `offset` on.
+  void rows(int64_t batch, int64_t length, int64_t offset, Phase phase) {
+    sequences_.clear();
+    blocks_.assign(static_cast<size_t>(batch), {});
+    for (int64_t b = 0; b < batch; ++b) {
+      char* base = keys_ + b * call_.kv_heads * call_.head_bytes;
+      for (int64_t at = 0; at < offset + length; at += kBlock) blocks_[b].push_back(base + (at - first_) * row_bytes_);
+      sequences_.push_back({b * length, length, offset, phase, blocks_[b].data(), first_});
+    }
+    call_.sequences = sequences_.data();
+    call_.count = batch;
+  }
+
+ private:
+  AttendCall& call_;
+  char* keys_;
+  int64_t first_, row_bytes_;
+  std::vector<std::vector<char*>> blocks_;
+  std::vector<SequenceRows> sequences_;
+};
+
 // The output `got` (D) of token t's query q, over entries that begin at row `base` of keys and values.
 void check_output(const Case& c, const AttendCall& call, const Kernels& kernels, const std::vector<double>& q,
                   const float* learned, int64_t base, int64_t t, const Guarded& keys, const Guarded& values,
@@ -123,21 +155,13 @@ void test_case(const Kernels& kernels, const Case& c) {
 
   AttendCall call;
   call.qkv = qkv.as<float>();
-  call.keys = keys.as();
-  call.values = values.as();
   call.kv_type = c.type;
-  call.batch = c.batch;
-  call.length = c.length;
   call.heads = c.heads;
   call.kv_heads = c.kv_heads;
   call.dim = c.dim;
-  call.capacity = capacity;
-  call.offset = c.offset;
-  call.phase = c.phase;
   call.norm_eps = 1e-6f;
   call.rule = {0.1f, c.softcap};
   call.window = c.window;
-  call.first = c.dropped;
   if (c.learned) call.sinks = sinks.as<float>();
   call.out = out.as<float>();
   if (c.norms) {
@@ -145,6 +169,8 @@ void test_case(const Kernels& kernels, const Case& c) {
     call.k_norm = k_norm.as<float>();
   }
   if (c.rotated > 0) call.rope = &rope;
+  Contiguous buffers(call, keys.as<char>(), values.as<char>(), capacity, c.dropped);
+  buffers.rows(c.batch, c.length, c.offset, c.phase);
   run_attend(Pool::shared(), kernels, call);
 
   const double half_ulp = c.type == Type::f32 ? 2e-6 : c.type == Type::f16 ? 0x1p-11 : 0x1p-8;
@@ -182,13 +208,12 @@ void test_spoiled(const Kernels& kernels, Type type, int64_t spoiled, float with
   Guarded out(kLength * kDim * 4);
   AttendCall call;
   call.qkv = qkv.as<float>();
-  call.keys = keys.as();
-  call.values = values.as();
   call.kv_type = type;
-  call.batch = call.heads = call.kv_heads = 1;
-  call.length = call.capacity = kLength;
+  call.heads = call.kv_heads = 1;
   call.dim = kDim;
   call.out = out.as<float>();
+  Contiguous buffers(call, keys.as<char>(), values.as<char>(), kLength);
+  buffers.rows(1, kLength, 0, Phase::prefill);
   run_attend(Pool::shared(), kernels, call);
   bool finite = true;
   for (int64_t d = 0; d < kDim; ++d) finite = finite && std::isfinite(out.as<float>()[(kLength - 1) * kDim + d]);
@@ -203,24 +228,19 @@ void test_same_bits(const Kernels& kernels, Phase phase, Type type, int64_t wind
   const Guarded qkv = guarded(projected);
   Guarded keys = stored(numbers, type), values = stored(numbers, type);
   AttendCall call;
-  call.keys = keys.as();
-  call.values = values.as();
   call.kv_type = type;
-  call.phase = phase;
-  call.batch = 1;
   call.heads = kHeads;
   call.kv_heads = kKvHeads;
   call.dim = kDim;
-  call.capacity = kCapacity;
   call.rule = {0.1f, 0};
   call.window = window;
+  Contiguous buffers(call, keys.as<char>(), values.as<char>(), kCapacity);
   const auto attended = [&](int threads, bool together) {
     Pool::shared().set_threads(threads);
     std::vector<float> out(kLength * kHeads * kDim);
     for (int64_t t = 0; t < kLength; t += together ? kLength : 1) {
       call.qkv = qkv.as<float>() + t * kRow;
-      call.length = together ? kLength : 1;
-      call.offset = kOffset + t;
+      buffers.rows(1, together ? kLength : 1, kOffset + t, phase);
       call.out = out.data() + t * kHeads * kDim;
       run_attend(Pool::shared(), kernels, call);
     }
@@ -230,6 +250,91 @@ void test_same_bits(const Kernels& kernels, Phase phase, Type type, int64_t wind
   const auto expected = attended(1, true);
   for (const int other : {1, 2, 7}) {
     check(attended(other, false) == expected && attended(other, true) == expected, "the same bits", kernels.name);
+  }
+  Pool::shared().set_threads(threads);
+}
+
+// Sequences of different lengths and phases in one pass, their blocks anywhere, two of them with the same first ones: each as it
+// would be alone in one piece.
+void test_ragged(const Kernels& kernels, Type type, int64_t window, bool learned) {
+  constexpr int64_t kHeads = 6, kKvHeads = 2, kDim = 48, kRow = (kHeads + 2 * kKvHeads) * kDim, kLayers = 3, kLayer = 1;
+  struct Sequence {
+    int64_t count, offset;
+    Phase phase;
+  };
+  const std::vector<Sequence> sequences = {{1, 0, Phase::decode},    {1, 127, Phase::decode},  {70, 0, Phase::prefill},
+                                           {1, 900, Phase::decode},  {9, 600, Phase::decode},  {1, 260, Phase::prefill},
+                                           {100, 500, Phase::prefill}, {1, 128, Phase::decode}};
+  std::vector<float> periods(kDim / 2);
+  for (int64_t i = 0; i < kDim / 2; ++i) periods[i] = static_cast<float>(1 + i);
+  Rope rope(periods, 1.0f);
+  const auto sinks = random_floats(kHeads);
+  AttendCall call;
+  call.kv_type = type;
+  call.heads = kHeads;
+  call.kv_heads = kKvHeads;
+  call.dim = kDim;
+  call.rule = {0.1f, 0};
+  call.window = window;
+  call.rope = &rope;
+  if (learned) call.sinks = sinks.data();
+  const int64_t row_bytes = kDim * size_of(type), head_bytes = kBlock * row_bytes, half = kKvHeads * head_bytes;
+
+  int64_t rows = 0, capacity = 0;
+  for (const Sequence& s : sequences) rows += s.count, capacity = std::max(capacity, s.offset + s.count);
+  const auto projected = random_floats(rows * kRow), past = random_floats(2 * kKvHeads * capacity * kDim);
+  const Guarded qkv = guarded(projected);
+  Guarded out(rows * kHeads * kDim * 4);
+  std::vector<Guarded> memory;
+  std::vector<std::vector<char*>> tables;
+  std::vector<SequenceRows> shared_out;
+  std::vector<float> expected;
+  int64_t row = 0;
+  for (const Sequence& s : sequences) {
+    Guarded keys = stored({past.begin(), past.begin() + kKvHeads * capacity * kDim}, type);
+    Guarded values = stored({past.begin() + kKvHeads * capacity * kDim, past.end()}, type);
+    std::vector<char*> table;
+    for (int64_t at = 0; at < s.offset + s.count; at += kBlock) {
+      if (at / kBlock == 0 && s.offset > kBlock && tables.size() > 3) {
+        table.push_back(tables[3][0]);  // a prefix that both have
+        continue;
+      }
+      memory.emplace_back(kLayers * 2 * half);
+      std::memset(memory.back().as(), 0xff, static_cast<size_t>(kLayers * 2 * half));  // NaN
+      table.push_back(memory.back().as<char>());
+      for (int64_t h = 0; h < kKvHeads; ++h) {
+        const int64_t n = std::clamp<int64_t>(s.offset - at, 0, kBlock) * row_bytes;
+        char* to = table.back() + 2 * kLayer * half + h * head_bytes;
+        std::memcpy(to, keys.as<char>() + (h * capacity + at) * row_bytes, static_cast<size_t>(n));
+        std::memcpy(to + half, values.as<char>() + (h * capacity + at) * row_bytes, static_cast<size_t>(n));
+      }
+    }
+    // No row sees what has left the window.
+    for (int64_t i = 0; i < first_seen(call, s.offset) / kBlock; ++i) table[i] = nullptr;
+    tables.push_back(std::move(table));
+    shared_out.push_back({row, s.count, s.offset, s.phase, tables.back().data(), 0});
+
+    call.qkv = qkv.as<float>() + row * kRow;
+    std::vector<float> alone(static_cast<size_t>(s.count * kHeads * kDim));
+    call.out = alone.data();
+    Contiguous buffers(call, keys.as<char>(), values.as<char>(), capacity);
+    buffers.rows(1, s.count, s.offset, s.phase);
+    run_attend(Pool::shared(), kernels, call);
+    expected.insert(expected.end(), alone.begin(), alone.end());
+    row += s.count;
+  }
+  call.qkv = qkv.as<float>();
+  call.out = out.as<float>();
+  call.sequences = shared_out.data();
+  call.count = static_cast<int64_t>(shared_out.size());
+  call.keys_at = 2 * kLayer * half;
+  call.values_at = call.keys_at + half;
+  call.head_bytes = head_bytes;
+  const int threads = Pool::shared().threads();
+  for (const int other : {1, 3}) {
+    Pool::shared().set_threads(other);
+    run_attend(Pool::shared(), kernels, call);
+    check(std::memcmp(out.as(), expected.data(), expected.size() * sizeof(float)) == 0, "alone as among others", kernels.name);
   }
   Pool::shared().set_threads(threads);
 }
@@ -299,6 +404,9 @@ void test_attention(const Kernels& kernels) {
       }
     }
     test_case(kernels, {.length = 12, .offset = 150, .type = type, .phase = Phase::decode});
+  }
+  for (const Type type : kTypes) {
+    for (const int64_t window : {0, 200}) test_ragged(kernels, type, window, window == 0);
   }
   // Long enough for every thread to have several chunks.
   for (const int64_t length : {1, 100}) test_case(kernels, {.length = length, .offset = 1500, .rotated = 48});

@@ -59,12 +59,12 @@ void test_rotation(int64_t dims, int64_t offset) {
     periods.push_back(static_cast<float>(std::pow(500000.0, 2.0 * static_cast<double>(i) / static_cast<double>(dims))));
   }
   Rope rope(periods, 1.5f);
-  const auto table = rope.table(offset, 3);
-  check(table == rope.table(offset, 3), "one table for all layers of a step", "rope");
+  const auto table = rope.table({{offset + 9, 1}, {offset, 3}});
+  check(table == rope.table({{offset + 9, 1}, {offset, 3}}), "one table for all layers of a pass", "rope");
   for (int64_t t = 0; t < 3; ++t) {
     const auto before = random_floats(dims);
     Guarded head = guarded(before);
-    Rope::rotate(*table, t, head.as<float>());
+    rope.rotate(*table, 1 + t, head.as<float>());
     for (int64_t i = 0; i < dims / 2; ++i) {
       const double angle = static_cast<double>(offset + t) / periods[i];
       const double a = before[i], b = before[i + dims / 2], bound = 1e-6 * static_cast<double>(8 + offset + t);

@@ -1,0 +1,172 @@
+// See cache_blocks.h.
+#include "cache_blocks.h"
+
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+#include "matrix_handle.h"
+#include "weight_arena.h"
+
+namespace headrace {
+namespace {
+
+void require(bool fits, const char* what) {
+  if (!fits) throw std::invalid_argument(what);
+}
+
+const mx::array& hold(CacheBlocks& cache, const mx::array& array) {
+  cache.arrays.push_back(array);
+  mx::array& held = cache.arrays.back();
+  if (!held.is_available()) held.eval();
+  require(held.flags().row_contiguous, "keys and values must be row-contiguous");
+  return held;
+}
+
+// Blocks stay where they are: inner vectors keep their memory when the outer one moves them.
+void add(CacheBlocks& cache, SequenceRows rows, std::vector<char*> blocks, int64_t whole_from) {
+  rows.row = cache.rows;
+  rows.blocks = blocks.data();
+  cache.rows += rows.count;
+  cache.blocks.push_back(std::move(blocks));
+  cache.sequences.push_back(rows);
+  cache.whole_from.push_back(whole_from);
+}
+
+int64_t blocks_for(int64_t entries) { return (entries + kBlock - 1) / kBlock; }
+
+}  // namespace
+
+void LayerBlocks::describe(AttendCall& call) const {
+  call.sequences = cache->sequences.data();
+  call.count = static_cast<int64_t>(cache->sequences.size());
+  call.kv_type = cache->type;
+  call.keys_at = keys_at;
+  call.values_at = values_at;
+  call.head_bytes = head_bytes;
+}
+
+LayerBlocks contiguous_blocks(const mx::array& keys, const mx::array& values, const AttendCall& plan, int batch, int length,
+                              int offset, int first, Phase phase) {
+  require(keys.ndim() == 4 && keys.shape() == values.shape() && keys.dtype() == values.dtype() &&
+              keys.shape(0) == batch && keys.shape(1) == plan.kv_heads && keys.shape(3) == plan.dim,
+          "keys and values must be (B, Hkv, capacity, D)");
+  require(first >= 0 && offset >= first && offset - first + length <= keys.shape(2),
+          "the cache has no room for these tokens");
+  require(first <= first_seen(plan, offset), "the cache has dropped what these tokens see");
+  auto cache = std::make_shared<CacheBlocks>();
+  cache->type = type_of(keys.dtype());
+  cache->arrays.reserve(2);
+  char* base = const_cast<char*>(hold(*cache, keys).data<char>());
+  const int64_t apart = hold(*cache, values).data<char>() - base;
+  const int64_t row_bytes = plan.dim * size_of(cache->type), head_bytes = row_bytes * keys.shape(2);
+  for (int64_t b = 0; b < batch; ++b) {
+    std::vector<char*> blocks(static_cast<size_t>(blocks_for(offset + length)));
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      blocks[i] = base + b * plan.kv_heads * head_bytes + (static_cast<int64_t>(i) * kBlock - first) * row_bytes;
+    }
+    add(*cache, {.count = length, .offset = offset, .phase = phase, .first = first}, std::move(blocks), 0);
+  }
+  return {std::move(cache), 0, apart, head_bytes};
+}
+
+Pass::Pass(const std::vector<int>& counts, const std::vector<int>& offsets, const std::vector<bool>& prefill,
+           const std::vector<Tables>& tables, const std::vector<std::vector<mx::array>>& slabs) {
+  require(offsets.size() == counts.size() && prefill.size() == counts.size() && tables.size() == counts.size(),
+          "every sequence needs a count, an offset, a phase and tables");
+  for (size_t group = 0; group < slabs.size(); ++group) {
+    auto cache = std::make_shared<CacheBlocks>();
+    require(!slabs[group].empty(), "a group of layers has no slabs");
+    const mx::Shape& shape = slabs[group][0].shape();
+    const mx::Dtype dtype = slabs[group][0].dtype();
+    require(shape.size() == 6 && shape[2] == 2 && shape[4] == kBlock, "slabs must be (blocks, layers, 2, Hkv, 128, D)");
+    cache->type = type_of(dtype);
+    cache->layers = shape[1];
+    cache->kv_heads = shape[3];
+    cache->dim = shape[5];
+    cache->arrays.reserve(slabs[group].size());
+    const int64_t block_bytes = 2 * cache->layers * cache->kv_heads * kBlock * cache->dim * size_of(cache->type);
+    std::vector<char*> all;
+    for (const mx::array& slab : slabs[group]) {
+      require(slab.ndim() == 6 && slab.dtype() == dtype && std::equal(shape.begin() + 1, shape.end(), slab.shape().begin() + 1),
+              "the slabs of a group must be alike");
+      char* base = const_cast<char*>(hold(*cache, slab).data<char>());
+      for (int64_t i = 0; i < slab.shape(0); ++i) all.push_back(base + i * block_bytes);
+    }
+    for (size_t i = 0; i < counts.size(); ++i) {
+      require(counts[i] >= 1 && offsets[i] >= 0, "a sequence has one row or more, at a position");
+      require(tables[i].size() == slabs.size(), "a sequence needs a table for every group of layers");
+      const std::vector<int>& ids = tables[i][group];
+      const auto needed = static_cast<size_t>(blocks_for(int64_t{offsets[i]} + counts[i]));
+      require(ids.size() >= needed, "a table is too short for its sequence");
+      std::vector<char*> blocks(needed, nullptr);
+      int64_t whole_from = 0;
+      for (size_t at = 0; at < needed; ++at) {
+        require(ids[at] < static_cast<int64_t>(all.size()), "a table names a block that no slab has");
+        if (ids[at] < 0) {
+          whole_from = static_cast<int64_t>(at) + 1;
+        } else {
+          blocks[at] = all[static_cast<size_t>(ids[at])];
+        }
+      }
+      add(*cache,
+          {.count = counts[i], .offset = offsets[i], .phase = prefill[i] ? Phase::prefill : Phase::decode},
+          std::move(blocks), whole_from);
+    }
+    groups_.push_back(std::move(cache));
+  }
+}
+
+LayerBlocks Pass::layer(int group, int index, const AttendCall& plan) const {
+  require(group >= 0 && static_cast<size_t>(group) < groups_.size(), "a pass has no such group of layers");
+  const std::shared_ptr<const CacheBlocks>& cache = groups_[static_cast<size_t>(group)];
+  require(index >= 0 && index < cache->layers, "a group has no such layer");
+  require(cache->kv_heads == plan.kv_heads && cache->dim == plan.dim, "the slabs do not fit the attention");
+  for (size_t i = 0; i < cache->sequences.size(); ++i) {
+    require(cache->whole_from[i] <= first_seen(plan, cache->sequences[i].offset) / kBlock,
+            "a table lacks a block that its sequence sees");
+  }
+  const int64_t head_bytes = kBlock * cache->dim * size_of(cache->type), half = cache->kv_heads * head_bytes;
+  return {cache, 2 * index * half, (2 * index + 1) * half, head_bytes};
+}
+
+void write_block(const mx::array& slab, int block, const mx::array& entries) {
+  require(slab.ndim() == 6 && slab.flags().row_contiguous && slab.is_available(), "a slab must be evaluated");
+  require(block >= 0 && block < slab.shape(0), "the slab has no such block");
+  require(entries.ndim() == 5 && entries.dtype() == slab.dtype() && entries.shape(0) == slab.shape(1) &&
+              entries.shape(1) == 2 && entries.shape(2) == slab.shape(3) && entries.shape(3) <= slab.shape(4) &&
+              entries.shape(4) == slab.shape(5),
+          "entries must be (layers, 2, Hkv, n, D) of the slab's type");
+  if (entries.size() == 0) return;
+  const mx::array from = settled(entries);
+  const int64_t row = slab.shape(5) * static_cast<int64_t>(slab.itemsize());
+  const int64_t here = row * entries.shape(3), apart = row * slab.shape(4);
+  const int64_t heads = static_cast<int64_t>(slab.shape(1)) * 2 * slab.shape(3);
+  char* to = const_cast<char*>(slab.data<char>()) + block * heads * apart;
+  for (int64_t i = 0; i < heads; ++i) {
+    std::memcpy(to + i * apart, from.data<char>() + i * here, static_cast<size_t>(here));
+  }
+}
+
+mx::array grow_buffer(const mx::array& buffer, int capacity) {
+  require(buffer.ndim() == 4 && buffer.shape(2) <= capacity, "a buffer must be (B, Hkv, entries, D), and no longer than asked for");
+  mx::array from = buffer;
+  from.eval();
+  // A slice of entries is read where it lies.
+  if (from.strides(3) != 1 || from.strides(2) != from.shape(3)) from = settled(from);
+  mx::Shape shape = from.shape();
+  shape[2] = capacity;
+  mx::array out = zeros_on_lines(shape, from.dtype());
+  if (from.size() == 0) return out;
+  const auto item = static_cast<int64_t>(from.itemsize()), row = item * shape[3];
+  char* to = out.data<char>();
+  for (int64_t b = 0; b < shape[0]; ++b) {
+    for (int64_t h = 0; h < shape[1]; ++h, to += row * capacity) {
+      const char* head = from.data<char>() + (b * from.strides(0) + h * from.strides(1)) * item;
+      std::memcpy(to, head, static_cast<size_t>(row * from.shape(2)));
+    }
+  }
+  return out;
+}
+
+}  // namespace headrace
