@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from struct import pack
 
-BLOCK = 128  # entries
+from headrace.runtime.ops import BLOCK
 
 
 @dataclass(slots=True, eq=False)

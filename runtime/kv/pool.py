@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from headrace.runtime.errors import PoolFullError
 from headrace.runtime.kv.blocks import Blocks
-from headrace.runtime.kv.chain import BLOCK, Chains, Link
+from headrace.runtime.kv.chain import Chains, Link
+from headrace.runtime.ops import BLOCK
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,16 @@ Between a commit and the next `reserve`, `publish` can say which tokens the entr
 """
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 from headrace.runtime.cache import Lengths
 from headrace.runtime.cost import ROLLBACK
 from headrace.runtime.errors import PoolFullError
-from headrace.runtime.kv.chain import BLOCK, Link
+from headrace.runtime.kv.chain import Link
 from headrace.runtime.kv.pool import BlockPool, Found
+from headrace.runtime.ops import BLOCK, Phase
 
 LEFT = -1
-Phase = Literal["prefill", "decode"]
 
 
 class Storage(Protocol):

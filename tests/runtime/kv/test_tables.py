@@ -13,9 +13,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from headrace.runtime.cost import ROLLBACK
 from headrace.runtime.errors import PoolFullError
-from headrace.runtime.kv.chain import BLOCK
 from headrace.runtime.kv.pool import BlockPool
-from headrace.runtime.kv.tables import LEFT, Phase, Tables
+from headrace.runtime.kv.tables import LEFT, Tables
+from headrace.runtime.ops import BLOCK, Phase
 
 LIMIT = 7 * BLOCK
 WINDOW = 40

@@ -1,0 +1,173 @@
+"""Sequences in blocks of one pool hold and say what sequences with buffers of their own do: bit for bit, natively."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from headrace.models.network.decoder import Decoder
+from headrace.runtime.kv.paged_cache import PagedCache, PagedPass
+from headrace.runtime.kv.tables import LEFT
+from headrace.runtime.ops import BLOCK, native, reference
+from tests.kernels import KERNELS, tolerance
+from tests.pooled import WithPool, feed, say
+from tests.tiny import load_decoder, quantize_model, write_model
+
+VARIANTS = ["llama", "qwen3", "gemma3", "mistral-window"]  # fused whole, and layer by layer; some and all with windows
+PROMPT = [(7 * i * i + 3 * i) % 96 for i in range(2 * BLOCK + 100)]
+ANSWER = [(5 * i) % 96 for i in range(40)]  # ends behind the next block's beginning
+LIMIT = 5 * BLOCK
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    plain = {name: write_model(root / name, name) for name in VARIANTS}
+    return plain | {"llama-quantized": quantize_model(plain["llama"], root / "quantized")}
+
+
+@dataclass(frozen=True)
+class Case:
+    """bits: rows do not depend on how many are beside them, as of rounded weights on the native kernels."""
+
+    decoder: Decoder
+    bits: bool
+
+    def same(self, a: mx.array, b: mx.array) -> bool:
+        if self.bits:
+            return bool(mx.array_equal(a, b))
+        return bool(mx.allclose(a, b, rtol=0, atol=tolerance(self.decoder.ops) * float(mx.abs(b).max())))
+
+
+@pytest.fixture(params=[(ops, name) for ops in KERNELS for name in [*VARIANTS, "llama-quantized"]],
+                ids=lambda param: f"{param[1]}-{param[0].name}")  # fmt: skip
+def case(request: pytest.FixtureRequest, directories: dict[str, Path]) -> Case:
+    ops, name = request.param
+    return Case(load_decoder(directories[name], ops), bits=ops is native and name == "llama-quantized")
+
+
+def rows(cache: PagedCache, network: WithPool) -> Iterator[tuple[int, mx.array]]:
+    """For each layer the first entry that is there, and K and V (2, Hkv, entries, D) from it on."""
+    mx.eval(cache.arrays)
+    store = network.pool.slabs.store
+    for group, place in store.places:
+        blocks = [store.block(group, block)[place] for block in cache.tables[group] if block != LEFT]
+        first = cache.left[group] * BLOCK
+        yield first, mx.concatenate(blocks, axis=2)[:, :, : cache.committed - first]
+
+
+def same_rows(cache: PagedCache, network: WithPool, own: Any, case: Case) -> bool:
+    held = own.arrays
+    layers = len(held) // 2
+    for layer, (first, ours) in enumerate(rows(cache, network)):
+        theirs = mx.stack([held[layer][0], held[layers + layer][0]])
+        start = max(first, own.firsts[layer])
+        theirs = theirs[:, :, start - own.firsts[layer] : cache.committed - own.firsts[layer]]
+        if not case.same(ours[:, :, start - first :].astype(mx.float32), theirs.astype(mx.float32)):
+            return False
+    return True
+
+
+def test_alone_in_blocks_and_behind_a_shared_prefix(case: Case) -> None:
+    """Logits and K/V rows: buffers, blocks, other chunks, blocks of another, a part of a block, an answer's blocks."""
+    decoder = case.decoder
+    own = decoder.make_cache(LIMIT)
+    feed(decoder, own, PROMPT)
+    expected = say(decoder, own, ANSWER)
+
+    network = WithPool(decoder)
+    first = network.make_cache(LIMIT)
+    assert first.tables[0] == [3]  # what comes next are 0, 1, 2
+    feed(network, first, PROMPT, chunk=100)
+    assert case.same(say(network, first, ANSWER), expected)
+    assert same_rows(first, network, own, case)
+    said = [*PROMPT, *ANSWER]
+    first.publish(said, end=True)
+
+    second = network.pool.make_cache(LIMIT)
+    assert second.resume(said) == len(PROMPT)
+    assert case.same(say(network, second, ANSWER), expected)
+    assert same_rows(second, network, own, case)
+
+    first.close()
+    third = network.pool.make_cache(LIMIT)
+    assert third.resume(said[:-1], answers=True) == len(said) - 1
+    assert case.same(say(network, third, ANSWER[-1:]), expected[-1:])
+    assert same_rows(third, network, own, case)
+
+
+def test_going_back_into_a_shared_block_leaves_it_to_others(case: Case) -> None:
+    decoder = case.decoder
+    network = WithPool(decoder)
+    first = network.make_cache(LIMIT)
+    feed(network, first, PROMPT)
+    first.publish(PROMPT)
+    second = network.pool.make_cache(LIMIT)
+    second.resume(PROMPT)
+    second.trim(len(PROMPT) - BLOCK)
+    feed(network, second, ANSWER)
+    own = decoder.make_cache(LIMIT)
+    feed(decoder, own, PROMPT)
+    assert same_rows(first, network, own, case)
+    own.trim(len(PROMPT) - BLOCK)
+    feed(decoder, own, ANSWER)
+    assert same_rows(second, network, own, case)
+
+
+def test_rows_of_several_sequences_in_one_pass(case: Case) -> None:
+    """A decode row, a chunk of a prompt, a first chunk, two sequences behind one prefix: as each alone."""
+    network = WithPool(case.decoder)
+    parts: list[tuple[list[int], list[int], Any]] = [
+        (PROMPT[:200], ANSWER[:1], "decode"),
+        (PROMPT[:BLOCK], ANSWER[:37], "prefill"),
+        ([], PROMPT[:5], "prefill"),
+        (PROMPT[:150], [9], "decode"),
+    ]
+
+    def filled(before: list[int]) -> PagedCache:
+        cache = network.make_cache(LIMIT) if not before else network.pool.make_cache(LIMIT)
+        feed(network, cache, before[cache.resume(before) :])
+        cache.publish(before, end=True)
+        return cache
+
+    alone = []
+    for before, tokens, phase in parts:
+        cache = filled(before)
+        cache.reserve(len(tokens), phase)
+        alone.append(network.layers(network.embed(mx.array([tokens])), cache))
+        mx.eval(alone)
+        cache.close()
+    network.pool.clear()
+    assert network.pool.slabs.nbytes == 0
+
+    caches = [filled(before) for before, _, _ in parts]
+    for cache, (_, tokens, phase) in zip(caches, parts, strict=True):
+        cache.reserve(len(tokens), phase)
+    one = PagedPass(
+        network.pool.slabs, [cache.rows(len(tokens)) for cache, (_, tokens, _) in zip(caches, parts, strict=True)]
+    )
+    together = network.layers(network.embed(mx.array([[token for _, tokens, _ in parts for token in tokens]])), one)
+    assert case.same(together, mx.concatenate(alone, axis=1))
+    assert network.pool.blocks.stats.shared > 0
+
+
+def test_memory_comes_and_goes_by_the_slab(directories: dict[str, Path]) -> None:
+    network = WithPool(load_decoder(directories["gemma3"], reference))
+    pool = network.pool
+    caches = [pool.make_cache(LIMIT) for _ in range(4)]
+    for cache in caches:
+        cache.reserve(LIMIT)
+        cache.advance(LIMIT)
+        assert cache.allocated_bytes == LIMIT * network.kv_shape.bytes_per_token
+    assert pool.slabs.nbytes >= sum(cache.allocated_bytes for cache in caches)
+    caches[3].close()
+    before = pool.slabs.nbytes
+    pool.clear()
+    assert sum(cache.allocated_bytes for cache in caches) <= pool.slabs.nbytes < before
+    for cache in caches:
+        cache.close()
+    pool.clear()
+    assert (pool.slabs.nbytes, pool.blocks.stats.total) == (0, 0)
