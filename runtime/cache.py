@@ -100,6 +100,9 @@ class Cache(Protocol):
 class LayerCache(Protocol):
     """What a network's layers need of a cache. Only between `reserve(T)` and `advance(T)`, layers in order."""
 
+    runs_fused: bool
+    """Whether it takes `run_fused`; else layers come one by one, by `attend`."""
+
     def attend(self, layer: int, qkv: Projections, spec: AttentionSpec, /) -> mx.array:
         """Append the layer's new K/V and attend. qkv (B, T, (H + 2 Hkv) * D) or its parts -> (B, T, H * D)."""
         ...
@@ -208,6 +211,8 @@ class KVCache(Lengths):
     A full buffer grows to twice as many rows, later by GROWTH: what is copied is little beside what the steps between
     two growths read. Growing takes room for one more buffer of one layer, never for another cache.
     """
+
+    runs_fused = True
 
     def __init__(self, shape: KVShape, *, limit: int, ops: Ops, batch: int = 1) -> None:
         super().__init__(limit)

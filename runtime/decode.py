@@ -1,63 +1,131 @@
-"""The heart: one decode step in its six stages, and the loop that keeps one step ahead of the reader.
+"""The heart: one decode step in its six stages, for every sequence that takes part in it.
 
-Semantics the loop keeps. A step feeds exactly one token per sequence and appends exactly one K and one V entry per
-layer. While the device works on step n, step n + 1 is built on n's token, a value nobody has read yet. If that
-token turns out to end the answer, the step built ahead has fed a token of the sequence all the same: its entry is
-committed, its own token is never read. So nothing has to be taken back, and any cache can be run ahead of.
+Semantics the loop of `runtime.engine` keeps. A step feeds exactly one token per decoding sequence and appends exactly
+one K and one V entry per layer for it; chunks of prompts may pass beside. While the device works on step n, step n + 1
+is built on n's tokens, values nobody has read yet. If such a token turns out to end an answer, the step built ahead has
+fed a token of that sequence all the same: its entry is committed, its own token is never read. So nothing has to be
+taken back, and any cache can be run ahead of.
 """
 
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
-from typing import Any
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import mlx.core as mx
 
-from headrace.runtime.cache import Cache
 from headrace.runtime.network import Network
+from headrace.runtime.prefill import feed
+from headrace.runtime.request import TokenLogprobs
+from headrace.runtime.sampling import Logprobs, Sampler, choose, logprobs
+from headrace.runtime.scheduler import Share
+from headrace.runtime.sequence import Sequence
+
+Sample = Callable[[mx.array], mx.array]
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    """What token selection leaves on the device: token (B,), and log probabilities where asked for."""
-
-    token: mx.array
-    logprobs: tuple[mx.array, mx.array, mx.array] | None = None
-
-    def start(self) -> "SampledToken":
-        """Hand the step to the device without waiting for it."""
-        mx.async_eval(self.token, *(self.logprobs or ()))
-        return self
-
-
-Sample = Callable[[mx.array], SampledToken]
+def decode_step(network: Network[Any], cache: Any, sample: Sample, tokens: mx.array, rows: int = 1) -> mx.array:
+    """One pass over tokens (N,) of which the first `rows` choose each the next one -> (rows,), not yet computed."""
+    count = tokens.size
+    cache.reserve(count, "decode")
+    x = network.embed(tokens[None])  #          1. embedding  (1, N, E)
+    x = network.layers(x, cache)  #             2. layers, each with 3. attention over the whole KV cache  (1, N, E)
+    logits = network.logits(_rows(x, rows))  #  4. logits  (rows, V)
+    chosen = sample(logits)  #                  5. token selection  (rows,)
+    cache.advance(count)  #                     6. KV append: one K and one V per layer, final once its token is read
+    return chosen
 
 
-def decode_step(network: Network[Any], cache: Cache, sample: Sample, token: mx.array) -> SampledToken:
-    """One step for one new token per sequence. token (B,) -> the next one, not yet computed."""
-    cache.reserve(1, "decode")
-    x = network.embed(token[:, None])  # 1. embedding  (B, 1, E)
-    x = network.layers(x, cache)  #      2. layers, each with 3. attention over the whole KV cache  (B, 1, E)
-    logits = network.logits(x)  #        4. logits  (B, V)
-    sampled = sample(logits)  #           5. token selection  (B,)
-    cache.advance(1)  #                  6. KV append: one K and one V entry per layer, final once the token is read
-    return sampled
+def _rows(x: mx.array, rows: int) -> mx.array:
+    """(1, N, ...) -> the first `rows` of N, as sequences of one token: (rows, 1, ...)."""
+    if x.shape[1] == 1:
+        return x
+    return (x if x.shape[1] == rows else x[:, :rows]).reshape(rows, 1, *x.shape[2:])
 
 
-def decode(
-    network: Network[Any], cache: Cache, sample: Sample, token: mx.array, steps: int
-) -> Generator[SampledToken, None, None]:
-    """Up to `steps` steps starting from `token` (B,). Yields each token once it may be read.
+@dataclass(slots=True)
+class Flight:
+    """A pass under way. `token` (B,) is what the first B shares choose."""
 
-    The consumer reads the token and commits the step. Closing the iterator after that commits the step built ahead
-    too: what the last token read appended.
+    shares: list[Share]
+    batch: int  # sequences for which the weights are read at once
+    started: float
+    token: mx.array | None = None
+    logprobs: dict[Sequence, Logprobs] = field(default_factory=dict)
+    appended: list[mx.array] = field(default_factory=list)  # of passes that choose no token
+
+    def land(self) -> list[int]:
+        """Wait for the device; the chosen tokens."""
+        if self.appended:
+            mx.eval(self.appended)
+        return [] if self.token is None else cast(list[int], self.token.tolist())
+
+
+def start(network: Network[Any], shares: list[Share], before: Flight | None) -> Flight:
+    """Build the pass over `shares` and hand it to the device without waiting.
+
+    Shares that choose come first; of them those first that are fed what `before`, the pass under way, chooses.
+    Sequences whose caches the network cannot join take turns.
     """
-    ahead = decode_step(network, cache, sample, token).start()
-    try:
-        for left in range(steps - 1, -1, -1):
-            current = ahead
-            if left:
-                ahead = decode_step(network, cache, sample, current.token).start()
-            yield current
-    except GeneratorExit:
-        cache.commit(cache.length - cache.committed)
-        raise
+    joined = len(shares) > 1 and network.joins
+    flight = Flight(shares, len(shares) if joined else 1, time.perf_counter())
+    tokens = [_begin(network, group, before, flight) for group in ([shares] if joined else [[s] for s in shares])]
+    chosen = [token for token in tokens if token is not None]
+    if chosen:
+        flight.token = chosen[0] if len(chosen) == 1 else mx.concatenate(chosen)
+        kept = [array for values in flight.logprobs.values() for array in values]
+        mx.async_eval(flight.token, *kept, *flight.appended)
+    else:
+        mx.async_eval(*flight.appended)
+    return flight
+
+
+def _begin(network: Network[Any], group: list[Share], before: Flight | None, flight: Flight) -> mx.array | None:
+    """One forward pass over the shares; the tokens that they choose, if they do."""
+    caches = [share.sequence.cache for share in group]
+    rows = [(share.count, share.phase) for share in group]
+    cache = caches[0] if len(group) == 1 else network.join(caches, rows)
+    tokens = _fed(group, before)
+    choosing = [share.sequence for share in group if share.chooses]
+    if not choosing:
+        feed(network, cache, tokens, group[0].phase)
+        flight.appended += cache.arrays
+        return None
+
+    def sample(logits: mx.array) -> mx.array:
+        chosen = choose([cast(Sampler, sequence.sampler) for sequence in choosing], logits)
+        for row, sequence in enumerate(choosing):
+            if (top := sequence.request.logprobs) is not None:
+                flight.logprobs[sequence] = logprobs(logits[row : row + 1], chosen[row : row + 1], top)
+        return chosen
+
+    return decode_step(network, cache, sample, tokens, len(choosing))
+
+
+def _fed(group: list[Share], before: Flight | None) -> mx.array:
+    """What the shares are fed (N,): what the pass under way chooses, then tokens that are known."""
+    chained: list[Sequence] = []
+    known: list[int] = []
+    for share in group:
+        sequence, at = share.sequence, share.sequence.cache.length
+        if at < len(sequence.tokens):
+            known += sequence.tokens[at : at + share.count]
+        else:
+            chained.append(sequence)
+    if not chained:
+        return mx.array(known, mx.uint32)
+    assert before is not None
+    assert before.token is not None
+    chosen = before.token
+    choosing = [share.sequence for share in before.shares if share.chooses]
+    if chained != choosing:  # some have ended, or take turns
+        places = {sequence: row for row, sequence in enumerate(choosing)}
+        chosen = chosen[mx.array([places[sequence] for sequence in chained])]
+    return mx.concatenate([chosen, mx.array(known, mx.uint32)]) if known else chosen
+
+
+def read(values: Logprobs) -> TokenLogprobs:
+    """The log probabilities of one token, on the host."""
+    chosen, ids, best = values
+    pairs = zip(cast(list[int], ids[0].tolist()), cast(list[float], best[0].tolist()), strict=True)
+    return TokenLogprobs(cast(float, chosen.item()), list(pairs))

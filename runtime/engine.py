@@ -1,58 +1,160 @@
-"""The engine: requests in, events out, one at a time, on the thread that loaded the network.
+"""The engine: requests in, events out, many at a time, on the thread that loaded the network.
+
+A step schedules (who is served, who gets how many tokens), runs (builds the next pass while the device works on the one
+before), commits what has landed, and delivers its events. What a sequence says does not depend on who is beside it.
 
 MLX streams and compiled functions belong to a thread, so an engine is used from one thread for life; only a
 request's `CancelFlag` may be touched from elsewhere. After any end (finished, cancelled, closed, failed) the next
-request may come, and the cache's memory is released, unless `keep_prefix` holds on to it for the next prompt.
+request may come, and the caches' memory is released, unless `keep_prefix` holds on to one for the next prompt.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, cast
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Row
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
 import mlx.core as mx
 
 from headrace.runtime.cache import Cache
-from headrace.runtime.decode import SampledToken, decode
-from headrace.runtime.errors import ContextLimitError, EngineError, UsageError
+from headrace.runtime.decode import Flight, read, start
+from headrace.runtime.errors import EngineError
 from headrace.runtime.machine.memory import POOL, wired
 from headrace.runtime.machine.out_of_memory import memory_errors
 from headrace.runtime.network import Network
-from headrace.runtime.prefill import ChunkSizer, prefill
+from headrace.runtime.pace import Pace
+from headrace.runtime.prefill import chunk_end, prefill
 from headrace.runtime.prefix import Prefix
-from headrace.runtime.request import Event, Finished, FinishReason, PrefillProgress, Request, Step, TokenLogprobs
-from headrace.runtime.sampling import Sampler, logprobs
+from headrace.runtime.request import Event, Finished, FinishReason, Request, Step
+from headrace.runtime.room import Room
+from headrace.runtime.sampling import Sampler, check_bias
+from headrace.runtime.scheduler import Scheduler
+from headrace.runtime.sequence import Sequence
+from headrace.runtime.telemetry import StepRecord
 from headrace.runtime.timeline import Timeline
 
-OPENING = 16  # tokens: as many as templates open an answer with, or a few more
+NEXT_IN_LINE = 64  # of those that wait: whose cancel flags are looked at in every step
+
+Delivery = tuple[Sequence, Event]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How many sequences are where, and the memory that K/V take of what they may."""
+
+    waiting: int
+    preempted: int
+    prefilling: int
+    decoding: int
+    kv_used_bytes: int
+    kv_room_bytes: int
 
 
 class Engine:
     """Runs one network. `context_limit` bounds the cache entries of a generation: an answer's last token needs none.
 
     keep_prefix: a conversation. The cache outlives its request, and of the next prompt only what is new is prefilled.
+    most_running: sequences served at a time; others wait. kv_memory: bytes that the K/V of all of them may take; None
+    for what the machine has free, and never less than one sequence may need.
     """
 
-    def __init__(self, network: Network[Any], *, context_limit: int, keep_prefix: bool = False) -> None:
+    def __init__(
+        self,
+        network: Network[Any],
+        *,
+        context_limit: int,
+        keep_prefix: bool = False,
+        most_running: int = 16,
+        kv_memory: int | None = None,
+    ) -> None:
         self.network = network
         self.context_limit = context_limit
         self.prefix = Prefix() if keep_prefix else None
         self._cost = network.cost
-        self._chunk_sizer = ChunkSizer()
+        self._room = Room(self._cost, context_limit, kv_memory)
+        self._pace = Pace()
+        self._scheduler = Scheduler(self._room, self._pace, most_running)
+        self._flight: Flight | None = None  # the pass under way
+        self._landed = 0.0  # when the newest pass had landed
+        self._ended: list[Sequence] = []  # whose caches are still to be kept or given back
+        self._cancelled: list[Sequence] = []
+        self._at_work: ExitStack | None = None  # what is to be undone when nothing is left to do
+        self._generating = False
         mx.set_cache_limit(POOL)
-        self._busy = False
 
     def generate(self, request: Request) -> Iterator[Event]:
-        """Answer a request: prefill progress, one `Step` per token, then exactly one `Finished`.
+        """Answer one request, alone: prefill progress, one `Step` per token, then exactly one `Finished`.
 
         Raises UsageError for an empty prompt or ids outside the vocabulary, ContextLimitError for a prompt longer
-        than the context limit, EngineError while another generation is open, NotEnoughMemoryError where the device's
+        than the context limit, EngineError while others are being served, NotEnoughMemoryError where the device's
         memory runs out on the way.
         """
         self._claimable()
         self._check(request)
         return self._generate(request)
 
-    def read_ahead(self, prompt: Sequence[int], stop: Callable[[], bool]) -> Cache | None:
+    def submit(self, request: Request) -> Sequence:
+        """Queue a request; its events come from `step`. Raises what `generate` raises, now where it can be known."""
+        if self._generating:
+            raise EngineError("the engine is already generating", "close the other generation first")
+        self._check(request)
+        return self._enter(request)
+
+    def cancel(self, sequence: Sequence) -> None:
+        """End a sequence: its `Finished` comes with the next step. Nothing happens to one that has ended."""
+        sequence.cancelled = True
+        self._cancelled.append(sequence)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do: sequences to serve, or what they leave behind to put away."""
+        return bool(self._scheduler) or self._at_work is not None
+
+    def load(self) -> Load:
+        """How busy the engine is."""
+        states = Counter(sequence.state for sequence in self._scheduler)
+        return Load(
+            waiting=states["waiting"],
+            preempted=states["preempted"],
+            prefilling=states["prefill"],
+            decoding=states["decode"],
+            kv_used_bytes=self._room.used,
+            kv_room_bytes=self._room.total,
+        )
+
+    def step(self) -> list[Delivery]:
+        """One step of everyone who can make one: schedule, run, commit, deliver. May have nothing to deliver yet.
+
+        Where it raises (see `generate`), every sequence is lost, and the engine ready for others.
+        """
+        events: list[Delivery] = []
+        try:
+            with memory_errors(self._cost.weight_bytes):
+                self._put_away()
+                self._hear(events)
+                if not self._scheduler:
+                    if not self._ended:  # nobody waits for an event while memory is given back
+                        self._rest()
+                    return events
+                self._work()
+                for sequence in self._scheduler.admit():
+                    self._admit(sequence, events)
+                shares, landing = self._scheduler.plan(), self._flight
+                self._flight = start(self.network, shares, landing) if shares else None
+                if landing is not None:
+                    self._land(landing, events)
+                if self._flight is not None and self._flight.token is None:  # prompts alone: nothing to run ahead of
+                    landing, self._flight = self._flight, None
+                    self._land(landing, events)
+        except BaseException:
+            self._abandon()
+            raise
+        return events
+
+    def read_ahead(self, prompt: Row[int], stop: Callable[[], bool]) -> Cache | None:
         """Prefill what the next prompt is expected to begin with, while nobody waits for an answer.
 
         Ends early, with nothing lost, once `stop()` says so between two chunks. Gives the kept cache as it is then;
@@ -62,139 +164,170 @@ class Engine:
         self._check(Request(prompt))
         if self.prefix is None:
             return None
-        with self._working():
-            cache = self.prefix.take(prompt) or self.network.make_cache(self.context_limit)
-            for _ in self._read(cache, prompt):
-                if stop():
-                    break
-            self.prefix.keep(cache, prompt)
-            return cache
+        try:
+            with memory_errors(self._cost.weight_bytes):
+                self._work()
+                cache: Cache = self.prefix.take(prompt) or self.network.make_cache(self.context_limit)
+                end = len(prompt) - 1
+                while cache.committed < end:
+                    until = chunk_end(cache.committed, end, cache.needs_marks)
+                    for _ in prefill(self.network, cache, prompt[cache.committed : until], self._pace.alone):
+                        cache.mark()
+                        if stop():
+                            end = 0
+                            break
+                self.prefix.keep(cache, prompt)
+                return cache
+        finally:
+            self._rest()
 
     def _claimable(self) -> None:
-        if self._busy:
+        if self._generating or self._scheduler:
             raise EngineError("the engine is already generating", "close the other generation first")
 
     def _check(self, request: Request) -> None:
-        if not request.prompt:
-            raise UsageError("the prompt is empty")
-        if request.max_tokens is not None and request.max_tokens < 1:
-            raise UsageError("max tokens must be at least 1")
-        if min(request.prompt) < 0 or max(request.prompt) >= self.network.vocab_size:
-            raise UsageError(f"the prompt has token ids outside the vocabulary of {self.network.vocab_size}")
-        if len(request.prompt) > self.context_limit:
-            raise ContextLimitError(
-                f"the prompt has {len(request.prompt)} tokens, the context limit is {self.context_limit}",
-                "shorten the prompt",
-            )
+        request.check(self.network.vocab_size, self.context_limit)
+        self._room.check(len(request.prompt))
+
+    def _enter(self, request: Request) -> Sequence:
+        check_bias(request.sampling.logit_bias, self.network.vocab_size)
+        timeline = Timeline(cost=self._cost, prompt_tokens=len(request.prompt))
+        sequence = Sequence(request, self._room.limit, timeline)
+        self._scheduler.add(sequence)
+        return sequence
 
     def _generate(self, request: Request) -> Iterator[Event]:
         self._claimable()  # again: another generation may have started since this one was made
-        with self._working():
-            yield from self._answer(request)
-
-    @contextmanager
-    def _working(self) -> Iterator[None]:
-        weights, kv = self._cost.weight_bytes, self._cost.kv_bytes(self.context_limit)
-        with memory_errors(weights), wired(weights, kv):
-            self._busy = True
-            try:
-                yield
-            finally:
-                self._busy = False
-                # clear_cache waits for the device with the interpreter lock held, which would stop every other thread
-                # for the rest of the step that was built ahead: wait for that one without the lock first.
-                mx.synchronize()
-                mx.clear_cache()  # the K/V buffers went with `_answer`'s frame, unless they are kept
-
-    def _answer(self, request: Request) -> Iterator[Event]:
-        mx.reset_peak_memory()
-        # First, since it may refuse the request, which must not cost a kept prefix.
-        sampler = Sampler(request.sampling, vocab_size=self.network.vocab_size, prompt=request.prompt)
-        kept = self.prefix.take(request.prompt) if self.prefix else None
-        timeline = Timeline(
-            cost=self._cost,
-            prompt_tokens=len(request.prompt),
-            reused_tokens=kept.committed if kept else 0,
-        )
-        cache = kept or self.network.make_cache(self.context_limit)
-        sequence = list(request.prompt)  # and every token read since; its first `cache.committed` are in the cache
+        sequence = self._enter(request)
+        self._generating = True
         try:
-            yield from self._prefill(request, cache)
-            timeline.prefill_done()
-            yield from self._decode(request, cache, sampler, timeline, sequence)
-        except GeneratorExit:  # closed between two events; after an error the cache is not to be trusted
-            self._keep(cache, sequence)
-            raise
-        self._keep(cache, sequence)
-
-    def _keep(self, cache: Cache, sequence: Sequence[int]) -> None:
-        if self.prefix:
-            self.prefix.keep(cache, sequence)
-
-    def _prefill(self, request: Request, cache: Cache) -> Iterator[Event]:
-        reused = cache.committed
-        total = len(request.prompt) - 1 - reused
-        if reused:
-            yield PrefillProgress(0, total, reused)
-        for done in self._read(cache, request.prompt):
-            yield PrefillProgress(done - reused, total, reused)
-            if request.cancel:
-                return
-
-    def _read(self, cache: Cache, prompt: Sequence[int]) -> Iterator[int]:
-        """Prefill what the cache lacks of the prompt but its last token; how far it is, after each chunk.
-
-        In a conversation, with marks to come back to where the cache needs them: also a little before the end, since
-        what opens this answer may not be what opens it in the next prompt (a template that drops the thinking).
-        """
-        marks = self.prefix is not None and cache.needs_marks
-        end = len(prompt) - 1
-        for stop in (max(0, end - OPENING), end) if marks else (end,):
-            for _ in prefill(self.network, cache, prompt[cache.committed : stop], self._chunk_sizer):
-                if marks:
-                    cache.mark()
-                yield cache.committed
-
-    def _decode(
-        self, request: Request, cache: Cache, sampler: Sampler, timeline: Timeline, sequence: list[int]
-    ) -> Iterator[Event]:
-        reason: FinishReason = "length"
-        stop_id, stop_record, said = None, None, 0
-        room = self.context_limit - cache.length  # every step appends one entry
-        steps = room if request.max_tokens is None else min(room, request.max_tokens)
-        if request.cancel:
-            yield Finished("cancelled", timeline.summary(cache, said))
-            return
-
-        def sample(logits: mx.array) -> SampledToken:
-            token = sampler(logits)
-            top = request.logprobs
-            return SampledToken(token, None if top is None else logprobs(logits, token, top))
-
-        last = mx.array([request.prompt[-1]])
-        tokens = decode(self.network, cache, sample, last, steps)
-        try:
-            for sampled in tokens:
-                token = cast(int, sampled.token.item())  # waits for the device
-                cache.commit(1)
-                sequence.append(token)
-                record = timeline.step_done(cache)
-                if token in request.stop_ids:
-                    reason, stop_id, stop_record = "stop", token, record
-                    break
-                said += 1
-                yield Step(token, record, _read(sampled))
-                if request.cancel:
-                    reason = "cancelled"
-                    break
+            while sequence.state != "finished":
+                for _, event in self.step():
+                    yield event
         finally:
-            tokens.close()
-        yield Finished(reason, timeline.summary(cache, said), stop_id, stop_record)
+            self._generating = False
+            if sequence.state != "finished":  # closed between two events
+                self._end(sequence)
+            self._put_away()
+            self._rest()
 
+    def _hear(self, events: list[Delivery]) -> None:
+        """End those who were cancelled, and those who have said all there was room for."""
+        heard = [*self._scheduler.running, *islice(self._scheduler.waiting, NEXT_IN_LINE), *self._cancelled]
+        self._cancelled.clear()
+        for sequence in dict.fromkeys(heard):
+            if sequence.state == "finished":
+                continue
+            if sequence.wants_to_end:
+                events.append((sequence, self._finish(sequence, "cancelled")))
+            elif not sequence.left and not sequence.pending:
+                events.append((sequence, self._finish(sequence, "length")))
 
-def _read(sampled: SampledToken) -> TokenLogprobs | None:
-    if sampled.logprobs is None:
-        return None
-    chosen, ids, values = sampled.logprobs
-    best = zip(cast(list[int], ids[0].tolist()), cast(list[float], values[0].tolist()), strict=True)
-    return TokenLogprobs(cast(float, chosen.item()), list(best))
+    def _admit(self, sequence: Sequence, events: list[Delivery]) -> None:
+        """Give a sequence what it needs to be served; one that had stepped back keeps its sampler, which counts."""
+        cache = self.prefix.take(sequence.request.prompt) if self.prefix else None
+        sequence.cache = cache or self.network.make_cache(self.context_limit)
+        sequence.marks = self.prefix is not None and sequence.cache.needs_marks
+        if sequence.sampler is None:
+            request = sequence.request
+            sequence.sampler = Sampler(request.sampling, vocab_size=self.network.vocab_size, prompt=request.prompt)
+            sequence.reused = sequence.told = sequence.cache.committed
+            sequence.timeline.admitted(sequence.reused)
+            if sequence.reused:
+                events.append((sequence, sequence.progress()))
+
+    def _land(self, flight: Flight, events: list[Delivery]) -> None:
+        """Wait for a pass, make final what it appended, and say what it brought."""
+        tokens = flight.land()
+        now = time.perf_counter()
+        fed = sum(share.count for share in flight.shares if share.phase == "prefill")
+        rows = sum(share.phase == "decode" for share in flight.shares)
+        self._pace.took(rows, fed, now - max(self._landed, flight.started))
+        self._landed = now
+        for row, share in enumerate(flight.shares):
+            sequence = share.sequence
+            if sequence.state == "finished":
+                continue
+            sequence.cache.commit(share.count)
+            if share.chooses:
+                events.append(self._chosen(sequence, tokens[row], flight))
+            elif share.phase == "prefill":
+                self._prompted(sequence, events)
+                if not rows and sequence.cache.committed == sequence.prefill_end:
+                    mx.clear_cache()  # decoding needs none of what the chunks were computed in
+
+    def _chosen(self, sequence: Sequence, token: int, flight: Flight) -> Delivery:
+        """A sequence's next token has been read."""
+        sequence.tokens.append(token)
+        record = sequence.timeline.step_done(sequence.cache, flight.batch)
+        if token in sequence.request.stop_ids:
+            return sequence, self._finish(sequence, "stop", token, record)
+        sequence.said += 1
+        values = flight.logprobs.get(sequence)
+        return sequence, Step(token, record, None if values is None else read(values))
+
+    def _prompted(self, sequence: Sequence, events: list[Delivery]) -> None:
+        """A chunk of a sequence's prompt is in the cache."""
+        cache: Cache = sequence.cache
+        if sequence.marks:
+            cache.mark()
+        if cache.committed > sequence.told:  # else it had stepped back and gets again what it had
+            sequence.told = cache.committed
+            events.append((sequence, sequence.progress()))
+            if cache.committed == sequence.prefill_end:
+                sequence.timeline.prefill_done()
+
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, stop_id: int | None = None, record: StepRecord | None = None
+    ) -> Finished:
+        finished = Finished(reason, sequence.timeline.summary(sequence.cache, sequence.said), stop_id, record)
+        self._end(sequence)
+        return finished
+
+    def _end(self, sequence: Sequence) -> None:
+        """What a pass under way appends for it is a token of it: that entry stays, the token it chooses does not."""
+        if sequence.cache is not None:
+            sequence.cache.commit(sequence.cache.length - sequence.cache.committed)
+        self._scheduler.remove(sequence)
+        self._ended.append(sequence)
+
+    def _put_away(self) -> None:
+        """Keep or let go of the caches of those that ended."""
+        for sequence in self._ended:
+            if self.prefix and sequence.cache:
+                self.prefix.keep(sequence.cache, sequence.tokens)
+            self._let_go(sequence)
+        self._ended.clear()
+
+    def _let_go(self, sequence: Sequence) -> None:
+        sequence.cache = sequence.sampler = None
+        self._room.release(sequence)
+
+    def _abandon(self) -> None:
+        """After an error no cache is to be trusted."""
+        for sequence in list(self._scheduler):
+            self._scheduler.remove(sequence)
+            self._ended.append(sequence)
+        for sequence in self._ended:
+            self._let_go(sequence)
+        self._ended.clear()
+        self._rest()
+
+    def _work(self) -> None:
+        """Begin, if nothing was to be done before."""
+        if self._at_work is None:
+            mx.reset_peak_memory()
+            self._at_work = ExitStack()
+            self._at_work.enter_context(wired(self._cost.weight_bytes, self._cost.kv_bytes(self.context_limit)))
+
+    def _rest(self) -> None:
+        """Nothing is left to do: give memory back."""
+        self._flight = None
+        if self._at_work is None:
+            return
+        with self._at_work:
+            self._at_work = None
+            # clear_cache waits for the device with the interpreter lock held, which would stop every other thread for
+            # the rest of the step that was built ahead: wait for that one without the lock first.
+            mx.synchronize()
+            mx.clear_cache()

@@ -1,11 +1,13 @@
 """What the engine needs of a model. `models/` provides it; the runtime never learns which architecture it is."""
 
-from typing import Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
 
 import mlx.core as mx
 
 from headrace.runtime.cache import Cache
 from headrace.runtime.cost import StepCost
+from headrace.runtime.ops import Phase
 
 C = TypeVar("C", bound=Cache)
 
@@ -28,6 +30,15 @@ class Network(Protocol[C]):
 
     def make_cache(self, limit: int) -> C:
         """An empty cache for one sequence of at most `limit` tokens."""
+        ...
+
+    @property
+    def joins(self) -> bool:
+        """Whether several sequences can share a pass. Where they cannot, they take turns."""
+        ...
+
+    def join(self, caches: Sequence[C], rows: Sequence[tuple[int, Phase]], /) -> Any:
+        """The caches of several sequences as one, for a pass (1, N) of so many rows of each, of the phase named."""
         ...
 
     def embed(self, tokens: mx.array) -> mx.array:

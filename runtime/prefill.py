@@ -14,12 +14,14 @@ import mlx.core as mx
 
 from headrace.runtime.cache import Cache
 from headrace.runtime.network import Network
+from headrace.runtime.ops import Phase
 
 TARGET_S = 0.4
 FIRST = 32  # tokens of the first chunk ever
 STEP = 32  # chunks are rounded to a multiple of it
 # Of a chunk; bounds working memory. A GPU, whose attention keeps no scores, needs many rows to be busy.
 LARGEST = {mx.DeviceType.cpu: 512, mx.DeviceType.gpu: 2048}
+OPENING = 16  # tokens: as many as templates open an answer with, or a few more
 
 
 class ChunkSizer:
@@ -43,14 +45,29 @@ def prefill(
     while done < len(tokens):
         chunk = tokens[done : done + sizer.size]
         started = time.perf_counter()
-        cache.reserve(len(chunk), "prefill")
-        hidden = network.layers(network.embed(mx.array([list(chunk)])), cache)  # (1, T) -> (1, T, E)
-        cache.advance(len(chunk))
+        feed(network, cache, mx.array(list(chunk)))
         mx.eval(cache.arrays)
-        del hidden  # never evaluated: the last layer's feed-forward and the logits cost nothing here
         cache.commit(len(chunk))
         done += len(chunk)
         sizer.took(len(chunk), time.perf_counter() - started)
         if done == len(tokens):
             mx.clear_cache()  # decoding needs none of it
         yield done
+
+
+def feed(network: Network[Any], cache: Cache, tokens: mx.array, phase: Phase = "prefill") -> None:
+    """A pass that appends tokens (T,) to the cache and chooses none."""
+    cache.reserve(tokens.size, phase)
+    network.layers(network.embed(tokens[None]), cache)  # (1, T) -> (1, T, E)
+    # What the layers gave is never evaluated: the last one's feed-forward and the logits cost nothing here.
+    cache.advance(tokens.size)
+
+
+def chunk_end(done: int, prompt: int, marks: bool) -> int:
+    """Where the chunk that begins at `done` of `prompt` entries has to end at the latest.
+
+    With marks to come back to also a little before the end: what opens this answer may not be what opens it in the next
+    prompt (a template that drops the thinking).
+    """
+    opening = max(0, prompt - OPENING)
+    return opening if marks and done < opening else prompt

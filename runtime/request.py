@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from headrace.runtime.errors import ContextLimitError, UsageError
 from headrace.runtime.sampling import SamplingParams
 from headrace.runtime.telemetry import StepRecord, Summary
 
@@ -37,6 +38,20 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     logprobs: int | None = None  # None: off; n >= 0: the chosen token's, and the n best
     cancel: CancelFlag = field(default_factory=CancelFlag)
+
+    def check(self, vocab_size: int, context_limit: int) -> None:
+        """Raises UsageError for what is malformed, ContextLimitError for a prompt longer than the context limit."""
+        if not self.prompt:
+            raise UsageError("the prompt is empty")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise UsageError("max tokens must be at least 1")
+        if min(self.prompt) < 0 or max(self.prompt) >= vocab_size:
+            raise UsageError(f"the prompt has token ids outside the vocabulary of {vocab_size}")
+        if len(self.prompt) > context_limit:
+            raise ContextLimitError(
+                f"the prompt has {len(self.prompt)} tokens, the context limit is {context_limit}",
+                "shorten the prompt",
+            )
 
 
 @dataclass(frozen=True, slots=True)

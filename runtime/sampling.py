@@ -87,6 +87,7 @@ class Sampler:
         self._penalises = (
             params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
         )
+        self.plain = params.greedy and self._bias is None and not self._penalises  # the likeliest, and nothing else
         if self._penalises:
             self._counts = mx.zeros((1, vocab_size), mx.int32)  # occurrences among generated tokens
             self._in_prompt = mx.zeros((1, vocab_size), mx.bool_)
@@ -133,19 +134,36 @@ class Sampler:
         )
 
 
+def choose(samplers: Sequence[Sampler], logits: mx.array) -> mx.array:
+    """One token for each sequence by its own sampler. logits (B, V) -> (B,) uint32."""
+    if len(samplers) == 1:
+        return samplers[0](logits)
+    if all(sampler.plain for sampler in samplers):
+        return select().likeliest(logits)
+    return mx.concatenate([sampler(logits[row : row + 1]) for row, sampler in enumerate(samplers)])
+
+
+def check_bias(bias: Mapping[int, float], vocab_size: int) -> None:
+    """Raises UsageError for ids outside the vocabulary."""
+    outside = [token for token in bias if not 0 <= token < vocab_size]
+    if outside:
+        raise UsageError(f"logit bias names token {outside[0]}, but the vocabulary has {vocab_size} tokens")
+
+
 def _bias_row(bias: Mapping[int, float], vocab_size: int) -> mx.array | None:
     """The logit bias as one row (1, V), or None. Raises UsageError for ids outside the vocabulary."""
     if not bias:
         return None
-    outside = [token for token in bias if not 0 <= token < vocab_size]
-    if outside:
-        raise UsageError(f"logit bias names token {outside[0]}, but the vocabulary has {vocab_size} tokens")
+    check_bias(bias, vocab_size)
     row = mx.zeros((1, vocab_size), mx.float32)
     row[:, mx.array(list(bias))] = mx.array([float(value) for value in bias.values()])
     return row
 
 
-def logprobs(logits: mx.array, token: mx.array, top: int) -> tuple[mx.array, mx.array, mx.array]:
+Logprobs = tuple[mx.array, mx.array, mx.array]
+
+
+def logprobs(logits: mx.array, token: mx.array, top: int) -> Logprobs:
     """Log probabilities before any sampling stage.
 
     logits (B, V), token (B,) -> (chosen (B,), ids of the `top` most likely (B, top), their log probabilities).

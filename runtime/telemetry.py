@@ -13,7 +13,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step. `context` counts the cache entries the step attended to, its own included."""
+    """One step of one sequence. `context` counts the cache entries the step attended to, its own included.
+
+    batch: sequences that took part in its pass, which read `weight_bytes` once for all of them.
+    """
 
     index: int
     context: int
@@ -25,6 +28,7 @@ class StepRecord:
     kv_allocated_bytes: int
     active_memory_bytes: int
     peak_memory_bytes: int
+    batch: int = 1
 
     def __reduce__(self) -> tuple[type["StepRecord"], tuple[Any, ...]]:
         """As its values: one is sent per token, and what a frozen dataclass does by itself takes five times as long."""
@@ -73,6 +77,7 @@ def quantile(ordered: Sequence[float], q: float) -> float:
 class Summary:
     """A generation in figures. None where too few steps make a figure meaningless.
 
+    queue_s: request submitted -> its turn, beside others or alone. prefill_s: from there to the end of the prefill.
     ttft_s: request submitted -> first token ready (the app adds tokenisation, which happens before the engine).
     reused_tokens: prompt tokens found in the cache kept from the request before. prefill_tokens: fed before the first
     step, which feeds the prompt's last token. steps includes the one that chose the end-of-turn token.
@@ -94,6 +99,7 @@ class Summary:
     kv_cache_bytes: int
     achieved_gb_s: float | None
     peak_memory_bytes: int
+    queue_s: float = 0.0
 
     @property
     def prefill_tokens_per_second(self) -> float | None:

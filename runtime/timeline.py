@@ -23,26 +23,30 @@ class Timeline:
         *,
         cost: StepCost,
         prompt_tokens: int,
-        reused_tokens: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._cost = cost
         self._kv_written = cost.kv_bytes_written()
         self._prompt_tokens = prompt_tokens
-        self._reused_tokens = reused_tokens
+        self._reused_tokens = 0
         self._clock = clock
         self._submitted = clock()
-        self._prefilled = self._submitted
+        self._admitted = self._prefilled = self._submitted
         self._last = self._submitted  # when the newest step's token could be read
         self._latencies = array("d")  # of each step, as its record has it
         self._bytes = 0  # moved by all steps but the first, whose latency is not an inter-token latency
+
+    def admitted(self, reused_tokens: int) -> None:
+        """Its turn has come: everything up to here was waiting. So many tokens of the prompt are in the cache."""
+        self._reused_tokens = reused_tokens
+        self._admitted = self._prefilled = self._clock()
 
     def prefill_done(self) -> None:
         """Everything up to here was prefill; decode starts now."""
         self._prefilled = self._clock()
 
-    def step_done(self, cache: Cache) -> StepRecord:
-        """A step's token has been read and its entry committed."""
+    def step_done(self, cache: Cache, batch: int = 1) -> StepRecord:
+        """A step's token has been read and its entry committed. `batch` sequences took part in its pass."""
         now = self._clock()
         latency = now - (self._last if self._latencies else self._prefilled)
         self._last = now
@@ -59,29 +63,35 @@ class Timeline:
             kv_allocated_bytes=cache.allocated_bytes,
             active_memory_bytes=mx.get_active_memory(),
             peak_memory_bytes=mx.get_peak_memory(),
+            batch=batch,
         )
         if len(self._latencies) > 1:
             self._bytes += record.step_bytes
         return record
 
-    def summary(self, cache: Cache, completion_tokens: int) -> Summary:
-        """The generation so far, in figures; those of the steps come from their records, and from nothing else."""
+    def summary(self, cache: Cache | None, completion_tokens: int) -> Summary:
+        """The generation so far, in figures; those of the steps come from their records, and from nothing else.
+
+        cache: None of a request whose turn never came.
+        """
+        committed, held = (cache.committed, cache.committed_bytes) if cache else (0, 0)
         first, itl = self._latencies[:1], self._latencies[1:]
         decode_s = fsum(itl)  # t_last - t_first
         return Summary(
             prompt_tokens=self._prompt_tokens,
             reused_tokens=self._reused_tokens,
-            prefill_tokens=min(cache.committed, self._prompt_tokens - 1) - self._reused_tokens,
+            prefill_tokens=max(0, min(committed, self._prompt_tokens - 1) - self._reused_tokens),
             completion_tokens=completion_tokens,
             steps=len(self._latencies),
-            prefill_s=self._prefilled - self._submitted,
+            queue_s=self._admitted - self._submitted,
+            prefill_s=self._prefilled - self._admitted,
             first_step_s=first[0] if first else None,
             ttft_s=self._prefilled - self._submitted + first[0] if first else None,
             itl=Percentiles.of(itl),
             tpot_s=decode_s / len(itl) if itl else None,
             weight_bytes_per_step=self._cost.weight_bytes,
             kv_bytes_per_token=self._cost.kv_bytes_per_token,
-            kv_cache_bytes=cache.committed_bytes,
+            kv_cache_bytes=held,
             achieved_gb_s=self._bytes / decode_s / 1e9 if decode_s > 0 else None,
             peak_memory_bytes=mx.get_peak_memory(),
         )

@@ -20,6 +20,8 @@ NOTHING = float("nan")  # whoever reads too far will notice
 class BlockCache(Lengths):
     """One sequence. A block holds BLOCK entries of every layer; `table` says which blocks hold the sequence."""
 
+    runs_fused = True
+
     def __init__(self, shape: KVShape, *, limit: int, ops: Ops) -> None:
         super().__init__(limit)
         self._shape = shape

@@ -5,8 +5,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from headrace.runtime.decode import SampledToken, decode_step
+from headrace.runtime.decode import decode_step
 from headrace.runtime.engine import Engine
+from headrace.runtime.joined_cache import JoinedCache
 from headrace.runtime.network import Network
 from headrace.runtime.ops import Projections
 from headrace.runtime.prefill import prefill
@@ -28,9 +29,9 @@ class WatchedNetwork:
         self._forgets = forgets
         self.caches: list[Any] = []
         self.fed: list[mx.array] = []  # (1, T) per pass
-        self.positions: list[tuple[int, int]] = []  # (length, committed) before each pass
+        self.positions: list[tuple[int, int]] = []  # (length, committed) before each pass of one sequence
         self.attended: list[tuple[int, int]] = []  # (layer, T) of every attend call
-        self.logits_seen: list[mx.array] = []  # (1, V) per step
+        self.logits_seen: list[mx.array] = []  # (rows, V) per step
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._network, name)
@@ -56,7 +57,8 @@ class WatchedNetwork:
         return self._network.embed(tokens)
 
     def layers(self, x: mx.array, cache: Any) -> mx.array:
-        self.positions.append((cache.length, cache.committed))
+        if not isinstance(cache, JoinedCache):
+            self.positions.append((cache.length, cache.committed))
         return self._network.layers(x, cache)
 
     def logits(self, x: mx.array) -> mx.array:
@@ -95,10 +97,8 @@ def step_by_step(network: Any, prompt: Sequence[int], steps: int) -> tuple[list[
         pass
     tokens = [prompt[-1]]
     for _ in range(steps):
-        sampled = decode_step(
-            network, cache, lambda logits: SampledToken(mx.argmax(logits, axis=-1)), mx.array(tokens[-1:])
-        )
-        tokens.append(int(sampled.token.item()))
+        chosen = decode_step(network, cache, lambda logits: mx.argmax(logits, axis=-1), mx.array(tokens[-1:]))
+        tokens.append(int(chosen.item()))
         cache.commit(1)
     return tokens[1:], cache
 

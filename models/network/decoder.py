@@ -6,6 +6,7 @@ B = sequences, T = new tokens, E = hidden size, F = feed-forward size, H / Hkv =
 dimension, V = vocabulary.
 """
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 
@@ -17,12 +18,25 @@ from headrace.models.network.parameters import Parameters
 from headrace.models.network.rope import make_rope
 from headrace.runtime.cache import KVCache, KVShape, LayerCache
 from headrace.runtime.cost import StepCost
+from headrace.runtime.joined_cache import JoinedCache
 from headrace.runtime.kv_format import KVFormat
-from headrace.runtime.ops import AttentionSpec, LayersNode, LayerWeights, Mixture, Ops, Projections, Rope, Weight
+from headrace.runtime.ops import (
+    AttentionSpec,
+    LayersNode,
+    LayerWeights,
+    Mixture,
+    Ops,
+    Phase,
+    Projections,
+    Rope,
+    Weight,
+)
 
 
 class Decoder:
     """A network (see `runtime.network`) for every architecture of `models.network.config`."""
+
+    joins = True
 
     def __init__(self, config: DecoderConfig, parameters: Parameters, ops: Ops, dtype: mx.Dtype) -> None:
         self.config = config
@@ -94,6 +108,9 @@ class Decoder:
     def make_cache(self, limit: int) -> KVCache:
         return KVCache(self.kv_shape, limit=limit, ops=self._ops)
 
+    def join(self, caches: Sequence[KVCache], rows: Sequence[tuple[int, Phase]]) -> JoinedCache:
+        return JoinedCache(caches, rows)
+
     def embed(self, tokens: mx.array) -> mx.array:
         """tokens (B, T) -> (B, T, E)."""
         x = self._ops.embed(tokens, self._table, self._dtype)
@@ -107,7 +124,7 @@ class Decoder:
     def layers(self, x: mx.array, cache: LayerCache) -> mx.array:
         """x (B, T, E) -> (B, T, E), T entries per layer appended to the cache."""
         for layers, node in self._layer_groups:
-            if node is not None:
+            if node is not None and cache.runs_fused:
                 x = cache.run_fused(layers, x, node)
                 continue
             for index in range(layers.start, layers.stop):

@@ -42,6 +42,8 @@ class LongRopeCache(KVCache):
 class LongRopeDecoder(Decoder):
     """Its own layers turn by the short factors; `_beyond` has the same weights and turns by the long ones."""
 
+    joins = False  # sequences of one pass may want different factors
+
     def __init__(
         self, config: DecoderConfig, parameters: Parameters, ops: Ops, dtype: mx.Dtype, rope: RopeConfig
     ) -> None:

@@ -5,6 +5,7 @@ logits are never evaluated. Its caches sit behind the same interface as ours. Im
 happens only here.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -16,10 +17,13 @@ from headrace.models.network.long_rope import CHUNK, LongRope, said_before
 from headrace.models.network.mlx_lm_cache import MlxLmCache
 from headrace.models.network.mlx_lm_costs import measure
 from headrace.models.network.mlx_lm_load import load, quantize, refused
+from headrace.runtime.ops import Phase
 
 
 class MlxLmNetwork:
     """A network (see `runtime.network`) around an mlx-lm model. Until `arrays` are evaluated no weight is read."""
+
+    joins = False
 
     def __init__(
         self, checkpoint: Checkpoint, *, device: mx.DeviceType, requantize: Quantization | None = None
@@ -37,6 +41,10 @@ class MlxLmNetwork:
 
     def make_cache(self, limit: int) -> MlxLmCache:
         return MlxLmCache(self._fresh_parts(), limit, self.cost.kv)
+
+    def join(self, _caches: Sequence[MlxLmCache], _rows: Sequence[tuple[int, Phase]]) -> MlxLmCache:
+        """Not to be had: `joins` says so."""
+        raise NotImplementedError
 
     def embed(self, tokens: mx.array) -> mx.array:
         """tokens (B, T), unchanged: the model embeds them itself."""

@@ -15,11 +15,11 @@ import time
 
 import mlx.core as mx
 
+from headrace.app.bench.measure.profile import run_ahead
 from headrace.models.load import load_model
 from headrace.models.network.decoder import Decoder
 from headrace.models.registry.resolve import resolve
 from headrace.runtime.cache import Cache
-from headrace.runtime.decode import SampledToken, decode
 from headrace.runtime.ops import native
 from headrace.runtime.prefill import prefill
 from headrace.runtime.sampling import Sampler, SamplingParams
@@ -31,14 +31,12 @@ def round_of(network: Decoder, cache: Cache, steps: int, params: SamplingParams)
     """Milliseconds of a step after what the cache holds, by part."""
     depth = cache.committed
     sampler = Sampler(params, vocab_size=network.vocab_size, prompt=())
-    tokens = decode(network, cache, lambda logits: SampledToken(sampler(logits)), mx.array([1]), steps + 1)
-    next(tokens).token.item()
-    cache.commit(1)
+    ahead = run_ahead(network, cache, sampler, mx.array([1]), steps + 1)
+    next(ahead)
     native.measure_regions(True)
     began = time.perf_counter()
-    for sampled in tokens:
-        sampled.token.item()
-        cache.commit(1)
+    for _ in ahead:
+        pass
     step = (time.perf_counter() - began) / steps
     times = native.region_times()
     native.measure_regions(False)

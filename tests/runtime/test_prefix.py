@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.models.network.decoder import Decoder
-from headrace.runtime.engine import OPENING, Engine
+from headrace.runtime.engine import Engine
 from headrace.runtime.errors import ContextLimitError, EngineError, UsageError
+from headrace.runtime.prefill import OPENING
 from headrace.runtime.prefix import Prefix, common_prefix
 from headrace.runtime.request import CancelFlag, Event, Finished, PrefillProgress, Request, Step
 from headrace.runtime.sampling import SamplingParams

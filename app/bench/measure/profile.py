@@ -11,7 +11,7 @@ Only headrace's own decoder can be taken apart this way. Norms that are fused wi
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from statistics import quantiles
 from typing import Any, cast
@@ -19,8 +19,8 @@ from typing import Any, cast
 import mlx.core as mx
 
 from headrace.models.network.decoder import Decoder
-from headrace.runtime.cache import KVCache
-from headrace.runtime.decode import SampledToken, decode, decode_step
+from headrace.runtime.cache import Cache, KVCache
+from headrace.runtime.decode import decode_step
 from headrace.runtime.errors import UsageError
 from headrace.runtime.ops import LayersNode, LayerWeights, Ops, Projections
 from headrace.runtime.prefill import prefill
@@ -168,9 +168,9 @@ def _evaluated(work: Callable[[], Any]) -> float:
 def _synchronous(network: Decoder, cache: KVCache, sampler: Sampler, token: mx.array) -> tuple[float, float]:
     """(seconds to build, seconds in all) of a step that overlaps with nothing."""
     began = time.perf_counter()
-    sampled = decode_step(network, cache, lambda logits: SampledToken(sampler(logits)), token)
+    chosen = decode_step(network, cache, sampler, token)
     built = time.perf_counter()
-    sampled.token.item()
+    chosen.item()
     ended = time.perf_counter()
     cache.rollback()
     return built - began, ended - began
@@ -178,10 +178,19 @@ def _synchronous(network: Decoder, cache: KVCache, sampler: Sampler, token: mx.a
 
 def _loop(network: Decoder, cache: KVCache, sampler: Sampler, token: mx.array, steps: int) -> list[float]:
     """Step latencies of the real loop, the first one left out."""
-    ready = []
-    tokens = decode(network, cache, lambda logits: SampledToken(sampler(logits)), token, steps + 1)
-    for sampled in tokens:
-        sampled.token.item()
-        ready.append(time.perf_counter())
-        cache.commit(1)
+    ready = [time.perf_counter() for _ in run_ahead(network, cache, sampler, token, steps + 1)]
     return [b - a for a, b in pairwise(ready)]
+
+
+def run_ahead(network: Decoder, cache: Cache, sampler: Sampler, token: mx.array, steps: int) -> Iterator[None]:
+    """Steps as the engine makes them: while the device works on one, the next is built on its token."""
+    ahead = decode_step(network, cache, sampler, token)
+    mx.async_eval(ahead)
+    for left in range(steps - 1, -1, -1):
+        chosen = ahead
+        if left:
+            ahead = decode_step(network, cache, sampler, chosen)
+            mx.async_eval(ahead)
+        chosen.item()
+        cache.commit(1)
+        yield

@@ -1,0 +1,140 @@
+"""Who is served, and who gets how many tokens of the next pass. Bookkeeping only: no array, no clock.
+
+Requests are admitted in the order they came, as soon as there is a place and room for their prompt. Every admitted
+sequence that decodes gets one row of every pass; prompts share what `Pace` leaves them, the oldest first. Where room is
+short the youngest steps back: its cache goes, and it is admitted again before any younger one, to be fed what it had
+and to go on where it was. The oldest never steps back, so everyone's turn comes.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from headrace.runtime.ops import Phase
+from headrace.runtime.pace import Pace
+from headrace.runtime.prefill import chunk_end
+from headrace.runtime.room import Room
+from headrace.runtime.sequence import Sequence
+
+AGAIN = (
+    16  # tokens at a time of what a sequence had said before it stepped back: as many rows as may decode side by side
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a sequence gets of a pass: so many of its tokens are fed, and whether the last one chooses the next."""
+
+    sequence: Sequence
+    count: int
+    phase: Phase
+    chooses: bool
+
+
+class Scheduler:
+    """Sequences between submission and end."""
+
+    def __init__(self, room: Room, pace: Pace, most_running: int) -> None:
+        self.waiting: deque[Sequence] = deque()  # oldest first, those that stepped back before all others
+        self.running: list[Sequence] = []  # oldest first
+        self._room = room
+        self._pace = pace
+        self._most_running = most_running
+        self._stepping_back: Sequence | None = None  # as soon as no pass is under way that appends to its cache
+
+    def __iter__(self) -> Iterator[Sequence]:
+        yield from self.running
+        yield from self.waiting
+
+    def __bool__(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        """Submitted: it waits for its turn."""
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Ended."""
+        sequence.state = "finished"
+        (self.running if sequence in self.running else self.waiting).remove(sequence)
+        if sequence is self._stepping_back:
+            self._stepping_back = None
+
+    def admit(self) -> list[Sequence]:
+        """Those whose turn has come. They need caches."""
+        admitted: list[Sequence] = []
+        while self.waiting and len(self.running) < self._most_running and self._stepping_back is None:
+            sequence = self.waiting[0]
+            if not self._room.promise(sequence, len(sequence.tokens), spare=len(self.running)):
+                break
+            self.running.append(self.waiting.popleft())
+            sequence.state = "prefill"
+            admitted.append(sequence)
+        return admitted
+
+    def plan(self) -> list[Share]:
+        """The next pass: first those that choose a token (of them, first those fed what the pass under way chooses)."""
+        if self._stepping_back is not None and not self._stepping_back.pending:
+            self._step_back(self._stepping_back)
+        chained: list[Share] = []
+        first: list[Share] = []
+        again: list[Share] = []
+        prompts: list[Sequence] = []
+        for sequence in tuple(self.running):
+            if sequence.state == "prefill":
+                if not _prefilled(sequence):
+                    prompts.append(sequence)
+                    continue
+                sequence.state = "decode"
+            if sequence.state != "decode" or not sequence.left or not self._has_room(sequence):
+                continue
+            known = len(sequence.tokens) - sequence.cache.length
+            if known > 1:  # what it had said before it stepped back
+                again.append(Share(sequence, min(known - 1, AGAIN), "decode", chooses=False))
+                continue
+            sequence.left -= 1
+            (first if known else chained).append(Share(sequence, 1, "decode", chooses=True))
+        decoding = [*chained, *first, *again]
+        return decoding + self._chunks(prompts, beside=bool(decoding)) if prompts else decoding
+
+    def _chunks(self, prompts: list[Sequence], beside: bool) -> list[Share]:
+        budget = self._pace.budget(beside)
+        chunks = []
+        for sequence in prompts:
+            if sequence.state != "prefill" or sequence is self._stepping_back or (sequence.marks and sequence.pending):
+                continue
+            done = sequence.cache.length
+            count = min(budget, chunk_end(done, sequence.prefill_end, sequence.marks) - done)
+            chunks.append(Share(sequence, count, "prefill", chooses=False))
+            budget -= count
+            if not budget:
+                break
+        return chunks
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        """Whether it may append an entry; if not, the youngest steps back, or will when its pass has landed."""
+        if sequence is self._stepping_back:
+            return False
+        while not self._room.promise(sequence, sequence.cache.length + 1):
+            if self._stepping_back is not None:
+                return False
+            youngest = self.running[-1]
+            if youngest.pending:
+                self._stepping_back = youngest
+                return False
+            self._step_back(youngest)
+            if youngest is sequence:
+                return False
+        return True
+
+    def _step_back(self, sequence: Sequence) -> None:
+        self._stepping_back = None
+        self.running.remove(sequence)
+        self.waiting.appendleft(sequence)
+        sequence.state, sequence.cache = "preempted", None
+        self._room.release(sequence)
+
+
+def _prefilled(sequence: Sequence) -> bool:
+    """Whether all of its prompt but the last token has been fed, so that its first step is next."""
+    return sequence.cache.length >= sequence.prefill_end and not (sequence.marks and sequence.pending)
