@@ -215,8 +215,8 @@ class Engine:
         """End those who were cancelled, and those who have said all there was room for."""
         heard = [*self._scheduler.running, *islice(self._scheduler.waiting, NEXT_IN_LINE), *self._cancelled]
         self._cancelled.clear()
-        for sequence in dict.fromkeys(heard):
-            if sequence.state == "finished":
+        for sequence in heard:
+            if sequence.state == "finished":  # before, or just now: it may be among those heard twice
                 continue
             if sequence.wants_to_end:
                 events.append((sequence, self._finish(sequence, "cancelled")))
@@ -240,8 +240,12 @@ class Engine:
         """Wait for a pass, make final what it appended, and say what it brought."""
         tokens = flight.land()
         now = time.perf_counter()
-        fed = sum(share.count for share in flight.shares if share.phase == "prefill")
-        rows = sum(share.phase == "decode" for share in flight.shares)
+        rows = fed = 0
+        for share in flight.shares:
+            if share.phase == "decode":
+                rows += 1
+            else:
+                fed += share.count
         self._pace.took(rows, fed, now - max(self._landed, flight.started))
         self._landed = now
         for row, share in enumerate(flight.shares):
