@@ -1,6 +1,12 @@
-"""What an answer cost, in words: the same on the command line, in the transcript, the decode view and an export."""
+"""What an answer cost and how it was made, in words: the same on the command line, in the transcript, the decode view
+and an export."""
+
+from collections.abc import Mapping
+from typing import Any
 
 from headrace.runtime.units import format_seconds, three_digits
+
+_CHOOSING = (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0))  # which tokens, and the value at which it is off
 
 
 def rate_digits(tokens_per_second: float | None) -> str:
@@ -32,3 +38,14 @@ def phrases(tokens: int, tokens_per_second: float | None, ttft_s: float | None, 
     if mbu is not None:
         parts.append(f"MBU {mbu:.0%}")
     return parts
+
+
+def sampling_text(values: Mapping[str, Any], *, short: bool = False) -> str:
+    """How tokens are chosen, in one line: `temperature 0.7 · min_p 0.05`; `short`: `temp 0.7`."""
+    temperature = f"temperature {values.get('temperature', 0.0):g}"
+    if short:
+        return temperature.replace("erature", "")
+    if not values.get("temperature"):
+        return temperature
+    parts = [f"{name} {values[name]:g}" for name, off in _CHOOSING if values.get(name, off) != off]
+    return " · ".join([temperature, *parts])

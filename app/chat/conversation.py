@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal, ParamSpec
 
+from headrace.app.chat.answer_setup import answer_request, settings_used
 from headrace.app.chat.attachments import parse_message
 from headrace.app.chat.context_question import ContextChoice, ContextQuestion, context_full_notice
 from headrace.app.chat.draft import Draft
 from headrace.app.chat.open_session import OpenSession, tokens_held
-from headrace.app.chat.prompt import prompt_messages, runs, summary_messages, summary_tokens
+from headrace.app.chat.prompt import runs, summary_messages, summary_tokens
 from headrace.app.chat.turn import RETRY_S, Turn
 from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.messages import (
@@ -32,7 +33,7 @@ from headrace.app.engine.messages import (
     Prefill,
     PrefixCached,
 )
-from headrace.app.sampling_options import CHAT_SAMPLING, chat_sampling
+from headrace.app.sampling_options import CHAT_SAMPLING
 from headrace.app.sessions.records import Attachment, Message, Session
 from headrace.app.sessions.store import SessionStore
 from headrace.models.text.thinking import split_thinking
@@ -80,7 +81,7 @@ class Conversation(OpenSession):
     @property
     def effective(self) -> dict[str, Any]:
         """The sampling settings in effect: the session's, the model's as far as it is loaded, the chat's own."""
-        return chat_sampling(self.session.sampling, self.engine.card.generation_defaults if self.engine.card else {})
+        return settings_used(self.session.sampling, self.engine.card)
 
     @property
     def _repeats(self) -> bool:
@@ -154,7 +155,8 @@ class Conversation(OpenSession):
             self._typed = content, text
             self._add_and_ask(old.parent_id, content, attachments)
         else:
-            self.reload(self.store.add(self.session.id, old.parent_id, "assistant", text, model=old.model).id)
+            how: dict[str, Any] = {"model": old.model, "sampling": old.sampling, "system": old.system}
+            self.reload(self.store.add(self.session.id, old.parent_id, "assistant", text, **how).id)
 
     def continue_answer(self) -> None:
         """Go on where the last answer ended; a last message without an answer is answered."""
@@ -298,6 +300,8 @@ class Conversation(OpenSession):
         self.context_tokens = grown if self.context_limit is None else min(grown, self.context_limit)
         if not turn.summarising:
             self.phase = "answering"
+        if turn.answer is None and turn.sampling is not None:
+            turn.sampling = settings_used(turn.sampling, self.engine.card)
         if delta.text:
             turn.grow(delta.text, self._speaker)
             self._show(turn)
@@ -415,19 +419,18 @@ class Conversation(OpenSession):
         self._ready_to_ask()
         leaf = self.message(leaf_id)
         branch = self.messages[: self.messages.index(leaf) + 1]
-        turn = Turn(self.store, leaf, model=self._speaker, continuing=continuing, dropping=drop_oldest)
-        sampling = dict(self.session.sampling if sampling is None else sampling)
+        turn = Turn(
+            self.store,
+            leaf,
+            model=self._speaker,
+            system=self.session.system,
+            continuing=continuing,
+            dropping=drop_oldest,
+        )
+        turn.sampling = self.session.sampling if sampling is None else sampling
         self.engine.submit(
-            Generate(
-                id=turn.id,
-                messages=prompt_messages(self.session, branch[:-1] if continuing else branch),
-                max_tokens=sampling.pop("max_tokens", None),
-                stop=tuple(sampling.pop("stop", ())),
-                thinking=sampling.pop("thinking", None),
-                sampling=sampling,
-                otherwise=CHAT_SAMPLING,
-                continue_text=leaf.content if continuing else "",
-                drop_oldest=drop_oldest,
+            answer_request(
+                turn.id, self.session, branch, sampling=sampling, continuing=continuing, drop_oldest=drop_oldest
             )
         )
         self.messages = branch

@@ -7,7 +7,9 @@ put on the disk, which is what a power cut can cost. A turn that summarises writ
 
 import itertools
 import time
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from headrace.app.engine.messages import Done
 from headrace.app.sessions.database import storable
@@ -30,11 +32,13 @@ class Turn:
         leaf: Message,
         *,
         model: str | None = None,
+        system: str | None = None,
         continuing: bool = False,
         summarising: bool = False,
         dropping: bool = False,
     ) -> None:
-        """`model` is who will say it, as far as known; `dropping`: the engine may leave out older turns.
+        """`model` is who will say it, as far as known, `system` with which system prompt; `dropping`: the engine may
+        leave out older turns.
 
         Raises SessionError where nothing can be stored.
         """
@@ -46,7 +50,9 @@ class Turn:
         self.answer = leaf if continuing and not summarising else None
         self.summary = ""
         self._begins = len(leaf.content) if continuing else 0  # characters of the answer that are not this turn's
-        self._model = model
+        self.sampling: Mapping[str, Any] | None = None
+        """The settings in effect, to be set as soon as they are known."""
+        self._model, self._system = model, system
         self._store = store
         self._unsaved = ""
         self._durable_at = time.monotonic()
@@ -63,7 +69,9 @@ class Turn:
         self._unsaved += text
         self._model = model or self._model
         if self.answer is None:
-            self.answer = self._store.begin_answer(self.leaf.session_id, self.leaf.id, self._model)
+            self.answer = self._store.begin_answer(
+                self.leaf.session_id, self.leaf.id, self._model, sampling=self.sampling, system=self._system
+            )
             text = self._unsaved  # with what could not be put anywhere when the store failed before
         self.answer = replace(self.answer, content=self.answer.content + text, partial=True)
 

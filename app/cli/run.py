@@ -126,7 +126,8 @@ def run(
         force=force,
         quiet=quiet,
     )
-    params = SamplingParams(**sampling_settings(options, loaded.generation_defaults)).with_seed()
+    chosen = sampling_settings(options, loaded.generation_defaults)
+    params = SamplingParams(**chosen).with_seed()
     submitted = time.perf_counter()
     if raw:
         ids, opening = loaded.tokenizer.encode_prompt(content), ""
@@ -147,7 +148,9 @@ def run(
         stream = AnswerStream(submitted, echo=not as_json, quiet=quiet)
         try:
             parts = answer(engine, loaded.tokenizer, request, stop)
-            with closing(session.kept(parts, content, attachments, model=loaded.name, opening=opening)) as kept:
+            used = {**session.sampling, **{name: value for name, value in chosen.items() if name != "logit_bias"}}
+            parts = session.kept(parts, content, attachments, model=loaded.name, sampling=used, opening=opening)
+            with closing(parts) as kept:
                 stream.follow(kept)
         except ContextLimitError as error:
             error.hint = _context_hint(session, loaded.context_limit, context_length(loaded.checkpoint))

@@ -82,11 +82,18 @@ class RunSession:
         return draft_messages(self._session, self._branch, content, attachments)
 
     def kept(
-        self, parts: Iterable[Part], content: str, attachments: tuple[Attachment, ...], *, model: str, opening: str
+        self,
+        parts: Iterable[Part],
+        content: str,
+        attachments: tuple[Attachment, ...],
+        *,
+        model: str,
+        sampling: Mapping[str, Any],
+        opening: str,
     ) -> Generator[Part, None, None]:
         """The parts as they come, stored on their way where the session is kept. Raises SessionError.
 
-        model: who says it. opening: what the template wrote of the answer itself.
+        model: who says it. sampling: the settings in effect. opening: what the template wrote of the answer itself.
         """
         if not self._keep:
             yield from parts
@@ -99,7 +106,9 @@ class RunSession:
         try:
             for part in parts:
                 if turn is None:
-                    turn = Turn(self._store_question(content, attachments), self._question, model=model)
+                    store, system = self._store_question(content, attachments), self._session.system
+                    turn = Turn(store, self._question, model=model, system=system)
+                    turn.sampling = sampling
                 yield part
                 if isinstance(part, TextChunk | Completed):
                     text += part.text

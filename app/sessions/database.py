@@ -15,7 +15,6 @@ from pathlib import Path
 
 from headrace.runtime.errors import SessionError
 
-VERSION = 1
 _BUSY_MS = 5000  # how long to wait for another process's transaction, which takes milliseconds
 _WRITABLE = "the file and its folder must be writable; HEADRACE_HOME=DIR keeps everything in another folder"
 _HINTS = {
@@ -77,6 +76,13 @@ CREATE TRIGGER messages_changed AFTER UPDATE OF content ON messages BEGIN
     INSERT INTO message_index(rowid, content) VALUES (new.id, new.content);
 END;
 """
+_HOW_AN_ANSWER_WAS_MADE = """
+ALTER TABLE messages ADD COLUMN sampling TEXT;  -- what was in effect for an answer, a JSON object
+ALTER TABLE messages ADD COLUMN system TEXT;    -- the system prompt of an answer
+"""
+# A file of version n has seen the first n. They only ever add: an earlier headrace that still runs goes on writing.
+_MIGRATIONS = (_SCHEMA, _HOW_AN_ANSWER_WAS_MADE)
+VERSION = len(_MIGRATIONS)
 
 # SQL: what a message was appended and that is not folded into it yet.
 APPENDED = """
@@ -137,16 +143,25 @@ class Database:
         self._connection.execute("PRAGMA secure_delete = ON")  # a deleted conversation is gone from the file
         if self._version() == 0:
             self._use_wal()
-            with self.transaction(durable=True):
-                if self._version() == 0:  # nobody else was faster
-                    for statement in _statements(_SCHEMA):
-                        self._connection.execute(statement)
-                    self._connection.execute(f"PRAGMA user_version = {VERSION}")
+        if self._version() < VERSION:
+            self._migrate()
         if self._version() > VERSION:
             raise SessionError(
                 f"{self.path} was written by a newer headrace",
                 "update headrace, or set HEADRACE_HOME to another folder",
             )
+
+    def _migrate(self) -> None:
+        """Bring the tables up to date; those of a file that can only be read stay as they are."""
+        try:
+            with self._explained(), self.transaction(durable=True):
+                for script in _MIGRATIONS[self._version() :]:  # asked again: somebody else may have been faster
+                    for statement in _statements(script):
+                        self._connection.execute(statement)
+                self._connection.execute(f"PRAGMA user_version = {max(VERSION, self._version())}")
+        except SessionError as error:
+            if self._version() == 0 or "readonly" not in str(error):
+                raise
 
     def _use_wal(self) -> None:
         """Switch the journal to WAL, which the file remembers.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from headrace.app.answer_phrases import phrases
+from headrace.app.answer_phrases import phrases, sampling_text
 from headrace.app.sanitise import sanitise
 from headrace.app.sessions.records import Message, Session, TurnMetrics
 from headrace.models.text.thinking import split_thinking
@@ -28,14 +28,23 @@ def to_markdown(session: Session, branch: Sequence[Message]) -> str:
             parts.append(sanitise(said.answer).strip())
         if message.partial:
             parts.append(f"*Not complete: {message.finish_reason or 'interrupted'}.*")
-        if message.metrics is not None:
-            parts.append(f"<sub>{metrics_line(message.metrics)}</sub>")
+        if message.system and message.system != session.system:
+            parts.append(f"**System prompt of this answer**\n\n{sanitise(message.system)}")
+        facts = [*made_with(message), *([metrics_line(message.metrics)] if message.metrics is not None else [])]
+        if facts:
+            parts.append(f"<sub>{' · '.join(facts)}</sub>")
     return "\n\n".join(parts) + "\n"
 
 
 def to_document(session: Session, messages: Sequence[Message]) -> dict[str, Any]:
     """Everything: all branches as a flat list whose `parent_id`s make the tree. Times are seconds since the epoch."""
     return {"session": asdict(session), "messages": [asdict(message) for message in messages]}
+
+
+def made_with(message: Message) -> list[str]:
+    """Who said it and with which sampling, as far as that is stored. Safe to print."""
+    names = [sanitise(message.model)] if message.model and message.role == "assistant" else []
+    return names if message.sampling is None else [*names, sampling_text(message.sampling)]
 
 
 def metrics_line(metrics: TurnMetrics) -> str:

@@ -36,6 +36,8 @@ class Message:
 
     partial: the answer is being written, was stopped, ran into a limit or was cut off by a crash.
     finish_reason: stop, length, cancelled, died or failed; None while being written, after a crash, for user messages.
+    model, sampling, system: who answered, with which settings in effect (SamplingParams fields, max_tokens, stop,
+    thinking) and which system prompt. None for user messages, and where an earlier version did not store it.
     """
 
     id: int
@@ -49,6 +51,8 @@ class Message:
     model: str | None = None
     metrics: TurnMetrics | None = None
     attachments: tuple[Attachment, ...] = ()
+    sampling: Mapping[str, Any] | None = None
+    system: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,16 +133,19 @@ class SessionStore:
         model: str | None = None,
         attachments: Sequence[Attachment] = (),
         partial: bool = False,
+        sampling: Mapping[str, Any] | None = None,
+        system: str | None = None,
     ) -> Message:
         """A new message below `parent_id` (None: a first message); it becomes the active leaf."""
         now = time.time()
         with self.db.transaction(durable=not partial):
             new = self.db.run(
                 "INSERT INTO messages"
-                " (session_id, parent_id, role, content, created_at, partial, model, attachments)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                " (session_id, parent_id, role, content, created_at, partial, model, attachments, sampling, system)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 *(session_id, parent_id, role, content, now, partial, model),
                 json.dumps([asdict(attachment) for attachment in attachments]),
+                *(None if sampling is None else json.dumps(dict(sampling)), system),
             )
             self.db.run(
                 "UPDATE sessions SET active_leaf = ?, updated_at = ?,"
@@ -150,7 +153,17 @@ class SessionStore:
                 *(new, now, _title(content, attachments), session_id),
             )
         return Message(
-            new, session_id, parent_id, role, content, now, partial, model=model, attachments=tuple(attachments)
+            new,
+            session_id,
+            parent_id,
+            role,
+            content,
+            now,
+            partial,
+            model=model,
+            attachments=tuple(attachments),
+            sampling=sampling,
+            system=system,
         )
 
     def take_back(self, message: Message) -> Session:
@@ -188,9 +201,19 @@ class SessionStore:
                 self.db.run("UPDATE sessions SET active_leaf = ? WHERE id = ?", row["leaf"], message.session_id)
         return self.session(message.session_id)
 
-    def begin_answer(self, session_id: str, parent_id: int, model: str | None) -> Message:
+    def begin_answer(
+        self,
+        session_id: str,
+        parent_id: int,
+        model: str | None,
+        *,
+        sampling: Mapping[str, Any] | None = None,
+        system: str | None = None,
+    ) -> Message:
         """An empty answer that `grow` and `finish` complete."""
-        return self.add(session_id, parent_id, "assistant", "", model=model, partial=True)
+        return self.add(
+            session_id, parent_id, "assistant", "", model=model, partial=True, sampling=sampling, system=system
+        )
 
     def reopen(self, message_id: int) -> None:
         """An answer is continued: it is partial again, and nothing is known of how it went, until `finish`."""
@@ -316,6 +339,7 @@ def _session(row: sqlite3.Row) -> Session:
 
 
 def _message(row: sqlite3.Row) -> Message:
+    how = row if "sampling" in row.keys() else {"sampling": None, "system": None}  # noqa: SIM118 - a read-only old file
     return Message(
         id=row["id"],
         session_id=row["session_id"],
@@ -328,4 +352,6 @@ def _message(row: sqlite3.Row) -> Message:
         model=row["model"],
         metrics=TurnMetrics(**json.loads(row["figures"])) if row["figures"] else None,
         attachments=tuple(Attachment(**item) for item in json.loads(row["attachments"])),
+        sampling=json.loads(how["sampling"]) if how["sampling"] else None,
+        system=how["system"],
     )

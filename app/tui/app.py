@@ -22,6 +22,7 @@ from textual.drivers.linux_driver import LinuxDriver
 from textual.filter import LineFilter, Monochrome, NoColor
 from textual.theme import Theme
 
+from headrace.app.answer_phrases import sampling_text
 from headrace.app.chat.conversation import Conversation
 from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.messages import Damaged, Event, Pulled, PullFailed, PullProgress, Ready
@@ -38,7 +39,6 @@ from headrace.app.tui.palette import AppCommands
 from headrace.app.tui.poll_interval import PollInterval
 from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.decode_screen import DecodeScreen
-from headrace.app.tui.screens.parameters import sampling_text
 from headrace.app.tui.status_bar import Status
 from headrace.app.tui.textual_overrides.driver import AskingDriver, TerminalDriver
 from headrace.app.tui.textual_overrides.frugal_screen import FrugalScreen

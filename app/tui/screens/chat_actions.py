@@ -7,11 +7,12 @@ from typing import cast
 
 from textual.app import SuspendNotSupported
 
+from headrace.app.answer_phrases import sampling_text
 from headrace.app.chat.attachments import parse_message
 from headrace.app.chat.context_question import ContextChoice
 from headrace.app.sessions.records import Message
 from headrace.app.tui.input.commands import message_text
-from headrace.app.tui.screens.parameters import read_parameter, sampling_text, write_parameter
+from headrace.app.tui.screens.parameters import read_parameter, write_parameter
 from headrace.app.tui.screens.take_out import TakeOut
 from headrace.app.tui.transcript.context_mark import MARK, mark_message
 from headrace.runtime.errors import HeadraceError, UsageError

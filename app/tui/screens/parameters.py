@@ -52,7 +52,6 @@ PARAMETERS = (
     Parameter("stop", "end the answer before this text; several: a | b", _texts, lambda v: all(v), "not empty"),
     Parameter("thinking", "of a reasoning model", _switch, lambda v: v in (True, False, None), "on, off or auto"),
 )
-_CHOOSING = (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0))  # which tokens, and the value at which it is off
 _BY_NAME = {parameter.name: parameter for parameter in PARAMETERS}
 
 
@@ -70,17 +69,6 @@ def read_parameter(name: str, text: str) -> Any:
     if not parameter.holds(value):
         raise UsageError(f"{parameter.name} must be {parameter.range}")
     return value
-
-
-def sampling_text(values: Mapping[str, Any], *, short: bool = False) -> str:
-    """How tokens are chosen, in one line: `temperature 0.7 · min_p 0.05`; `short`: `temp 0.7`."""
-    temperature = f"temperature {values.get('temperature', 0.0):g}"
-    if short:
-        return temperature.replace("erature", "")
-    if not values.get("temperature"):
-        return temperature
-    parts = [f"{name} {values[name]:g}" for name, off in _CHOOSING if values.get(name, off) != off]
-    return " · ".join([temperature, *parts])
 
 
 def write_parameter(name: str, values: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from textual.content import Content
 
 from headrace.app.answer_phrases import phrases, plain_phrases
 from headrace.app.sanitise import Sanitiser, sanitise
+from headrace.app.sessions.export import made_with
 from headrace.app.sessions.records import Message, TurnMetrics
 from headrace.app.tui.transcript.context_mark import mark_lines
 from headrace.app.tui.transcript.growing_markdown import GrowingMarkdown
@@ -20,6 +21,7 @@ RowKind = Literal["user", "body", "thinking", "summary", "meta", "blank"]
 Row = tuple[Content, RowKind]
 
 BLANK: Row = (Content(""), "blank")
+_LONGEST_SYSTEM = 200  # characters of a system prompt that are looked at
 _ENDINGS = {
     "cancelled": "■ stopped",
     "length": "▲ limit reached",
@@ -142,6 +144,8 @@ class Entry:
         if meta:
             rows += [BLANK] if body else []
             rows.append((Content.styled(meta, "$quiet").truncate(look.width, ellipsis=True), "meta"))
+        if self._detailed and (made := " · ".join(self._made())):
+            rows.append((Content.styled(made, "$quiet").truncate(look.width, ellipsis=True), "meta"))
         return [*rows, BLANK]
 
     def _thinking_rows(self, look: Look) -> list[Row]:
@@ -168,6 +172,11 @@ class Entry:
         else:
             parts = [] if reason == "stop" else [_ENDINGS.get(reason or "", "■ incomplete")]
         return " · ".join([*parts, *self._notes(), *self._costs()])
+
+    def _made(self) -> list[str]:
+        """By which model, with which sampling and system prompt, as far as that was stored."""
+        system = " ".join(sanitise((self.message.system or "")[:_LONGEST_SYSTEM]).split())
+        return [*made_with(self.message), *([f"system prompt: {system}"] if system else [])]
 
     def _costs(self) -> list[str]:
         metrics = self.message.metrics

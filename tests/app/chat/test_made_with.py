@@ -1,0 +1,58 @@
+"""What is kept of how an answer was made: the model, the settings in effect, the system prompt; and where it shows."""
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from headrace.app.chat.conversation import Conversation
+from headrace.app.sessions.export import to_document, to_markdown
+from headrace.app.sessions.store import SessionStore
+from headrace.app.tui.transcript.entry import Entry, Look
+from tests.app.scripted_engine import CARD, ScriptedEngine
+
+
+def ask(chat: Conversation, text: str) -> None:
+    chat.send(text)
+    while chat.phase != "idle":
+        chat.poll()
+
+
+def test_every_answer_keeps_what_it_was_made_with(tmp_path: Path) -> None:
+    with closing(SessionStore(tmp_path / "sessions.db")) as store:
+        engine = ScriptedEngine(card_to_load=replace(CARD, generation_defaults={"top_p": 0.9, "temperature": 0.6}))
+        chat = Conversation(engine, store, store.create(system="Be brief.", sampling={"max_tokens": 50}))
+        ask(chat, "Hi")
+        chat.set_sampling({"temperature": 0.2, "stop": ["END"]})
+        chat.set_system("")
+        ask(chat, "Again")
+        chat.edit(chat.messages[1].id, "By hand.")
+        question, first, _, second = store.messages(chat.session.id)[:4]
+        assert (question.sampling, question.system) == (None, None)
+        assert (first.model, first.system) == ("scripted-1b", "Be brief.")
+        assert first.sampling == {"temperature": 0.6, "top_p": 0.9, "max_tokens": 50}
+        assert second.sampling == {"temperature": 0.2, "top_p": 0.9, "max_tokens": 50, "stop": ["END"]}
+        assert second.system == ""
+        assert chat.messages[-1].sampling == first.sampling
+
+        markdown = to_markdown(store.session(chat.session.id), [question, first, second])
+        assert "<sub>scripted-1b · temperature 0.6 · top_p 0.9 · 4 tokens" in markdown
+        assert "<sub>scripted-1b · temperature 0.2 · top_p 0.9 · 4 tokens" in markdown
+        assert "**System prompt of this answer**\n\nBe brief." in markdown
+        exported = to_document(chat.session, [first])["messages"][0]
+        assert (exported["model"], exported["system"]) == ("scripted-1b", "Be brief.")
+        assert exported["sampling"]["temperature"] == 0.6
+
+        entry = Entry(first)
+        assert not any("scripted-1b" in line.plain for line, _ in entry.rows(Look(80)))
+        entry.detail(True)
+        details = [line.plain for line, kind in entry.rows(Look(80)) if kind == "meta"]
+        assert details[-1] == "scripted-1b · temperature 0.6 · top_p 0.9 · system prompt: Be brief."
+
+
+def test_an_answer_asked_for_before_the_model_is_there_keeps_the_models_settings(tmp_path: Path) -> None:
+    with closing(SessionStore(tmp_path / "sessions.db")) as store:
+        chat = Conversation(ScriptedEngine(), store)
+        chat.send("Hi")  # starts the engine
+        while chat.phase != "idle":
+            chat.poll()
+        assert chat.messages[-1].sampling == {"temperature": 0.7, "min_p": 0.05}
