@@ -12,7 +12,8 @@ from typing import Any
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.cost.costs import WORKING_MEMORY, checkpoint_cost
 from headrace.models.registry.catalog import CatalogEntry, HubRepo, load_catalog
-from headrace.models.registry.resolve import DEFAULT_MODEL, ResolvedModel
+from headrace.models.registry.resolve import DEFAULT_MODEL, ResolvedModel, resolve
+from headrace.models.registry.source import LocalGGUF, parse_source
 from headrace.models.registry.store import Store, StoredModel, directory_bytes
 from headrace.runtime.cost import StepCost
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
@@ -74,6 +75,19 @@ def checkpoint_document(model: ResolvedModel) -> Document:
         "memory_context": at,
         "memory_bytes": _memory(checkpoint, cost, at),
     }
+
+
+def memory_needed(name: str | None) -> int | None:
+    """Bytes that a model takes with MEMORY_CONTEXT tokens; None where that is not known.
+
+    Raises what `resolve` raises for what is not there: nothing is fetched, no local GGUF file converted.
+    """
+    if isinstance(parse_source(name or DEFAULT_MODEL), LocalGGUF):
+        return None
+    checkpoint = open_checkpoint(resolve(name, fetch=False).path)
+    context = checkpoint.config.get("max_position_embeddings")
+    at = min(MEMORY_CONTEXT, context) if isinstance(context, int) else MEMORY_CONTEXT
+    return _memory(checkpoint, checkpoint_cost(checkpoint), at)
 
 
 def quantization_document(checkpoint: Checkpoint) -> Document:

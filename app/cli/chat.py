@@ -55,10 +55,24 @@ def chat(model: str | None, resume: str | None, context: int | None) -> int:
                 system=settings.chat.system,
                 sampling=settings.sampling_given,
             )
-        engine = EngineClient()
+        engines = [EngineClient()]
+
+        def second_engine() -> EngineClient:
+            engines.append(EngineClient())
+            return engines[-1]
+
         limit = context or settings.chat.context or None
-        watch = MachineWatch(lambda: [os.getpid(), *([engine.pid] if engine.pid else [])])
-        app = HeadraceApp(engine, store, session, settings=settings, context=limit, warning=unsaved, watch=watch)
+        watch = MachineWatch(lambda: [os.getpid(), *(engine.pid for engine in engines if engine.pid)])
+        app = HeadraceApp(
+            engines[0],
+            store,
+            session,
+            settings=settings,
+            context=limit,
+            warning=unsaved,
+            watch=watch,
+            second_engine=second_engine,
+        )
         try:
             app.run(mouse=settings.screen.mouse)
         finally:

@@ -23,6 +23,7 @@ from headrace.app.engine.messages import (
     PullProgress,
     ReadAhead,
     Ready,
+    Rest,
 )
 from headrace.runtime.errors import EngineError
 
@@ -56,6 +57,10 @@ class ChatEngine(Protocol):
 
     def read_ahead(self, command: ReadAhead) -> None:
         """Have the engine use its idle time. Without one that is ready nothing happens."""
+        ...
+
+    def rest(self) -> None:
+        """Have the engine leave the machine alone until it is asked for something. Nothing happens without one."""
         ...
 
     def cancel(self) -> None:
@@ -117,6 +122,10 @@ class EngineClient:
     def read_ahead(self, command: ReadAhead) -> None:
         if self._link is not None and self.state == "ready":
             self._link.send(command)
+
+    def rest(self) -> None:
+        if self._link is not None:
+            self._link.send(Rest())
 
     def cancel(self) -> None:
         if self._link is not None:

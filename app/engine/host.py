@@ -110,6 +110,14 @@ class EngineHost:
         """Read the model's files again from now on, whenever nothing else is to be done; Damaged tells of damage."""
         self._check.start(lambda damage: send(Damaged(str(damage), damage.hint)))
 
+    def rest(self) -> None:
+        """Leave the machine to others until `resume`."""
+        self._check.pause()
+
+    def resume(self) -> None:
+        """Use idle time again."""
+        self._check.resume()
+
     def warm_up(self) -> None:
         """What the first answer would otherwise wait for, done while the user types."""
         if self._loaded.tokenizer.chat_template is not None:

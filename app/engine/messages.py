@@ -82,13 +82,18 @@ class ReadAhead:
 
 
 @dataclass(frozen=True, slots=True)
+class Rest:
+    """Do nothing of your own accord until the next command: another engine decodes, and is being measured."""
+
+
+@dataclass(frozen=True, slots=True)
 class Pull:
     """Fetch a model into the store."""
 
     name: str
 
 
-Command = ModelSpec | Generate | ReadAhead | Cancel | Pull
+Command = ModelSpec | Generate | ReadAhead | Cancel | Rest | Pull
 
 # --- events ------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from headrace.app.engine.messages import (
     PullProgress,
     ReadAhead,
     Ready,
+    Rest,
 )
 from headrace.app.engine.throttle import throttled
 from headrace.app.engine.wire import CHUNK, Unpacker, pack
@@ -117,15 +118,17 @@ class Server:
         self._send = send
         self._host: EngineHost | None = None
         self._measurable = True
+        self._resting = False
 
     def serve(self) -> None:
         """One command after the other, for ever."""
         while True:
-            due = self._measurable and self._host is not None and self._host.reading_due
+            due = self._measurable and not self._resting and self._host is not None and self._host.reading_due
             command = self._inbox.next(_IDLE_S if due else None)
             if command is None:
                 self._measure()
             else:
+                self._rest(isinstance(command, Rest))
                 self._do(command)
 
     def _do(self, command: Command) -> None:
@@ -145,6 +148,11 @@ class Server:
         except Exception as error:
             traceback.print_exc()  # into the log
             self._send(_failure(command, f"internal error: {error!r:.300}", "engine.log has the details"))
+
+    def _rest(self, wanted: bool) -> None:
+        if self._host is not None and wanted != self._resting:
+            self._host.rest() if wanted else self._host.resume()
+            self._resting = wanted
 
     def _generate(self, host: "EngineHost", command: Generate) -> None:
         try:

@@ -10,9 +10,9 @@ import gc
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import events
 from textual.app import App
@@ -23,14 +23,16 @@ from textual.filter import LineFilter, Monochrome, NoColor
 from textual.theme import Theme
 
 from headrace.app.answer_phrases import sampling_text
+from headrace.app.chat.answer_setup import AnswerSetup
 from headrace.app.chat.conversation import Conversation
-from headrace.app.engine.client import ChatEngine
-from headrace.app.engine.messages import Damaged, Event, Pulled, PullFailed, PullProgress, Ready
+from headrace.app.chat.side import Side
+from headrace.app.engine.client import ChatEngine, EngineClient
+from headrace.app.engine.messages import Damaged, Event, PeakMeasured, Pulled, PullFailed, PullProgress, Ready
 from headrace.app.sanitise import sanitise
 from headrace.app.sessions.records import Session
 from headrace.app.sessions.store import SessionStore
 from headrace.app.settings import Settings, save_setting
-from headrace.app.tui.decode.feed import feed, stored_turns
+from headrace.app.tui.decode.feed import feed, met, stored_turns
 from headrace.app.tui.decode.machine_watch import MachineWatch
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.hangup import end_on_signals, when_made
@@ -47,6 +49,10 @@ from headrace.app.tui.themes import DARK, LIGHT, after_terminal, on_ground, own_
 from headrace.app.tui.transcript.markdown_lines import parser
 from headrace.runtime.errors import HeadraceError, SessionError, UsageError
 from headrace.runtime.paths import data_dir
+
+if TYPE_CHECKING:
+    from headrace.app.chat.comparison import Comparison
+    from headrace.app.tui.screens.compare_screen import CompareScreen
 
 _NOTICE_S = 4.0  # a short message shows so long
 _FIRST_METRICS_S = 0.4  # after a phase began there is something to say
@@ -75,10 +81,12 @@ class HeadraceApp(App[None]):
         context: int | None = None,
         warning: str | None = None,
         watch: MachineWatch | None = None,
+        second_engine: Callable[[], ChatEngine] = EngineClient,
     ) -> None:
         """context: the limit to load models with. warning: said once the chat is on the screen.
 
-        watch: looks at the machine; without one nothing is said about it.
+        watch: looks at the machine; without one nothing is said about it. second_engine: makes another one, for a model
+        beside the first.
         """
         self.settings = settings or Settings()  # asked for on the way up
         super().__init__()
@@ -90,6 +98,10 @@ class HeadraceApp(App[None]):
         self.pulls: dict[str, PullProgress] = {}
         self._context_limit = context
         self.conversation = Conversation(engine, store, session, context=context)
+        self.comparison: Comparison | None = None
+        """Polled in the place of the conversation while there is one."""
+        self._compare_screen: CompareScreen | None = None
+        self._second_engine = second_engine
         self.left_with: SessionError | None = None
         """What could not be stored on leaving."""
         self._early: list[events.Event] | None = []  # keys and pastes from before the first frame, None after it
@@ -178,6 +190,8 @@ class HeadraceApp(App[None]):
         if not self._left:
             self._left = True
             try:
+                if self.comparison is not None:
+                    self.comparison.close()
                 self.conversation.close()
             except SessionError as error:  # a full disk, a session that was deleted elsewhere
                 self.left_with = error
@@ -203,7 +217,7 @@ class HeadraceApp(App[None]):
             self.tick()
             if isinstance(self.screen, FrugalScreen):
                 self.screen.draw()
-            phase = self.conversation.phase
+            phase = (self.comparison or self.conversation).phase
             await asyncio.sleep(
                 self._interval.rest_s(
                     answering=phase in ("answering", "summarising"), awaiting=phase in ("waiting", "prefill")
@@ -216,6 +230,9 @@ class HeadraceApp(App[None]):
     def tick(self) -> None:
         """Take in what happened and mark what is to be drawn anew."""
         if self._left:
+            return
+        if self.comparison is not None:
+            self._compare_tick(self.comparison)
             return
         events = self.conversation.poll()
         feed(self.metrics, events)
@@ -233,6 +250,16 @@ class HeadraceApp(App[None]):
             if chat is not None:
                 chat.tell_status()
             self.draw_metrics()
+
+    def _compare_tick(self, comparison: "Comparison") -> None:
+        """The same while two answers are compared."""
+        heard = comparison.poll()
+        feed(self.metrics, [event for _, event in heard if isinstance(event, PeakMeasured)])
+        self._note([event for _, event in heard])
+        if self._watch is not None and (load := self._watch.look(time.monotonic())) is not None:
+            self.metrics.looked(load)
+        if self._compare_screen is not None:
+            self._compare_screen.sync(heard)
 
     def status(self) -> Status:
         """What the line at the top says."""
@@ -299,6 +326,34 @@ class HeadraceApp(App[None]):
         self.conversation = Conversation(self.engine, self.store, session, context=self._context_limit)
         if session.model != old.session.model or self.engine.state in ("failed", "dead", "stopped"):
             self.conversation.load_model()
+        if self.chat is not None:
+            self.chat.conversation_changed()
+
+    def compare(self, other: AnswerSetup) -> None:
+        """See `ChatApp`."""
+        from headrace.app.chat.comparison import Comparison
+        from headrace.app.tui.screens.compare_screen import CompareScreen
+
+        try:
+            self.comparison = Comparison(self.conversation, other, self._second_engine, context=self._context_limit)
+        except HeadraceError as error:
+            self.say(str(error), problem=True)
+        else:
+            self._compare_screen = CompareScreen(self, self.comparison)
+            self.push_screen(self._compare_screen)
+
+    def end_comparison(self, side: Side | None) -> None:
+        """See `ChatApp`."""
+        if self.comparison is None:
+            return
+        self.comparison.take(side)
+        self.comparison = self._compare_screen = None
+        self.pop_screen()
+        if self.engine.card is not None:
+            met(self.metrics, self.engine.card, self.metrics.machine)
+        else:
+            self.metrics.loading("starting the engine", None)
+        self.metrics.session_changed(stored_turns(self.conversation.messages))
         if self.chat is not None:
             self.chat.conversation_changed()
 

@@ -1,8 +1,10 @@
 """What the screens need of the application, which stands above them: they are given one, and never import it."""
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from headrace.app.chat.answer_setup import AnswerSetup
 from headrace.app.chat.conversation import Conversation
+from headrace.app.chat.side import Side
 from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.messages import PullProgress
 from headrace.app.sessions.records import Session
@@ -10,6 +12,9 @@ from headrace.app.sessions.store import SessionStore
 from headrace.app.settings import Settings
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.status_bar import Status
+
+if TYPE_CHECKING:
+    from headrace.app.chat.comparison import Comparison
 
 
 class ChatApp(Protocol):
@@ -20,6 +25,8 @@ class ChatApp(Protocol):
     settings: Settings
     conversation: Conversation
     metrics: LiveMetrics
+    comparison: "Comparison | None"
+    """What the app polls in the place of the conversation, while there is one."""
     pulls: dict[str, PullProgress]
     """The downloads under way, by name."""
 
@@ -38,6 +45,12 @@ class ChatApp(Protocol):
 
     def open_session(self, session: Session | None) -> None:
         """Go on with a session, or begin a new one with the settings of the old."""
+
+    def compare(self, other: AnswerSetup) -> None:
+        """Ask this session's setup and another one the same; `end_comparison` leaves."""
+
+    def end_comparison(self, side: Side | None) -> None:
+        """Go on with what this side said, its model and its settings; None: as it was before. Raises SessionError."""
 
     def go_to(self, message_id: int, words: str) -> None:
         """Bring a message of the branch that shows into view, at the line with most of the words."""

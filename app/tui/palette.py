@@ -17,6 +17,7 @@ _TITLES = {  # of the commands that mean something without an argument
     "editor": "Write in your editor",
     "queue": "Take back what waits",
     "regen": "Answer the last question again",
+    "compare": "Compare two answers side by side",
     "continue": "Continue the stopped answer",
     "edit": "Edit your last message",
     "summary": "Edit the summary",

@@ -57,14 +57,22 @@ class BackgroundCheck:
         self._thread = threading.Thread(target=self._run, args=(found,), name="checksums", daemon=True)
         self._thread.start()
 
+    def pause(self) -> None:
+        """Nothing is read until `resume`, but for the few milliseconds' worth that was begun."""
+        self._clear.clear()
+
+    def resume(self) -> None:
+        """Go on."""
+        self._clear.set()
+
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Nothing is read while the block runs, but for the few milliseconds' worth that was begun."""
-        self._clear.clear()
+        """Nothing is read while the block runs."""
+        self.pause()
         try:
             yield
         finally:
-            self._clear.set()
+            self.resume()
 
     def wait(self, seconds: float) -> None:
         """Until it is through, for `seconds` at most."""

@@ -104,6 +104,7 @@ class ScriptedEngine:
     specs: list[ModelSpec] = field(default_factory=list)
     pulls: list[str] = field(default_factory=list)
     pieces_per_poll: int = 1
+    rests: int = 0
 
     def __post_init__(self) -> None:
         self._backlog: list[Event] = []
@@ -133,6 +134,9 @@ class ScriptedEngine:
 
     def read_ahead(self, command: ReadAhead) -> None:
         self.ahead.append(command)
+
+    def rest(self) -> None:
+        self.rests += 1
 
     def cancel(self) -> None:
         self._cancelled = bool(self._waiting or self._playing)

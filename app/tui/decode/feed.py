@@ -71,6 +71,12 @@ def stored_turns(messages: Iterable[Message]) -> list[Turn]:
     ]
 
 
+def met(metrics: LiveMetrics, card: ModelCard, known: MachineFacts) -> None:
+    """The model of this card answers from now on. known: of the machine, perhaps measured since it was loaded."""
+    model, machine = facts(card)
+    metrics.ready(model, machine if machine.measured_gb_s is not None else known)
+
+
 def facts(card: ModelCard) -> tuple[ModelFacts, MachineFacts]:
     """What the decode view needs of a loaded model and its machine."""
     machine, chip = card.machine, card.machine.chip

@@ -39,6 +39,7 @@ COMMANDS = (
     Command("editor", "write in your editor ($VISUAL, $EDITOR)", key="F9"),
     Command("branch", "the next branch, or the one before", "[back]"),
     Command("tree", "all branches of this conversation"),
+    Command("compare", "two answers side by side; MODEL, PRESET, NAME=VALUE", "[WITH]", key="Ctrl+S"),
     Command("delete", "remove the last message, for good"),
     Command("copy", "copy the last answer, or its code", "[code]", key="Ctrl+O"),
     Command("links", "open a link of the last answer in the browser"),

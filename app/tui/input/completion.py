@@ -1,4 +1,5 @@
-"""The completion menu above the input: commands after `/`, paths after `@` and `/file `. The input keeps the focus."""
+"""The completion menu above the input: commands after `/`, what `/compare` takes, paths after `@` and
+`/file `. The input keeps the focus."""
 
 from dataclasses import dataclass
 
@@ -7,6 +8,7 @@ from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from headrace.app.tui.input.commands import matching
+from headrace.app.tui.input.compare_words import compare_words
 from headrace.app.tui.input.paths import as_typed, completions, typed_path
 
 
@@ -75,6 +77,9 @@ def _options(before: str, width: int) -> tuple[list[Option], list[Candidate]]:
         return [Option(Content(name)) for name in found], [
             Candidate(as_typed(name, path), len(path)) for name in found if name
         ]
+    if (compared := compare_words(before)) is not None:
+        word, known = compared
+        return [Option(Content(name)) for name in known], [Candidate(name, len(word)) for name in known]
     if before.startswith("/") and before[1:].replace(" ", "x").isalpha() == bool(before[1:]) and " " not in before:
         commands = matching(before[1:])
         options = [

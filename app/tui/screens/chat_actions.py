@@ -3,7 +3,7 @@
 Errors of the tree pass through: the chat screen says them.
 """
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from textual.app import SuspendNotSupported
 
@@ -16,6 +16,9 @@ from headrace.app.tui.screens.parameters import read_parameter, write_parameter
 from headrace.app.tui.screens.take_out import TakeOut
 from headrace.app.tui.transcript.context_mark import MARK, mark_message
 from headrace.runtime.errors import HeadraceError, UsageError
+
+if TYPE_CHECKING:
+    from headrace.app.chat.answer_setup import AnswerSetup
 
 
 class ChatActions(TakeOut):
@@ -78,6 +81,40 @@ class ChatActions(TakeOut):
 
     def do_continue(self, _: str) -> None:
         self._conversation.continue_answer()
+
+    def do_compare(self, other: str) -> None:
+        """The same question to this session's setup and to another; alone: choose which."""
+        from headrace.app.chat.answer_setup import AnswerSetup
+        from headrace.app.tui.screens.compare_setup import installed_models, read_setup, suggestions
+
+        if self._conversation.phase != "idle":
+            raise UsageError("an answer is being written; Esc stops it")
+        here = AnswerSetup.of(self._conversation.session)
+        if other:
+            self._compare(read_setup(other, here))
+            return
+        offered = suggestions(here, installed_models())
+        words = [said if not text else f"{said}  /compare {text}" for said, text in offered]
+        self._pick(
+            "compare with what?", words, lambda number: self._compare(read_setup(offered[number][1], here)), always=True
+        )
+
+    def _compare(self, setup: "AnswerSetup") -> None:
+        """Ask before anything is fetched."""
+        from headrace.app.chat.answer_setup import AnswerSetup
+        from headrace.app.chat.model_names import check_model_name
+        from headrace.app.chat.to_fetch import to_fetch
+        from headrace.app.tui.screens.models_screen import fetch_question
+
+        another = setup.model_name != AnswerSetup.of(self._conversation.session).model_name
+        if another:
+            check_model_name(setup.model_name)
+        if not another or (wanted := to_fetch(setup.model)) is None:
+            self._headrace.compare(setup)
+        else:
+            self._screen.app.push_screen(
+                fetch_question(wanted), lambda answer: self._headrace.compare(setup) if answer == "fetch" else None
+            )
 
     def do_edit(self, which: str) -> None:
         """The last message of the user, or with `answer` the last answer, into the input."""

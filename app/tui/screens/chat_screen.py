@@ -67,6 +67,7 @@ class ChatScreen(FrugalScreen):
         Binding("f7", "app.freeze", "Freeze", show=False),
         Binding("f9", "do('editor')", "Editor", show=False),
         Binding("ctrl+r", "do('regen')", "Again"),
+        Binding("ctrl+s", "do('compare')", "Compare", show=False),
         Binding("ctrl+g", "do('continue')", "Continue", show=False),
         Binding("ctrl+n", "do('new')", "New", show=False),
         Binding("ctrl+o", "do('copy')", "Copy", show=False),
@@ -279,7 +280,7 @@ class ChatScreen(FrugalScreen):
     def _read_ahead(self, read: bool) -> None:
         """Nobody waits for an answer: let the engine read what it will be asked."""
         text = self.prompt.whole_text
-        if self.editing is None:
+        if self.editing is None and self.headrace.comparison is None:  # which has the engine to itself
             draft = "" if parse_command(text) else message_text(text)
             self.conversation.read_ahead(draft, count_only=not read)
 

@@ -47,6 +47,15 @@ _KEYS = (
         ),
     ),
     (
+        "comparing (Ctrl+S, /compare)",
+        (
+            ("Enter", "the same question to both; A answers, then B"),
+            ("Esc", "stop the answer; at the end: go on with one"),
+            ("Ctrl+R", "both answer again"),
+            ("F3", "the other side, where one shows at a time"),
+        ),
+    ),
+    (
         "screens",
         (
             ("F2", "decode view in full"),

@@ -1,0 +1,29 @@
+"""What may be written after `/compare`, for the completion menu: installed models, presets, settings."""
+
+import shlex
+from dataclasses import fields
+
+from headrace.app.settings import SamplingSettings
+from headrace.runtime.errors import HeadraceError
+
+_COMMAND = "/compare "
+
+
+def compare_words(before_cursor: str) -> tuple[str, list[str]] | None:
+    """The word before the cursor, and the words that it may become; None where this is no such command."""
+    if not before_cursor.startswith(_COMMAND) or "\n" in before_cursor:
+        return None
+    word = before_cursor.rpartition(" ")[2]
+    return word, [known for known in _known() if known.startswith(word) and known != word]
+
+
+def _known() -> list[str]:
+    from headrace.app.presets import load_presets
+    from headrace.models.registry.store import Store
+
+    try:
+        presets = [f"preset={shlex.quote(name)}" for name in load_presets()]
+    except HeadraceError:  # whoever takes one says so
+        presets = []
+    settings = [f"{setting.name}=" for setting in fields(SamplingSettings)]
+    return [*Store().names(), *presets, *settings, "system=", "model="]

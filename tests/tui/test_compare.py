@@ -1,0 +1,228 @@
+"""Two answers side by side, in the app over scripted engines."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from headrace.app.presets import Preset, save_preset
+from headrace.app.settings import ScreenSettings, Settings
+from headrace.app.tui.screens.chat_screen import ChatScreen
+from headrace.app.tui.screens.compare_screen import CompareScreen
+from headrace.app.tui.screens.dialogs import Choose
+from tests.app.scripted_engine import CARD, Script, ScriptedEngine
+from tests.tui.conftest import Driver
+from tests.tui.test_snapshots import compare
+
+A = "Brass **gears** turn.\n\n- one\n- two"
+B = "Water turns the wheel, and the wheel turns the stone."
+
+
+def scripted(*texts: str) -> ScriptedEngine:
+    scripts = [Script([text[n : n + 5] for n in range(0, len(text), 5)]) for text in texts]
+    return ScriptedEngine(pieces_per_poll=50).script(*scripts)
+
+
+async def compared(it: Driver, command: str, question: str = "") -> CompareScreen:
+    """`/compare` and, where there is one, a question; both answers are over."""
+    await it.write(command)
+    await it.until(lambda: isinstance(it.app.screen, CompareScreen), "the comparison's screen")
+    screen = it.app.screen
+    assert isinstance(screen, CompareScreen)
+    if question:
+        await write(it, question)
+    await over(it)
+    return screen
+
+
+async def write(it: Driver, text: str) -> None:
+    it.app.screen.prompt.put(text)  # type: ignore[attr-defined]
+    await it.press("enter")
+
+
+async def over(it: Driver) -> None:
+    screen = it.app.screen
+    assert isinstance(screen, CompareScreen)
+    await it.until(
+        lambda: screen.comparison.running is None and all(side.answer for side in screen.comparison.sides),
+        "both answers",
+    )
+    await it.pilot.pause()
+
+
+def test_an_answer_and_another_one_stand_side_by_side(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("What turns?")
+        await compared(it, "/compare temperature=1.2")
+        text = it.text()
+        line = next(line for line in text.splitlines() if "Brass gears turn." in line)
+        assert "Water turns the wheel" in line
+        assert "A · scripted-1b · temperature 0.7" in text
+        assert "B · scripted-1b · temperature 1.2" in text
+        assert "one after the other" in text
+        assert text.count("tok/s  1.00x") == 2
+        assert text.count("first word 0.05 s") == 2
+        assert text.count("MBU") == 2
+        assert "/ 512" in text
+        await it.press("escape")
+        await it.until(lambda: isinstance(it.app.screen, Choose))
+        await it.press("b")
+        await it.until(lambda: isinstance(it.app.screen, ChatScreen))
+        assert it.said == ["What turns?", B]
+        assert it.app.conversation.session.sampling == {"temperature": 1.2}
+        assert "‹2/2›" in it.text()
+        await it.write("/branch")
+        assert "Brass gears turn." in it.text()
+        await it.ask("And on?")  # the chat goes on as ever
+        assert it.said[-1] == "Hello, world."
+
+    play(scenario, scripted(A, B))
+
+
+def test_both_answer_what_is_typed_and_again(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.pilot.press("ctrl+s")  # the palette's entry, by its key
+        await it.until(lambda: isinstance(it.app.screen, Choose))
+        assert "the same model at temperature 1.2" in it.text()
+        await it.press("escape")
+        await it.until(lambda: isinstance(it.app.screen, ChatScreen))
+        screen = await compared(it, "/compare temperature 0", "What turns?")
+        await write(it, "And what stands?")
+        await over(it)
+        assert [len(side.messages) for side in screen.comparison.sides] == [4, 4]
+        await it.press("ctrl+r")
+        await over(it)
+        assert len(it.engine.commands) == 6
+        await write(it, "/set temperature 3")  # the chat's commands are not messages here
+        assert len(it.engine.commands) == 6
+        assert it.app.screen.prompt.text == "/set temperature 3"  # type: ignore[attr-defined]
+        await it.press("escape")
+        await it.press("n")
+        await it.until(lambda: isinstance(it.app.screen, ChatScreen))
+        assert it.said == []
+        assert len(it.app.store.messages(it.app.conversation.session.id)) == 9
+
+    play(scenario)
+
+
+def test_esc_stops_one_answer_after_the_other(play) -> None:
+    engine = ScriptedEngine().script(Script(["word "] * 40, hold=20), Script(["wort "] * 40, hold=20))
+
+    async def scenario(it: Driver) -> None:
+        await it.write("/compare temperature=0")
+        await it.until(lambda: isinstance(it.app.screen, CompareScreen))
+        await write(it, "Go")
+        await it.until(lambda: "● answering" in it.text(), "A answers")
+        assert "its turn comes" in it.text()
+        await it.until(lambda: "20 tokens" in it.text(), "A's figures, live")
+        assert re.search(r"answering +1[0-9][0-9] tok/s", it.text())
+        await it.press("escape")
+        await it.until(lambda: "wort" in it.text(), "B answers")
+        assert "■ stopped" in it.text()
+        await it.press("escape")
+        await over(it)
+        assert it.text().count("■ stopped") >= 2
+
+    play(scenario, engine)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (80, 50), (109, 30), (60, 16), (40, 12), (200, 50)])
+def test_at_every_size_the_figures_of_both_show(play, size: tuple[int, int]) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("What turns?")
+        await compared(it, "/compare temperature=1.2")
+        text = it.text()
+        assert text.count("tok/s  1.00x") == 2
+        assert text.count("first word 0") == (0 if size[1] < 20 else 2)
+        if size[1] < 20:
+            return  # a line or two of what is said
+        assert "Water turns" in text
+        both = size[0] >= 110 or size[1] >= 36
+        assert ("Brass gears" in text) == both
+        if not both:
+            await it.press("f3")
+            assert "Brass gears" in it.text()
+            assert "Water turns" not in it.text()
+        await it.pilot.resize_terminal(160, 45)
+        await it.until(lambda: "Brass gears" in it.text() and "Water turns" in it.text())
+        await it.pilot.resize_terminal(*size)
+        await it.until(lambda: ("Water turns" in it.text() and "Brass gears" in it.text()) == both)
+
+    play(scenario, scripted(A, B), size=size)
+
+
+def test_another_model_is_loaded_for_its_turn(play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.app.chat.model_names.check_model_name", lambda _: None)
+    monkeypatch.setattr("headrace.app.chat.to_fetch.to_fetch", lambda _: None)
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("What turns?")
+        it.engine.card_to_load = replace(CARD, name="other-1b")
+        await compared(it, "/compare other-1b")
+        text = it.text()
+        assert "B · other-1b" in text
+        assert "each is loaded for its turn" in text
+        it.engine.card_to_load = CARD
+        await it.press("escape", "a")
+        await it.idle()
+        assert it.said == ["What turns?", A]
+        assert it.app.metrics.model.name == "scripted-1b"
+        answers = [m for m in it.app.store.messages(it.app.conversation.session.id) if m.role == "assistant"]
+        assert [answer.model for answer in answers] == ["scripted-1b", "other-1b"]
+
+    play(scenario, scripted(A, B))
+
+
+def test_what_cannot_be_compared_is_said(play) -> None:
+    async def scenario(it: Driver) -> None:
+        for command, problem in (
+            ("/compare no-such-model", "no-such-model"),
+            ("/compare temperature=hot", "temperature must be"),
+            ("/compare preset=none", "there is no preset none"),
+            ("/compare warmth=1", "there is no parameter"),
+            ('/compare system="half', "a quotation mark is missing"),
+        ):
+            await it.write(command)
+            assert problem in it.text(), it.text()
+            assert isinstance(it.app.screen, ChatScreen)
+            it.prompt.put("")
+
+    play(scenario)
+
+
+def test_a_preset_and_a_system_prompt_can_be_compared(play) -> None:
+    async def scenario(it: Driver) -> None:
+        save_preset("short answers", Preset("Be brief.", {"temperature": 0.1}))
+        screen = await compared(it, "/compare short answers", "What turns?")
+        assert screen.comparison.sides[1].setup.system == "Be brief."
+        assert "system: Be brief." in it.text()
+        assert [message["role"] for message in it.engine.commands[1].messages] == ["system", "user"]
+        assert [message["role"] for message in it.engine.commands[0].messages] == ["user"]
+
+    play(scenario, size=(160, 45))
+
+
+def test_leaving_the_program_keeps_both(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await compared(it, "/compare temperature=0", "What turns?")
+        await it.press("ctrl+q")
+        kept = [message.content for message in it.app.store.messages(it.app.conversation.session.id)]
+        assert kept == ["What turns?", A, B]
+
+    play(scenario, scripted(A, B))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (160, 45)], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_it_looks_as_it_did(play, tmp_path, size: tuple[int, int]) -> None:
+    name = f"compare-{size[0]}x{size[1]}-dark"
+    picture: list[str] = []
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("What turns?")
+        await compared(it, "/compare temperature=1.2")
+        it.app.clear_notifications()
+        await it.pilot.pause()
+        picture.append(it.app.export_screenshot(title="headrace"))
+
+    play(scenario, scripted(A, B), size=size, settings=Settings(screen=ScreenSettings(theme="headrace-dark")))
+    compare(picture[0], name, tmp_path / f"{name}.svg")
