@@ -88,6 +88,10 @@ class Cache(Protocol):
         """Whether `trim` comes back to marks only, since the cache forgets (recurrent state, sliding windows)."""
         ...
 
+    def close(self) -> None:
+        """Give back what others may have: it is not used again."""
+        ...
+
     def mark(self) -> None:
         """Remember the committed entries of now, nothing pending: `trim` can come back. Old marks give way to new."""
         ...
@@ -145,6 +149,9 @@ class Lengths:
         if not 0 <= length <= self.committed:
             raise ValueError(f"cannot trim {self.committed} committed entries to {length}")
         self.length = self.committed = length
+
+    def close(self) -> None:
+        """Its memory goes with it."""
 
     def mark(self) -> None:
         """Every length can be come back to as it is."""

@@ -25,6 +25,7 @@ from headrace.runtime.errors import EngineError
 from headrace.runtime.machine.memory import POOL, wired
 from headrace.runtime.machine.out_of_memory import memory_errors
 from headrace.runtime.network import Network
+from headrace.runtime.ops import BLOCK
 from headrace.runtime.pace import Pace
 from headrace.runtime.prefill import chunk_end, prefill
 from headrace.runtime.prefix import Prefix
@@ -72,9 +73,11 @@ class Engine:
     ) -> None:
         self.network = network
         self.context_limit = context_limit
+        self._most_running = most_running
         self.prefix = Prefix() if keep_prefix else None
         self._cost = network.cost
         self._room = Room(self._cost, context_limit, kv_memory)
+        self._pool: Any = None  # of the caches of those who are served beside others
         self._pace = Pace()
         self._scheduler = Scheduler(self._room, self._pace, most_running)
         self._flight: Flight | None = None  # the pass under way
@@ -226,7 +229,7 @@ class Engine:
     def _admit(self, sequence: Sequence, events: list[Delivery]) -> None:
         """Give a sequence what it needs to be served; one that had stepped back keeps its sampler, which counts."""
         cache = self.prefix.take(sequence.request.prompt) if self.prefix else None
-        sequence.cache = cache or self.network.make_cache(self.context_limit)
+        sequence.cache = cache or self._make_cache()
         sequence.marks = self.prefix is not None and sequence.cache.needs_marks
         if sequence.sampler is None:
             request = sequence.request
@@ -235,6 +238,14 @@ class Engine:
             sequence.timeline.admitted(sequence.reused)
             if sequence.reused:
                 events.append((sequence, sequence.progress()))
+
+    def _make_cache(self) -> Any:
+        """Of the pool, unless it is for one alone, or to be kept, or the network has none."""
+        if self._generating or self.prefix is not None:
+            return self.network.make_cache(self.context_limit)
+        if self._pool is None:  # whose most is never reached: `_room` is tighter
+            self._pool = self.network.make_pool(self._most_running * (self.context_limit + BLOCK))
+        return (self._pool or self.network).make_cache(self.context_limit)
 
     def _land(self, flight: Flight, events: list[Delivery]) -> None:
         """Wait for a pass, make final what it appended, and say what it brought."""
@@ -304,11 +315,16 @@ class Engine:
         self._ended.clear()
 
     def _let_go(self, sequence: Sequence) -> None:
-        sequence.cache = sequence.sampler = None
+        if sequence.cache is not None:
+            if self.prefix is None:
+                sequence.cache.close()
+            sequence.cache = None
+        sequence.sampler = None
         self._room.release(sequence)
 
     def _abandon(self) -> None:
-        """After an error no cache is to be trusted."""
+        """After an error no cache is to be trusted, nor the pool of some."""
+        self._pool = None
         for sequence in list(self._scheduler):
             self._scheduler.remove(sequence)
             self._ended.append(sequence)
@@ -334,4 +350,6 @@ class Engine:
             # clear_cache waits for the device with the interpreter lock held, which would stop every other thread for
             # the rest of the step that was built ahead: wait for that one without the lock first.
             mx.synchronize()
+            if self._pool is not None:
+                self._pool.clear()
             mx.clear_cache()

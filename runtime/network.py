@@ -37,6 +37,10 @@ class Network(Protocol[C]):
         """Whether several sequences can share a pass. Where they cannot, they take turns."""
         ...
 
+    def make_pool(self, entries: int) -> Any:
+        """A pool that makes caches for `join`, of at most so many entries together; None where there is none."""
+        ...
+
     def join(self, caches: Sequence[C], rows: Sequence[tuple[int, Phase]], /) -> Any:
         """The caches of several sequences as one, for a pass (1, N) of so many rows of each, of the phase named."""
         ...

@@ -129,6 +129,7 @@ class Scheduler:
 
     def _step_back(self, sequence: Sequence) -> None:
         self._stepping_back = None
+        sequence.cache.close()
         self.running.remove(sequence)
         self.waiting.appendleft(sequence)
         sequence.state, sequence.cache = "preempted", None

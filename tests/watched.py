@@ -7,7 +7,6 @@ import mlx.core as mx
 
 from headrace.runtime.decode import decode_step
 from headrace.runtime.engine import Engine
-from headrace.runtime.joined_cache import JoinedCache
 from headrace.runtime.network import Network
 from headrace.runtime.ops import Projections
 from headrace.runtime.prefill import prefill
@@ -57,7 +56,7 @@ class WatchedNetwork:
         return self._network.embed(tokens)
 
     def layers(self, x: mx.array, cache: Any) -> mx.array:
-        if not isinstance(cache, JoinedCache):
+        if hasattr(cache, "length"):
             self.positions.append((cache.length, cache.committed))
         return self._network.layers(x, cache)
 

@@ -19,6 +19,8 @@ from headrace.models.network.rope import make_rope
 from headrace.runtime.cache import KVCache, KVShape, LayerCache
 from headrace.runtime.cost import StepCost
 from headrace.runtime.joined_cache import JoinedCache
+from headrace.runtime.kv.joined_pages import JoinedPages
+from headrace.runtime.kv.paged_cache import KVPool, PagedCache
 from headrace.runtime.kv_format import KVFormat
 from headrace.runtime.ops import (
     AttentionSpec,
@@ -108,8 +110,15 @@ class Decoder:
     def make_cache(self, limit: int) -> KVCache:
         return KVCache(self.kv_shape, limit=limit, ops=self._ops)
 
-    def join(self, caches: Sequence[KVCache], rows: Sequence[tuple[int, Phase]]) -> JoinedCache:
-        return JoinedCache(caches, rows)
+    def make_pool(self, entries: int) -> KVPool:
+        return KVPool(self.kv_shape, self._ops, entries)
+
+    def join(
+        self, caches: Sequence[KVCache | PagedCache], rows: Sequence[tuple[int, Phase]]
+    ) -> JoinedCache | JoinedPages:
+        """All of them of one pool, or each by itself."""
+        paged = [cache for cache in caches if isinstance(cache, PagedCache)]
+        return JoinedPages(paged, rows) if len(paged) == len(caches) else JoinedCache(caches, rows)
 
     def embed(self, tokens: mx.array) -> mx.array:
         """tokens (B, T) -> (B, T, E)."""

@@ -51,6 +51,9 @@ class LongRopeDecoder(Decoder):
         self._original = int((rope.scaling or {})["original_max_position_embeddings"])
         self._beyond = self.with_rope(make_rope(rope, config.head_dim, config.context_length, long=True))
 
+    def make_pool(self, _entries: int) -> None:  # type: ignore[override]
+        return None
+
     def with_ops(self, ops: Ops) -> "LongRopeDecoder":
         twin = super().with_ops(ops)
         assert isinstance(twin, LongRopeDecoder)

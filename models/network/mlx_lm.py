@@ -42,6 +42,9 @@ class MlxLmNetwork:
     def make_cache(self, limit: int) -> MlxLmCache:
         return MlxLmCache(self._fresh_parts(), limit, self.cost.kv)
 
+    def make_pool(self, _entries: int) -> None:
+        return None
+
     def join(self, _caches: Sequence[MlxLmCache], _rows: Sequence[tuple[int, Phase]]) -> MlxLmCache:
         """Not to be had: `joins` says so."""
         raise NotImplementedError

@@ -51,9 +51,11 @@ class PagedPass:
 class PagedCache(Tables):
     """One sequence."""
 
+    runs_fused = True
+
     def __init__(self, pool: BlockPool, slabs: Slabs, limit: int) -> None:
         super().__init__(pool, slabs, limit)
-        self._slabs = slabs
+        self.slabs = slabs
         self._pass: PagedPass | None = None
 
     def attend(self, layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
@@ -74,25 +76,25 @@ class PagedCache(Tables):
     @property
     def committed_bytes(self) -> int:
         rows = 0
-        for group, left in zip(self._slabs.store.groups, self.left, strict=True):
+        for group, left in zip(self.slabs.store.groups, self.left, strict=True):
             rows += len(group.layers) * max(0, self.committed - left * BLOCK)
-        return rows * self._slabs.shape.row_bytes
+        return rows * self.slabs.shape.row_bytes
 
     @property
     def allocated_bytes(self) -> int:
         """Of the blocks it holds, those that it shares too."""
         held = 0
         for group, (table, left) in enumerate(zip(self.tables, self.left, strict=True)):
-            held += self._slabs.block_bytes(group) * (len(table) - left)
+            held += self.slabs.block_bytes(group) * (len(table) - left)
         return held
 
     @property
     def arrays(self) -> list[mx.array]:
-        return self._slabs.arrays
+        return self.slabs.arrays
 
     def _current(self, tokens: int) -> PagedPass:
         if self._pass is None:
-            self._pass = PagedPass(self._slabs, [self.rows(tokens)])
+            self._pass = PagedPass(self.slabs, [self.rows(tokens)])
         return self._pass
 
 
