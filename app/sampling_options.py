@@ -24,6 +24,8 @@ _OPTIONS = (
     click.option("--logit-bias", multiple=True, metavar="ID=VALUE", help="Added to one token's logit. Repeatable."),
     click.option("--seed", type=int, help="Same seed, same machine, same tokens."),
 )
+DEFAULT_MAX_TOKENS = 2048
+"""Of an answer outside the chat."""
 CHAT_SAMPLING: Mapping[str, float] = {"temperature": 0.7, "min_p": 0.05}
 """What the chat begins with where a model recommends no temperature. Not top_p: it sorts the vocabulary, which takes
 longer than the rest of a small model's step."""

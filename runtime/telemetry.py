@@ -6,7 +6,7 @@ prefill ended. MBU (model bandwidth utilisation) is achieved bandwidth over the 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from operator import attrgetter
 from typing import Any
 
@@ -63,6 +63,13 @@ class Percentiles:
             return None
         ordered = sorted(values)
         return cls(*(quantile(ordered, q) for q in (0.50, 0.95, 0.99, 1.0)))
+
+
+def in_milliseconds(seconds: Percentiles | None) -> dict[str, float | None]:
+    """As JSON documents have them, by name; null where there are none."""
+    if seconds is None:
+        return dict.fromkeys(field.name for field in fields(Percentiles))
+    return {name: value * 1e3 for name, value in asdict(seconds).items()}
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:

@@ -31,6 +31,15 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds * 1e3:.0f} ms" if seconds >= 0.09995 else f"{seconds * 1e3:.1f} ms"
 
 
+def format_long(seconds: float) -> str:
+    """A duration of up to days, in whole seconds: `42 s`, `4 min 10 s`, `3 h 07 min`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
 def three_digits(value: float) -> str:
     """Three significant digits, but at most two decimals and all whole ones: `9.84`, `96.1`, `2754`."""
     decimals = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0

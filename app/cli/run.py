@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.app.cli.completion import model_names
-from headrace.app.sampling_options import sampling_options, sampling_settings
+from headrace.app.sampling_options import DEFAULT_MAX_TOKENS, sampling_options, sampling_settings
 from headrace.app.terminal import may_style
 from headrace.runtime.errors import ContextLimitError, UsageError
 
@@ -21,14 +21,10 @@ if TYPE_CHECKING:
     from headrace.app.cli.run_report import RunReport
     from headrace.app.cli.run_session import RunSession
     from headrace.models.load import LoadedModel
-    from headrace.models.registry.background_check import BackgroundCheck
     from headrace.runtime.request import Request
 
-DEFAULT_MAX_TOKENS = 2048
 DEFAULT_GROUP_SIZE = 64
 _LAST = "last"
-_CHECK_BYTES = 256 << 20  # of weights, whose checksum takes a fraction of a second
-_CHECK_S = 1.0
 
 
 @click.command()
@@ -99,10 +95,13 @@ def run(
     # Kept out of the module's head: `headrace run --help` needs none of it.
     from headrace.app.cli.answer_stream import AnswerStream
     from headrace.app.cli.interrupts import first_interrupt_cancels
+    from headrace.app.cli.load_for_answers import load_noted, raise_damage, resolved_model
     from headrace.app.cli.run_prompt import read_prompt
     from headrace.app.cli.run_session import RunSession
     from headrace.app.settings import load_settings
+    from headrace.models.checkpoint.quantization import Quantization
     from headrace.models.load import context_length
+    from headrace.models.registry.background_check import BackgroundCheck
     from headrace.models.text.answer import answer
     from headrace.models.text.chat_prompt import ChatPrompt
     from headrace.runtime.engine import Engine
@@ -118,14 +117,12 @@ def run(
     most, thinking, stop = options.pop("max_tokens", None), options.pop("thinking", None), options.pop("stop", ())
     _check_options(options, stop)
     started = time.perf_counter()
-    loaded, check = _load(
-        session.model,
-        context or settings.chat.context or None,
-        quantize,
-        DEFAULT_GROUP_SIZE if group_size is None else group_size,
-        force=force,
-        quiet=quiet,
-    )
+    requantize = None  # malformed is said before anything is fetched
+    if quantize is not None:
+        requantize = Quantization(quantize, DEFAULT_GROUP_SIZE if group_size is None else group_size)
+    resolved = resolved_model(session.model, quiet=quiet)
+    loaded = load_noted(resolved, context=context or settings.chat.context or None, requantize=requantize, force=force)
+    check = BackgroundCheck(resolved)
     chosen = sampling_settings(options, loaded.generation_defaults)
     params = SamplingParams(**chosen).with_seed()
     submitted = time.perf_counter()
@@ -161,7 +158,7 @@ def run(
         _report(report, as_json=as_json, with_steps=with_steps, stats=stats, quiet=quiet)
     if request.cancel and stream.finished.reason == "cancelled":
         return 130
-    _raise_damage(check)
+    raise_damage(check)
     return 0
 
 
@@ -181,34 +178,6 @@ def _check_options(sampling: dict[str, Any], stops: tuple[str, ...]) -> None:
 
     SamplingParams(**sampling_settings(sampling, {}))
     StopMatcher(stops)
-
-
-def _load(
-    model: str | None, context: int | None, quantize: int | None, group_size: int, *, force: bool, quiet: bool
-) -> tuple["LoadedModel", "BackgroundCheck"]:
-    from headrace.app.progress import drawn_progress
-    from headrace.models.checkpoint.quantization import Quantization
-    from headrace.models.load import load_resolved
-    from headrace.models.registry.background_check import BackgroundCheck
-    from headrace.models.registry.resolve import resolve
-
-    requantize = Quantization(quantize, group_size) if quantize is not None else None  # before anything is fetched
-    with drawn_progress(quiet=quiet) as progress:
-        resolved = resolve(model, progress=progress)
-    loaded = load_resolved(resolved, context=context, requantize=requantize, force=force)
-    for note in loaded.notes:
-        click.echo(note, err=True)
-    return loaded, BackgroundCheck(resolved)
-
-
-def _raise_damage(check: "BackgroundCheck") -> None:
-    """Raises CheckpointError where the model's files are known not to be what was installed. A model so small that it
-    is read in no time is read here, once; larger ones in chats, in benchmarks and by `models verify`."""
-    if 0 < check.unread_bytes <= _CHECK_BYTES:
-        check.start()
-        check.wait(_CHECK_S)
-    if check.damage is not None:
-        raise check.damage
 
 
 def _context_hint(session: "RunSession", limit: int, longest: int) -> str | None:

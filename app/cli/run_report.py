@@ -7,18 +7,18 @@ computed from shapes and latencies, not read from a hardware counter; every rend
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
-from typing import Any, Literal
+from typing import Any
 
 from headrace.app.answer_phrases import phrases
+from headrace.models.text.answer import EndedBy, ended_by
 from headrace.runtime.cost import StepCost
 from headrace.runtime.machine.hardware import Machine
 from headrace.runtime.machine.peaks import Peak
 from headrace.runtime.request import Finished, Request, Step
 from headrace.runtime.sampling import SamplingParams
-from headrace.runtime.telemetry import Percentiles, StepRecord, mbu
+from headrace.runtime.telemetry import Percentiles, StepRecord, in_milliseconds, mbu
 from headrace.runtime.units import format_bytes
 
-EndedBy = Literal["end_of_turn", "stop_string", "max_tokens", "context_limit", "cancelled"]
 _CUT_SHORT = {"max_tokens": "token limit", "context_limit": "context limit", "cancelled": "stopped"}
 
 
@@ -47,14 +47,7 @@ class RunReport:
     @property
     def ended_by(self) -> EndedBy:
         """What the finish reason leaves open: which stop, which limit."""
-        match self.finished.reason:
-            case "cancelled":
-                return "cancelled"
-            case "stop":
-                return "end_of_turn" if self.finished.stop_id is not None else "stop_string"
-            case "length":
-                said, most = self.finished.summary.completion_tokens, self.request.max_tokens
-                return "max_tokens" if most is not None and said >= most else "context_limit"
+        return ended_by(self.finished, self.request)
 
     @property
     def records(self) -> list[StepRecord]:
@@ -129,7 +122,7 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
         "prefill_tokens_per_second": summary.prefill_tokens_per_second,
         "tpot_s": summary.tpot_s,
         "decode_tokens_per_second": summary.decode_tokens_per_second,
-        "itl_ms": _milliseconds(summary.itl),
+        "itl_ms": in_milliseconds(summary.itl),
         "weight_bytes_per_step": summary.weight_bytes_per_step,
         "kv_bytes_per_token": summary.kv_bytes_per_token,
         "kv_cache_bytes": summary.kv_cache_bytes,
@@ -143,7 +136,7 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
         "mbu_paired": report.mbu_paired,
         "roofline_tokens_per_second": report.roofline_tokens_per_second,
         "arithmetic_intensity": report.arithmetic_intensity,
-        "sampling": _sampling(report.request.sampling),
+        "sampling": sampling_document(report.request.sampling),
         "device": {
             "name": report.machine.device_name,
             "backend": report.machine.backend,
@@ -216,22 +209,16 @@ def _step(record: StepRecord, peak_gb_s: float | None) -> dict[str, Any]:
     return {**asdict(record), "achieved_bandwidth_gb_s": achieved, "mbu": mbu(achieved, peak_gb_s)}
 
 
-def _sampling(params: SamplingParams) -> dict[str, Any]:
+def sampling_document(params: SamplingParams) -> dict[str, Any]:
     """JSON has no infinity, and a bias may be one: those are written as text."""
     bias = {str(token): value if isfinite(value) else str(value) for token, value in params.logit_bias.items()}
     return {**asdict(params), "logit_bias": bias}
 
 
-def _milliseconds(itl: Percentiles | None) -> dict[str, float | None]:
-    if itl is None:
-        return dict.fromkeys(("p50", "p95", "p99", "max"))
-    return {name: seconds * 1e3 for name, seconds in asdict(itl).items()}
-
-
 def _itl(itl: Percentiles | None) -> str:
     if itl is None:
         return "needs two tokens"
-    return " ".join(f"{name} {milliseconds:.2f} ms" for name, milliseconds in _milliseconds(itl).items())
+    return " ".join(f"{name} {milliseconds:.2f} ms" for name, milliseconds in in_milliseconds(itl).items())
 
 
 def _seconds(value: float | None) -> str:

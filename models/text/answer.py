@@ -1,4 +1,4 @@
-"""One answer as text: a request's tokens through the detokenizer and the stop strings.
+"""Answers as text: a request's tokens through the detokenizer and the stop strings.
 
 The engine speaks token ids; this is the one place where they become text, for the command line, the chat and the
 benchmarks alike. The text is what the model said: whoever shows it on a terminal sanitises it (`app.sanitise`).
@@ -6,8 +6,8 @@ benchmarks alike. The text is what the model said: whoever shows it on a termina
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from headrace.models.text.detokenizer import Detokenizer
 from headrace.models.text.stop_strings import StopMatcher
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.engine import Engine
@@ -31,34 +31,58 @@ class Completed:
 
 
 Part = PrefillProgress | TextChunk | Completed
+EndedBy = Literal["end_of_turn", "stop_string", "max_tokens", "context_limit", "cancelled"]
+
+
+def ended_by(finished: Finished, request: Request) -> EndedBy:
+    """What the finish reason of a completed answer leaves open: which stop, which limit."""
+    match finished.reason:
+        case "cancelled":
+            return "cancelled"
+        case "stop":
+            return "end_of_turn" if finished.stop_id is not None else "stop_string"
+        case "length":
+            said, most = finished.summary.completion_tokens, request.max_tokens
+            return "max_tokens" if most is not None and said >= most else "context_limit"
+
+
+class AnswerText:
+    """One request's events, in order, as text. A stop string ends it with reason `stop` and is not part of it."""
+
+    def __init__(self, tokenizer: Tokenizer, request: Request, stops: Sequence[str] = ()) -> None:
+        """Raises UsageError for an empty stop string."""
+        self._request = request
+        self._detokenizer = tokenizer.answer_stream()
+        self._matcher = StopMatcher(stops)
+        self._stopped = False
+
+    def part(self, event: Event) -> Part:
+        """What an event of the engine says."""
+        if isinstance(event, Step):
+            text, self._stopped = self._matcher.feed(self._detokenizer.add(event.token))
+            if self._stopped:
+                self._request.cancel.set()  # the engine ends the generation before its next step
+            return TextChunk(text, event)
+        if isinstance(event, Finished):
+            rest = ""
+            if not self._stopped:
+                certain, self._stopped = self._matcher.feed(self._detokenizer.finish())
+                held, at_end = self._matcher.flush()
+                rest, self._stopped = certain + held, self._stopped or at_end
+            return Completed(rest, replace(event, reason="stop", stop_id=None) if self._stopped else event)
+        return event
 
 
 def answer(
     engine: Engine, tokenizer: Tokenizer, request: Request, stops: Sequence[str] = ()
 ) -> Generator[Part, None, None]:
-    """Generate, as text. A stop string ends the answer with reason `stop` and is not part of it.
+    """Generate, as text: the parts of `AnswerText`.
 
     What `Engine.generate` and `StopMatcher` refuse is refused now, not with the first part.
     """
-    return _parts(request, engine.generate(request), tokenizer.answer_stream(), StopMatcher(stops))
+    return _parts(engine.generate(request), AnswerText(tokenizer, request, stops))
 
 
-def _parts(
-    request: Request, events: Iterator[Event], detokenizer: Detokenizer, matcher: StopMatcher
-) -> Generator[Part, None, None]:
-    stopped = False
+def _parts(events: Iterator[Event], text: AnswerText) -> Generator[Part, None, None]:
     for event in events:
-        if isinstance(event, Step):
-            text, stopped = matcher.feed(detokenizer.add(event.token))
-            yield TextChunk(text, event)
-            if stopped:
-                request.cancel.set()  # the engine ends the generation before its next step
-        elif isinstance(event, Finished):
-            rest = ""
-            if not stopped:
-                certain, stopped = matcher.feed(detokenizer.finish())
-                held, at_end = matcher.flush()
-                rest, stopped = certain + held, stopped or at_end
-            yield Completed(rest, replace(event, reason="stop", stop_id=None) if stopped else event)
-        else:
-            yield event
+        yield text.part(event)

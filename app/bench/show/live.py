@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from headrace.app.bench.measure.session import Progress, Results, Show
 from headrace.app.bench.show.table import results_table
 from headrace.app.terminal import can_redraw, console
+from headrace.runtime.units import format_long
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -75,5 +76,4 @@ def _stage(progress: Progress) -> str:
 def _left(seconds: float | None) -> str:
     if seconds is None:
         return "time left unknown"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s left" if minutes else f"{rest} s left"
+    return f"{format_long(seconds)} left"

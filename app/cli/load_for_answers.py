@@ -1,0 +1,45 @@
+"""Getting the model that a command answers with: found, fetched with progress in sight, loaded, its files checked."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from headrace.models.checkpoint.quantization import Quantization
+    from headrace.models.load import LoadedModel
+    from headrace.models.registry.background_check import BackgroundCheck
+    from headrace.models.registry.resolve import ResolvedModel
+
+_CHECK_BYTES = 256 << 20  # of weights, whose checksum takes a fraction of a second
+_CHECK_S = 1.0
+
+
+def resolved_model(model: str | None, *, quiet: bool) -> "ResolvedModel":
+    """The model's directory, fetched first if it has to be. Raises what `resolve` raises."""
+    from headrace.app.progress import drawn_progress
+    from headrace.models.registry.resolve import resolve
+
+    with drawn_progress(quiet=quiet) as progress:
+        return resolve(model, progress=progress)
+
+
+def load_noted(
+    resolved: "ResolvedModel", *, context: int | None, requantize: "Quantization | None" = None, force: bool
+) -> "LoadedModel":
+    """The model, loaded; what became of its weights is said on standard error. Raises what `load_resolved` raises."""
+    from headrace.models.load import load_resolved
+
+    loaded = load_resolved(resolved, context=context, requantize=requantize, force=force)
+    for note in loaded.notes:
+        click.echo(note, err=True)
+    return loaded
+
+
+def raise_damage(check: "BackgroundCheck") -> None:
+    """Raises CheckpointError where the model's files are known not to be what was installed. A model so small that it
+    is read in no time is read here, once; larger ones in chats, in benchmarks and by `models verify`."""
+    if 0 < check.unread_bytes <= _CHECK_BYTES:
+        check.start()
+        check.wait(_CHECK_S)
+    if check.damage is not None:
+        raise check.damage
