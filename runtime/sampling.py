@@ -28,6 +28,7 @@ import mlx.core as mx
 from headrace.runtime.errors import UsageError
 from headrace.runtime.ops import select
 
+SEEDS = 2**64
 LARGEST = 1e6  # of temperature and penalties: beyond any use, and times any count still a float32
 COLDEST = 1e-6  # temperatures below it are greedy: dividing by them tells float32 logits no further apart
 SMALLEST_P = 1e-30  # what would be 0 as a float32 still keeps the best token
@@ -59,7 +60,7 @@ class SamplingParams:
             (0 <= self.min_p <= 1, "min-p must be between 0 and 1"),
             (self.repetition_penalty > 0, "repetition penalty must be above 0"),
             (self.repetition_penalty >= 1 / LARGEST, f"repetition penalty must be at least {1 / LARGEST}"),
-            (self.seed is None or 0 <= self.seed < 2**64, "seed must be between 0 and 2^64 - 1"),
+            (self.seed is None or 0 <= self.seed < SEEDS, "seed must be between 0 and 2^64 - 1"),
         )
         for holds, complaint in rules:
             if not holds:

@@ -22,6 +22,7 @@ PROGRAM = "headrace"
 _COMMANDS = {
     "chat": ("headrace.app.cli.chat", "chat", "Chat in the terminal, with the decode loop in view (the default)."),
     "run": ("headrace.app.cli.run", "run", "Answer one prompt, streamed to standard output."),
+    "batch": ("headrace.app.cli.batch", "batch", "Answer a file of requests, many side by side."),
     "bench": ("headrace.app.cli.bench", "bench", "Measure how fast this machine decodes, and how close to its limit."),
     "predict": (
         "headrace.app.cli.predict",

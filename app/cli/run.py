@@ -45,6 +45,7 @@ _LAST = "last"
 @sampling_options
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. Repeatable.")
 @click.option("--thinking/--no-thinking", default=None, help="Whether a reasoning model that can be told thinks first.")
+@click.option("--samples", type=click.IntRange(1, 256), metavar="N", help="N answers, decoding side by side.")
 @click.option("--context", type=click.IntRange(1), help="Context limit in tokens. Default: what the model allows.")
 @click.option("--quantize", type=int, metavar="BITS", help="Quantize a plain checkpoint while loading: 2 3 4 5 6 8.")
 @click.option("--group-size", type=int, help="Group size for --quantize: 32, 64 (the default) or 128.")
@@ -63,6 +64,7 @@ def run(
     go_on: bool,
     resume: str | None,
     save: bool | None,
+    samples: int | None,
     context: int | None,
     quantize: int | None,
     group_size: int | None,
@@ -90,6 +92,8 @@ def run(
     if go_on and resume is not None:
         raise UsageError("-c is --resume last: give one of them")
     resume = _LAST if go_on else resume
+    if samples is not None and (resume is not None or save or with_steps or logprobs is not None or stats):
+        raise UsageError("--samples neither keeps a conversation, nor has --stats, --steps or --logprobs")
     if raw:
         _check_raw(system, sampling["thinking"], files, resume, save)
     # Kept out of the module's head: `headrace run --help` needs none of it.
@@ -111,7 +115,7 @@ def run(
     content, attachments = read_prompt(prompt, files, raw=raw)
     settings = load_settings()
     sampling["stop"] = list(sampling["stop"]) or None
-    keep = False if raw else save
+    keep = False if raw or samples is not None else save
     session = RunSession(settings, resume=resume, keep=keep, model=model, system=system, given=sampling)
     options = {**session.sampling, "logit_bias": sampling["logit_bias"]}
     most, thinking, stop = options.pop("max_tokens", None), options.pop("thinking", None), options.pop("stop", ())
@@ -123,6 +127,14 @@ def run(
     resolved = resolved_model(session.model, quiet=quiet)
     loaded = load_noted(resolved, context=context or settings.chat.context or None, requantize=requantize, force=force)
     check = BackgroundCheck(resolved)
+    if samples is not None:
+        from headrace.app.cli.run_samples import run_samples
+
+        asked = content if raw else session.messages(content, attachments)
+        rest = {"max_tokens": most or DEFAULT_MAX_TOKENS, "stop": tuple(stop), "thinking": thinking}
+        code = run_samples(loaded, samples, asked, rest, options, as_json=as_json, quiet=quiet)
+        raise_damage(check)
+        return code
     chosen = sampling_settings(options, loaded.generation_defaults)
     params = SamplingParams(**chosen).with_seed()
     submitted = time.perf_counter()

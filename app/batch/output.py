@@ -1,0 +1,206 @@
+"""Where results go: a file that an interrupted batch goes on with, or a stream.
+
+A result is a line, written at once and whole in one call, so whatever ends the program, at most the last line is torn.
+Going on keeps the results of requests that were answered, and drops a torn line and lines that failed: those requests
+are tried again. A file that holds anything else is never touched.
+"""
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from headrace.app.batch.line import BadLine, Line
+from headrace.app.batch.result import digest_of
+from headrace.runtime.errors import HeadraceError, UsageError
+from headrace.runtime.to_disk import to_disk
+
+_COPY = 1 << 20  # bytes at a time
+
+
+class Output(Protocol):
+    """Takes results as they come."""
+
+    def write(self, line: Line | BadLine, document: dict[str, Any]) -> None:
+        """The result of a line of the input. Raises HeadraceError where it cannot be written."""
+
+    def close(self) -> None:
+        """No result follows: the input is done, or will be gone on with."""
+
+
+class ResultFile:
+    """A file of results. `answered`: digests of requests that it holds the answers to.
+
+    One process at a time writes to it. Raises UsageError for a file that holds something else, HeadraceError where it
+    cannot be read or written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = Path(os.path.realpath(path))
+        with self._errors():
+            self._file = self._claim(self._path, os.O_RDWR | os.O_CREAT)
+        try:
+            self._kept, self._whole = self._read()
+        except BaseException:
+            self._file.close()
+            raise
+        self._in_order: Mapping[str, int] | None = None
+
+    @property
+    def answered(self) -> frozenset[str]:
+        return frozenset(self._kept)
+
+    def begin(self, numbers: Mapping[str, int], *, in_order: bool) -> None:
+        """Make it ready for results. numbers: the line of each request of the input, by digest.
+
+        in_order: `close` puts the results in the order of the input. Raises UsageError, and changes nothing, where the
+        file has answers to requests that the input does not make.
+        """
+        strangers = sum(digest not in numbers for digest in self._kept)
+        if strangers:
+            raise UsageError(
+                f"{self._path.name} has {strangers} of {len(self._kept)} results of other requests than these",
+                "the input, the model or the options changed: give another -o, or delete it",
+            )
+        if in_order:
+            self._in_order = numbers
+        if not self._whole:
+            self._rewrite(self._kept.values())
+
+    def write(self, line: Line | BadLine, document: dict[str, Any]) -> None:
+        data = line_of(document)
+        with self._errors():
+            start = self._file.seek(0, os.SEEK_END)
+            _write_all(self._file, data)
+        if self._in_order is not None:
+            self._kept[line.digest] = (start, len(data))
+
+    def close(self) -> None:
+        """Also puts the results in order, if that was asked for."""
+        try:
+            if self._in_order is not None:
+                slices = [self._kept[digest] for digest in sorted(self._kept, key=self._in_order.__getitem__)]
+                if slices != sorted(slices):
+                    self._rewrite(slices)
+        finally:
+            self._file.close()
+
+    def _read(self) -> tuple[dict[str, tuple[int, int]], bool]:
+        """(where the answers are, by digest; whether there is nothing else), without changing anything."""
+        kept: dict[str, tuple[int, int]] = {}
+        start, whole = 0, True
+        with self._errors():
+            for number, line in enumerate(io.BufferedReader(self._borrowed()), 1):
+                if line.endswith(b"\n"):
+                    digest, answered = self._digest(line, number)
+                    whole = whole and answered and digest not in kept
+                    if answered:
+                        kept[digest] = (start, len(line))
+                else:
+                    whole = False
+                start += len(line)
+        return kept, whole
+
+    def _borrowed(self) -> io.FileIO:
+        self._file.seek(0)
+        return io.FileIO(self._file.fileno(), closefd=False)
+
+    def _digest(self, line: bytes, number: int) -> tuple[str, bool]:
+        try:
+            return digest_of(json.loads(line))
+        except (ValueError, RecursionError):
+            raise UsageError(
+                f"{self._path.name} is there already, and its line {number} is no result of a batch", "give another -o"
+            ) from None
+
+    def _rewrite(self, slices: Iterable[tuple[int, int]]) -> None:
+        """The file with these lines alone, in this order; whole or not at all."""
+        partial = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        with self._errors():
+            new = self._claim(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            try:
+                for data in _pieces(self._file.fileno(), slices):
+                    _write_all(new, data)
+                os.fchmod(new.fileno(), os.fstat(self._file.fileno()).st_mode & 0o777)
+                to_disk(new.fileno())
+                partial.replace(self._path)
+            except BaseException:
+                new.close()
+                with contextlib.suppress(OSError):
+                    partial.unlink()
+                raise
+        self._file.close()
+        self._file = new
+
+    def _claim(self, path: Path, flags: int) -> io.FileIO:
+        file = io.FileIO(path, "r+", opener=lambda name, _mode: os.open(name, flags | os.O_CLOEXEC, 0o666))
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise UsageError(f"another headrace batch is writing to {path.name}") from None
+        return file
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise HeadraceError(f"cannot write {self._path.name}: {error.strerror}") from error
+
+
+class ResultStream:
+    """A stream of results, as they come or in the order of the input."""
+
+    def __init__(
+        self, stream: TextIO, expected: Sequence[int] | None = None, before: Callable[[], None] = lambda: None
+    ) -> None:
+        """expected: the numbers of all lines that will have a result; None: they go out as they come.
+
+        before: called before anything is written.
+        """
+        self._stream = stream
+        self._before = before
+        self._expected = None if expected is None else iter(sorted(expected))
+        self._next = next(self._expected, None) if self._expected is not None else None
+        self._held: dict[int, bytes] = {}
+
+    def write(self, line: Line | BadLine, document: dict[str, Any]) -> None:
+        if self._expected is None:
+            self._say(line_of(document))
+            return
+        self._held[line.number] = line_of(document)
+        while self._next in self._held:
+            self._say(self._held.pop(self._next))
+            self._next = next(self._expected, None)
+
+    def close(self) -> None:
+        """What waits for results that do not come any more goes out, still in order."""
+        for number in sorted(self._held):
+            self._say(self._held.pop(number))
+
+    def _say(self, data: bytes) -> None:
+        self._before()
+        self._stream.write(data.decode("ascii"))
+        self._stream.flush()
+
+
+def line_of(document: dict[str, Any]) -> bytes:
+    """A result as its line. ASCII: text from models cannot drive a terminal, and a line end is no part of it."""
+    return json.dumps(document).encode("ascii") + b"\n"
+
+
+def _write_all(file: io.FileIO, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
+
+
+def _pieces(descriptor: int, slices: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+    for start, length in slices:
+        for at in range(start, start + length, _COPY):
+            yield os.pread(descriptor, min(_COPY, start + length - at), at)

@@ -1,0 +1,86 @@
+"""What a batch came to, when it is over: one JSON document, or a few lines for people. Both have the same figures.
+
+TTFT and end-to-end times begin when a line is taken up, not when the batch began: a line that waits in the file waits
+for nobody. The aggregate speed is that of all answers together, prompts being read included.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.app.answer_phrases import duration, rate_digits
+from headrace.app.batch.run import Tally
+from headrace.app.sanitise import sanitise
+from headrace.app.tables import Column
+from headrace.runtime.telemetry import Percentiles, in_milliseconds
+
+
+@dataclass(frozen=True)
+class BatchReport:
+    """parallel: sequences at a time."""
+
+    model: str
+    parallel: int
+    tally: Tally
+    kernels: dict[str, str]
+    versions: dict[str, str]
+
+
+def document(report: BatchReport) -> dict[str, Any]:
+    """The `--json` document. Absent figures are null."""
+    tally = report.tally
+    return {
+        "model": report.model,
+        "parallel": report.parallel,
+        "lines": tally.total,
+        "answered": tally.answered,
+        "failed": tally.failed,
+        "kept": tally.kept,
+        "left": tally.left,
+        "wall_s": tally.wall_s,
+        "prompt_tokens": tally.prompt_tokens,
+        "cached_tokens": tally.cached_tokens,
+        "completion_tokens": tally.completion_tokens,
+        "tokens_per_second": tally.tokens_per_second,
+        "answers_per_second": tally.answers_per_second,
+        **{f"{name}_ms": in_milliseconds(Percentiles.of(values)) for name, values in _waits(tally).items()},
+        "kernels": report.kernels,
+        "versions": report.versions,
+    }
+
+
+def sentences(report: BatchReport) -> list[str]:
+    """What was done, and how fast."""
+    tally = report.tally
+    counts = [f"{tally.answered} answered"]
+    others = ((tally.failed, "failed"), (tally.kept, "kept from before"), (tally.left, "left"))
+    counts += [f"{count} {what}" for count, what in others if count]
+    lines = [f"{tally.total} {'line' if tally.total == 1 else 'lines'}: {', '.join(counts)}"]
+    if tally.answered:
+        speed = f"{rate_digits(tally.tokens_per_second)} tok/s in all, {report.parallel} at a time"
+        read = f"{tally.prompt_tokens} prompt and {tally.completion_tokens} completion tokens"
+        lines.append(f"{read} in {duration(tally.wall_s)}: {speed}")
+    shown = [sanitise(f"line {number}: {error}") for number, error in tally.errors]
+    if tally.failed > len(shown):
+        shown.append(f"and {tally.failed - len(shown)} more, in the results")
+    return lines + shown
+
+
+def waits_table(report: BatchReport) -> Sequence[Column]:
+    """p50 and p95 of what people wait for; empty where nothing was answered."""
+    found = {name: Percentiles.of(values) for name, values in _waits(report.tally).items()}
+    rows = {_NAMES[name]: waits for name, waits in found.items() if waits is not None}
+    if not rows:
+        return []
+    return [
+        Column("", list(rows), right=False),
+        Column("p50", [duration(waits.p50) for waits in rows.values()]),
+        Column("p95", [duration(waits.p95) for waits in rows.values()]),
+    ]
+
+
+_NAMES = {"ttft": "TTFT", "itl": "ITL", "e2e": "end to end"}
+
+
+def _waits(tally: Tally) -> dict[str, Sequence[float]]:
+    return {"ttft": tally.ttft_s, "itl": tally.latencies, "e2e": tally.e2e_s}

@@ -1,0 +1,168 @@
+"""Files of results: what is kept, what is dropped, what is never touched; and streams, in order."""
+
+import io
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.app.batch.line import BadLine, Defaults, Line
+from headrace.app.batch.output import ResultFile, ResultStream, line_of
+from headrace.app.batch.parse import parse_lines
+from headrace.app.batch.result import digest_of, failure
+from headrace.runtime.errors import HeadraceError, UsageError
+
+LINES = parse_lines([b'{"prompt": "%d"}' % number for number in range(6)], Defaults())
+NUMBERS = {line.digest: line.number for line in LINES}
+
+
+def good(line: Line | BadLine) -> dict[str, Any]:
+    return {"line": line.number, "request": line.digest, "text": "é\n\x1b", "error": None}
+
+
+def bad(line: Line | BadLine) -> dict[str, Any]:
+    return failure(line, UsageError("no"))
+
+
+def numbers(path: Path) -> list[int]:
+    return [json.loads(line)["line"] for line in path.read_bytes().splitlines()]
+
+
+def opened(path: Path, *, in_order: bool = False) -> ResultFile:
+    file = ResultFile(path)
+    file.begin(NUMBERS, in_order=in_order)
+    return file
+
+
+def test_a_result_is_one_line_of_ascii() -> None:
+    data = line_of(good(LINES[0]))
+    assert data.isascii()
+    assert (data.count(b"\n"), data.count(b"\x1b")) == (1, 0)
+
+
+def test_answers_are_kept_and_errors_are_tried_again(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    file = opened(path)
+    file.write(LINES[2], good(LINES[2]))
+    file.write(LINES[0], bad(LINES[0]))
+    file.write(LINES[1], good(LINES[1]))
+    file.close()
+    assert numbers(path) == [3, 1, 2]
+    path.chmod(0o640)
+    file = opened(path)
+    assert file.answered == {LINES[1].digest, LINES[2].digest}
+    assert numbers(path) == [3, 2]
+    file.write(LINES[0], good(LINES[0]))
+    file.close()
+    assert numbers(path) == [3, 2, 1]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 30, 60])
+def test_a_torn_line_is_dropped(cut: int, tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    whole = line_of(good(LINES[0]))
+    path.write_bytes(whole + line_of(good(LINES[1]))[:-cut])
+    file = opened(path)
+    file.close()
+    assert path.read_bytes() == whole
+    assert file.answered == {LINES[0].digest}
+
+
+def test_a_file_that_is_whole_is_not_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_bytes(line_of(good(LINES[0])))
+    inode = path.stat().st_ino
+    opened(path).close()
+    assert path.stat().st_ino == inode
+
+
+@pytest.mark.parametrize(
+    "text", ["my notes\n", '{"prompt": "1"}\n', "[" * 99_999 + "\n", "{}\n", "\n", '{"request": 1}\n']
+)
+def test_a_file_of_something_else_is_never_touched(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    before = line_of(good(LINES[0])) + text.encode()
+    path.write_bytes(before)
+    with pytest.raises(UsageError, match="its line 2 is no result"):
+        ResultFile(path)
+    assert path.read_bytes() == before
+
+
+def test_results_of_other_requests_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    before = line_of(good(LINES[0])) + line_of(good(LINES[1]))[:-5]
+    path.write_bytes(before)
+    file = ResultFile(path)
+    with pytest.raises(UsageError, match="1 of 1 results of other requests"):
+        file.begin({LINES[1].digest: 1}, in_order=False)
+    file.close()
+    assert path.read_bytes() == before
+
+
+def test_two_cannot_write_to_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_bytes(line_of(bad(LINES[0])))
+    first = ResultFile(path)
+    with pytest.raises(UsageError, match="another headrace batch"):
+        ResultFile(path)
+    first.begin(NUMBERS, in_order=False)  # writes the file anew, which is another file then
+    with pytest.raises(UsageError, match="another headrace batch"):
+        ResultFile(path)
+    first.close()
+    ResultFile(path).close()
+
+
+def test_in_order_a_file_is_put_in_order_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    file = opened(path, in_order=True)
+    for index in (4, 0, 3):
+        file.write(LINES[index], good(LINES[index]))
+    assert numbers(path) == [5, 1, 4]  # there at once, whatever happens
+    file.close()
+    assert numbers(path) == [1, 4, 5]
+    file = opened(path, in_order=True)
+    for index in (1, 2):
+        file.write(LINES[index], bad(LINES[index]))
+    file.close()
+    assert numbers(path) == [1, 2, 3, 4, 5]
+
+
+def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_bytes(line_of(bad(LINES[0])))
+    link.symlink_to(target)
+    opened(link).close()
+    assert link.is_symlink()
+    assert target.read_bytes() == b""
+
+
+def test_what_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(HeadraceError, match="cannot write no: No such file"):
+        ResultFile(tmp_path / "not" / "no")
+    with pytest.raises(HeadraceError, match="Is a directory"):
+        ResultFile(tmp_path)
+
+
+def test_a_stream_in_order_waits_for_the_line_before() -> None:
+    said = io.StringIO()
+    stream = ResultStream(said, [1, 3, 4, 6])
+    for index in (2, 5):
+        stream.write(LINES[index], good(LINES[index]))
+    assert said.getvalue() == ""
+    stream.write(LINES[0], good(LINES[0]))
+    assert [json.loads(line)["line"] for line in said.getvalue().splitlines()] == [1, 3]
+    stream.close()
+    assert [json.loads(line)["line"] for line in said.getvalue().splitlines()] == [1, 3, 6]
+
+
+def test_the_results_of_both_forms_name_their_request() -> None:
+    raw = b'{"custom_id": "a", "body": {"messages": [{"role": "user", "content": "hi"}]}}'
+    (line,) = parse_lines([raw], Defaults())
+    for one in (line, LINES[0]):
+        said = failure(one, UsageError("no", "try this"))
+        assert digest_of(json.loads(line_of(said))) == (one.digest, False)
+    assert said["error"] == {"code": "invalid_request", "message": "no", "hint": "try this"}

@@ -1,0 +1,181 @@
+"""Lines of a batch: what is understood, and that everything else is refused by name, for that line alone."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.app.batch.line import BadLine, Defaults, Line
+from headrace.app.batch.parse import parse_line, parse_lines
+
+DEFAULTS = Defaults(options={"temperature": 0.5, "max_tokens": 9}, model="tiny", names=frozenset({"tiny"}))
+
+
+def parsed(line: object, defaults: Defaults = DEFAULTS, number: int = 1) -> Line:
+    found = parse_line(json.dumps(line).encode(), number, defaults)
+    assert isinstance(found, Line), found.error
+    return found
+
+
+def refused(line: object, defaults: Defaults = DEFAULTS) -> str:
+    raw = line if isinstance(line, bytes) else json.dumps(line).encode()
+    found = parse_line(raw, 3, defaults)
+    assert isinstance(found, BadLine), found
+    return str(found.error)
+
+
+def body(**changes: Any) -> dict[str, Any]:
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], **changes}
+    return {"custom_id": "q", "method": "POST", "url": "/v1/chat/completions", "body": asked}
+
+
+def test_a_prompt_is_a_message_and_its_options_go_before_those_of_all_lines() -> None:
+    line = parsed({"prompt": "hi", "temperature": 1, "stop": "x", "id": 7})
+    assert line.messages == [{"role": "user", "content": "hi"}]
+    assert line.options == {"temperature": 1.0, "max_tokens": 9, "stop": ("x",)}
+    assert (line.name, line.form, line.number) == (7, "plain", 1)
+
+
+def test_a_system_message_of_all_lines_goes_where_there_is_none() -> None:
+    defaults = Defaults(system="short")
+    system = {"role": "system", "content": "short"}
+    own = {"role": "system", "content": "long"}
+    asked = {"role": "user", "content": "hi"}
+    assert parsed({"prompt": "hi"}, defaults).messages == [system, asked]
+    assert parsed({"messages": [asked]}, defaults).messages == [system, asked]
+    assert parsed({"messages": [own, asked]}, defaults).messages == [own, asked]
+    assert parsed({"prompt": "hi", "system": "long"}, defaults).messages == [own, asked]
+    assert parsed({"prompt": "hi", "system": ""}, defaults).messages == [asked]
+    assert parsed(body(model=None), defaults).messages == [system, asked]
+
+
+def test_raw_text_has_no_messages() -> None:
+    assert parsed({"prompt": "Once", "raw": True}).messages is None
+    assert parsed({"prompt": "Once"}, Defaults(raw=True)).messages is None
+    assert parsed({"prompt": "Once", "raw": False}, Defaults(raw=True)).messages is not None
+    line = parsed({"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "Once"}})
+    assert (line.messages, line.prompt, line.form) == (None, "Once", "text_completion")
+
+
+def test_the_openai_form_is_the_same_request_by_other_names() -> None:
+    line = parsed(
+        body(max_completion_tokens=5, top_p=0.5, logit_bias={"3": -1}, n=1, stream=False, user="me", seed=None)
+    )
+    assert line.options == {"temperature": 0.5, "max_tokens": 5, "top_p": 0.5, "logit_bias": {3: -1.0}}
+    assert (line.form, line.name) == ("chat.completion", "q")
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert parsed(body(messages=[{"role": "user", "content": parts}])).messages == [
+        {"role": "user", "content": "one\ntwo"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"{", "not JSON"),
+        (b"[1]", "not a JSON object"),
+        (b"\xff{}", "not UTF-8 text (byte 0)"),
+        (b'{"prompt": "a", "prompt": "b"}', "'prompt' is there twice"),
+        (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "not JSON"),
+        (b'{"prompt": "a", "temperature": NaN}', "NaN"),
+        (b"[" * 100_000, "nested too deeply"),
+        ({}, "a prompt or messages"),
+        ({"prompt": "a", "messages": []}, "one of them"),
+        ({"prompt": "a", "temprature": 1}, "unknown key 'temprature'"),
+        ({"prompt": 3}, "prompt must be a text, not 3"),
+        ({"prompt": "a", "temperature": "0.7"}, "temperature must be a number"),
+        ({"prompt": "a", "temperature": True}, "temperature must be a number"),
+        ({"prompt": "a", "temperature": -1}, "temperature must be 0 or more"),
+        ({"prompt": "a", "temperature": 10**400}, "too large"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens must be at least 1"),
+        ({"prompt": "a", "max_tokens": 2.5}, "max_tokens must be a whole number"),
+        ({"prompt": "a", "top_p": 0}, "top-p"),
+        ({"prompt": "a", "seed": -1}, "seed"),
+        ({"prompt": "a", "stop": [""]}, "stop string cannot be empty"),
+        ({"prompt": "a", "stop": [1]}, "stop must be a text"),
+        ({"prompt": "a", "logit_bias": {"x": 1}}, "token ids"),
+        ({"prompt": "a", "logit_bias": [1]}, "logit_bias must be an object"),
+        ({"prompt": "a", "id": 1.5}, "id must be"),
+        ({"prompt": "a", "raw": 1}, "raw must be true or false"),
+        ({"prompt": "a", "raw": True, "system": "b"}, "no place for a system message"),
+        ({"messages": []}, "at least one message"),
+        ({"messages": ["a"]}, "must be an object, not 'a' in message 1"),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}]}, "'tool' in message 2"),
+        ({"messages": [{"role": "user"}]}, "content in message 1 must be a text"),
+        ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, "unknown key 'name' in message 1"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "parts of text"),
+        ({"messages": [{"role": "user", "content": "a"}], "system": "b"}, "not with messages"),
+        ({**body(), "priority": 1}, "unknown key 'priority'"),
+        ({**body(), "method": "GET"}, "method must be POST"),
+        ({**body(), "url": "/v1/embeddings"}, "url must be one of"),
+        ({**body(), "custom_id": None}, "needs a custom_id"),
+        ({"custom_id": "a"}, "body must be an object"),
+        (body(model="gpt-4o"), "asks for model 'gpt-4o', but tiny answers"),
+        (body(tools=[]), "unknown key 'tools' in body"),
+        (body(n=2), "n can only be 1"),
+        (body(n=True), "n can only be 1"),
+        (body(stream=True), "stream can only be False"),
+        (body(prompt="a"), "unknown key 'prompt' in body"),
+        (body(messages=None), "needs messages"),
+        (body(max_tokens=1, max_completion_tokens=1), "the same"),
+        (body(response_format={"type": "json_object"}), "response_format can only be"),
+        ({"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "a", "thinking": True}}, "thinking"),
+    ],
+)
+def test_what_means_nothing_is_refused(line: object, said: str) -> None:
+    assert said in refused(line)
+
+
+def test_a_model_given_for_all_lines_answers_whatever_they_name() -> None:
+    assert isinstance(parse_line(json.dumps(body(model="gpt-4o")).encode(), 1, Defaults(model="tiny")), Line)
+
+
+def test_blank_lines_count_and_a_name_is_used_once() -> None:
+    lines = parse_lines([b'{"prompt": "a", "id": "x"}', b"", b'{"prompt": "a", "id": "x"}', b"nonsense\r"], DEFAULTS)
+    assert [line.number for line in lines] == [1, 3, 4]
+    assert [type(line) for line in lines] == [Line, BadLine, BadLine]
+    assert isinstance(lines[1], BadLine)
+    assert "'x' is the name of line 1 already" in str(lines[1].error)
+    assert len({line.digest for line in lines}) == 3
+
+
+def test_a_digest_is_of_what_is_asked() -> None:
+    asked = {"prompt": "hi", "temperature": 0.5}
+    same = parsed(asked).digest
+    assert parsed({"temperature": 0.5, "prompt": "hi"}).digest == same
+    assert parsed({"prompt": "hi"}).digest == same  # 0.5 holds for all lines
+    others = [
+        parsed({**asked, "temperature": 0.6}),
+        parsed({"prompt": "ho"}),
+        parsed(asked, number=2),
+        parsed({**asked, "id": 1}),
+        parsed(asked, Defaults(options=DEFAULTS.options, model="other")),
+        parsed(asked, Defaults(options=DEFAULTS.options, model="tiny", identity="elsewhere")),
+        parsed({**asked, "logit_bias": {"1": 1}}),
+        parsed({**asked, "raw": True}),
+    ]
+    assert len({same, *(line.digest for line in others)}) == len(others) + 1
+    assert parsed({**asked, "id": 1}, number=2).digest == parsed({**asked, "id": 1}).digest
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda below: st.lists(below, max_size=3) | st.dictionaries(st.text(max_size=5), below, max_size=3),
+    max_leaves=8,
+)
+KEYS = st.sampled_from(
+    ["prompt", "messages", "system", "raw", "id", "custom_id", "body", "url", "method", "model", "role", "content", "n"]
+) | st.sampled_from(["stop", "seed", "logit_bias", "temperature", "max_tokens", "thinking"])
+
+
+@given(st.dictionaries(KEYS, JSON | st.dictionaries(KEYS, JSON, max_size=4), max_size=5))
+def test_no_object_is_more_than_a_bad_line(line: dict[str, Any]) -> None:
+    found = parse_line(json.dumps(line).encode(), 1, DEFAULTS)
+    assert isinstance(found, Line | BadLine)
+
+
+@given(st.binary(max_size=40))
+def test_no_bytes_are_more_than_a_bad_line(raw: bytes) -> None:
+    assert isinstance(parse_line(raw, 1, DEFAULTS), Line | BadLine)

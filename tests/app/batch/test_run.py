@@ -1,0 +1,197 @@
+"""Batches through the engine: every answer is the one the line has by itself, whatever form, order or interruption."""
+
+import io
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.app.batch.answering import Asking
+from headrace.app.batch.line import Defaults
+from headrace.app.batch.output import ResultFile, ResultStream
+from headrace.app.batch.parse import parse_lines
+from headrace.app.batch.progress import progress_text
+from headrace.app.batch.run import Batch, Tally
+from headrace.models.load import LoadedModel, load_model
+from headrace.models.text.answer import Completed, TextChunk, answer
+from headrace.models.text.chat_prompt import ChatPrompt
+from headrace.runtime.engine import Engine
+from headrace.runtime.errors import ContextLimitError
+from headrace.runtime.request import CancelFlag
+from tests.tiny_chat import IM_END, write_chat_model
+
+DEFAULTS = Defaults(options={"max_tokens": 12}, model="tiny")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load_model(write_chat_model(tmp_path_factory.mktemp("batch") / "tiny", context=512), name="tiny")
+
+
+def nothing(_batch: Batch, _tokens: int) -> None:
+    pass
+
+
+def run(
+    model: LoadedModel,
+    lines: Sequence[object],
+    *,
+    parallel: int = 3,
+    in_order: bool = False,
+    watch: Callable[[Batch, int], None] = nothing,
+    cancel: CancelFlag | None = None,
+) -> tuple[list[dict[str, Any]], Tally]:
+    parsed = parse_lines([json.dumps(line).encode() for line in lines], DEFAULTS)
+    said, tally = io.StringIO(), Tally(total=len(parsed), kept=0)
+    output = ResultStream(said, [line.number for line in parsed] if in_order else None)
+    engine = Engine(model.network, context_limit=model.context_limit, most_running=parallel)
+    asking = Asking(model, ChatPrompt(model.tokenizer))
+    Batch(engine, asking, parsed, output, tally, parallel).run(cancel or CancelFlag(), watch)
+    output.close()
+    assert not engine.has_work
+    return [json.loads(line) for line in said.getvalue().splitlines()], tally
+
+
+def alone(model: LoadedModel, line: dict[str, Any]) -> str:
+    (parsed,) = parse_lines([json.dumps(line).encode()], DEFAULTS)
+    request = Asking(model, ChatPrompt(model.tokenizer)).request(parsed)  # type: ignore[arg-type]
+    engine = Engine(model.network, context_limit=model.context_limit)
+    parts = answer(engine, model.tokenizer, request, parsed.options.get("stop", ()))  # type: ignore[union-attr]
+    return "".join(part.text for part in parts if isinstance(part, TextChunk | Completed))
+
+
+def test_every_line_has_the_answer_it_has_alone(model: LoadedModel) -> None:
+    lines: list[dict[str, Any]] = [
+        {"prompt": "a"},
+        {"prompt": "b " * 40, "max_tokens": 30},
+        {"prompt": "c", "temperature": 1.3, "seed": 5, "max_tokens": 20},
+        {"prompt": "d", "raw": True, "max_tokens": 1},
+        {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "e"}]},
+        {"prompt": "f", "temperature": 1, "top_p": 0.9, "seed": 1, "repetition_penalty": 1.2},
+        {"prompt": "g", "logit_bias": {str(IM_END): 100}},
+    ]
+    results, tally = run(model, lines)
+    assert sorted(said["line"] for said in results) == list(range(1, 8))
+    for said in results:
+        assert said["text"] == alone(model, lines[said["line"] - 1])
+        assert said["error"] is None
+        assert said["usage"]["total_tokens"] == said["usage"]["prompt_tokens"] + said["usage"]["completion_tokens"]
+        assert said["timing"]["e2e_s"] >= (said["timing"]["ttft_s"] or 0) >= 0
+    ends = {said["line"]: (said["finish_reason"], said["ended_by"]) for said in results}
+    assert ends[4] == ("length", "max_tokens")
+    assert ends[7] == ("stop", "end_of_turn")
+    assert (tally.answered, tally.failed, tally.left) == (7, 0, 0)
+    assert tally.completion_tokens == sum(said["usage"]["completion_tokens"] for said in results)
+    assert len(tally.e2e_s) == 7
+
+
+def test_results_come_as_they_finish_or_in_order(model: LoadedModel) -> None:
+    lines = [{"prompt": "a", "max_tokens": 30}, {"prompt": "b", "max_tokens": 2}, {"prompt": "c", "max_tokens": 3}]
+    results, _ = run(model, lines)
+    assert results[-1]["line"] == 1
+    results, _ = run(model, lines, in_order=True)
+    assert [said["line"] for said in results] == [1, 2, 3]
+
+
+def test_a_stop_string_ends_its_own_line_alone(model: LoadedModel) -> None:
+    whole = alone(model, {"prompt": "a", "max_tokens": 40})
+    stop = whole[len(whole) // 2 :][:2]
+    results, _ = run(model, [{"prompt": "a", "max_tokens": 40, "stop": stop}, {"prompt": "a", "max_tokens": 40}])
+    cut, full = sorted(results, key=lambda said: int(said["line"]))
+    assert (cut["finish_reason"], cut["ended_by"]) == ("stop", "stop_string")
+    assert cut["text"] == whole[: whole.index(stop)]
+    assert full["text"] == whole
+
+
+def test_a_bad_line_costs_only_itself(model: LoadedModel) -> None:
+    lines = [
+        {"prompt": "a"},
+        {"prompt": 1},
+        {"prompt": "x" * 600},
+        {"prompt": "b", "logit_bias": {"9999": 1}},
+        {"prompt": "b"},
+    ]
+    results, tally = run(model, lines)
+    errors = {said["line"]: said["error"]["code"] for said in results if said["error"]}
+    assert errors == {2: "invalid_request", 3: "context_length_exceeded", 4: "invalid_request"}
+    assert (tally.answered, tally.failed) == (2, 3)
+    assert [number for number, _ in tally.errors] == [2, 3, 4]
+    assert isinstance(tally.errors[1][1], ContextLimitError)
+
+
+def test_the_openai_form_answers_in_that_form(model: LoadedModel) -> None:
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+    results, _ = run(
+        model,
+        [
+            {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": chat},
+            {"custom_id": "b", "url": "/v1/completions", "body": {"prompt": "hi", "max_tokens": 3}},
+            {"custom_id": "c", "body": {**chat, "temperature": 9e9}},
+        ],
+    )
+    said = {one["custom_id"]: one for one in results}
+    assert all(one["id"].startswith("batch_req_") for one in results)
+    done, plain, wrong = said["a"]["response"], said["b"]["response"], said["c"]["response"]
+    assert (done["status_code"], plain["status_code"], wrong["status_code"]) == (200, 200, 400)
+    assert done["body"]["object"] == "chat.completion"
+    assert done["body"]["choices"][0]["message"] == {"role": "assistant", "content": alone(model, {**chat})}
+    assert done["body"]["choices"][0]["finish_reason"] == "length"
+    assert plain["body"]["choices"][0]["text"] == alone(model, {"prompt": "hi", "raw": True, "max_tokens": 3})
+    assert plain["body"]["usage"]["completion_tokens"] == 3
+    assert wrong["body"]["error"]["code"] == said["c"]["error"]["code"] == "invalid_request"
+    assert said["a"]["error"] is None
+
+
+def test_an_interrupted_batch_goes_on_where_it_stopped(model: LoadedModel, tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    raw = [json.dumps({"prompt": str(number), "max_tokens": 2 + number % 5}).encode() for number in range(12)]
+    parsed = parse_lines(raw, DEFAULTS)
+    engine = Engine(model.network, context_limit=model.context_limit, most_running=4)
+    asking = Asking(model, ChatPrompt(model.tokenizer))
+    written: list[int] = []
+    for _ in range(20):
+        file = ResultFile(path)
+        file.begin({line.digest: line.number for line in parsed}, in_order=True)
+        left = [line for line in parsed if line.digest not in file.answered]
+        tally = Tally(total=12, kept=12 - len(left))
+        cancel = CancelFlag()
+
+        def stop_soon(batch: Batch, _tokens: int, cancel: CancelFlag = cancel) -> None:
+            if batch.tally.answered >= 3:
+                cancel.set()
+
+        Batch(engine, asking, left, file, tally, 4).run(cancel, stop_soon)
+        file.close()
+        written.append(tally.answered)
+        if not tally.left:
+            break
+        with path.open("ab") as torn:
+            torn.write(b'{"line": 3, "requ')
+    assert len(written) > 1
+    assert sum(written) == 12
+    results = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [said["line"] for said in results] == list(range(1, 13))
+    assert results[7]["text"] == alone(model, {"prompt": "7", "max_tokens": 4})
+
+
+def test_there_are_no_more_at_a_time_than_was_asked_for(model: LoadedModel) -> None:
+    seen: list[tuple[int, int]] = []
+    lines = [{"prompt": str(number), "max_tokens": 3 + number} for number in range(7)]
+    run(model, lines, parallel=2, watch=lambda batch, _tokens: seen.append((batch.running, batch.waiting)))
+    assert max(running for running, _ in seen) == 2
+    assert seen[-1] == (0, 0)
+
+
+def test_progress_says_what_matters_first(model: LoadedModel) -> None:
+    said: list[str] = []
+    run(
+        model,
+        [{"prompt": "a", "max_tokens": 2}, {"prompt": 1}, {"prompt": "b", "max_tokens": 9}],
+        parallel=1,
+        watch=lambda batch, _tokens: said.append(progress_text(batch, 312.4, 0.37, 60.0)),
+    )
+    assert said[0] == "0/3 done · 1 running · 2 waiting · 312 tok/s · K/V 37%"
+    assert said[-1] == "3/3 done · 1 failed · 0 running · 0 waiting · 312 tok/s · K/V 37% · 0 s left"
+    assert any("1 running · 0 waiting · 312 tok/s · K/V 37% · 1 min 00 s left" in line for line in said)

@@ -1,0 +1,225 @@
+"""`headrace batch` and `run --samples` as people run them: files, pipes, signals, exit codes. Tiny model."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from headrace.app.cli.batch import batch
+from headrace.app.cli.run import run
+from headrace.runtime.errors import HeadraceError, UsageError
+from tests.test_docs import check, sections
+from tests.tiny_chat import IM_END, write_chat_model
+
+LONG = {str(IM_END): -100}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_model(tmp_path_factory.mktemp("tiny") / "chat")
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+
+
+def write(path: Path, *lines: object) -> str:
+    path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
+    return str(path)
+
+
+def invoke(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(batch, arguments, input=stdin, catch_exceptions=False, standalone_mode=False)
+
+
+def results(text: str | Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (text.read_text() if isinstance(text, Path) else text).splitlines()]
+
+
+def test_a_bad_line_is_an_error_and_the_rest_goes_on(model: Path, tmp_path: Path) -> None:
+    source = write(
+        tmp_path / "in", {"prompt": "a", "id": "x"}, "nonsense", {"prompt": "b", "max_token": 3}, {"prompt": "c"}
+    )
+    done = invoke(source, "-m", str(model), "-n", "4", "--in-order")
+    said = results(done.stdout)
+    assert done.return_value == 1
+    assert [one["line"] for one in said] == [1, 2, 3, 4]
+    assert [bool(one["error"]) for one in said] == [False, True, True, False]
+    assert (said[0]["id"], said[0]["model"], said[0]["usage"]["completion_tokens"]) == ("x", model.name, 4)
+    assert "4 lines: 2 answered, 2 failed" in done.stderr
+    assert "line 3: unknown key 'max_token'" in done.stderr
+    assert re.search(r"^TTFT .* m?s +\d.* m?s$", done.stderr, flags=re.MULTILINE)
+
+
+def test_pipes_in_and_out(model: Path) -> None:
+    done = invoke("-", "-m", str(model), "-n", "2", "-q", stdin='\ufeff{"prompt": "é"}\r\n\n{"prompt": "b"}')
+    assert (done.return_value, done.stderr) == (0, "")
+    assert {one["line"] for one in results(done.stdout)} == {1, 3}
+
+
+def test_nothing_to_do_loads_nothing(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, out = write(tmp_path / "in", {"prompt": "a"}), tmp_path / "out"
+    arguments = (source, "-o", str(out), "-m", str(model), "-n", "2")
+    assert invoke(*arguments).return_value == 0
+    before = out.read_bytes()
+    monkeypatch.setattr("headrace.models.load.load_model", None)
+    done = invoke(*arguments, "--json")
+    summary = json.loads(done.stdout)
+    assert (summary["kept"], summary["answered"], summary["left"], done.return_value) == (1, 0, 0, 0)
+    assert out.read_bytes() == before
+    assert invoke(write(tmp_path / "none"), "-m", str(model)).return_value == 0
+
+
+def test_what_failed_is_tried_again_and_more_lines_are_taken_up(model: Path, tmp_path: Path) -> None:
+    source, out = tmp_path / "in", tmp_path / "out"
+    arguments = (str(source), "-o", str(out), "-m", str(model), "-n", "2", "--in-order")
+    write(source, {"prompt": "a"}, {"promt": "b"})
+    assert invoke(*arguments).return_value == 1
+    write(source, {"prompt": "a"}, {"prompt": "b"}, {"prompt": "c"})
+    done = invoke(*arguments)
+    assert "3 lines: 2 answered, 1 kept from before" in done.stderr
+    assert [(one["line"], one["error"]) for one in results(out)] == [(1, None), (2, None), (3, None)]
+
+
+def test_results_of_another_request_are_not_gone_on_with(model: Path, tmp_path: Path) -> None:
+    source, out = write(tmp_path / "in", {"prompt": "a"}), tmp_path / "out"
+    arguments = (source, "-o", str(out), "-m", str(model), "-q")
+    invoke(*arguments, "-n", "2")
+    before = out.read_bytes()
+    for changed in (("-n", "3"), ("-n", "2", "-s", "short"), ("-n", "2", "--context", "99")):
+        with pytest.raises(UsageError, match="other requests"):
+            invoke(*arguments, *changed)
+    write(tmp_path / "in", {"prompt": "b"})
+    with pytest.raises(UsageError, match="other requests"):
+        invoke(*arguments, "-n", "2")
+    assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("./nowhere",), "nowhere cannot be read: No such file"),
+        (("in", "--json"), "--json is the summary"),
+        (("in", "--raw", "-s", "x"), "--raw has no place"),
+        (("in", "-t", "-1"), "temperature must be 0 or more"),
+        (("in", "--stop", ""), "stop string cannot be empty"),
+        (("in", "-o", "in"), "its line 1 is no result"),
+        (("in", "-m", "./nowhere"), "no such file or directory"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "in", {"prompt": "a"})
+    with pytest.raises(HeadraceError, match=re.escape(said)):
+        invoke(*arguments)
+
+
+def test_a_line_may_name_the_model_that_runs_and_no_other_unless_that_was_given(model: Path, tmp_path: Path) -> None:
+    body = {"model": "gpt-4o", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    source = write(tmp_path / "in", {"custom_id": "q", "body": body})
+    (said,) = results(invoke(source, "-m", str(model)).stdout)
+    assert said["response"]["body"]["model"] == model.name
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEADRACE_MODEL", str(model))
+        done = invoke(source)
+    assert done.return_value == 1
+    assert "gpt-4o" in results(done.stdout)[0]["error"]["message"]
+
+
+def test_the_documents_are_described(model: Path, tmp_path: Path) -> None:
+    described = sections("batch.md")
+    source = write(tmp_path / "in", {"prompt": "a"}, {"prompt": "b", "id": 1, "temperature": 2})
+    out = tmp_path / "out"
+    summary = json.loads(invoke(source, "-o", str(out), "-m", str(model), "-n", "3", "--json").stdout)
+    check(described["The summary"], summary)
+    for one in results(out):
+        check(described["A result"], one)
+        assert one["timing"]["itl_ms"].keys() <= described["A result"]["timing"]
+    assert set(described["A request"]) >= {"prompt", "messages", "id", "stop", "logit_bias", "seed", "thinking", "raw"}
+
+
+def start(*arguments: str, **more: Any) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "headrace", "batch", *arguments]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more)
+
+
+def wait_for_lines(path: Path, count: int) -> None:
+    for _ in range(3000):
+        if path.exists() and path.read_bytes().count(b"\n") >= count:
+            return
+        time.sleep(0.01)
+    raise AssertionError("no results came")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_going_on_after_a_signal(number: signal.Signals, model: Path, tmp_path: Path) -> None:
+    lines = [{"prompt": str(index), "max_tokens": 3} for index in range(6)]
+    endless = {"prompt": "x", "max_tokens": 4000, "logit_bias": LONG}
+    source, out = tmp_path / "in", tmp_path / "out"
+    write(source, *lines, *[endless] * 3)
+    arguments = (str(source), "-o", str(out), "-m", str(model), "--parallel", "3")
+    process = start(*arguments)
+    wait_for_lines(out, 4)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=120)
+    if number == signal.SIGINT:
+        assert process.returncode == 130
+        assert b"left" in errors
+        assert b"Traceback" not in errors
+    kept = {one["line"] for one in results(out)}
+    assert kept <= set(range(1, 7))
+    with out.open("ab") as torn:
+        torn.write(b'{"line": 9, "id": null, "requ')
+    write(source, *lines)
+    done = invoke(*arguments, "--in-order")
+    assert done.return_value == 0
+    assert f"{len(kept)} kept from before" in done.stderr
+    assert [one["line"] for one in results(out)] == list(range(1, 7))
+
+
+def test_a_reader_that_leaves_ends_it_without_a_word(model: Path, tmp_path: Path) -> None:
+    source = write(tmp_path / "in", *[{"prompt": str(index), "max_tokens": 50} for index in range(40)])
+    process = start(source, "-m", str(model), "-q", "--parallel", "2")
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr is not None
+    assert (process.stderr.read(), process.wait(60)) == (b"", 0)
+    process.stderr.close()
+
+
+def sampled(*arguments: str) -> Result:
+    return CliRunner().invoke(run, arguments, input="", catch_exceptions=False, standalone_mode=False)
+
+
+def test_samples_are_answers_of_successive_seeds(model: Path) -> None:
+    asked = ("hi", "-m", str(model), "-n", "8", "-t", "1.5", "--seed", "5")
+    found = json.loads(sampled(*asked, "--samples", "3", "--json").stdout)
+    assert [one["seed"] for one in found["samples"]] == [5, 6, 7]
+    assert len({one["text"] for one in found["samples"]}) == 3
+    assert found["samples"][1]["text"] == json.loads(sampled(*asked[:-1], "6", "--json").stdout)["text"]
+    assert found["completion_tokens"] == sum(one["completion_tokens"] for one in found["samples"])
+    assert found.keys() == sections("run-json.md")["With --samples"].keys()
+    shown = sampled(*asked, "--samples", "2").stdout
+    assert re.findall(r"^--- .*$", shown, flags=re.MULTILINE) == ["--- 1 of 2, seed 5 ---", "--- 2 of 2, seed 6 ---"]
+
+
+def test_samples_differ_unless_somebody_asks_for_greedy_decoding(model: Path) -> None:
+    found = json.loads(sampled("hi", "-m", str(model), "-n", "8", "--samples", "2", "--json").stdout)
+    assert found["sampling"]["temperature"] == 0.7
+    with pytest.raises(UsageError, match="the same answer every time"):
+        sampled("hi", "-m", str(model), "-t", "0", "--samples", "2")
+    with pytest.raises(UsageError, match="--samples neither keeps"):
+        sampled("hi", "-m", str(model), "--samples", "2", "--save")
+    with pytest.raises(HeadraceError, match="context limit is"):
+        sampled("x" * 9000, "-m", str(model), "--samples", "2")
