@@ -29,6 +29,7 @@ FORMATS = ("table", "md", "csv", "json", "jsonl")
 @click.option("-p", "--prompt", "prompts", default="512", metavar="N,...", help="Prompt lengths to prefill [512].")
 @click.option("-n", "--generate", "generates", default="128", metavar="N,...", help="How many tokens to decode [128].")
 @click.option("-d", "--depth", "depths", default="0", metavar="N,...", help="Tokens already in the KV cache [0].")
+@click.option("--batch", "batches", default="1", metavar="N,...", help="Sequences that decode together [1].")
 @click.option("--pg/--no-pg", "combined", default=True, help="Also test prompt + generation [yes].")
 @click.option("-r", "--repetitions", type=click.IntRange(1), metavar="N", help="Rounds [5, more where it is noisy].")
 @click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="CPU threads of every engine [cores].")
@@ -103,6 +104,7 @@ def _bench(
     prompts: str,
     generates: str,
     depths: str,
+    batches: str,
     combined: bool,
     repetitions: int | None,
     threads: int | None,
@@ -120,8 +122,15 @@ def _bench(
     from headrace.app.bench.show.live import live_view
     from headrace.app.settings import chosen_model, load_settings
 
+    together = parse_counts(batches, "--batch")
+    if max(together) > 1 and peer_options["peers"]:
+        _check_batch_peers(**peer_options)
     tests = plan(
-        parse_counts(prompts, "-p"), parse_counts(generates, "-n"), parse_counts(depths, "-d"), combined=combined
+        parse_counts(prompts, "-p"),
+        parse_counts(generates, "-n"),
+        parse_counts(depths, "-d"),
+        combined=combined,
+        batches=together,
     )
     options = Options(
         models=models or (chosen_model(None, load_settings()),),
@@ -160,6 +169,14 @@ def _require_peers(document: dict[str, Any], engines: list[str]) -> None:
         if engine not in measured:
             reason = next((note for note in document["notes"] if note.startswith(f"{engine} is left out")), engine)
             raise EngineError(f"not compared with {engine}: {reason.partition(': ')[2]}")
+
+
+def _check_batch_peers(peers: tuple[str, ...], llama_python: str | None, **_others: Any) -> None:
+    """Raises UsageError for peers whose sequences cannot be measured together."""
+    if "mlx-lm" in peers:
+        raise UsageError("--batch is compared with llama.cpp alone so far: leave --vs mlx-lm out")
+    if llama_python is None:
+        raise UsageError("llama-bench has no parallel sequences", "--llama-python PYTHON names one that has")
 
 
 def _peers(

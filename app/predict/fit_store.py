@@ -67,7 +67,7 @@ def refusal(document: dict[str, Any], peak_gb_s: float | None) -> str | None:
     speeds = [
         entry["tokens_per_second"]
         for entry in document["results"]
-        if entry["engine"] == "headrace" and not entry["prompt_tokens"]
+        if entry["engine"] == "headrace" and not entry["prompt_tokens"] and entry.get("batch", 1) == 1
     ]
     unsure = max((speed["high"] - speed["low"]) / 2 / speed["mean"] for speed in speeds)
     return f"its rounds disagree by {unsure:.0%}" if unsure > NOISE else None

@@ -76,5 +76,8 @@ def points_of(results: Sequence[dict[str, Any]], engine: str) -> list[Point]:
             entry["itl_ms"]["p50"] / 1e3,
         )
         for entry in results
-        if entry["engine"] == engine and not entry["prompt_tokens"] and entry["kv_bytes_per_step"] is not None
+        if entry["engine"] == engine
+        and not entry["prompt_tokens"]
+        and entry["kv_bytes_per_step"] is not None
+        and entry.get("batch", 1) == 1  # a batch's step is held up by arithmetic too
     ]

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from headrace.app.bench.measure.plan import Test
@@ -59,13 +60,16 @@ class ChildProcess:
         if self._tunes:
             self._ask(test, tune=True)
             return
-        self.measure(Test(min(test.prompt, WARM_UP_TOKENS), min(test.generate, WARM_UP_TOKENS), test.depth))
+        prompt, generate = min(test.prompt, WARM_UP_TOKENS), min(test.generate, WARM_UP_TOKENS)
+        self.measure(replace(test, prompt=prompt, generate=generate))
 
     def measure(self, test: Test) -> Sample:
         return self._ask(test)
 
     def _ask(self, test: Test, **more: bool) -> Sample:
         request = {"prompt": test.prompt, "generate": test.generate, "depth": test.depth, **more}
+        if test.batch > 1:
+            request["batch"] = test.batch
         try:
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps(request) + "\n")

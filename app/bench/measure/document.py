@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from headrace.app.bench.measure.memory_speed import MemorySpeed
-from headrace.app.bench.measure.ratios import agreement, ratios
+from headrace.app.bench.measure.ratios import agreement, ratios, scaling
 from headrace.app.bench.measure.result import Result
 from headrace.app.bench.measure.setup import Setup
 from headrace.app.predict.step_cost_fit import fit_step_cost, points_of
@@ -65,6 +65,7 @@ def document(
         "results": list(results),
         "step_cost": fit.document() if fit else None,
         "ratios": [ratio for engine in engines for ratio in ratios(results, engine)],
+        "scaling": scaling(results),
         "peer_agreement": [entry for engine in engines for entry in agreement(results, engine)],
         "profile": profile,
         "notes": [*notes, *power_notes(device["power"])],

@@ -6,6 +6,7 @@ What a test feeds on top is fresh random tokens each time, so nothing of it can 
 """
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from headrace.app.bench.measure.plan import Test
@@ -16,6 +17,7 @@ from headrace.runtime.engine import Engine
 from headrace.runtime.errors import EngineError
 from headrace.runtime.network import Network
 from headrace.runtime.request import Event, Finished, Request, Step
+from headrace.runtime.sequence import Sequence
 from headrace.runtime.telemetry import StepRecord, Summary
 
 WARM_UP_TOKENS = 16
@@ -54,10 +56,12 @@ class OwnEngine:
     def warm_up(self, test: Test) -> None:
         """Fill the cache to the test's depth and run a short form of it."""
         prompt, generate = min(test.prompt, WARM_UP_TOKENS), min(test.generate, WARM_UP_TOKENS)
-        self.measure(Test(prompt, generate, test.depth))
+        self.measure(replace(test, prompt=prompt, generate=generate))
 
     def measure(self, test: Test) -> Sample:
         """One repetition through the engine. The first step feeds the last of the tokens."""
+        if test.batch > 1:
+            return self._together(test)
         engine, before = self._engine(test.depth), self._base[: test.depth]
         if before:
             # Leaves exactly `before` in the cache: a step where it can be trimmed, all of it where it cannot.
@@ -77,6 +81,39 @@ class OwnEngine:
             kv_bytes=_mean([step.kv_bytes_read + step.kv_bytes_written for step in decode]),
             flops=_mean([self.cost.step_flops(step.context - 1) for step in decode]),
             peak_memory_bytes=max(0, summary.peak_memory_bytes - others),
+        )
+
+    def _together(self, test: Test) -> Sample:
+        """Several sequences, each with tokens of its own. Counted is from when all of them decode."""
+        engine = Engine(self._network, context_limit=self._limit, most_running=test.batch)
+        bases = [random.Random(number) for number in range(test.batch)]
+        prompts = [[draw.randrange(self._network.vocab_size) for _ in range(test.depth)] for draw in bases]
+        sequences = [engine.submit(Request([*prompt, *self._tokens(1)])) for prompt in prompts]
+        begun: set[Sequence] = set()
+        steps: list[StepRecord] = []  # of the first sequence, since all decode
+        while len(steps) < test.generate - 1:
+            together = len(begun) == test.batch
+            for sequence, event in engine.step():
+                if isinstance(event, Finished):
+                    raise EngineError(f"{test.label}: a sequence ended before the others had begun")
+                if isinstance(event, Step):
+                    begun.add(sequence)
+                    if together and sequence is sequences[0]:
+                        steps.append(event.record)
+        for sequence in sequences:
+            engine.cancel(sequence)
+        while engine.has_work:
+            engine.step()
+        others = self._held + sum(self._caches.values())
+        return Sample(
+            prefill_s=0.0,
+            first_step_s=None,
+            latencies_s=[step.latency_s for step in steps],
+            # Where not all go through in one pass, the weights are read once a pass.
+            weight_bytes=_mean([step.weight_bytes * test.batch // step.batch for step in steps]),
+            kv_bytes=_mean([test.batch * (step.kv_bytes_read + step.kv_bytes_written) for step in steps]),
+            flops=_mean([test.batch * self.cost.step_flops(step.context - 1) for step in steps]),
+            peak_memory_bytes=max(0, max(step.peak_memory_bytes for step in steps) - others),
         )
 
     def close(self) -> None:

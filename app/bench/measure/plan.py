@@ -1,7 +1,8 @@
 """What to measure: prompt, generation and prompt + generation tests over all combinations of lengths and depths.
 
 Names follow llama-bench: `pp512` prefills 512 tokens, `tg128` decodes 128, `pp512+tg128` does both; `@ d2048` means
-that 2048 tokens are in the KV cache before the clock starts.
+that 2048 tokens are in the KV cache before the clock starts. `tg128 x8` is eight sequences that decode 128 tokens each
+together, every one at that depth with tokens of its own.
 """
 
 from collections.abc import Sequence
@@ -10,18 +11,24 @@ from typing import Literal
 
 from headrace.runtime.errors import UsageError
 
+_AHEAD = 32  # tokens of a prompt that are read in a step, at the least
+MOST_TOGETHER = 256
 Kind = Literal["prefill", "decode", "both"]
 
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """One thing to measure: `prompt` tokens in, then `generate` tokens out, with `depth` tokens in the cache."""
+    """One thing to measure: `prompt` tokens in, then `generate` tokens out, with `depth` tokens in the cache.
+
+    batch: sequences that decode together; of a test with a prompt, 1.
+    """
 
     __test__ = False  # its name makes pytest look twice
 
     prompt: int
     generate: int
     depth: int = 0
+    batch: int = 1
 
     @property
     def kind(self) -> Kind:
@@ -33,7 +40,8 @@ class Test:
     def name(self) -> str:
         """The test without its depth, as in the JSON document."""
         parts = [f"pp{self.prompt}"] if self.prompt else []
-        return "+".join([*parts, f"tg{self.generate}"] if self.generate else parts)
+        name = "+".join([*parts, f"tg{self.generate}"] if self.generate else parts)
+        return f"{name} x{self.batch}" if self.batch > 1 else name
 
     @property
     def label(self) -> str:
@@ -41,21 +49,35 @@ class Test:
 
     @property
     def tokens(self) -> int:
-        """Entries in the cache when it is over, and one to spare for the step that a prefill test ends with."""
-        return self.depth + self.prompt + self.generate + 1
+        """Entries in a cache when it is over, and one to spare for the step that a prefill test ends with.
+
+        In a batch the first to be ready decode while the last are still read in: so much more.
+        """
+        ahead = self.batch * (self.depth // _AHEAD + _AHEAD) if self.batch > 1 else 0
+        return self.depth + self.prompt + self.generate + 1 + ahead
 
 
-def plan(prompts: Sequence[int], generates: Sequence[int], depths: Sequence[int], *, combined: bool) -> list[Test]:
+def plan(
+    prompts: Sequence[int],
+    generates: Sequence[int],
+    depths: Sequence[int],
+    *,
+    combined: bool,
+    batches: Sequence[int] = (1,),
+) -> list[Test]:
     """All tests in the order they are shown: by depth, then prefill, decode, and (if `combined`) both together.
 
-    Raises UsageError if nothing is left to measure, or a decode is too short to have an inter-token latency.
+    batches: numbers of sequences that decode together. Raises UsageError if nothing is left to measure, or a decode is
+    too short to have an inter-token latency.
     """
     if any(1 <= generate < 2 for generate in generates):
         raise UsageError("a decode test needs at least 2 tokens: speed is measured between tokens")
+    if not all(1 <= batch <= MOST_TOGETHER for batch in batches):
+        raise UsageError(f"--batch takes numbers of sequences from 1 to {MOST_TOGETHER}")
     tests: list[Test] = []
     for depth in depths:
         tests += [Test(prompt, 0, depth) for prompt in prompts if prompt]
-        tests += [Test(0, generate, depth) for generate in generates if generate]
+        tests += [Test(0, generate, depth, batch) for generate in generates if generate for batch in batches]
         if combined:
             pairs = [(prompt, generate) for prompt in prompts for generate in generates]
             tests += [Test(*pair, depth) for pair in pairs if all(pair)]

@@ -1,4 +1,7 @@
-"""Ours against theirs: ratios from repetitions measured side by side, and whether a peer's own figure agrees."""
+"""Ours against theirs, and many sequences against one: ratios from repetitions measured side by side.
+
+And whether a peer's own figure agrees with ours.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +28,31 @@ def ratios(results: Sequence[Result], peer: str) -> list[dict[str, Any]]:
     return rows
 
 
+def scaling(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Every batch against one sequence of the same run, paired by round, with 95 % intervals.
+
+    speedup: of all sequences together. step_time: how many times as long a step takes.
+    """
+    alone = {_alone(entry): entry for entry in results if entry["batch"] == 1 and not entry["prompt_tokens"]}
+    rows = []
+    for entry in results:
+        batch = entry["batch"]
+        if batch == 1 or (one := alone.get(_alone(entry))) is None:
+            continue
+        pairs = list(zip(entry["samples"], one["samples"], strict=False))
+        ratio, (low, high) = geometric_ratio([a for a, _ in pairs], [b for _, b in pairs])
+        rows.append(
+            {
+                "test": entry["test"], "depth": entry["depth"], "model": entry["model"], "engine": entry["engine"],
+                "batch": batch,
+                "speedup": {"mean": ratio, "low": low, "high": high},
+                "step_time": {"mean": batch / ratio, "low": batch / high, "high": batch / low},
+                "pairs": len(pairs),
+            }
+        )  # fmt: skip
+    return rows
+
+
 def agreement(results: Sequence[Result], peer: str) -> list[dict[str, Any]]:
     """Our measurement of a peer over its own report of the same repetitions."""
     rows = []
@@ -45,6 +73,11 @@ def agreement(results: Sequence[Result], peer: str) -> list[dict[str, Any]]:
             }
         )  # fmt: skip
     return rows
+
+
+def _alone(entry: Result) -> tuple[str, str, int, int]:
+    """What a batch has in common with the same decode of one sequence."""
+    return entry["engine"], entry["model"], entry["generated_tokens"], entry["depth"]
 
 
 def _key(entry: Result) -> tuple[str, int, str]:

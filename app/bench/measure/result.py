@@ -43,9 +43,11 @@ def result(
         "threads_batch": setup.threads_batch,
         "prompt_tokens": test.prompt,
         "generated_tokens": test.generate,
+        "batch": test.batch,
         "tokens_per_second": {
             "mean": fmean(speeds), "sd": sd(speeds), "median": median(speeds), "low": low, "high": high,
         },
+        "tokens_per_second_each": fmean(speeds) / test.batch if test.kind == "decode" else None,
         "itl_ms": _itl(test, repetitions),
         "ttft_ms": _ttft(test, repetitions),
         **_memory(test, repetitions, peak_gb_s, nominal_gb_s),
@@ -106,7 +108,7 @@ def _memory(test: Test, repetitions: Sequence[Repetition], peak: float | None, n
         "mbu": mbu(achieved, peak),
         "mbu_nominal": mbu(achieved, nominal),
         "mbu_paired": {"mean": fmean(paired), "low": low, "high": high} if paired else None,
-        "roofline_tokens_per_second": peak * 1e9 / per_step if peak else None,
+        "roofline_tokens_per_second": test.batch * peak * 1e9 / per_step if peak else None,
     }
 
 

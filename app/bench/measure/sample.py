@@ -2,7 +2,7 @@
 
 The definitions of `runtime.telemetry` hold: decode speed is the inverse of TPOT. A prefill test is over with its first
 token, as in llama-bench and mlx-lm: its speed is the prompt's tokens over TTFT. Prompt + generation is all tokens over
-all of the time.
+all of the time. A batch's speed is that of its sequences together.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,9 @@ from headrace.app.bench.measure.setup import Setup
 class Sample:
     """Clock readings of one repetition; bytes and FLOPs are of the average step, None where nobody counts them.
 
-    latencies_s: inter-token latencies. first_step_s: from the end of prefill to the first token.
-    own_tokens_per_second: what a peer says about itself, to hold our measurement of it against.
+    latencies_s: inter-token latencies; of a batch, those of one sequence, while bytes and FLOPs are those of all.
+    first_step_s: from the end of prefill to the first token. own_tokens_per_second: what a peer says about itself, to
+    hold our measurement of it against.
     """
 
     prefill_s: float
@@ -43,7 +44,7 @@ class Sample:
         if test.kind == "prefill":
             return test.prompt / (self.ttft_s or self.prefill_s)
         if test.kind == "decode":
-            return len(self.latencies_s) / self.decode_s
+            return test.batch * len(self.latencies_s) / self.decode_s
         return (test.prompt + test.generate) / (self.prefill_s + (self.first_step_s or 0.0) + self.decode_s)
 
 

@@ -9,5 +9,5 @@ from headrace.app.bench.measure.sample import Sample
 def typical_speed(test: Test, sample: Sample) -> float:
     """Tokens per second of the typical step for a decode test, of the whole test otherwise."""
     if test.kind == "decode":
-        return 1 / median(sample.latencies_s)
+        return test.batch / median(sample.latencies_s)
     return sample.tokens_per_second(test)

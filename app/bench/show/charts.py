@@ -239,7 +239,8 @@ def _bar_name(entry: Entry, shown: Sequence[Entry]) -> str:
 
 
 def _is_decode(entry: Entry) -> bool:
-    return bool(entry["generated_tokens"]) and not entry["prompt_tokens"]
+    """One sequence that decodes: batches are in the table."""
+    return bool(entry["generated_tokens"]) and not entry["prompt_tokens"] and entry.get("batch", 1) == 1
 
 
 def _latencies(entry: Entry) -> list[float]:

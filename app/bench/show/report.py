@@ -138,8 +138,8 @@ def _tiles(document: Document) -> str:
 
 
 def _table(results: Sequence[Document]) -> str:
-    head = ("test", "engine", "tok/s", "sd", "95 % interval", "p50 ms", "p95", "p99", "max", "TTFT ms", "GB/s", "MBU",
-            "roofline", "FLOP/byte", "memory")  # fmt: skip
+    head = ("test", "engine", "tok/s", "each", "sd", "95 % interval", "p50 ms", "p95", "p99", "max", "TTFT ms", "GB/s",
+            "MBU", "roofline", "FLOP/byte", "memory")  # fmt: skip
     titles = ("", "", *head[2:])  # of a cell by itself, on a narrow screen; the first two need none
     rows = "".join(
         f"<tr>{''.join(_cell(name, cell) for name, cell in zip(titles, _cells(entry), strict=True))}</tr>"
@@ -158,6 +158,7 @@ def _cells(entry: Document) -> list[str]:
         label(entry),
         f"{entry['engine']} {entry['model']}",
         speed_text(speed["mean"]),
+        speed_text(entry.get("tokens_per_second_each")),
         speed_text(speed["sd"]),
         f"{speed_text(speed['low'])} to {speed_text(speed['high'])}",
         *(speed_text(itl[key]) for key in ("p50", "p95", "p99", "max")),

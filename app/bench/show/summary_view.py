@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.app.bench.measure.result import DRIFT
 from headrace.app.bench.measure.setup import setup_line
-from headrace.app.bench.show.formats import label, model_line, peak_line, ratio_line, step_cost_line
+from headrace.app.bench.show.formats import label, model_line, peak_line, ratio_line, scaling_line, step_cost_line
 from headrace.app.bench.show.table import results_table
 from headrace.app.terminal import console
 
@@ -46,6 +46,8 @@ def _facts(document: dict[str, Any], width: int) -> list[tuple[str, "Text"]]:
     for number, ratio in enumerate(document["ratios"]):
         style = "green" if ratio["low"] > 1 else "red" if ratio["high"] < 1 else ""
         rows.append(("" if number else "ratio", Text(ratio_line(ratio), style=style)))
+    for number, scaled in enumerate(document.get("scaling", [])):
+        rows.append(("" if number else "batch", Text(scaling_line(scaled))))
     if document.get("profile"):
         from headrace.app.bench.show.profile_view import profile_rows
 

@@ -60,6 +60,7 @@ def _columns(results: Sequence[Entry]) -> list[Column]:
     return [
         column("test", 0, label, right=False),
         column("tok/s", 0, _speed),
+        column("each", 2, _each),
         column("± sd", 5, lambda entry: speed_text(entry["tokens_per_second"]["sd"])),
         column("95 %", 6, _interval),
         column("p50 ms", 2, _itl("p50")),
@@ -81,6 +82,11 @@ def _speed(entry: Entry) -> "Text":
     from rich.text import Text
 
     return Text(speed_text(entry["tokens_per_second"]["mean"]), style="bold")
+
+
+def _each(entry: Entry) -> str:
+    """Of one sequence, where several decode together."""
+    return speed_text(entry["tokens_per_second_each"]) if entry.get("batch", 1) > 1 else ""
 
 
 def _interval(entry: Entry) -> str:

@@ -12,6 +12,7 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.runtime.cache import KVCache
+from headrace.runtime.errors import EngineError
 from tests.tiny import load_decoder, write_model
 
 MAMBA = {
@@ -87,3 +88,23 @@ def test_a_cache_that_cannot_be_trimmed_is_filled_anew(tmp_path: Path) -> None:
     backend = OwnEngine("mamba", network, limit=128)
     for test in (Test(0, 4, 20), Test(8, 0, 20), Test(0, 4, 20), Test(8, 4)):
         backend.measure(test)  # raises if the depth was not there before the clock started
+
+
+@pytest.mark.parametrize("depth", [0, 20])
+def test_a_batch_counts_the_bytes_of_all_its_sequences_once_all_decode(decoder: Decoder, depth: int) -> None:
+    test = Test(0, 5, depth, batch=3)
+    backend = OwnEngine("tiny", decoder, limit=test.tokens)
+    backend.warm_up(test)
+    sample = backend.measure(test)
+    assert len(sample.latencies_s) == 4
+    assert sample.weight_bytes == decoder.cost.weight_bytes  # once for all of them
+    assert sample.kv_bytes is not None
+    alone = decoder.cost.step_bytes(depth + 5) - decoder.cost.weight_bytes
+    assert sample.kv_bytes >= 3 * (decoder.cost.step_bytes(depth + 1) - decoder.cost.weight_bytes)
+    assert sample.kv_bytes < 4 * alone
+    assert sample.tokens_per_second(test) == pytest.approx(3 * 4 / sample.decode_s)
+
+
+def test_a_batch_without_room_for_those_that_are_ahead_is_an_error(decoder: Decoder) -> None:
+    with pytest.raises(EngineError, match="ended before"):
+        OwnEngine("tiny", decoder, limit=4).measure(Test(0, 9, 0, batch=2))

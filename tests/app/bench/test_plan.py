@@ -43,3 +43,13 @@ def test_other_text_is_a_clear_error(text: str) -> None:
 
 def test_kinds() -> None:
     assert [Test(8, 0).kind, Test(0, 8).kind, Test(8, 8).kind] == ["prefill", "decode", "both"]
+
+
+def test_batches_are_of_decodes_and_named_for_their_sequences() -> None:
+    tests = plan([8], [16], [0, 64], combined=True, batches=[1, 4])
+    assert [test.label for test in tests] == [
+        "pp8", "tg16", "tg16 x4", "pp8+tg16", "pp8 @ d64", "tg16 @ d64", "tg16 x4 @ d64", "pp8+tg16 @ d64",
+    ]  # fmt: skip
+    assert tests[6].tokens > tests[5].tokens  # the first decode while the last are read in
+    with pytest.raises(UsageError, match="--batch takes"):
+        plan([], [16], [0], combined=False, batches=[0])

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from headrace.app.bench.measure.plan import Test
-from headrace.app.bench.measure.ratios import agreement, ratios
+from headrace.app.bench.measure.ratios import agreement, ratios, scaling
 from headrace.app.bench.measure.sample import Sample
 from headrace.app.bench.measure.session import MAX_ROUNDS, MIN_ROUNDS, Session, precision
 from headrace.runtime.errors import EngineError
@@ -136,3 +136,13 @@ def test_ratios_pair_rounds_and_leave_an_interrupted_one_out() -> None:
     (said,) = agreement([ours, theirs], "peer")
     assert said["measured_over_own"] == pytest.approx((10 / 9.9 + 20 / 20.2) / 2)
     assert agreement([ours], "headrace") == []
+
+
+def test_a_batch_is_held_to_one_sequence_of_the_same_rounds() -> None:
+    one = {**entry("headrace", [10.0, 20.0, 30.0], [None] * 3), "prompt_tokens": 0, "generated_tokens": 8, "batch": 1}
+    eight = {**one, "test": "tg8 x8", "batch": 8, "samples": [40.0, 80.0]}
+    deeper = {**eight, "depth": 512}
+    (found,) = scaling([one, eight, deeper])
+    assert (found["test"], found["batch"], found["pairs"]) == ("tg8 x8", 8, 2)
+    assert found["speedup"] == {"mean": 4.0, "low": 4.0, "high": 4.0}
+    assert found["step_time"] == {"mean": 2.0, "low": 2.0, "high": 2.0}

@@ -51,6 +51,29 @@ def test_the_last_line_of_json_is_the_document(model: Path) -> None:
     assert not document["interrupted"]
 
 
+def test_batches_in_every_form(model: Path) -> None:
+    arguments = ("-m", str(model), "-p", "0", "-n", "4", "-r", "2", "--batch", "1,3")
+    document = json.loads(run(*arguments, "--json").stdout)
+    three = document["results"][1]
+    assert [entry["batch"] for entry in document["results"]] == [1, 3]
+    assert three["test"] == "tg4 x3"
+    assert three["tokens_per_second_each"] == pytest.approx(three["tokens_per_second"]["mean"] / 3)
+    (scaled,) = document["scaling"]
+    assert scaled["batch"] == 3
+    assert scaled["step_time"]["mean"] == pytest.approx(3 / scaled["speedup"]["mean"])
+    assert document["step_cost"] is None or all("x3" not in point["label"] for point in document["step_cost"]["points"])
+    table = run(*arguments, "-o", "table").stdout
+    assert "each" in table
+    assert "x of one sequence" in " ".join(table.split())
+    markdown = run(*arguments).stdout
+    assert "tok/s each" in markdown
+    assert "- tg4 x3 (headrace): " in markdown
+    assert ",batch," in run(*arguments, "-o", "csv").stdout
+    for options, said in ((("--vs", "mlx-lm"), "leave --vs mlx-lm out"), (("--vs", "llama.cpp"), "no parallel")):
+        with pytest.raises(UsageError, match=said):
+            run(*arguments, *options)
+
+
 def test_several_models_are_measured_side_by_side(model: Path, tmp_path: Path) -> None:
     other = write_chat_model(tmp_path / "other")
     done = run("-m", str(model), "-m", str(other), *SHORT, "--no-pg", "-o", "jsonl")

@@ -3,7 +3,8 @@
 Tokens are chosen greedily by llama.cpp's own sampler, as a chat would. THREADS are used for prompts and for decoding:
 left to itself the binding would decode on half of the cores. On a CPU flash attention is faster for prompts and slower
 for decoding at depth, so every test gets whichever is faster for it. All else is as llama.cpp's own programs have it,
-which the binding's defaults are not. One JSON line in, one out: see `app.bench.measure.children`.
+which the binding's defaults are not. Several sequences share one `llama_decode` a step, each with a part of the K/V of
+its own, as its server has it. One JSON line in, one out: see `app.bench.measure.children`.
 """
 
 import json
@@ -23,7 +24,8 @@ class Tuned:
     def __init__(self, library: Any, path: str, context: int, threads: int) -> None:
         self._library = library
         self._ways = [LlamaCpp(library, path, context, threads, flash=flash) for flash in (True, False)]
-        self._best: dict[tuple[int, int, int], LlamaCpp] = {}
+        self._parallel: dict[tuple[LlamaCpp, int], Parallel] = {}
+        self._best: dict[tuple[int, int, int, int], LlamaCpp] = {}
 
     def setup(self) -> dict[str, Any]:
         """What the contexts say they use; the K/V type and the mapped file are defaults that nothing here changes."""
@@ -40,18 +42,25 @@ class Tuned:
             },
         }
 
-    def measure(self, prompt: int, generate: int, depth: int, tune: bool = False) -> dict[str, Any]:
-        test = (prompt, generate, depth)
+    def measure(self, prompt: int, generate: int, depth: int, batch: int = 1, tune: bool = False) -> dict[str, Any]:
+        test = (prompt, generate, depth, batch)
         if tune:
             took = []
             for way in self._ways:
-                way.measure(min(prompt, 16), min(generate, 4), depth)  # fills the cache, warms up
-                found = way.measure(*test)
+                self._run(way, min(prompt, 16), min(generate, 4), depth, batch)  # fills the cache, warms up
+                found = self._run(way, *test)
                 took.append((found["prefill_s"] * bool(prompt) + sum(found["latencies_s"]), found))
             fastest = min(range(len(took)), key=lambda index: took[index][0])
             self._best[test] = self._ways[fastest]
             return took[fastest][1]
-        return self._best.get(test, self._ways[0]).measure(*test)
+        return self._run(self._best.get(test, self._ways[0]), *test)
+
+    def _run(self, way: "LlamaCpp", prompt: int, generate: int, depth: int, batch: int) -> dict[str, Any]:
+        if batch == 1:
+            return way.measure(prompt, generate, depth)
+        if (way, batch) not in self._parallel:
+            self._parallel[way, batch] = Parallel(self._library, way, batch)
+        return self._parallel[way, batch].measure(generate, depth)
 
 
 class LlamaCpp:
@@ -120,6 +129,72 @@ class LlamaCpp:
 
     def _choose(self) -> int:
         return int(self._library.llama_sampler_sample(self._sampler, self.ctx, -1))
+
+
+class Parallel:
+    """Several sequences of another context's model and settings, decoding together; depths are kept as there."""
+
+    def __init__(self, library: Any, way: LlamaCpp, sequences: int) -> None:
+        self._library = library
+        self._llama = way._llama
+        params = type(self._llama.context_params).from_buffer_copy(self._llama.context_params)
+        params.n_seq_max = sequences
+        params.n_ctx = sequences * self._llama.n_ctx()
+        params.kv_unified = False
+        self._ctx = library.llama_init_from_model(self._llama._model.model, params)
+        if not self._ctx:
+            raise RuntimeError(f"no context for {sequences} sequences")
+        self._memory = library.llama_get_memory(self._ctx)
+        self._sampler = way._sampler
+        self._batch = library.llama_batch_init(max(BATCH, sequences), 0, 1)
+        self._draw = random.Random(2)
+        self._base = [self._tokens(self._llama.n_ctx()) for _ in range(sequences)]
+        self._filled = 0
+
+    def measure(self, generate: int, depth: int) -> dict[str, Any]:
+        """Times of `generate` tokens chosen by every sequence after `depth` others and one that is fed."""
+        self._fill(depth)
+        chosen = self._step(self._tokens(len(self._base)), depth)
+        arrivals = [time.perf_counter()]
+        for position in range(depth + 1, depth + generate):
+            chosen = self._step(chosen, position)
+            arrivals.append(time.perf_counter())
+        return {
+            "prefill_s": 0.0,
+            "first_step_s": None,
+            "latencies_s": [b - a for a, b in pairwise(arrivals)],
+            "own_tokens_per_second": None,
+        }
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self._draw.randrange(self._llama.n_vocab()) for _ in range(count)]
+
+    def _fill(self, depth: int) -> None:
+        self._filled = min(self._filled, depth)
+        for sequence, base in enumerate(self._base):
+            self._library.llama_memory_seq_rm(self._memory, sequence, self._filled, -1)
+            for start in range(self._filled, depth, BATCH):
+                chunk = base[start : min(depth, start + BATCH)]
+                self._decode([(token, start + at, sequence) for at, token in enumerate(chunk)])
+        self._filled = depth
+        self._library.llama_synchronize(self._ctx)
+
+    def _step(self, tokens: list[int], position: int) -> list[int]:
+        """One token of every sequence in, the next of each out."""
+        self._decode([(token, position, sequence) for sequence, token in enumerate(tokens)], every=True)
+        sample = self._library.llama_sampler_sample
+        return [int(sample(self._sampler, self._ctx, row)) for row in range(len(tokens))]
+
+    def _decode(self, rows: list[tuple[int, int, int]], *, every: bool = False) -> None:
+        """rows: (token, position, sequence). every: logits of all of them, else of none but the last."""
+        batch = self._batch
+        batch.n_tokens = len(rows)
+        for row, (token, position, sequence) in enumerate(rows):
+            batch.token[row], batch.pos[row] = token, position
+            batch.n_seq_id[row], batch.seq_id[row][0] = 1, sequence
+            batch.logits[row] = every or row == len(rows) - 1
+        if self._library.llama_decode(self._ctx, batch) != 0:
+            raise RuntimeError("llama_decode failed")
 
 
 def main() -> None:
