@@ -5,6 +5,7 @@ reader believes is noticed at once.
 """
 
 from collections import Counter
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -292,3 +293,52 @@ def test_other_weights_other_keys() -> None:
     keys = {filled(BlockPool((None,), [2], Memory(1, 2).set_aside, key), Memory(1, 2), [1]).pool.chains.root.key
             for key in (b"", b"a", b"b")}  # fmt: skip
     assert len(keys) == 3
+
+
+def test_ten_thousand_sequences_leave_nothing_behind() -> None:
+    """Of random lengths, with shared beginnings, some refused, some cut off; no more than is cached stays."""
+    pool, memory = a_pool(most=12, windows=(None, WINDOW))
+    random = Random(7)
+    running: list[Tables] = []
+    refused = 0
+    for number in range(10_000):
+        cache = Tables(pool, memory, LIMIT)
+        tokens = [number % 3] * random.choice([5, BLOCK, 2 * BLOCK]) + [number] * random.randrange(1, 200)
+        done = cache.resume(tokens)
+        try:
+            cache.reserve(len(tokens) - done)
+        except PoolFullError:
+            refused += 1
+            cache.close()
+            running.pop(random.randrange(len(running))).close()
+            continue
+        cache.advance(len(tokens) - done)
+        if random.random() < 0.9:  # else cut off: what was appended was never committed
+            cache.commit(len(tokens) - done)
+            cache.publish(tokens, end=True)
+        running.append(cache)
+    assert 100 < refused < 9_000
+    for cache in running:
+        cache.close()
+    assert pool.stats.used == 0
+    pool.clear()
+    assert pool.stats.free == pool.stats.total <= 24
+    assert not any(pool._links)
+    for blocks in pool.groups:
+        assert blocks.free_from() == 0
+        blocks.shrink(0)
+        assert (blocks.total, blocks.shared) == (0, 0)
+
+
+def test_what_comes_after_a_cut_is_found_behind_what_was_kept() -> None:
+    pool, memory = a_pool()
+    cache = filled(pool, memory, [1] * 2 * BLOCK)
+    cache.trim(100)
+    cache.reserve(2 * BLOCK)
+    cache.advance(2 * BLOCK)
+    cache.commit(2 * BLOCK)
+    tokens = [1] * 100 + [2] * 2 * BLOCK
+    cache.publish(tokens)
+    assert pool.lookup(tokens).length == 2 * BLOCK
+    assert pool.lookup([1] * 2 * BLOCK).length == 2 * BLOCK
+    assert pool.lookup([1] * 2 * BLOCK + [2] * BLOCK).length == 2 * BLOCK
