@@ -23,6 +23,8 @@ _Projected = TypeVar("_Projected", mx.array, Projections)
 class PagedPass:
     """The rows of one pass through the layers, of as many sequences as `rows` has, in that order."""
 
+    runs_fused = True
+
     def __init__(self, slabs: Slabs, rows: Sequence[SequenceRows]) -> None:
         self._slabs = slabs
         self._pass = Pass(rows, slabs.store)

@@ -259,6 +259,8 @@ def test_tables_that_do_not_fit_are_refused(ops: Ops) -> None:
 class Together:
     """A network's layers over a pass: what a batched cache does."""
 
+    runs_fused = True
+
     def __init__(self, ops: Ops, the_pass: Pass) -> None:
         self._ops, self._pass = ops, the_pass
 
