@@ -5,8 +5,9 @@
 // positions and what nobody sees is left out. A block of entries is rounded once for a whole tile.
 //
 // A query's result has the same bits however a prompt is cut and whoever computes it: blocks and chunks begin at multiples of their
-// size, each chunk has a softmax state of its own, and those are merged in the order of their positions. A chunk's state is
-// merged at once, or kept until those before it are, where there are too few tiles for the threads.
+// size, each chunk has a softmax state of its own, and those are merged in the order of their positions (to merge with what has
+// seen nothing changes nothing but the sign of a zero). A chunk's state is merged at once, or kept until those before it
+// are, where there are too few tiles for the threads.
 #include <algorithm>
 
 #include "attend.h"
@@ -17,7 +18,7 @@ namespace {
 
 constexpr int64_t kTileRows = 256;      // at most: rounding a block costs what 15 rows do
 constexpr int64_t kFewestRows = 16;     // worth a tile, and a multiple of every vector's lanes
-constexpr int64_t kChunkEntries = 512;  // merging a chunk costs what attending to 5 entries does
+constexpr int64_t kChunkEntries = 256;  // merging a chunk costs what attending to 4 entries does
 constexpr float kWholeContext = 1e9f;   // a window that nothing leaves
 constexpr float kLog2e = 1.44269504f;
 static_assert(kChunkEntries % kBlock == 0 && kBlock % kRoundedEntries == 0);
@@ -38,9 +39,11 @@ struct Split {
     const auto uneven = [&](int64_t tasks) { return tasks < 4 * threads && tasks % threads != 0; };
     tiles = parts(rows, kTileRows);
     // Threads without a share are given chunks, so that no entry is rounded twice; of a short cache, rows.
-    while (uneven(heads * tiles * side) && side < chunks) ++side;
-    if (uneven(heads * tiles * side)) side = 1;
-    while (uneven(heads * tiles * side) && (tiles + 1) * kFewestRows <= rows) ++tiles;
+    if (uneven(heads * tiles) && chunks > 1) {
+      side = std::min(chunks, std::max<int64_t>(2, 8 * threads / (heads * tiles)));
+      while (side > 2 && side < chunks && heads * tiles * side % threads != 0) --side;
+    }
+    while (side == 1 && uneven(heads * tiles) && (tiles + 1) * kFewestRows <= rows) ++tiles;
     tile_rows = parts(parts(rows, tiles), kFewestRows) * kFewestRows;
     tiles = parts(rows, tile_rows);
   }
@@ -61,23 +64,24 @@ struct Tile {
   int64_t position(int64_t row) const { return split.sequence.offset + token(row); }
 };
 
-// The states of a tile's rows, in groups of as many as a QueryRows has lanes.
+// A tile's rows in groups of as many as a QueryRows has lanes: their queries, and what these have seen.
 struct Groups {
   int64_t lanes, dim;
-  float* memory;
+  float* queries;
+  float* states;
 
-  static int64_t size(const Kernels& kernels, int64_t rows, int64_t dim) {
-    return Split::parts(rows, kernels.rounded_rows) * kernels.rounded_rows * (dim / 2 + dim + 4);
-  }
+  // Floats that a group takes.
+  int64_t query_floats() const { return lanes * (dim / 2 + 2); }
+  int64_t state_floats() const { return lanes * (dim + 2); }
 
   QueryRows operator[](int64_t index) const {
     QueryRows rows;
-    rows.words = memory + index * lanes * (dim / 2 + dim + 4);
-    rows.acc = rows.words + dim / 2 * lanes;
-    rows.scales = rows.acc + dim * lanes;
-    rows.top = rows.scales + lanes;
+    rows.words = queries + index * query_floats();
+    rows.scales = rows.words + dim / 2 * lanes;
+    rows.positions = rows.scales + lanes;
+    rows.acc = states + index * state_floats();
+    rows.top = rows.acc + dim * lanes;
     rows.sum = rows.top + lanes;
-    rows.positions = rows.sum + lanes;
     return rows;
   }
 };
@@ -112,15 +116,15 @@ void place(const Kernels& kernels, const Tile& tile, const float* q, const Group
   }
 }
 
-// What a tile's rows begin with: nothing, or their heads' sinks.
-void begin(const Tile& tile, const Groups& groups) {
+// Nothing seen, or if they `sink`, their heads' sinks.
+void begin(const Tile& tile, const Groups& groups, bool sink) {
   const AttendCall& call = tile.split.call;
   for (int64_t row = tile.begin, g = 0; row < tile.end; row += groups.lanes, ++g) {
     const QueryRows rows = groups[g];
     for (int64_t r = 0; r < groups.lanes; ++r) {
-      const bool sink = call.sinks != nullptr && row + r < tile.end;
-      rows.top[r] = sink ? call.sinks[tile.query_head(row + r)] * kLog2e : kLowest;
-      rows.sum[r] = sink ? 1.0f : 0.0f;
+      const bool has = sink && row + r < tile.end;
+      rows.top[r] = has ? call.sinks[tile.query_head(row + r)] * kLog2e : kLowest;
+      rows.sum[r] = has ? 1.0f : 0.0f;
     }
     std::fill(rows.acc, rows.acc + call.dim * groups.lanes, 0.0f);
   }
@@ -166,8 +170,10 @@ void settle(const Kernels& kernels, const Tile& tile, int64_t group, const Query
 void attend_rounded(Pool& pool, const Kernels& kernels, const AttendCall& call, const SequenceRows& sequence, const float* q) {
   const Split split(call, sequence, pool.threads());
   const int64_t dim = call.dim, lanes = kernels.rounded_rows, side = split.side;
-  const int64_t size = Groups::size(kernels, split.tile_rows, dim);
   const int64_t groups = Split::parts(split.tile_rows, lanes), tiles = split.heads * split.tiles;
+  const Groups sizes{lanes, dim, nullptr, nullptr};
+  const int64_t queries = groups * sizes.query_floats(), state = groups * sizes.state_floats();
+  const bool sink = call.sinks != nullptr;
   // Late queries see the most: start with them, so that the threads end together.
   const auto tile_at = [&](int64_t index) {
     return Tile(split, index % split.heads, split.tiles - 1 - index / split.heads);
@@ -177,33 +183,42 @@ void attend_rounded(Pool& pool, const Kernels& kernels, const AttendCall& call, 
     pool.run(tiles, [&](Tasks& tasks) {
       while (tasks.next()) {
         const Tile tile = tile_at(tasks.index());
-        float* memory = scratch(Slot::tile, 2 * size);
-        const Groups all{lanes, dim, memory}, here{lanes, dim, memory + size};
-        begin(tile, all);
-        place(kernels, tile, q, here);
+        float* memory = scratch(Slot::tile, queries + 2 * state);
+        const Groups all{lanes, dim, memory, memory + queries}, next{lanes, dim, memory, all.states + state};
         const int64_t chunks = Split::parts(tile.position(tile.end - 1) + 1, kChunkEntries) - split.first;
+        place(kernels, tile, q, all);
+        if (sink) begin(tile, all, true);
+        if (sink || chunks > 1) begin(tile, next, false);
         for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-          attend_tile(kernels, tile, chunk, here);
-          for (int64_t g = 0; g < groups_of(tile); ++g) kernels.merge(all[g], here[g], dim);
+          const bool first = chunk == 0 && !sink;
+          attend_tile(kernels, tile, chunk, first ? all : next);
+          for (int64_t g = 0; !first && g < groups_of(tile); ++g) kernels.merge(all[g], next[g], dim);
         }
         for (int64_t g = 0; g < groups_of(tile); ++g) settle(kernels, tile, g, all[g]);
       }
     });
     return;
   }
-  // (tile, 1 + side): what is merged, then chunks.
-  float* memory = scratch(Slot::states, tiles * (1 + side) * size);
-  const auto state = [&](int64_t tile, int64_t at) { return Groups{lanes, dim, memory + (tile * (1 + side) + at) * size}; };
+  // (tile): queries, what is merged, then chunks.
+  const int64_t size = queries + (1 + side) * state;
+  float* memory = scratch(Slot::states, tiles * size);
+  const auto groups_at = [&](int64_t tile, int64_t number) {
+    float* its = memory + tile * size;
+    return Groups{lanes, dim, its, its + queries + number * state};
+  };
+  pool.run(tiles, [&](Tasks& tasks) {
+    while (tasks.next()) {
+      const Tile tile = tile_at(tasks.index());
+      place(kernels, tile, q, groups_at(tasks.index(), 0));
+      for (int64_t number = 0; number <= side; ++number) begin(tile, groups_at(tasks.index(), number), sink && number == 0);
+    }
+  });
   for (int64_t chunk = 0; chunk < split.chunks; chunk += side) {
     const int64_t here = std::min(side, split.chunks - chunk);
     pool.run(tiles * here, [&](Tasks& tasks) {
       while (tasks.next()) {
         const int64_t index = tasks.index() / here, at = tasks.index() % here;
-        const Tile tile = tile_at(index);
-        const Groups own = state(index, 1 + at);
-        place(kernels, tile, q, own);
-        attend_tile(kernels, tile, chunk + at, own);
-        if (chunk + at == 0) begin(tile, state(index, 0));
+        attend_tile(kernels, tile_at(index), chunk + at, groups_at(index, 1 + at));
       }
     });
     pool.run(tiles * groups, [&](Tasks& tasks) {
@@ -211,8 +226,8 @@ void attend_rounded(Pool& pool, const Kernels& kernels, const AttendCall& call, 
         const int64_t index = tasks.index() / groups, g = tasks.index() % groups;
         const Tile tile = tile_at(index);
         if (g >= groups_of(tile)) continue;
-        const QueryRows rows = state(index, 0)[g];
-        for (int64_t at = 0; at < here; ++at) kernels.merge(rows, state(index, 1 + at)[g], dim);
+        const QueryRows rows = groups_at(index, 0)[g];
+        for (int64_t at = 0; at < here; ++at) kernels.merge(rows, groups_at(index, 1 + at)[g], dim);
         if (chunk + here == split.chunks) settle(kernels, tile, g, rows);
       }
     });
