@@ -10,7 +10,7 @@ stands in backquotes. Paths with spaces go in double quotes.
 import glob
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatch
@@ -58,23 +58,27 @@ def parse_message(text: str, old: Message | None = None) -> tuple[str, tuple[Att
     return content, attachments
 
 
-def take_attachments(text: str, stored: Sequence[Attachment] = ()) -> tuple[str, tuple[Attachment, ...]]:
+def take_attachments(
+    text: str, stored: Sequence[Attachment] = (), read: Callable[[str], Sequence[Attachment]] | None = None
+) -> tuple[str, tuple[Attachment, ...]]:
     """The text without its `/file` lines, and the files it names. Raises UsageError for one that cannot be sent.
 
-    stored: taken by their names where the file cannot be read any more.
+    stored: taken by their names where the file cannot be read any more. read: in place of `read_attachments`.
     """
     found: dict[str, str | None] = {unquoted(match["path"]): None for match in _COMMAND.finditer(text)}
     rest = _COMMAND.sub("", text).strip("\n")
     for match in _MENTION.finditer(rest):
         if (name := _mentioned(match)) is not None:
             found.setdefault(name, f"to say it and send no file: `@{name}`")
-    attachments = (one for name, hint in found.items() for one in _read_or_stored(name, hint, stored))
+    attachments = (one for name, hint in found.items() for one in _read_or_stored(name, hint, stored, read))
     return rest, tuple(dict.fromkeys(attachments))
 
 
-def _read_or_stored(name: str, hint: str | None, stored: Sequence[Attachment]) -> Sequence[Attachment]:
+def _read_or_stored(
+    name: str, hint: str | None, stored: Sequence[Attachment], read: Callable[[str], Sequence[Attachment]] | None
+) -> Sequence[Attachment]:
     try:
-        return read_attachments(name)
+        return (read or read_attachments)(name)
     except UsageError as error:
         kept = [attachment for attachment in stored if _stands_for(name, attachment)]
         if not kept:
