@@ -40,3 +40,18 @@ def test_a_file_that_cannot_be_sent_is_said_while_it_is_typed(play) -> None:
         await it.until(lambda: "✗" not in it.text())
 
     play(scenario)
+
+
+def test_enter_after_a_folder_sends_it_and_an_entry_that_was_gone_to_is_taken(play, home: Path) -> None:
+    (home / "src").mkdir()
+    (home / "src" / "one.py").write_text("n = 1")
+
+    async def scenario(it: Driver) -> None:
+        await it.press(*"see @src/", "enter")
+        await it.idle()
+        assert it.said[0] == "see @src/"
+        assert [one.name for one in it.app.conversation.messages[0].attachments] == ["src/one.py"]
+        await it.press(*"see @src/", "down", "enter")
+        assert it.prompt.text == "see @src/one.py "
+
+    play(scenario)

@@ -31,16 +31,22 @@ class CompletionMenu(OptionList, can_focus=False):
         super().__init__(id=id)
         self._choices: list[Candidate] = []
         self._for = ""
+        self._chosen = False  # an entry was gone to
 
     @property
     def is_open(self) -> bool:
         return bool(self._choices)
 
+    @property
+    def takes_enter(self) -> bool:
+        """Whether Enter takes an entry: after a folder (`@src/`), which is sent as it stands, only one gone to."""
+        return self.is_open and (self._chosen or not (typed_path(self._for) or "").endswith("/"))
+
     def offer(self, before_cursor: str) -> None:
         """Show what may follow the text before the cursor."""
         if before_cursor == self._for:
             return
-        self._for = before_cursor
+        self._for, self._chosen = before_cursor, False
         shown = self.is_open
         options, self._choices = _options(before_cursor, max(20, self.screen.size.width - 8))
         if not options and not shown:
@@ -59,6 +65,7 @@ class CompletionMenu(OptionList, can_focus=False):
     def move(self, by: int) -> None:
         """The entry above or below."""
         if self._choices:
+            self._chosen = True
             self.highlighted = ((self.highlighted or 0) + by) % len(self._choices)
 
     def accept(self) -> Candidate | None:

@@ -146,7 +146,8 @@ class Prompt(Area):
 
     async def on_key(self, event: events.Key) -> None:
         self._offer()
-        if self._menu.is_open and event.key in ("up", "down", "escape", "tab", "enter"):
+        for_menu = ("up", "down", "escape", "tab", *(("enter",) if self._menu.takes_enter else ()))
+        if self._menu.is_open and event.key in for_menu:
             event.stop()
             event.prevent_default()
             self._to_menu(event.key)
