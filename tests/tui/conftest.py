@@ -109,10 +109,12 @@ def play(home: Path) -> Callable[..., None]:
             app = HeadraceApp(used, store, settings=settings)
             async with app.run_test(size=size, notifications=True) as pilot:
                 driver = Driver(app, pilot, used)
-                if ready:
-                    await driver.idle()
-                await scenario(driver)
-                app.leave()
+                try:
+                    if ready:
+                        await driver.idle()
+                    await scenario(driver)
+                finally:  # nothing looks at widgets while they are taken away, or that is what a failure would say
+                    app.leave()
             store.close()
 
         asyncio.run(main())
