@@ -23,7 +23,7 @@ from headrace.app.tui.screens.parameters import PARAMETERS, read_parameter, writ
 from headrace.app.tui.status_bar import Status, StatusBar
 from headrace.app.tui.transcript.entry import Entry, Look, Standing
 from headrace.app.tui.transcript.growing_markdown import GrowingMarkdown
-from headrace.app.tui.transcript.markdown_lines import render
+from headrace.app.tui.transcript.markdown_lines import parser, render
 from headrace.app.tui.transcript.message_parts import code_blocks, web_addresses
 from headrace.runtime.errors import UsageError
 from headrace.runtime.telemetry import StepRecord
@@ -80,6 +80,68 @@ def test_an_unfinished_block_only_is_laid_out_again() -> None:
     assert [a is b for a, b in zip(before, after, strict=True)][:3] == [True, True, True]
     assert after[-1].plain == "third"
     assert [line.plain for line in growing.lines(20)] == ["first", "", "second", "", "third"]
+
+
+LINES = [
+    "- a b\n",
+    "- **c**\n",
+    "  more\n",
+    "\n",
+    "  - in it\n",
+    "7. d\n",
+    "2) e\n",
+    "    f\n",
+    "```\n",
+    "x y\n",
+    "- ",
+    "-",
+]
+ITEMS = st.lists(st.sampled_from(LINES), max_size=14)
+
+
+@example(["- a b\n", "- **c**\n", "\n", "- a b\n", "x y\n"], 1)
+@example(["7. d\n", "7. d\n", "7. d\n", "\n", "    f\n"], 3)
+@example(["- a b\n", "- a b\n", "-", "- "], 1)
+@example(["- a b\n", "- ", "- a b\n", "\n", "- "], 1)
+@given(ITEMS, st.integers(1, 9))
+def test_a_list_grown_looks_as_if_it_was_there_at_once(items: list[str], cut: int) -> None:
+    source = "".join(items)
+    growing = GrowingMarkdown()
+    for start in range(0, len(source), cut):
+        growing.append(source[start : start + cut])
+        growing.lines(50)
+    growing.settle()
+    whole = render(source, 50)
+    grown = growing.lines(50)
+    assert [line.plain for line in grown] == [line.plain for line in whole]
+    assert all(old.is_same(new) for old, new in zip(grown, whole, strict=True))
+    assert [line.plain for line in growing.lines(9)] == [line.plain for line in render(source, 9)]
+
+
+def test_finished_items_of_a_list_are_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    growing = GrowingMarkdown("".join(f"{n}. item {n}\n" for n in range(1, 40)))
+    growing.lines(40)
+    parsed: list[str] = []
+    real = parser().parse
+    monkeypatch.setattr(parser(), "parse", lambda source: parsed.append(source) or real(source))
+    growing.append("40. item 40\n41. it")
+    assert [line.plain for line in growing.lines(40)][-3:] == ["39. item 39", "40. item 40", "41. it"]
+    assert parsed == ["39. item 39\n40. item 40\n41. it"]
+
+
+def test_code_that_grows_gets_its_colours_when_it_settles() -> None:
+    source = "```python\ndef one():\n    return 1\n\n\ndef two(): # the second"
+    growing, looks = GrowingMarkdown(), []
+    for letter in source:
+        growing.append(letter)
+        looks.append([line.plain for line in growing.lines(40)])
+    assert looks[-1] == [line.plain for line in render(source, 40)]
+    assert not growing.lines(40)[-1].is_same(render(source, 40)[-1])
+    assert growing.settle()
+    assert all(old.is_same(new) for old, new in zip(growing.lines(40), render(source, 40), strict=True))
+    assert not growing.settle()
+    growing.append("\n```\n\nDone.")
+    assert [line.plain for line in growing.lines(40)][-2:] == ["", "Done."]
 
 
 def plain(source: str, width: int = 60) -> list[str]:

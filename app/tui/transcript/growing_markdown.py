@@ -1,17 +1,42 @@
-"""Markdown that grows: only its last block is parsed and laid out again when text arrives.
+"""Markdown that grows: only its last block is parsed and laid out again when text arrives, of a list the last items.
 
 A top-level block is finished once another one has begun after it; its lines are kept until the width or the theme
-changes. So a long answer costs no more per update than its last block.
+changes. So a long answer costs no more per update than its last block. Nor does code: what is added to a block of it is
+shown without colours until `settle`.
 """
 
+import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from textual.content import Content
 
-from headrace.app.tui.transcript.markdown_lines import BLANK, parser, render_tokens
+from headrace.app.tui.transcript.markdown_lines import BLANK, code_lines, parser, render_tokens
+from headrace.app.tui.transcript.open_list import (
+    LISTS,
+    OpenList,
+    as_part_of,
+    end_of_list,
+    first_line,
+    is_tight,
+    moved_up,
+)
 
 if TYPE_CHECKING:
     from markdown_it.token import Token
+
+
+_IN_WORDS = re.compile(r" {0,3}(?:(?:[-*+>]|\d+[.)]) +)?[*_\"'(]*[^\W\d_]")  # no heading, no code
+_OPEN = "`*_~[]<>&\\!"  # what is after them may change what they are
+_CLOSES_CODE = re.compile(r"^ {0,3}(?:```|~~~)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenCode:
+    """A block of code at the end of the text, coloured as far as it has whole lines."""
+
+    source: str
+    lines: list[Content]
 
 
 class GrowingMarkdown:
@@ -26,6 +51,9 @@ class GrowingMarkdown:
         self._tail = ""
         self._tail_lines: list[Content] | None = None
         self._before: list[Content] = []  # the tail's lines as they were laid out last
+        self._list: OpenList | None = None  # whose last items the tail begins with
+        self._code: _OpenCode | None = None  # which the tail is
+        self._rough = False  # the tail's lines are not what they will be
         self.append(text)
 
     def append(self, text: str) -> None:
@@ -35,20 +63,60 @@ class GrowingMarkdown:
             self._tail += text
             self._tail_lines = None
 
+    @property
+    def in_words(self) -> bool:
+        """Whether the text ends in a line of a paragraph that a few words more leave one."""
+        line = self._tail.rpartition("\n")[2]
+        return not self._code and _IN_WORDS.match(line) is not None and "|" not in line and line[-1] not in _OPEN
+
+    def settle(self) -> bool:
+        """Let `lines` be exact next time; whether they are not yet."""
+        rough = self._rough
+        if rough or self._tail_lines is None:
+            self._code, self._tail_lines = None, None
+        return rough
+
     def lines(self, width: int, *, ansi: bool = False, dark: bool = True) -> list[Content]:
         """Everything laid out at this width. The list is the caller's to keep, not to change."""
         if (width, (ansi, dark)) != (self._width, self._look):
             self._width, self._look = width, (ansi, dark)
-            self._finished_lines, self._before = [], []
+            self._reopen_list()
+            self._finished_lines, self._before, self._code = [], [], None
             for source in self._finished:
                 self._finish(parser().parse(source))
             self._tail_lines = None
         if self._tail_lines is None:
-            tokens = self._settled(parser().parse(self._tail))
-            self._tail_lines = _reusing(self._before, self._laid_out(tokens))
-            self._before = self._tail_lines
-        between = [BLANK] if self._finished_lines and self._tail_lines else []
+            lines = self._with_code_added() or self._tail_laid_out()  # which finishes what was laid out before
+            self._before = self._tail_lines = _reusing(self._before, lines)
+        between = [BLANK] if self._finished_lines and self._tail_lines and self._apart else []
         return [*self._finished_lines, *between, *self._tail_lines]
+
+    @property
+    def _apart(self) -> bool:
+        """Whether a blank line stands between what is finished and what follows."""
+        return self._list is None or not self._list.tight
+
+    def _tail_laid_out(self) -> list[Content]:
+        tokens = self._settled(parser().parse(self._tail))
+        lines = self._laid_out(tokens)
+        self._code, self._rough = None, False
+        if len(tokens) == 1 and tokens[0].type == "fence" and self._tail.startswith(tokens[0].markup):
+            whole = self._tail.rstrip("\n")
+            begin = whole.rfind("\n") + 1
+            if begin and not _CLOSES_CODE.match(whole, begin):
+                last = len(code_lines(whole[begin:], self._width))
+                self._code = _OpenCode(self._tail[:begin], lines[: len(lines) - last])
+        return lines
+
+    def _with_code_added(self) -> list[Content] | None:
+        """The tail's lines without colouring it all again, where it is a block of code that has grown."""
+        if self._code is None or not self._tail.startswith(self._code.source):
+            return None
+        added = self._tail[len(self._code.source) :]
+        if _CLOSES_CODE.search(added):
+            return None
+        self._rough = True
+        return [*self._code.lines, *code_lines(added, self._width)]
 
     def _settled(self, tokens: list["Token"]) -> list["Token"]:
         """Move finished blocks from the tail, which parses as `tokens`, to where they stay; the tokens of the rest.
@@ -57,26 +125,83 @@ class GrowingMarkdown:
         stands right above the last line, or above the two that make a table's head, as long as that line may grow
         (`#` begins a heading, `#tag` does not).
         """
+        if self._list is not None:
+            if tokens[0].type not in LISTS or (self._list.tight and not is_tight(tokens, self._tail)):
+                self._reopen_list()
+                return self._settled(parser().parse(self._tail))
+            as_part_of(self._list, tokens)
         blocks = [place for place, token in enumerate(tokens) if token.level == 0 and token.map and token.nesting >= 0]
         last = len(blocks) - 1
         source = self._tail.split("\n")
-        if last > 0 and (begin := _first_line(tokens[blocks[last]])) >= len(source) - 2 and source[begin - 1].strip():
+        if last > 0 and (begin := first_line(tokens[blocks[last]])) >= len(source) - 2 and source[begin - 1].strip():
             last -= 1
-        if last > 0 and tokens[blocks[last - 1]].type in ("bullet_list_open", "ordered_list_open"):
+        if last > 0 and tokens[blocks[last - 1]].type in LISTS:
             last -= 1
-        if last < 1:
+        if last >= 1:
+            first = blocks[last]  # of the tokens that stay in the tail
+            begin = first_line(tokens[first])
+            head, self._tail = "\n".join(source[:begin]) + "\n", "\n".join(source[begin:])
+            self._finished.append((self._list.source if self._list else "") + head)
+            self._move(tokens[:first], blank=True)
+            self._list = None
+            tokens = moved_up(tokens[first:], begin)
+        return self._items_settled(tokens)
+
+    def _items_settled(self, tokens: list["Token"]) -> list["Token"]:
+        """The same with the items of a list at the tail's beginning, all but the last whose first line is whole.
+
+        One that begins on the last line may turn out to be none (`-` begins an item, `--` goes on with the one before),
+        and then nothing makes a list loose that it alone did.
+        """
+        if not tokens or tokens[0].type not in LISTS:
             return tokens
-        first = blocks[last]  # of the tokens that stay in the tail
-        begin = _first_line(tokens[first])
-        head, self._tail = "\n".join(source[:begin]) + "\n", "\n".join(source[begin:])
-        self._finished.append(head)
-        self._before = self._before[self._finish(tokens[:first]) + 1 :]  # past the blank line between
-        return tokens[first:]
+        inside = tokens[: tokens.index(end_of_list(tokens))]
+        items = [place for place, token in enumerate(inside) if token.type == "list_item_open" and token.level == 1]
+        source = self._tail.split("\n")
+        head, tight = tokens[0], is_tight(tokens, self._tail)
+        if self._list is not None and not self._list.tight:
+            tight = False
+        elif tight is None:
+            return tokens
+        if first_line(tokens[items[-1]]) >= len(source) - 1:
+            if not tight and (self._list is None or self._list.tight):
+                return tokens
+            items.pop()
+        if len(items) < 2:
+            return tokens
+        begin = first_line(tokens[items[-1]])
+        if source[0][:1].isspace() or source[begin][:1].isspace():  # then what it belongs to depends on both
+            return tokens
+        number = int(head.attrs.get("start", 1)) + len(items) - 1 if head.type == "ordered_list_open" else None
+        done = "\n".join(source[:begin]) + "\n"
+        begins = len(self._finished_lines) if self._list is None else self._list.begins
+        before = self._list.source if self._list is not None else ""
+        self._move([head, *tokens[1 : items[-1]], end_of_list(tokens)], blank=not tight)
+        self._tail = "\n".join(source[begin:])
+        self._list = OpenList(before + done, begins, tight, number)
+        tokens = [head, *moved_up(tokens[items[-1] :], begin)]
+        as_part_of(self._list, tokens)
+        return tokens
+
+    def _reopen_list(self) -> None:
+        """Have the tail begin with the whole list again."""
+        if (opened := self._list) is not None:
+            between = [BLANK] if self._apart else []
+            self._before = [*self._finished_lines[opened.begins :], *between, *self._before]
+            if opened.begins:
+                self._before = self._before[1:]  # the blank line above the list
+            del self._finished_lines[opened.begins :]
+            self._tail, self._list = opened.source + self._tail, None
+
+    def _move(self, tokens: list["Token"], *, blank: bool) -> None:
+        """Lay the tail's first blocks out for good. blank: whether a blank line follows them."""
+        count = self._finish(tokens)
+        self._before = self._before[count + blank :]
 
     def _finish(self, tokens: list["Token"]) -> int:
         """Lay these blocks out for good; how many lines they are."""
         lines = _reusing(self._before, self._laid_out(tokens))
-        if self._finished_lines and lines:
+        if self._finished_lines and lines and self._apart:
             self._finished_lines.append(BLANK)
         self._finished_lines += lines
         return len(lines)
@@ -84,10 +209,6 @@ class GrowingMarkdown:
     def _laid_out(self, tokens: list["Token"]) -> list[Content]:
         ansi, dark = self._look
         return render_tokens(tokens, self._width, ansi=ansi, dark=dark)
-
-
-def _first_line(block: "Token") -> int:
-    return block.map[0] if block.map else 0
 
 
 def _reusing(old: list[Content], new: list[Content]) -> list[Content]:

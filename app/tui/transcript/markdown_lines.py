@@ -116,14 +116,10 @@ class _Renderer:
         return lines
 
     def _code(self, code: str, language: str, width: int) -> list[Content]:
-        """A code block with a bar at its left; lines too long are folded, never lost."""
+        """A code block, its language above it."""
         head = Content.assemble(("▏", "$foreground 40%"), (f" {language}" if language else "", "italic $quiet"))
         body = self._highlighted(code.rstrip("\n").expandtabs(4), language)
-        lines = [head] if language else []
-        for line in body.split("\n", allow_blank=True):
-            for part in line.fold(width - 2) if line.cell_length > width - 2 else [line]:
-                lines.append(Content.assemble(("▏ ", "$foreground 40%"), part))
-        return lines
+        return [*([head] if language else []), *_barred(body, width)]
 
     def _highlighted(self, code: str, language: str) -> Content:
         if not language:
@@ -138,6 +134,20 @@ class _Renderer:
 
             theme = CodeTheme
         return highlight.highlight(code, language=language, theme=theme)
+
+
+def code_lines(code: str, width: int) -> list[Content]:
+    """Lines of code as they stand in a block of it, without colours and without a head."""
+    return _barred(Content.styled(code.rstrip("\n").expandtabs(4), "$text"), width)
+
+
+def _barred(code: Content, width: int) -> list[Content]:
+    """Code with a bar at its left; lines too long are folded, never lost."""
+    lines = []
+    for line in code.split("\n", allow_blank=True):
+        for part in line.fold(width - 2) if line.cell_length > width - 2 else [line]:
+            lines.append(Content.assemble(("▏ ", "$foreground 40%"), part))
+    return lines
 
 
 def _task(item: list["Token"]) -> str:

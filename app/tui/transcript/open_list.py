@@ -1,0 +1,60 @@
+"""A list whose first items are finished while it grows: what its last items, parsed alone, do not know of the list."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
+
+LISTS = ("bullet_list_open", "ordered_list_open")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenList:
+    """A list at the end of the text, its first items finished."""
+
+    source: str  # of those items
+    begins: int  # the first of their lines among all finished ones, be it the blank one above the list
+    tight: bool  # without blank lines between items
+    number: int | None  # of the next item, where it has one
+
+
+def is_tight(tokens: list["Token"], source: str) -> bool | None:
+    """Whether the list that `source` begins with has no blank lines between its parts; None where only more can tell.
+
+    The parser says so by hiding the paragraphs of a tight one: there may be none, but blank lines.
+    """
+    end = tokens.index(end_of_list(tokens))
+    paragraphs = [token for token in tokens[:end] if token.type == "paragraph_open" and token.level == 2]
+    if paragraphs:
+        return all(token.hidden for token in paragraphs)
+    last = tokens[0].map[1] if tokens[0].map else 0
+    return None if "" in map(str.strip, source.split("\n")[:last]) else True
+
+
+def end_of_list(tokens: list["Token"]) -> "Token":
+    """The token that closes the list that these begin with."""
+    return next(token for token in tokens[1:] if token.level == 0)
+
+
+def as_part_of(opened: OpenList, tokens: list["Token"]) -> None:
+    """Number and space the items of a list that these tokens begin with as those before them."""
+    if opened.number is not None:
+        tokens[0].attrs["start"] = opened.number
+    if not opened.tight:
+        for token in tokens[1 : tokens.index(end_of_list(tokens))]:
+            if token.type == "paragraph_open" and token.level == 2:
+                token.hidden = False
+
+
+def moved_up(tokens: list["Token"], by: int) -> list["Token"]:
+    """The same tokens for a source that begins so many lines later."""
+    for token in tokens:
+        if token.map:
+            token.map = [line - by for line in token.map]
+    return tokens
+
+
+def first_line(block: "Token") -> int:
+    """The line of the source that it begins on."""
+    return block.map[0] if block.map else 0
