@@ -1,7 +1,7 @@
 """The model inside the engine's process: loads it, answers conversations with it, and sends what happens as events.
 
-Everything here runs on one thread, which owns the model. Deltas are gathered, for longer where decoding takes every
-core: what a message costs is taken from the decode there.
+Everything here runs on one thread, which owns the model. Deltas are gathered: where decoding takes every core, what a
+message costs is taken from the decode.
 """
 
 import os
@@ -43,7 +43,8 @@ from headrace.runtime.request import CancelFlag, Finished, Request
 from headrace.runtime.sampling import SamplingParams
 from headrace.runtime.telemetry import StepRecord, mbu
 
-_GATHER_S = {True: 0.1, False: 0.2}  # between two deltas, by whether decoding leaves a core over
+_GATHER_S = 0.07  # between two deltas: the chat looks less often, and hardly ever in vain
+_RECORDS_S = 0.4  # between two that bring the records of steps, from which figures are made
 _READ_AGAIN_S = 600.0  # between two looks at the memory's speed by an idle chat
 LEAST_ROOM = 256  # tokens an answer should have; an eighth of the context where that is less
 _ROOMY = 0.75  # of the context: what a prompt may take after oldest turns were dropped, so that more turns fit
@@ -160,7 +161,7 @@ class EngineHost:
             cancel=cancel,
         )
         opening = "" if command.continue_text else self._prompts.opening(prompt)
-        outbox = _Outbox(command, send, opening, gather_s=_GATHER_S[self._spare_cpus > 0])
+        outbox = _Outbox(command, send, opening)
         with self._check.paused():
             for part in answer(self._engine, self._loaded.tokenizer, request, command.stop):
                 if isinstance(part, TextChunk):
@@ -236,19 +237,18 @@ class EngineHost:
 
 
 class _Outbox:
-    """Text and records of one answer on their way to the chat: the first text at once, then what `gather_s` brings.
+    """Text and records of one answer on their way to the chat: the first text at once, then what _GATHER_S brings.
 
     opening: text that belongs to the answer though the template wrote it; it goes with the first of the model's.
     """
 
-    def __init__(self, command: Generate, send: Send, opening: str, *, gather_s: float) -> None:
+    def __init__(self, command: Generate, send: Send, opening: str) -> None:
         self._command = command
         self._send = send
         self._opening = opening
-        self._gather_s = gather_s
         self._text: list[str] = []
         self._records: list[StepRecord] = []
-        self._sent = float("-inf")
+        self._sent = self._records_sent = float("-inf")
         self.ttft_s: float | None = None
 
     def add(self, text: str, record: StepRecord | None = None) -> None:
@@ -261,14 +261,23 @@ class _Outbox:
             if self.ttft_s is None:
                 self.ttft_s = now - self._command.submitted
                 self._sent = float("-inf")  # the first text goes at once
-        if now - self._sent >= self._gather_s:
-            self.flush()
+        if now - self._sent >= _GATHER_S:
+            self._flush(with_records=now - self._records_sent >= _RECORDS_S)
 
     def flush(self) -> None:
-        if self._text or self._records:
-            self._send(Delta(self._command.id, "".join(self._text), tuple(self._records), self.ttft_s))
-            self._text, self._records = [], []
-            self._sent = time.monotonic()
+        """Send all there is."""
+        self._flush(with_records=True)
+
+    def _flush(self, *, with_records: bool) -> None:
+        records: list[StepRecord] = []
+        if with_records:
+            records, self._records = self._records, records
+        if self._text or records:
+            self._send(Delta(self._command.id, "".join(self._text), tuple(records), self.ttft_s))
+            self._text = []
+        self._sent = time.monotonic()
+        if records:
+            self._records_sent = self._sent
 
 
 def _spare_cpus(host: Machine) -> int:

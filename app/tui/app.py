@@ -1,8 +1,8 @@
 """The application: one engine, one conversation at a time, and the screens that show them.
 
-It polls: up to ten times a second (see `app.tui.poll_interval`) it takes what the engine's process said, and lets the
-screen that is on top draw it. Nothing is called per token. The engine's process starts after the first frame is on the
-screen.
+It polls: ten times a second (see `app.tui.poll_interval`) it takes what the engine's process said, and lets the screen
+that is on top draw its text; figures, and the colours of code, follow less often. Nothing is called per token. The
+engine's process starts after the first frame is on the screen.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from headrace.app.chat.answer_setup import AnswerSetup
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.side import Side
 from headrace.app.engine.client import ChatEngine, EngineClient
-from headrace.app.engine.messages import Damaged, Event, PeakMeasured, Pulled, PullFailed, PullProgress, Ready
+from headrace.app.engine.messages import Damaged, Delta, Event, PeakMeasured, Pulled, PullFailed, PullProgress, Ready
 from headrace.app.sanitise import sanitise
 from headrace.app.sessions.records import Session
 from headrace.app.sessions.store import SessionStore
@@ -218,11 +218,8 @@ class HeadraceApp(App[None]):
             if isinstance(self.screen, FrugalScreen):
                 self.screen.draw()
             phase = (self.comparison or self.conversation).phase
-            await asyncio.sleep(
-                self._interval.rest_s(
-                    answering=phase in ("answering", "summarising"), awaiting=phase in ("waiting", "prefill")
-                )
-            )
+            awaiting, whole = phase in ("waiting", "prefill"), self.comparison is not None and phase != "idle"
+            await asyncio.sleep(self._interval.wait_s(awaiting=awaiting, whole=whole))
 
     def post_display_hook(self) -> None:
         self._interval.drawn()
@@ -242,12 +239,16 @@ class HeadraceApp(App[None]):
         self._note(events)
         if self._watch is not None and (load := self._watch.look(time.monotonic())) is not None:
             self.metrics.looked(load)
-        if (chat := self.chat) is not None:
-            chat.sync(events)
         changed, self._drawn_phase = self.metrics.phase != self._drawn_phase, self.metrics.phase
-        if (now := time.perf_counter()) >= self._metrics_due or changed:
+        figures = (now := time.perf_counter()) >= self._metrics_due or changed
+        if (chat := self.chat) is not None and not (events and self._text_alone(events, chat, figures=figures)):
+            self._interval.whole()
+            chat.sync(events)
+        if figures:
             self._metrics_due = now + (_FIRST_METRICS_S if changed else self._interval.metrics_s)
+            self._interval.with_figures()
             if chat is not None:
+                chat.transcript.settle()
                 chat.tell_status()
             self.draw_metrics()
 
@@ -260,6 +261,15 @@ class HeadraceApp(App[None]):
             self.metrics.looked(load)
         if self._compare_screen is not None:
             self._compare_screen.sync(heard)
+
+    def _text_alone(self, events: list[Event], chat: ChatScreen, *, figures: bool) -> bool:
+        """Whether no more than text came, and shows already, or can wait until text is laid out anew."""
+        if figures or self.conversation.phase != "answering" or not all(isinstance(one, Delta) for one in events):
+            return False
+        if chat.type_on():
+            self._interval.quick()
+            return True
+        return not self._interval.whole_due
 
     def status(self) -> Status:
         """What the line at the top says."""

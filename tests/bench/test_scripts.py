@@ -10,7 +10,7 @@ from headrace.runtime.ops import native
 from tests.tiny_chat import write_chat_model
 
 HERE = Path(__file__).parent
-COVERED = {"graph_counts", "kernels", "make_model", "step_parts", "telemetry_overhead", "turns", "ui_tax"}
+COVERED = {"graph_counts", "kernels", "make_model", "step_parts", "telemetry_overhead", "text_flow", "turns", "ui_tax"}
 NOT_SCRIPTS = {"shapes", "__init__"}
 
 
@@ -65,6 +65,13 @@ def installed(default_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = default_model.parents[2]
     (home / "cache").mkdir(exist_ok=True)
     monkeypatch.setenv("HEADRACE_HOME", str(home))
+
+
+@pytest.mark.real
+@pytest.mark.usefixtures("installed")
+def test_text_flow(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run("text_flow", monkeypatch, "--rounds", "1", "--tokens", "120")
+    assert "times a second" in capsys.readouterr().out
 
 
 @pytest.mark.real

@@ -143,7 +143,7 @@ def in_app(home: Path, env: dict[str, str], size: tuple[int, int], *, typing: bo
     terminal = Terminal([sys.executable, "-m", "headrace", "chat"], size, env)
     echoes: list[float] = []
     try:
-        first_frame = _ask(terminal)
+        first_frame = ask(terminal)
         began, before = time.perf_counter(), terminal.cpu_seconds()
         while typing and len(echoes) < _KEYS and _answering(home):
             letter = LETTERS[len(echoes) % len(LETTERS)]
@@ -166,7 +166,7 @@ def with_pauses(home: Path, env: dict[str, str], size: tuple[int, int]) -> tuple
     terminal = Terminal([sys.executable, "-m", "headrace", "chat"], size, {**env, "PYTHONPATH": traced_path()})
     pieces, seconds = [0, 0], [0.0, 0.0]
     try:
-        _ask(terminal)
+        ask(terminal)
         terminal.read_for(2 * _STATE_S)
         for turn in range(_STATES):
             stopped = turn % 4 in (1, 2)  # in the order of a slope that evens out: the context grows
@@ -183,7 +183,7 @@ def with_pauses(home: Path, env: dict[str, str], size: tuple[int, int]) -> tuple
         terminal.leave()
 
 
-def _ask(terminal: Terminal) -> float:
+def ask(terminal: Terminal) -> float:
     """Put the question, and wait until it is being answered; seconds to the first frame."""
     first_frame = terminal.read_until(b"message, or")
     terminal.read_until(b"loaded in")

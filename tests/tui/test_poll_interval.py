@@ -21,16 +21,14 @@ def look(interval: PollInterval, clock: list[float], cost_s: float) -> None:
 
 @pytest.mark.parametrize(
     ("spare", "cost_s", "rest_s"),
-    [(False, 0.0001, 0.1), (False, 0.002, 0.25), (False, 0.1, 0.38), (True, 0.002, 0.1), (True, 0.1, 0.38)],
+    [(False, 0.0009, 0.095), (False, 0.002, 0.2), (False, 0.1, 0.38), (True, 0.002, 0.095), (True, 0.1, 0.38)],
 )
 def test_the_rest_follows_the_cost_within_limits(clock: list[float], spare: bool, cost_s: float, rest_s: float) -> None:
     interval = PollInterval()
     interval.spare = spare
     for _ in range(30):
         look(interval, clock, cost_s)
-    assert interval.rest_s(answering=True, awaiting=False) == pytest.approx(rest_s)
-    assert interval.rest_s(answering=False, awaiting=False) == 0.1
-    assert interval.rest_s(answering=False, awaiting=True) == 0.05
+    assert interval.whole_s == pytest.approx(rest_s)
 
 
 def test_one_look_that_was_dear_does_not_stop_the_screen(clock: list[float]) -> None:
@@ -39,17 +37,39 @@ def test_one_look_that_was_dear_does_not_stop_the_screen(clock: list[float]) -> 
     for _ in range(30):
         look(interval, clock, 0.001)
     look(interval, clock, 0.003)
-    assert interval.rest_s(answering=True, awaiting=False) == pytest.approx(0.25)
+    assert interval.whole_s == pytest.approx(0.2)
+
+
+def test_looks_are_ten_a_second_and_more_before_the_first_text(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: 7.0)
+    interval = PollInterval()
+    look(interval, clock, 0.1)
+    assert interval.wait_s(awaiting=False) == pytest.approx(0.095)
+    assert interval.wait_s(awaiting=True) == pytest.approx(0.05)
+
+
+def test_figures_and_quick_looks_tell_nothing_of_the_others(clock: list[float]) -> None:
+    interval = PollInterval()
+    interval.spare = False
+    look(interval, clock, 0.0005)
+    for dear in (interval.with_figures, interval.quick):
+        interval.begin()
+        dear()
+        clock[0] += 0.02
+        interval.drawn()
+    assert interval.whole_s == 0.095
 
 
 def test_what_is_drawn_between_looks_is_not_theirs(clock: list[float]) -> None:
     interval = PollInterval()
     interval.spare = False
     look(interval, clock, 0.001)
-    before = interval.rest_s(answering=True, awaiting=False)
+    before = interval.whole_s
     clock[0] += 5.0
     interval.drawn()
-    assert interval.rest_s(answering=True, awaiting=False) == before
+    assert interval.whole_s == before
 
 
 def test_metrics_are_drawn_less_often_where_decoding_takes_every_core() -> None:

@@ -200,6 +200,11 @@ class ChatScreen(FrugalScreen):
             self._asked = True
             self.actions.ask_about_context()
 
+    def type_on(self) -> bool:
+        """Show what was added to the answer, where its last line alone is another one."""
+        messages = self.conversation.messages
+        return bool(messages) and self.transcript.type_on(messages[-1])
+
     def _follow_loading(self, events: Sequence[Event], *, empty: bool) -> None:
         """How far a model is that has to be fetched first."""
         fetching, state = self._fetching, self.headrace.engine.state

@@ -8,7 +8,8 @@ there; otherwise only the widgets on top of a changed region are asked, and only
 textual's own, narrowed; should textual stop calling them, its screens are drawn as they always were.
 
 Nor does a change wait for its turn: textual passes it from the widget through the screen to a timer, each of them a
-task of its own, and wakes up once more after. `repaint` puts it down where that ends, `draw` puts all on the terminal.
+task of its own, and wakes up once more after. `repaint` puts it down where that ends, `draw` puts all on the terminal,
+`put` a line that has grown, past everything else.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,6 +36,18 @@ class FrugalScreen(Screen[None]):
         if self._dirty_widgets:
             self._on_timer_update()
 
+    def put(self, widget: Widget, region: Region) -> bool:
+        """See the function."""
+        compositor = self._compositor
+        if not isinstance(compositor, FrugalCompositor) or widget not in compositor.visible_widgets:
+            return False
+        place = compositor.visible_widgets[widget][0].offset
+        lines = compositor.lines_of(widget, region.translate(place))
+        if lines and self.app._driver is not None and not self.app.is_headless and not self.app.is_inline:
+            x, y = self.outer_size.clamp_offset(self.app.cursor_position)  # in one piece: a line needs no synchronising
+            self.app._driver.write(f"{PlacedLines(lines).render_segments(self.app.console)}\x1b[{y + 1};{x + 1}H")
+        return bool(lines)
+
 
 def repaint(widget: Widget, region: Region) -> None:
     """What `widget.refresh(region)` does, for a widget whose size does not depend on what it shows."""
@@ -45,6 +58,19 @@ def repaint(widget: Widget, region: Region) -> None:
     widget._set_dirty(region)
     screen._dirty_widgets.add(widget)
     screen.check_idle()  # should nobody call `draw`
+
+
+def put(widget: Widget, region: Region) -> bool:
+    """Put a part of a widget on the terminal now, and nothing else; whether that could be done.
+
+    It cannot where something covers it, or where the screen is about to be laid out.
+    """
+    screen = widget.screen
+    if not isinstance(screen, FrugalScreen) or not screen.is_current or screen._layout_required:
+        return False
+    if screen._repaint_required or screen._scroll_required or widget in screen._dirty_widgets:
+        return False
+    return screen.put(widget, region)
 
 
 class PlacedLines(ChopsUpdate):
@@ -93,6 +119,14 @@ class FrugalCompositor(Compositor):
             strips = widget.render_lines(part.translate(-region.offset))
             lines += [(part.x, part.y + row, strip) for row, strip in enumerate(strips)]
         return lines
+
+    def lines_of(self, widget: Widget, part: Region) -> list[tuple[int, int, Strip]]:
+        """The lines of this part of the screen, if it is the widget's alone; else none."""
+        owner = self._owner(part)
+        if owner is None or owner[0] is not widget:
+            return []
+        strips = widget.render_lines(part.translate(-owner[1].offset))
+        return [(part.x, part.y + row, strip) for row, strip in enumerate(strips)]
 
     def _owner(self, part: Region) -> tuple[Widget, Region] | None:
         """The widget that shows in all of this part of the screen, and its region; None if there are several."""

@@ -4,6 +4,7 @@ words, and with all that is known while it is selected.
 An answer that grows is sanitised and laid out piece by piece; nothing already laid out is touched again.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +23,10 @@ Row = tuple[Content, RowKind]
 
 BLANK: Row = (Content(""), "blank")
 _LONGEST_SYSTEM = 200  # characters of a system prompt that are looked at
+_PLAIN = re.compile(r"[^\n`*_~\[\]<>&\\|]*")  # what changes nothing that stands before it
+_NEXT_LINE = re.compile(r"[^\W\d_][^\n`*_~\[\]<>&\\|]*")  # a line in words below such a one
+_BLANK_LINES = re.compile(r"\n{3,}")
+_LEAD = re.compile(r" *(?:[•◦▪☐☑▎]|\d+\.)? +")  # of a line in a list or a quotation
 _ENDINGS = {
     "cancelled": "■ stopped",
     "length": "▲ limit reached",
@@ -68,6 +73,7 @@ class Entry:
         self._rows: list[Row] | None = None
         self._look: Look | None = None
         self._detailed = False
+        self._open: tuple[int, Content, int] | None = None  # the last line, which row it is, the text it ends with
         self._take(message.content)
 
     def update(self, message: Message, standing: Standing) -> bool:
@@ -78,6 +84,43 @@ class Entry:
         self._take(message.content)
         self._rows = None
         return True
+
+    def settle(self) -> bool:
+        """Give what was laid out in a hurry its colours; whether there was any."""
+        rough = self._answer.settle() | self._thinking.settle()
+        if rough:
+            self._rows = None
+        return rough
+
+    def type_on(self, message: Message) -> tuple[int, list[Row]] | None:
+        """Rows for the same answer grown by a few plain words, and from which row on they replace those before.
+
+        For a quick look between two updates, which lay out what this leaves as it is written: None where more than the
+        last line would be different.
+        """
+        if self._open is None or self._look is None or message.id != self.message.id:
+            return None
+        place, line, written = self._open
+        added = message.content[written:].rstrip("\n")  # what comes after a line's end may change it
+        first, *others = _BLANK_LINES.sub("\n\n", added).split("\n")
+        if not message.content.startswith(self._raw) or not _PLAIN.fullmatch(first):
+            return None
+        if not first.isprintable() or not all(
+            not one or (_NEXT_LINE.fullmatch(one) and one.isprintable()) for one in others
+        ):
+            return None
+        lead = len(match[0]) if (match := _LEAD.match(line.plain)) else 0
+        if lead and others:
+            return None
+        wrapped = Content.assemble(line[lead:], first).wrap(max(1, self._look.width - lead))
+        lines = [Content.assemble(line[:lead], wrapped[0])]
+        lines += [Content.assemble(" " * lead, part) for part in wrapped[1:]]
+        lines += [part for one in others for part in (Content(one).wrap(self._look.width) if one else [Content("")])]
+        lines[-1] = lines[-1].rstrip(" ")
+        said = line.plain + added
+        last = Content.assemble(lines[-1], " " * (len(said) - len(said.rstrip(" "))))
+        self._open = place + len(lines) - 1, last, written + len(added)
+        return place, [*((part, "body") for part in _with_caret(lines, self._look.width)), BLANK]
 
     def detail(self, wanted: bool) -> bool:
         """Whether to say all that is known of what it cost; returns whether that is different from before."""
@@ -109,6 +152,8 @@ class Entry:
         self._thinks = parts.is_open
         self._thinking = _grown(self._thinking, parts.thinking or "")
         self._answer = _grown(self._answer, parts.answer)
+        if not self.standing.growing:
+            self.settle()
 
     def _user_rows(self, look: Look) -> list[Row]:
         lines = [line for part in self._safe.split("\n") for line in Content(part.expandtabs(4)).wrap(look.width - 2)]
@@ -135,6 +180,11 @@ class Entry:
         if self._thinking.text or self._thinks:
             rows += self._thinking_rows(look)
         body = self._answer.lines(look.width, ansi=look.ansi, dark=look.dark)
+        self._open = None
+        if self.standing.growing and not self._thinks and body and self._answer.in_words:
+            spaces = len(self._answer.text) - len(self._answer.text.rstrip(" "))
+            line = Content.assemble(body[-1], " " * spaces)
+            self._open = len(rows) + len(body) - 1, line, len(self._raw)
         if self.standing.growing and not self._thinks:
             body = _with_caret(body, look.width)
         rows += [(line, "body") for line in body]

@@ -5,9 +5,11 @@ that lays the whole screen out anew with every line that is added; this draws th
 be selected with the keys; what can be done with it is the chat screen's business (see the messages below).
 """
 
+import sys
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import ClassVar
 
 from textual import events
@@ -22,7 +24,7 @@ from textual.widget import Widget
 
 from headrace.app.sessions.records import Message
 from headrace.app.sessions.search import best_line
-from headrace.app.tui.textual_overrides.frugal_screen import repaint
+from headrace.app.tui.textual_overrides.frugal_screen import put, repaint
 from headrace.app.tui.transcript.entry import BLANK, Entry, Look, Row, Standing
 from headrace.app.tui.transcript.find import Find, seek
 from headrace.app.tui.transcript.row_strips import GUTTER, RowStrips
@@ -30,6 +32,8 @@ from headrace.app.tui.transcript.row_strips import GUTTER, RowStrips
 _MARGIN = 2  # cells right of it
 _READABLE = 104  # lines longer than this are hard to read
 _WHEEL = 3  # lines a turn of the wheel moves
+_FAST = 2  # lines between two layouts, from which on room is left for the next ones
+_ROOM_SHARE = 4  # of the height, at most
 _MORE_BELOW = "↓ new text below: Ctrl+End"
 
 
@@ -81,6 +85,8 @@ class Transcript(Widget, can_focus=True):
         """At the end, and to stay there."""
         self.more_below = False
         """Text came below what is in view since it was scrolled up."""
+        self._room = 0  # lines left free below a growing answer, for what comes before it is laid out again
+        self._laid_out = 0  # lines there were then
         self._found: Find | None = None
         self._starts: list[int] = []  # first line of every entry
         self._rows: list[Row] = []
@@ -90,7 +96,7 @@ class Transcript(Widget, can_focus=True):
     # -- content ---------------------------------------------------------------------------------------------------
 
     def show(self, messages: Sequence[Message], standings: Sequence[Standing]) -> None:
-        """Bring the entries up to date with the conversation."""
+        """Bring the entries up to date with the conversation. What grows may be without its colours until `settle`."""
         keep = 0
         while keep < min(len(messages), len(self.entries)) and self.entries[keep].message.id == messages[keep].id:
             keep += 1
@@ -98,11 +104,33 @@ class Transcript(Widget, can_focus=True):
         for place in range(keep):
             if self.entries[place].update(messages[place], standings[place]):
                 first = min(first, place)
+        if len(messages) != len(self.entries):
+            self._room, self._laid_out = 0, sys.maxsize
         del self.entries[keep:]
         self.entries += [Entry(messages[n], standings[n]) for n in range(keep, len(messages))]
         if self.selected is not None and self.selected >= len(self.entries):
             self.selected = len(self.entries) - 1 if self.entries else None
         self._lay_out(min(first, keep if keep < len(messages) else first))
+
+    def type_on(self, message: Message) -> bool:
+        """Show what the growing answer has more, if that is a few plain words with room below; `show` has the rest."""
+        if not self.entries or not self.following or self._found is not None or self.text_selection is not None:
+            return False
+        typed = self.entries[-1].type_on(message)
+        if typed is None:
+            return False
+        first = self._starts[-1] + typed[0]
+        if first + len(typed[1]) - 1 > self.top + self.size.height:  # but for the blank line below
+            return False
+        del self._rows[first:]
+        self._rows += typed[1]
+        seen = min(len(typed[1]), self.top + self.size.height - first)
+        return put(self, Region(0, first - self.top, self.size.width, seen))
+
+    def settle(self) -> None:
+        """Give what has grown its colours, if they were left out to be quick."""
+        if self.entries and self.entries[-1].settle():
+            self._lay_out(len(self.entries) - 1)
 
     def welcome(self, lines: Sequence[Content]) -> None:
         """What stands here while nothing has been said."""
@@ -114,7 +142,7 @@ class Transcript(Widget, can_focus=True):
 
     @property
     def _last_top(self) -> int:
-        return max(0, len(self._rows) - self.size.height)
+        return max(0, len(self._rows) + self._room - self.size.height)
 
     def scroll_lines(self, by: int) -> None:
         """Down by so many lines, up where negative; reaching the end means following it."""
@@ -130,6 +158,7 @@ class Transcript(Widget, can_focus=True):
 
     def to_end(self) -> None:
         """Go to the end and follow it from now on."""
+        self._room = 0
         self.scroll_lines(len(self._rows))
 
     def go_to(self, message_id: int, words: str) -> None:
@@ -199,6 +228,10 @@ class Transcript(Widget, can_focus=True):
             self._rows += entry.rows(look)
         if not self.entries:
             self._rows = [(line, "body") for line in self._centred_welcome()]
+        elif self.entries[-1].standing.growing:
+            grown, self._laid_out = len(self._rows) - self._laid_out, len(self._rows)
+            if grown >= _FAST:
+                self._room = max(self._room, min(grown + 1, self.size.height // _ROOM_SHARE))
         top = self._last_top if self.following and self.entries else min(self.top, self._last_top)
         moved, self.top = top != self.top, top
         more_below = not self.following and (self.more_below or 0 < kept + len(before) < len(self._rows))
@@ -206,12 +239,11 @@ class Transcript(Widget, can_focus=True):
         if moved or marked or self._thumb != thumb:
             repaint(self, self.size.region)
             return
-        for (old, _), (new, _) in zip(before, self._rows[kept:], strict=False):
-            if old is not new:
-                break
-            kept += 1
-        if kept < top + self.size.height:
-            repaint(self, Region(0, max(0, kept - top), self.size.width, self.size.height))
+        pairs = zip_longest(before, self._rows[kept:], fillvalue=None)
+        changed = [n for n, (old, new) in enumerate(pairs) if old is None or new is None or old[0] is not new[0]]
+        if changed:
+            rows = Region(0, kept + changed[0] - top, self.size.width, changed[-1] + 1 - changed[0])
+            repaint(self, rows.intersection(self.size.region))
 
     def _centred_welcome(self) -> list[Content]:
         width = max(1, self.size.width - GUTTER - _MARGIN)
@@ -250,6 +282,7 @@ class Transcript(Widget, can_focus=True):
     def render_lines(self, crop: Region) -> list[Strip]:
         """The lines of a part of the widget. Past the styles' own cache, which costs more than drawing a line anew."""
         rows, thumb, marked, selection = self._rows, self._thumb, self._marked, self.text_selection
+        size = self.size
         found = (
             {}
             if self._found is None
@@ -259,7 +292,7 @@ class Transcript(Widget, can_focus=True):
         for y in crop.line_range:
             line = y + self.top
             span = selection.get_span(line) if selection is not None else found.get(line)
-            if self.more_below and y == self.size.height - 1:
+            if self.more_below and y == size.height - 1:
                 strip = self._strips.banner(_MORE_BELOW, thumb=y in thumb)
             elif line >= len(rows):
                 strip = self._strips.below(thumb=y in thumb)
@@ -268,7 +301,7 @@ class Transcript(Widget, can_focus=True):
             else:
                 strip = self._strips.marked(rows[line], thumb=y in thumb, marked=line in marked, span=span)
             strips.append(strip)
-        if crop.column_span == (0, self.size.width):
+        if crop.column_span == (0, size.width):
             return strips
         return [strip.crop(crop.x, crop.right) for strip in strips]
 
@@ -287,7 +320,7 @@ class Transcript(Widget, can_focus=True):
     @property
     def _thumb(self) -> range:
         """The lines of the view in which the scroll bar's thumb shows; none while everything is in view."""
-        height, total = self.size.height, len(self._rows)
+        height, total = self.size.height, len(self._rows) + self._room
         if total <= height or not self.entries:
             return range(0)
         length = max(1, height * height // total)

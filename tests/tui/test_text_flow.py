@@ -1,0 +1,144 @@
+"""Text of the growing line is on the screen within a tenth of a second, figures change at most twice in one.
+
+Time is the test's: the app sleeps as long as it says it will, and every look costs what it costs here on an idle core.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from textual.geometry import Region
+
+from headrace.app.sessions.records import Message
+from headrace.app.tui import app as tui_app
+from headrace.app.tui import poll_interval
+from headrace.app.tui.decode.section import Lines
+from headrace.app.tui.textual_overrides import frugal_screen
+from headrace.app.tui.transcript.entry import Entry, Look, Standing
+from headrace.app.tui.transcript.transcript import Transcript
+from tests.app.scripted_engine import CARD, Script, ScriptedEngine
+from tests.tui.conftest import Driver
+
+WORDS = [f"word{n} " for n in range(400)]
+
+
+class Clock:
+    """Seconds that pass only while the app sleeps between two looks."""
+
+    def __init__(self) -> None:
+        self.now = max(time.monotonic(), time.perf_counter())  # what was due by them is due
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("spare", [0, 2])
+def test_text_comes_ten_times_a_second_and_figures_at_most_twice(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch, spare: int
+) -> None:
+    engine = ScriptedEngine(card_to_load=replace(CARD, spare_cpus=spare, context_limit=4096))
+    engine.script(Script(pieces=WORDS, hold=395))
+    clock, texts, figures = Clock(), list[float](), list[float]()
+
+    async def scenario(driver: Driver) -> None:
+        await driver.write("go")
+        await driver.until(lambda: "word3" in driver.text())
+        real = Transcript.render_lines, Lines.render_lines
+
+        def text_drawn(self: Transcript, crop: Region) -> object:
+            texts.append(clock.now)
+            return real[0](self, crop)
+
+        def figure_drawn(self: Lines, crop: Region) -> object:
+            if self.id != "status":
+                figures.append(clock.now)
+            return real[1](self, crop)
+
+        def process_time() -> float:
+            return 0.00095 * len(texts)  # of each look
+
+        monkeypatch.setattr(poll_interval, "SHORTEST_S", 0.095)
+        monkeypatch.setattr(
+            poll_interval, "time", SimpleNamespace(monotonic=lambda: clock.now, process_time=process_time)
+        )
+        monkeypatch.setattr(
+            tui_app, "time", SimpleNamespace(monotonic=lambda: clock.now, perf_counter=lambda: clock.now)
+        )
+        monkeypatch.setattr(Transcript, "render_lines", text_drawn)
+        monkeypatch.setattr(Lines, "render_lines", figure_drawn)
+        monkeypatch.setattr(tui_app, "asyncio", SimpleNamespace(sleep=clock.sleep))
+        engine.release()
+        await driver.until(lambda: len(texts) > 70 or driver.app.conversation.phase == "idle")
+
+    play(scenario, engine)
+    gaps = [late - early for early, late in pairwise(texts[20:])]  # what the looks before cost is forgotten
+    assert len(gaps) > 30
+    assert max(gaps) <= 0.1
+    times = sorted(set(figures))
+    assert len(times) > 4
+    assert min(late - early for early, late in pairwise(times[2:])) >= 0.5
+
+
+@pytest.mark.parametrize("size", [(60, 20), (120, 40)])
+def test_a_line_that_grows_is_drawn_alone(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]
+) -> None:
+    engine = ScriptedEngine().script(Script(pieces=WORDS[:90], hold=85))
+    drawn, all_drawn = list[Region](), list[object]()
+
+    async def scenario(driver: Driver) -> None:
+        render, slow = Transcript.render_lines, frugal_screen.Compositor.render_partial_update
+
+        def text_drawn(self: Transcript, crop: Region) -> object:
+            drawn.append(crop)
+            return render(self, crop)
+
+        await driver.write("go")
+        await driver.until(lambda: "word3" in driver.text())
+        monkeypatch.setattr(Transcript, "render_lines", text_drawn)
+        monkeypatch.setattr(
+            frugal_screen.Compositor, "render_partial_update", lambda self: all_drawn.append(self) or slow(self)
+        )
+        engine.release()
+        await driver.until(lambda: driver.app.conversation.phase == "idle")
+
+    play(scenario, engine, size=size)
+    assert sum(region.height <= 2 for region in drawn) > 0.6 * len(drawn)
+    assert not all_drawn, "textual asked every widget"
+
+
+ADDED = [
+    "and on ",
+    "a word",
+    "\n\n",
+    "\nline",
+    " which is long enough to need a second line of its own",
+    "**b**",
+    "- item",
+    ".",
+]
+
+
+@example(["\n\n", "\nline"], "Words")
+@given(st.lists(st.sampled_from(ADDED), min_size=1, max_size=8), st.sampled_from(["Words", "- an item", "1. first"]))
+def test_what_is_typed_on_stands_where_it_is_laid_out_later(pieces: list[str], begin: str) -> None:
+    message = Message(1, "s", None, "assistant", begin, 0.0, partial=True)
+    growing, look = Standing(growing=True), Look(40)
+    entry = Entry(message, growing)
+    rows = list(entry.rows(look))
+    for piece in pieces:
+        message = replace(message, content=message.content + piece)
+        if (typed := entry.type_on(message)) is None:
+            entry.update(message, growing)
+            rows = list(entry.rows(look))
+        else:
+            rows[typed[0] :] = typed[1]
+        laid_out = Entry(replace(message, content=message.content.rstrip("\n")), growing).rows(look)
+        assert [line.plain.rstrip() for line, _ in rows] == [line.plain.rstrip() for line, _ in laid_out]
