@@ -149,6 +149,7 @@ class ComparePane(Vertical):
         if side.phase != "idle" and messages:
             standings[-1] = Standing(growing=True, waiting=self._doing()[0])
         self.transcript.show(messages, standings)
+        self.transcript.settle()
         over = side.phase == other.side.phase == "idle"
         limit = side.card.context_limit if side.card is not None else None
         self.query_one(FigureLines).tell(
