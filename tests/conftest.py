@@ -1,6 +1,7 @@
 """Fixtures for the whole suite: the real default model, fetched once and kept outside the repository."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,12 @@ from hypothesis import HealthCheck, settings
 # No test depends on how fast the machine is.
 settings.register_profile("headrace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("headrace")
+
+
+# What a background job or nohup ignores would be ignored by every program that a test starts and then interrupts.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 # What is fetched stays here, so that only the first run of the suite fetches.

@@ -1,8 +1,8 @@
 """One generation of a chat: the answer as it grows, in memory and in the store.
 
 A turn writes its message from its first text on; before that there is nothing to keep. What comes then is put into the
-store every SAVE_S, which is what killing a process can cost; every DURABLE_S it is put on the disk, which is what a
-power cut can cost. A turn that summarises writes no message at all.
+store whenever it comes, so that killing a process costs at most what the chat has not received; every DURABLE_S it is
+put on the disk, which is what a power cut can cost. A turn that summarises writes no message at all.
 """
 
 import itertools
@@ -17,7 +17,6 @@ from headrace.app.sessions.records import Message, TurnMetrics
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import SessionError
 
-SAVE_S = 0.4
 DURABLE_S = 2.0
 RETRY_S = 2.0  # after the store has failed
 
@@ -57,7 +56,7 @@ class Turn:
         self._store = store
         self._unsaved = ""
         self._durable_at = time.monotonic()
-        self._save_at = float("-inf")  # not before
+        self._retry_at = float("-inf")  # not before
         if self.answer is not None:
             store.reopen(leaf.id)
 
@@ -77,8 +76,8 @@ class Turn:
         self.answer = replace(self.answer, content=self.answer.content + text, partial=True)
 
     def save(self) -> None:
-        """Put what came into the store, if that is due. Raises SessionError, then does nothing for RETRY_S."""
-        if time.monotonic() >= self._save_at:
+        """Put what came into the store. Raises SessionError, then does nothing for RETRY_S."""
+        if time.monotonic() >= self._retry_at:
             self._save()
 
     def end(self, reason: str, done: Done | None = None) -> None:
@@ -105,9 +104,9 @@ class Turn:
         try:
             self._store.grow(self.answer.id, self._unsaved, durable=durable)
         except SessionError:
-            self._save_at = now + RETRY_S
+            self._retry_at = now + RETRY_S
             raise
-        self._unsaved, self._save_at = "", now + SAVE_S
+        self._unsaved = ""
         if durable:
             self._durable_at = now
 

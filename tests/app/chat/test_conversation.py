@@ -82,7 +82,6 @@ def ask(chat: Conversation, text: str, *pieces: str) -> None:
 def test_a_turn_passes_through_its_phases_and_is_stored_as_it_grows(
     chat: Conversation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversation_turn, "SAVE_S", 0.0)
     chat.send("Hi")
     assert (chat.phase, stored(chat)) == ("waiting", ["Hi"])
     chat.poll()
@@ -186,7 +185,6 @@ def test_every_delta_is_in_the_store_and_on_the_disk_now_and_then(
         grow(self, message_id, text, durable=durable)
 
     monkeypatch.setattr(SessionStore, "grow", noted)
-    monkeypatch.setattr(conversation_turn, "SAVE_S", 0.0)
     engine.script(Script(pieces=("one ", "two ", "three ", "four"), hold=2))
     chat.send("count")
     until_said(chat, "one two ")
@@ -700,7 +698,6 @@ def test_leaving_with_an_answer_that_cannot_be_stored_says_so(
 def test_a_store_that_has_failed_is_left_in_peace_for_a_while(
     chat: Conversation, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversation_turn, "SAVE_S", 0.0)
     engine.script(Script(pieces=("It ", "is ", "high."), hold=1))
     chat.send("How is it?")
     until_said(chat, "It ")
