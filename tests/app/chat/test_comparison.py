@@ -253,10 +253,7 @@ def test_what_does_not_fit_the_context_is_said(talk: Conversation) -> None:
     assert [said(side) for side in it.sides] == [["Which?"], ["Which?"]]
 
 
-def test_leaving_in_the_middle_keeps_all_of_it(
-    talk: Conversation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("headrace.app.chat.turn.SAVE_S", 0.0)
+def test_leaving_in_the_middle_keeps_all_of_it(talk: Conversation, tmp_path: Path) -> None:
     it = Comparison(talk, WARM, no_second)
     engine_of(talk).script(Script(("whole.",)), Script(("ha", "lf", "!"), hold=1))
     it.ask("Which?")

@@ -79,9 +79,7 @@ def ask(chat: Conversation, text: str, *pieces: str) -> None:
     until_idle(chat)
 
 
-def test_a_turn_passes_through_its_phases_and_is_stored_as_it_grows(
-    chat: Conversation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_turn_passes_through_its_phases_and_is_stored_as_it_grows(chat: Conversation) -> None:
     chat.send("Hi")
     assert (chat.phase, stored(chat)) == ("waiting", ["Hi"])
     chat.poll()
@@ -695,9 +693,7 @@ def test_leaving_with_an_answer_that_cannot_be_stored_says_so(
     assert stored(chat) == ["How is it?", "It is high."]
 
 
-def test_a_store_that_has_failed_is_left_in_peace_for_a_while(
-    chat: Conversation, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_has_failed_is_left_in_peace_for_a_while(chat: Conversation, engine: ScriptedEngine) -> None:
     engine.script(Script(pieces=("It ", "is ", "high."), hold=1))
     chat.send("How is it?")
     until_said(chat, "It ")
