@@ -1,10 +1,12 @@
 """Every set of operations that can run here, for tests to be parametrised over, and how exactly they compute."""
 
 import os
+from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
 import mlx.core as mx
+import pytest
 
 from headrace.runtime.kv_format import FLOAT32, KVFormat, plain
 from headrace.runtime.ops import Ops, Weight, native, reference
@@ -29,6 +31,18 @@ class Exact:
 _built = native.status().available
 KERNELS: list[Ops] = [reference, *([native, Exact()] if _built else [])]
 FAST: Ops = native if _built else reference
+INSTRUCTION_SETS = ["avx512", "avx2", "neon", "portable"]
+
+
+def on_instruction_set(name: str) -> Iterator[str]:
+    """For a fixture: the kernels of this set, or a skip; afterwards what was in use before."""
+    before = native.status()
+    assert before.instruction_set is not None
+    if not native.use_instruction_set(name):
+        pytest.skip(f"this processor has no {name}")
+    yield name
+    native.use_instruction_set(before.instruction_set)
+    native.set_threads(before.threads or 0)
 
 
 def name_of(ops: Ops) -> str:

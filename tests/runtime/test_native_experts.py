@@ -13,21 +13,16 @@ import pytest
 
 from headrace.runtime.cost import FLOAT_MODES
 from headrace.runtime.ops import Mixture, Weight, native, reference
-from tests.kernels import Exact
+from tests.kernels import INSTRUCTION_SETS, Exact, on_instruction_set
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 
 EXPERTS, ACTIVE, EPS = 5, 2, 1e-5
 
 
-@pytest.fixture(params=["avx512", "avx2", "neon", "portable"], autouse=True)
-def instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
-    best = native.status().instruction_set
-    assert best is not None
-    if not native.use_instruction_set(request.param):
-        pytest.skip(f"this processor has no {request.param}")
-    yield
-    native.use_instruction_set(best)
+@pytest.fixture(params=INSTRUCTION_SETS, autouse=True)
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+    yield from on_instruction_set(request.param)
 
 
 @pytest.fixture

@@ -16,23 +16,17 @@ from hypothesis import strategies as st
 
 from headrace.runtime.cost import FLOAT_MODES
 from headrace.runtime.ops import AttentionSpec, Phase, Rope, Weight, groups_of_16, native, reference
-from tests.kernels import Exact
+from tests.kernels import INSTRUCTION_SETS, Exact, on_instruction_set
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 
-_SETS = ["avx512", "avx2", "neon", "portable"]
 _FLOATS = [mx.float32, mx.float16, mx.bfloat16]
 _ULP = {mx.float32: 2e-5, mx.float16: 2e-3, mx.bfloat16: 1.6e-2}
 
 
-@pytest.fixture(params=_SETS, autouse=True)
+@pytest.fixture(params=INSTRUCTION_SETS, autouse=True)
 def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    best = native.status().instruction_set
-    assert best is not None
-    if not native.use_instruction_set(request.param):
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    native.use_instruction_set(best)
+    yield from on_instruction_set(request.param)
 
 
 def _difference(ours: mx.array, theirs: mx.array) -> float:

@@ -12,6 +12,7 @@ import mlx.core as mx
 import pytest
 
 from headrace.runtime.ops import AttentionSpec, Phase, Rope, native
+from tests.kernels import INSTRUCTION_SETS, on_instruction_set
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 
@@ -28,15 +29,9 @@ SPECS = {
 }
 
 
-@pytest.fixture(autouse=True, params=["avx512", "avx2", "neon", "portable"])
+@pytest.fixture(autouse=True, params=INSTRUCTION_SETS)
 def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    status = native.status()
-    assert status.instruction_set is not None
-    if not native.use_instruction_set(request.param):
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    native.use_instruction_set(status.instruction_set)
-    native.set_threads(status.threads or 0)
+    yield from on_instruction_set(request.param)
 
 
 def appended(spec: AttentionSpec, qkv: mx.array, passes: list[tuple[int, Phase]], dtype: mx.Dtype) -> list[bytes]:

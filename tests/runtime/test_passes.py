@@ -27,7 +27,7 @@ from headrace.runtime.ops import (
     native,
     reference,
 )
-from tests.kernels import KERNELS, name_of, tolerance
+from tests.kernels import INSTRUCTION_SETS, KERNELS, name_of, on_instruction_set, tolerance
 from tests.tiny import load_decoder, quantize_model, write_model
 
 needs_kernels = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
@@ -36,15 +36,9 @@ WINDOWED = replace(SPEC, window=150, sinks=mx.array([0.5, -1.0, 3.0, 0.0]))
 SPECS = [SPEC, WINDOWED, SPEC, WINDOWED]  # of the layers
 
 
-@pytest.fixture(params=["avx512", "avx2", "neon", "portable"])
+@pytest.fixture(params=INSTRUCTION_SETS)
 def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    status = native.status()
-    assert status.instruction_set is not None
-    if not native.use_instruction_set(request.param):
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    native.use_instruction_set(status.instruction_set)
-    native.set_threads(status.threads or 0)
+    yield from on_instruction_set(request.param)
 
 
 @dataclass(eq=False)
