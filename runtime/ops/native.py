@@ -215,11 +215,8 @@ def attend(
 
     The buffers are written in place, when the node is evaluated: nobody else may hold them.
     """
-    plan = _plan(spec)
-    if not isinstance(qkv, mx.array):
-        qkv = mx.concatenate(qkv, axis=-1)
-    if plan is None or qkv.dtype != mx.float32:
-        _fallbacks[f"attention: head size {spec.head_dim}" if plan is None else f"attention: {qkv.dtype}"] += 1
+    qkv, plan = _attention(qkv, spec)
+    if plan is None:
         return reference.attend(qkv, keys, values, offset, spec, first)
     return _native.attend(qkv, keys, values, offset, plan, first, phase == "prefill"), keys, values
 
@@ -240,13 +237,21 @@ def attend_pass(qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -
 
     Slabs are written in place, when the node is evaluated: what reads them next has to come after it.
     """
+    qkv, plan = _attention(qkv, spec)
+    if plan is None:
+        return reference.attend_pass(qkv, rows, layer, spec)
+    return _native.attend_pass(qkv, _held(rows), *rows.store.places[layer], plan)
+
+
+def _attention(qkv: Projections, spec: AttentionSpec) -> "tuple[mx.array, _native.AttentionPlan | None]":
+    """The projections in one array, and the kernels' plan; None, and counted, where stock MLX has to attend."""
     plan = _plan(spec)
     if not isinstance(qkv, mx.array):
         qkv = mx.concatenate(qkv, axis=-1)
     if plan is None or qkv.dtype != mx.float32:
         _fallbacks[f"attention: head size {spec.head_dim}" if plan is None else f"attention: {qkv.dtype}"] += 1
-        return reference.attend_pass(qkv, rows, layer, spec)
-    return _native.attend_pass(qkv, _held(rows), *rows.store.places[layer], plan)
+        return qkv, None
+    return qkv, plan
 
 
 def _held(rows: Pass) -> "_native.Pass":
