@@ -17,6 +17,7 @@ from headrace.app.batch.line import BadLine, Defaults, Form, Line
 from headrace.app.batch.openai_form import form_of, read_body
 from headrace.app.batch.options import shown
 from headrace.app.batch.plain_form import read_plain
+from headrace.models.checkpoint.json_object import repeated_key
 from headrace.runtime.errors import HeadraceError, UsageError
 
 
@@ -82,12 +83,9 @@ def _object(raw: bytes) -> dict[str, Any]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise UsageError(f"the key {shown(twice)} is there twice")
-    return found
+    if (repeated := repeated_key(pairs)) is not None:
+        raise UsageError(f"the key {shown(repeated)} is there twice")
+    return dict(pairs)
 
 
 def _no_number(name: str) -> Any:

@@ -5,12 +5,23 @@ stricter.
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from headrace.runtime.errors import CheckpointError
 
 _MAX_BYTES = 32 << 20
+
+
+def repeated_key(pairs: Iterable[tuple[str, Any]]) -> str | None:
+    """The first key that comes a second time: JSON allows it, and readers differ in which value they take."""
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            return key
+        seen.add(key)
+    return None
 
 
 def read_json_object(file: Path) -> dict[str, Any]:

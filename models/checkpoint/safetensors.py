@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.models.checkpoint.foreign.formats import Foreign, recognise
+from headrace.models.checkpoint.json_object import repeated_key
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.tensor_info import DTYPE_BYTES, TensorInfo
 from headrace.runtime.errors import CheckpointError
@@ -214,12 +215,9 @@ def _parse_object(data: bytes, where: str) -> dict[str, Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        seen: set[str] = set()
-        repeated = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+    if (repeated := repeated_key(pairs)) is not None:
         raise ValueError(f"the key {_quote(repeated)} appears twice")
-    return result
+    return dict(pairs)
 
 
 def _no_constant(name: str) -> Any:
