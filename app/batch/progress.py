@@ -7,6 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TextIO
 
 from headrace.app.answer_phrases import rate_digits
 from headrace.app.batch.run import Batch
@@ -18,7 +19,7 @@ _SPEED_S = 5.0  # the time that the speed is an average over
 
 
 class ProgressLine:
-    """Watches a batch. Whoever writes to the same terminal calls `clear` before."""
+    """Watches a batch. Whoever writes where it may be drawn asks for `before`."""
 
     def __init__(self, *, quiet: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._draws = can_redraw(sys.stderr) and not quiet
@@ -47,6 +48,10 @@ class ProgressLine:
             sys.stderr.write(f"\r{'':<{self._width}}\r")
             sys.stderr.flush()
             self._width = 0
+
+    def before(self, stream: TextIO) -> Callable[[], None]:
+        """What whoever writes to `stream` calls before: a terminal shows both."""
+        return self.clear if stream.isatty() else lambda: None
 
     def _speed(self) -> float | None:
         (since, before), (now, tokens) = self._said[0], self._said[-1]

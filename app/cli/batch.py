@@ -159,8 +159,7 @@ def _answer(
     asking = Asking(loaded, ChatPrompt(loaded.tokenizer))
     progress = ProgressLine(quiet=quiet)
     numbers = [line.number for line in lines] if in_order else None
-    before = progress.clear if sys.stdout.isatty() else lambda: None
-    output = ResultStream(sys.stdout, numbers, before) if file is None else file
+    output = ResultStream(sys.stdout, numbers, progress.before(sys.stdout)) if file is None else file
     try:
         Batch(engine, asking, lines, output, tally, parallel).run(cancel, progress)
     finally:

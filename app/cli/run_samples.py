@@ -99,7 +99,7 @@ def run_samples(
     ]
     engine = Engine(loaded.network, context_limit=loaded.context_limit, most_running=count)
     progress = ProgressLine(quiet=quiet)
-    samples = Samples(count, echo=not as_json, before=progress.clear if sys.stdout.isatty() else lambda: None)
+    samples = Samples(count, echo=not as_json, before=progress.before(sys.stdout))
     tally = Tally(total=count, kept=0)
     batch = Batch(engine, Asking(loaded, ChatPrompt(loaded.tokenizer)), lines, samples, tally, count)
     cancel = CancelFlag()
