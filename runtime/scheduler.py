@@ -16,9 +16,7 @@ from headrace.runtime.prefill import chunk_end
 from headrace.runtime.room import Room
 from headrace.runtime.sequence import Sequence
 
-AGAIN = (
-    16  # tokens at a time of what a sequence had said before it stepped back: as many rows as may decode side by side
-)
+AGAIN = 16  # tokens at a time of what a sequence had said before it stepped back: as many rows as one may verify
 
 
 @dataclass(frozen=True, slots=True)
