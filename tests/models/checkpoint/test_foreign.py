@@ -117,6 +117,20 @@ def test_experts_are_stacked_from_what_was_dequantized(tmp_path: Path, name: str
     assert found.cost.weight_bytes < 0.5 * wanted.cost.weight_bytes
 
 
+@pytest.mark.parametrize("name", ["fp8-blocks", "fbgemm-fp8", "compressed-fp8-blocks"])
+def test_a_stack_of_experts_is_read_as_its_matrices(tmp_path: Path, name: str) -> None:
+    how, draw = FORMATS[name], np.random.default_rng(3)
+    experts = [how.encode("experts", draw.normal(size=(96, 100)).astype(np.float32)) for _ in range(3)]
+    stacks: Tensors = {
+        part: (np.stack([stored[part][0] for stored, _ in experts]), dtype)
+        for part, (_, dtype) in experts[0][0].items()
+    }
+    directory = write_tensors(tmp_path, stacks, {**MOE, "quantization_config": dict(how.section)})
+    arrays = read_arrays(open_checkpoint(directory))
+    assert list(arrays) == ["experts.weight"]
+    assert np.array_equal(np.array(arrays["experts.weight"]), np.stack([meant for _, meant in experts]))
+
+
 @pytest.mark.parametrize("device", [mx.DeviceType.gpu])
 def test_nothing_stays_in_float32_on_a_gpu(tmp_path: Path, device: mx.DeviceType) -> None:
     foreign, _ = write_pair(tmp_path, weights(), CONFIG, FORMATS["fp8-blocks"])

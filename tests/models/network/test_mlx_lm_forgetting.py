@@ -6,6 +6,7 @@ Recurrent state, windows and chunks, by themselves, beside ordinary layers and w
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.runtime.engine import Engine
 from headrace.runtime.prefill import OPENING
 from headrace.runtime.request import CancelFlag, Event, Finished, Request, Step
+from tests.models.network.test_mlx_lm_costs import DEEPSEEK
 from tests.models.network.test_mlx_lm_network import _BASE, CONFIGS, VOCAB, WINDOW, load, write
 from tests.watched import WatchedNetwork, split, step_by_step
 
@@ -159,6 +161,14 @@ def test_the_next_turn_reads_only_what_is_new(network: MlxLmNetwork, end: Any) -
     assert read == len(FIRST)
     question = [1, 2, 3, 4]
     assert chat.ask([*FIRST, *said, *question], end)[1] == len(question) + (end is end_by_length)
+
+
+def test_a_cache_that_also_pools_entries(tmp_path: Path) -> None:
+    """A window beside entries that stand for several tokens each. Once only: a step of it has many operations."""
+    chat = Chat(load(write(tmp_path, {**DEEPSEEK, "vocab_size": VOCAB, "sliding_window": WINDOW})))
+    said, _ = chat.ask(FIRST, end_by_cancel)
+    assert chat.ask([*FIRST, *said, 9], end_by_cancel)[1] <= 2
+    assert chat.ask([*FIRST, *said[:-2], 9, 9], end_by_cancel)[1] <= len(said) + OPENING
 
 
 def test_what_was_changed_is_read_again_and_little_else(network: MlxLmNetwork) -> None:
