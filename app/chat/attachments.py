@@ -88,12 +88,8 @@ def _read_or_stored(
 
 def read_attachments(name: str) -> list[Attachment]:
     """The file called `name`, or the text files of the folder or pattern. Raises UsageError as `read_attachment`."""
-    if not is_several(name):
+    if (files := files_of(name)) is None:
         return [read_attachment(name)]
-    try:
-        files = files_of(name)
-    except OSError as error:
-        raise UsageError(f"cannot read {name}: {error.strerror}") from None
     if len(files) > MOST_FILES:
         raise UsageError(f"{name} stands for more than {MOST_FILES} files", "a pattern names fewer: @src/*.py")
     found: list[Attachment] = []

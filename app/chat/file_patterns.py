@@ -19,11 +19,20 @@ def is_several(name: str) -> bool:
         return False
 
 
-def files_of(name: str) -> list[str]:
-    """The files, by name, as paths that begin as `name` does; nothing hidden. At most MOST_FILES + 1."""
-    path = Path(name).expanduser()
-    found = _below(path) if path.is_dir() else _fitting(path)
-    return sorted(islice(found, MOST_FILES + 1))
+def files_of(name: str) -> list[str] | None:
+    """The files, by name, as paths that begin as `name` does; nothing hidden. At most MOST_FILES + 1.
+
+    None where this names no folder and no pattern that fits some file.
+    """
+    try:
+        path = Path(name).expanduser()
+        if path.is_file():
+            return None
+        folder = path.is_dir()
+        found = sorted(islice(_below(path) if folder else _fitting(path), MOST_FILES + 1))
+    except (OSError, RuntimeError, ValueError):
+        return None
+    return found if found or folder else None
 
 
 def _fitting(pattern: Path) -> Iterator[str]:
