@@ -30,6 +30,7 @@ from headrace.app.engine.messages import (
     ModelSpec,
     Prefill,
     Ready,
+    one_line,
 )
 from headrace.app.sessions.records import Message
 from headrace.runtime.errors import EngineError, HeadraceError, SessionError, UsageError
@@ -212,7 +213,7 @@ class Comparison:
         elif isinstance(event, Done):
             self._end(side, event.reason, event)
         elif isinstance(event, Failed):
-            side.notice = f"{event.message} ({event.hint})" if event.hint else event.message
+            side.notice = one_line(event.message, event.hint)
             self._end(side, "failed")
         elif isinstance(event, ContextFull):
             side.notice = context_full_notice(event.prompt_tokens, event.limit, "leave out older turns in the chat")
@@ -295,7 +296,7 @@ class Comparison:
             self._running, self._queue = None, [side, *self._queue]
             self._next()
             return
-        side.notice = f"{failure.message} ({failure.hint})" if failure.hint else failure.message
+        side.notice = one_line(failure.message, failure.hint)
         self._end(side, "failed")
 
     def _give_up_second(self) -> None:

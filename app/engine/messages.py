@@ -302,3 +302,8 @@ class PullFailed:
 ModelEvent = LoadProgress | Ready | PeakMeasured | Damaged | PrefixCached | DraftCounted
 PullEvent = PullProgress | Pulled | PullFailed
 Event = ModelEvent | Prefill | Delta | Done | ContextFull | Dropped | Failed | Abandoned | Died | PullEvent
+
+
+def one_line(message: str, hint: str | None) -> str:
+    """What went wrong and what can be done, for a line of the screen."""
+    return f"{message} ({hint})" if hint else message

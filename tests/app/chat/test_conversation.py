@@ -666,7 +666,7 @@ def test_an_answer_that_could_not_be_stored_comes_before_all_else(
 def test_an_answer_that_could_not_be_stored_is_when_there_is_room(
     chat: Conversation, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, table: str
 ) -> None:
-    monkeypatch.setattr("headrace.app.chat.conversation.RETRY_S", 0.0)
+    monkeypatch.setattr("headrace.app.chat.answered_session.RETRY_S", 0.0)
     engine.script(Script(pieces=("It ", "is ", "high.")))
     chat.send("How is it?")
     with nothing_fits(chat.store, table):
