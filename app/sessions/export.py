@@ -1,16 +1,44 @@
 """A session as a document: Markdown of the branch that is shown, or JSON of everything there is."""
 
+import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from headrace.app.answer_phrases import phrases, sampling_text
 from headrace.app.sanitise import sanitise
 from headrace.app.sessions.records import Message, Session, TurnMetrics
+from headrace.app.sessions.store import SessionStore
 from headrace.models.text.thinking import split_thinking
+from headrace.runtime.errors import UsageError
 
 _SPEAKERS = {"user": "You", "assistant": "Answer"}
+
+
+def export_path(session_id: str, name: str) -> Path:
+    """The file to write: `name`, or one named after the session, the only one that is written over.
+
+    Raises UsageError.
+    """
+    own = f"headrace-{session_id}.md"
+    try:
+        path = Path(name or own).expanduser()
+    except RuntimeError:
+        raise UsageError(f"cannot write {name}: nobody has that home") from None
+    if os.path.lexists(path) and path != Path(own):
+        raise UsageError(f"{path} exists already", "another name, or none, writes another file")
+    return path
+
+
+def exported(store: SessionStore, session_id: str, path: Path) -> str:
+    """What goes into that file: .json is everything, anything else Markdown of the branch that shows."""
+    session = store.session(session_id)
+    if path.suffix == ".json":
+        return json.dumps(to_document(session, store.messages(session_id)), indent=2, ensure_ascii=False) + "\n"
+    return to_markdown(session, store.branch(session_id))
 
 
 def to_markdown(session: Session, branch: Sequence[Message]) -> str:

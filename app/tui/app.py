@@ -1,64 +1,45 @@
 """The application: one engine, one conversation at a time, and the screens that show them.
 
-It polls: ten times a second (see `app.tui.poll_interval`) it takes what the engine's process said, and lets the screen
-that is on top draw its text; figures, and the colours of code, follow less often. Nothing is called per token. The
-engine's process starts after the first frame is on the screen.
+The engine's process starts after the first frame is on the screen.
 """
 
-import asyncio
 import gc
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from textual import events
-from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
 from textual.filter import LineFilter, Monochrome, NoColor
 from textual.theme import Theme
 
-from headrace.app.answer_phrases import sampling_text
 from headrace.app.chat.answer_setup import AnswerSetup
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.side import Side
 from headrace.app.engine.client import ChatEngine, EngineClient
-from headrace.app.engine.messages import Damaged, Delta, Event, PeakMeasured, Pulled, PullFailed, PullProgress, Ready
-from headrace.app.sanitise import sanitise
 from headrace.app.sessions.records import Session
 from headrace.app.sessions.store import SessionStore
 from headrace.app.settings import Settings, save_setting
-from headrace.app.tui.decode.feed import feed, met, stored_turns
+from headrace.app.tui.decode.feed import met, stored_turns
 from headrace.app.tui.decode.machine_watch import MachineWatch
-from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.hangup import end_on_signals, when_made
 from headrace.app.tui.input.clipboard import copy_with_tool
 from headrace.app.tui.palette import AppCommands
-from headrace.app.tui.poll_interval import PollInterval
+from headrace.app.tui.polled_app import PolledApp
 from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.decode_screen import DecodeScreen
-from headrace.app.tui.status_bar import Status
 from headrace.app.tui.textual_overrides.driver import AskingDriver, TerminalDriver
-from headrace.app.tui.textual_overrides.frugal_screen import FrugalScreen
 from headrace.app.tui.textual_overrides.ground import Ground
 from headrace.app.tui.themes import DARK, LIGHT, after_terminal, on_ground, own_variables
-from headrace.app.tui.transcript.markdown_lines import parser
-from headrace.runtime.errors import HeadraceError, SessionError, UsageError
+from headrace.runtime.errors import HeadraceError, SessionError
 from headrace.runtime.paths import data_dir
 
-if TYPE_CHECKING:
-    from headrace.app.chat.comparison import Comparison
-    from headrace.app.tui.screens.compare_screen import CompareScreen
 
-_NOTICE_S = 4.0  # a short message shows so long
-_FIRST_METRICS_S = 0.4  # after a phase began there is something to say
-
-
-class HeadraceApp(App[None]):
+class HeadraceApp(PolledApp):
     """The chat, over an engine that was not started yet."""
 
     CSS_PATH = "headrace.tcss"
@@ -89,32 +70,15 @@ class HeadraceApp(App[None]):
         beside the first.
         """
         self.settings = settings or Settings()  # asked for on the way up
-        super().__init__()
+        super().__init__(engine, Conversation(engine, store, session, context=context), watch)
         self._warning = warning
-        self.engine = engine
         self.store = store
-        self.metrics = LiveMetrics()
-        self.frozen: LiveMetrics | None = None
-        self.pulls: dict[str, PullProgress] = {}
         self._context_limit = context
-        self.conversation = Conversation(engine, store, session, context=context)
-        self.comparison: Comparison | None = None
-        """Polled in the place of the conversation while there is one."""
-        self._compare_screen: CompareScreen | None = None
         self._second_engine = second_engine
         self.left_with: SessionError | None = None
         """What could not be stored on leaving."""
         self._early: list[events.Event] | None = []  # keys and pastes from before the first frame, None after it
-        self._left = False
-        self._said: dict[str, float] = {}  # short messages, and until when they show
         self._theme_at_start = ""
-        self._metrics_due = 0.0
-        self._metrics_of = ""  # the session they are of
-        self._drawn_version = -1
-        self._drawn_phase: object = None
-        self._drawn_load: object = None
-        self._watch = watch
-        self._interval = PollInterval()
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -206,124 +170,9 @@ class HeadraceApp(App[None]):
         try:
             save_setting("screen", "theme", theme.name)
         except HeadraceError as error:
-            self.say(str(error), problem=True)
-
-    # -- polling ---------------------------------------------------------------------------------------------------
-
-    async def _poll(self) -> None:
-        """For as long as the app lives: take in and draw, then rest."""
-        while not self._left:
-            self._interval.begin()
-            self.tick()
-            if isinstance(self.screen, FrugalScreen):
-                self.screen.draw()
-            phase = (self.comparison or self.conversation).phase
-            awaiting, whole = phase in ("waiting", "prefill"), self.comparison is not None and phase != "idle"
-            await asyncio.sleep(self._interval.wait_s(awaiting=awaiting, whole=whole))
-
-    def post_display_hook(self) -> None:
-        self._interval.drawn()
-
-    def tick(self) -> None:
-        """Take in what happened and mark what is to be drawn anew."""
-        if self._left:
-            return
-        if self.comparison is not None:
-            self._compare_tick(self.comparison)
-            return
-        events = self.conversation.poll()
-        feed(self.metrics, events)
-        if self._metrics_of != self.conversation.session.id:
-            self._metrics_of = self.conversation.session.id
-            self.metrics.session_changed(stored_turns(self.conversation.messages))
-        self._note(events)
-        if self._watch is not None and (load := self._watch.look(time.monotonic())) is not None:
-            self.metrics.looked(load)
-        changed, self._drawn_phase = self.metrics.phase != self._drawn_phase, self.metrics.phase
-        figures = (now := time.perf_counter()) >= self._metrics_due or changed
-        if (chat := self.chat) is not None and not (events and self._text_alone(events, chat, figures=figures)):
-            self._interval.whole()
-            chat.sync(events)
-        if figures:
-            self._metrics_due = now + (_FIRST_METRICS_S if changed else self._interval.metrics_s)
-            self._interval.with_figures()
-            if chat is not None:
-                chat.transcript.settle()
-                chat.tell_status()
-            self.draw_metrics()
-
-    def _compare_tick(self, comparison: "Comparison") -> None:
-        """The same while two answers are compared."""
-        heard = comparison.poll()
-        feed(self.metrics, [event for _, event in heard if isinstance(event, PeakMeasured)])
-        self._note([event for _, event in heard])
-        if self._watch is not None and (load := self._watch.look(time.monotonic())) is not None:
-            self.metrics.looked(load)
-        if self._compare_screen is not None:
-            self._compare_screen.sync(heard)
-
-    def _text_alone(self, events: list[Event], chat: ChatScreen, *, figures: bool) -> bool:
-        """Whether no more than text came, and shows already, or can wait until text is laid out anew."""
-        if figures or self.conversation.phase != "answering" or not all(isinstance(one, Delta) for one in events):
-            return False
-        if chat.type_on():
-            self._interval.quick()
-            return True
-        return not self._interval.whole_due
-
-    def status(self) -> Status:
-        """What the line at the top says."""
-        talk = self.conversation
-        name = self.metrics.model.name or talk.session.model or ""
-        how = sampling_text(talk.effective), sampling_text(talk.effective, short=True)
-        return Status(sanitise(name), sanitise(talk.session.title), talk.context_tokens, talk.context_limit, how)
-
-    def draw_metrics(self, *, force: bool = False) -> None:
-        """Draw the decode view, if it shows and if there is news."""
-        shown = self.frozen or self.metrics
-        if (shown.version, shown.load) == (self._drawn_version, self._drawn_load) and not force:
-            return
-        self._drawn_version, self._drawn_load = shown.version, shown.load
-        if isinstance(self.screen, DecodeScreen):
-            self.screen.show(shown, self.status(), frozen=self.frozen is not None)
-        elif isinstance(self.screen, ChatScreen):
-            self.screen.show_metrics(shown, self.frozen is not None)
-
-    def _note(self, events: list[Event]) -> None:
-        for event in events:
-            if isinstance(event, PullProgress):
-                self.pulls[event.name] = event
-            elif isinstance(event, Pulled):
-                self.pulls.pop(event.name, None)
-                self.say(f"{event.name} is installed")
-            elif isinstance(event, PullFailed):
-                self.pulls.pop(event.name, None)
-                self.say(f"{event.name}: {event.message}", problem=True)
-            elif isinstance(event, Damaged):
-                self.say(event.message, problem=True)
-            elif isinstance(event, Ready):
-                self._interval.spare = event.card.spare_cpus > 0
-                if self._watch is not None:
-                    self._watch.begin(event.card.machine.backend)
-                self.draw_metrics(force=True)
-                self.call_after_refresh(parser)  # made now, not with the first answer's first words
-
-    @property
-    def chat(self) -> ChatScreen | None:
-        """The chat's screen, also when another one is on top."""
-        return next((screen for screen in self.screen_stack if isinstance(screen, ChatScreen)), None)
+            self.refuse(error)
 
     # -- what the screens ask for ----------------------------------------------------------------------------------
-
-    def say(self, text: str, *, problem: bool = False) -> None:
-        """A short message in the corner. Never parsed as markup."""
-        if (now := time.monotonic()) >= self._said.get(text, 0.0):  # what stands there already is not said again
-            self._said = {said: until for said, until in self._said.items() if until > now} | {text: now + _NOTICE_S}
-            self.notify(sanitise(text), severity="error" if problem else "information", markup=False, timeout=_NOTICE_S)
-
-    def clear_notifications(self) -> None:
-        self._said.clear()
-        super().clear_notifications()
 
     def open_session(self, session: Session | None) -> None:
         """Go on with a session, or begin a new one with the settings of the old."""
@@ -347,7 +196,7 @@ class HeadraceApp(App[None]):
         try:
             self.comparison = Comparison(self.conversation, other, self._second_engine, context=self._context_limit)
         except HeadraceError as error:
-            self.say(str(error), problem=True)
+            self.refuse(error)
         else:
             self._compare_screen = CompareScreen(self, self.comparison)
             self.push_screen(self._compare_screen)
@@ -382,7 +231,7 @@ class HeadraceApp(App[None]):
         try:
             self.engine.restart()
         except HeadraceError as error:
-            self.say(str(error), problem=True)
+            self.refuse(error)
         else:
             self.metrics.loading("starting the engine", None)
 
@@ -419,25 +268,12 @@ class HeadraceApp(App[None]):
 
     def export_session(self, session_id: str, name: str) -> None:
         """See `ChatApp`."""
-        from headrace.app.sessions.export import to_document, to_markdown
+        from headrace.app.sessions.export import export_path, exported
 
-        own = f"headrace-{session_id}.md"
-        try:
-            path = Path(name or own).expanduser()
-        except RuntimeError:
-            raise UsageError(f"cannot write {name}: nobody has that home") from None
-        if os.path.lexists(path) and path != Path(own):
-            raise UsageError(f"{path} exists already", "another name, or none, writes another file")
+        path = export_path(session_id, name)
         if session_id == self.conversation.session.id:
             self.conversation.settle()
-        session = self.store.session(session_id)
-        if path.suffix == ".json":
-            text = (
-                json.dumps(to_document(session, self.store.messages(session_id)), indent=2, ensure_ascii=False) + "\n"
-            )
-        else:
-            text = to_markdown(session, self.store.branch(session_id))
-        self._write(path, text)
+        self._write(path, exported(self.store, session_id, path))
 
     def _write(self, path: Path, text: str) -> None:
         try:

@@ -12,6 +12,7 @@ from headrace.app.sessions.store import SessionStore
 from headrace.app.settings import Settings
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.status_bar import Status
+from headrace.runtime.errors import HeadraceError
 
 if TYPE_CHECKING:
     from headrace.app.chat.comparison import Comparison
@@ -32,6 +33,9 @@ class ChatApp(Protocol):
 
     def say(self, text: str, *, problem: bool = False) -> None:
         """A short message in the corner. Never parsed as markup."""
+
+    def refuse(self, error: HeadraceError) -> None:
+        """Say what cannot be done, and what can."""
 
     def copy(self, text: str, what: str) -> None:
         """To the clipboard; `what` it is, for the message that says so."""

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from textual.geometry import Region
 
 from headrace.app.sessions.records import Message
-from headrace.app.tui import app as tui_app
-from headrace.app.tui import poll_interval
+from headrace.app.tui import poll_interval, polled_app
 from headrace.app.tui.decode.section import Lines
 from headrace.app.tui.textual_overrides import frugal_screen
 from headrace.app.tui.transcript.entry import Entry, Look, Standing
@@ -69,11 +68,11 @@ def test_text_comes_ten_times_a_second_and_figures_at_most_twice(
             poll_interval, "time", SimpleNamespace(monotonic=lambda: clock.now, process_time=process_time)
         )
         monkeypatch.setattr(
-            tui_app, "time", SimpleNamespace(monotonic=lambda: clock.now, perf_counter=lambda: clock.now)
+            polled_app, "time", SimpleNamespace(monotonic=lambda: clock.now, perf_counter=lambda: clock.now)
         )
         monkeypatch.setattr(Transcript, "render_lines", text_drawn)
         monkeypatch.setattr(Lines, "render_lines", figure_drawn)
-        monkeypatch.setattr(tui_app, "asyncio", SimpleNamespace(sleep=clock.sleep))
+        monkeypatch.setattr(polled_app, "asyncio", SimpleNamespace(sleep=clock.sleep))
         engine.release()
         await driver.until(lambda: len(texts) > 70 or driver.app.conversation.phase == "idle")
 

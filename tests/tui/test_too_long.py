@@ -6,7 +6,7 @@ import pytest
 from textual import events
 
 from headrace.app.engine.messages import DraftCounted
-from headrace.app.tui.screens import chat_screen
+from headrace.app.tui.screens import reading_ahead
 from tests.app.scripted_engine import Script
 from tests.tui.conftest import Driver
 
@@ -48,8 +48,8 @@ def test_the_tokens_of_what_is_typed_stand_below_it(play) -> None:
 
 
 def test_tokens_are_counted_while_keys_come_and_the_last_count_stays(play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_screen, "_PAUSE_S", 1000.0)  # there never is one
-    monkeypatch.setattr(chat_screen, "_COUNT_S", 0.01)
+    monkeypatch.setattr(reading_ahead, "_PAUSE_S", 1000.0)  # there never is one
+    monkeypatch.setattr(reading_ahead, "_COUNT_S", 0.01)
 
     async def scenario(it: Driver) -> None:
         await it.press("h", "i")

@@ -223,7 +223,7 @@ class ChatActions(TakeOut):
         try:
             self._conversation.set_model(name)
         except HeadraceError as error:
-            self._headrace.say(str(error), problem=True)
+            self._headrace.refuse(error)
         else:
             self._headrace.metrics.loading(f"loading {name}", None)
 
@@ -300,7 +300,7 @@ class ChatActions(TakeOut):
         try:
             self._conversation.resolve(cast(ContextChoice, choice))
         except HeadraceError as error:  # the engine may have died since it was asked
-            self._headrace.say(str(error), problem=True)
+            self._headrace.refuse(error)
         self._screen.sync([])
 
     # -- the rest --------------------------------------------------------------------------------------------------

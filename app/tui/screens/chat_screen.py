@@ -1,27 +1,20 @@
 """The chat: transcript, notice, completion menu, input, and the decode panel beside them.
 
-Draws what the conversation says (`sync`, called with every poll) and turns keys into calls. What the slash
-commands do is in `chat_actions`.
+Draws what the conversation says (`sync`, called with every poll) and passes on what the widgets say. What the keys do
+is in `chat_keys`, what the slash commands do in `chat_actions`.
 """
 
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.geometry import Size
-from textual.timer import Timer
-from textual.widgets import Static
 
-from headrace.app.chat.conversation import Conversation
 from headrace.app.engine.messages import Event, LoadProgress
-from headrace.app.sanitise import sanitise
-from headrace.app.sessions.records import Message
 from headrace.app.tui.chat_app import ChatApp
 from headrace.app.tui.decode.machine import crowd_text
 from headrace.app.tui.decode.metrics import LiveMetrics
@@ -33,8 +26,10 @@ from headrace.app.tui.input.find_bar import FindBar
 from headrace.app.tui.input.prompt import Prompt
 from headrace.app.tui.key_bar import KeyBar
 from headrace.app.tui.screens.chat_actions import ChatActions
+from headrace.app.tui.screens.chat_keys import ChatKeys
+from headrace.app.tui.screens.notices import Notice, Waiting, notice_of
+from headrace.app.tui.screens.reading_ahead import ReadingAhead
 from headrace.app.tui.status_bar import StatusBar
-from headrace.app.tui.textual_overrides.frugal_screen import FrugalScreen
 from headrace.app.tui.transcript.context_mark import MARK
 from headrace.app.tui.transcript.fetching import Fetching
 from headrace.app.tui.transcript.shown_branch import ShownBranch
@@ -42,77 +37,19 @@ from headrace.app.tui.transcript.transcript import Transcript
 from headrace.app.tui.transcript.welcome import welcome_lines
 from headrace.runtime.errors import HeadraceError, UsageError
 
-_QUEUE_LINES = 3  # shown of the messages that wait
-_NOTICE_LINES = 5  # more are cut off, which shows
-_COUNT_S = 0.3  # between two counts of its tokens while keys come
-_PAUSE_S = 0.25  # without a key, after which what stands in the input is worth reading
-_TWICE_S = 2.0  # within which a second Ctrl+C leaves
-_HANDS_OFF_S = 1.0  # without a key, after which a question with answers by letter may come up
 
-
-class ChatScreen(FrugalScreen):
+class ChatScreen(ChatKeys):
     """One conversation."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "stop", "Stop", key_display="Esc"),
-        Binding("escape", "leave_edit", "Leave edit", key_display="Esc"),
-        Binding("ctrl+c", "interrupt", "Stop", show=False),
-        Binding("f8", "do('restart')", "Restart engine", key_display="F8"),
-        Binding("f1", "app.show_keys", "Help", key_display="F1"),
-        Binding("f2", "app.decode_view", "Decode", key_display="F2"),
-        Binding("f3", "panel", "Panel", key_display="F3"),
-        Binding("f4", "do('sessions')", "Sessions", key_display="F4"),
-        Binding("f5", "do('model')", "Model", key_display="F5"),
-        Binding("f6", "do('set')", "Settings", key_display="F6"),
-        Binding("f7", "app.freeze", "Freeze", show=False),
-        Binding("f9", "do('editor')", "Editor", show=False),
-        Binding("ctrl+r", "do('regen')", "Again"),
-        Binding("ctrl+s", "do('compare')", "Compare", show=False),
-        Binding("ctrl+g", "do('continue')", "Continue", show=False),
-        Binding("ctrl+n", "do('new')", "New", show=False),
-        Binding("ctrl+o", "do('copy')", "Copy", show=False),
-        Binding("ctrl+t", "do('think')", "Thinking", show=False),
-        Binding("ctrl+up", "to_transcript", "Messages", show=False),
-        Binding("pageup", "page(-1)", "Page up", show=False, priority=True),
-        Binding("pagedown", "page(1)", "Page down", show=False, priority=True),
-        Binding("ctrl+home", "head", "Top", show=False, priority=True),
-        Binding("ctrl+end", "tail", "End", show=False, priority=True),
-        Binding("ctrl+f", "do('find')", "Find", show=False, priority=True),
-        Binding("ctrl+l", "redraw", "Draw anew", show=False, priority=True),
-    ]
-
     def __init__(self, headrace: ChatApp) -> None:
-        super().__init__()
-        self.headrace = headrace
+        super().__init__(headrace)
         self.actions = ChatActions(headrace, self)
         self._branch = ShownBranch()
         self._titled = ""  # the input's frame
         self._state: tuple[object, ...] = ()
         self._asked = False
         self._fetching, self._looked_up = Fetching(), False
-        self._interrupted = float("-inf")  # when, last, with nothing to interrupt
-        self._typed = float("-inf")  # when, last
-        self._pause: Timer | None = None
-        self._counting: Timer | None = None
-        self.editing: int | None = None
-        """The message whose text is in the input to be changed."""
-        self._draft = ""  # what was in the input before
-
-    @property
-    def conversation(self) -> Conversation:
-        return self.headrace.conversation
-
-    @property
-    def prompt(self) -> Prompt:
-        return self.query_one(Prompt)
-
-    @property
-    def transcript(self) -> Transcript:
-        return self.query_one(Transcript)
-
-    @property
-    def find_bar(self) -> FindBar:
-        return self.query_one(FindBar)
+        self._ahead = ReadingAhead(self, self._read_ahead)
 
     def compose(self) -> ComposeResult:
         metrics = self.headrace.metrics
@@ -120,8 +57,8 @@ class ChatScreen(FrugalScreen):
         with Horizontal(id="chat-row"):
             with Vertical(id="chat-column"):
                 yield Transcript(id="transcript")
-                yield Static(id="notice", markup=False)
-                yield Static(id="queue", markup=False)
+                yield Notice(id="notice", markup=False)
+                yield Waiting(id="queue", markup=False)
                 yield Chips(id="chips")
                 yield FindBar(id="find")
                 menu = CompletionMenu(id="menu")
@@ -143,7 +80,7 @@ class ChatScreen(FrugalScreen):
     def on_resize(self, event: events.Resize) -> None:
         """Every new size, also under a dialog; before textual lays the screen out for it."""
         self._fit_panel(event.size)
-        if self.query("#notice") and self.query_one("#notice").display:
+        if self.query(Notice) and self.query_one(Notice).display:
             self.call_after_refresh(self._show_notice)  # cut for the new width
 
     def _fit_panel(self, window: Size) -> None:
@@ -161,7 +98,7 @@ class ChatScreen(FrugalScreen):
         self.prompt.remember([message.content for message in self.conversation.messages if message.role == "user"])
         self.sync([])
         self.transcript.to_end()
-        self._wait_for_pause()
+        self._ahead.wait_for_pause()
 
     def sync(self, events: Sequence[Event]) -> None:
         """Draw what changed in the conversation."""
@@ -192,11 +129,11 @@ class ChatScreen(FrugalScreen):
         if state != self._state:
             self._state = state
             self._state_changed(empty=not messages)
-            self._wait_for_pause()
+            self._ahead.wait_for_pause()
         self._follow_loading(events, empty=not messages)
         if conversation.question is None or conversation.phase != "idle":
             self._asked = False
-        elif not self._asked and not (self.prompt.text and time.monotonic() < self._typed + _HANDS_OFF_S):
+        elif not self._asked and not (self.prompt.text and self._ahead.typing):
             self._asked = True
             self.actions.ask_about_context()
 
@@ -244,7 +181,7 @@ class ChatScreen(FrugalScreen):
         self.refresh_bindings()
         self.tell_status()
         self._show_notice()
-        self._show_queue()
+        self.query_one(Waiting).tell(self.actions.queue.texts)
         if empty:
             self._show_welcome()
 
@@ -263,119 +200,15 @@ class ChatScreen(FrugalScreen):
             self._titled = title
             self.prompt.border_title = Content(title)
 
-    # -- reading ahead ---------------------------------------------------------------------------------------------
-
-    def on_text_area_changed(self) -> None:
-        self._typed = time.monotonic()
-        self._wait_for_pause()
-        if self._counting is None:
-            self._counting = self.set_timer(_COUNT_S, self._count)
-
-    def _wait_for_pause(self) -> None:
-        if self._pause is not None:
-            self._pause.stop()
-        self._pause = self.set_timer(_PAUSE_S, lambda: self._read_ahead(self.headrace.settings.chat.read_ahead))
-
-    def _count(self) -> None:
-        """While keys come: how long it is by now."""
-        self._counting = None
-        if self.prompt.text.strip():
-            self._read_ahead(False)
-
-    def _read_ahead(self, read: bool) -> None:
-        """Nobody waits for an answer: let the engine read what it will be asked."""
-        text = self.prompt.whole_text
-        if self.editing is None and self.headrace.comparison is None:  # which has the engine to itself
-            draft = "" if parse_command(text) else message_text(text)
-            self.conversation.read_ahead(draft, count_only=not read)
-
     def _show_notice(self) -> None:
-        notice = self.query_one("#notice", Static)
-        state = self.headrace.engine.state
-        down = state in ("dead", "failed")
-        text = self.conversation.notice or ("the engine is not running" if down else "")
-        if not text and self.conversation.shared:
-            text = "this session is open in another terminal, too: what is said there and here becomes branches"
-        if down:
-            way_out = "F8 tries again, F5 picks a model" if state == "failed" else "F8 starts it again"
-            text = f"✗ {text.rstrip('.')}. {way_out}."
-        elif state == "loading" and self._fetching.active and self.conversation.messages:
-            text = f"fetching {self.conversation.session.model or 'the default model'}: {self._fetching.summary()}"
-        if state == "failed" and not self.conversation.messages:  # the whole of it stands above
-            text = ""
-        notice.display = bool(text)
-        notice.set_class(down, "-error")
-        width = max(2, self.query_one("#chat-column").size.width - 6)
-        lines = Content(sanitise(text)).wrap(width)
-        if len(lines) > _NOTICE_LINES:
-            lines = [*lines[: _NOTICE_LINES - 1], lines[_NOTICE_LINES - 1].truncate(width - 1) + "…"]
-        notice.update(Content("\n").join(lines))
-
-    def _show_queue(self) -> None:
-        texts = self.actions.queue.texts
-        waiting = self.query_one("#queue", Static)
-        waiting.display = bool(texts)
-        width = max(8, self.transcript.size.width - 8)
-        lines = [Content(f"⧗ {sanitise(' '.join(text.split()))}").truncate(width, ellipsis=True) for text in texts]
-        if len(lines) > _QUEUE_LINES:
-            lines[_QUEUE_LINES - 1 :] = [Content(f"⧗ and {len(lines) - _QUEUE_LINES + 1} more")]
-        hint = Content.styled("asked when this answer has ended; /queue takes them back", "$quiet")
-        waiting.update(Content("\n").join([*lines, hint]) if lines else "")
+        text, error = notice_of(self.conversation, self._fetching)
+        self.query_one(Notice).tell(text, error=error)
 
     def show_metrics(self, metrics: LiveMetrics, frozen: bool) -> None:
         """The decode panel, where it is open."""
         panel = self.query_one(DecodePanel)
         if panel.display:
             panel.show(metrics, frozen)
-
-    # -- keys ------------------------------------------------------------------------------------------------------
-
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if action == "stop":
-            return self.conversation.phase != "idle" and self.editing is None
-        if action == "leave_edit":
-            return self.editing is not None
-        if action == "do" and parameters == ("restart",):
-            return self.headrace.engine.state in ("dead", "failed")
-        return True
-
-    def action_stop(self) -> None:
-        """Stop the answer."""
-        self.conversation.stop()
-
-    def begin_edit(self, message: Message) -> None:
-        """Put its text into the input; what was being written there comes back afterwards."""
-        prompt = self.prompt
-        if self.editing is None:
-            self._draft = prompt.whole_text
-        self.editing = message.id
-        prompt.put(message.content)
-
-    def action_leave_edit(self) -> None:
-        """Done with it: the draft from before."""
-        self.editing = None
-        self.prompt.put(self._draft)
-
-    def action_interrupt(self) -> None:
-        """Ctrl+C: copy a selection, else stop the answer, else put the draft aside, else say how to leave."""
-        selected = self.get_selected_text()
-        prompt = self.prompt
-        if selected:
-            self.headrace.copy(selected, "the selection")
-            self.clear_selection()
-        elif self.conversation.phase != "idle":
-            self.conversation.stop()
-        elif prompt.text:
-            if prompt.put_aside():
-                self.headrace.say("put aside: ↑ brings it back")
-        elif time.monotonic() < self._interrupted + _TWICE_S:
-            self.actions.do_quit("")
-        else:
-            self._interrupted = time.monotonic()
-            self.headrace.say("Ctrl+C again leaves")
-
-    def action_do(self, name: str) -> None:
-        self.run_command(name, "")
 
     def action_panel(self) -> None:
         """The panel's next width, or why there is none."""
@@ -386,35 +219,20 @@ class ChatScreen(FrugalScreen):
             self.tell_status()
             self.headrace.draw_metrics(force=True)
 
-    def action_to_transcript(self) -> None:
-        self.transcript.focus()
-        self.transcript.action_select(-1)
+    # -- the input -------------------------------------------------------------------------------------------------
 
-    def action_page(self, by: int) -> None:
-        self.transcript.scroll_pages(by)
+    def on_text_area_changed(self) -> None:
+        self._ahead.typed()
 
-    def action_head(self) -> None:
-        self.transcript.to_start()
-
-    def action_redraw(self) -> None:
-        """Ctrl+L: after something else wrote on the terminal."""
-        self.app.refresh(repaint=True, layout=True)
-
-    def action_tail(self) -> None:
-        self.transcript.to_end()
-
-    def on_key(self, event: events.Key) -> None:
-        """A letter that is no command where the keys are is meant for the input."""
-        if event.is_printable and event.character is not None and event.key not in self.active_bindings:
-            event.stop()
-            event.prevent_default()
-            self.prompt.type(event.character)
-
-    def on_paste(self, event: events.Paste) -> None:
-        """As is what is pasted while the keys are elsewhere."""
-        if not self.prompt.has_focus:
-            event.stop()
-            self.prompt.paste(event.text)
+    def _read_ahead(self, pause: bool) -> None:
+        """Let the engine count what is being typed and, in a pause, read what it will be asked."""
+        if not pause and not self.prompt.text.strip():
+            return
+        text = self.prompt.whole_text
+        if self.editing is None and self.headrace.comparison is None:  # which has the engine to itself
+            draft = "" if parse_command(text) else message_text(text)
+            read = pause and self.headrace.settings.chat.read_ahead
+            self.conversation.read_ahead(draft, count_only=not read)
 
     # -- messages from the widgets ---------------------------------------------------------------------------------
 
@@ -429,17 +247,7 @@ class ChatScreen(FrugalScreen):
                 self.run_command(invocation.command.name, invocation.argument)
         except HeadraceError as error:
             self.prompt.put_back(event.typed)
-            self._refuse(error)
-
-    def run_command(self, name: str, argument: str) -> None:
-        """Carry out a slash command; what it refuses is said, nothing breaks."""
-        try:
-            getattr(self.actions, f"do_{name}")(argument)
-        except HeadraceError as error:
-            self._refuse(error)
-
-    def _refuse(self, error: HeadraceError) -> None:
-        self.headrace.say(f"{error}" + (f" ({error.hint})" if error.hint else ""), problem=True)
+            self.headrace.refuse(error)
 
     def on_prompt_interrupted(self) -> None:
         self.action_interrupt()
@@ -461,4 +269,4 @@ class ChatScreen(FrugalScreen):
         try:
             self.actions.act(event.action, event.message)
         except HeadraceError as error:
-            self._refuse(error)
+            self.headrace.refuse(error)

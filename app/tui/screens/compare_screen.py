@@ -14,7 +14,6 @@ from textual.containers import Container
 from textual.content import Content
 from textual.widgets import Static
 
-from headrace.app.sanitise import sanitise
 from headrace.app.tui.chat_app import ChatApp
 from headrace.app.tui.input.commands import message_text, parse_command
 from headrace.app.tui.input.completion import CompletionMenu
@@ -22,6 +21,7 @@ from headrace.app.tui.input.prompt import Prompt
 from headrace.app.tui.key_bar import KeyBar
 from headrace.app.tui.screens.compare_pane import ComparePane
 from headrace.app.tui.screens.dialogs import Choose
+from headrace.app.tui.screens.notices import Notice
 from headrace.app.tui.textual_overrides.frugal_screen import FrugalScreen
 from headrace.runtime.errors import HeadraceError, UsageError
 
@@ -68,12 +68,13 @@ class CompareScreen(FrugalScreen):
         self._in_front = self.panes[0]  # this one,
         self._chosen = False  # as the user wants it; else the one that answers
         self._busy: object = None
+        self._told = "", 0  # what the notice says, cut for which width
 
     def compose(self) -> ComposeResult:
         yield Static(id="compare-head", markup=False)
         with Container(id="compare-panes"):
             yield from self.panes
-        yield Static(id="notice", markup=False)
+        yield Notice(id="notice", markup=False)
         menu = FileMenu(id="menu")
         yield menu
         yield Prompt(menu, id="prompt")
@@ -102,7 +103,7 @@ class CompareScreen(FrugalScreen):
                 if pane.side is side:
                     pane.hear(event)
                     self._in_front = self._in_front if self._chosen else pane
-        if not self.is_mounted or not self.query("#notice"):
+        if not self.is_mounted or not self.query(Notice):
             return
         a, b = self.panes
         a.sync(b)
@@ -115,7 +116,7 @@ class CompareScreen(FrugalScreen):
         self._show_words()
 
     def _show_words(self) -> None:
-        head, notice = self.query_one("#compare-head", Static), self.query_one("#notice", Static)
+        head = self.query_one("#compare-head", Static)
         comparison = self.comparison
         memory = "each is loaded for its turn" if comparison.takes_turns else ""
         if comparison.beside:
@@ -125,10 +126,10 @@ class CompareScreen(FrugalScreen):
         line = Content.assemble((said[:9], "bold $text-primary"), (said[9:], "$quiet")).truncate(width, ellipsis=True)
         if str(head.render()) != line.plain:
             head.update(line)
-        text = sanitise(" · ".join(filter(None, [comparison.notice, *self._refusals()])))
-        if notice.display != bool(text) or (text and str(notice.render()) != text):
-            notice.display = bool(text)
-            notice.update(Content(text))
+        text = " · ".join(filter(None, [comparison.notice, *self._refusals()]))
+        if (text, width) != self._told:
+            self._told = text, width
+            self.query_one(Notice).tell(text)
 
     def _refusals(self) -> list[str]:
         """Why a side has no answer, in full: its own line may be too short for it."""
@@ -169,7 +170,7 @@ class CompareScreen(FrugalScreen):
         try:
             self.comparison.again()
         except HeadraceError as error:
-            self._refuse(error)
+            self.headrace.refuse(error)
         else:
             self._to_end()
 
@@ -228,7 +229,7 @@ class CompareScreen(FrugalScreen):
         try:
             self.headrace.end_comparison(side)
         except HeadraceError as error:
-            self._refuse(error)
+            self.headrace.refuse(error)
 
     # -- messages from the widgets ---------------------------------------------------------------------------------
 
@@ -239,7 +240,7 @@ class CompareScreen(FrugalScreen):
             self.comparison.ask(message_text(event.text))
         except HeadraceError as error:
             self.prompt.put_back(event.typed)
-            self._refuse(error)
+            self.headrace.refuse(error)
         else:
             self._to_end()
 
@@ -269,6 +270,3 @@ class CompareScreen(FrugalScreen):
         self.sync([])
         for pane in self.panes:
             pane.transcript.to_end()
-
-    def _refuse(self, error: HeadraceError) -> None:
-        self.headrace.say(f"{error}" + (f" ({error.hint})" if error.hint else ""), problem=True)

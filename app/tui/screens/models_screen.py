@@ -136,7 +136,7 @@ class ModelsScreen(ModalScreen[str | None]):
         try:
             wanted = to_fetch(row.name)
         except HeadraceError as error:
-            self._headrace.say(str(error), problem=True)
+            self._headrace.refuse(error)
             return
         if wanted is None:  # somebody else has fetched it meanwhile
             self._load()
@@ -147,7 +147,7 @@ class ModelsScreen(ModalScreen[str | None]):
         try:
             self._headrace.engine.pull(row.name)
         except HeadraceError as error:
-            self._headrace.say(str(error), problem=True)
+            self._headrace.refuse(error)
             return
         self._headrace.say(f"fetching {row.name}, {format_bytes(row.bytes)}, in the background")
 

@@ -81,7 +81,7 @@ class SessionsScreen(ModalScreen[None]):
         try:
             yield
         except HeadraceError as error:
-            self._headrace.say(str(error), problem=True)
+            self._headrace.refuse(error)
             self._fill()
 
     @property

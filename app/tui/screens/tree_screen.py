@@ -78,7 +78,7 @@ class TreeScreen(ModalScreen[None]):
         try:
             self._headrace.conversation.show(message.id)
         except HeadraceError as error:
-            self._headrace.say(str(error), problem=True)
+            self._headrace.refuse(error)
             return
         self.dismiss()
         self._headrace.go_to(message.id, "")
@@ -97,7 +97,7 @@ def ask_to_remove(app: App[Any], headrace: ChatApp, message: Message, then: Call
             try:
                 headrace.conversation.remove(message.id)
             except HeadraceError as error:
-                headrace.say(str(error), problem=True)
+                headrace.refuse(error)
             then()
 
     followers = headrace.store.below(message)

@@ -1,0 +1,187 @@
+"""An app that polls: ten times a second (see `app.tui.poll_interval`) it takes in what the engine's process said, and
+lets the screen that is on top draw its text; figures, and the colours of code, follow less often.
+
+Nothing is called per token.
+"""
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from textual.app import App
+
+from headrace.app.answer_phrases import sampling_text
+from headrace.app.chat.conversation import Conversation
+from headrace.app.engine.client import ChatEngine
+from headrace.app.engine.messages import (
+    Damaged,
+    Delta,
+    Event,
+    PeakMeasured,
+    Pulled,
+    PullFailed,
+    PullProgress,
+    Ready,
+    one_line,
+)
+from headrace.app.sanitise import sanitise
+from headrace.app.tui.decode.feed import feed, stored_turns
+from headrace.app.tui.decode.machine_watch import MachineWatch
+from headrace.app.tui.decode.metrics import LiveMetrics
+from headrace.app.tui.poll_interval import PollInterval
+from headrace.app.tui.screens.chat_screen import ChatScreen
+from headrace.app.tui.screens.decode_screen import DecodeScreen
+from headrace.app.tui.status_bar import Status
+from headrace.app.tui.textual_overrides.frugal_screen import FrugalScreen
+from headrace.app.tui.transcript.markdown_lines import parser
+from headrace.runtime.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from headrace.app.chat.comparison import Comparison
+    from headrace.app.tui.screens.compare_screen import CompareScreen
+
+_NOTICE_S = 4.0  # a short message shows so long
+_FIRST_METRICS_S = 0.4  # after a phase began there is something to say
+
+
+class PolledApp(App[None]):
+    """engine, conversation: what is polled. comparison: polled in the place of the conversation while there is one.
+
+    frozen: the metrics that show in the place of those that go on. pulls: the downloads under way, by name.
+    """
+
+    def __init__(self, engine: ChatEngine, conversation: Conversation, watch: MachineWatch | None) -> None:
+        super().__init__()
+        self.engine = engine
+        self.conversation = conversation
+        self.comparison: Comparison | None = None
+        self.metrics = LiveMetrics()
+        self.frozen: LiveMetrics | None = None
+        self.pulls: dict[str, PullProgress] = {}
+        self._compare_screen: CompareScreen | None = None
+        self._left = False
+        self._said: dict[str, float] = {}  # short messages, and until when they show
+        self._metrics_due = 0.0
+        self._metrics_of = ""  # the session they are of
+        self._drawn_version = -1
+        self._drawn_phase: object = None
+        self._drawn_load: object = None
+        self._watch = watch
+        self._interval = PollInterval()
+
+    async def _poll(self) -> None:
+        """For as long as the app lives: take in and draw, then rest."""
+        while not self._left:
+            self._interval.begin()
+            self.tick()
+            if isinstance(self.screen, FrugalScreen):
+                self.screen.draw()
+            phase = (self.comparison or self.conversation).phase
+            awaiting, whole = phase in ("waiting", "prefill"), self.comparison is not None and phase != "idle"
+            await asyncio.sleep(self._interval.wait_s(awaiting=awaiting, whole=whole))
+
+    def post_display_hook(self) -> None:
+        self._interval.drawn()
+
+    def tick(self) -> None:
+        """Take in what happened and mark what is to be drawn anew."""
+        if self._left:
+            return
+        if self.comparison is not None:
+            self._compare_tick(self.comparison)
+            return
+        events = self.conversation.poll()
+        feed(self.metrics, events)
+        if self._metrics_of != self.conversation.session.id:
+            self._metrics_of = self.conversation.session.id
+            self.metrics.session_changed(stored_turns(self.conversation.messages))
+        self._note(events)
+        if self._watch is not None and (load := self._watch.look(time.monotonic())) is not None:
+            self.metrics.looked(load)
+        changed, self._drawn_phase = self.metrics.phase != self._drawn_phase, self.metrics.phase
+        figures = (now := time.perf_counter()) >= self._metrics_due or changed
+        if (chat := self.chat) is not None and not (events and self._text_alone(events, chat, figures=figures)):
+            self._interval.whole()
+            chat.sync(events)
+        if figures:
+            self._metrics_due = now + (_FIRST_METRICS_S if changed else self._interval.metrics_s)
+            self._interval.with_figures()
+            if chat is not None:
+                chat.transcript.settle()
+                chat.tell_status()
+            self.draw_metrics()
+
+    def _compare_tick(self, comparison: "Comparison") -> None:
+        """The same while two answers are compared."""
+        heard = comparison.poll()
+        feed(self.metrics, [event for _, event in heard if isinstance(event, PeakMeasured)])
+        self._note([event for _, event in heard])
+        if self._watch is not None and (load := self._watch.look(time.monotonic())) is not None:
+            self.metrics.looked(load)
+        if self._compare_screen is not None:
+            self._compare_screen.sync(heard)
+
+    def _text_alone(self, events: list[Event], chat: ChatScreen, *, figures: bool) -> bool:
+        """Whether no more than text came, and shows already, or can wait until text is laid out anew."""
+        if figures or self.conversation.phase != "answering" or not all(isinstance(one, Delta) for one in events):
+            return False
+        if chat.type_on():
+            self._interval.quick()
+            return True
+        return not self._interval.whole_due
+
+    def draw_metrics(self, *, force: bool = False) -> None:
+        """Draw the decode view, if it shows and if there is news."""
+        shown = self.frozen or self.metrics
+        if (shown.version, shown.load) == (self._drawn_version, self._drawn_load) and not force:
+            return
+        self._drawn_version, self._drawn_load = shown.version, shown.load
+        if isinstance(self.screen, DecodeScreen):
+            self.screen.show(shown, self.status(), frozen=self.frozen is not None)
+        elif isinstance(self.screen, ChatScreen):
+            self.screen.show_metrics(shown, self.frozen is not None)
+
+    def _note(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, PullProgress):
+                self.pulls[event.name] = event
+            elif isinstance(event, Pulled):
+                self.pulls.pop(event.name, None)
+                self.say(f"{event.name} is installed")
+            elif isinstance(event, PullFailed):
+                self.pulls.pop(event.name, None)
+                self.say(f"{event.name}: {event.message}", problem=True)
+            elif isinstance(event, Damaged):
+                self.say(event.message, problem=True)
+            elif isinstance(event, Ready):
+                self._interval.spare = event.card.spare_cpus > 0
+                if self._watch is not None:
+                    self._watch.begin(event.card.machine.backend)
+                self.draw_metrics(force=True)
+                self.call_after_refresh(parser)  # made now, not with the first answer's first words
+
+    @property
+    def chat(self) -> ChatScreen | None:
+        """The chat's screen, also when another one is on top."""
+        return next((screen for screen in self.screen_stack if isinstance(screen, ChatScreen)), None)
+
+    def status(self) -> Status:
+        """What the line at the top says."""
+        talk = self.conversation
+        name = self.metrics.model.name or talk.session.model or ""
+        how = sampling_text(talk.effective), sampling_text(talk.effective, short=True)
+        return Status(sanitise(name), sanitise(talk.session.title), talk.context_tokens, talk.context_limit, how)
+
+    def say(self, text: str, *, problem: bool = False) -> None:
+        """A short message in the corner. Never parsed as markup."""
+        if (now := time.monotonic()) >= self._said.get(text, 0.0):  # what stands there already is not said again
+            self._said = {said: until for said, until in self._said.items() if until > now} | {text: now + _NOTICE_S}
+            self.notify(sanitise(text), severity="error" if problem else "information", markup=False, timeout=_NOTICE_S)
+
+    def refuse(self, error: HeadraceError) -> None:
+        """Say what cannot be done, and what can."""
+        self.say(one_line(str(error), error.hint), problem=True)
+
+    def clear_notifications(self) -> None:
+        self._said.clear()
+        super().clear_notifications()

@@ -1,0 +1,64 @@
+"""The lines between the transcript and the input: what the user should see, and the messages that wait."""
+
+from collections.abc import Sequence
+
+from textual.content import Content
+from textual.geometry import Size
+from textual.widget import Widget
+from textual.widgets import Static
+
+from headrace.app.chat.conversation import Conversation
+from headrace.app.sanitise import sanitise
+from headrace.app.tui.transcript.fetching import Fetching
+
+_QUEUE_LINES = 3  # shown of the messages that wait
+_NOTICE_LINES = 5  # more are cut off, which shows
+
+
+class Notice(Static):
+    """A few lines, of which there are none where nothing is to be said."""
+
+    def tell(self, text: str, *, error: bool = False) -> None:
+        """Show this, cut for the width there is."""
+        self.display = bool(text)
+        self.set_class(error, "-error")
+        width = max(2, _size_around(self).width - 6)
+        lines = Content(sanitise(text)).wrap(width)
+        if len(lines) > _NOTICE_LINES:
+            lines = [*lines[: _NOTICE_LINES - 1], lines[_NOTICE_LINES - 1].truncate(width - 1) + "…"]
+        self.update(Content("\n").join(lines))
+
+
+def notice_of(conversation: Conversation, fetching: Fetching) -> tuple[str, bool]:
+    """What the notice says of a conversation, and whether it is an error."""
+    state = conversation.engine.state
+    down = state in ("dead", "failed")
+    text = conversation.notice or ("the engine is not running" if down else "")
+    if not text and conversation.shared:
+        text = "this session is open in another terminal, too: what is said there and here becomes branches"
+    if down:
+        way_out = "F8 tries again, F5 picks a model" if state == "failed" else "F8 starts it again"
+        text = f"✗ {text.rstrip('.')}. {way_out}."
+    elif state == "loading" and fetching.active and conversation.messages:
+        text = f"fetching {conversation.session.model or 'the default model'}: {fetching.summary()}"
+    if state == "failed" and not conversation.messages:  # the whole of it stands in the transcript's place
+        text = ""
+    return text, down
+
+
+class Waiting(Static):
+    """The messages that are asked when the answer has ended."""
+
+    def tell(self, texts: Sequence[str]) -> None:
+        """Show these, a line each."""
+        self.display = bool(texts)
+        width = max(8, _size_around(self).width - 8)
+        lines = [Content(f"⧗ {sanitise(' '.join(text.split()))}").truncate(width, ellipsis=True) for text in texts]
+        if len(lines) > _QUEUE_LINES:
+            lines[_QUEUE_LINES - 1 :] = [Content(f"⧗ and {len(lines) - _QUEUE_LINES + 1} more")]
+        hint = Content.styled("asked when this answer has ended; /queue takes them back", "$quiet")
+        self.update(Content("\n").join([*lines, hint]) if lines else "")
+
+
+def _size_around(widget: Static) -> Size:
+    return widget.parent.size if isinstance(widget.parent, Widget) else widget.size
