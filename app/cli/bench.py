@@ -172,10 +172,8 @@ def _require_peers(document: dict[str, Any], engines: list[str]) -> None:
 
 
 def _check_batch_peers(peers: tuple[str, ...], llama_python: str | None, **_others: Any) -> None:
-    """Raises UsageError for peers whose sequences cannot be measured together."""
-    if "mlx-lm" in peers:
-        raise UsageError("--batch is compared with llama.cpp alone so far: leave --vs mlx-lm out")
-    if llama_python is None:
+    """Raises UsageError for a peer whose sequences cannot be measured together."""
+    if "llama.cpp" in peers and llama_python is None:
         raise UsageError("llama-bench has no parallel sequences", "--llama-python PYTHON names one that has")
 
 

@@ -27,6 +27,7 @@ class ChildProcess:
         command: Sequence[str],
         variables: Mapping[str, str] | None = None,
         *,
+        threads: int | None = None,
         tunes: bool = False,
     ) -> None:
         self._tunes = tunes  # asks for the whole test once, to find what is fastest for it
@@ -50,6 +51,7 @@ class ChildProcess:
                 version=str(told.get("ready")),
                 threads=told.get("threads"),
                 threads_batch=told.get("threads_batch"),
+                threads_told=threads,
                 settings=told.get("settings") or {},
             )
         except BaseException:

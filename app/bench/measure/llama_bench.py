@@ -41,6 +41,7 @@ class LlamaBench:
             version=str(report.get("build_number") or report.get("build_commit") or "") or None,
             threads=used,
             threads_batch=used,  # it has one number for both
+            threads_told=threads,
             settings={
                 "flash_attention": "on or off, the faster for each test",
                 **{name: report.get(field) for name, field in _SETTINGS.items()},

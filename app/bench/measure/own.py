@@ -50,6 +50,7 @@ class OwnEngine:
         self._random = random.Random(seed)
         self._base = self._tokens(limit)
         self._engines: dict[int, Engine] = {}
+        self._batched: dict[int, Engine] = {}  # by most sequences; they know how fast passes are
         self._caches: dict[int, int] = {}  # bytes of the caches kept, by depth
         self._held = held
 
@@ -85,7 +86,9 @@ class OwnEngine:
 
     def _together(self, test: Test) -> Sample:
         """Several sequences, each with tokens of its own. Counted is from when all of them decode."""
-        engine = Engine(self._network, context_limit=self._limit, most_running=test.batch)
+        engine = self._batched.setdefault(
+            test.batch, Engine(self._network, context_limit=self._limit, most_running=test.batch)
+        )
         bases = [random.Random(number) for number in range(test.batch)]
         prompts = [[draw.randrange(self._network.vocab_size) for _ in range(test.depth)] for draw in bases]
         sequences = [engine.submit(Request([*prompt, *self._tokens(1)])) for prompt in prompts]
@@ -118,6 +121,7 @@ class OwnEngine:
 
     def close(self) -> None:
         self._engines.clear()
+        self._batched.clear()
 
     def _engine(self, depth: int) -> Engine:
         if depth not in self._engines:

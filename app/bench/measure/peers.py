@@ -65,7 +65,7 @@ def _open(peer: Peer, model: "LoadedModel", limit: int, threads: int) -> tuple[B
         command = [peer.python or sys.executable, script, str(model.checkpoint.path)]
         # All that MLX can be told: what its linear algebra library may use, on a CPU.
         variables = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
-        child = ChildProcess("mlx-lm", model.name, command, variables)
+        child = ChildProcess("mlx-lm", model.name, command, variables, threads=threads)
         return child, f"mlx-lm {child.setup.version} reads the same directory as headrace"
     gguf = peer.gguf
     if gguf is None:
@@ -74,7 +74,7 @@ def _open(peer: Peer, model: "LoadedModel", limit: int, threads: int) -> tuple[B
     if peer.python is not None:
         script = str(_CHILDREN / "llama_cpp_child.py")
         command = [peer.python, script, gguf, str(limit), str(threads)]
-        child = ChildProcess("llama.cpp", model.name, command, tunes=True)
+        child = ChildProcess("llama.cpp", model.name, command, threads=threads, tunes=True)
         return child, f"llama.cpp through llama-cpp-python {child.setup.version}, {same}"
     program = shutil.which("llama-bench")
     if program is None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headrace.runtime.errors import UsageError
+from headrace.runtime.pace import SMALLEST
 
-_AHEAD = 32  # tokens of a prompt that are read in a step, at the least
 MOST_TOGETHER = 256
 Kind = Literal["prefill", "decode", "both"]
 
@@ -51,9 +51,9 @@ class Test:
     def tokens(self) -> int:
         """Entries in a cache when it is over, and one to spare for the step that a prefill test ends with.
 
-        In a batch the first to be ready decode while the last are still read in: so much more.
+        In a batch the first to be ready decode while the last are still read in: so much more, at the most.
         """
-        ahead = self.batch * (self.depth // _AHEAD + _AHEAD) if self.batch > 1 else 0
+        ahead = self.batch * (self.depth // SMALLEST + SMALLEST) if self.batch > 1 else 0
         return self.depth + self.prompt + self.generate + 1 + ahead
 
 

@@ -41,6 +41,7 @@ def result(
         "engine": setup.engine,
         "threads": setup.threads,
         "threads_batch": setup.threads_batch,
+        "threads_told": setup.threads_told,
         "prompt_tokens": test.prompt,
         "generated_tokens": test.generate,
         "batch": test.batch,

@@ -212,7 +212,7 @@ def _own_setup(model: "LoadedModel") -> Setup:
     kernels = ops.describe()["kernels"]
     threads = native.status().threads if model.kind == "headrace" and kernels == native.name else None
     settings = {"kernels": kernels if model.kind == "headrace" else "those of mlx-lm's classes"}
-    return Setup("headrace", model.name, versions().get("headrace"), threads, threads, settings)
+    return Setup("headrace", model.name, versions().get("headrace"), threads, threads, settings, threads)
 
 
 def _use_threads(threads: int) -> None:

@@ -24,6 +24,8 @@ class Setup:
     """CPU threads of a prefill."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Whatever else its speed depends on, by name."""
+    threads_told: int | None = None
+    """The number it was told to use, for both: what is known of an engine that does not say."""
 
     def document(self) -> dict[str, Any]:
         """As an entry of `engines` in the JSON document."""
@@ -49,7 +51,9 @@ def check_threads(setups: Sequence[Setup], asked: int | None) -> None:
 def setup_line(setup: Mapping[str, Any]) -> str:
     """An entry of `engines` as people read it: `llama.cpp 0.3.36: 2 threads, flash_attention on, ...`."""
     decode, batch = setup["threads"], setup["threads_batch"]
-    threads = _counted(decode) if decode else "threads as it chooses"
+    told = setup.get("threads_told")
+    unsaid = f"told to use {_counted(told)}, and does not say what it uses" if told else "threads as it chooses"
+    threads = _counted(decode) if decode else unsaid
     if batch != decode and batch:
         threads += f" ({batch} for prompts)"
     settings = [f"{name.replace('_', ' ')} {_text(value)}" for name, value in setup["settings"].items()]

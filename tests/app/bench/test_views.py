@@ -17,7 +17,7 @@ from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.ratios import ratios
 from headrace.app.bench.measure.result import result
 from headrace.app.bench.measure.sample import Repetition, Sample
-from headrace.app.bench.measure.setup import Setup
+from headrace.app.bench.measure.setup import Setup, setup_line
 from headrace.app.bench.show import formats
 from headrace.app.bench.show.history_view import blocks
 from headrace.app.bench.show.report import html
@@ -30,8 +30,8 @@ KEYS = {
 }  # fmt: skip
 
 SETUPS = {
-    "headrace": Setup("headrace", "tiny <b>", "0", 2, 2, {"kernels": "native"}),
-    "llama.cpp": Setup("llama.cpp", "tiny <b>", "0.3", 2, 3, {"flash_attention": True}),
+    "headrace": Setup("headrace", "tiny <b>", "0", 2, 2, {"kernels": "native"}, 2),
+    "llama.cpp": Setup("llama.cpp", "tiny <b>", "0.3", 2, 3, {"flash_attention": True}, 2),
 }
 
 
@@ -111,6 +111,11 @@ def test_markdown_is_one_table_and_the_circumstances() -> None:
     assert len({line.count("|") for line in table}) == 1
     assert any("1.30x llama.cpp" in line for line in lines)
     assert any("2026-01-02" in line for line in lines)
+
+
+def test_an_engine_that_does_not_say_its_threads_is_shown_with_the_number_it_was_told() -> None:
+    said = setup_line(Setup("mlx-lm", "tiny", "1", settings={"device": "cpu"}, threads_told=2).document())
+    assert said == "mlx-lm 1: told to use 2 threads, and does not say what it uses, device cpu"
 
 
 def test_csv_reads_back() -> None:

@@ -1,7 +1,8 @@
 """mlx-lm, measured from outside its public generator. Run as: python mlx_lm_child.py MODEL_DIRECTORY
 
-Its generator is called as its users call it: prefill in steps of its own size, wired memory raised by itself. MLX
-takes no number of threads and tells none. One JSON line in, one out: see `app.bench.measure.children`.
+Its generator is called as its users call it: prefill in steps of its own size, wired memory raised by itself. Several
+sequences go through its batch generator. MLX takes no number of threads and tells none. One JSON line in, one out: see
+`app.bench.measure.children`.
 """
 
 import json
@@ -24,6 +25,7 @@ class MlxLm:
         self._draw = random.Random(1)
         self._vocabulary = len(self._tokenizer.get_vocab())
         self._caches: dict[int, Any] = {}
+        self._bases: dict[int, list[Any]] = {}  # caches of sequences to be batched, by depth; never appended to
 
     def setup(self) -> dict[str, Any]:
         """What it uses; its generator's own defaults, read from its signature."""
@@ -41,8 +43,10 @@ class MlxLm:
         }
         return {"threads": None, "threads_batch": None, "settings": settings}
 
-    def measure(self, prompt: int, generate: int, depth: int) -> dict[str, Any]:
+    def measure(self, prompt: int, generate: int, depth: int, batch: int = 1) -> dict[str, Any]:
         """Times of `prompt` tokens (0: one) fed after `depth` others, then `generate` tokens (0: one) chosen."""
+        if batch > 1:
+            return self._together(generate, depth, batch)
         cache = self._cache_at(depth)
         arrivals: list[float] = []
         last: Any = None
@@ -65,6 +69,43 @@ class MlxLm:
             "own_tokens_per_second": own,
         }
 
+    def _together(self, generate: int, depth: int, batch: int) -> dict[str, Any]:
+        """Times of `generate` tokens of every one of `batch` sequences, since all of them decode."""
+        from mlx_lm.generate import BatchGenerator
+
+        caches = self._batch_caches(depth, batch)
+        prompts = [[self._draw.randrange(self._vocabulary)] for _ in caches]
+        ahead = generate + 2 * batch  # what the first may say before the last begins
+        generator = BatchGenerator(self._model, max_tokens=ahead, completion_batch_size=batch)
+        arrivals: list[float] = []
+        try:
+            generator.insert(prompts, caches=caches)
+            while len(arrivals) < generate:
+                _, responses = generator.next()
+                if any(response.finish_reason for response in responses):
+                    raise RuntimeError("a sequence ended before the others had begun")
+                if len(responses) == batch:
+                    arrivals.append(time.perf_counter())
+        finally:
+            generator.close()
+        return {
+            "prefill_s": 0.0,
+            "first_step_s": None,
+            "latencies_s": [b - a for a, b in pairwise(arrivals)],
+            "own_tokens_per_second": None,
+        }
+
+    def _batch_caches(self, depth: int, batch: int) -> list[Any]:
+        """A cache a sequence, with `depth` tokens of its own; the generator copies what is in them."""
+        from mlx_lm.models.cache import make_prompt_cache
+
+        if not depth:
+            return [make_prompt_cache(self._model) for _ in range(batch)]
+        bases = self._bases.setdefault(depth, [])
+        while len(bases) < batch:
+            bases.append(self._filled(depth))
+        return bases[:batch]
+
     def _stream(self, prompt: int, generate: int, cache: Any) -> Any:
         from mlx_lm import stream_generate
 
@@ -73,12 +114,18 @@ class MlxLm:
 
     def _cache_at(self, depth: int) -> Any:
         """A cache with `depth` tokens in it, from the last time where it can be trimmed back."""
-        from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
+        from mlx_lm.models.cache import can_trim_prompt_cache, trim_prompt_cache
 
         kept = self._caches.pop(depth, None)
         if kept is not None and depth and can_trim_prompt_cache(kept) and kept[0].offset >= depth:
             trim_prompt_cache(kept, kept[0].offset - depth)
             return kept
+        return self._filled(depth)
+
+    def _filled(self, depth: int) -> Any:
+        """A new cache with `depth` random tokens in it."""
+        from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
+
         fresh = make_prompt_cache(self._model)
         if depth:
             for _ in self._stream(depth, 1, fresh):
