@@ -34,7 +34,7 @@ from headrace.runtime.room import Room
 from headrace.runtime.sampling import Sampler, check_bias
 from headrace.runtime.scheduler import Scheduler
 from headrace.runtime.sequence import Sequence
-from headrace.runtime.telemetry import StepRecord
+from headrace.runtime.telemetry import PoolStats, StepRecord
 from headrace.runtime.timeline import Timeline
 
 NEXT_IN_LINE = 64  # of those that wait: whose cancel flags are looked at in every step
@@ -44,7 +44,10 @@ Delivery = tuple[Sequence, Event]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How many sequences are where, and the memory that K/V take of what they may."""
+    """How many sequences are where, and the memory that K/V take of what they may.
+
+    blocks: of the pool, and pool_bytes what they take; None and 0 as long as there is none.
+    """
 
     waiting: int
     preempted: int
@@ -52,6 +55,8 @@ class Load:
     decoding: int
     kv_used_bytes: int
     kv_room_bytes: int
+    pool_bytes: int = 0
+    blocks: PoolStats | None = None
 
 
 class Engine:
@@ -126,6 +131,8 @@ class Engine:
             decoding=states["decode"],
             kv_used_bytes=self._room.used,
             kv_room_bytes=self._room.total,
+            pool_bytes=self._pool.slabs.nbytes if self._pool else 0,
+            blocks=self._pool.blocks.stats if self._pool else None,
         )
 
     def step(self) -> list[Delivery]:

@@ -118,6 +118,20 @@ class Summary:
         return 1 / self.tpot_s if self.tpot_s else None
 
 
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """Blocks of K/V, all layer groups: used ones (of them those that several sequences hold), cached and free ones."""
+
+    used: int
+    shared: int
+    cached: int
+    free: int
+
+    @property
+    def total(self) -> int:
+        return self.used + self.cached + self.free
+
+
 def mbu(achieved_gb_s: float | None, measured_peak_gb_s: float | None) -> float | None:
     """Model bandwidth utilisation, a fraction. None until both sides are known."""
     return achieved_gb_s / measured_peak_gb_s if achieved_gb_s is not None and measured_peak_gb_s else None

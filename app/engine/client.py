@@ -52,7 +52,10 @@ class ChatEngine(Protocol):
         ...
 
     def submit(self, command: Generate) -> None:
-        """Queue a generation; while the model loads it waits. Raises EngineError when nothing is running."""
+        """Ask for a generation, beside those that go on; while the model loads it waits.
+
+        Raises EngineError when nothing is running.
+        """
         ...
 
     def read_ahead(self, command: ReadAhead) -> None:
@@ -63,8 +66,8 @@ class ChatEngine(Protocol):
         """Have the engine leave the machine alone until it is asked for something. Nothing happens without one."""
         ...
 
-    def cancel(self) -> None:
-        """End the submitted generations; each still answers with its Done (reason `cancelled`)."""
+    def cancel(self, generation: int | None = None) -> None:
+        """End a submitted generation, all of them for None; each still answers with its Done (reason `cancelled`)."""
         ...
 
     def poll(self) -> list[Event]:
@@ -127,10 +130,10 @@ class EngineClient:
         if self._link is not None:
             self._link.send(Rest())
 
-    def cancel(self) -> None:
+    def cancel(self, generation: int | None = None) -> None:
         if self._link is not None:
-            for generation in self._open:
-                self._link.send(Cancel(generation))
+            for one in self._open if generation is None else self._open & {generation}:
+                self._link.send(Cancel(one))
 
     def poll(self) -> list[Event]:
         events, self._backlog = self._backlog, []

@@ -1,36 +1,28 @@
 """The model inside the engine's process: loads it, answers conversations with it, and sends what happens as events.
 
-Everything here runs on one thread, which owns the model. Deltas are gathered: where decoding takes every core, what a
-message costs is taken from the decode.
+Everything here runs on one thread, which owns the model; `app.engine.serving` has what is being answered.
 """
 
 import os
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 from headrace.app.engine.messages import (
-    ContextFull,
     Damaged,
-    Delta,
-    Done,
     DraftCounted,
-    Dropped,
-    Event,
     Generate,
     ModelCard,
     ModelSpec,
     PeakMeasured,
-    Prefill,
     PrefixCached,
     ReadAhead,
 )
-from headrace.app.sampling_options import sampling_settings
+from headrace.app.engine.outbox import Send
+from headrace.app.engine.serving import Serving
 from headrace.models.load import LoadedModel, load_resolved
 from headrace.models.registry.background_check import BackgroundCheck
 from headrace.models.registry.progress import Progress
 from headrace.models.registry.resolve import ResolvedModel, resolve
-from headrace.models.text.answer import Completed, TextChunk, answer
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.runtime import ops
 from headrace.runtime.engine import Engine
@@ -39,18 +31,10 @@ from headrace.runtime.machine.bandwidth import measure_peak, read_now
 from headrace.runtime.machine.compute import cached_compute, measure_compute
 from headrace.runtime.machine.hardware import Machine, machine
 from headrace.runtime.machine.peaks import Peak, cached_peak, correct
-from headrace.runtime.request import CancelFlag, Finished, Request
-from headrace.runtime.sampling import SamplingParams
-from headrace.runtime.telemetry import StepRecord, mbu
+from headrace.runtime.request import CancelFlag
+from headrace.runtime.telemetry import Summary, mbu
 
-_GATHER_S = 0.07  # between two deltas: the chat looks less often, and hardly ever in vain
-_RECORDS_S = 0.4  # between two that bring the records of steps, from which figures are made
 _READ_AGAIN_S = 600.0  # between two looks at the memory's speed by an idle chat
-LEAST_ROOM = 256  # tokens an answer should have; an eighth of the context where that is less
-_ROOMY = 0.75  # of the context: what a prompt may take after oldest turns were dropped, so that more turns fit
-
-Send = Callable[[Event], None]
-Messages = Sequence[Mapping[str, str]]
 
 
 class EngineHost:
@@ -62,6 +46,7 @@ class EngineHost:
         self._load_s = load_s
         self._engine = Engine(loaded.network, context_limit=loaded.context_limit, keep_prefix=True)
         self._prompts = ChatPrompt(loaded.tokenizer)
+        self._serving = Serving(loaded, self._engine, self._prompts, self._mbu)
         self._spare_cpus = _spare_cpus(machine())
         self.peak: Peak | None = cached_peak()
         self.compute_flops = cached_compute()
@@ -143,35 +128,29 @@ class EngineHost:
                 self.compute_flops = measure_compute()
         return PeakMeasured(self.peak, self.compute_flops)
 
-    def generate(self, command: Generate, cancel: CancelFlag, send: Send) -> None:
-        """Answer a conversation; the last event sent is Done or ContextFull. Raises HeadraceError for bad requests."""
-        sampling = SamplingParams(
-            **sampling_settings(command.sampling, self._loaded.generation_defaults, command.otherwise)
-        )
-        started = time.perf_counter()
-        prompt = self._fit(command, send)
-        if prompt is None:
-            return
-        tokenize_s = time.perf_counter() - started
-        request = Request(
-            prompt=prompt,
-            max_tokens=command.max_tokens,
-            sampling=sampling,
-            stop_ids=self._loaded.tokenizer.eos_ids,
-            cancel=cancel,
-        )
-        opening = "" if command.continue_text else self._prompts.opening(prompt)
-        outbox = _Outbox(command, send, opening)
-        with self._check.paused():
-            for part in answer(self._engine, self._loaded.tokenizer, request, command.stop):
-                if isinstance(part, TextChunk):
-                    outbox.add(part.text, part.step.record)
-                elif isinstance(part, Completed):
-                    outbox.add(part.text, part.finished.stop_record)
-                    outbox.flush()
-                    send(self._done(command, part.finished, tokenize_s, outbox.ttft_s))
-                else:
-                    send(Prefill(command.id, part.done, part.total, part.reused))
+    @property
+    def busy(self) -> bool:
+        """Whether something is being answered, or to be put away after that."""
+        return bool(self._serving)
+
+    def begin(self, command: Generate, cancel: CancelFlag, send: Send) -> None:
+        """Answer a conversation, beside what is being answered; what it says comes from `step`, Done at the
+        end. Where its prompt is too long, ContextFull is all there is. Raises HeadraceError for bad requests.
+        """
+        self._serving.begin(command, cancel, send)
+        if self._serving:
+            self._check.pause()
+
+    def step(self, send: Send) -> None:
+        """One step of all that are being answered. Raises what `Engine.step` raises: then all are lost, see `lost`."""
+        self._serving.step(send)
+        if not self._serving:
+            self._check.resume()
+
+    def lost(self) -> list[int]:
+        """What was being answered when `step` failed: the ids."""
+        self._check.resume()
+        return self._serving.lost()
 
     def read_ahead(self, command: ReadAhead, stop: Callable[[], bool], send: Send) -> None:
         """Prefill what the next prompt will begin with, until `stop()`. Raises HeadraceError for what has no prompt."""
@@ -180,8 +159,8 @@ class EngineHost:
         message = self._count(said["content"]) if said["role"] == "user" else 0
         self._file_tokens = {text: self._file_tokens.get(text) or self._count(text) for text in command.files}
         files = tuple(self._file_tokens[text] for text in command.files)
-        send(DraftCounted(command.id, len(prompt), self._longest_prompt, message, files))
-        if command.count_only or len(prompt) > self._longest_prompt:
+        send(DraftCounted(command.id, len(prompt), self._serving.fitting.longest, message, files))
+        if command.count_only or len(prompt) > self._serving.fitting.longest:
             return
         with self._check.paused():
             cache = self._engine.read_ahead(prompt, stop)
@@ -191,93 +170,11 @@ class EngineHost:
     def _count(self, text: str) -> int:
         return len(self._loaded.tokenizer.encode(text))
 
-    def _done(self, command: Generate, finished: Finished, tokenize_s: float, ttft_s: float | None) -> Done:
-        summary = finished.summary
+    def _mbu(self, summary: Summary) -> float | None:
+        """How close an answer came to the memory's limit, which it may have shown to be higher."""
         moved = round(summary.achieved_gb_s * 1e9 * summary.tpot_s) if summary.achieved_gb_s and summary.tpot_s else 0
         self.peak = correct(summary.achieved_gb_s, step_bytes=moved, steps=summary.steps) or self.peak
-        entries = summary.prompt_tokens - 1 + summary.steps
-        return Done(
-            id=command.id,
-            reason=finished.reason,
-            summary=summary,
-            tokenize_s=tokenize_s,
-            ttft_s=ttft_s,
-            context_full=finished.reason == "length" and entries >= self._loaded.context_limit,
-            mbu=mbu(summary.achieved_gb_s, self.peak.gb_s if self.peak else None),
-        )
-
-    def _fit(self, command: Generate, send: Send) -> list[int] | None:
-        """The prompt's ids, oldest turns dropped if that was asked for; None (and ContextFull sent) if it is too long.
-
-        Raises UsageError and CheckpointError (see `Tokenizer.encode_chat`).
-        """
-        limit, longest = self._loaded.context_limit, self._longest_prompt
-        prompt = self._encode(command)
-        if len(prompt) <= longest:
-            return prompt
-        if command.drop_oldest and (starts := _turn_starts(command.messages)):
-            roomy = bisect_left(starts, True, key=lambda count: len(self._encode(command, count)) <= limit * _ROOMY)
-            count = starts[min(roomy, len(starts) - 1)]
-            shorter = self._encode(command, count)
-            if len(shorter) <= longest:
-                send(Dropped(command.id, count))
-                return shorter
-        send(ContextFull(command.id, len(prompt), limit))
-        return None
-
-    @property
-    def _longest_prompt(self) -> int:
-        limit = self._loaded.context_limit
-        return limit - min(LEAST_ROOM, limit // 8)
-
-    def _encode(self, command: Generate, without: int = 0) -> list[int]:
-        """The prompt's ids, the first `without` messages left out."""
-        messages = _without(command.messages, without)
-        return self._prompts.encode(messages, command.continue_text, thinking=command.thinking)
-
-
-class _Outbox:
-    """Text and records of one answer on their way to the chat: the first text at once, then what _GATHER_S brings.
-
-    opening: text that belongs to the answer though the template wrote it; it goes with the first of the model's.
-    """
-
-    def __init__(self, command: Generate, send: Send, opening: str) -> None:
-        self._command = command
-        self._send = send
-        self._opening = opening
-        self._text: list[str] = []
-        self._records: list[StepRecord] = []
-        self._sent = self._records_sent = float("-inf")
-        self.ttft_s: float | None = None
-
-    def add(self, text: str, record: StepRecord | None = None) -> None:
-        now = time.monotonic()
-        if record is not None:
-            self._records.append(record)
-        if text:
-            text, self._opening = self._opening + text, ""
-            self._text.append(text)
-            if self.ttft_s is None:
-                self.ttft_s = now - self._command.submitted
-                self._sent = float("-inf")  # the first text goes at once
-        if now - self._sent >= _GATHER_S:
-            self._flush(with_records=now - self._records_sent >= _RECORDS_S)
-
-    def flush(self) -> None:
-        """Send all there is."""
-        self._flush(with_records=True)
-
-    def _flush(self, *, with_records: bool) -> None:
-        records: list[StepRecord] = []
-        if with_records:
-            records, self._records = self._records, records
-        if self._text or records:
-            self._send(Delta(self._command.id, "".join(self._text), tuple(records), self.ttft_s))
-            self._text = []
-        self._sent = time.monotonic()
-        if records:
-            self._records_sent = self._sent
+        return mbu(summary.achieved_gb_s, self.peak.gb_s if self.peak else None)
 
 
 def _spare_cpus(host: Machine) -> int:
@@ -287,19 +184,3 @@ def _spare_cpus(host: Machine) -> int:
     limited = host.usable_cores < min(host.physical_cores, scheduled)  # by the container's share of time
     busy = native.threads if native is not None and native.threads else 1
     return max(0, (host.usable_cores if limited else scheduled) - busy)
-
-
-def _turn_starts(messages: Messages) -> list[int]:
-    """How many messages may be left out so that what remains begins with a user's; the last turn always remains."""
-    turns = messages[_system(messages) :]
-    return [i for i, message in enumerate(turns) if i > 0 and message["role"] == "user"]
-
-
-def _without(messages: Messages, count: int) -> list[Mapping[str, str]]:
-    """All but the first `count` messages after the system message."""
-    system = _system(messages)
-    return [*messages[:system], *messages[system + count :]]
-
-
-def _system(messages: Messages) -> int:
-    return int(bool(messages) and messages[0]["role"] == "system")

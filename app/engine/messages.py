@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from headrace.runtime.telemetry import StepRecord, Summary
+from headrace.runtime.telemetry import PoolStats, StepRecord, Summary
 
 if TYPE_CHECKING:
     from headrace.runtime.cost import StepCost
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from headrace.runtime.machine.memory import Budget
     from headrace.runtime.machine.peaks import Peak
     from headrace.runtime.request import FinishReason
+    from headrace.runtime.sequence import State
 
 # --- commands ----------------------------------------------------------------------------------------------
 
@@ -34,7 +35,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Answer a conversation.
+    """Answer a conversation; several that are submitted are answered side by side.
 
     messages: `{"role": ..., "content": ...}`, the system message first where there is one.
     sampling: what the user set, by SamplingParams field; the rest is what the model recommends.
@@ -234,6 +235,25 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
+class Served:
+    """All that are being answered, sent twice a second while there are several, and once when the last has ended.
+
+    states: of each generation. tokens: that were said until `at` (monotonic clock) since nothing was being answered.
+    batches: of each pass since the last of these, how many sequences it was for. kv_room_bytes: what K/V may take.
+    pool_bytes: what the pool's blocks take, held or not. blocks: None where the engine has no pool.
+    """
+
+    states: "Mapping[int, State]"
+    tokens: int
+    at: float
+    batches: Sequence[int]
+    kv_used_bytes: int
+    kv_room_bytes: int
+    pool_bytes: int
+    blocks: PoolStats | None
+
+
+@dataclass(frozen=True, slots=True)
 class ContextFull:
     """Nothing was generated: the prompt leaves no room for an answer. Somebody has to decide what goes."""
 
@@ -301,7 +321,7 @@ class PullFailed:
 
 ModelEvent = LoadProgress | Ready | PeakMeasured | Damaged | PrefixCached | DraftCounted
 PullEvent = PullProgress | Pulled | PullFailed
-Event = ModelEvent | Prefill | Delta | Done | ContextFull | Dropped | Failed | Abandoned | Died | PullEvent
+Event = ModelEvent | Prefill | Delta | Done | Served | ContextFull | Dropped | Failed | Abandoned | Died | PullEvent
 
 
 def one_line(message: str, hint: str | None) -> str:

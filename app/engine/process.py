@@ -1,24 +1,27 @@
 """The engine's process: commands come in over a socket, events go out. Run by `app.engine.start`.
 
-The main thread owns the model for life and does one command after the other. A second thread reads the socket, so
-that a Cancel is heard during a generation, and ends the process the moment the chat's end of the socket is closed.
+The main thread owns the model for life and does one command after the other; generations that come one behind the
+other are answered side by side, and what comes behind them waits until all have ended. A second thread reads the
+socket, so that a Cancel is heard during a generation, and ends the process the moment the chat's end is closed.
 """
 
 import faulthandler
 import os
-import queue
 import select
 import signal
 import socket
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from headrace.app.engine.messages import (
     Cancel,
     Command,
+    ContextFull,
     Delta,
+    Done,
     Event,
     Failed,
     Generate,
@@ -31,6 +34,7 @@ from headrace.app.engine.messages import (
     ReadAhead,
     Ready,
     Rest,
+    Served,
 )
 from headrace.app.engine.throttle import throttled
 from headrace.app.engine.wire import CHUNK, Unpacker, pack
@@ -48,20 +52,26 @@ class Inbox:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._commands: deque[Command] = deque()
+        self._arrived = threading.Condition()
         self._cancelled: dict[int, CancelFlag] = {}
         threading.Thread(target=self._read, name="commands", daemon=True).start()
 
     def next(self, timeout: float | None) -> Command | None:
         """The next command; None when there was none for `timeout` seconds."""
-        try:
-            return self._commands.get(timeout=timeout)
-        except queue.Empty:
-            return None
+        with self._arrived:
+            return self._commands.popleft() if self._arrived.wait_for(self.waiting, timeout) else None
+
+    def next_generate(self) -> Generate | None:
+        """The next command if it has come and is to generate; it does not wait for one."""
+        with self._arrived:
+            if not self._commands or not isinstance(self._commands[0], Generate):
+                return None
+            return cast(Generate, self._commands.popleft())
 
     def waiting(self) -> bool:
         """Whether a command has come that `next` would give at once."""
-        return not self._commands.empty()
+        return bool(self._commands)
 
     def cancel_flag(self, generation: int) -> "CancelFlag":
         """The flag that a Cancel for `generation` sets, even if it came before its Generate was begun."""
@@ -84,7 +94,9 @@ class Inbox:
                     if isinstance(command, Cancel):
                         self.cancel_flag(command.id).set()
                     else:
-                        self._commands.put(command)
+                        with self._arrived:
+                            self._commands.append(command)
+                            self._arrived.notify()
         finally:  # the chat is gone, and there is nobody else to work for
             os._exit(0)
 
@@ -102,7 +114,7 @@ class Outlet:
         """On its way, in order. Raises OSError when the chat is gone."""
         with self._lock:
             self._waiting += pack(event)
-            wait = 0 if not isinstance(event, Delta) else socket.MSG_DONTWAIT
+            wait = 0 if not isinstance(event, Delta | Served) else socket.MSG_DONTWAIT
             try:
                 while self._waiting:
                     del self._waiting[: self._connection.send(self._waiting, wait)]
@@ -121,15 +133,41 @@ class Server:
         self._resting = False
 
     def serve(self) -> None:
-        """One command after the other, for ever."""
+        """What the commands ask for, for ever."""
         while True:
-            due = self._measurable and not self._resting and self._host is not None and self._host.reading_due
-            command = self._inbox.next(_IDLE_S if due else None)
-            if command is None:
-                self._measure()
+            if self._host is not None and self._host.busy:
+                self._go_on(self._host)
             else:
-                self._rest(isinstance(command, Rest))
-                self._do(command)
+                self._await_command()
+
+    def _await_command(self) -> None:
+        due = self._measurable and not self._resting and self._host is not None and self._host.reading_due
+        command = self._inbox.next(_IDLE_S if due else None)
+        if command is None:
+            self._measure()
+        else:
+            self._rest(isinstance(command, Rest))
+            self._do(command)
+
+    def _go_on(self, host: "EngineHost") -> None:
+        """One step of what is being answered; who has asked meanwhile joins."""
+        if (command := self._inbox.next_generate()) is not None:
+            self._do(command)
+        try:
+            host.step(self._send_on)
+        except HeadraceError as error:
+            for generation in host.lost():
+                self._send_on(Failed(generation, str(error), error.hint))
+        except Exception as error:
+            traceback.print_exc()  # into the log
+            for generation in host.lost():
+                self._send_on(Failed(generation, *_internal(error)))
+
+    def _send_on(self, event: Event) -> None:
+        """Send it; where it ends a generation, that one's flag is not needed any more."""
+        self._send(event)
+        if isinstance(event, Done | ContextFull | Failed) and event.id is not None:
+            self._inbox.over(event.id)
 
     def _do(self, command: Command) -> None:
         try:
@@ -138,27 +176,21 @@ class Server:
             elif isinstance(command, Generate):
                 if self._host is None:
                     raise EngineError("no model is loaded")
-                self._generate(self._host, command)
+                self._host.begin(command, self._inbox.cancel_flag(command.id), self._send_on)
             elif isinstance(command, ReadAhead):
                 self._read_ahead(command)
             elif isinstance(command, Pull):
                 self._pull(command.name)
         except HeadraceError as error:
-            self._send(_failure(command, str(error), error.hint))
+            self._send_on(_failure(command, str(error), error.hint))
         except Exception as error:
             traceback.print_exc()  # into the log
-            self._send(_failure(command, f"internal error: {error!r:.300}", "engine.log has the details"))
+            self._send_on(_failure(command, *_internal(error)))
 
     def _rest(self, wanted: bool) -> None:
         if self._host is not None and wanted != self._resting:
             self._host.rest() if wanted else self._host.resume()
             self._resting = wanted
-
-    def _generate(self, host: "EngineHost", command: Generate) -> None:
-        try:
-            host.generate(command, self._inbox.cancel_flag(command.id), self._send)
-        finally:
-            self._inbox.over(command.id)
 
     def _read_ahead(self, command: ReadAhead) -> None:
         if self._host is None or self._inbox.waiting():
@@ -194,6 +226,11 @@ class Server:
         except Exception:  # no measurement, no MBU; nothing else is lost
             traceback.print_exc()
             self._measurable = False
+
+
+def _internal(error: Exception) -> tuple[str, str]:
+    """A message and a hint, for what nobody expected."""
+    return f"internal error: {error!r:.300}", "engine.log has the details"
 
 
 def _failure(command: Command, message: str, hint: str | None) -> Event:

@@ -15,6 +15,7 @@ from headrace.runtime.errors import PoolFullError
 from headrace.runtime.kv.blocks import Blocks
 from headrace.runtime.kv.chain import Chains, Link
 from headrace.runtime.ops import BLOCK
+from headrace.runtime.telemetry import PoolStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +24,6 @@ class Found:
 
     links: tuple[Link, ...] = ()
     length: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStats:
-    """Blocks of all layer groups: used ones (of them those that several sequences hold), cached and free ones."""
-
-    used: int
-    shared: int
-    cached: int
-    free: int
-
-    @property
-    def total(self) -> int:
-        return self.used + self.cached + self.free
 
 
 class BlockPool:

@@ -1,7 +1,7 @@
 """An engine that says what a test tells it to: a ChatEngine without a process, driven by `poll`.
 
-Every submitted generation plays the next script: one event list per poll. Steps get plausible records, so figures
-and charts have something to show. `die()` is a SIGKILL.
+Every submitted generation plays the next script, beside the others: one event list per poll. Steps get plausible
+records, so figures and charts have something to show. `die()` is a SIGKILL.
 """
 
 from collections import deque
@@ -27,13 +27,14 @@ from headrace.app.engine.messages import (
     PullProgress,
     ReadAhead,
     Ready,
+    Served,
 )
 from headrace.runtime.cost import LayerKV, StepCost
 from headrace.runtime.errors import EngineError
 from headrace.runtime.machine.hardware import Machine
 from headrace.runtime.machine.peaks import Peak
 from headrace.runtime.request import FinishReason
-from headrace.runtime.telemetry import Percentiles, StepRecord, Summary
+from headrace.runtime.telemetry import Percentiles, PoolStats, StepRecord, Summary
 
 COST = StepCost(
     weight_bytes=98_000_000, weight_flops=270_000_000, kv=[LayerKV(30, 768)], attention_flops_per_entry=2304
@@ -108,9 +109,9 @@ class ScriptedEngine:
 
     def __post_init__(self) -> None:
         self._backlog: list[Event] = []
-        self._playing: Iterator[Event] | None = None
+        self._playing: dict[int, Iterator[Event]] = {}
         self._waiting: deque[Generate] = deque()
-        self._cancelled = False
+        self._cancelled: set[int] = set()
         self._released = False
         self._pull: tuple[str, int] | None = None
 
@@ -138,25 +139,36 @@ class ScriptedEngine:
     def rest(self) -> None:
         self.rests += 1
 
-    def cancel(self) -> None:
-        self._cancelled = bool(self._waiting or self._playing)
+    def cancel(self, generation: int | None = None) -> None:
+        there = {*self._playing, *(command.id for command in self._waiting)}
+        self._cancelled |= there if generation is None else there & {generation}
 
     def poll(self) -> list[Event]:
         events, self._backlog = self._backlog, []
         if self.state == "loading":
             events += self._load()
         elif self.state == "ready":
-            if self._playing is None and self._waiting:
-                self._playing = self._play(self._waiting.popleft())
-            for _ in range(self.pieces_per_poll if self._playing else 0):
-                event = next(self._playing, None)  # type: ignore[arg-type]
-                if event is None:
-                    break
-                events.append(event)
-                if isinstance(event, Done | Failed | ContextFull):
-                    self._playing, self._cancelled, self._released = None, False, False
-                    break
+            while self._waiting:
+                command = self._waiting.popleft()
+                self._playing[command.id] = self._play(command)
+            several = len(self._playing) > 1
+            for number in tuple(self._playing):
+                events += self._pieces_of(number)
+            if several:
+                states = dict.fromkeys(self._playing, "decode")
+                events.append(Served(states, 3 << 20, 64 << 20, 8 << 20, PoolStats(24, 12, 30, 10)))  # type: ignore[arg-type]
         return events + self._poll_pull()
+
+    def _pieces_of(self, number: int) -> list[Event]:
+        events = []
+        for _ in range(self.pieces_per_poll):
+            events.append(next(self._playing[number]))
+            if isinstance(events[-1], Done | Failed | ContextFull):
+                del self._playing[number]
+                self._cancelled.discard(number)
+                self._released = self._released and bool(self._playing)
+                break
+        return events
 
     def pull(self, name: str) -> None:
         if self._pull is not None:
@@ -187,7 +199,7 @@ class ScriptedEngine:
     def die(self) -> None:
         """The process is gone."""
         self._waiting.clear()
-        self._playing = None
+        self._playing.clear()
         self._backlog.append(
             Died("the engine was killed (SIGKILL); if you did not do it, the system was out of memory")
         )
@@ -215,13 +227,14 @@ class ScriptedEngine:
         yield Prefill(command.id, total, total, script.reused)
         said = 0
         for piece in script.pieces:
-            while len(script.pieces) - said <= script.hold and not (self._cancelled or self._released):
+            while len(script.pieces) - said <= script.hold and not (command.id in self._cancelled or self._released):
                 yield Delta(command.id, "", ())
-            if self._cancelled:
+            if command.id in self._cancelled:
                 break
-            yield Delta(command.id, piece, (record(said, script.prompt_tokens + said),))
+            step = record(said, script.prompt_tokens + said, len(self._playing))
+            yield Delta(command.id, piece, (step,))
             said += 1
-        reason: FinishReason = "cancelled" if self._cancelled else script.reason
+        reason: FinishReason = "cancelled" if command.id in self._cancelled else script.reason
         yield Done(
             id=command.id,
             reason=reason,
@@ -243,13 +256,12 @@ class ScriptedEngine:
         return [PullProgress(name, "downloading", done + 25, 100)]
 
     def _abandon(self) -> None:
-        open_ids = [command.id for command in self.commands] if self._playing or self._waiting else []
-        self._backlog += map(Abandoned, open_ids[-1:])
+        self._backlog += map(Abandoned, [*self._playing, *(command.id for command in self._waiting)])
         self._waiting.clear()
-        self._playing = None
+        self._playing.clear()
 
 
-def record(index: int, context: int) -> StepRecord:
+def record(index: int, context: int, batch: int = 1) -> StepRecord:
     """A step's record with a plausible latency."""
     return StepRecord(
         index=index,
@@ -262,6 +274,7 @@ def record(index: int, context: int) -> StepRecord:
         kv_allocated_bytes=COST.kv_bytes(-(-context // 256) * 256),
         active_memory_bytes=130_000_000,
         peak_memory_bytes=140_000_000,
+        batch=batch,
     )
 
 

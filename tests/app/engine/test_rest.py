@@ -17,6 +17,7 @@ class Host:
     """Counts what it is asked to do."""
 
     reading_due = True
+    busy = False
 
     def __init__(self) -> None:
         self.did: list[str] = []
@@ -31,7 +32,7 @@ class Host:
         self.did.append("measure")
         return "measured"
 
-    def generate(self, *_: Any) -> None:
+    def begin(self, *_: Any) -> None:
         self.did.append("generate")
 
 

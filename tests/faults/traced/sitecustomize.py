@@ -11,22 +11,25 @@ if any(argument.endswith("app/engine/start.py") for argument in sys.orig_argv):
     import json
     import os
     import time
-    from collections.abc import Iterator
     from pathlib import Path
     from typing import Any
 
     import headrace.models.text.answer as module
 
-    untraced = module.answer
     numbers = itertools.count()
     folder = Path(os.environ["HEADRACE_HOME"]) / "trace"
     folder.mkdir(parents=True, exist_ok=True)
 
-    def answer(*args: Any) -> Iterator[module.Part]:
-        with (folder / f"{time.monotonic_ns():020}-{os.getpid()}-{next(numbers)}").open("wb", buffering=0) as file:
-            for part in untraced(*args):
-                if isinstance(part, module.TextChunk | module.Completed) and part.text:
-                    file.write(json.dumps(part.text).encode() + b"\n")
-                yield part
+    class TracedText(module.AnswerText):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            name = f"{time.monotonic_ns():020}-{os.getpid()}-{next(numbers)}"
+            self._file = (folder / name).open("wb", buffering=0)
 
-    module.answer = answer
+        def part(self, event: Any) -> module.Part:
+            part = super().part(event)
+            if isinstance(part, module.TextChunk | module.Completed) and part.text:
+                self._file.write(json.dumps(part.text).encode() + b"\n")
+            return part
+
+    module.AnswerText = TracedText

@@ -1,0 +1,180 @@
+"""Several requests at a time through one engine: each is answered as if it were alone, and can be ended alone."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.app.engine.client import EngineClient
+from headrace.app.engine.host import EngineHost
+from headrace.app.engine.messages import ContextFull, Delta, Done, Event, Failed, Generate, ModelSpec, Ready, Served
+from headrace.app.engine.process import Server
+from headrace.runtime.errors import NotEnoughMemoryError
+from headrace.runtime.request import CancelFlag
+from tests.tiny_chat import IM_END, write_chat_model
+
+HELLO = [{"role": "user", "content": "hello"}]
+NO_END = {"temperature": 1.0, "logit_bias": [f"{IM_END}=-100"]}
+PATIENCE_S = 120
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_model(tmp_path_factory.mktemp("tiny") / "chat", context=1_000_000)
+
+
+@pytest.fixture(scope="module")
+def host(model: Path, tmp_path_factory: pytest.TempPathFactory) -> EngineHost:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEADRACE_HOME", str(tmp_path_factory.mktemp("home")))
+        return EngineHost.load(ModelSpec(str(model), context=600), lambda *_: None)
+
+
+def asked(number: int, tokens: int = 20, **change: Any) -> Generate:
+    return Generate(
+        **{"id": number, "messages": HELLO, "max_tokens": tokens, "sampling": {**NO_END, "seed": number}} | change
+    )
+
+
+def run(host: EngineHost, events: list[Event], after: Callable[[], None] = lambda: None) -> None:
+    while host.busy:
+        host.step(events.append)
+        after()
+
+
+def said(events: list[Event], number: int) -> str:
+    return "".join(event.text for event in events if isinstance(event, Delta) and event.id == number)
+
+
+def alone(host: EngineHost, number: int, tokens: int = 20) -> str:
+    events: list[Event] = []
+    host.begin(asked(number, tokens), CancelFlag(), events.append)
+    run(host, events)
+    assert not [event for event in events if isinstance(event, Served)]
+    return said(events, number)
+
+
+def test_each_says_what_it_says_alone(host: EngineHost) -> None:
+    events: list[Event] = []
+    for number in (1, 2):
+        host.begin(asked(number), CancelFlag(), events.append)
+    for _ in range(5):
+        host.step(events.append)
+    host.begin(asked(3), CancelFlag(), events.append)  # joins the others
+    run(host, events)
+    assert {event.id: event.reason for event in events if isinstance(event, Done)} == dict.fromkeys((1, 2, 3), "length")
+    for number in (1, 2, 3):
+        assert said(events, number) == alone(host, number)
+    batches = {record.batch for event in events if isinstance(event, Delta) for record in event.records}
+    assert batches >= {2, 3}
+
+
+def test_one_is_cancelled_alone(host: EngineHost) -> None:
+    flags = {number: CancelFlag() for number in (1, 2)}
+    events: list[Event] = []
+    for number, flag in flags.items():
+        host.begin(asked(number), flag, events.append)
+
+    def cancel_the_first() -> None:
+        if said(events, 1):
+            flags[1].set()
+
+    run(host, events, cancel_the_first)
+    first, second = (event for event in events if isinstance(event, Done))
+    assert (first.id, first.reason) == (1, "cancelled")
+    assert (second.id, second.reason, second.summary.completion_tokens) == (2, "length", 20)
+    assert said(events, 2) == alone(host, 2)
+    assert alone(host, 1).startswith(said(events, 1))
+
+
+def test_bad_requests_and_too_long_ones_leave_the_others_alone(host: EngineHost) -> None:
+    events: list[Event] = []
+    host.begin(asked(1), CancelFlag(), events.append)
+    host.begin(asked(2, messages=[{"role": "user", "content": "x" * 900}]), CancelFlag(), events.append)
+    run(host, events)
+    assert [event.id for event in events if isinstance(event, ContextFull)] == [2]
+    assert said(events, 1) == alone(host, 1)
+    assert not host.busy
+
+
+def test_all_are_looked_at_together_while_there_are_several(host: EngineHost) -> None:
+    events: list[Event] = []
+    for number in (1, 2):
+        host.begin(asked(number, 20 * number), CancelFlag(), events.append)
+    run(host, events)
+    served = [event for event in events if isinstance(event, Served)]
+    assert set(served[0].states) == {1, 2}
+    assert isinstance(events[-1], Served)
+    assert not served[-1].states
+    assert served[0].kv_used_bytes <= served[0].kv_room_bytes
+    assert len(served) <= 3  # not one for every step
+
+
+class Broken:
+    """A host whose engine runs out of memory with three requests under way."""
+
+    busy, reading_due = True, False
+
+    def step(self, _: Any) -> None:
+        raise NotEnoughMemoryError("no memory", "a hint")
+
+    def lost(self) -> list[int]:
+        Broken.busy = False
+        return [4, 5, 6]
+
+
+class Silent:
+    """An inbox into which nothing comes."""
+
+    def __init__(self) -> None:
+        self.forgotten: list[int] = []
+
+    def next_generate(self) -> None: ...
+
+    def next(self, _: Any) -> None:
+        raise EOFError
+
+    def over(self, generation: int) -> None:
+        self.forgotten.append(generation)
+
+
+def test_every_request_hears_of_an_engine_that_failed() -> None:
+    events: list[Event] = []
+    inbox = Silent()
+    server = Server(inbox, events.append)  # type: ignore[arg-type]
+    server._host = Broken()  # type: ignore[assignment]
+    with pytest.raises(EOFError):
+        server.serve()
+    assert events == [Failed(number, "no memory", "a hint") for number in (4, 5, 6)]
+    assert inbox.forgotten == [4, 5, 6]
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineClient]:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    client = EngineClient()
+    yield client
+    client.close()
+
+
+def test_through_the_process(client: EngineClient, model: Path) -> None:
+    client.start(ModelSpec(str(model), context=100_000))
+    for number in (1, 2, 3):
+        client.submit(asked(number, 60 if number == 3 else 90_000))  # they wait for the model
+    events: list[Event] = []
+    stopped: set[int] = set()
+    deadline = time.monotonic() + PATIENCE_S
+    while len(ends := [event for event in events if isinstance(event, Done)]) < 3 and time.monotonic() < deadline:
+        events += client.poll()
+        if said(events, 1) and said(events, 2) and 1 not in stopped:
+            client.cancel(1)
+            stopped.add(1)
+        if 3 in {end.id for end in ends} and 1 in {end.id for end in ends}:
+            client.cancel()
+        time.sleep(0.005)
+    assert {end.id: end.reason for end in ends} == {1: "cancelled", 2: "cancelled", 3: "length"}
+    assert next(end for end in ends if end.id == 2) is ends[-1]
+    assert any(isinstance(event, Ready) for event in events)
+    assert any(isinstance(event, Served) and len(event.states) > 1 for event in events)
