@@ -30,6 +30,7 @@ FORMATS = ("table", "md", "csv", "json", "jsonl")
 @click.option("-n", "--generate", "generates", default="128", metavar="N,...", help="How many tokens to decode [128].")
 @click.option("-d", "--depth", "depths", default="0", metavar="N,...", help="Tokens already in the KV cache [0].")
 @click.option("--batch", "batches", default="1", metavar="N,...", help="Sequences that decode together [1].")
+@click.option("--arrivals", default="0", metavar="N,...", help="Prompts that join others, which decode [none].")
 @click.option("--pg/--no-pg", "combined", default=True, help="Also test prompt + generation [yes].")
 @click.option("-r", "--repetitions", type=click.IntRange(1), metavar="N", help="Rounds [5, more where it is noisy].")
 @click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="CPU threads of every engine [cores].")
@@ -105,6 +106,7 @@ def _bench(
     generates: str,
     depths: str,
     batches: str,
+    arrivals: str,
     combined: bool,
     repetitions: int | None,
     threads: int | None,
@@ -123,6 +125,9 @@ def _bench(
     from headrace.app.settings import chosen_model, load_settings
 
     together = parse_counts(batches, "--batch")
+    joining = parse_counts(arrivals, "--arrivals")
+    if any(joining) and peer_options["peers"]:
+        raise UsageError("--arrivals is measured with headrace alone: leave --vs out")
     if max(together) > 1 and peer_options["peers"]:
         _check_batch_peers(**peer_options)
     tests = plan(
@@ -131,6 +136,7 @@ def _bench(
         parse_counts(depths, "-d"),
         combined=combined,
         batches=together,
+        arrivals=joining,
     )
     options = Options(
         models=models or (chosen_model(None, load_settings()),),

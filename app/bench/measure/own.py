@@ -9,6 +9,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
+from headrace.app.bench.measure.arrival import measure_arrival
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Sample
 from headrace.app.bench.measure.setup import Setup
@@ -61,6 +62,8 @@ class OwnEngine:
 
     def measure(self, test: Test) -> Sample:
         """One repetition through the engine. The first step feeds the last of the tokens."""
+        if test.kind == "arrival":
+            return measure_arrival(self._engine_for(test.batch + 1), test, self._prompts(test), self._tokens)
         if test.batch > 1:
             return self._together(test)
         engine, before = self._engine(test.depth), self._base[: test.depth]
@@ -86,12 +89,8 @@ class OwnEngine:
 
     def _together(self, test: Test) -> Sample:
         """Several sequences, each with tokens of its own. Counted is from when all of them decode."""
-        engine = self._batched.setdefault(
-            test.batch, Engine(self._network, context_limit=self._limit, most_running=test.batch)
-        )
-        bases = [random.Random(number) for number in range(test.batch)]
-        prompts = [[draw.randrange(self._network.vocab_size) for _ in range(test.depth)] for draw in bases]
-        sequences = [engine.submit(Request([*prompt, *self._tokens(1)])) for prompt in prompts]
+        engine = self._engine_for(test.batch)
+        sequences = [engine.submit(Request(prompt)) for prompt in self._prompts(test)]
         begun: set[Sequence] = set()
         steps: list[StepRecord] = []  # of the first sequence, since all decode
         while len(steps) < test.generate - 1:
@@ -118,6 +117,17 @@ class OwnEngine:
             flops=_mean([test.batch * self.cost.step_flops(step.context - 1) for step in steps]),
             peak_memory_bytes=max(0, max(step.peak_memory_bytes for step in steps) - others),
         )
+
+    def _engine_for(self, sequences: int) -> Engine:
+        if sequences not in self._batched:
+            self._batched[sequences] = Engine(self._network, context_limit=self._limit, most_running=sequences)
+        return self._batched[sequences]
+
+    def _prompts(self, test: Test) -> list[list[int]]:
+        """What the sequences of a batch begin with: as many tokens as the depth, each its own, and a fresh one."""
+        bases = [random.Random(number) for number in range(test.batch)]
+        prompts = [[draw.randrange(self._network.vocab_size) for _ in range(test.depth)] for draw in bases]
+        return [[*prompt, *self._tokens(1)] for prompt in prompts]
 
     def close(self) -> None:
         self._engines.clear()

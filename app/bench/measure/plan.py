@@ -2,7 +2,8 @@
 
 Names follow llama-bench: `pp512` prefills 512 tokens, `tg128` decodes 128, `pp512+tg128` does both; `@ d2048` means
 that 2048 tokens are in the KV cache before the clock starts. `tg128 x8` is eight sequences that decode 128 tokens each
-together, every one at that depth with tokens of its own.
+together, every one at that depth with tokens of its own. `pp2048 into tg64 x4` is a prompt of 2048 tokens that joins
+four sequences which have decoded 64 each: how much longer they wait for their tokens, and how fast it is read.
 """
 
 from collections.abc import Sequence
@@ -13,14 +14,15 @@ from headrace.runtime.errors import UsageError
 from headrace.runtime.pace import SMALLEST
 
 MOST_TOGETHER = 256
-Kind = Literal["prefill", "decode", "both"]
+Kind = Literal["prefill", "decode", "both", "arrival"]
+RUNNING, BEFORE = 4, 64  # sequences that an arrival finds, if --batch names none; tokens each has decoded
 
 
 @dataclass(frozen=True, slots=True)
 class Test:
     """One thing to measure: `prompt` tokens in, then `generate` tokens out, with `depth` tokens in the cache.
 
-    batch: sequences that decode together; of a test with a prompt, 1.
+    batch: sequences that decode together, with a prompt those that decode while it joins them.
     """
 
     __test__ = False  # its name makes pytest look twice
@@ -33,12 +35,14 @@ class Test:
     @property
     def kind(self) -> Kind:
         if self.prompt and self.generate:
-            return "both"
+            return "both" if self.batch == 1 else "arrival"
         return "prefill" if self.prompt else "decode"
 
     @property
     def name(self) -> str:
         """The test without its depth, as in the JSON document."""
+        if self.kind == "arrival":
+            return f"pp{self.prompt} into tg{self.generate} x{self.batch}"
         parts = [f"pp{self.prompt}"] if self.prompt else []
         name = "+".join([*parts, f"tg{self.generate}"] if self.generate else parts)
         return f"{name} x{self.batch}" if self.batch > 1 else name
@@ -64,11 +68,12 @@ def plan(
     *,
     combined: bool,
     batches: Sequence[int] = (1,),
+    arrivals: Sequence[int] = (),
 ) -> list[Test]:
-    """All tests in the order they are shown: by depth, then prefill, decode, and (if `combined`) both together.
+    """All tests in the order they are shown: by depth, then prefill, decode, (if `combined`) both together, arrivals.
 
-    batches: numbers of sequences that decode together. Raises UsageError if nothing is left to measure, or a decode is
-    too short to have an inter-token latency.
+    batches: numbers of sequences that decode together. arrivals: lengths of prompts that join them.
+    Raises UsageError if nothing is left to measure, or a decode is too short to have an inter-token latency.
     """
     if any(1 <= generate < 2 for generate in generates):
         raise UsageError("a decode test needs at least 2 tokens: speed is measured between tokens")
@@ -81,6 +86,8 @@ def plan(
         if combined:
             pairs = [(prompt, generate) for prompt in prompts for generate in generates]
             tests += [Test(*pair, depth) for pair in pairs if all(pair)]
+        several = [batch for batch in batches if batch > 1] or [RUNNING]
+        tests += [Test(prompt, BEFORE, depth, batch) for prompt in arrivals if prompt for batch in several]
     if not tests:
         raise UsageError("nothing to measure", "-p 512 -n 128 measures prefill and decode")
     return list(dict.fromkeys(tests))

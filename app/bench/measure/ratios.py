@@ -37,7 +37,7 @@ def scaling(results: Sequence[Result]) -> list[dict[str, Any]]:
     rows = []
     for entry in results:
         batch = entry["batch"]
-        if batch == 1 or (one := alone.get(_alone(entry))) is None:
+        if batch == 1 or entry["prompt_tokens"] or (one := alone.get(_alone(entry))) is None:
             continue
         pairs = list(zip(entry["samples"], one["samples"], strict=False))
         ratio, (low, high) = geometric_ratio([a for a, _ in pairs], [b for _, b in pairs])

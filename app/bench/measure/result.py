@@ -12,8 +12,8 @@ from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Repetition
 from headrace.app.bench.measure.setup import Setup
 from headrace.app.bench.measure.typical import typical_speed
-from headrace.app.bench.stats import bootstrap, fmean, median, sd
-from headrace.runtime.telemetry import Percentiles, mbu
+from headrace.app.bench.stats import bootstrap, fmean, geometric_ratio, median, sd
+from headrace.runtime.telemetry import Percentiles, mbu, quantile
 
 Result = dict[str, Any]
 DRIFT = 0.05  # as a fraction; more than that is worth a word
@@ -51,6 +51,7 @@ def result(
         "tokens_per_second_each": fmean(speeds) / test.batch if test.kind == "decode" else None,
         "itl_ms": _itl(test, repetitions),
         "ttft_ms": _ttft(test, repetitions),
+        "arrival": _arrival(repetitions),
         **_memory(test, repetitions, peak_gb_s, nominal_gb_s),
         **_arithmetic(test, repetitions, prefill_work),
         "peak_memory_bytes": max((s.peak_memory_bytes for s in samples if s.peak_memory_bytes), default=None),
@@ -83,6 +84,30 @@ def _ttft(test: Test, repetitions: Sequence[Repetition]) -> dict[str, float] | N
         return None
     low, high = bootstrap(values)
     return {"mean": fmean(values), "median": median(values), "low": low, "high": high}
+
+
+def _arrival(repetitions: Sequence[Repetition]) -> Result | None:
+    """What a prompt that joins does to those who decode, and they to it; ratios are paired, of one repetition each."""
+    found = [(rep.sample, rep.sample.arrival) for rep in repetitions if rep.sample.arrival is not None]
+    before = [_p95(arrival.before_s) for _, arrival in found]
+    meanwhile = [_p95(sample.latencies_s) for sample, _ in found]
+    if not found:
+        return None
+    stretch, (low, high) = geometric_ratio(meanwhile, before)
+    share, (least, most) = geometric_ratio(
+        [arrival.alone_s for _, arrival in found], [sample.ttft_s or sample.prefill_s for sample, _ in found]
+    )
+    return {
+        "itl_p95_before_ms": fmean(before) * 1e3,
+        "itl_p95_ms": fmean(meanwhile) * 1e3,
+        "itl_p95_ratio": {"mean": stretch, "low": low, "high": high},
+        "ttft_alone_ms": fmean([arrival.alone_s for _, arrival in found]) * 1e3,
+        "of_speed_alone": {"mean": share, "low": least, "high": most},
+    }
+
+
+def _p95(latencies: Sequence[float]) -> float:
+    return quantile(sorted(latencies), 0.95)
 
 
 def _memory(test: Test, repetitions: Sequence[Repetition], peak: float | None, nominal: float | None) -> Result:
@@ -143,6 +168,8 @@ def _repetition(test: Test, repetition: Repetition) -> Result:
         "ttft_s": sample.ttft_s,
         "itl_ms": [round(latency * 1e3, 4) for latency in sample.latencies_s] if test.generate else [],
         "own_tokens_per_second": sample.own_tokens_per_second,
+        "itl_before_ms": [round(s * 1e3, 4) for s in sample.arrival.before_s] if sample.arrival else [],
+        "ttft_alone_s": sample.arrival.alone_s if sample.arrival else None,
     }
 
 

@@ -2,7 +2,8 @@
 
 The definitions of `runtime.telemetry` hold: decode speed is the inverse of TPOT. A prefill test is over with its first
 token, as in llama-bench and mlx-lm: its speed is the prompt's tokens over TTFT. Prompt + generation is all tokens over
-all of the time. A batch's speed is that of its sequences together.
+all of the time. A batch's speed is that of its sequences together. An arrival's is the prompt's over its own TTFT,
+while inter-token latencies are those of the sequences it joined.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,14 @@ from typing import Protocol
 
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.setup import Setup
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What the latencies of an arrival are held against: theirs before it came, and its TTFT with nobody beside it."""
+
+    before_s: Sequence[float]
+    alone_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,7 @@ class Sample:
     flops: float | None = None
     peak_memory_bytes: int | None = None
     own_tokens_per_second: float | None = None
+    arrival: Arrival | None = None
 
     @property
     def decode_s(self) -> float:
@@ -41,7 +51,7 @@ class Sample:
 
     def tokens_per_second(self, test: Test) -> float:
         """The test's speed; see the module's definitions."""
-        if test.kind == "prefill":
+        if test.kind in ("prefill", "arrival"):
             return test.prompt / (self.ttft_s or self.prefill_s)
         if test.kind == "decode":
             return test.batch * len(self.latencies_s) / self.decode_s

@@ -12,7 +12,18 @@ from headrace.runtime.units import format_bytes
 Document = dict[str, Any]
 
 # Figures with parts that not every test has.
-_NESTED = {"ttft_ms": ("mean", "median", "low", "high"), "mbu_paired": ("mean", "low", "high")}
+_INTERVAL = ("mean", "low", "high")
+_NESTED = {
+    "ttft_ms": ("mean", "median", "low", "high"),
+    "mbu_paired": _INTERVAL,
+    "arrival": (
+        "itl_p95_before_ms",
+        "itl_p95_ms",
+        *(f"itl_p95_ratio.{name}" for name in _INTERVAL),
+        "ttft_alone_ms",
+        *(f"of_speed_alone.{name}" for name in _INTERVAL),
+    ),
+}
 
 
 def markdown(document: Document) -> str:
@@ -39,6 +50,7 @@ def circumstances(document: Document) -> list[str]:
         *([step_cost_line(document["step_cost"])] if document["step_cost"] else []),
         *(ratio_line(ratio) for ratio in document["ratios"]),
         *map(scaling_line, document.get("scaling", [])),
+        *map(arrival_line, arrivals(document)),
         *(profile_lines(document["profile"]) if document["profile"] else []),
         *document["notes"],
         versions,
@@ -90,6 +102,23 @@ def scaling_line(scaled: Document) -> str:
     return (
         f"{label(scaled)} ({scaled['engine']}): {several['mean']:.2f}x of one sequence ({several['low']:.2f} to "
         f"{several['high']:.2f}), a step takes {step['mean']:.2f}x ({step['low']:.2f} to {step['high']:.2f})"
+    )
+
+
+def arrivals(document: Document) -> list[Document]:
+    """The tests in which a prompt joins others."""
+    return [entry for entry in document["results"] if entry.get("arrival")]
+
+
+def arrival_line(entry: Document) -> str:
+    """What joining does to both sides: `... : ITL p95 9.1 to 18.0 ms, 1.98x (1.90 to 2.10); ...`."""
+    found, speed = entry["arrival"], entry["tokens_per_second"]["mean"]
+    stretch, share = found["itl_p95_ratio"], found["of_speed_alone"]
+    return (
+        f"{label(entry)} ({entry['engine']}): ITL p95 from {found['itl_p95_before_ms']:.1f} to "
+        f"{found['itl_p95_ms']:.1f} ms while it joins, {stretch['mean']:.2f}x ({stretch['low']:.2f} to "
+        f"{stretch['high']:.2f}); prefill {speed:.0f} tok/s, {share['mean']:.0%} of its speed alone "
+        f"({share['low']:.0%} to {share['high']:.0%})"
     )
 
 

@@ -4,7 +4,16 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.app.bench.measure.result import DRIFT
 from headrace.app.bench.measure.setup import setup_line
-from headrace.app.bench.show.formats import label, model_line, peak_line, ratio_line, scaling_line, step_cost_line
+from headrace.app.bench.show.formats import (
+    arrival_line,
+    arrivals,
+    label,
+    model_line,
+    peak_line,
+    ratio_line,
+    scaling_line,
+    step_cost_line,
+)
 from headrace.app.bench.show.table import results_table
 from headrace.app.terminal import console
 
@@ -48,6 +57,8 @@ def _facts(document: dict[str, Any], width: int) -> list[tuple[str, "Text"]]:
         rows.append(("" if number else "ratio", Text(ratio_line(ratio), style=style)))
     for number, scaled in enumerate(document.get("scaling", [])):
         rows.append(("" if number else "batch", Text(scaling_line(scaled))))
+    for number, entry in enumerate(arrivals(document)):
+        rows.append(("" if number else "arrival", Text(arrival_line(entry))))
     if document.get("profile"):
         from headrace.app.bench.show.profile_view import profile_rows
 

@@ -86,7 +86,7 @@ def _speed(entry: Entry) -> "Text":
 
 def _each(entry: Entry) -> str:
     """Of one sequence, where several decode together."""
-    return speed_text(entry["tokens_per_second_each"]) if entry.get("batch", 1) > 1 else ""
+    return speed_text(entry.get("tokens_per_second_each")) if entry.get("batch", 1) > 1 else ""
 
 
 def _interval(entry: Entry) -> str:

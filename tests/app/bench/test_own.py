@@ -105,6 +105,18 @@ def test_a_batch_counts_the_bytes_of_all_its_sequences_once_all_decode(decoder: 
     assert sample.tokens_per_second(test) == pytest.approx(3 * 4 / sample.decode_s)
 
 
+def test_an_arrival_is_held_against_before_and_alone(decoder: Decoder) -> None:
+    test = Test(40, 6, 8, batch=3)
+    sample = OwnEngine("tiny", decoder, limit=test.tokens).measure(test)
+    assert sample.arrival is not None
+    assert len(sample.arrival.before_s) == 3 * 6
+    assert len(sample.latencies_s) >= 3  # in every pass that had a part of the prompt
+    assert sample.tokens_per_second(test) == pytest.approx(40 / sample.prefill_s)
+    assert sample.arrival.alone_s > 0
+    with pytest.raises(EngineError, match="ended while it was measured"):
+        OwnEngine("tiny", decoder, limit=10).measure(Test(8, 20, 0, batch=2))
+
+
 def test_a_batch_without_room_for_those_that_are_ahead_is_an_error(decoder: Decoder) -> None:
     with pytest.raises(EngineError, match="ended before"):
         OwnEngine("tiny", decoder, limit=4).measure(Test(0, 9, 0, batch=2))

@@ -45,6 +45,13 @@ def test_kinds() -> None:
     assert [Test(8, 0).kind, Test(0, 8).kind, Test(8, 8).kind] == ["prefill", "decode", "both"]
 
 
+def test_a_prompt_joins_those_of_every_batch_or_four() -> None:
+    tests = plan([8], [16], [0, 64], combined=True, batches=[1, 8], arrivals=[2048])
+    assert tests[4].label == "pp2048 into tg64 x8"
+    assert [test.kind for test in tests if test.batch > 1 and test.prompt] == ["arrival", "arrival"]
+    assert [test.name for test in plan([0], [0], [0], combined=True, arrivals=[100])] == ["pp100 into tg64 x4"]
+
+
 def test_batches_are_of_decodes_and_named_for_their_sequences() -> None:
     tests = plan([8], [16], [0, 64], combined=True, batches=[1, 4])
     assert [test.label for test in tests] == [

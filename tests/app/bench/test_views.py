@@ -16,7 +16,7 @@ from headrace.app.bench.measure.document import SCHEMA
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.ratios import ratios
 from headrace.app.bench.measure.result import result
-from headrace.app.bench.measure.sample import Repetition, Sample
+from headrace.app.bench.measure.sample import Arrival, Repetition, Sample
 from headrace.app.bench.measure.setup import Setup, setup_line
 from headrace.app.bench.show import formats
 from headrace.app.bench.show.history_view import blocks
@@ -39,12 +39,13 @@ def document() -> dict[str, Any]:
     """A whole document of a run that never was, from the code that makes real ones."""
     results = []
     for engine, factor in (("headrace", 1.0), ("llama.cpp", 1.3)):
-        for test in (Test(512, 0), Test(0, 64), Test(0, 64, 2048), Test(512, 64)):
+        for test in (Test(512, 0), Test(0, 64), Test(0, 64, 2048), Test(512, 64), Test(512, 64, batch=4)):
             samples = [
                 Sample(
                     factor * (0.5 + i / 100) if test.prompt else 0.0, 0.004,
                     [factor * (0.004 + i * 1e-4)] * (test.generate - 1),
                     98e6 if engine == "headrace" else None, 3e6 + test.depth * 23040, 3e8, 10**8,
+                    arrival=Arrival([0.002] * 64, 0.4) if test.kind == "arrival" else None,
                 )
                 for i in range(5)
             ]  # fmt: skip
@@ -107,9 +108,11 @@ def test_the_documented_schema_names_every_key_there_is() -> None:
 def test_markdown_is_one_table_and_the_circumstances() -> None:
     lines = formats.markdown(DOCUMENT).splitlines()
     table = [line for line in lines if line.startswith("|")]
-    assert len(table) == 2 + 8
+    assert len(table) == 2 + 10
     assert len({line.count("|") for line in table}) == 1
     assert any("1.30x llama.cpp" in line for line in lines)
+    said = "- pp512 into tg64 x4 (headrace): ITL p95 from 2.0 to 4.2 ms while it joins, 2.10x ("
+    assert any(line.startswith(said) and "tok/s, 76% of its speed alone (" in line for line in lines)
     assert any("2026-01-02" in line for line in lines)
 
 
@@ -120,7 +123,7 @@ def test_an_engine_that_does_not_say_its_threads_is_shown_with_the_number_it_was
 
 def test_csv_reads_back() -> None:
     rows = list(csv.DictReader(io.StringIO(formats.csv_text(DOCUMENT))))
-    assert len(rows) == 8
+    assert len(rows) == 10
     assert float(rows[1]["tokens_per_second.mean"]) == pytest.approx(
         DOCUMENT["results"][1]["tokens_per_second"]["mean"]
     )

@@ -69,6 +69,12 @@ def test_batches_in_every_form(model: Path) -> None:
     assert "tok/s each" in markdown
     assert "- tg4 x3 (headrace): " in markdown
     assert ",batch," in run(*arguments, "-o", "csv").stdout
+    joined = run(
+        "-m", str(model), "-p", "0", "-n", "0", "--batch", "2", "--arrivals", "16", "-r", "2", "-o", "table"
+    ).stdout
+    assert "pp16 into tg64 x2 (headrace): ITL p95 from" in " ".join(joined.split())
+    with pytest.raises(UsageError, match="headrace alone"):
+        run(*arguments, "--arrivals", "16", "--vs", "mlx-lm")
     with pytest.raises(UsageError, match="no parallel"):
         run(*arguments, "--vs", "llama.cpp")
 
