@@ -47,7 +47,11 @@ def catalog_document(entry: CatalogEntry) -> Document:
 
 def checkpoint_document(model: ResolvedModel) -> Document:
     """All that a model's headers, configuration and origin say. Raises CheckpointError for broken files."""
-    from headrace.models.load import context_length, network_kind  # brings mlx, which only this question needs
+    from headrace.models.load import (
+        context_length,
+        many_sequences,
+        network_kind,
+    )  # brings mlx, which only this question needs
 
     checkpoint = open_checkpoint(model.path)
     cost = _step_cost(checkpoint)
@@ -62,6 +66,7 @@ def checkpoint_document(model: ResolvedModel) -> Document:
         "licence": model.licence,
         "architecture": checkpoint.config.get("model_type"),
         "decoder": network_kind(checkpoint),
+        "sequences": many_sequences(checkpoint),
         "context": context,
         "quantization": quantization_document(checkpoint),
         "stored_format": checkpoint.foreign.describe() if checkpoint.foreign is not None else None,

@@ -23,6 +23,7 @@ from headrace.models.cost.costs import working_memory
 from headrace.models.network.config import DecoderConfig, decoder_config
 from headrace.models.network.decoder_costs import kv_layers
 from headrace.models.network.dtypes import compute_dtype
+from headrace.models.network.long_rope_decoder import long_rope
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime import ops
@@ -59,6 +60,12 @@ def own_decoder(checkpoint: Checkpoint) -> DecoderConfig | None:
 def network_kind(checkpoint: Checkpoint) -> NetworkKind:
     """Which decoder runs this checkpoint. Headers only."""
     return "mlx-lm" if own_decoder(checkpoint) is None else "headrace"
+
+
+def many_sequences(checkpoint: Checkpoint) -> Literal["batched", "turns"]:
+    """Whether several sequences share a pass of the network that runs this checkpoint, or take turns. Headers only."""
+    config = own_decoder(checkpoint)
+    return "batched" if config is not None and long_rope(config) is None else "turns"
 
 
 def context_length(checkpoint: Checkpoint) -> int:

@@ -26,6 +26,10 @@ from headrace.runtime.errors import CheckpointError, ModelNotFoundError, UsageEr
 from headrace.runtime.units import format_bytes
 
 _LABEL = 14
+_SEQUENCES = {
+    "batched": "several at once share a pass (`batch`, `run --samples`)",
+    "turns": "several at once take turns, a pass each",
+}
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
@@ -190,6 +194,7 @@ def _rows(document: Document) -> list[tuple[str, str]]:
         rows += [
             ("Directory", document["path"]),
             ("Architecture", f"{document['architecture']}, run by {decoder}"),
+            ("Sequences", _SEQUENCES[document["sequences"]]),
             ("On disk", format_bytes(document["disk_bytes"])),
         ]
     rows.append(("Context", f"{_tokens(document['context'])} tokens"))

@@ -19,10 +19,14 @@ from headrace.runtime.ops import Ops
 
 def make_decoder(config: DecoderConfig, parameters: Parameters, ops: Ops, dtype: mx.Dtype) -> Decoder:
     """The decoder that `config` asks for. Raises CheckpointError for tensors that do not fit it."""
-    ropes = [layer.rope for layer in config.layers if layer.rope is not None and layer.rope.kind == "longrope"]
-    return (
-        LongRopeDecoder(config, parameters, ops, dtype, ropes[0]) if ropes else Decoder(config, parameters, ops, dtype)
-    )
+    rope = long_rope(config)
+    return LongRopeDecoder(config, parameters, ops, dtype, rope) if rope else Decoder(config, parameters, ops, dtype)
+
+
+def long_rope(config: DecoderConfig) -> RopeConfig | None:
+    """The rope that has short and long factors, if there is one; then sequences take turns."""
+    ropes = (layer.rope for layer in config.layers if layer.rope is not None)
+    return next((rope for rope in ropes if rope.kind == "longrope"), None)
 
 
 @dataclass(slots=True)

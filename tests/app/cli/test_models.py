@@ -118,6 +118,7 @@ def test_show_says_what_a_step_costs(run: Run, store: Store) -> None:
     install(store)
     document = json.loads(run("show", "mine", "--json").stdout)
     assert document["decoder"] == "headrace"
+    assert document["sequences"] == "batched"
     assert document["architecture"] == "llama"
     assert document["context"] == 256
     assert document["weight_bytes_per_step"] < document["weight_bytes"]  # the untied embedding is not read
@@ -126,6 +127,7 @@ def test_show_says_what_a_step_costs(run: Run, store: Store) -> None:
     assert document["bytes_per_step"] > document["weight_bytes_per_step"] + 256 * document["kv_bytes_per_token"]
     text = run("show", "mine").stdout
     assert "headrace's own decoder" in text
+    assert "share a pass" in text
     assert "768 B a token" in text
     assert "MIT" in text
 
@@ -136,6 +138,8 @@ def test_show_sizes_what_mlx_lms_classes_run(run: Run, store: Store) -> None:
     config.write_text(json.dumps({**json.loads(config.read_text()), "rope_traditional": True}))
     document = json.loads(run("show", "mine", "--json").stdout)
     assert document["decoder"] == "mlx-lm"
+    assert document["sequences"] == "turns"
+    assert "take turns" in run("show", "mine").stdout
     weights, cache = document["weight_bytes"], 256 * document["kv_bytes_per_token"]
     assert cache > 0
     assert document["memory_bytes"] == weights + cache + WORKING_MEMORY
