@@ -5,7 +5,7 @@ before), commits what has landed, and delivers its events. What a sequence says 
 
 MLX streams and compiled functions belong to a thread, so an engine is used from one thread for life; only a
 request's `CancelFlag` may be touched from elsewhere. After any end (finished, cancelled, closed, failed) the next
-request may come, and the caches' memory is released, unless `keep_prefix` holds on to one for the next prompt.
+request may come, and what K/V there are is given back, unless `keep_prefix` holds on to it for the next prompt.
 """
 
 import time
@@ -20,15 +20,14 @@ from typing import Any
 import mlx.core as mx
 
 from headrace.runtime.cache import Cache
+from headrace.runtime.caches import make_caches
 from headrace.runtime.decode import Flight, read, start
 from headrace.runtime.errors import EngineError
 from headrace.runtime.machine.memory import POOL, wired
 from headrace.runtime.machine.out_of_memory import memory_errors
 from headrace.runtime.network import Network
-from headrace.runtime.ops import BLOCK
 from headrace.runtime.pace import Pace
 from headrace.runtime.prefill import chunk_end, prefill
-from headrace.runtime.prefix import Prefix
 from headrace.runtime.request import Event, Finished, FinishReason, Request, Step
 from headrace.runtime.room import Room
 from headrace.runtime.sampling import Sampler, check_bias
@@ -40,6 +39,15 @@ from headrace.runtime.timeline import Timeline
 NEXT_IN_LINE = 64  # of those that wait: whose cancel flags are looked at in every step
 
 Delivery = tuple[Sequence, Event]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSoFar:
+    """How many entries of a prompt are in the KV cache, and their bytes."""
+
+    tokens: int
+    used_bytes: int
+    allocated_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +70,7 @@ class Load:
 class Engine:
     """Runs one network. `context_limit` bounds the cache entries of a generation: an answer's last token needs none.
 
-    keep_prefix: a conversation. The cache outlives its request, and of the next prompt only what is new is prefilled.
+    keep_prefix: a conversation. K/V outlive their request, and of the next prompt only what is new is prefilled.
     most_running: sequences served at a time; others wait. kv_memory: bytes that the K/V of all of them may take; None
     for what the machine has free, and never less than one sequence may need.
     """
@@ -78,13 +86,12 @@ class Engine:
     ) -> None:
         self.network = network
         self.context_limit = context_limit
-        self._most_running = most_running
-        self.prefix = Prefix() if keep_prefix else None
+        self._keeps = keep_prefix
+        self.caches = make_caches(network, context_limit, most_running, keep_prefix)
         self._cost = network.cost
         self._room = Room(self._cost, context_limit, kv_memory)
-        self._pool: Any = None  # of the caches of those who are served beside others
         self._pace = Pace()
-        self._scheduler = Scheduler(self._room, self._pace, most_running)
+        self._scheduler = Scheduler(self._room, self._pace, most_running, shared=self.caches.pool is not None)
         self._flight: Flight | None = None  # the pass under way
         self._landed = 0.0  # when the newest pass had landed
         self._ended: list[Sequence] = []  # whose caches are still to be kept or given back
@@ -124,6 +131,7 @@ class Engine:
     def load(self) -> Load:
         """How busy the engine is."""
         states = Counter(sequence.state for sequence in self._scheduler)
+        pool = self.caches.pool
         return Load(
             waiting=states["waiting"],
             preempted=states["preempted"],
@@ -131,8 +139,8 @@ class Engine:
             decoding=states["decode"],
             kv_used_bytes=self._room.used,
             kv_room_bytes=self._room.total,
-            pool_bytes=self._pool.slabs.nbytes if self._pool else 0,
-            blocks=self._pool.blocks.stats if self._pool else None,
+            pool_bytes=pool.slabs.nbytes if pool else 0,
+            blocks=pool.blocks.stats if pool else None,
         )
 
     def step(self) -> list[Delivery]:
@@ -164,21 +172,20 @@ class Engine:
             raise
         return events
 
-    def read_ahead(self, prompt: Row[int], stop: Callable[[], bool]) -> Cache | None:
+    def read_ahead(self, prompt: Row[int], stop: Callable[[], bool]) -> ReadSoFar | None:
         """Prefill what the next prompt is expected to begin with, while nobody waits for an answer.
 
-        Ends early, with nothing lost, once `stop()` says so between two chunks. Gives the kept cache as it is then;
-        None, and nothing done, without `keep_prefix`. Raises what `generate` raises.
+        Ends early, with nothing lost, once `stop()` says so between two chunks. Says how far it got; None, and nothing
+        done, without `keep_prefix`. Raises what `generate` raises.
         """
         self._claimable()
         self._check(Request(prompt))
-        if self.prefix is None:
+        if not self._keeps:
             return None
         try:
             with memory_errors(self._cost.weight_bytes):
                 self._work()
-                cache: Cache = self.prefix.take(prompt) or self.network.make_cache(self.context_limit)
-                end = len(prompt) - 1
+                cache, end = self.caches.begin(prompt), len(prompt) - 1
                 while cache.committed < end:
                     until = chunk_end(cache.committed, end, cache.needs_marks)
                     for _ in prefill(self.network, cache, prompt[cache.committed : until], self._pace.alone):
@@ -186,8 +193,12 @@ class Engine:
                         if stop():
                             end = 0
                             break
-                self.prefix.keep(cache, prompt)
-                return cache
+                read = ReadSoFar(cache.committed, cache.committed_bytes, cache.allocated_bytes)
+                self.caches.end(cache, prompt)
+                return read
+        except BaseException:
+            self.caches.clear()
+            raise
         finally:
             self._rest()
 
@@ -235,9 +246,8 @@ class Engine:
 
     def _admit(self, sequence: Sequence, events: list[Delivery]) -> None:
         """Give a sequence what it needs to be served; one that had stepped back keeps its sampler, which counts."""
-        cache = self.prefix.take(sequence.request.prompt) if self.prefix else None
-        sequence.cache = cache or self._make_cache()
-        sequence.marks = self.prefix is not None and sequence.cache.needs_marks
+        sequence.cache = self.caches.begin(sequence.request.prompt)
+        sequence.marks = self._keeps and sequence.cache.needs_marks
         if sequence.sampler is None:
             request = sequence.request
             sequence.sampler = Sampler(request.sampling, vocab_size=self.network.vocab_size, prompt=request.prompt)
@@ -245,14 +255,6 @@ class Engine:
             sequence.timeline.admitted(sequence.reused)
             if sequence.reused:
                 events.append((sequence, sequence.progress()))
-
-    def _make_cache(self) -> Any:
-        """Of the pool, unless it is for one alone, or to be kept, or the network has none."""
-        if self._generating or self.prefix is not None:
-            return self.network.make_cache(self.context_limit)
-        if self._pool is None:  # whose most is never reached: `_room` is tighter
-            self._pool = self.network.make_pool(self._most_running * (self.context_limit + BLOCK))
-        return (self._pool or self.network).make_cache(self.context_limit)
 
     def _land(self, flight: Flight, events: list[Delivery]) -> None:
         """Wait for a pass, make final what it appended, and say what it brought."""
@@ -291,8 +293,7 @@ class Engine:
     def _prompted(self, sequence: Sequence, events: list[Delivery]) -> None:
         """A chunk of a sequence's prompt is in the cache."""
         cache: Cache = sequence.cache
-        if sequence.marks:
-            cache.mark()
+        self.caches.fed(cache, sequence.tokens)
         if cache.committed > sequence.told:  # else it had stepped back and gets again what it had
             sequence.told = cache.committed
             events.append((sequence, sequence.progress()))
@@ -316,28 +317,24 @@ class Engine:
     def _put_away(self) -> None:
         """Keep or let go of the caches of those that ended."""
         for sequence in self._ended:
-            if self.prefix and sequence.cache:
-                self.prefix.keep(sequence.cache, sequence.tokens)
+            if sequence.cache is not None:
+                self.caches.end(sequence.cache, sequence.tokens)
             self._let_go(sequence)
         self._ended.clear()
 
     def _let_go(self, sequence: Sequence) -> None:
-        if sequence.cache is not None:
-            if self.prefix is None:
-                sequence.cache.close()
-            sequence.cache = None
-        sequence.sampler = None
+        sequence.cache = sequence.sampler = None
         self._room.release(sequence)
 
     def _abandon(self) -> None:
-        """After an error no cache is to be trusted, nor the pool of some."""
-        self._pool = None
+        """After an error no cache is to be trusted."""
         for sequence in list(self._scheduler):
             self._scheduler.remove(sequence)
             self._ended.append(sequence)
         for sequence in self._ended:
             self._let_go(sequence)
         self._ended.clear()
+        self.caches.clear()
         self._rest()
 
     def _work(self) -> None:
@@ -357,6 +354,5 @@ class Engine:
             # clear_cache waits for the device with the interpreter lock held, which would stop every other thread for
             # the rest of the step that was built ahead: wait for that one without the lock first.
             mx.synchronize()
-            if self._pool is not None:
-                self._pool.clear()
+            self.caches.rest()
             mx.clear_cache()

@@ -37,8 +37,8 @@ class Network(Protocol[C]):
         """Whether several sequences can share a pass. Where they cannot, they take turns."""
         ...
 
-    def make_pool(self, entries: int) -> Any:
-        """A pool that makes caches for `join`, of at most so many entries together; None where there is none."""
+    def make_pool(self, entries: int, kept: int, key: bytes = b"") -> Any:
+        """A `KVPool` that makes caches for `join`, of at most so many entries together; None where there is none."""
         ...
 
     def join(self, caches: Sequence[C], rows: Sequence[tuple[int, Phase]], /) -> Any:

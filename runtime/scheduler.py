@@ -1,16 +1,17 @@
 """Who is served, and who gets how many tokens of the next pass. Bookkeeping only: no array, no clock.
 
-Requests are admitted in the order they came, as soon as there is a place and room for their prompt. Every admitted
-sequence that decodes gets one row of every pass; prompts share what `Pace` leaves them, the oldest first. Where room is
-short the youngest steps back: its cache goes, and it is admitted again before any younger one, to be fed what it had
-and to go on where it was. The oldest never steps back, so everyone's turn comes.
+Requests are admitted in the order they came, as soon as there is a place and room for their prompt; where K/V are
+shared, not while a prompt that begins alike is being fed, but behind it. Every admitted sequence that decodes gets one
+row of every pass; prompts share what `Pace` leaves them, the oldest first. Where room is short the youngest steps back:
+its cache goes, and it is admitted again before any younger one, to be fed what it had and to go on where it was. The
+oldest never steps back, so everyone's turn comes.
 """
 
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headrace.runtime.ops import Phase
+from headrace.runtime.ops import BLOCK, Phase
 from headrace.runtime.pace import Pace
 from headrace.runtime.prefill import chunk_end
 from headrace.runtime.room import Room
@@ -32,12 +33,13 @@ class Share:
 class Scheduler:
     """Sequences between submission and end."""
 
-    def __init__(self, room: Room, pace: Pace, most_running: int) -> None:
+    def __init__(self, room: Room, pace: Pace, most_running: int, *, shared: bool = False) -> None:
         self.waiting: deque[Sequence] = deque()  # oldest first, those that stepped back before all others
         self.running: list[Sequence] = []  # oldest first
         self._room = room
         self._pace = pace
         self._most_running = most_running
+        self._shared = shared  # whether one begins with what others were fed
         self._stepping_back: Sequence | None = None  # as soon as no pass is under way that appends to its cache
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -63,6 +65,8 @@ class Scheduler:
         admitted: list[Sequence] = []
         while self.waiting and len(self.running) < self._most_running and self._stepping_back is None:
             sequence = self.waiting[0]
+            if self._shared and any(_brings(other, sequence) for other in self.running):
+                break
             if not self._room.promise(sequence, len(sequence.tokens), spare=len(self.running)):
                 break
             self.running.append(self.waiting.popleft())
@@ -132,6 +136,18 @@ class Scheduler:
         self.waiting.appendleft(sequence)
         sequence.state, sequence.cache = "preempted", None
         self._room.release(sequence)
+
+
+def _brings(other: Sequence, sequence: Sequence) -> bool:
+    """Whether blocks that the sequence begins with are just being fed to another: they will be there for both."""
+    if other.state != "prefill":
+        return False
+    fed = other.cache.committed // BLOCK if other.cache else 0
+    last = min(other.prefill_end, sequence.prefill_end) // BLOCK
+    if fed >= last:
+        return False
+    end = (fed + 1) * BLOCK
+    return other.tokens[:end] == sequence.tokens[:end]
 
 
 def _prefilled(sequence: Sequence) -> bool:

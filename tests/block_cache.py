@@ -113,6 +113,9 @@ class WithBlocks:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._network, name)
 
+    def make_pool(self, *_: Any) -> None:
+        """Each sequence has blocks of its own."""
+
     def make_cache(self, limit: int) -> BlockCache:
         cache = BlockCache(self._network.kv_shape, limit=limit, ops=self._network.ops)
         self.caches.append(cache)

@@ -1,12 +1,13 @@
 """A network under observation: the real one, with a record of what the engine asked of it."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
 from headrace.runtime.decode import decode_step
 from headrace.runtime.engine import Engine
+from headrace.runtime.kv.paged_cache import PagedCache
 from headrace.runtime.network import Network
 from headrace.runtime.ops import Projections
 from headrace.runtime.prefill import prefill
@@ -36,7 +37,17 @@ class WatchedNetwork:
         return getattr(self._network, name)
 
     def make_cache(self, limit: int) -> Any:
-        cache = self._network.make_cache(limit)
+        return self._watch(self._network.make_cache(limit))
+
+    def make_pool(self, *arguments: Any) -> Any:
+        """Its caches are watched as well. None for caches that forget: those of a pool do not."""
+        pool = None if self._forgets else self._network.make_pool(*arguments)
+        if pool is not None:
+            make = pool.make_cache
+            pool.make_cache = lambda limit: self._watch(make(limit))
+        return pool
+
+    def _watch(self, cache: Any) -> Any:
         if self._forgets:
             _forget(cache)
         if hasattr(cache, "attend"):
@@ -47,6 +58,8 @@ class WatchedNetwork:
                 return attend(layer, qkv, spec)
 
             cache.attend = counting
+        if isinstance(cache, PagedCache):
+            _remember(cache)
         self.caches.append(cache)
         return cache
 
@@ -64,6 +77,19 @@ class WatchedNetwork:
         logits = self._network.logits(x)
         self.logits_seen.append(logits)
         return logits
+
+
+def _remember(cache: Any) -> None:
+    """Let `committed_rows` still have what a cache held when it was given back."""
+    close = cache.close
+
+    def closing() -> None:
+        if cache.committed:
+            cache.last_rows, cache.last_committed = committed_rows(cache), cache.committed
+            mx.eval(cache.last_rows)
+        close()
+
+    cache.close = closing
 
 
 def _forget(cache: Any) -> None:
@@ -103,13 +129,28 @@ def step_by_step(network: Any, prompt: Sequence[int], steps: int) -> tuple[list[
 
 
 def committed_rows(cache: Any) -> list[mx.array]:
-    """The committed part of every layer's keys and values."""
-    return [array[:, :, : cache.committed] for array in cache.arrays]
+    """The committed part of every layer's keys, then of their values: (1, Hkv, entries, D) each, without windows.
+
+    Of a cache in blocks that was given back: what it held then.
+    """
+    if not isinstance(cache, PagedCache):
+        return [array[:, :, : cache.committed] for array in cache.arrays]
+    if not cache.committed:
+        return cast(list[mx.array], vars(cache)["last_rows"])
+    cache.slabs.settle()
+    (table,) = cache.tables
+    held = mx.concatenate([cache.slabs.store.block(0, block) for block in table], axis=3)  # (L, 2, Hkv, entries, D)
+    return [layer[None, :, : cache.committed] for half in (0, 1) for layer in held[:, half]]
+
+
+def committed(cache: Any) -> int:
+    """How many entries `committed_rows` has."""
+    return cache.committed or vars(cache).get("last_committed", 0)
 
 
 def same_rows(a: Any, b: Any) -> bool:
     """Whether two caches hold the same committed entries, bit for bit."""
-    if a.committed != b.committed:
+    if committed(a) != committed(b):
         return False
     return all(bool(mx.array_equal(x, y)) for x, y in zip(committed_rows(a), committed_rows(b), strict=True))
 

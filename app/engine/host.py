@@ -163,9 +163,9 @@ class EngineHost:
         if command.count_only or len(prompt) > self._serving.fitting.longest:
             return
         with self._check.paused():
-            cache = self._engine.read_ahead(prompt, stop)
-        if cache is not None:
-            send(PrefixCached(cache.committed, cache.committed_bytes, cache.allocated_bytes))
+            read = self._engine.read_ahead(prompt, stop)
+        if read is not None:
+            send(PrefixCached(read.tokens, read.used_bytes, read.allocated_bytes))
 
     def _count(self, text: str) -> int:
         return len(self._loaded.tokenizer.encode(text))

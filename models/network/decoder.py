@@ -48,6 +48,7 @@ class Decoder:
         width = config.hidden_size
         self._table = parameters.matrix("model.embed_tokens", config.vocab_size, width)
         self._layers = _read_layers(config, parameters)
+        self.pages = all(ops.pages(layer.attention) for layer in self._layers)
         self._layer_groups = self._fuse(ops)
         self._norm = parameters.vector("model.norm.weight", width, config.norm_weight_offset)
         tied = config.tied_embeddings or "lm_head.weight" not in parameters
@@ -110,8 +111,8 @@ class Decoder:
     def make_cache(self, limit: int) -> KVCache:
         return KVCache(self.kv_shape, limit=limit, ops=self._ops)
 
-    def make_pool(self, entries: int) -> KVPool:
-        return KVPool(self.kv_shape, self._ops, entries)
+    def make_pool(self, entries: int, kept: int, key: bytes = b"") -> KVPool | None:
+        return KVPool(self.kv_shape, self._ops, entries, key, kept) if self.pages else None
 
     def join(
         self, caches: Sequence[KVCache | PagedCache], rows: Sequence[tuple[int, Phase]]

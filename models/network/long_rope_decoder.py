@@ -55,8 +55,8 @@ class LongRopeDecoder(Decoder):
         self._original = int((rope.scaling or {})["original_max_position_embeddings"])
         self._beyond = self.with_rope(make_rope(rope, config.head_dim, config.context_length, long=True))
 
-    def make_pool(self, _entries: int) -> None:  # type: ignore[override]
-        return None
+    def make_pool(self, _entries: int, _kept: int, _key: bytes = b"") -> None:
+        return None  # keys that one list of factors turned are of no use to a sequence of another length
 
     def with_ops(self, ops: Ops) -> "LongRopeDecoder":
         twin = super().with_ops(ops)

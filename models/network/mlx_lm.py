@@ -42,7 +42,7 @@ class MlxLmNetwork:
     def make_cache(self, limit: int) -> MlxLmCache:
         return MlxLmCache(self._fresh_parts(), limit, self.cost.kv)
 
-    def make_pool(self, _entries: int) -> None:
+    def make_pool(self, _entries: int, _kept: int, _key: bytes = b"") -> None:
         return None
 
     def join(self, _caches: Sequence[MlxLmCache], _rows: Sequence[tuple[int, Phase]]) -> MlxLmCache:

@@ -9,12 +9,13 @@ from heapq import heappop, heappush
 
 
 class Blocks:
-    """Blocks 0 to total - 1. `most` bounds the total."""
+    """Blocks 0 to total - 1. `most` bounds the total; above `kept`, cached blocks are given up rather than it grows."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, kept: int | None = None) -> None:
         if most < 1:
             raise ValueError(f"a pool needs at least one block, not {most}")
         self.most = most
+        self.kept = most if kept is None else kept
         self._counts: list[int] = []
         self._known: list[bool] = []  # what it holds may be looked for
         self._free: list[int] = []  # a heap: low numbers are given first, so that what is allocated last empties first
@@ -46,6 +47,11 @@ class Blocks:
     def oldest(self) -> int | None:
         """The cached block that nobody has used for longest."""
         return next(iter(self._cached), None)
+
+    @property
+    def grows(self) -> bool:
+        """Whether the next block is to be a new one."""
+        return not self._free and self.total < (self.most if not self._cached else min(self.kept, self.most))
 
     def count(self, block: int) -> int:
         """How many hold it."""

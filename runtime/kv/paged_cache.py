@@ -12,6 +12,7 @@ from typing import TypeVar, cast
 import mlx.core as mx
 
 from headrace.runtime.cache import KVShape
+from headrace.runtime.cost import BESIDE_WINDOW
 from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.kv.slabs import Slabs
 from headrace.runtime.kv.tables import Tables
@@ -101,12 +102,19 @@ class PagedCache(Tables):
 
 
 class KVPool:
-    """Blocks and their arrays, for sequences that hold at most `entries` together; `key` as in `BlockPool`."""
+    """Blocks and their arrays, for sequences that hold at most `entries` together; `key` as in `BlockPool`.
 
-    def __init__(self, shape: KVShape, ops: Ops, entries: int, key: bytes = b"") -> None:
+    kept: what nobody holds is remembered while there are no more blocks than a sequence of so many entries takes (in
+    a layer group with a window, two that end there). None: while there is room.
+    """
+
+    def __init__(self, shape: KVShape, ops: Ops, entries: int, key: bytes = b"", kept: int | None = None) -> None:
         self.slabs = Slabs(shape, ops)
         windows = self.slabs.windows
-        self.blocks = BlockPool(windows, [-(-entries // BLOCK)] * len(windows), self.slabs.set_aside, key)
+        most = -(-entries // BLOCK)
+        spans = [2 * (window + BESIDE_WINDOW) if window else entries for window in windows]
+        bounds = [-(-min(span, kept or entries) // BLOCK) + 1 for span in spans]
+        self.blocks = BlockPool(windows, [most] * len(windows), self.slabs.set_aside, key, bounds if kept else None)
 
     def make_cache(self, limit: int) -> PagedCache:
         """An empty cache for one sequence of at most `limit` tokens."""
@@ -115,4 +123,8 @@ class KVPool:
     def clear(self) -> None:
         """Forget what nobody holds, and give its memory back."""
         self.blocks.clear()
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Give back the memory in which nothing is held or remembered."""
         self.slabs.give_back(self.blocks)

@@ -30,7 +30,7 @@ class BlockPool:
     """Blocks of one network. windows: of each layer group; most: how many blocks each may have.
 
     set_aside(group, blocks) makes at most so many more and says how many. key: what must be equal for K/V to be
-    (weights, format, kernels).
+    (weights, format, kernels). kept: how many blocks of each group there may be for the sake of cached ones.
     """
 
     def __init__(
@@ -39,9 +39,10 @@ class BlockPool:
         most: Sequence[int],
         set_aside: Callable[[int, int], int],
         key: bytes = b"",
+        kept: Sequence[int] | None = None,
     ) -> None:
         self.windows = tuple(windows)
-        self.groups = [Blocks(limit) for limit in most]
+        self.groups = [Blocks(*bounds) for bounds in zip(most, kept or most, strict=True)]
         self.chains = Chains(key)
         self._set_aside = set_aside
         self._links: list[dict[int, Link]] = [{} for _ in windows]  # of each group: block -> what it holds
@@ -62,7 +63,7 @@ class BlockPool:
         Raises PoolFullError where all there may be are held, and whatever `set_aside` raises; nothing changed then.
         """
         blocks = self.groups[group]
-        if not blocks.free and blocks.total < blocks.most:
+        if blocks.grows:
             blocks.grow(self._set_aside(group, blocks.most - blocks.total))
         if not blocks.free and (oldest := blocks.oldest) is not None:
             self._forget(group, oldest)

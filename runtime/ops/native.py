@@ -221,6 +221,11 @@ def attend(
     return _native.attend(qkv, keys, values, offset, plan, first, phase == "prefill"), keys, values
 
 
+def pages(spec: AttentionSpec) -> bool:
+    """Whether attention reads blocks where they are: the kernels do."""
+    return _plan(spec) is not None
+
+
 def slab(blocks: int, block_shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
     """Room for K/V, (blocks, L, 2, Hkv, BLOCK, D), where each row begins on a cache line."""
     return _native.slab([blocks, *block_shape], dtype)

@@ -193,6 +193,11 @@ def attend(
     return out.transpose(0, 2, 1, 3).reshape(batch, length, -1), keys, values
 
 
+def pages(_spec: AttentionSpec) -> bool:
+    """Whether attention reads blocks where they are. Here it copies all of a sequence's into one buffer, every step."""
+    return False
+
+
 def slab(blocks: int, block_shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
     """Room for K/V: zeros (blocks, L, 2, Hkv, BLOCK, D), evaluated."""
     zeros = mx.zeros((blocks, *block_shape), dtype)

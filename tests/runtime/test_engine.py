@@ -21,6 +21,12 @@ PROMPT = [5, 17, 3, 88, 42, 9, 61]
 LONG = [(7 * i * i + 3 * i + 5) % 96 for i in range(300)]
 
 
+@pytest.fixture(scope="module")
+def network(either: Decoder) -> Decoder:
+    """With K/V in buffers, and in blocks."""
+    return either
+
+
 @pytest.mark.parametrize("max_tokens", [None, 100])
 @pytest.mark.parametrize(("limit", "tokens"), [(7, 1), (8, 2), (12, 6)])
 def test_the_context_limit_ends_with_length(network: Decoder, limit: int, tokens: int, max_tokens: int | None) -> None:
@@ -173,8 +179,8 @@ def test_ready_again_after_an_error_inside_the_network(network: Decoder, at: int
 
 def test_ready_again_after_the_cache_could_not_be_made(network: Decoder) -> None:
     class NoMemory(WatchedNetwork):
-        def make_cache(self, limit: int) -> Any:
-            raise BrokenError(f"no room for {limit}")
+        def _watch(self, _cache: Any) -> Any:
+            raise BrokenError("no room")
 
     engine = Engine(NoMemory(network), context_limit=64)
     for _ in range(2):
@@ -209,6 +215,9 @@ class Forgetful(WatchedNetwork):
 
     def make_cache(self, limit: int) -> Any:
         return self._network.make_cache(limit)
+
+    def make_pool(self, *arguments: Any) -> Any:
+        return self._network.make_pool(*arguments)
 
 
 @pytest.mark.parametrize("ending", ["length", "cancelled", "closed", "failed"])

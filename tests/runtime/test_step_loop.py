@@ -9,10 +9,16 @@ import pytest
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine import Engine
 from headrace.runtime.request import CancelFlag, Event, Finished, Request, Step
-from tests.watched import WatchedNetwork, answer, same_rows, step_by_step
+from tests.watched import WatchedNetwork, answer, committed, same_rows, step_by_step
 
 PROMPT = [5, 17, 3, 88, 42, 9, 61]
 STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def network(either: Decoder) -> Decoder:
+    """With K/V in buffers, and in blocks."""
+    return either
 
 
 def recomputed(network: Decoder, prompt: list[int], steps: int) -> list[int]:
@@ -43,7 +49,7 @@ def test_a_step_feeds_one_token_and_appends_one_entry_to_every_layer(network: De
     layers = len(network.config.layers)
     decode_calls = watched.attended[layers:]
     assert decode_calls == [(layer, 1) for _ in range(STEPS) for layer in range(layers)]
-    assert watched.caches[0].committed == watched.caches[0].length == len(PROMPT) - 1 + STEPS
+    assert committed(watched.caches[0]) == len(PROMPT) - 1 + STEPS
 
 
 def test_each_step_reads_all_entries_before_it_and_at_most_one_is_uncommitted(network: Decoder) -> None:
@@ -107,7 +113,7 @@ def test_of_the_step_built_ahead_the_last_tokens_entry_stays(
     events = list(end(watched, expected))
     tokens = [event.token for event in events if isinstance(event, Step)]
     cache = watched.caches[0]
-    assert cache.length == cache.committed == len(PROMPT) - 1 + steps + looked_ahead
+    assert committed(cache) == len(PROMPT) - 1 + steps + looked_ahead
     assert same_rows(cache, step_by_step(network, PROMPT, steps + looked_ahead)[1])
     if end is by_stop_id:
         last = events[-1]

@@ -50,6 +50,7 @@ class OwnEngine:
         self._limit = limit
         self._random = random.Random(seed)
         self._base = self._tokens(limit)
+        self._begun = 0  # what the newest test's tokens began with
         self._engines: dict[int, Engine] = {}
         self._batched: dict[int, Engine] = {}  # by most sequences; they know how fast passes are
         self._caches: dict[int, int] = {}  # bytes of the caches kept, by depth
@@ -70,7 +71,7 @@ class OwnEngine:
         if before:
             # Leaves exactly `before` in the cache: a step where it can be trimmed, all of it where it cannot.
             _follow(engine.generate(Request(before, max_tokens=1)))
-        fed = self._tokens(max(test.prompt, 1))
+        fed = self._fresh(max(test.prompt, 1))
         steps, summary = _follow(engine.generate(Request([*before, *fed], max_tokens=test.generate or 1)))
         if summary.prefill_tokens != len(fed) - 1:
             raise EngineError(f"{test.label}: the cache did not keep its {test.depth} tokens")
@@ -137,6 +138,11 @@ class OwnEngine:
         if depth not in self._engines:
             self._engines[depth] = Engine(self._network, context_limit=self._limit, keep_prefix=depth > 0)
         return self._engines[depth]
+
+    def _fresh(self, count: int) -> list[int]:
+        """Tokens that no test before began with: what those said may be kept, and is not to be found again."""
+        self._begun = (self._begun + 1) % self._network.vocab_size
+        return [self._begun, *self._tokens(count - 1)]
 
     def _tokens(self, count: int) -> list[int]:
         return [self._random.randrange(self._network.vocab_size) for _ in range(count)]

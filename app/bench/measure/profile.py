@@ -19,7 +19,8 @@ from typing import Any, cast
 import mlx.core as mx
 
 from headrace.models.network.decoder import Decoder
-from headrace.runtime.cache import Cache, KVCache
+from headrace.runtime.cache import Cache
+from headrace.runtime.caches import make_caches
 from headrace.runtime.decode import decode_step
 from headrace.runtime.errors import UsageError
 from headrace.runtime.ops import LayersNode, LayerWeights, Ops, Projections
@@ -78,7 +79,7 @@ def profile(network: object, depth: int, *, rounds: int = ROUNDS) -> dict[str, A
     if not isinstance(network, Decoder):
         raise UsageError("--profile takes headrace's own decoder apart; this model runs through mlx-lm's classes")
     sampler = Sampler(SamplingParams(), vocab_size=network.vocab_size, prompt=())
-    cache = network.make_cache(depth + 2 * rounds + 8)
+    cache = make_caches(network, depth + 2 * rounds + 8, most_running=1, keep=False).begin([0])
     for _ in prefill(network, cache, [1 + i % (network.vocab_size - 1) for i in range(depth)]):
         pass
     token = mx.array([1])
@@ -114,7 +115,7 @@ def profile(network: object, depth: int, *, rounds: int = ROUNDS) -> dict[str, A
     }
 
 
-def _record(network: Decoder, cache: KVCache, token: mx.array) -> tuple[list[tuple[str, tuple[Any, ...]]], mx.array]:
+def _record(network: Decoder, cache: Any, token: mx.array) -> tuple[list[tuple[str, tuple[Any, ...]]], mx.array]:
     """The calls of one step with their inputs computed, and its logits. The cache is as before."""
     recorder = _Recorder(network.ops)
     twin = network.with_ops(cast(Ops, recorder))
@@ -130,7 +131,8 @@ def _record(network: Decoder, cache: KVCache, token: mx.array) -> tuple[list[tup
 
         def attend(self, layer: int, qkv: Projections, spec: Any) -> mx.array:
             recorder.calls.append(("attend", (layer, qkv, spec)))
-            return cache.attend(layer, qkv, spec)
+            out: mx.array = cache.attend(layer, qkv, spec)
+            return out
 
         def run_fused(self, _layers: slice, _x: mx.array, _node: LayersNode) -> mx.array:
             raise AssertionError("a recorder fuses nothing")
@@ -150,7 +152,7 @@ def _again(ops: Ops, call: tuple[str, tuple[Any, ...]]) -> Any:
     return getattr(ops, name)(*arguments)
 
 
-def _attend_again(cache: KVCache, calls: list[tuple[str, tuple[Any, ...]]]) -> list[mx.array]:
+def _attend_again(cache: Any, calls: list[tuple[str, tuple[Any, ...]]]) -> list[mx.array]:
     cache.reserve(1, "decode")
     outputs = [cache.attend(*arguments) for name, arguments in calls if name == "attend"]
     cache.advance(1)
@@ -165,7 +167,7 @@ def _evaluated(work: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def _synchronous(network: Decoder, cache: KVCache, sampler: Sampler, token: mx.array) -> tuple[float, float]:
+def _synchronous(network: Decoder, cache: Any, sampler: Sampler, token: mx.array) -> tuple[float, float]:
     """(seconds to build, seconds in all) of a step that overlaps with nothing."""
     began = time.perf_counter()
     chosen = decode_step(network, cache, sampler, token)
@@ -176,7 +178,7 @@ def _synchronous(network: Decoder, cache: KVCache, sampler: Sampler, token: mx.a
     return built - began, ended - began
 
 
-def _loop(network: Decoder, cache: KVCache, sampler: Sampler, token: mx.array, steps: int) -> list[float]:
+def _loop(network: Decoder, cache: Any, sampler: Sampler, token: mx.array, steps: int) -> list[float]:
     """Step latencies of the real loop, the first one left out."""
     ready = [time.perf_counter() for _ in run_ahead(network, cache, sampler, token, steps + 1)]
     return [b - a for a, b in pairwise(ready)]

@@ -11,7 +11,7 @@ from headrace.app.bench.measure.plan import Test
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.mlx_lm import MlxLmNetwork
-from headrace.runtime.cache import KVCache
+from headrace.runtime.cache import Lengths
 from headrace.runtime.errors import EngineError
 from tests.tiny import load_decoder, write_model
 
@@ -42,13 +42,13 @@ def test_a_decode_counts_the_bytes_of_its_own_depth(decoder: Decoder, depth: int
 
 def test_a_depth_is_prefilled_once_and_kept(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     fed: list[int] = []
-    advance = KVCache.advance
+    advance = Lengths.advance
 
-    def counted(cache: KVCache, tokens: int) -> None:
+    def counted(cache: Lengths, tokens: int) -> None:
         fed.append(tokens)
         advance(cache, tokens)
 
-    monkeypatch.setattr(KVCache, "advance", counted)
+    monkeypatch.setattr(Lengths, "advance", counted)
     backend = OwnEngine("tiny", decoder, limit=256)
     backend.warm_up(Test(0, 4, 100))
     assert sum(fed) >= 100
