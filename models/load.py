@@ -28,13 +28,14 @@ from headrace.models.registry.resolve import ResolvedModel
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime import ops
 from headrace.runtime.cost import LayerKV, held_bytes, longest_context
-from headrace.runtime.errors import UsageError
+from headrace.runtime.errors import CheckpointError, UsageError
 from headrace.runtime.machine import memory
 from headrace.runtime.machine.out_of_memory import memory_errors
 from headrace.runtime.network import Network
 
 NetworkKind = Literal["headrace", "mlx-lm"]
 LEAST_CONTEXT = 512  # a shorter one is not offered unasked
+_LARGEST_SETTING = 2.0**63  # that generation_config.json may hold: larger ones are no counts, and no settings either
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +210,11 @@ def _quantized_bytes(part: TextPart, kind: Quantization) -> int:
 def generation_defaults(directory: Path) -> dict[str, Any]:
     """The sampling settings a checkpoint recommends, from generation_config.json; empty where there is none.
 
-    Raises CheckpointError for a file that is no JSON object.
+    Raises CheckpointError for a file that is no JSON object, and for a number that no setting can be.
     """
     file = directory / "generation_config.json"
-    return read_json_object(file) if file.is_file() else {}
+    recommended = read_json_object(file) if file.is_file() else {}
+    for name, value in recommended.items():
+        if isinstance(value, int | float) and not abs(value) < _LARGEST_SETTING:  # infinity and NaN are numbers, too
+            raise CheckpointError(f"{file.name}: {name} is out of range")
+    return recommended

@@ -5,6 +5,7 @@ stricter.
 """
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from headrace.runtime.errors import CheckpointError
 
 _MAX_BYTES = 32 << 20
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")  # as an escape or as bytes, alone or one of a pair
 
 
 def repeated_key(pairs: Iterable[tuple[str, Any]]) -> str | None:
@@ -25,11 +27,16 @@ def repeated_key(pairs: Iterable[tuple[str, Any]]) -> str | None:
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
-    """The object in `file`. Raises CheckpointError if it cannot be read, is absurdly large or is no JSON object."""
+    """The object in `file`. Raises CheckpointError if it cannot be read, is absurdly large or is no JSON object.
+
+    No text in it has a lone surrogate, which JSON can write and no library for text takes.
+    """
     try:
         if file.stat().st_size > _MAX_BYTES:
             raise ValueError(f"it is larger than {_MAX_BYTES >> 20} MiB")
-        value = json.loads(file.read_bytes())
+        value = json.loads(content := file.read_bytes())
+        if _SURROGATE.search(content):
+            json.dumps(value, ensure_ascii=False).encode()  # UnicodeEncodeError, a ValueError
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file.name} cannot be read: {error}") from error
     if not isinstance(value, dict):

@@ -4,12 +4,12 @@ Text in, text out: which spans become control tokens is `control_tokens`' busine
 is `template_sandbox`'s. jinja2 is imported when the first template is compiled, not with this module.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.models.checkpoint.json_object import read_json_object
 from headrace.runtime.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
@@ -105,10 +105,9 @@ def read_sources(directory: Path, tokenizer_config: Mapping[str, Any]) -> dict[s
         return found
     declared = tokenizer_config.get("chat_template")
     if (file := directory / "chat_template.json").is_file():
-        try:
-            declared = json.loads(_read_text(file))["chat_template"]
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise CheckpointError(f"{file.name} is not a chat template file") from error
+        if "chat_template" not in (content := read_json_object(file)):
+            raise CheckpointError(f"{file.name} is not a chat template file")
+        declared = content["chat_template"]
     if isinstance(declared, str):
         return {"default": declared}
     if isinstance(declared, list):

@@ -206,6 +206,14 @@ def test_broken_generation_settings_are_one_error(tmp_path: Path, content: bytes
         generation_defaults(tmp_path)
 
 
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "Infinity", "1" + "0" * 400, "1e308"])
+@pytest.mark.parametrize("name", ["temperature", "top_k"])
+def test_a_recommendation_that_no_setting_can_be_is_named(tmp_path: Path, name: str, number: str) -> None:
+    (tmp_path / "generation_config.json").write_text(f'{{"{name}": {number}}}')
+    with pytest.raises(CheckpointError, match=rf"generation_config\.json: {name} is out of range"):
+        generation_defaults(tmp_path)
+
+
 def test_no_generation_settings_are_no_error(tmp_path: Path) -> None:
     assert generation_defaults(tmp_path) == {}
 

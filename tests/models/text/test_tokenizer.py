@@ -155,6 +155,22 @@ def test_broken_files_are_named_in_one_line(write: Callable[..., Path], file: st
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json", "chat_template.json"])
+@pytest.mark.parametrize("alone", [b"\\ud800", b"\\uDFFF", b"\xed\xa0\x80"])
+def test_a_lone_surrogate_in_a_file_is_named(write: Callable[..., Path], file: str, alone: bytes) -> None:
+    directory = write("chatml")
+    (directory / "chat_template.jinja").unlink()
+    (directory / file).write_bytes(b'{"bos_token": "%b", "chat_template": "%b"}' % (alone, alone))
+    with pytest.raises(CheckpointError, match=file):
+        Tokenizer.load(directory)
+
+
+def test_pairs_of_surrogates_are_text(write: Callable[..., Path]) -> None:
+    directory = write("chatml")
+    (directory / "tokenizer_config.json").write_bytes(b'{"comment": "\\ud83d\\ude00 \\\\ud800"}')
+    Tokenizer.load(directory)
+
+
 def test_without_a_template_a_chat_is_refused(write: Callable[..., Path]) -> None:
     directory = write("chatml")
     (directory / "chat_template.jinja").unlink()
