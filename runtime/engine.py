@@ -22,7 +22,7 @@ import mlx.core as mx
 from headrace.runtime.cache import Cache
 from headrace.runtime.caches import make_caches
 from headrace.runtime.decode import Flight, read, start
-from headrace.runtime.errors import EngineError
+from headrace.runtime.errors import EngineError, PoolFullError
 from headrace.runtime.machine.memory import POOL, wired
 from headrace.runtime.machine.out_of_memory import memory_errors
 from headrace.runtime.network import Network
@@ -30,8 +30,8 @@ from headrace.runtime.pace import Pace
 from headrace.runtime.prefill import chunk_end, prefill
 from headrace.runtime.request import Event, Finished, FinishReason, Request, Step
 from headrace.runtime.room import Room
-from headrace.runtime.sampling import Sampler, check_bias
-from headrace.runtime.scheduler import Scheduler
+from headrace.runtime.sampling import Sampler
+from headrace.runtime.scheduler import Scheduler, Share
 from headrace.runtime.sequence import Sequence
 from headrace.runtime.telemetry import PoolStats, StepRecord
 from headrace.runtime.timeline import Timeline
@@ -161,7 +161,7 @@ class Engine:
                 for sequence in self._scheduler.admit():
                     self._admit(sequence, events)
                 shares, landing = self._scheduler.plan(), self._flight
-                self._flight = start(self.network, shares, landing) if shares else None
+                self._flight = self._start(shares, landing)
                 if landing is not None:
                     self._land(landing, events)
                 if self._flight is not None and self._flight.token is None:  # prompts alone: nothing to run ahead of
@@ -211,9 +211,9 @@ class Engine:
         self._room.check(len(request.prompt))
 
     def _enter(self, request: Request) -> Sequence:
-        check_bias(request.sampling.logit_bias, self.network.vocab_size)
+        sampler = Sampler(request.sampling, vocab_size=self.network.vocab_size, prompt=request.prompt)
         timeline = Timeline(cost=self._cost, prompt_tokens=len(request.prompt))
-        sequence = Sequence(request, self._room.limit, timeline)
+        sequence = Sequence(request, self._room.limit, timeline, sampler)
         self._scheduler.add(sequence)
         return sequence
 
@@ -245,16 +245,24 @@ class Engine:
                 events.append((sequence, self._finish(sequence, "length")))
 
     def _admit(self, sequence: Sequence, events: list[Delivery]) -> None:
-        """Give a sequence what it needs to be served; one that had stepped back keeps its sampler, which counts."""
+        """Give a sequence its cache."""
         sequence.cache = self.caches.begin(sequence.request.prompt)
         sequence.marks = self._keeps and sequence.cache.needs_marks
-        if sequence.sampler is None:
-            request = sequence.request
-            sequence.sampler = Sampler(request.sampling, vocab_size=self.network.vocab_size, prompt=request.prompt)
+        if not sequence.served:
+            sequence.served = True
             sequence.reused = sequence.told = sequence.cache.committed
             sequence.timeline.admitted(sequence.reused)
             if sequence.reused:
                 events.append((sequence, sequence.progress()))
+
+    def _start(self, shares: list[Share], landing: Flight | None) -> Flight | None:
+        """The next pass; None for one of nobody, and where the pool lacks blocks: then the youngest steps back."""
+        try:
+            return start(self.network, shares, landing) if shares else None
+        except PoolFullError:  # raised before anything is appended
+            if not self._scheduler.make_room(shares):
+                raise
+            return None
 
     def _land(self, flight: Flight, events: list[Delivery]) -> None:
         """Wait for a pass, make final what it appended, and say what it brought."""
@@ -323,7 +331,7 @@ class Engine:
         self._ended.clear()
 
     def _let_go(self, sequence: Sequence) -> None:
-        sequence.cache = sequence.sampler = None
+        sequence.cache = sequence.sampler = None  # whoever keeps the sequence keeps no memory
         self._room.release(sequence)
 
     def _abandon(self) -> None:

@@ -40,6 +40,7 @@ class Scheduler:
         self._pace = pace
         self._most_running = most_running
         self._shared = shared  # whether one begins with what others were fed
+        self._fitting = most_running  # at a time, as was found out
         self._stepping_back: Sequence | None = None  # as soon as no pass is under way that appends to its cache
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -57,13 +58,14 @@ class Scheduler:
         """Ended."""
         sequence.state = "finished"
         (self.running if sequence in self.running else self.waiting).remove(sequence)
+        self._fitting = self._most_running
         if sequence is self._stepping_back:
             self._stepping_back = None
 
     def admit(self) -> list[Sequence]:
         """Those whose turn has come. They need caches."""
         admitted: list[Sequence] = []
-        while self.waiting and len(self.running) < self._most_running and self._stepping_back is None:
+        while self.waiting and len(self.running) < self._fitting and self._stepping_back is None:
             sequence = self.waiting[0]
             if self._shared and any(_brings(other, sequence) for other in self.running):
                 break
@@ -98,6 +100,23 @@ class Scheduler:
             (first if known else chained).append(Share(sequence, 1, "decode", chooses=True))
         decoding = [*chained, *first, *again]
         return decoding + self._chunks(prompts, beside=bool(decoding)) if prompts else decoding
+
+    def make_room(self, shares: list[Share]) -> bool:
+        """The pass that was planned lacks blocks: the youngest steps back, and nobody joins until somebody has ended.
+
+        False where there is only one.
+        """
+        for share in shares:
+            share.sequence.left += share.chooses
+        if len(self.running) < 2:
+            return False
+        youngest = self._stepping_back or self.running[-1]
+        self._fitting = len(self.running) - 1
+        if youngest.pending:
+            self._stepping_back = youngest
+        else:
+            self._step_back(youngest)
+        return True
 
     def _chunks(self, prompts: list[Sequence], beside: bool) -> list[Share]:
         budget = self._pace.budget(beside)

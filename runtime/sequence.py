@@ -21,16 +21,17 @@ class Sequence:
     """One request on its way.
 
     limit: cache entries it may have. left: steps that may still be begun. marks: whether its cache has to be marked to
-    be come back to.
+    be come back to. served: whether its turn has come, if only to step back again.
     """
 
     request: Request
     limit: int
     timeline: Timeline
+    sampler: Sampler | None = None  # until its end: it counts what was said
     tokens: list[int] = field(init=False)
     state: State = "waiting"
     cache: Any = None  # a `Cache`, while it is being served
-    sampler: Sampler | None = None  # from the first time it is served: it counts what was said
+    served: bool = False
     reused: int = 0
     left: int = field(init=False)
     said: int = 0
