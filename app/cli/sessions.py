@@ -1,4 +1,4 @@
-"""`headrace sessions`: list, show, rename, rm, search and export. The store knows sessions; this module asks and draws.
+"""`headrace sessions`: list, show, rename, rm, search, export, doctor. The store knows sessions; this asks and draws.
 
 SESSION is an id, the beginning of one, or `last`. Texts come from models: they are printed without anything a
 terminal would act on.
@@ -16,6 +16,7 @@ import click
 from headrace.app.cli.confirm import confirm
 from headrace.app.cli.json_output import json_text, print_json
 from headrace.app.sanitise import sanitise
+from headrace.app.sessions.examine import examine
 from headrace.app.sessions.export import to_document, to_markdown
 from headrace.app.sessions.search import search as search_sessions
 from headrace.app.sessions.store import SessionStore
@@ -28,7 +29,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print one J
 
 @click.group()
 def sessions() -> None:
-    """List, show, search, export and delete stored conversations."""
+    """List, show, search, export, examine and delete stored conversations."""
 
 
 @sessions.command("list")
@@ -125,6 +126,50 @@ def search(words: tuple[str, ...], limit: int, as_json: bool) -> None:
         raise SessionError("nothing found")
 
 
+@sessions.command()
+@click.option("--export", "output", type=click.Path(dir_okay=False, path_type=Path), help="A new file for all of it.")
+@_json_option
+def doctor(output: Path | None, as_json: bool) -> None:
+    """Say what of the stored conversations is damaged, and export, as JSON, what can be read. Changes nothing.
+
+    Exit code 1 when something is damaged.
+    """
+    if output is not None and output.exists():
+        raise UsageError(f"{output} exists already", "another name writes another file")
+    with _store() as store:
+        found = examine(store)
+    if output is not None:
+        _write(output, json_text([to_document(kept.session, kept.messages) for kept in found.sessions]) + "\n")
+    messages = sum(len(kept.messages) for kept in found.sessions)
+    damages = [(one, message) for one in found.sessions for message in one.messages if message.damaged]
+    if as_json:
+        print_json(
+            {
+                "problems": found.problems,
+                "conversations": len(found.sessions),
+                "messages": messages,
+                "damaged_sessions": {
+                    one.session.id: one.session.damaged for one in found.sessions if one.session.damaged
+                },
+                "damaged_messages": {str(message.id): message.damaged for _, message in damages},
+            }
+        )
+    else:
+        for problem in found.problems:
+            click.echo(_one_line(problem))
+        for one in found.sessions:
+            if one.session.damaged:
+                click.echo(f"session {_one_line(one.session.id)}: {', '.join(one.session.damaged)} damaged")
+        for one, message in damages:
+            where = f"session {_one_line(one.session.id)}, message {message.id}"
+            click.echo(f"{where}: {', '.join(message.damaged)} damaged")
+        where = f", all that can be read of them in {output}" if output is not None else ""
+        click.echo(f"{len(found.sessions)} conversations with {messages} messages{where}")
+    if found.is_damaged:
+        hint = None if output is not None else "`headrace sessions doctor --export FILE` saves what can be read"
+        raise SessionError("some of the stored conversations are damaged", hint)
+
+
 def _export(name: str, form: str, output: Path | None) -> None:
     with _store() as store:
         session = store.find(name)
@@ -135,6 +180,10 @@ def _export(name: str, form: str, output: Path | None) -> None:
     if output is None:
         click.echo(text, nl=False)
         return
+    _write(output, text)
+
+
+def _write(output: Path, text: str) -> None:
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:

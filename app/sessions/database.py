@@ -24,7 +24,7 @@ _HINTS = {
     "unable to open": _WRITABLE,
     "fts5": "this Python's SQLite was built without FTS5; another Python has it",
     "not a database": "move the file away to begin anew",
-    "malformed": "move the file away to begin anew; `sqlite3 FILE .recover` may save what is in it",
+    "malformed": "`headrace sessions doctor --export FILE` saves what can be read; then move the file away",
 }
 
 _SCHEMA = """
@@ -102,6 +102,7 @@ class Database:
             # Statements commit by themselves outside of `transaction`.
             self._connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_MS / 1000)
             self._connection.row_factory = sqlite3.Row
+            self._connection.text_factory = text_of
             try:
                 self._prepare()
             except BaseException:
@@ -185,7 +186,7 @@ class Database:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the names in a damaged schema may be no text
             hint = next((hint for part, hint in _HINTS.items() if part in str(error)), None)
             raise SessionError(f"the sessions in {self.path} cannot be used: {error}", hint) from error
         except OSError as error:
@@ -200,6 +201,11 @@ def _is_at_rest(path: Path) -> bool:
 
 def _storable(values: Sequence[object]) -> list[object]:
     return [storable(value) if isinstance(value, str) else value for value in values]
+
+
+def text_of(data: bytes) -> str:
+    """Text as it stands in the file; bytes that are no UTF-8, which only damage leaves there, as lone surrogates."""
+    return data.decode("utf-8", "surrogateescape")
 
 
 def storable(text: str) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.app.sessions.database import APPENDED, Database
+from headrace.app.sessions.rows import is_sound
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,11 @@ def fold_old_journals(database: Database, folder: Path) -> None:
             head, _, said = os.pread(file, os.fstat(file).st_size, 0).partition(b"\0")[0].partition(b"\n")
             if said:
                 try:
-                    answer = Answer(**json.loads(head))
-                except (ValueError, TypeError):  # no journal
+                    answer = _checked(Answer(**json.loads(head)))
+                except (ValueError, TypeError, RecursionError):  # no journal
                     continue
-                _complete(database, answer, said.decode("utf-8", "ignore"))  # which may end in half a character
+                if not _complete(database, answer, said.decode("utf-8", "ignore")):  # may end in half a character
+                    continue
             path.unlink(missing_ok=True)
     with suppress(OSError):  # one that is held, or that cannot be read
         folder.rmdir()
@@ -66,20 +68,33 @@ def _held(path: Path) -> Iterator[int | None]:
         os.close(file)
 
 
-def _complete(database: Database, answer: Answer, said: str) -> None:
-    """Give the message what it lacks; make it, if the chat did not come to do so."""
+def _checked(answer: Answer) -> Answer:
+    numbers = (answer.message_id, answer.begins, 0 if answer.parent_id is None else answer.parent_id)
+    texts = (answer.session_id, "" if answer.model is None else answer.model)
+    if not all(type(number) is int and 0 <= number < 2**63 for number in numbers):
+        raise ValueError
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError
+    return answer
+
+
+def _complete(database: Database, answer: Answer, said: str) -> bool:
+    """Give the message what it lacks; make it, if the chat did not come to do so. False for a damaged message."""
     with database.transaction(durable=True):
         rows = database.rows(
             f"SELECT content || {APPENDED} AS whole, finish_reason FROM messages WHERE id = ?", answer.message_id
         )
         if not rows and not _make(database, answer):
-            return  # the session was deleted
+            return True  # the session was deleted
         stored = rows[0]["whole"] if rows else ""
+        if not isinstance(stored, str) or not is_sound(stored):
+            return False
         whole = stored[: answer.begins] + said
         # A reason to have finished means: killed between finishing the message and removing the journal.
         if (not rows or rows[0]["finish_reason"] is None) and whole.startswith(stored):
             piece = whole[len(stored) :]
             database.run("INSERT INTO pieces (message_id, text) VALUES (?, ?)", answer.message_id, piece)
+    return True
 
 
 def _make(database: Database, answer: Answer) -> bool:

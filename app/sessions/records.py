@@ -5,6 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Role = Literal["user", "assistant"]
+DAMAGED = "damaged"
+"""The `finish_reason` of a message of which the file holds something else than it should."""
+EVERYTHING = "everything"
+"""In place of the damaged columns: none can be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class Message:
     attachments: tuple[Attachment, ...] = ()
     sampling: Mapping[str, Any] | None = None
     system: str | None = None
+    damaged: tuple[str, ...] = ()  # columns that hold something else than they should
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,7 @@ class Session:
     active_leaf: int | None = None
     prompt_from: int | None = None
     summary: str = ""
+    damaged: tuple[str, ...] = ()  # columns that hold something else than they should
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Sequence
 
 from headrace.app.sessions.records import Hit
+from headrace.app.sessions.rows import message_of, readable, session_of
 from headrace.app.sessions.store import SessionStore
 
 _WORD = re.compile(r"\w+")
@@ -30,14 +31,14 @@ def search(store: SessionStore, text: str, limit: int = 50) -> list[Hit]:
             *(" ".join(f'"{word}"*' for word in words), limit),
         )
     if rows or not text.strip():
-        return [_hit(row, row["snippet"]) for row in rows]
+        return [_hit(row, readable(row["snippet"])) for row in rows]
     pattern = re.sub(r"([%_\\])", r"\\\1", text.strip())
     rows = store.db.rows(
         f"SELECT {_COLUMNS}, content FROM messages JOIN sessions ON sessions.id = session_id"
         r" WHERE content LIKE ? ESCAPE '\' ORDER BY messages.id DESC LIMIT ?",
         *(f"%{pattern}%", limit),
     )
-    return [_hit(row, _excerpt(row["content"], text.strip())) for row in rows]
+    return [_hit(row, _excerpt(readable(row["content"]), text.strip())) for row in rows]
 
 
 def best_line(lines: Sequence[str], text: str) -> int | None:
@@ -61,8 +62,10 @@ def _folded(text: str) -> str:
 
 
 def _hit(row: sqlite3.Row, snippet: str) -> Hit:
-    one_line = " ".join(snippet.split())
-    return Hit(row["session_id"], row["title"], row["id"], row["role"], row["created_at"], one_line)
+    session, message = session_of(row), message_of(row)
+    return Hit(
+        message.session_id, session.title, message.id, message.role, message.created_at, " ".join(snippet.split())
+    )
 
 
 def _excerpt(content: str, text: str) -> str:

@@ -7,11 +7,10 @@ leaves unfinished is partial.
 
 import json
 import secrets
-import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,17 @@ from headrace.app.sessions.database import APPENDED, Database
 from headrace.app.sessions.old_journals import fold_old_journals
 from headrace.app.sessions.presence import Presence
 from headrace.app.sessions.records import Attachment, Message, Role, Session, SessionEntry, TurnMetrics
+from headrace.app.sessions.rows import lost_message, marked, message_of, readable, session_of
 from headrace.runtime.errors import SessionError, UsageError
 from headrace.runtime.paths import data_dir
 
 _TITLE_LENGTH = 60  # characters
 _REMEMBERED_LENGTH = 4000  # characters
 _ABANDONED_S = 86400.0  # an empty session that old has nobody sitting before it
+_SALVAGE = "`headrace sessions doctor --export FILE` saves what can be read"
 # SQL: a message and all that follow it, on every branch.
 _BELOW = (
-    "WITH RECURSIVE below(id) AS (SELECT id FROM messages WHERE id = ? UNION ALL"
+    "WITH RECURSIVE below(id) AS (SELECT id FROM messages WHERE id = ? UNION"  # not ALL: damage may have made a ring
     " SELECT messages.id FROM messages JOIN below ON messages.parent_id = below.id)"
 )
 _MESSAGE = f"SELECT *, content || {APPENDED} AS whole FROM messages"
@@ -74,7 +75,7 @@ class SessionStore:
         rows = self.db.rows("SELECT * FROM sessions WHERE id = ?", session_id)
         if not rows:
             raise SessionError(f"there is no session {session_id}", "`headrace sessions list` shows what is there")
-        return _session(rows[0])
+        return session_of(rows[0])
 
     def find(self, text: str) -> Session:
         """The session that a person means by `text`: its id, the beginning of it, or `last`."""
@@ -87,16 +88,30 @@ class SessionStore:
         if len(rows) != 1:
             problem = f"{len(rows)} sessions begin with {text!r}" if rows else f"there is no session {text!r}"
             raise SessionError(problem, "`headrace sessions list` shows what is there")
-        return _session(rows[0])
+        return session_of(rows[0])
 
     def sessions(self, limit: int | None = None) -> list[SessionEntry]:
         """Sessions that have messages, the one used last first."""
-        rows = self.db.rows(
-            "SELECT sessions.*, count(messages.id) AS messages FROM sessions JOIN messages ON session_id = sessions.id"
-            " GROUP BY sessions.id ORDER BY updated_at DESC LIMIT ?",
-            -1 if limit is None else limit,
+        try:
+            rows = self.db.rows(
+                "SELECT sessions.*, count(messages.id) AS messages FROM sessions"
+                " JOIN messages ON session_id = sessions.id GROUP BY sessions.id ORDER BY updated_at DESC LIMIT ?",
+                -1 if limit is None else limit,
+            )
+        except SessionError:
+            return self._sessions_one_by_one()[:limit]
+        return [SessionEntry(session_of(row), row["messages"]) for row in rows]
+
+    def _sessions_one_by_one(self) -> list[SessionEntry]:
+        """Of a damaged file: without the rows that cannot be read."""
+        counts = self.db.rows(
+            "SELECT session_id, count(*) AS messages FROM messages INDEXED BY messages_by_session GROUP BY session_id"
         )
-        return [SessionEntry(_session(row), row["messages"]) for row in rows]
+        entries: list[SessionEntry] = []
+        for row in counts:
+            with suppress(SessionError):
+                entries.append(SessionEntry(self.session(row["session_id"]), row["messages"]))
+        return sorted(entries, key=lambda entry: -entry.session.updated_at)
 
     def rename(self, session_id: str, title: str) -> Session:
         if not title.strip():
@@ -218,6 +233,7 @@ class SessionStore:
     def reopen(self, message_id: int) -> None:
         """An answer is continued: it is partial again, and nothing is known of how it went, until `finish`."""
         with self.db.transaction():
+            self._refuse_damaged(message_id)
             self.db.run(
                 "UPDATE messages SET partial = 1, finish_reason = NULL, figures = NULL WHERE id = ?", message_id
             )
@@ -232,6 +248,7 @@ class SessionStore:
     ) -> Message:
         """Close an answer; `partial` where it was stopped, cut off or ran into a limit."""
         with self.db.transaction(durable=True):
+            self._refuse_damaged(message_id)
             self._fold(message_id)
             self.db.run(
                 "UPDATE messages SET partial = ?, finish_reason = ?, figures = ? WHERE id = ?",
@@ -247,11 +264,42 @@ class SessionStore:
         rows = self.db.rows(f"{_MESSAGE} WHERE id = ?", message_id)
         if not rows:
             raise SessionError(f"there is no message {message_id}")
-        return _message(rows[0])
+        return message_of(rows[0])
 
     def messages(self, session_id: str) -> list[Message]:
         """Every message on every branch, parents before children."""
-        return [_message(row) for row in self.db.rows(f"{_MESSAGE} WHERE session_id = ? ORDER BY id", session_id)]
+        try:
+            found = [
+                message_of(row) for row in self.db.rows(f"{_MESSAGE} WHERE session_id = ? ORDER BY id", session_id)
+            ]
+        except SessionError:
+            found = self._messages_one_by_one(session_id)
+        ids = {message.id for message in found}
+        return [
+            # What hangs on nothing that is there hangs on the beginning, or nobody would see it.
+            message
+            if message.parent_id is None or message.parent_id in ids
+            else replace(marked(message, ["parent_id"]), parent_id=None)
+            for message in found
+        ]
+
+    def _messages_one_by_one(self, session_id: str) -> list[Message]:
+        """Of a damaged file: with a placeholder for each row that cannot be read, hung where the index has it."""
+        ids = self.db.rows("SELECT id FROM messages INDEXED BY messages_by_session WHERE session_id = ?", session_id)
+        parents = {
+            row["id"]: row["parent_id"]
+            for row in self.db.rows("SELECT id, parent_id FROM messages INDEXED BY messages_by_parent")
+        }
+        found: list[Message] = []
+        for number in sorted(row["id"] for row in ids):
+            try:
+                found.append(self.message(number))
+            except SessionError:
+                parent = parents.get(number)
+                found.append(
+                    lost_message(number, session_id, parent if parent is not None and parent < number else None)
+                )
+        return found
 
     def recent_questions(self, limit: int = 500) -> list[str]:
         """What was asked last, in all sessions, oldest first; long texts, which nobody means to send again, are not."""
@@ -259,7 +307,7 @@ class SessionStore:
             "SELECT content FROM messages WHERE role = 'user' AND length(content) <= ? ORDER BY id DESC LIMIT ?",
             *(_REMEMBERED_LENGTH, limit),
         )
-        return [row["content"] for row in reversed(rows)]
+        return [readable(row["content"]) for row in reversed(rows)]
 
     def branch(self, session_id: str, leaf: int | None = None) -> list[Message]:
         """The messages from the first one to `leaf` (None: the active leaf)."""
@@ -297,15 +345,24 @@ class SessionStore:
         if rows:
             with self.db.transaction(durable=True):
                 for row in rows:
-                    self._fold(row["message_id"])
+                    if not self.message(row["message_id"]).damaged:
+                        self._fold(row["message_id"])
 
     def _fold(self, message_id: int) -> None:
         self.db.run(f"UPDATE messages SET content = content || {APPENDED} WHERE id = ?", message_id)
         self.db.run("DELETE FROM pieces WHERE message_id = ?", message_id)
 
+    def _refuse_damaged(self, message_id: int) -> None:
+        """What is left of a damaged message stays as it is: somebody may still mend the file."""
+        if damaged := self.message(message_id).damaged:
+            raise SessionError(f"message {message_id} is damaged ({', '.join(damaged)}) and stays as it is", _SALVAGE)
+
     def _change(self, session_id: str, **columns: object) -> Session:
         assignments = ", ".join(f"{name} = ?" for name in columns)
         with self.db.transaction():
+            if damaged := set(self.session(session_id).damaged) & {*columns}:
+                what = ", ".join(sorted(damaged))
+                raise SessionError(f"session {session_id} is damaged ({what}) and stays as it is", _SALVAGE)
             self.db.run(f"UPDATE sessions SET {assignments} WHERE id = ?", *columns.values(), session_id)
         return self.session(session_id)
 
@@ -321,37 +378,3 @@ def _title(content: str, attachments: Sequence[Attachment]) -> str:
     shown = (line for line in lines if any(character.isprintable() and not character.isspace() for character in line))
     line = next(shown, ", ".join(attachment.name for attachment in attachments))
     return line if len(line) <= _TITLE_LENGTH else line[: _TITLE_LENGTH - 1].rstrip() + "…"
-
-
-def _session(row: sqlite3.Row) -> Session:
-    return Session(
-        id=row["id"],
-        title=row["title"],
-        created_at=row["created_at"],
-        updated_at=row["updated_at"],
-        model=row["model"],
-        system=row["system"],
-        sampling=json.loads(row["sampling"]),
-        active_leaf=row["active_leaf"],
-        prompt_from=row["prompt_from"],
-        summary=row["summary"],
-    )
-
-
-def _message(row: sqlite3.Row) -> Message:
-    how = row if "sampling" in row.keys() else {"sampling": None, "system": None}  # noqa: SIM118 - a read-only old file
-    return Message(
-        id=row["id"],
-        session_id=row["session_id"],
-        parent_id=row["parent_id"],
-        role=row["role"],
-        content=row["whole"],
-        created_at=row["created_at"],
-        partial=bool(row["partial"]),
-        finish_reason=row["finish_reason"],
-        model=row["model"],
-        metrics=TurnMetrics(**json.loads(row["figures"])) if row["figures"] else None,
-        attachments=tuple(Attachment(**item) for item in json.loads(row["attachments"])),
-        sampling=json.loads(how["sampling"]) if how["sampling"] else None,
-        system=how["system"],
-    )

@@ -32,6 +32,7 @@ _ENDINGS = {
     "length": "▲ limit reached",
     "died": "✗ the engine died here",
     "failed": "✗ failed",
+    "damaged": "✗ damaged on the disk",
 }
 
 

@@ -1,0 +1,68 @@
+"""What of the sessions' file is damaged, and everything that can still be read. Changes nothing."""
+
+from dataclasses import dataclass
+
+from headrace.app.sessions.records import EVERYTHING, Message, Session
+from headrace.app.sessions.rows import readable
+from headrace.app.sessions.store import SessionStore
+from headrace.runtime.errors import SessionError
+
+_MOST_PROBLEMS = 20  # of the file's structure; one damaged page makes many
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A session with all its messages, as far as they can be read. `damaged` of each says what not."""
+
+    session: Session
+    messages: list[Message]
+
+    @property
+    def is_damaged(self) -> bool:
+        return bool(self.session.damaged) or any(message.damaged for message in self.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """problems: of the file itself, in SQLite's words, and of what could not be looked for at all."""
+
+    problems: list[str]
+    sessions: list[Kept]
+
+    @property
+    def is_damaged(self) -> bool:
+        return bool(self.problems) or any(kept.is_damaged for kept in self.sessions)
+
+
+def examine(store: SessionStore) -> Examination:
+    """Look at the whole file. Raises nothing for what is damaged in it."""
+    problems: list[str] = []
+    try:
+        found = [readable(row[0]) for row in store.db.rows(f"PRAGMA integrity_check({_MOST_PROBLEMS})")]
+        problems += [line for text in found if text != "ok" for line in text.splitlines()]
+    except SessionError as error:
+        problems.append(str(error))
+    ids: dict[str, None] = {}
+    for query in (
+        "SELECT id FROM sessions",
+        "SELECT DISTINCT session_id FROM messages INDEXED BY messages_by_session",  # of sessions that are gone, too
+    ):
+        try:
+            ids |= {row[0]: None for row in store.db.rows(query)}
+        except SessionError as error:
+            problems.append(str(error))
+    return Examination(
+        list(dict.fromkeys(problems)), [kept for id in ids if (kept := _kept(store, id, problems)).messages]
+    )
+
+
+def _kept(store: SessionStore, session_id: str, problems: list[str]) -> Kept:
+    try:
+        session = store.session(session_id)
+    except SessionError:
+        session = Session(readable(session_id), "", 0.0, 0.0, damaged=(EVERYTHING,))
+    try:
+        return Kept(session, store.messages(session_id))
+    except SessionError as error:
+        problems.append(str(error))
+        return Kept(session, [])

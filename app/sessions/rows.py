@@ -1,0 +1,221 @@
+"""From rows of the sessions' file to records, whatever the rows hold.
+
+A file may be damaged: by a disk, by another program, by hand. A value that is not what its column should hold is left
+out, or shown as far as it can be read, and the record names the column in `damaged`; nothing here raises, and nothing
+is written back.
+"""
+
+import json
+import math
+import sqlite3
+from collections.abc import Callable, Collection
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+from headrace.app.sessions.records import DAMAGED, EVERYTHING, Attachment, Message, Role, Session, TurnMetrics
+
+T = TypeVar("T")
+_LATEST = 2.0**37  # seconds since the epoch, the year 6325: what calendars of every system can show
+_LARGEST_ID = 2**63 - 1
+_COUNTS = ("prompt_tokens", "reused_tokens", "completion_tokens", "kv_cache_bytes")
+_WHOLE = ("top_k", "seed", "max_tokens")
+_NUMBERS = (
+    "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"
+)  # fmt: skip
+
+
+class _Row:
+    """One row, read column by column; `damaged` are the columns that held something else than they should."""
+
+    def __init__(self, row: sqlite3.Row) -> None:
+        self._values: dict[str, Any] = dict(zip(row.keys(), row, strict=False))
+        self.damaged: list[str] = []
+
+    def text(self, name: str) -> str:
+        value = self._values.get(name)
+        if isinstance(value, str) and is_sound(value):
+            return value
+        self.damaged.append(name)
+        return readable(value)
+
+    def optional_text(self, name: str) -> str | None:
+        return None if self._values.get(name) is None else self.text(name)
+
+    def time(self, name: str) -> float:
+        return self._checked(name, lambda value: _number(value, _LATEST), 0.0)
+
+    def id(self, name: str) -> int | None:
+        return None if self._values.get(name) is None else self._checked(name, _id, None)
+
+    def flag(self, name: str) -> bool:
+        return self._checked(name, _flag, True)
+
+    def role(self, name: str) -> Role:
+        return self._checked(name, _role, "assistant")
+
+    def json(self, name: str, read: Callable[[Any], T], default: T) -> T:
+        """What `read` makes of the JSON in this column; NULL and no such column (of an old file) are the default."""
+        if self._values.get(name) is None:
+            return default
+        return self._checked(name, lambda value: read(_parsed(value)), default)
+
+    def _checked(self, name: str, read: Callable[[Any], T], default: T) -> T:
+        try:
+            return read(self._values.get(name))
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            self.damaged.append(name)
+            return default
+
+
+def session_of(row: sqlite3.Row) -> Session:
+    """The session in a row of `sessions`."""
+    values = _Row(row)
+    return Session(
+        id=values.text("id"),
+        title=values.text("title"),
+        created_at=values.time("created_at"),
+        updated_at=values.time("updated_at"),
+        model=values.optional_text("model"),
+        system=values.text("system"),
+        sampling=values.json("sampling", _settings, {}),
+        active_leaf=values.id("active_leaf"),
+        prompt_from=values.id("prompt_from"),
+        summary=values.text("summary"),
+        damaged=tuple(values.damaged),
+    )
+
+
+def message_of(row: sqlite3.Row) -> Message:
+    """The message in a row of `messages` with what was appended to it as `whole`.
+
+    A damaged one is partial and its `finish_reason` says so: wherever answers are shown, that is.
+    """
+    values = _Row(row)
+    number, parent = values.id("id") or 0, values.id("parent_id")
+    if parent is not None and parent >= number:  # parents are older: anything else would be a ring
+        values.damaged.append("parent_id")
+        parent = None
+    message = Message(
+        id=number,
+        session_id=values.text("session_id"),
+        parent_id=parent,
+        role=values.role("role"),
+        content=values.text("whole"),
+        created_at=values.time("created_at"),
+        partial=values.flag("partial"),
+        finish_reason=values.optional_text("finish_reason"),
+        model=values.optional_text("model"),
+        metrics=values.json("figures", _metrics, None),
+        attachments=values.json("attachments", _attachments, ()),
+        sampling=values.json("sampling", _settings, None),
+        system=values.optional_text("system"),
+    )
+    values.text("content")  # bytes instead of text cannot be seen in `whole`
+    return marked(message, values.damaged)
+
+
+def marked(message: Message, damaged: Collection[str]) -> Message:
+    """The message with these columns called damaged, if there are any."""
+    if not damaged:
+        return message
+    columns = tuple(dict.fromkeys([*message.damaged, *("content" if name == "whole" else name for name in damaged)]))
+    return replace(message, partial=True, finish_reason=DAMAGED, damaged=columns)
+
+
+def lost_message(number: int, session_id: str, parent: int | None) -> Message:
+    """In the place of a message whose row cannot be read."""
+    return Message(number, session_id, parent, "assistant", "", 0.0, True, DAMAGED, damaged=(EVERYTHING,))
+
+
+def is_sound(text: str) -> bool:
+    """Whether the file's bytes were valid UTF-8 (`database.text_of` marks those that were not)."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def readable(value: object) -> str:
+    """As much text as there is in a value."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return "" if value is None else str(value)
+
+
+def _parsed(value: Any) -> Any:
+    if not isinstance(value, str) or not is_sound(value):
+        raise TypeError
+    return json.loads(value)
+
+
+def _number(value: Any, largest: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= largest:
+        raise ValueError
+    return float(value)
+
+
+def _id(value: Any) -> int:
+    if type(value) is not int or not 0 < value <= _LARGEST_ID:
+        raise ValueError
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if value not in (0, 1):
+        raise ValueError
+    return bool(value)
+
+
+def _role(value: Any) -> Role:
+    if value == "user":
+        return "user"
+    if value != "assistant":
+        raise ValueError
+    return "assistant"
+
+
+def _settings(value: Any) -> dict[str, Any]:
+    """SamplingParams fields and others: numbers that are finite, texts, lists of texts, token ids with a number."""
+    if not isinstance(value, dict) or not all(map(_is_setting, value, value.values())):
+        raise ValueError
+    return value
+
+
+def _is_setting(name: str, value: Any) -> bool:
+    if value is None:
+        return _is_text(name)
+    if name == "stop":
+        return isinstance(value, list) and all(map(_is_text, value))
+    if name in _WHOLE:
+        return type(value) is int and _is_finite(value)
+    if name in _NUMBERS:
+        return _is_finite(value)
+    if name == "logit_bias":
+        return isinstance(value, dict) and all(key.isdecimal() and _is_finite(bias) for key, bias in value.items())
+    return _is_text(name) and (isinstance(value, bool) or _is_finite(value) or _is_text(value))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and is_sound(value)
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2.0**64
+
+
+def _metrics(value: Any) -> TurnMetrics:
+    metrics = TurnMetrics(**value)
+    for field in fields(metrics):
+        figure = getattr(metrics, field.name)
+        if field.name in _COUNTS:
+            if type(figure) is not int or not 0 <= figure < 2**63:
+                raise ValueError
+        elif figure is not None:
+            _number(figure, math.inf if math.isfinite(figure) else -1.0)
+    return metrics
+
+
+def _attachments(value: Any) -> tuple[Attachment, ...]:
+    attachments = tuple(Attachment(**item) for item in value)
+    if not all(_is_text(attachment.name) and _is_text(attachment.text) for attachment in attachments):
+        raise ValueError
+    return attachments
