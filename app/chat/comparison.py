@@ -2,42 +2,30 @@
 
 One answer after the other, always: two models that decode at the same time slow each other, and no figure of either
 would be its own. Both are branches of the session, stored as they grow. Where both models fit into memory each keeps
-an engine; where they do not, the one engine loads the model whose turn it is. `poll` takes the place of the
-conversation's for as long as a comparison lasts.
+an engine; where they do not, the one engine loads the model whose turn it is.
 """
 
-import time
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 from headrace.app.chat.answer_setup import AnswerSetup
 from headrace.app.chat.attachments import parse_message
-from headrace.app.chat.context_question import context_full_notice
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.room import fits_beside
 from headrace.app.chat.side import Side
-from headrace.app.chat.turn import RETRY_S
+from headrace.app.chat.side_by_side import Heard, Phase, SideBySide
 from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.messages import (
-    Abandoned,
-    ContextFull,
     Damaged,
-    Delta,
     Died,
     Done,
     Event,
     Failed,
     ModelSpec,
-    Prefill,
     Ready,
     one_line,
 )
 from headrace.app.sessions.records import Message
-from headrace.runtime.errors import EngineError, HeadraceError, SessionError, UsageError
-
-Phase = Literal["idle", "waiting", "prefill", "answering"]
-Heard = tuple[Side | None, Event]
-"""What an engine said, and the side that it is about."""
+from headrace.runtime.errors import EngineError, HeadraceError, UsageError
 
 
 class _Seat:
@@ -47,11 +35,8 @@ class _Seat:
         self.engine, self.model = engine, model
 
 
-class Comparison:
-    """sides: A, which answers as the session does, and B. first: messages that both had before there were two.
-
-    notice: one line about both.
-    """
+class Comparison(SideBySide):
+    """sides: A, which answers as the session does, and B. first: messages that both had before there were two."""
 
     def __init__(
         self, talk: Conversation, other: AnswerSetup, second: Callable[[], ChatEngine], *, context: int | None = None
@@ -60,21 +45,16 @@ class Comparison:
 
         An answer to the last question that A's model gave stays A's; B answers at once.
         """
-        if talk.phase != "idle":
-            raise EngineError("an answer is being written", "stop it first")
-        talk.settle()
-        self._talk, self._store, self._second, self._context = talk, talk.store, second, context
+        super().__init__(talk)
+        self._second, self._context = second, context
         setups = AnswerSetup.of(talk.session), other
         a, b = (Side(name, setup, talk.store, talk.session) for name, setup in zip("AB", setups, strict=True))
         self.sides = a, b
-        self.notice: str | None = None
         up = talk.engine.state in ("loading", "ready")
         self._main = _Seat(talk.engine, setups[0].model_name if up else None)
         self._seats = dict.fromkeys(self.sides, self._main)
         self._queue: list[Side] = []
         self._running: Side | None = None
-        self._unstored: list[tuple[Side, str, Done | None]] = []
-        self._try_again = 0.0
         self._decided = self.one_model
         self.first = self._begin()
 
@@ -138,10 +118,7 @@ class Comparison:
             self._seats[side].engine.cancel()
 
     def take(self, side: Side | None) -> None:
-        """Leave: the conversation goes on with this side's answer, model and settings; None: as it was before.
-
-        The other side's answers stay as branches. Raises SessionError where an answer cannot be stored.
-        """
+        """As of any; the conversation goes on with this side's model and settings, too."""
         self.close()
         talk = self._talk
         if side is not None and side.setup != AnswerSetup.of(talk.session):
@@ -149,15 +126,12 @@ class Comparison:
             talk.store.set_system(talk.session.id, side.setup.system)
             talk.store.set_sampling(talk.session.id, side.setup.sampling)
         leaf = side.leaf if side is not None else self._before
-        if leaf is not None:
-            talk.store.activate(talk.store.message(leaf))
-        talk.reload(leaf)
+        self._go_to(leaf)
         up = talk.engine.state in ("loading", "ready")
         if not up or self._main.model != AnswerSetup.of(talk.session).model_name:
             talk.load_model()
 
     def close(self) -> None:
-        """End all as it stands; what is being written is kept as partial. Raises SessionError: to be called again."""
         self._queue.clear()
         if (side := self._running) is not None:
             self._seats[side].engine.cancel()
@@ -168,23 +142,13 @@ class Comparison:
     # --- what the engines say --------------------------------------------------------------------------------
 
     def poll(self) -> list[Heard]:
-        """Take in what happened since the last call; the events are also returned, in order."""
         heard: list[Heard] = []
         for seat in list(dict.fromkeys(self._seats.values())):
             for event in seat.engine.poll():
                 side = self._running if self._running and self._seats[self._running] is seat else None
                 heard.append((side, event))
-                try:
-                    self._take(seat, side, event)
-                except SessionError as error:
-                    self.notice = str(error)
-        try:
-            if self._running is not None and self._running.turn is not None:
-                self._running.turn.save()
-            elif self._unstored and time.monotonic() >= self._try_again:
-                self._settle()
-        except SessionError as error:
-            self.notice = str(error)
+                self._or_notice(self._take, seat, side, event)
+        self._keep()
         return heard
 
     def _take(self, seat: _Seat, side: Side | None, event: Event) -> None:
@@ -207,27 +171,12 @@ class Comparison:
         elif side.turn is not None and getattr(event, "id", None) == side.turn.id:
             self._take_own(side, event)
 
-    def _take_own(self, side: Side, event: Event) -> None:
-        if isinstance(event, Prefill | Delta):
-            side.take(event)
-        elif isinstance(event, Done):
-            self._end(side, event.reason, event)
-        elif isinstance(event, Failed):
-            side.notice = one_line(event.message, event.hint)
-            self._end(side, "failed")
-        elif isinstance(event, ContextFull):
-            side.notice = context_full_notice(event.prompt_tokens, event.limit, "leave out older turns in the chat")
-            self._end(side, "length")
-        elif isinstance(event, Abandoned):
-            self._end(side, "cancelled")
-
     # --- taking turns ----------------------------------------------------------------------------------------
 
     def _begin(self) -> int:
         """What the sides begin with, as the conversation stands; how many messages both have had before."""
         a, b = self.sides
         messages = self._talk.messages
-        self._before = messages[-1].id if messages else None
         a.show(self._before)
         b.show(self._before)
         if not messages:
@@ -308,20 +257,10 @@ class Comparison:
 
     def _end(self, side: Side, reason: str, done: Done | None = None) -> None:
         self._running = None
-        self._unstored.append((side, reason, done))
         try:
-            self._settle()
+            super()._end(side, reason, done)
         finally:
             self._next()
-
-    def _settle(self) -> None:
-        """Store the answers that ended. Raises SessionError as long as that fails."""
-        self._try_again = time.monotonic() + RETRY_S
-        while self._unstored:
-            side, reason, done = self._unstored[0]
-            side.end(reason, done)
-            self._unstored.pop(0)
-            self.notice = None if not self._unstored and done is not None else self.notice
 
     @staticmethod
     def _by(side: Side, answer: Message) -> bool:

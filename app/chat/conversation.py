@@ -36,6 +36,7 @@ from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import SessionError, UsageError
 
 P = ParamSpec("P")
+WARMER = f"temperature 0 would repeat the answer: sampled at {CHAT_SAMPLING['temperature']}"
 
 
 class Conversation(LeavingOut):
@@ -79,6 +80,19 @@ class Conversation(LeavingOut):
         It is sampled anew: with the seed after the last one where the session has a seed, and at the chat's own
         temperature where the session's is 0, which `notice` says.
         """
+        question, answered = self._question_of(message_id)
+        self._ask(question, sampling=self._sampled_anew(question) if answered else None)
+        if answered and self.repeats:
+            self.notice = WARMER
+
+    def asked_anew(self, count: int) -> tuple[int, list[dict[str, Any]]]:
+        """What `count` answers like that of `regenerate` would be to: the id of the last question, and with which
+        settings each is sampled. Raises UsageError, EngineError."""
+        question, _ = self._question_of(None)
+        return question, [self._sampled_anew(question, later) for later in range(count)]
+
+    def _question_of(self, message_id: int | None) -> tuple[int, bool]:
+        """The id of the question that this message asks or answers, and whether the branch has an answer to it."""
         self._ready_to_ask()
         if not self.messages:
             raise UsageError("nothing was asked yet")
@@ -86,23 +100,22 @@ class Conversation(LeavingOut):
         question = again.id if again.role == "user" else again.parent_id
         if question is None:
             raise UsageError("no question stands before this answer")
-        answered = any(message.parent_id == question for message in self.messages)
-        self._ask(question, sampling=self._sampled_anew(question) if answered else None)
-        if answered and self._repeats:
-            self.notice = f"temperature 0 would repeat the answer: sampled at {CHAT_SAMPLING['temperature']}"
+        return question, any(message.parent_id == question for message in self.messages)
 
     @property
-    def _repeats(self) -> bool:
+    def repeats(self) -> bool:
+        """Whether the session's own settings would give the same answer every time."""
         return not self.effective.get("temperature")
 
-    def _sampled_anew(self, question: int) -> dict[str, Any]:
-        """The session's settings for one more answer to this question."""
+    def _sampled_anew(self, question: int, later: int = 0) -> dict[str, Any]:
+        """The session's settings for one more answer to this question, after `later` others."""
         sampling = dict(self.session.sampling)
-        if self._repeats:
+        if self.repeats:
             sampling |= CHAT_SAMPLING
         if (seed := sampling.get("seed")) is not None:
-            answer = next(message for message in self.messages if message.parent_id == question)
-            sampling["seed"] = (seed + len(self.store.alternatives(answer))) % 2**64
+            answer = next((message for message in self.messages if message.parent_id == question), None)
+            there = len(self.store.alternatives(answer)) if answer is not None else 0
+            sampling["seed"] = (seed + there + later) % 2**64
         return sampling
 
     def edit(self, message_id: int, text: str) -> None:

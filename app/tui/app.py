@@ -201,18 +201,36 @@ class HeadraceApp(PolledApp):
             self._compare_screen = CompareScreen(self, self.comparison)
             self.push_screen(self._compare_screen)
 
+    def again(self, count: int) -> None:
+        """See `ChatApp`."""
+        from headrace.app.chat.candidates import Candidates
+        from headrace.app.tui.screens.again_screen import AgainScreen
+
+        try:
+            candidates = self.comparison = Candidates(self.conversation, count)
+        except HeadraceError as error:
+            self.refuse(error)
+        else:
+            self._meet_several(candidates)
+            self._compare_screen = AgainScreen(self, candidates)
+            self.push_screen(self._compare_screen)
+
     def end_comparison(self, side: Side | None) -> None:
         """See `ChatApp`."""
-        if self.comparison is None:
+        if (ended := self.comparison) is None:
             return
-        self.comparison.take(side)
+        ended.take(side)
         self.comparison = self._compare_screen = None
         self.pop_screen()
-        if self.engine.card is not None:
-            met(self.metrics, self.engine.card, self.metrics.machine)
+        turns = stored_turns(self.conversation.messages)
+        if ended.ids:  # of one model, which is still there: its figures stay
+            self.metrics.one_was_taken(turns)
         else:
-            self.metrics.loading("starting the engine", None)
-        self.metrics.session_changed(stored_turns(self.conversation.messages))
+            if self.engine.card is not None:
+                met(self.metrics, self.engine.card, self.metrics.machine)
+            else:
+                self.metrics.loading("starting the engine", None)
+            self.metrics.session_changed(turns)
         if self.chat is not None:
             self.chat.conversation_changed()
 

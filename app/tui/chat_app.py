@@ -15,7 +15,7 @@ from headrace.app.tui.status_bar import Status
 from headrace.runtime.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.app.chat.comparison import Comparison
+    from headrace.app.chat.side_by_side import SideBySide
 
 
 class ChatApp(Protocol):
@@ -26,7 +26,7 @@ class ChatApp(Protocol):
     settings: Settings
     conversation: Conversation
     metrics: LiveMetrics
-    comparison: "Comparison | None"
+    comparison: "SideBySide | None"
     """What the app polls in the place of the conversation, while there is one."""
     pulls: dict[str, PullProgress]
     """The downloads under way, by name."""
@@ -53,8 +53,14 @@ class ChatApp(Protocol):
     def compare(self, other: AnswerSetup) -> None:
         """Ask this session's setup and another one the same; `end_comparison` leaves."""
 
+    def again(self, count: int) -> None:
+        """Grow so many answers to the last question; `end_comparison` leaves."""
+
     def end_comparison(self, side: Side | None) -> None:
-        """Go on with what this side said, its model and its settings; None: as it was before. Raises SessionError."""
+        """Go on with what this side said, its model and its settings; None: as it was before.
+
+        Raises SessionError, and UsageError for a side that cannot be taken.
+        """
 
     def go_to(self, message_id: int, words: str) -> None:
         """Bring a message of the branch that shows into view, at the line with most of the words."""

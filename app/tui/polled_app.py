@@ -37,7 +37,8 @@ from headrace.app.tui.transcript.markdown_lines import parser
 from headrace.runtime.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.app.chat.comparison import Comparison
+    from headrace.app.chat.side_by_side import SideBySide
+    from headrace.app.tui.screens.again_screen import AgainScreen
     from headrace.app.tui.screens.compare_screen import CompareScreen
 
 _NOTICE_S = 4.0  # a short message shows so long
@@ -54,11 +55,11 @@ class PolledApp(App[None]):
         super().__init__()
         self.engine = engine
         self.conversation = conversation
-        self.comparison: Comparison | None = None
+        self.comparison: SideBySide | None = None
         self.metrics = LiveMetrics()
         self.frozen: LiveMetrics | None = None
         self.pulls: dict[str, PullProgress] = {}
-        self._compare_screen: CompareScreen | None = None
+        self._compare_screen: CompareScreen | AgainScreen | None = None
         self._left = False
         self._said: dict[str, float] = {}  # short messages, and until when they show
         self._metrics_due = 0.0
@@ -111,15 +112,26 @@ class PolledApp(App[None]):
                 chat.tell_status()
             self.draw_metrics()
 
-    def _compare_tick(self, comparison: "Comparison") -> None:
-        """The same while two answers are compared."""
+    def _compare_tick(self, comparison: "SideBySide") -> None:
+        """The same while answers stand side by side."""
         heard = comparison.poll()
-        feed(self.metrics, [event for _, event in heard if isinstance(event, PeakMeasured)])
-        self._note([event for _, event in heard])
+        events = [event for _, event in heard]
+        self._meet_several(comparison)
+        feed(self.metrics, events if comparison.ids else [event for event in events if isinstance(event, PeakMeasured)])
+        self._note(events)
         if self._watch is not None and (load := self._watch.look(time.monotonic())) is not None:
             self.metrics.looked(load)
         if self._compare_screen is not None:
             self._compare_screen.sync(heard)
+        if (now := time.perf_counter()) >= self._metrics_due and isinstance(self.screen, DecodeScreen):
+            self._metrics_due = now + self._interval.metrics_s
+            self.draw_metrics()
+
+    def _meet_several(self, comparison: "SideBySide") -> None:
+        """The metrics are of these from now on, if they grow at the same time."""
+        batch = self.metrics.batch
+        if comparison.ids and (batch is None or batch.ids != comparison.ids):
+            self.metrics.several(comparison.ids)
 
     def _text_alone(self, events: list[Event], chat: ChatScreen, *, figures: bool) -> bool:
         """Whether no more than text came, and shows already, or can wait until text is laid out anew."""

@@ -71,7 +71,7 @@ class StatusBar(Lines):
 
     def _right(self, width: int) -> Content:
         speed = Content("")
-        if self.metrics.steps and self._with_speed:
+        if (self.metrics.steps or self.metrics.batch) and self._with_speed:
             share = f" MBU {self.metrics.mbu_average:.0%}" if self.metrics.mbu_average is not None else ""
             rate = rate_digits(self.metrics.rate_average)
             speed = Content.assemble((f"{rate} tok/s", "bold"), (share, "$quiet"), "   ")

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from headrace.app.engine.client import State
+from headrace.app.engine.client import State as EngineState
 from headrace.app.engine.messages import (
     Abandoned,
     ContextFull,
@@ -34,6 +34,7 @@ from headrace.runtime.errors import EngineError
 from headrace.runtime.machine.hardware import Machine
 from headrace.runtime.machine.peaks import Peak
 from headrace.runtime.request import FinishReason
+from headrace.runtime.sequence import State
 from headrace.runtime.telemetry import Percentiles, PoolStats, StepRecord, Summary
 
 COST = StepCost(
@@ -98,7 +99,7 @@ class ScriptedEngine:
     scripts: deque[Script] = field(default_factory=deque)
     card_to_load: ModelCard = CARD
     load_failure: str | None = None
-    state: State = "stopped"
+    state: EngineState = "stopped"
     card: ModelCard | None = None
     commands: list[Generate] = field(default_factory=list)
     ahead: list[ReadAhead] = field(default_factory=list)
@@ -112,6 +113,7 @@ class ScriptedEngine:
         self._playing: dict[int, Iterator[Event]] = {}
         self._waiting: deque[Generate] = deque()
         self._cancelled: set[int] = set()
+        self._looks = self._tokens = 0
         self._released = False
         self._pull: tuple[str, int] | None = None
 
@@ -155,9 +157,16 @@ class ScriptedEngine:
             for number in tuple(self._playing):
                 events += self._pieces_of(number)
             if several:
-                states = dict.fromkeys(self._playing, "decode")
-                events.append(Served(states, 3 << 20, 64 << 20, 8 << 20, PoolStats(24, 12, 30, 10)))  # type: ignore[arg-type]
+                events.append(self._served(events))
         return events + self._poll_pull()
+
+    def _served(self, events: list[Event]) -> Served:
+        self._looks += 1
+        self._tokens += sum(len(event.records) for event in events if isinstance(event, Delta))
+        states: dict[int, State] = dict.fromkeys(self._playing, "decode")
+        batches = (len(self._playing),) * self.pieces_per_poll if states else ()
+        blocks = PoolStats(24, 12, 30, 10)
+        return Served(states, self._tokens, self._looks * LATENCY_S, batches, 3 << 20, 64 << 20, 8 << 20, blocks)
 
     def _pieces_of(self, number: int) -> list[Event]:
         events = []

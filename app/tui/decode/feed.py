@@ -24,7 +24,11 @@ from headrace.app.tui.decode.metrics import CacheFill, LiveMetrics, MachineFacts
 def feed(metrics: LiveMetrics, events: Iterable[Event]) -> None:
     """Take in what the engine said, in order."""
     for event in events:
-        if isinstance(event, Delta):
+        if metrics.batch is not None and metrics.batch.has(event):
+            metrics.heard_of_several(event)
+            if isinstance(event, Died):
+                metrics.died()
+        elif isinstance(event, Delta):
             if event.records:
                 metrics.stepped(event.records)
             if event.ttft_s is not None:

@@ -39,9 +39,15 @@ class HistorySection(Section):
         ]  # fmt: skip
 
 
-def bar_chart(values: Sequence[float], top: float, name: str, width: int, height: int, style: str) -> list[Content]:
-    """`height` lines of bars with round ticks at the left and, above the ticks, what is shown. top: above zero."""
-    places = ticks(0.0, top, max(1, int(height / _ROWS_A_TICK)))
+def bar_chart(
+    values: Sequence[float], top: float, name: str, width: int, height: int, style: str, *, whole: bool = False
+) -> list[Content]:
+    """`height` lines of bars with round ticks at the left and, above the ticks, what is shown. top: above zero.
+
+    whole: there is nothing between two whole numbers.
+    """
+    most = max(1, int(height / _ROWS_A_TICK))
+    places = ticks(0.0, top, min(most, int(top)) if whole else most)
     names = [""] * height
     for value, label in zip(places, labels(places), strict=True):
         names[height - 1 - max(0, dots_of(value, top, height) - 1) // 4] = label

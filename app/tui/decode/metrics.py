@@ -7,10 +7,13 @@ view redraws only when there is news; `frozen()` is a copy that stays as it is. 
 
 from collections import deque
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any, Literal
 
+from headrace.app.engine.messages import Event
+from headrace.app.tui.decode.batch_metrics import BatchMetrics
 from headrace.app.tui.decode.decode_history import DecodeHistory
 from headrace.runtime.cost import StepCost
 from headrace.runtime.machine.load import Load
@@ -103,6 +106,8 @@ class LiveMetrics:
         )  # of those steps, the first, not between tokens, left out
         self._decoding_s, self._decoded, self._decoded_bytes = 0.0, 0, 0  # of all of the turn's
         self._final_rate: float | None = None  # of the turn, once it is over
+        self.batch: BatchMetrics | None = None
+        """Of the latest turn, where that is one of several answers side by side; its steps are there, then."""
         self.turns: list[Turn] = []
         self.history = DecodeHistory()  # of this model
         self.load: Load | None = None
@@ -135,6 +140,24 @@ class LiveMetrics:
         self._forget_turn()
         self._changed()
 
+    def several(self, ids: Sequence[int]) -> None:
+        """So many requests are on their way: the next turn is of answers side by side."""
+        self.submitted()
+        self.batch = BatchMetrics(ids)
+
+    def heard_of_several(self, event: Event) -> None:
+        """What the engine said of these."""
+        assert self.batch is not None
+        self.batch.take(event)
+        decoding = any(row.phase == "decode" for row in self.batch.rows)
+        self.phase = "idle" if self.batch.over else "decode" if decoding else "prefill"
+        self._changed()
+
+    def one_was_taken(self, turns: Sequence[Turn]) -> None:
+        """Of several answers, one goes on to be talked about: these are the turns now."""
+        self.turns = list(turns)
+        self._changed()
+
     def session_changed(self, turns: Sequence[Turn]) -> None:
         """Another session is talked to, and these were its answers: nothing that shows is of the one before."""
         self.turns = list(turns)
@@ -148,6 +171,7 @@ class LiveMetrics:
         self.steps.clear()
         self.latencies_s.clear()
         self._decoding_s, self._decoded, self._decoded_bytes = 0.0, 0, 0
+        self.batch = None
 
     def prefilling(self, done: int, total: int, reused: int) -> None:
         self.phase, self.prefill_done, self.prefill_total, self.reused = "prefill", done, total, reused
@@ -222,12 +246,16 @@ class LiveMetrics:
 
     @property
     def rate_now(self) -> float | None:
-        """Tokens per second over the last second; None while nothing is decoded."""
+        """Tokens per second over the last second, of several together; None while nothing is decoded."""
+        if self.batch is not None:
+            return self.batch.rate_now if self.phase == "decode" else None
         return self._rates.now if self.phase == "decode" else None
 
     @property
     def rate_average(self) -> float | None:
         """Tokens per second over the turn: 1 / TPOT, so the first step does not count. As stored, once it is over."""
+        if self.batch is not None:
+            return self.batch.rate_average
         if self._final_rate is not None:
             return self._final_rate
         return self._decoded / self._decoding_s if self._decoding_s > 0 else None
@@ -278,7 +306,7 @@ class LiveMetrics:
     @property
     def running(self) -> Turn | None:
         """The turn that is not over, as far as it is known."""
-        if self.phase not in ("prefill", "decode"):
+        if self.phase not in ("prefill", "decode") or self.batch is not None:
             return None
         fed = self.prefill_total
         return Turn(
@@ -310,6 +338,7 @@ class LiveMetrics:
         copy.latencies_s = deque(self.latencies_s, maxlen=STEPS_KEPT)
         copy.turns = list(self.turns)
         copy.history = self.history.copy()
+        copy.batch = deepcopy(self.batch)
         return copy
 
     def document(self) -> dict[str, Any]:
@@ -324,6 +353,7 @@ class LiveMetrics:
             "achieved_bandwidth_gb_s": self.achieved_gb_s,
             "mbu": self.mbu,
             "roofline_tokens_per_second": self.roofline_rate,
+            "several": self.batch.document() if self.batch is not None else None,
             "turns": [asdict(turn) for turn in self.turns],
             "steps": [{**asdict(step), "achieved_bandwidth_gb_s": step.achieved_gb_s} for step in self.steps],
         }

@@ -11,14 +11,17 @@ from textual.containers import Vertical
 
 from headrace.app.settings import ScreenSettings
 from headrace.app.tui.decode.bandwidth import BandwidthSection
+from headrace.app.tui.decode.batch_size import BatchSizeSection
 from headrace.app.tui.decode.cache import CacheSection
 from headrace.app.tui.decode.context_speed import ContextSpeedSection
 from headrace.app.tui.decode.history import HistorySection
 from headrace.app.tui.decode.latency import LatencySection
 from headrace.app.tui.decode.machine import MachineSection
 from headrace.app.tui.decode.metrics import LiveMetrics
+from headrace.app.tui.decode.pool_map import PoolSection
 from headrace.app.tui.decode.roofline import RooflineSection
 from headrace.app.tui.decode.section import Section
+from headrace.app.tui.decode.sequences import SequencesSection
 from headrace.app.tui.decode.speed import SpeedSection
 from headrace.app.tui.decode.turns import TurnsSection
 
@@ -29,7 +32,18 @@ _CHAT = 60  # columns of the window that are never taken from the chat
 ROOM_FROM = _LEAST + _CHAT
 """Columns of the window from which there is room for both."""
 # The height from which a part is shown, in lines of the panel.
-_FROM = {"context": 37, "turns": 44, "machine": 51, "history": 58, "roofline": 68}
+_FROM = {
+    "latency": 0,
+    "bandwidth": 0,
+    "cache": 0,
+    "context": 37,
+    "turns": 44,
+    "machine": 51,
+    "history": 58,
+    "roofline": 68,
+}
+# The same after a turn of several answers side by side.
+_FROM_MANY = {"sequences": 0, "batch-size": 0, "pool": 26, "turns": 37, "machine": 44}
 
 
 class DecodePanel(Vertical):
@@ -39,12 +53,16 @@ class DecodePanel(Vertical):
         super().__init__(id=id)
         self.metrics = metrics
         self._dragging = False
+        self._many = False  # the parts for several answers show
         self._settings = settings
         self._window = 0  # columns
         self._asked = 0  # columns
 
     def compose(self) -> ComposeResult:
         yield SpeedSection(self.metrics, id="speed")
+        yield SequencesSection(self.metrics, id="sequences")
+        yield BatchSizeSection(self.metrics, id="batch-size")
+        yield PoolSection(self.metrics, id="pool")
         yield LatencySection(self.metrics, id="latency")
         yield BandwidthSection(self.metrics, id="bandwidth")
         yield CacheSection(self.metrics, id="cache")
@@ -56,14 +74,22 @@ class DecodePanel(Vertical):
 
     def show(self, metrics: LiveMetrics, frozen: bool) -> None:
         """Draw these metrics."""
+        if (metrics.batch is not None) != self._many:
+            self._many = metrics.batch is not None
+            self._choose()
         self.query_one(SpeedSection).show(metrics, frozen)
         for section in self.query(Section):
             if section.display:
                 section.show(metrics)
 
-    def on_resize(self, event: events.Resize) -> None:
-        for name, height in _FROM.items():
-            self.query_one(f"#{name}").display = event.size.height >= height
+    def on_resize(self) -> None:
+        self._choose()
+
+    def _choose(self) -> None:
+        """Which parts show."""
+        shown, other = (_FROM_MANY, _FROM) if self._many else (_FROM, _FROM_MANY)
+        for name in {**other, **shown}:
+            self.query_one(f"#{name}").display = name in shown and self.size.height >= shown[name]
 
     def fit(self, window: int) -> None:
         """Take what there is room for in a window of so many columns."""

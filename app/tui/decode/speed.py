@@ -68,10 +68,13 @@ class SpeedFacts(Lines):
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
         average, roofline = rate_digits(metrics.rate_average), rate_digits(metrics.roofline_rate)
         last = metrics.rate_now is None and metrics.rate_average is not None
+        now, below = " last answer" if last else " now", (roofline, " roofline")
+        if metrics.batch is not None:
+            now, below = " last answers" if last else " together", (rate_digits(metrics.batch.rate_each), " each")
         lines = (
-            Content.assemble(("tok/s", "bold"), (" last answer" if last else " now", "$quiet")),
+            Content.assemble(("tok/s", "bold"), (now, "$quiet")),
             Content.assemble((average, "bold $text-primary"), (" average", "$quiet")),
-            Content.assemble((roofline, "$quiet"), (" roofline", "$quiet")),
+            Content.assemble((below[0], "$quiet"), (below[1], "$quiet")),
         )
         return [line.truncate(width, ellipsis=True) for line in lines]
 
@@ -119,6 +122,10 @@ def detail(metrics: LiveMetrics, width: int) -> Content:
         loaded = f"loaded in {metrics.model.load_s:.2f} s" if metrics.model.load_s else "nothing loaded yet"
         weights = format_bytes(metrics.model.weight_bytes) if metrics.model.weight_bytes else ""
         return spread(Content.styled(loaded, "$quiet"), Content.styled(weights, "$quiet"), width)
+    if metrics.batch is not None:
+        count, growing = len(metrics.batch.rows), metrics.batch.growing
+        said = f"{growing} of {count} growing" if growing else f"{count} answers"
+        return Content.styled(f"{said} · {metrics.batch.tokens:,} tokens", "$quiet").truncate(width, ellipsis=True)
     if metrics.phase == "prefill" and metrics.prefill_total:
         filled = round(metrics.prefill_done / metrics.prefill_total * 10)
         text = f"{metrics.prefill_done}/{metrics.prefill_total} tokens "

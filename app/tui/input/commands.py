@@ -33,6 +33,7 @@ COMMANDS = (
     Command("preset", "a system prompt with its settings; save NAME keeps one", "[NAME]"),
     Command("file", "attach a text file", "PATH"),
     Command("regen", "answer the last question again", key="Ctrl+R"),
+    Command("again", "several more answers at once, 2 to 8; take one", "N"),
     Command("continue", "go on with a stopped answer", key="Ctrl+G"),
     Command("edit", "change your last message, or the answer; a new branch", "[answer]"),
     Command("summary", "change what is sent for messages left out, or undo it", "[undo]"),

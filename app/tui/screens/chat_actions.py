@@ -79,6 +79,14 @@ class ChatActions(TakeOut):
     def do_regen(self, _: str) -> None:
         self._conversation.regenerate()
 
+    def do_again(self, count: str) -> None:
+        """So many answers to the last question side by side, of which one is taken."""
+        try:
+            number = int(count)
+        except ValueError:
+            raise UsageError(f"/again takes a number, not {count}" if count else "/again N", "as in /again 4") from None
+        self._headrace.again(number)
+
     def do_continue(self, _: str) -> None:
         self._conversation.continue_answer()
 

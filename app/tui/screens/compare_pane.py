@@ -137,8 +137,8 @@ class ComparePane(Vertical):
         self._meet()
         feed(self.metrics, [event])
 
-    def sync(self, other: "ComparePane") -> None:
-        """Draw what changed."""
+    def sync(self, other: "ComparePane | None" = None) -> None:
+        """Draw what changed. other: the pane to be compared with, where there is one."""
         self._meet()
         side = self.side
         messages = list(side.messages[self._first :])
@@ -150,12 +150,13 @@ class ComparePane(Vertical):
             standings[-1] = Standing(growing=True, waiting=self._doing()[0])
         self.transcript.show(messages, standings)
         self.transcript.settle()
-        over = side.phase == other.side.phase == "idle"
         limit = side.card.context_limit if side.card is not None else None
         self.query_one(FigureLines).tell(
             self._doing(),
             self.figures,
-            (other.side.name, other.figures) if over else None,
+            (other.side.name, other.figures)
+            if other is not None and side.phase == other.side.phase == "idle"
+            else None,
             (side.context_tokens, limit),
         )
         self._entitle()
@@ -166,13 +167,17 @@ class ComparePane(Vertical):
             met(self.metrics, self.side.card, self._known.machine)
 
     def _entitle(self) -> None:
-        side = self.side
-        name = side.card.name if side.card is not None else side.setup.model_name
-        system = f" · system: {' '.join(side.setup.system.split())}" if side.setup.system else ""
-        title = f"{side.name} · {name} · {sampling_text(side.effective)}{system}"
+        title = self._title()
         if title != self._titled:
             self._titled = title
             self.border_title = Content(sanitise(title))
+
+    def _title(self) -> str:
+        """What stands on the frame: who answers, and how."""
+        side = self.side
+        name = side.card.name if side.card is not None else side.setup.model_name
+        system = f" · system: {' '.join(side.setup.system.split())}" if side.setup.system else ""
+        return f"{side.name} · {name} · {sampling_text(side.effective)}{system}"
 
     def _doing(self) -> tuple[str, str]:
         side, metrics = self.side, self.metrics

@@ -26,7 +26,8 @@ from headrace.app.tui.textual_overrides.frugal_screen import FrugalScreen
 from headrace.runtime.errors import HeadraceError, UsageError
 
 if TYPE_CHECKING:
-    from headrace.app.chat.comparison import Comparison, Heard
+    from headrace.app.chat.comparison import Comparison
+    from headrace.app.chat.side_by_side import Heard
 
 SIDE_BY_SIDE = 110  # columns from which the panes stand next to each other
 _BOTH = 36  # lines from which both show what they say, one above the other

@@ -8,14 +8,17 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 
 from headrace.app.tui.decode.bandwidth import BandwidthSection
+from headrace.app.tui.decode.batch_size import BatchSizeSection
 from headrace.app.tui.decode.cache import CacheSection
 from headrace.app.tui.decode.context_speed import ContextSpeedSection
 from headrace.app.tui.decode.history import HistorySection
 from headrace.app.tui.decode.latency import LatencySection
 from headrace.app.tui.decode.machine import MachineSection
 from headrace.app.tui.decode.metrics import LiveMetrics
+from headrace.app.tui.decode.pool_map import PoolSection
 from headrace.app.tui.decode.roofline import RooflineSection
 from headrace.app.tui.decode.section import Section
+from headrace.app.tui.decode.sequences import SequencesSection
 from headrace.app.tui.decode.speed import SpeedSection
 from headrace.app.tui.decode.turns import TurnsSection
 from headrace.app.tui.key_bar import KeyBar
@@ -53,11 +56,14 @@ class DecodeScreen(FrugalScreen):
         with Horizontal(id="decode-columns"):
             with Vertical(id="decode-left"):
                 yield SpeedSection(self.metrics, id="speed")
+                yield BatchSizeSection(self.metrics, id="batch-size")
+                yield PoolSection(self.metrics, id="pool")
                 yield BandwidthSection(self.metrics, id="bandwidth")
                 yield HistorySection(self.metrics, id="history")
                 yield RooflineSection(self.metrics, id="roofline")
                 yield MachineSection(self.metrics, id="machine")
             with Vertical(id="decode-right"):
+                yield SequencesSection(self.metrics, id="sequences")
                 yield LatencySection(self.metrics, id="latency")
                 yield ContextSpeedSection(self.metrics, id="context")
                 yield CacheSection(self.metrics, id="cache")
@@ -75,6 +81,7 @@ class DecodeScreen(FrugalScreen):
             self._draw()
 
     def _draw(self) -> None:
+        self.set_class(self.metrics.batch is not None, "-many")
         self.query_one(StatusBar).tell(self._status, with_speed=False)
         self.query_one(SpeedSection).show(self.metrics, self._frozen)
         for section in self.query(Section):

@@ -1,0 +1,196 @@
+"""Several answers that grow side by side, in figures: one row each, and all of them together. Knows no widget.
+
+A pass reads the weights once for all sequences it is for, so a token's share of them is weight bytes / batch size.
+Seconds and bytes as in `runtime.telemetry`.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from headrace.app.engine.messages import (
+    Abandoned,
+    ContextFull,
+    Delta,
+    Died,
+    Done,
+    Event,
+    Failed,
+    Prefill,
+    Served,
+)
+from headrace.runtime.telemetry import Percentiles, PoolStats, StepRecord
+
+RowPhase = Literal["waiting", "prefill", "decode", "preempted", "done", "stopped", "failed"]
+
+OVER: tuple[RowPhase, ...] = ("done", "stopped", "failed")
+_KEPT = 4096  # passes that the chart can look back on
+_LATENCIES = 256  # steps of a sequence that its ITL is of
+_NOW_S = 1.0  # "now" is the last second, as far as looks reach back
+
+
+@dataclass(slots=True)
+class Row:
+    """One sequence. number: from 1, as it is called on the screen. tokens_per_second: 1 / TPOT."""
+
+    number: int
+    phase: RowPhase = "waiting"
+    prefill_done: int = 0
+    prefill_total: int = 0
+    reused: int = 0
+    tokens: int = 0
+    latencies_s: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
+    _decoding_s: float = 0.0
+    _decoded: int = 0
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return self._decoded / self._decoding_s if self._decoding_s > 0 else None
+
+    @property
+    def itl(self) -> Percentiles | None:
+        return Percentiles.of(self.latencies_s)
+
+    def stepped(self, records: Iterable[StepRecord]) -> None:
+        """Steps of this sequence; the first is not between two tokens."""
+        for record in records:
+            self.tokens = record.index + 1
+            if record.index:
+                self.latencies_s.append(record.latency_s)
+                self._decoding_s += record.latency_s
+                self._decoded += 1
+
+
+class BatchMetrics:
+    """One turn of several answers. rows: in the order they were asked for. batches: sequences of each pass."""
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self._rows = {generation: Row(number) for number, generation in enumerate(ids, 1)}
+        self.batches: deque[int] = deque(maxlen=_KEPT)
+        self.blocks: PoolStats | None = None
+        self.pool_bytes = self.kv_used_bytes = self.kv_room_bytes = 0
+        self.weight_bytes = 0  # of a pass
+        self._weights_read, self._steps = 0.0, 0  # each step's share of its pass
+        self._looks: deque[tuple[float, int]] = deque()  # when, and tokens by then: the first, and those since lately
+        self._began: tuple[float, int] | None = None
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The generations."""
+        return tuple(self._rows)
+
+    @property
+    def rows(self) -> list[Row]:
+        return list(self._rows.values())
+
+    @property
+    def over(self) -> bool:
+        """Whether every answer has ended."""
+        return all(row.phase in OVER for row in self._rows.values())
+
+    @property
+    def growing(self) -> int:
+        """How many have not."""
+        return sum(row.phase not in OVER for row in self._rows.values())
+
+    @property
+    def tokens(self) -> int:
+        return sum(row.tokens for row in self._rows.values())
+
+    @property
+    def rate_now(self) -> float | None:
+        """Tokens per second of all together, lately."""
+        return _rate(self._looks[0], self._looks[-1]) if self._looks else None
+
+    @property
+    def rate_average(self) -> float | None:
+        """The same over the turn, from its first token on."""
+        return _rate(self._began, self._looks[-1]) if self._began and self._looks else None
+
+    @property
+    def rate_each(self) -> float | None:
+        """Tokens per second of one of them: the mean of those that have decoded."""
+        rates = [row.tokens_per_second for row in self._rows.values() if row.tokens_per_second is not None]
+        return sum(rates) / len(rates) if rates else None
+
+    @property
+    def weight_bytes_per_token(self) -> float | None:
+        """What a token cost of the weights, over the turn."""
+        return self._weights_read / self._steps if self._steps else None
+
+    def has(self, event: Event) -> bool:
+        """Whether this is about one of the answers, or all."""
+        return isinstance(event, Served | Died) or getattr(event, "id", None) in self._rows
+
+    def take(self, event: Event) -> None:
+        """What the engine said of them."""
+        match event:
+            case Served():
+                self._served(event)
+            case Died():
+                for row in self._rows.values():
+                    row.phase = row.phase if row.phase in OVER else "failed"
+            case Prefill():
+                row = self._rows[event.id]
+                row.phase, row.prefill_done, row.prefill_total = "prefill", event.done, event.total
+                row.reused = event.reused
+            case Delta():
+                self._rows[event.id].phase = "decode"
+                self._stepped(self._rows[event.id], event.records)
+            case Done():
+                row = self._rows[event.id]
+                row.phase = "stopped" if event.reason == "cancelled" else "done"
+                row.tokens = event.summary.completion_tokens  # a step that ended it gave none
+            case Failed() | ContextFull() | Abandoned():
+                if event.id is not None:
+                    self._rows[event.id].phase = "failed"
+
+    def _stepped(self, row: Row, records: Sequence[StepRecord]) -> None:
+        row.stepped(records)
+        for record in records:
+            self.weight_bytes = record.weight_bytes
+            self._weights_read += record.weight_bytes / max(1, record.batch)
+            self._steps += 1
+
+    def _served(self, served: Served) -> None:
+        for generation, state in served.states.items():
+            row = self._rows.get(generation)
+            if row is not None and row.phase not in OVER and state != "finished":
+                row.phase = state
+        self.batches.extend(served.batches)
+        self.blocks, self.pool_bytes = served.blocks, served.pool_bytes
+        self.kv_used_bytes, self.kv_room_bytes = served.kv_used_bytes, served.kv_room_bytes
+        look = served.at, served.tokens
+        if self._began is None and served.tokens:
+            self._began = look
+        self._looks.append(look)
+        while len(self._looks) > 2 and look[0] - self._looks[1][0] >= _NOW_S:
+            self._looks.popleft()
+
+    def document(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "sequences": [
+                {
+                    "number": row.number,
+                    "phase": row.phase,
+                    "prompt_tokens_reused": row.reused,
+                    "completion_tokens": row.tokens,
+                    "decode_tokens_per_second": row.tokens_per_second,
+                    "itl_ms": {name: value * 1e3 for name, value in asdict(itl).items()} if (itl := row.itl) else None,
+                }
+                for row in self._rows.values()
+            ],
+            "tokens_per_second": self.rate_average,
+            "tokens_per_second_each": self.rate_each,
+            "weight_bytes_per_token": self.weight_bytes_per_token,
+            "batches": list(self.batches),
+            "kv_blocks": asdict(self.blocks) if self.blocks else None,
+            "kv_pool_bytes": self.pool_bytes,
+        }
+
+
+def _rate(since: tuple[float, int], now: tuple[float, int]) -> float | None:
+    """Tokens per second between two looks."""
+    return (now[1] - since[1]) / (now[0] - since[0]) if now[0] > since[0] else None

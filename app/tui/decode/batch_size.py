@@ -1,0 +1,37 @@
+"""How many sequences each pass was for, over time, and what that makes of the weights: read once for all of them."""
+
+from collections.abc import Sequence
+
+from textual.content import Content
+
+from headrace.app.tui.decode.history import bar_chart
+from headrace.app.tui.decode.metrics import LiveMetrics
+from headrace.app.tui.decode.section import Section, spread
+from headrace.runtime.units import format_bytes
+
+_LEAST = 12  # cells that a chart can be read in
+
+
+class BatchSizeSection(Section):
+    """The newest pass is at the right; below, the weight bytes of a token."""
+
+    TITLE = "batch size, a dot a pass"
+
+    def news(self, metrics: LiveMetrics) -> object:
+        return None if metrics.batch is None else (id(metrics), metrics.version)
+
+    def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
+        batch = metrics.batch
+        if batch is None:
+            return []
+        foot: list[Content] = []
+        if (each := batch.weight_bytes_per_token) is not None:
+            left = Content.assemble(
+                ("weights ", "$quiet"), (f"{format_bytes(round(each))}", "bold"), ("/token", "$quiet")
+            )
+            foot.append(spread(left, Content.styled(f"of {format_bytes(batch.weight_bytes)} a pass", "$quiet"), width))
+        if not batch.batches or width < _LEAST or height - len(foot) < 1:
+            return [Content.styled("no passes yet", "$faint"), *foot]
+        sizes = list(batch.batches)
+        top, lines = max(len(batch.rows), *sizes), height - len(foot)
+        return [*bar_chart(sizes, float(top), "batch", width, lines, "$primary", whole=True), *foot]

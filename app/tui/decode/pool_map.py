@@ -1,0 +1,69 @@
+"""The pool of K/V blocks as a map: which are shared, held by one, kept for whoever comes, and free."""
+
+from collections.abc import Sequence
+
+from textual.content import Content
+
+from headrace.app.tui.decode.metrics import LiveMetrics
+from headrace.app.tui.decode.section import Section, spread
+from headrace.runtime.telemetry import PoolStats
+from headrace.runtime.units import format_bytes
+
+_KINDS = (
+    ("▓", "shared", "$accent"),
+    ("█", "used", "$primary"),
+    ("▒", "cached", "$foreground 60%"),
+    ("·", "free", "$quiet"),
+)
+_LEGEND = 3  # lines below the map
+
+
+class PoolSection(Section):
+    """Blocks of 128 tokens, all layer groups: a cell a block, or one for several where there are more than cells."""
+
+    TITLE = "K/V pool, blocks"
+
+    def news(self, metrics: LiveMetrics) -> object:
+        batch = metrics.batch
+        return batch and (id(batch), batch.blocks, batch.pool_bytes, batch.kv_used_bytes)
+
+    def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
+        batch = metrics.batch
+        if batch is None:
+            return []
+        room = f"{format_bytes(batch.kv_used_bytes)} promised of {format_bytes(batch.kv_room_bytes)}"
+        if batch.blocks is None:
+            return [
+                Content.styled("a cache for each: no pool", "$faint"),
+                Content.styled(room, "$quiet").truncate(width),
+            ]
+        counts = parts(batch.blocks)
+        named = [
+            Content.assemble((f"{mark} ", style), (f"{name} ", "$quiet"), (f"{count:,}", "bold"))
+            for (mark, name, style), count in zip(_KINDS, counts, strict=True)
+        ]
+        held = Content.styled(f"{format_bytes(batch.pool_bytes)} in blocks", "$quiet")
+        legend = [spread(named[0], named[1], width), spread(named[2], named[3], width)]
+        legend.append(spread(held, Content.styled(room, "$quiet"), width))
+        return [*pool_map(counts, width, max(1, height - _LEGEND)), *legend]
+
+
+def parts(blocks: PoolStats) -> tuple[int, int, int, int]:
+    """Shared, held by one, cached, free."""
+    return blocks.shared, blocks.used - blocks.shared, blocks.cached, blocks.free
+
+
+def pool_map(counts: Sequence[int], width: int, height: int) -> list[Content]:
+    """`height` lines at most; a kind that there is has a cell at least as long as there is room for all."""
+    total = sum(counts)
+    cells = min(total, width * height)
+    ends, so_far = [0], 0
+    for count in counts:
+        so_far += count
+        end = round(so_far / total * cells) if total else 0
+        ends.append(min(cells, max(end, ends[-1] + 1)) if count else ends[-1])
+    pieces = [
+        (mark * (end - start), style) for (mark, _, style), start, end in zip(_KINDS, ends, ends[1:], strict=False)
+    ]
+    whole = Content.assemble(*pieces)
+    return [whole[start : start + width] for start in range(0, cells, width)]

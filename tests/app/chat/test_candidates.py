@@ -1,0 +1,186 @@
+"""Several answers to the last question at the same time, against a scripted engine: what is asked, stored and taken."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.app.chat.candidates import Candidates
+from headrace.app.chat.conversation import Conversation
+from headrace.app.sessions.export import exported
+from headrace.app.sessions.store import SessionStore
+from headrace.runtime.errors import EngineError, SessionError, UsageError
+from tests.app.scripted_engine import Script, ScriptedEngine
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SessionStore]:
+    store = SessionStore(tmp_path / "sessions.db")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    return ScriptedEngine()
+
+
+@pytest.fixture
+def talk(store: SessionStore, engine: ScriptedEngine) -> Conversation:
+    talk = Conversation(engine, store)
+    talk.load_model()
+    talk.poll()
+    engine.script(Script(("the ", "first")))
+    talk.send("what?")
+    while talk.phase != "idle":
+        talk.poll()
+    return talk
+
+
+def until(it: Candidates, true: Callable[[], object]) -> None:
+    for _ in range(300):
+        if true():
+            return
+        it.poll()
+    raise AssertionError([(side.phase, side.notice) for side in it.sides])
+
+
+def over(it: Candidates) -> None:
+    until(it, lambda: it.phase == "idle")
+
+
+def answers(talk: Conversation) -> list[str]:
+    """All to the question, oldest first."""
+    return [message.content for message in talk.store.messages(talk.session.id) if message.role == "assistant"]
+
+
+def test_candidates_grow_at_the_same_time_and_one_is_taken(talk: Conversation, engine: ScriptedEngine) -> None:
+    talk.set_sampling({"seed": 5})
+    engine.script(*(Script((f"{n}", "a", "b")) for n in range(3)))
+    it = Candidates(talk, 3)
+    assert len(engine.commands) == 4  # one before: all are asked at once
+    assert [command.sampling["seed"] for command in engine.commands[1:]] == [6, 7, 8]
+    assert {command.messages[-1]["content"] for command in engine.commands[1:]} == {"what?"}
+    assert it.ids == tuple(command.id for command in engine.commands[1:])
+    until(it, lambda: all(side.answer is not None for side in it.sides))
+    assert it.phase == "answering"
+    assert it.growing == 3  # none waited for another
+    with pytest.raises(UsageError, match="2 is still being written"):
+        it.take(it.sides[1])
+    over(it)
+    it.take(it.sides[1])
+    assert [message.content for message in talk.messages] == ["what?", "1ab"]
+    assert answers(talk) == ["the first", "0ab", "1ab", "2ab"]
+    assert talk.branches(talk.messages[-1].id).ids == tuple(
+        message.id for message in talk.store.messages(talk.session.id) if message.role == "assistant"
+    )
+    json = exported(talk.store, talk.session.id, Path("all.json"))
+    assert all(text in json for text in ("0ab", "1ab", "2ab"))
+    talk.send("and then?")  # the conversation goes on
+    assert engine.commands[-1].messages[1]["content"] == "1ab"
+
+
+def test_stopping_keeps_what_came(talk: Conversation, engine: ScriptedEngine) -> None:
+    engine.script(*(Script((f"{n}", "a", "b"), hold=1) for n in range(2)))
+    it = Candidates(talk, 2)
+    until(it, lambda: all(side.answer and side.answer.content.endswith("a") for side in it.sides))
+    it.stop()
+    over(it)
+    assert answers(talk) == ["the first", "0a", "1a"]
+    assert all(side.answer and side.answer.partial for side in it.sides)
+    it.take(None)
+    assert talk.messages[-1].content == "the first"
+
+
+def test_leaving_while_they_grow_keeps_what_came(talk: Conversation, engine: ScriptedEngine) -> None:
+    engine.script(*(Script((f"{n}", "a", "b"), hold=1) for n in range(2)))
+    it = Candidates(talk, 2)
+    until(it, lambda: all(side.answer and side.answer.content.endswith("a") for side in it.sides))
+    it.close()
+    assert answers(talk) == ["the first", "0a", "1a"]
+    for _ in range(5):
+        talk.poll()  # what the engine still says of them meets nobody
+    assert talk.phase == "idle"
+    assert answers(talk) == ["the first", "0a", "1a"]
+
+
+def test_what_came_is_in_the_store_before_they_end(talk: Conversation, engine: ScriptedEngine, tmp_path: Path) -> None:
+    engine.script(*(Script((f"{n}", "a", "b"), hold=1) for n in range(2)))
+    it = Candidates(talk, 2)
+    until(it, lambda: all(side.answer and side.answer.content.endswith("a") for side in it.sides))
+    another = SessionStore(tmp_path / "sessions.db")  # as after a SIGKILL
+    said = [message.content for message in another.messages(talk.session.id)]
+    another.close()
+    assert said == ["what?", "the first", "0a", "1a"]
+    it.close()
+
+
+@pytest.mark.parametrize("count", [-1, 0, 1, 9])
+def test_a_number_out_of_range_is_refused_by_name(talk: Conversation, count: int) -> None:
+    with pytest.raises(UsageError, match=f"from 2 to 8, not {count}"):
+        Candidates(talk, count)
+
+
+def test_refused_where_nothing_was_asked_or_an_answer_grows(store: SessionStore, engine: ScriptedEngine) -> None:
+    talk = Conversation(engine, store)
+    talk.load_model()
+    talk.poll()
+    with pytest.raises(UsageError, match="nothing was asked"):
+        Candidates(talk, 2)
+    talk.send("what?")
+    with pytest.raises(EngineError, match="being written"):
+        Candidates(talk, 2)
+
+
+def test_a_greedy_session_is_sampled_warmer_and_says_so(talk: Conversation, engine: ScriptedEngine) -> None:
+    talk.set_sampling({"temperature": 0.0})
+    it = Candidates(talk, 2)
+    assert it.notice is not None
+    assert "temperature 0 would repeat" in it.notice
+    assert engine.commands[-1].sampling["temperature"] > 0
+    it.close()
+
+
+def test_the_engine_dies(talk: Conversation, engine: ScriptedEngine) -> None:
+    engine.script(Script(("one", "more"), hold=1), Script(fail="no memory"))
+    it = Candidates(talk, 2)
+    until(it, lambda: it.sides[0].answer is not None and it.sides[1].notice is not None)
+    assert it.sides[1].notice == "no memory"
+    assert it.growing == 1
+    engine.die()
+    over(it)
+    assert it.sides[0].answer is not None
+    assert it.sides[0].answer.finish_reason == "died"
+    with pytest.raises(UsageError, match="2 has said nothing"):
+        it.take(it.sides[1])
+    it.take(it.sides[0])
+    assert talk.messages[-1].content == "one"
+
+
+def test_a_model_that_still_loads_is_waited_for(talk: Conversation) -> None:
+    talk.load_model()
+    it = Candidates(talk, 2)
+    assert {side.phase for side in it.sides} == {"loading"}
+    over(it)
+    assert all(side.answer is not None for side in it.sides)
+
+
+def test_a_full_disk_is_said_and_tried_again(
+    talk: Conversation, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.script(*(Script((f"{n}", "a")) for n in range(2)))
+    it = Candidates(talk, 2)
+    until(it, lambda: all(side.answer is not None for side in it.sides))
+
+    def full(*_: object, **__: object) -> None:
+        raise SessionError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(talk.store, "finish", full)
+        patch.setattr(talk.store, "grow", full)
+        over(it)
+        assert it.notice == "the disk is full"
+        with pytest.raises(SessionError):
+            it.take(it.sides[0])
+    it.take(it.sides[0])
+    assert answers(talk) == ["the first", "0a", "1a"]

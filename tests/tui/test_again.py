@@ -1,0 +1,149 @@
+"""`/again N`: several answers side by side in the app over a scripted engine, their figures, and taking one."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headrace.app.tui.decode.panel import DecodePanel
+from headrace.app.tui.screens.again_screen import AgainScreen
+from headrace.app.tui.screens.chat_screen import ChatScreen
+from headrace.app.tui.screens.decode_screen import DecodeScreen
+from tests.app.scripted_engine import Script, ScriptedEngine
+from tests.tui.conftest import Driver
+
+
+def scripted(*texts: str, hold: int = 0) -> ScriptedEngine:
+    """An engine that gives a first answer and then these, five characters at a time."""
+    scripts = [Script([text[n : n + 5] for n in range(0, len(text), 5)], hold=hold) for text in texts]
+    return ScriptedEngine(pieces_per_poll=3).script(Script(("the first",)), *scripts)
+
+
+async def again(it: Driver, count: int) -> AgainScreen:
+    await it.ask("What turns?")
+    await it.write(f"/again {count}")
+    await it.until(lambda: isinstance(it.app.screen, AgainScreen), "the screen of candidates")
+    screen = it.app.screen
+    assert isinstance(screen, AgainScreen)
+    return screen
+
+
+async def over(it: Driver, screen: AgainScreen) -> None:
+    await it.until(lambda: screen.candidates.phase == "idle" and all(side.answer for side in screen.candidates.sides))
+
+
+TEXTS = tuple(f"Answer {n} says that gears and wheels turn." for n in range(1, 9))
+
+
+def test_candidates_are_shown_and_one_is_taken(play) -> None:
+    async def scenario(it: Driver) -> None:
+        screen = await again(it, 3)
+        await over(it, screen)
+        text = it.text()
+        assert all(f"Answer {n} says" in text for n in (1, 2, 3))
+        assert "3 answers" in text
+        assert "What turns?" in text
+        await it.press("right")
+        assert screen.chosen is screen.panes[1]
+        await it.press("enter")
+        assert isinstance(it.app.screen, ChatScreen)
+        assert it.said == ["What turns?", TEXTS[1]]
+        await it.write("/branch")
+        assert it.said == ["What turns?", TEXTS[2]]
+        await it.ask("And then?")
+        assert it.engine.commands[-1].messages[1]["content"] == TEXTS[2]
+
+    play(scenario, scripted(*TEXTS[:3]))
+
+
+def test_escape_stops_all_then_leaves_with_the_answer_from_before(play) -> None:
+    async def scenario(it: Driver) -> None:
+        screen = await again(it, 2)
+        await it.until(lambda: "2 of 2 growing" in it.text() and all(side.answer for side in screen.candidates.sides))
+        await it.press("enter")  # not yet
+        assert it.app.screen is screen
+        await it.press("escape")
+        await over(it, screen)
+        assert it.app.screen is screen
+        assert "■ stopped" in it.text()
+        await it.press("escape")
+        assert it.said == ["What turns?", "the first"]
+        last = it.app.conversation.messages[-1]
+        assert len(it.app.conversation.branches(last.id).ids) == 3  # what came is kept
+
+    play(scenario, scripted(*TEXTS[:2], hold=2))
+
+
+def test_ctrl_c_stops_all(play) -> None:
+    async def scenario(it: Driver) -> None:
+        screen = await again(it, 2)
+        await it.until(lambda: all(side.answer for side in screen.candidates.sides))
+        await it.press("ctrl+c")
+        await over(it, screen)
+        await it.press("2", "enter")
+        assert it.said[-1] == "Answe" + TEXTS[1][5:-10] or TEXTS[1].startswith(it.said[-1])
+
+    play(scenario, scripted(*TEXTS[:2], hold=2))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50), (40, 12)])
+def test_eight_find_room_in_any_window(play, size: tuple[int, int]) -> None:
+    async def scenario(it: Driver) -> None:
+        screen = await again(it, 8)
+        await over(it, screen)
+        await it.until(lambda: "8 answers" in it.text())
+        seen = set()
+        for _ in range(8):
+            await it.press("tab")
+            await it.pilot.pause()
+            number = screen.panes.index(screen.chosen) + 1
+            assert f"Answer {number} says" in it.text().replace("│", " ")
+            seen.add(number)
+        assert seen == set(range(1, 9))
+        if size[0] >= 120:
+            assert all(f"Answer {n} says" in it.text() for n in range(1, 9))
+
+    play(scenario, scripted(*TEXTS), size=size)
+
+
+@pytest.mark.parametrize(
+    ("command", "refusal"), [("/again 1", "2 to 8, not 1"), ("/again 9", "2 to 8, not 9"), ("/again x", "not x")]
+)
+def test_what_is_no_number_of_answers_is_refused(play, command: str, refusal: str) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("What turns?")
+        await it.write(command)
+        await it.until(lambda: refusal in it.text(), refusal)
+        assert isinstance(it.app.screen, ChatScreen)
+
+    play(scenario, scripted())
+
+
+def test_the_decode_view_has_a_row_for_each_and_goes_back_to_one(play, home: Path) -> None:
+    async def scenario(it: Driver) -> None:
+        screen = await again(it, 3)
+        await it.until(lambda: all(side.answer for side in screen.candidates.sides))
+        await it.press("f2")
+        assert isinstance(it.app.screen, DecodeScreen)
+        await it.until(lambda: "decode" in it.text() and "sequences" in it.text() and "shared" in it.text())
+        text = it.text()
+        assert "batch size" in text
+        assert "step latency" not in text
+        assert "/token" in text
+        await it.press("x")
+        (exported,) = (home / "home").rglob("decode-*.json")
+        several = json.loads(exported.read_text())["several"]
+        assert [row["number"] for row in several["sequences"]] == [1, 2, 3]
+        assert several["kv_blocks"] == {"used": 24, "shared": 12, "cached": 30, "free": 10}
+        await it.press("f2")
+        it.engine.release()
+        await over(it, screen)
+        await it.press("enter")
+        panel = it.app.screen.query_one(DecodePanel)
+        await it.until(lambda: panel.query_one("#sequences").display)
+        assert "✓ done" in it.text()
+        await it.ask("And then?")
+        await it.until(lambda: not panel.query_one("#sequences").display)
+        assert "step latency" in it.text()
+
+    play(scenario, scripted(*TEXTS[:3], hold=3), size=(160, 48))
