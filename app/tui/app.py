@@ -142,7 +142,7 @@ class HeadraceApp(PolledApp):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """The palette is for the chat and its metrics: other screens hold on to what its commands would change."""
         if action == "command_palette":
-            return isinstance(self.screen, ChatScreen | DecodeScreen)
+            return isinstance(self.screen, ChatScreen | DecodeScreen) and self.comparison is None
         return super().check_action(action, parameters)
 
     async def action_quit(self) -> None:

@@ -56,6 +56,15 @@ _KEYS = (
         ),
     ),
     (
+        "several answers (/again 4)",
+        (
+            ("1 to 8, ← →, a click", "choose one; ↑ ↓ scroll it"),
+            ("Enter", "go on with it; the others stay as branches"),
+            ("Esc, Ctrl+C", "stop all; Esc at the end: as it was before"),
+            ("F2", "a row for each, batch size, the pool of K/V"),
+        ),
+    ),
+    (
         "screens",
         (
             ("F2", "decode view in full"),
