@@ -49,6 +49,7 @@ class ChatSettings:
     system: str = _setting("", "System prompt of new conversations.")
     context: int = _setting(0, "Context limit in tokens. 0: what the model was made for and memory allows.")
     read_ahead: bool = _setting(True, "Read what is typed into the KV cache in the pauses of typing.")
+    kept_gb: float = _setting(2.0, "Gigabytes on disk for the K/V of recent chats, which then reopen at once; 0: none.")
     show_thinking: bool = _setting(False, "Show the thinking of reasoning models unfolded.")
 
 

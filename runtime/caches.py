@@ -48,11 +48,11 @@ class Caches(Protocol):
         ...
 
 
-def make_caches(network: Network[Any], limit: int, most_running: int, keep: bool) -> Caches:
-    """In blocks of one pool, where the network has one. limit: entries of a sequence, at most."""
+def make_caches(network: Network[Any], limit: int, most_running: int, keep: bool, key: bytes = b"") -> Caches:
+    """In blocks of one pool, where the network has one. limit: entries of a sequence, at most; key: see `BlockPool`."""
 
     def make_pool() -> Any:
-        return network.make_pool(most_running * (limit + BLOCK), limit)  # never full: `Room` is tighter
+        return network.make_pool(most_running * (limit + BLOCK), limit, key)  # never full: `Room` is tighter
 
     pool = make_pool()
     return OwnBuffers(network, limit, keep) if pool is None else Pooled(pool, make_pool, limit, keep)

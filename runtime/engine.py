@@ -72,7 +72,7 @@ class Engine:
 
     keep_prefix: a conversation. K/V outlive their request, and of the next prompt only what is new is prefilled.
     most_running: sequences served at a time; others wait. kv_memory: bytes that the K/V of all of them may take; None
-    for what the machine has free, and never less than one sequence may need.
+    for what the machine has free, and never less than one sequence may need. kv_key: what tells K/V apart on disk.
     """
 
     def __init__(
@@ -83,11 +83,12 @@ class Engine:
         keep_prefix: bool = False,
         most_running: int = 16,
         kv_memory: int | None = None,
+        kv_key: bytes = b"",
     ) -> None:
         self.network = network
         self.context_limit = context_limit
         self._keeps = keep_prefix
-        self.caches = make_caches(network, context_limit, most_running, keep_prefix)
+        self.caches = make_caches(network, context_limit, most_running, keep_prefix, kv_key)
         self._cost = network.cost
         self._room = Room(self._cost, context_limit, kv_memory)
         self._pace = Pace()

@@ -44,6 +44,11 @@ def cache_dir() -> Path:
     return Path(platformdirs.user_cache_dir("headrace", appauthor=False))
 
 
+def kept_chats_dir() -> Path:
+    """The K/V of recent chats (`runtime.kv.disk`)."""
+    return cache_dir() / "chats"
+
+
 def config_dir() -> Path:
     """The user's settings file."""
     if (path := _under_home("config")) is not None:

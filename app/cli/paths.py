@@ -8,7 +8,7 @@ from headrace.app.presets import presets_path
 from headrace.app.sessions.store import database_path
 from headrace.app.settings import settings_path, write_default
 from headrace.models.registry.store import Store
-from headrace.runtime.paths import cache_dir
+from headrace.runtime.paths import cache_dir, kept_chats_dir
 
 
 @click.command()
@@ -25,6 +25,7 @@ def paths(as_json: bool, write_settings: bool) -> None:
         "sessions": database_path(),
         "models": Store().root,
         "cache": cache_dir(),
+        "kept chats": kept_chats_dir(),
         "engine log": log_path(),
     }
     if as_json:

@@ -18,6 +18,7 @@ from headrace.app.cli.json_output import json_text, print_json
 from headrace.app.sanitise import sanitise
 from headrace.app.sessions.examine import examine
 from headrace.app.sessions.export import to_document, to_markdown
+from headrace.app.sessions.kept import forget_kept_chats
 from headrace.app.sessions.search import search as search_sessions
 from headrace.app.sessions.store import SessionStore
 from headrace.app.tables import Column, print_lines, table_lines
@@ -103,6 +104,7 @@ def rm(session: str, yes: bool, as_json: bool) -> None:
                 raise UsageError(f"nobody is there to confirm deleting {found.id}", "--yes deletes without asking")
             confirm(f"Delete {found.id} ({_one_line(found.title)})?")
         store.delete(found.id)
+    forget_kept_chats()
     if as_json:
         print_json({"deleted": found.id})
     else:

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 
+from headrace.app.engine.kept_chats import KeptChats, kept_bytes, kv_key
 from headrace.app.engine.messages import (
     Damaged,
     DraftCounted,
@@ -44,9 +45,11 @@ class EngineHost:
         self._loaded = loaded
         self._resolved = resolved
         self._load_s = load_s
-        self._engine = Engine(loaded.network, context_limit=loaded.context_limit, keep_prefix=True)
+        limit, key = loaded.context_limit, kv_key(resolved.path, loaded.network)
+        self._engine = Engine(loaded.network, context_limit=limit, keep_prefix=True, kv_key=key)
         self._prompts = ChatPrompt(loaded.tokenizer)
-        self._serving = Serving(loaded, self._engine, self._prompts, self._mbu)
+        self._kept = KeptChats(self._engine, kept_bytes())
+        self._serving = Serving(loaded, self._engine, self._prompts, self._kept, self._mbu)
         self._spare_cpus = _spare_cpus(machine())
         self.peak: Peak | None = cached_peak()
         self.compute_flops = cached_compute()
@@ -129,6 +132,16 @@ class EngineHost:
         return PeakMeasured(self.peak, self.compute_flops)
 
     @property
+    def keeping_due(self) -> bool:
+        """Whether what was said last is still to be written to disk."""
+        return self._kept.due
+
+    def keep(self, stop: Callable[[], bool]) -> None:
+        """Write it, until `stop()`, which is asked before every block."""
+        with self._check.paused():
+            self._kept.write(stop)
+
+    @property
     def busy(self) -> bool:
         """Whether something is being answered, or to be put away after that."""
         return bool(self._serving)
@@ -163,6 +176,7 @@ class EngineHost:
         if command.count_only or len(prompt) > self._serving.fitting.longest:
             return
         with self._check.paused():
+            self._kept.bring_back(prompt)
             read = self._engine.read_ahead(prompt, stop)
         if read is not None:
             send(PrefixCached(read.tokens, read.used_bytes, read.allocated_bytes))

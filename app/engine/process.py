@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from headrace.app.engine.host import EngineHost
     from headrace.runtime.request import CancelFlag
 
-_IDLE_S = 1.5  # without a command, before the machine's bandwidth is measured
+_IDLE_S = 1.5  # without a command, before chats are kept and the machine's bandwidth is measured
 
 
 class Inbox:
@@ -141,10 +141,12 @@ class Server:
                 self._await_command()
 
     def _await_command(self) -> None:
-        due = self._measurable and not self._resting and self._host is not None and self._host.reading_due
+        host = None if self._resting else self._host
+        keeping = host is not None and host.keeping_due
+        due = keeping or (self._measurable and host is not None and host.reading_due)
         command = self._inbox.next(_IDLE_S if due else None)
         if command is None:
-            self._measure()
+            self._keep() if keeping else self._measure()
         else:
             self._rest(isinstance(command, Rest))
             self._do(command)
@@ -218,6 +220,13 @@ class Server:
         progress = throttled(lambda stage, done, total: self._send(PullProgress(name, stage, done, total)))
         resolve(name, progress=progress, refresh=True)
         self._send(Pulled(name))
+
+    def _keep(self) -> None:
+        assert self._host is not None
+        try:
+            self._host.keep(self._inbox.waiting)
+        except Exception:  # it can be computed again
+            traceback.print_exc()
 
     def _measure(self) -> None:
         assert self._host is not None

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from headrace.app.engine.kept_chats import KeptChats
 from headrace.app.engine.messages import Done, Generate, Prefill, Served
 from headrace.app.engine.outbox import Outbox, Send
 from headrace.app.engine.prompt_fit import PromptFit
@@ -37,10 +38,11 @@ class _Answering:
 class Serving:
     """What is being answered on one engine. mbu: how close a finished answer came to the memory's limit."""
 
-    def __init__(self, loaded: LoadedModel, engine: Engine, prompts: ChatPrompt, mbu: Mbu) -> None:
+    def __init__(self, loaded: LoadedModel, engine: Engine, prompts: ChatPrompt, kept: KeptChats, mbu: Mbu) -> None:
         self._loaded = loaded
         self._engine = engine
         self._prompts = prompts
+        self._kept = kept
         self._mbu = mbu
         self.fitting = PromptFit(prompts, loaded.context_limit)
         self._open: dict[Sequence, _Answering] = {}
@@ -72,6 +74,7 @@ class Serving:
         text = AnswerText(tokenizer, request, command.stop)
         opening = "" if command.continue_text else self._prompts.opening(prompt)
         outbox = Outbox(command, send, opening)
+        self._kept.bring_back(prompt)
         self._open[self._engine.submit(request)] = _Answering(command, text, outbox, tokenize_s)
         self._several = self._several or len(self._open) > 1
 
@@ -89,6 +92,7 @@ class Serving:
                 answering.outbox.add(part.text, part.finished.stop_record)
                 answering.outbox.flush()
                 del self._open[sequence]
+                self._kept.said(sequence.tokens)
                 send(self._done(answering, part.finished))
             else:
                 send(Prefill(answering.command.id, part.done, part.total, part.reused))

@@ -4,7 +4,7 @@ What comes back is published like any other block, so that a lookup finds it; it
 it goes behind the very blocks that it was computed behind, or not at all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -16,8 +16,15 @@ from headrace.runtime.kv.paged_cache import KVPool
 from headrace.runtime.ops import BLOCK
 
 
-def keep(pool: KVPool, tokens: Sequence[int], store: DiskStore) -> int:
-    """Write what the pool has of `tokens` and the store has not: how many blocks. Stops where writing fails."""
+def never() -> bool:
+    return False
+
+
+def keep(pool: KVPool, tokens: Sequence[int], store: DiskStore, stop: Callable[[], bool] = never) -> int:
+    """Write what the pool has of `tokens` and the store has not: how many blocks.
+
+    Ends where writing fails, and before a block where `stop()` says so.
+    """
     written = 0
     chains = pool.blocks.chains
     for (place, _), (link, entries) in zip(places(chains.root.key, tokens), chains.find(tokens, True), strict=False):
@@ -26,6 +33,8 @@ def keep(pool: KVPool, tokens: Sequence[int], store: DiskStore) -> int:
         assert link.before is not None
         if store.has(place, link.key):
             continue
+        if stop():
+            break
         groups = tuple(_stored(pool, group, block, entries) for group, block in enumerate(link.blocks))
         if not store.put(place, Stored(link.before.key, link.key, link.tokens, link.answered, groups)):
             break

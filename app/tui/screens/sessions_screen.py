@@ -18,6 +18,7 @@ from textual.widgets import Footer, Input, OptionList
 from textual.widgets.option_list import Option
 
 from headrace.app.sanitise import sanitise
+from headrace.app.sessions.kept import forget_kept_chats
 from headrace.app.sessions.records import Hit, SessionEntry
 from headrace.app.sessions.search import search
 from headrace.app.tui.chat_app import ChatApp
@@ -163,6 +164,7 @@ class SessionsScreen(ModalScreen[None]):
             if answer == "delete":
                 with self._up_to_date():
                     self._headrace.store.delete(chosen)
+                    forget_kept_chats()
                     self._fill()
 
         with self._up_to_date():

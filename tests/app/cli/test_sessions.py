@@ -110,7 +110,11 @@ def test_rename_and_rm(home: Path, session: str) -> None:
     headrace(home, "sessions", "rename", session, "mills")
     assert document(home, "list")[0]["title"] == "mills"
     assert "--yes" in headrace(home, "sessions", "rm", session, code=2).stderr
+    kept = home / "cache" / "chats" / "block"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("what was said")
     assert headrace(home, "sessions", "rm", session, "--yes").stdout == f"deleted {session}\n"
+    assert not kept.exists()
     assert document(home, "list") == []
 
 

@@ -1,0 +1,147 @@
+"""A long chat, ended and opened again: little of it is prefilled, whatever became of its files; it goes on alike."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.app.engine.client import EngineClient
+from headrace.app.engine.host import EngineHost
+from headrace.app.engine.messages import Delta, Died, Done, Event, Generate, ModelSpec, Ready
+from headrace.app.settings import save_setting
+from headrace.runtime.ops import BLOCK, native
+from headrace.runtime.paths import kept_chats_dir
+from headrace.runtime.request import CancelFlag
+from tests.tiny_chat import write_chat_model
+
+pytestmark = pytest.mark.skipif(not native.status().available, reason="only the kernels' K/V are in blocks")
+LONG = {"role": "user", "content": "tell me of the mill race and of the wheel that it drives " * 10}
+PATIENCE_S = 60
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_model(tmp_path_factory.mktemp("tiny") / "chat", context=4096)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def opened(model: Path) -> EngineHost:
+    return EngineHost.load(ModelSpec(str(model)), lambda *_: None)
+
+
+def ask(host: EngineHost, messages: list[dict[str, str]]) -> tuple[str, Done]:
+    events: list[Event] = []
+    host.begin(Generate(1, messages, max_tokens=8), CancelFlag(), events.append)
+    while host.busy:
+        host.step(events.append)
+    (done,) = (event for event in events if isinstance(event, Done))
+    return "".join(event.text for event in events if isinstance(event, Delta)), done
+
+
+def again(said: str) -> list[dict[str, str]]:
+    return [LONG, {"role": "assistant", "content": said}, {"role": "user", "content": "more"}]
+
+
+def never() -> bool:
+    return False
+
+
+def test_a_chat_that_was_kept_is_hardly_prefilled_again(model: Path) -> None:
+    host = opened(model)
+    said, first = ask(host, [LONG])
+    assert host.keeping_due
+    host.keep(never)
+    assert not host.keeping_due
+    expected, _ = ask(host, again(said))
+
+    whole, _ = ask(opened(model), again(said))
+    assert whole == expected
+    text, done = ask(opened(model), again(said))
+    assert text == expected
+    assert done.summary.reused_tokens >= (first.summary.prompt_tokens // BLOCK) * BLOCK
+    assert done.summary.prefill_tokens < 2 * BLOCK
+
+
+@pytest.mark.parametrize("harm", ["cut", "changed", "empty"])
+def test_a_damaged_file_is_computed_again(model: Path, harm: str) -> None:
+    host = opened(model)
+    said, _ = ask(host, [LONG])
+    host.keep(never)
+    expected, _ = ask(host, again(said))
+    files = sorted(kept_chats_dir().iterdir())
+    assert len(files) > 3
+    for file in files[::2]:
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content if harm == "changed" else content[: len(content) // 3 if harm == "cut" else 0])
+    assert ask(opened(model), again(said))[0] == expected
+
+
+def test_writing_ends_before_the_block_at_which_somebody_asks(model: Path) -> None:
+    host = opened(model)
+    ask(host, [LONG])
+    for blocks in (1, 3):
+        asked = iter([False] * (blocks - (blocks == 3)) + [True] * 9)
+        host.keep(lambda asked=asked: next(asked))
+        assert host.keeping_due
+        assert len(list(kept_chats_dir().iterdir())) == blocks
+    host.keep(never)
+    assert not host.keeping_due
+
+
+def test_other_files_of_the_model_and_a_store_of_nothing_keep_apart(model: Path, tmp_path: Path) -> None:
+    host = opened(model)
+    said, _ = ask(host, [LONG])
+    host.keep(never)
+    other = write_chat_model(tmp_path / "other", context=4096)
+    assert ask(opened(other), again(said))[1].summary.reused_tokens == 0
+    save_setting("chat", "kept_gb", 0.0)
+    none = opened(model)
+    assert ask(none, again(said))[1].summary.reused_tokens == 0
+    assert not none.keeping_due
+
+
+@pytest.fixture
+def clients() -> Iterator[list[EngineClient]]:
+    opened: list[EngineClient] = []
+    yield opened
+    for client in opened:
+        client.close()
+
+
+def until(client: EngineClient, wanted: type[Any], seen: list[Event]) -> Any:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        for event in client.poll():
+            seen.append(event)
+            assert not isinstance(event, Died)
+            if isinstance(event, wanted):
+                return event
+        time.sleep(0.01)
+    raise AssertionError(f"no {wanted.__name__}")
+
+
+def test_from_one_process_to_the_next(model: Path, clients: list[EngineClient]) -> None:
+    said = ""
+    for messages in ([LONG], None):
+        client = EngineClient()
+        clients.append(client)
+        client.start(ModelSpec(str(model)))
+        seen: list[Event] = []
+        until(client, Ready, seen)
+        client.submit(Generate(1, messages or again(said), max_tokens=8))
+        done = until(client, Done, seen)
+        said = said or "".join(event.text for event in seen if isinstance(event, Delta))
+        blocks = done.summary.prompt_tokens // BLOCK
+        deadline = time.monotonic() + PATIENCE_S
+        while messages and time.monotonic() < deadline and len(list(kept_chats_dir().glob("*"))) <= blocks:
+            time.sleep(0.05)
+        client.close()
+    assert done.summary.reused_tokens >= (blocks - 1) * BLOCK
