@@ -73,6 +73,7 @@ class Engine:
     keep_prefix: a conversation. K/V outlive their request, and of the next prompt only what is new is prefilled.
     most_running: sequences served at a time; others wait. kv_memory: bytes that the K/V of all of them may take; None
     for what the machine has free, and never less than one sequence may need. kv_key: what tells K/V apart on disk.
+    pace: how prompts are cut, where the measured speed shall not say it.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Engine:
         most_running: int = 16,
         kv_memory: int | None = None,
         kv_key: bytes = b"",
+        pace: Pace | None = None,
     ) -> None:
         self.network = network
         self.context_limit = context_limit
@@ -91,7 +93,7 @@ class Engine:
         self.caches = make_caches(network, context_limit, most_running, keep_prefix, kv_key)
         self._cost = network.cost
         self._room = Room(self._cost, context_limit, kv_memory)
-        self._pace = Pace()
+        self._pace = pace or Pace()
         self._scheduler = Scheduler(self._room, self._pace, most_running, shared=self.caches.pool is not None)
         self._flight: Flight | None = None  # the pass under way
         self._landed = 0.0  # when the newest pass had landed

@@ -24,6 +24,7 @@ _COMMANDS = {
     "run": ("headrace.app.cli.run", "run", "Answer one prompt, streamed to standard output."),
     "batch": ("headrace.app.cli.batch", "batch", "Answer a file of requests, many side by side."),
     "bench": ("headrace.app.cli.bench", "bench", "Measure how fast this machine decodes, and how close to its limit."),
+    "verify": ("headrace.app.cli.verify", "verify", "Check that answers do not depend on who is beside them."),
     "predict": (
         "headrace.app.cli.predict",
         "predict",

@@ -1,0 +1,1 @@
+"""`headrace verify`: whether an answer depends on who is beside it, on this machine and with this model."""

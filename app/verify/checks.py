@@ -1,0 +1,175 @@
+"""The identity checks: what every sequence says alone is what it says in any company.
+
+A check serves the same requests in another way and holds every answer, token by token, against the first.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+from headrace.app.verify.expectation import Expectation
+from headrace.app.verify.serving import FixedPace, Served, Serving, Tick
+from headrace.app.verify.trace import TOP, Comparison, Trace, compare
+from headrace.models.load import LoadedModel
+from headrace.runtime import ops
+from headrace.runtime.cache import CHUNK
+from headrace.runtime.errors import UsageError
+from headrace.runtime.machine.hardware import machine
+from headrace.runtime.ops import BLOCK, native
+from headrace.runtime.request import Request
+from headrace.runtime.sampling import SamplingParams
+
+LENGTHS = (1, 230, 40, 250, 129, 9, 210, 245)  # of prompts: below, at and beyond what blocks and caches are cut into
+SHARERS = 4  # sequences that begin alike
+CROWD = 6  # sequences for whose growth there is too little memory
+WHOLE = 512  # tokens: more than any prompt has
+
+
+Begin = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much to check. `tokens`: of every answer."""
+
+    tokens: int = 48
+    sequences: int = 16
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Row:
+    """A check and what came of it.
+
+    verdict: `equal` (every bit), `close` (tokens equal, log probabilities within the tolerance), `near ties` (and
+    tokens that were almost as likely flipped), `differs`. comparisons: one per sequence.
+    """
+
+    name: str
+    verdict: str
+    note: str
+    comparisons: list[Comparison] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        return self.verdict != "differs"
+
+    def document(self) -> dict[str, Any]:
+        """As an entry of `checks` in the JSON document."""
+        return {
+            "name": self.name,
+            "result": self.verdict,
+            "sequences": len(self.comparisons),
+            "tokens": sum(found.tokens for found in self.comparisons),
+            "missing_tokens": sum(found.missing for found in self.comparisons),
+            "largest_gap": max((found.gap for found in self.comparisons), default=0.0),
+            "flips": [asdict(found.flip) for found in self.comparisons if found.flip is not None],
+            "note": self.note,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """serve: the answers in the order of `expected`, and a line on what happened. cut: those may end at any time."""
+
+    name: str
+    serve: Callable[[], Served]
+    expected: list[Trace]
+    cut: bool = False
+
+
+class Verification:
+    """The checks of one model. Raises UsageError where its context is too short for them."""
+
+    def __init__(self, loaded: LoadedModel, expected: Expectation, plan: Plan, tick: Tick = lambda: None) -> None:
+        limit = min(loaded.context_limit, 2 * CHUNK + plan.tokens)
+        if plan.tokens > limit // 2:
+            raise UsageError(f"a context of {limit} tokens is too short for {plan.tokens} of an answer")
+        draw = random.Random(plan.seed)
+        vocabulary = loaded.network.vocab_size
+
+        def tokens(count: int) -> list[int]:
+            return [draw.randrange(vocabulary) for _ in range(max(1, min(count, limit - plan.tokens)))]
+
+        def request(prompt: list[int], number: int) -> Request:
+            # Drawn tokens may differ by more than a near-tie where bits do: those are for where they must not.
+            drawn = SamplingParams(temperature=0.8, top_p=0.95, seed=number)
+            sampling = drawn if expected.exact and number % 2 else SamplingParams()
+            return Request(prompt, max_tokens=plan.tokens, sampling=sampling, logprobs=TOP)
+
+        self._expected, self._plan = expected, plan
+        prompts = [tokens(LENGTHS[number % len(LENGTHS)]) for number in range(plan.sequences)]
+        requests = [request(prompt, number) for number, prompt in enumerate(prompts)]
+        self._prefix = tokens(min(2 * BLOCK, limit - plan.tokens - 16))
+        sharers = [request([*self._prefix, *tokens(3 + 4 * number)], number) for number in range(SHARERS)]
+        ends = [CHUNK - draw.randrange(plan.tokens) // 2 for _ in range(CROWD)]
+        crowd = [request(tokens(length), number) for number, length in enumerate(ends)]
+        self._crowd = Serving(loaded.network, crowd, limit, tick)
+        self._all = Serving(loaded.network, requests, limit, tick)
+        self._few = Serving(loaded.network, requests[:SHARERS], limit, tick)
+        self._sharers = Serving(loaded.network, sharers, limit, tick)
+
+    def run(self, begin: Begin = lambda *_: None) -> Iterator[Row]:
+        """What came of each check; `begin(number, of, name)` is called before it."""
+        names = [check.name for check in self._checks([], [], [])]
+        begin(0, len(names), "what each says alone")
+        (alone, _), (crowd, _), (sharers, _) = (it.one_by_one() for it in (self._all, self._crowd, self._sharers))
+        for number, check in enumerate(self._checks(alone, crowd, sharers), 1):
+            begin(number, len(names), check.name)
+            traces, note = check.serve()
+            yield self._judged(check, traces, note)
+
+    def _checks(self, alone: list[Trace], crowd: list[Trace], sharers: list[Trace]) -> Iterator[Check]:
+        most, seed = self._plan.sequences, self._plan.seed
+        yield Check("alone, a second time", self._few.one_by_one, alone[:SHARERS])
+        yield Check("alone, as one of a queue", partial(self._few.together, 1), alone[:SHARERS])
+        for size in (2, 4, 8, 16):
+            if size <= most:
+                yield Check(f"{size} at a time", partial(self._all.together, size), alone)
+        if most > 1:
+            joining = partial(self._all.joining, most, seed)
+            yield Check("joining, ending, cancelled at any step", joining, alone, cut=True)
+        yield Check("short of memory, stepping back", partial(self._crowd.stepping_back, CROWD), crowd)
+        yield Check("with a shared prefix", partial(self._sharers.sharing, self._prefix), [*sharers, *sharers])
+        sizes = random.Random(seed)
+        single, pieces, whole = (lambda: 1), (lambda: sizes.randrange(1, 200)), (lambda: WHOLE)
+        for name, serving, draw in (
+            ("prompts token by token", self._few, single),
+            ("prompts in pieces of any size", self._all, pieces),
+            ("prompts in one piece", self._all, whole),
+        ):
+            yield Check(name, partial(serving.together, most, FixedPace(draw)), alone[: len(serving.requests)])
+        now = native.status().threads
+        if now is not None and ops.select().name == native.name:
+            for threads in sorted({1, 2, machine().usable_cores} - {now}):
+                yield Check(f"threads: {threads} instead of {now}", partial(self._on, threads), alone)
+
+    def _on(self, threads: int) -> Served:
+        before = native.status().threads
+        native.set_threads(threads)
+        try:
+            return self._all.together(self._plan.sequences)
+        finally:
+            native.set_threads(before or 0)
+
+    def _judged(self, check: Check, traces: list[Trace], note: str) -> Row:
+        comparisons = [
+            compare(number, expected, got, cut=check.cut)
+            for number, (expected, got) in enumerate(zip(check.expected, traces, strict=True))
+        ]
+        verdicts = {self._verdict(found) for found in comparisons}
+        worst = next(name for name in ("differs", "near ties", "close", "equal") if name in verdicts)
+        return Row(check.name, worst, note, comparisons)
+
+    def _verdict(self, found: Comparison) -> str:
+        if found.same_bits:
+            return "equal"
+        tolerance = self._expected.tolerance
+        if self._expected.exact or found.missing or found.gap > tolerance:
+            return "differs"
+        if found.flip is None:
+            return "close"
+        near = found.flip.margin is not None and found.flip.margin <= 2 * tolerance
+        return "near ties" if near else "differs"

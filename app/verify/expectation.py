@@ -1,0 +1,71 @@
+"""What may be expected of a model on this machine: the same bits, or numbers that are close.
+
+The native kernels give a row the same bits whatever is beside it where activations are rounded (docs/kernels.md).
+Elsewhere the kernel chosen for a pass, and with it the order of its sums, depends on how many rows the pass has.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from headrace.models.checkpoint.safetensors import Checkpoint
+from headrace.models.load import LoadedModel
+from headrace.runtime import ops
+from headrace.runtime.kv_format import BFLOAT16, FLOAT16, FLOAT32
+from headrace.runtime.ops import native
+
+_ROUNDED_BITS = (2, 4, 8)
+# How far log probabilities may be apart that are computed in another order, by the type that most is rounded to.
+_TOLERANCE = {FLOAT32.name: 0.01, FLOAT16.name: 0.1, BFLOAT16.name: 0.5}
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """exact: bit for bit; else log probabilities within `tolerance`, and other tokens only at near-ties."""
+
+    exact: bool
+    tolerance: float
+    reason: str
+
+
+def expectation(loaded: LoadedModel) -> Expectation:
+    """What this model's rows keep here, and why."""
+    chosen = ops.select()
+    reason = _inexact(loaded, chosen.name)
+    if reason is None:
+        return Expectation(True, 0.0, "native kernels, activations in 16 bits: the same bits are expected")
+    on_cpu = loaded.kind == "headrace" and mx.default_device().type == mx.DeviceType.cpu
+    rounded = chosen.kv_format(mx.float32) if on_cpu else BFLOAT16
+    return Expectation(False, _TOLERANCE[rounded.name], f"{reason}: near-ties may flip")
+
+
+def _inexact(loaded: LoadedModel, kernels: str) -> str | None:
+    """Why bits may depend on the number of rows; None if they may not."""
+    if loaded.kind != "headrace":
+        return "mlx-lm's model classes"
+    if kernels != native.name:
+        return "stock MLX operations"
+    if native.exact():
+        return "float32 throughout (HEADRACE_EXACT)"
+    if native.status().fallbacks:
+        return "some operations fall back to stock MLX"
+    plain = next(_float32_modules(loaded.checkpoint), None)
+    return None if plain is None else f"{plain} is multiplied in float32"
+
+
+def _float32_modules(checkpoint: Checkpoint) -> Iterator[str]:
+    """Projections whose activations are not rounded: plain weights, 3, 5 and 6 bits, mxfp8."""
+    section = checkpoint.quantization or {}
+    tied = not any(name.endswith("lm_head.weight") for name in checkpoint.tensors)
+    for name, info in checkpoint.tensors.items():
+        module, _, part = name.rpartition(".")
+        if part != "weight" or len(info.shape) < 2 or module.endswith((".router", ".mlp.gate")):
+            continue
+        if module.endswith("embed_tokens") and not tied:
+            continue
+        own = section.get(module)
+        entry = {**section, **(own if isinstance(own, dict) else {})}
+        quantized = f"{module}.scales" in checkpoint.tensors
+        if not quantized or entry.get("bits") not in _ROUNDED_BITS or entry.get("mode") == "mxfp8":
+            yield module

@@ -1,0 +1,99 @@
+"""What a verification found, as a table for people and as a document for programs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.app.tables import Column, print_lines, table_lines
+from headrace.app.verify.checks import Plan, Row
+from headrace.app.verify.expectation import Expectation
+from headrace.app.verify.trace import TOP
+from headrace.models.load import LoadedModel
+from headrace.runtime import ops
+from headrace.runtime.ops import native
+
+SCHEMA = "headrace-verify/1"
+_FLIPS = 10  # that people are shown
+_STYLES = {"equal": "green", "close": "green", "near ties": "yellow", "differs": "bold red"}
+
+Document = dict[str, Any]
+
+
+def document(
+    loaded: LoadedModel, expected: Expectation, plan: Plan, rows: Sequence[Row], *, interrupted: bool
+) -> Document:
+    """As docs/verify.md describes it. Tokens of flips come with their text."""
+    from headrace.app.versions import versions
+
+    checks = [row.document() for row in rows]
+    for check in checks:
+        for flip in check["flips"]:
+            flip["expected_text"] = loaded.tokenizer.decode([flip["expected"]], skip_special=False)
+            flip["got_text"] = loaded.tokenizer.decode([flip["got"]], skip_special=False)
+    return {
+        "schema": SCHEMA,
+        "model": loaded.name,
+        "passed": all(row.passed for row in rows) and not interrupted,
+        "interrupted": interrupted,
+        "exact_expected": expected.exact,
+        "tolerance": expected.tolerance,
+        "expectation": expected.reason,
+        "tokens": plan.tokens,
+        "sequences": plan.sequences,
+        "seed": plan.seed,
+        "top": TOP,
+        "kernels": ops.describe(),
+        "threads": native.status().threads,
+        "checks": checks,
+        "versions": versions(),
+    }
+
+
+def show(found: Document, width: int | None) -> None:
+    """A line per check on standard output, then what is to be said of them."""
+    from rich.text import Text
+
+    checks = found["checks"]
+    columns = [
+        Column("check", [check["name"] for check in checks], right=False),
+        Column("result", [Text(check["result"], style=_STYLES[check["result"]]) for check in checks], right=False),
+        Column("sequences", [str(check["sequences"]) for check in checks], 2),
+        Column("tokens", [f"{check['tokens']:,}" for check in checks], 1),
+        Column("largest gap", [gap_text(check["largest_gap"]) for check in checks], 3),
+        Column("", [check["note"] for check in checks], 4, right=False),
+    ]
+    if checks:
+        print_lines(table_lines(columns, width))
+    print_lines([Text(line) for line in summary(found)])
+
+
+def summary(found: Document) -> list[str]:
+    """What came of it, in lines."""
+    checks = found["checks"]
+    compared = f"tokens and the log probabilities of the {found['top']} likeliest at every step"
+    lines = [f"{found['model']}: {found['expectation']}", f"compared: {compared}, with what each sequence says alone"]
+    flips = [(check, flip) for check in checks for flip in check["flips"]]
+    lines += [_flip_line(check, flip) for check, flip in flips[:_FLIPS]]
+    if len(flips) > _FLIPS:
+        lines.append(f"and {len(flips) - _FLIPS} more (--json has all)")
+    wrong = [check["name"] for check in checks if check["result"] == "differs"]
+    if wrong:
+        lines.append(f"NOT the same: {'; '.join(wrong)}")
+    elif checks and not found["interrupted"]:
+        same = all(check["result"] == "equal" for check in checks)
+        lines.append("every check: the same, bit for bit" if same else "every check: the same, but for near-ties")
+    if found["interrupted"]:
+        lines.append(f"interrupted after {len(checks)} checks")
+    return lines
+
+
+def gap_text(gap: float) -> str:
+    """Of natural logarithms."""
+    return f"{gap:.2g}" if gap else "0"
+
+
+def _flip_line(check: Document, flip: Document) -> str:
+    margin = "more than the likeliest show" if flip["margin"] is None else gap_text(flip["margin"])
+    return (
+        f"{check['name']}: sequence {flip['sequence'] + 1} said {flip['got_text']!r} where alone it says "
+        f"{flip['expected_text']!r}, token {flip['position'] + 1}, which was likelier by {margin}"
+    )

@@ -1,0 +1,22 @@
+"""A verification from model to document; Ctrl-C ends it with what is done."""
+
+from headrace.app.verify.checks import Plan, Row, Verification
+from headrace.app.verify.expectation import expectation
+from headrace.app.verify.progress import ProgressLine
+from headrace.app.verify.report import Document, document
+from headrace.models.load import LoadedModel
+
+
+def verify(loaded: LoadedModel, plan: Plan) -> Document:
+    """Do all checks, showing how it goes. Raises UsageError for a context too short, and what the engine raises."""
+    expected, rows, interrupted = expectation(loaded), list[Row](), False
+    progress = ProgressLine()
+    try:
+        verification = Verification(loaded, expected, plan, progress.tick)
+        for row in verification.run(progress.begin):
+            rows.append(row)
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        progress.clear()
+    return document(loaded, expected, plan, rows, interrupted=interrupted)

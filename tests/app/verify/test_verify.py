@@ -1,0 +1,144 @@
+"""The identity checks find nothing where there is nothing, and a row that its neighbours change."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from click.testing import CliRunner, Result
+
+from headrace.app.cli.verify import verify
+from headrace.app.verify.checks import Plan, Verification
+from headrace.app.verify.expectation import expectation
+from headrace.app.verify.trace import Trace, compare
+from headrace.models.load import LoadedModel, load_model
+from headrace.models.network.decoder import Decoder
+from headrace.runtime.ops import native
+from headrace.runtime.request import TokenLogprobs
+from tests.test_docs import check, sections
+from tests.tiny import quantize_model
+from tests.tiny_chat import write_byte_tokenizer, write_chat_model
+
+SMALL = ("--tokens", "8", "--sequences", "4")
+needs_kernels = pytest.mark.skipif(not native.status().available, reason="needs the native kernels")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_model(tmp_path_factory.mktemp("plain") / "tiny", context=600)
+
+
+@pytest.fixture(scope="module")
+def model(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Quantized, so that its rows keep their bits on the native kernels."""
+    directory = quantize_model(plain, tmp_path_factory.mktemp("quantized") / "tiny")
+    write_byte_tokenizer(directory)
+    return directory
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(verify, arguments, catch_exceptions=False, standalone_mode=False)
+
+
+def load(path: Path) -> LoadedModel:
+    return load_model(path, name="tiny")
+
+
+@needs_kernels
+def test_every_bit_is_the_same_whoever_is_beside_it(model: Path) -> None:
+    done = invoke("-m", str(model), *SMALL, "--json")
+    found = json.loads(done.stdout)
+    check(found, sections("verify.md")["The document"])
+    assert done.return_value == 0
+    assert found["passed"]
+    assert found["exact_expected"], found["expectation"]
+    assert {row["result"] for row in found["checks"]} == {"equal"}
+    names = [row["name"] for row in found["checks"]]
+    assert {"2 at a time", "4 at a time", "with a shared prefix", "prompts token by token"} <= set(names)
+    assert any(name.startswith("threads: ") for name in names)
+    notes = {row["name"]: row["note"] for row in found["checks"]}
+    assert notes["short of memory, stepping back"].startswith("stepped back ")
+    assert not notes["with a shared prefix"].startswith("0 ")
+
+
+@needs_kernels
+def test_a_row_that_changes_beside_others_is_found(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = Decoder.logits
+
+    def broken(self: Decoder, x: mx.array) -> mx.array:
+        rows = logits(self, x)  # (rows, V)
+        return rows if rows.shape[0] < 3 else mx.concatenate([rows[:2], rows[2:] * 1.0001])
+
+    monkeypatch.setattr(Decoder, "logits", broken)
+    done = invoke("-m", str(model), *SMALL)
+    assert done.return_value == 1
+    assert "NOT the same: 4 at a time; " in " ".join(done.stdout.split())
+    wrong = [line for line in done.stdout.splitlines() if " differs " in line]
+    assert not any("2 at a time" in line or "alone" in line for line in wrong)
+
+
+def test_other_sums_are_close_where_bits_are_not_promised(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load(plain)
+    expected = expectation(loaded)
+    assert not expected.exact
+    rows = list(Verification(loaded, expected, Plan(6, 3)).run())
+    assert {row.verdict for row in rows} <= {"equal", "close", "near ties"}
+    logits = Decoder.logits
+    monkeypatch.setattr(Decoder, "logits", lambda self, x: logits(self, x) * (1.0 if x.shape[0] < 2 else 0.5))
+    assert "differs" in {row.verdict for row in Verification(loaded, expected, Plan(6, 3)).run()}
+
+
+def test_ctrl_c_shows_what_is_done(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.app.verify import checks
+
+    run: Callable[..., Any] = checks.Verification.run
+
+    def interrupted(self: Verification, begin: Any) -> Any:
+        for number, row in enumerate(run(self, begin)):
+            if number == 2:
+                raise KeyboardInterrupt
+            yield row
+
+    monkeypatch.setattr(checks.Verification, "run", interrupted)
+    done = invoke("-m", str(model), *SMALL)
+    assert done.return_value == 130
+    assert "interrupted after 2 checks" in done.stdout
+
+
+def trace(*steps: tuple[int, float, float]) -> Trace:
+    """Tokens with the log probabilities of the tokens 0 and 1."""
+    said = Trace()
+    for token, zero, one in steps:
+        said.tokens.append(token)
+        said.logprobs.append(TokenLogprobs((zero, one)[token], [(0, zero), (1, one)]))
+    return said
+
+
+def test_answers_are_compared_up_to_the_first_flip() -> None:
+    first = trace((0, -0.1, -3.0), (1, -0.7, -0.69), (0, -0.2, -2.0))
+    assert compare(0, first, trace((0, -0.1, -3.0), (1, -0.7, -0.69), (0, -0.2, -2.0))).same_bits
+    flipped = compare(5, first, trace((0, -0.1, -3.0), (0, -0.69, -0.71), (1, -9.0, -0.1)))
+    assert flipped.flip is not None
+    assert (flipped.tokens, flipped.flip.sequence, flipped.flip.position) == (2, 5, 1)
+    assert flipped.flip.margin == pytest.approx(0.01)
+    assert flipped.gap == pytest.approx(0.02)
+    assert compare(0, first, trace((0, -0.1, -3.0))).missing == 2
+    assert compare(0, first, trace((0, -0.1, -3.0)), cut=True).same_bits
+    assert not compare(0, first, trace((0, -0.1, -3.0001)), cut=True).same_bits
+
+
+def test_the_command_in_a_process_of_its_own(model: Path, tmp_path: Path) -> None:
+    import os
+    import subprocess
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-m", "headrace", "verify", "-m", str(model), "--tokens", "4", "--sequences", "2"],
+        cwd=Path(__file__).parents[3], env={**os.environ, "HEADRACE_HOME": str(tmp_path)},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "2 at a time" in done.stdout
+    assert "check 1 of " in done.stderr
