@@ -99,7 +99,8 @@ class Serving:
         if self._several:
             if batch:
                 self._batches.append(batch)
-            self._tell(send)
+            if self._open or not self._engine.has_work:  # the last time, when what they held is given back
+                self._tell(send)
         elif not self._open:
             self._tokens = 0
 

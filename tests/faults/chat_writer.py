@@ -9,6 +9,7 @@ import sys
 import zlib
 from pathlib import Path
 
+from headrace.app.chat.candidates import Candidates
 from headrace.app.chat.conversation import Conversation
 from headrace.app.sessions.records import Message
 from headrace.app.sessions.store import SessionStore
@@ -20,6 +21,22 @@ WORDS = ("water ", "wheel ", "über ", "字", "🙂 ", "`code`\n", "<think>\n", 
 def promise(message: Message, *, growing: bool = False) -> None:
     state = "growing" if growing else "whole"
     print("message", message.id, len(message.content), zlib.crc32(message.content.encode()), state, flush=True)
+
+
+def again(chat: Conversation, choose: random.Random) -> None:
+    """Several answers side by side, one of which may be taken."""
+    several = Candidates(chat, choose.randrange(2, 5))
+    while several.phase != "idle":
+        several.poll()
+        for side in several.sides:
+            if side.answer is not None and side.answer.content and choose.random() < 0.2:
+                promise(side.answer, growing=True)
+        if choose.random() < 0.02:
+            several.stop()
+    said = [side for side in several.sides if side.answer is not None]
+    several.take(choose.choice([None, *said]))
+    for side in said:
+        promise(side.messages[-1])
 
 
 def main(database: Path, seed: int) -> None:
@@ -35,7 +52,7 @@ def main(database: Path, seed: int) -> None:
         engine.script(Script(pieces=pieces, prompt_tokens=choose.randrange(2, 99)))
         engine.pieces_per_poll = choose.randrange(1, 9)
         answers = [message for message in chat.messages if message.role == "assistant"]
-        action = choose.choice(("send", "send", "send", "regenerate", "edit", "continue", "new"))
+        action = choose.choice(("send", "send", "send", "regenerate", "edit", "continue", "new", "again"))
         if action == "regenerate" and answers:
             chat.regenerate(choose.choice(answers).id)
         elif action == "edit" and chat.messages:
@@ -43,6 +60,9 @@ def main(database: Path, seed: int) -> None:
         elif action == "continue" and answers:
             promise(chat.messages[-1], growing=True)
             chat.continue_answer()
+        elif action == "again" and answers:
+            again(chat, choose)
+            continue
         elif action == "new" and len(chat.messages) > 10:
             chat.close()
             chat = Conversation(engine, store)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from headrace.app.engine.messages import Delta, Died, Done, Failed, Prefill, Served
 from headrace.app.tui.decode.batch_metrics import BatchMetrics
+from headrace.app.tui.decode.batch_size import squeezed
 from headrace.app.tui.decode.feed import feed
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.pool_map import parts, pool_map
@@ -106,3 +107,9 @@ def test_the_map_shows_every_kind_there_is(counts: tuple[int, int, int, int], wi
 
 def test_the_parts_of_the_pool() -> None:
     assert parts(PoolStats(used=10, shared=4, cached=3, free=2)) == (4, 6, 3, 2)
+
+
+def test_a_long_turn_fits_the_chart_from_its_first_pass_to_its_last() -> None:
+    assert squeezed([8] * 50 + [2] * 50, 4) == [8, 8, 2, 2]
+    assert squeezed([3, 1], 10) == [3, 1]
+    assert len(squeezed(list(range(101)), 40)) == 40

@@ -1,6 +1,7 @@
 """How many sequences each pass was for, over time, and what that makes of the weights: read once for all of them."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from textual.content import Content
 
@@ -10,12 +11,13 @@ from headrace.app.tui.decode.section import Section, spread
 from headrace.runtime.units import format_bytes
 
 _LEAST = 12  # cells that a chart can be read in
+_AXIS = 6  # cells of them left of the bars
 
 
 class BatchSizeSection(Section):
-    """The newest pass is at the right; below, the weight bytes of a token."""
+    """All passes of the turn, the newest at the right; below, the weight bytes of a token."""
 
-    TITLE = "batch size, a dot a pass"
+    TITLE = "batch size, pass by pass"
 
     def news(self, metrics: LiveMetrics) -> object:
         return None if metrics.batch is None else (id(metrics), metrics.version)
@@ -32,6 +34,13 @@ class BatchSizeSection(Section):
             foot.append(spread(left, Content.styled(f"of {format_bytes(batch.weight_bytes)} a pass", "$quiet"), width))
         if not batch.batches or width < _LEAST or height - len(foot) < 1:
             return [Content.styled("no passes yet", "$faint"), *foot]
-        sizes = list(batch.batches)
-        top, lines = max(len(batch.rows), *sizes), height - len(foot)
+        top, lines = max(len(batch.rows), *batch.batches), height - len(foot)
+        sizes = squeezed(list(batch.batches), 2 * (width - _AXIS))
         return [*bar_chart(sizes, float(top), "batch", width, lines, "$primary", whole=True), *foot]
+
+
+def squeezed(values: Sequence[float], most: int) -> list[float]:
+    """At most `most` values: the means of as many stretches, as even as can be."""
+    count = min(len(values), most)
+    ends = [round(place * len(values) / count) for place in range(count + 1)]
+    return [sum(values[start:end]) / (end - start) for start, end in pairwise(ends)]

@@ -1,5 +1,6 @@
 """Several answers to the last question at the same time, against a scripted engine: what is asked, stored and taken."""
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -7,10 +8,12 @@ import pytest
 
 from headrace.app.chat.candidates import Candidates
 from headrace.app.chat.conversation import Conversation
+from headrace.app.engine.client import EngineClient
 from headrace.app.sessions.export import exported
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import EngineError, SessionError, UsageError
 from tests.app.scripted_engine import Script, ScriptedEngine
+from tests.tiny_chat import write_chat_model
 
 
 @pytest.fixture
@@ -184,3 +187,38 @@ def test_a_full_disk_is_said_and_tried_again(
             it.take(it.sides[0])
     it.take(it.sides[0])
     assert answers(talk) == ["the first", "0a", "1a"]
+
+
+def waited(it: Candidates | Conversation) -> None:
+    deadline = time.monotonic() + 120
+    while it.phase != "idle":
+        assert time.monotonic() < deadline
+        it.poll()
+        time.sleep(0.005)
+
+
+def test_each_says_what_it_would_have_said_alone(
+    store: SessionStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    model = write_chat_model(tmp_path / "chat", context=1_000_000)
+    client = EngineClient()
+    try:
+        talk = Conversation(client, store, store.create(model=str(model)), context=1000)
+        talk.set_sampling({"temperature": 1.0, "seed": 5, "max_tokens": 40})
+        talk.load_model()
+        talk.send("what? " * 40)  # more than a block, so that there is something to share
+        waited(talk)
+        it = Candidates(talk, 3)
+        waited(it)
+        assert len({side.answer.content for side in it.sides if side.answer is not None}) == 3
+        it.take(it.sides[2])
+        for number, side in enumerate(it.sides):
+            there = len(talk.branches(talk.messages[-1].id).ids)
+            talk.set_sampling({"seed": 6 + number - there})
+            talk.regenerate()
+            waited(talk)
+            assert side.answer is not None
+            assert talk.messages[-1].content == side.answer.content
+    finally:
+        client.close()

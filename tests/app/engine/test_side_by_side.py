@@ -108,6 +108,7 @@ def test_all_are_looked_at_together_while_there_are_several(host: EngineHost) ->
     assert set(served[0].states) == {1, 2}
     assert isinstance(events[-1], Served)
     assert not served[-1].states
+    assert served[-1].kv_used_bytes == 0  # given back
     assert served[0].kv_used_bytes <= served[0].kv_room_bytes
     assert len(served) <= 3  # not one for every step
 
