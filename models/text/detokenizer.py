@@ -19,6 +19,8 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from headrace.models.text.tokenizers_library import library_errors
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
 
@@ -208,4 +210,5 @@ class _Windowed:
         return self._decode(self._said + self._held)[len(before) :]
 
     def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special)
+        with library_errors("the tokenizer failed"):
+            return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special)

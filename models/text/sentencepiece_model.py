@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.models.text.tokenizers_library import check_charsmap, library_errors
 from headrace.models.text.vocabulary import (
     SPACE_MARK,
     UNKNOWN,
@@ -81,7 +82,11 @@ def _normalize(tokenizer: "Tokenizer", spec: Any) -> None:
     """What the vocabulary was trained to see: its own table of replacements, single spaces where it asks for them."""
     from tokenizers import Regex, normalizers
 
-    steps: list[Any] = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
+    steps: list[Any] = []
+    if spec.precompiled_charsmap:
+        with library_errors("the tokenizer's normalizer cannot be read"):
+            check_charsmap(spec.precompiled_charsmap)
+            steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
     if spec.remove_extra_whitespaces:
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     if steps:

@@ -16,11 +16,14 @@ from headrace.models.text.control_tokens import ControlTokens, is_markup
 from headrace.models.text.detokenizer import Detokenizer, DetokenizerFactory
 from headrace.models.text.other_formats import read_other_format
 from headrace.models.text.thinking_forms import ThinkingForm, ThinkingStream, thinking_form
+from headrace.models.text.tokenizers_library import library_errors, load_tokenizer
 from headrace.models.text.turn_ends import TURN_ENDS
 from headrace.runtime.errors import CheckpointError, ContextLimitError, UsageError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
+
+_FAILED = "the tokenizer failed"
 
 
 class Tokenizer:
@@ -46,15 +49,10 @@ class Tokenizer:
 
         Raises UnsupportedModelError without a tokenizer, CheckpointError for files that cannot be read.
         """
-        from tokenizers import Tokenizer as RustTokenizer
-
         names = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json")
         configs = {name: read_json_object(file) if (file := directory / name).is_file() else {} for name in names}
         if (file := directory / "tokenizer.json").is_file():
-            try:
-                rust = RustTokenizer.from_file(str(file))
-            except Exception as error:  # the library raises bare Exception
-                raise CheckpointError(f"tokenizer.json cannot be read: {_first_line(error)}") from error
+            rust = load_tokenizer(file)
         else:
             rust, configs["tokenizer_config.json"] = read_other_format(directory, configs["tokenizer_config.json"])
         rust.no_padding()
@@ -65,7 +63,7 @@ class Tokenizer:
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Ids of a text; with `special`, written-out control tokens become those tokens. Adds nothing around it."""
-        ids: list[int] = self._rust.encode(_well_formed(text), add_special_tokens=False).ids
+        ids = _encode(self._rust, _well_formed(text))
         if special or self._controls.ids.isdisjoint(ids):
             return ids
         return self._shadow_encode(_well_formed(text))
@@ -102,7 +100,7 @@ class Tokenizer:
             # Nobody wrote a control token: the unmasked prompt is encoded as everyone does it, and believed if it
             # holds exactly the control tokens that the template wrote.
             prompt = _well_formed(template.render(messages, tools=tools, **options)) if masked.back else safe
-            ids: list[int] = self._rust.encode(prompt, add_special_tokens=False).ids
+            ids = _encode(self._rust, prompt)
             if [index for index in ids if index in self._controls.ids] == self._controls.find(safe):
                 return ids
         return self._shadow_encode(self._controls.secret(safe, masked))
@@ -111,7 +109,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of a whole sequence. Bytes that form no character become U+FFFD."""
-        text: str = self._rust.decode(list(ids), skip_special_tokens=skip_special)
+        with library_errors(_FAILED):
+            text: str = self._rust.decode(list(ids), skip_special_tokens=skip_special)
         return text
 
     def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
@@ -132,12 +131,12 @@ class Tokenizer:
     # --- what the files say --------------------------------------------------------------------------------
 
     def _shadow_encode(self, text: str) -> list[int]:
-        ids: list[int] = self._shadow.encode(text, add_special_tokens=False).ids
-        return ids
+        return _encode(self._shadow, text)
 
     @cached_property
     def _shadow(self) -> "RustTokenizer":
-        return self._controls.shadow(self._rust)
+        with library_errors(_FAILED):
+            return self._controls.shadow(self._rust)
 
     @cached_property
     def _bos_prefix(self) -> list[int]:
@@ -147,7 +146,8 @@ class Tokenizer:
             return []
         wanted = self._config.get("add_bos_token")
         if not isinstance(wanted, bool):
-            wanted = self._rust.encode("", add_special_tokens=True).ids[:1] == [bos]
+            with library_errors(_FAILED):
+                wanted = self._rust.encode("", add_special_tokens=True).ids[:1] == [bos]
         return [bos] if wanted else []
 
     def _find_eos_ids(self, configs: Mapping[str, Mapping[str, Any]]) -> frozenset[int]:
@@ -205,6 +205,12 @@ def _special_texts(*configs: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+def _encode(rust: "RustTokenizer", text: str) -> list[int]:
+    with library_errors(_FAILED):
+        ids: list[int] = rust.encode(text, add_special_tokens=False).ids
+    return ids
+
+
 def _well_formed(text: str) -> str:
     """Lone surrogates (undecodable bytes of arguments and files) as U+FFFD: the library takes valid Unicode only."""
     try:
@@ -212,7 +218,3 @@ def _well_formed(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

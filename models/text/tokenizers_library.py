@@ -1,0 +1,145 @@
+"""The Rust `tokenizers` library behind one kind of error, and no file before it that ends the process.
+
+It panics on files it did not expect, at load or at the first text or token that meets the odd part; a panic reaches
+Python as a BaseException, and some abort. So `load_tokenizer` refuses what is known to panic later or to abort, and
+every call into the library that reads foreign data stands inside `library_errors`.
+"""
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.runtime.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+# What `_check` looks at; a file without any of it is not parsed a second time (11 MB take 0.25 s). Letters written as
+# escapes could hide it.
+_SUSPECT = re.compile(
+    rb'"(?:Precompiled|FixedLength|WordPiece|WordLevel|Strip)"'
+    rb'|"continuing_subword_prefix"\s*:\s*"[^"]'
+    rb"|\\u00[2-7]"
+)
+_LARGEST_PART = 1 << 20
+
+
+@contextmanager
+def library_errors(what: str) -> Iterator[None]:
+    """What the library raises, panics included, as one CheckpointError that says `what` failed."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"{what}: {_first_line(error)}") from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # pyo3's, which no module exports
+            raise
+        raise CheckpointError(f"{what}: {_first_line(error)}") from None
+
+
+def load_tokenizer(file: Path) -> "Tokenizer":
+    """The tokenizer in a tokenizer.json. Raises CheckpointError for one that cannot be read or is not safe to use."""
+    from tokenizers import Tokenizer
+
+    with library_errors(f"{file.name} cannot be read"):
+        content = file.read_bytes()
+        if _SUSPECT.search(content):
+            _check(json.loads(content))
+        return Tokenizer.from_str(content.decode())
+
+
+def _check(document: Any) -> None:
+    """Raise ValueError or what broken structure raises; every part that can panic later, or abort, is looked at."""
+    if not isinstance(document, Mapping):
+        raise TypeError("it is not a JSON object")
+    for name in ("normalizer", "pre_tokenizer", "decoder"):
+        for part in _parts(document.get(name)):
+            _check_part(part)
+    model = document.get("model")
+    if not isinstance(model, Mapping):
+        raise TypeError("it has no model")
+    kind, vocab = model.get("type"), model.get("vocab") or {}
+    if kind in ("WordPiece", "WordLevel") and model.get("unk_token") not in vocab:
+        raise ValueError(f"the {kind} model has no unknown token in its vocabulary")
+    if prefix := model.get("continuing_subword_prefix"):
+        _check_merges(model.get("merges") or [], len(prefix.encode()))
+
+
+def _parts(part: Any) -> Iterator[Mapping[str, Any]]:
+    """A normalizer, pre-tokenizer or decoder and everything in it."""
+    waiting, seen = [part], 0
+    while waiting:
+        part = waiting.pop()
+        if (seen := seen + 1) > _LARGEST_PART:
+            raise ValueError("it has too many parts")
+        if isinstance(part, Mapping):
+            yield part
+            waiting.extend(part.values())
+        elif isinstance(part, list):
+            waiting.extend(part)
+
+
+def _check_part(part: Mapping[str, Any]) -> None:
+    kind = part.get("type")
+    if (charsmap := part.get("precompiled_charsmap")) is not None:
+        try:
+            data = base64.b64decode(charsmap, validate=True)
+        except (TypeError, binascii.Error):
+            raise ValueError("the character map is not base64") from None
+        check_charsmap(data)
+    if kind == "FixedLength" and part.get("length") == 0:
+        raise ValueError("it cuts texts into pieces of length 0")
+    if kind == "Strip" and part.get("stop"):  # of a decoder: panics at the first token that is shorter
+        raise ValueError("it strips the ends of tokens")
+
+
+def _check_merges(merges: list[Any], prefix: int) -> None:
+    """The library drops `prefix` bytes of each right side unchecked: half a character of it aborts the process."""
+    for merge in merges:
+        right = (merge.partition(" ")[2] if isinstance(merge, str) else merge[1]).encode()
+        if len(right) < prefix or not _begins_character(right, prefix):
+            raise ValueError("a merge lacks the prefix of continued words")
+
+
+def check_charsmap(data: bytes) -> None:
+    """A double-array trie (darts-clone) before the texts its values point into: no way through it leads outside.
+
+    The library follows it without looking at its length. Raises ValueError.
+    """
+    import numpy as np
+
+    size = int.from_bytes(data[:4], "little")
+    if len(data) < 8 or not size or size % 4 or 4 + size > len(data):
+        raise ValueError("the character map is cut off")
+    units = np.frombuffer(data, "<u4", size // 4, 4).astype(np.int64)
+    texts = data[4 + size :]
+    texts.decode()
+    bases = (units >> 10) << ((units & 0x200) >> 6)
+    labels = units & 0x800000FF
+    seen = np.zeros(len(units), bool)
+    nodes = np.array([0])
+    while len(nodes):
+        seen[nodes] = True
+        places = (nodes ^ bases[nodes])[:, None] ^ np.arange(256)  # (nodes, 256): where each byte leads, 0 is the value
+        if places.max() >= len(units):
+            raise ValueError("the character map points outside of itself")
+        values = units[places[:, 0]][(units[nodes] >> 8) & 1 == 1] & 0x7FFFFFFF
+        if any(value > len(texts) or not _begins_character(texts, value) for value in values):
+            raise ValueError("the character map points outside of its texts")
+        next_nodes = places[:, 1:][labels[places[:, 1:]] == np.arange(1, 256)]
+        nodes = np.unique(next_nodes[~seen[next_nodes]])
+
+
+def _begins_character(data: bytes, at: int) -> bool:
+    return at == len(data) or data[at] & 0xC0 != 0x80
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

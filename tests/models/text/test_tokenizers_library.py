@@ -1,0 +1,105 @@
+"""tokenizer.json files that make the tokenizers library panic or abort: one clear line, and the process goes on.
+
+Those that abort would end the tests; the rest of what the library refuses by itself is in test_tokenizer.py.
+"""
+
+import base64
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.models.text.tokenizer import Tokenizer
+from headrace.runtime.errors import CheckpointError
+
+BPE: dict[str, Any] = {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2, "ab": 3}, "merges": [["a", "b"]]}
+UNITS = 1024
+
+
+def write(directory: Path, **parts: Any) -> Path:
+    document = {"version": "1.0", "added_tokens": [], "model": BPE} | parts
+    (directory / "tokenizer.json").write_text(json.dumps(document))
+    return directory
+
+
+def charsmap(units: list[int], texts: bytes, size: int | None = None) -> dict[str, Any]:
+    trie = struct.pack(f"<{len(units)}I", *units)
+    data = struct.pack("<I", len(trie) if size is None else size) + trie + texts
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(data).decode()}
+
+
+def trie_of(letter: str, value: int) -> list[int]:
+    """A trie with one key of one letter: the root's children from 256 on, the value of the letter's node at 512."""
+    units = [0] * UNITS
+    code = ord(letter)
+    units[0] = 256 << 10
+    place = 256 ^ code
+    units[place] = ((512 ^ place) << 10) | 0x100 | code  # has a value
+    units[512] = 0x80000000 | value
+    return units
+
+
+BPE_OF_TWO_BYTES = {
+    "type": "BPE",
+    "continuing_subword_prefix": "\u00e9",
+    "vocab": {"a": 0, "\u20ac": 1, "a\u20ac": 2, "\u00e9b": 3},
+    "merges": [["a", "\u20ac"]],
+}
+HOSTILE: dict[str, dict[str, Any]] = {
+    "no character map": {"normalizer": charsmap([], b"")},
+    "a character map that is cut off": {"normalizer": charsmap([0] * 8, b"x", size=0xFFFFFFFC)},
+    "a size that is no number of units": {"normalizer": charsmap([0] * 8, b"x", size=3)},
+    "a root beyond the end": {"normalizer": charsmap([0xFFFFFFFF] * 256, b"x")},
+    "too few units": {"normalizer": charsmap([0] * 8, b"x")},
+    "a value beyond the texts": {"normalizer": charsmap(trie_of("x", 9), b"y\0")},
+    "a value inside of a character": {"normalizer": charsmap(trie_of("x", 1), "\u00e9\0".encode())},
+    "texts that are none": {"normalizer": charsmap(trie_of("x", 0), b"\xff\0")},
+    "not base64": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "?"}},
+    "deep inside": {"normalizer": {"type": "Sequence", "normalizers": [charsmap([0] * 8, b"x")]}},
+    "pieces of length 0": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    "ends of tokens": {"decoder": {"type": "Strip", "content": "a", "start": 0, "stop": 5}},
+    "WordPiece without unknown": {"model": {"type": "WordPiece", "unk_token": "?", "vocab": {"a": 0}}},
+    "WordLevel without unknown": {"model": {"type": "WordLevel", "unk_token": "?", "vocab": {"a": 0}}},
+    "half a character of a merge": {"model": BPE_OF_TWO_BYTES},
+    "a prefix that is longer": {"model": BPE | {"continuing_subword_prefix": "########"}},
+    "a merge that is too long": {"model": BPE | {"merges": [["a", "b"], ["ab", "ab"]]}},  # panics, at load
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_what_panics_or_aborts_is_refused_at_load(tmp_path: Path, case: str) -> None:
+    with pytest.raises(CheckpointError, match=r"^tokenizer\.json cannot be read: .+") as caught:
+        Tokenizer.load(write(tmp_path, **HOSTILE[case]))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("prefix", ["\\u0046ixedLength", "Fixed\\u004cength"])
+def test_names_written_as_escapes_hide_nothing(tmp_path: Path, prefix: str) -> None:
+    write(tmp_path, pre_tokenizer={"type": "FixedLength", "length": 0})
+    file = tmp_path / "tokenizer.json"
+    file.write_text(file.read_text().replace("FixedLength", prefix))
+    with pytest.raises(CheckpointError, match="length 0"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_sound_character_map_is_believed(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(write(tmp_path, normalizer=charsmap(trie_of("x", 0), b"b\0")))
+    assert tokenizer.encode("ax") == tokenizer.encode("ab") == [3]
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}},
+         "a" * 100 + "!"),  # panics: too many retries
+        ({"model": {"type": "Unigram", "unk_id": None, "vocab": [["a", -1.0]]}}, "z"),
+        ({"model": BPE | {"unk_token": "?"}}, "z"),
+    ],
+)  # fmt: skip
+def test_what_fails_at_one_text_only_is_our_error_there(tmp_path: Path, parts: dict[str, Any], text: str) -> None:
+    tokenizer = Tokenizer.load(write(tmp_path, **parts))
+    with pytest.raises(CheckpointError, match="the tokenizer failed"):
+        tokenizer.encode(text)
+    assert tokenizer.encode("a") == [0]
