@@ -21,7 +21,8 @@ from headrace.runtime.ops import BLOCK, native
 from headrace.runtime.request import Request
 from headrace.runtime.sampling import SamplingParams
 
-LENGTHS = (1, 230, 40, 250, 129, 9, 210, 245)  # of prompts: below, at and beyond what blocks and caches are cut into
+LENGTHS = (1, 129, 40, 250, 9, 64, 17, 200)  # of prompts: below, at and beyond what blocks and caches are cut into
+SOME = 8  # sequences where more would tell no more
 SHARERS = 4  # sequences that begin alike
 CROWD = 6  # sequences for whose growth there is too little memory
 WHOLE = 512  # tokens: more than any prompt has
@@ -109,6 +110,7 @@ class Verification:
         self._crowd = Serving(loaded.network, crowd, limit, tick)
         self._all = Serving(loaded.network, requests, limit, tick)
         self._few = Serving(loaded.network, requests[:SHARERS], limit, tick)
+        self._some = Serving(loaded.network, requests[:SOME], limit, tick)
         self._sharers = Serving(loaded.network, sharers, limit, tick)
 
     def run(self, begin: Begin = lambda *_: None) -> Iterator[Row]:
@@ -137,20 +139,20 @@ class Verification:
         single, pieces, whole = (lambda: 1), (lambda: sizes.randrange(1, 200)), (lambda: WHOLE)
         for name, serving, draw in (
             ("prompts token by token", self._few, single),
-            ("prompts in pieces of any size", self._all, pieces),
-            ("prompts in one piece", self._all, whole),
+            ("prompts in pieces of any size", self._some, pieces),
+            ("prompts in one piece", self._some, whole),
         ):
             yield Check(name, partial(serving.together, most, FixedPace(draw)), alone[: len(serving.requests)])
         now = native.status().threads
         if now is not None and ops.select().name == native.name:
             for threads in sorted({1, 2, machine().usable_cores} - {now}):
-                yield Check(f"threads: {threads} instead of {now}", partial(self._on, threads), alone)
+                yield Check(f"threads: {threads} instead of {now}", partial(self._on, threads), alone[:SOME])
 
     def _on(self, threads: int) -> Served:
         before = native.status().threads
         native.set_threads(threads)
         try:
-            return self._all.together(self._plan.sequences)
+            return self._some.together(SOME)
         finally:
             native.set_threads(before or 0)
 
