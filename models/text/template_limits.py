@@ -1,12 +1,15 @@
 """The limits of one template render: how much it may build, how long it may run.
 
-Every operation that can make a large value from a small one is checked before it runs. Running time is counted in
+Every operation that can make a large value from a small one is checked before it runs, and what operations read and
+build is added up: `MAX_WORK` in all, which are less than 256 MB if all of it were kept. Running time is counted in
 executed lines of Python, by the interpreter's line trace, because only that sees every kind of loop: nested loops,
-recursive macros, generators inside filters.
+recursive macros, generators inside filters; and in seconds of this thread, so that a busy machine refuses no sound
+template.
 """
 
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +22,9 @@ from jinja2.utils import Namespace
 MAX_TEXT = 8_000_000  # characters or items of any one value, and of the whole prompt
 BASE_LINES = 500_000  # executed lines of Python, whatever the chat
 LINES_PER_MESSAGE = 2_000  # and for each message: templates in common use take 160 to 270
-MAX_SECONDS = 10.0
+MAX_SECONDS = 2.0  # of processor time
+MAX_WORK = 64_000_000  # characters read and built, in all
+PER_ITEM = 64  # characters that an item of a list or a dictionary counts for
 MAX_INT_BITS = 4096
 
 _WIDE_FORMAT = re.compile(r"\d{5}|\*|\{[^{}]*\{")  # a width that pads, or one taken from an argument
@@ -33,13 +38,15 @@ class TemplateRefusedError(TemplateError):
 def line_budget(messages: int) -> Iterator[None]:
     """Count executed Python lines in this thread; raise out of the traced code when they or the time run out."""
     lines_left = BASE_LINES + LINES_PER_MESSAGE * messages
-    deadline = time.monotonic() + MAX_SECONDS
+    _spent.work, _spent.deadline = 0, time.thread_time() + MAX_SECONDS
 
     def trace(_frame: FrameType, _event: str, _arg: object) -> Callable[..., Any]:
         nonlocal lines_left
         lines_left -= 1
-        if lines_left < 0 or time.monotonic() > deadline:
+        if lines_left < 0:
             raise TemplateRefusedError("it runs without an end in sight")
+        if not lines_left % 256:
+            _check_time()
         return trace
 
     before = sys.gettrace()
@@ -48,6 +55,37 @@ def line_budget(messages: int) -> Iterator[None]:
         yield
     finally:
         sys.settrace(before)
+
+
+class _Spent(threading.local):
+    """What the render of this thread has spent."""
+
+    work = 0
+    deadline = float("inf")
+
+
+_spent = _Spent()
+
+
+def spend(characters: int) -> None:
+    """Count what an operation reads or builds, before it does. Refuses what goes over all that a render may."""
+    _spent.work += characters
+    if _spent.work > MAX_WORK:
+        raise TemplateRefusedError(f"it works through more than {MAX_WORK} characters")
+    if characters > 10_000:
+        _check_time()
+
+
+def _check_time() -> None:
+    if time.thread_time() > _spent.deadline:
+        raise TemplateRefusedError(f"it runs for more than {MAX_SECONDS:.0f} seconds")
+
+
+def weight(value: Any) -> int:
+    """What going once over a value, not over what is in it, counts for."""
+    if isinstance(value, str):
+        return len(value)
+    return PER_ITEM * len(value) if hasattr(value, "__len__") else 1
 
 
 def check_size(size: int) -> None:
@@ -70,11 +108,14 @@ def check_written(*values: Any) -> None:
             raise TemplateRefusedError("it writes out a namespace")
         size += len(value) if isinstance(value, str) else 1
         check_size(size + len(stack))
+    spend(size)
 
 
 def check_replace(text: Any, old: Any, new: Any, *_count: Any) -> None:
     if isinstance(text, str) and isinstance(old, str) and isinstance(new, str):
-        check_size(len(text) + text.count(old) * len(new))
+        size = len(text) + text.count(old) * len(new)
+        check_size(size)
+        spend(size)
 
 
 def check_operator(operator: str, left: Any, right: Any) -> None:
@@ -82,10 +123,13 @@ def check_operator(operator: str, left: Any, right: Any) -> None:
     sized_left, sized_right = hasattr(left, "__len__"), hasattr(right, "__len__")
     if operator == "+" and sized_left and sized_right:
         check_size(len(left) + len(right))
+        spend(weight(left) + weight(right))
     elif operator == "*" and sized_left and isinstance(right, int):
         check_size(len(left) * right)
+        spend(weight(left) * max(right, 0))
     elif operator == "*" and sized_right and isinstance(left, int):
         check_size(len(right) * left)
+        spend(weight(right) * max(left, 0))
     elif operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
         if bits > MAX_INT_BITS:

@@ -2,7 +2,7 @@
 
 A chat template arrives inside a checkpoint, so it is treated as hostile. It runs in Jinja's immutable sandbox, with a
 short list of filters and globals, no loader and no name that starts with `_`; `template_limits` bounds what it builds
-and how long it runs. What stays possible: comparing two deeply shared lists, one C call that no limit sees inside.
+and how long it runs. Reading one is bounded by its length: Jinja takes time and memory in proportion to it.
 Importing this module imports jinja2 (about 35 ms): `chat_template` does so on first use only.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import ext, nodes
-from jinja2.compiler import CodeGenerator, Frame
+from jinja2.compiler import CodeGenerator, Frame, operators
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -22,6 +22,7 @@ from jinja2.utils import Namespace
 
 from headrace.models.text.template_limits import (
     MAX_TEXT,
+    PER_ITEM,
     TemplateRefusedError,
     check_format,
     check_operator,
@@ -29,10 +30,14 @@ from headrace.models.text.template_limits import (
     check_size,
     check_written,
     line_budget,
+    spend,
+    weight,
 )
 from headrace.runtime.errors import CheckpointError
 
-MAX_SOURCE = 1_000_000  # characters of template source; the longest in common use have about 20,000
+# Characters of template source: the longest in common use have about 20,000, and no 50,000 that we found take Jinja
+# and Python 2 s or 256 MB to compile.
+MAX_SOURCE = 50_000
 
 # Linear in their input, or guarded below.
 _COLLECTION_FILTERS = (
@@ -40,6 +45,8 @@ _COLLECTION_FILTERS = (
     *("map", "max", "min", "reject", "rejectattr", "reverse", "select", "selectattr", "sort", "unique"),
 )
 _TEXT_FILTERS = ("capitalize", "e", "escape", "join", "lower", "replace", "safe", "string", "title", "trim", "upper")
+_CHEAP_METHODS = frozenset(["get", "items", "keys", "values"])
+_PER_PART = 8
 _REFUSED_STR_METHODS = frozenset(
     ["center", "encode", "expandtabs", "format_map", "ljust", "rjust", "translate", "zfill"]
 )
@@ -90,6 +97,47 @@ class _Generator(CodeGenerator):
             self.write(", ")
         self.write("))")
 
+    # Comparing, slicing and writing out lists are Python's own operators, which no sandbox hook sees either.
+
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802
+        self.write("(")
+        self._weighed(node.expr, frame)
+        for operand in node.ops:
+            self.visit(operand, frame)
+        self.write(")")
+
+    def visit_Operand(self, node: nodes.Operand, frame: Frame) -> None:  # noqa: N802
+        self.write(f" {operators[node.op]} ")
+        self._weighed(node.expr, frame)
+
+    def _weighed(self, node: nodes.Expr, frame: Frame) -> None:
+        if isinstance(node, nodes.Const):
+            self.visit(node, frame)
+            return
+        self.write("environment.weighed(")
+        self.visit(node, frame)
+        self.write(")")
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:  # noqa: N802
+        if not isinstance(node.arg, nodes.Slice):
+            super().visit_Getitem(node, frame)
+            return
+        self.write("environment.counted(")
+        self.visit(node.node, frame)
+        self.write(")[")
+        self.visit(node.arg, frame)
+        self.write("]")
+
+    def visit_List(self, node: nodes.List, frame: Frame) -> None:  # noqa: N802
+        self.write("environment.counted(")
+        super().visit_List(node, frame)
+        self.write(")")
+
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:  # noqa: N802
+        self.write("environment.counted(")
+        super().visit_Dict(node, frame)
+        self.write(")")
+
 
 class _Environment(ImmutableSandboxedEnvironment):
     code_generator_class = _Generator
@@ -102,7 +150,11 @@ class _Environment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         # Positional names as in jinja2: a template may pass keyword arguments called `self` or `obj`.
         owner = getattr(__obj, "__self__", None)
+        if isinstance(owner, (list, tuple, dict)) and __obj.__name__ not in _CHEAP_METHODS:
+            spend(weight(owner))
         if isinstance(owner, str):
+            # Each part that a text is split into is an object of its own.
+            spend(len(owner) * (_PER_PART if "split" in __obj.__name__ else 1))
             if __obj.__name__ == "replace":
                 check_replace(owner, *args)
             elif __obj.__name__ == "join" and len(args) == 1:
@@ -131,6 +183,19 @@ class _Environment(ImmutableSandboxedEnvironment):
             return wrapped(*args, **kwargs)
 
         return checked
+
+    def weighed(self, value: Any) -> Any:
+        """A value that is compared, and so perhaps gone through to its last part."""
+        if isinstance(value, (str, bytes)):
+            spend(len(value))
+        elif hasattr(value, "__len__") and not isinstance(value, range):
+            check_written(value)
+        return value
+
+    def counted(self, value: Any) -> Any:
+        """A value that is made, or copied."""
+        spend(weight(value) + PER_ITEM)
+        return value
 
     def join_checked(self, parts: Iterable[Any]) -> str:
         values = list(parts)
@@ -179,13 +244,13 @@ def _environment() -> _Environment:
         finalize=_finalize,
     )
     filters = environment.filters
-    kept = {name: filters[name] for name in _COLLECTION_FILTERS}
+    kept = {name: _guard_collection(filters[name]) for name in _COLLECTION_FILTERS}
     kept |= {name: _guard_text(name, filters[name]) for name in _TEXT_FILTERS}
     environment.filters = kept | {"tojson": _tojson, "indent": _indent, "format": _format}
     environment.globals = {
         "range": environment.globals["range"],  # the sandbox's: at most 100,000 items
         "namespace": _Namespace,
-        "dict": lambda *args, **kwargs: dict(*args, **kwargs),  # the type itself would offer its methods
+        "dict": _dict,
         "raise_exception": _raise_exception,
         "strftime_now": lambda form: datetime.now().strftime(form),
     }
@@ -195,6 +260,25 @@ def _environment() -> _Environment:
 def _finalize(value: Any) -> Any:
     check_written(value)
     return value
+
+
+def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    """A function, since the type itself would offer its methods."""
+    spend(sum(map(weight, args)) + PER_ITEM)
+    return dict(*args, **kwargs)
+
+
+def _guard_collection(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        for arg in args:
+            if isinstance(arg, str):
+                spend(PER_ITEM * len(arg))  # as a list of its characters
+            elif isinstance(arg, (list, tuple, dict, range)):
+                spend(weight(arg))
+        return function(*args, **kwargs)
+
+    return guarded
 
 
 def _guard_text(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -80,6 +80,28 @@ BOMBS = {
     "lipsum": "{{ lipsum(n=10**9) }}",
     "round": "{{ 5 | round(-10**9) }}",
 }
+LARGE = "{% set x = 'a' * 7000000 %}{% set y = ('a' * 6999999) ~ 'b' %}"
+MANY = [f"x{i}" for i in range(400)]
+WITHOUT_A_LOOP = {
+    "comparisons": LARGE + "{{ " + " or ".join(["x == y"] * 900) + " }}",
+    "containment": LARGE + "{{ " + " or ".join(["'ab' * 9 in x"] * 900) + " }}",
+    "kept slices": LARGE + "".join("{% set " + name + " = x[1:] %}" for name in MANY),
+    "kept concatenations": LARGE + "".join("{% set " + name + " = x ~ 1 %}" for name in MANY),
+    "kept sums": LARGE + "".join("{% set " + name + " = x + 'b' %}" for name in MANY),
+    "kept capitals": LARGE + "".join("{% set " + name + " = x.upper() %}" for name in MANY),
+    "kept lists": LARGE + "".join("{% set " + name + " = x | list %}" for name in MANY),
+    "kept parts": LARGE + "".join("{% set " + name + " = x.split('a') %}" for name in MANY),
+    "kept ranges": "".join("{% set " + name + " = range(99999) | list %}" for name in MANY),
+    "kept literals": "{% set ns = namespace(a=[]) %}{% for i in range(500) %}{% set ns.a = ns.a + [["
+    + "[]," * 5000
+    + "]] %}{% endfor %}",
+    "macros": LARGE + "{% macro f() %}{{ x }}{% endmacro %}" + "".join("{% set " + n + " = f() %}" for n in MANY),
+    "shared lists, compared": doubling("{% set s = [s, s] %}", last="").replace(
+        "{% set s =", "{% set t = s %}{% set s ="
+    )
+    + "{{ [s] == [t] }}",
+    "searches": LARGE + "{{ " + " + ".join(["x.find('b')"] * 40) + " }}",
+}
 MALFORMED = {
     "unclosed": "{{ foo",
     "unknown tag": "{% frobnicate %}",
@@ -95,7 +117,11 @@ MALFORMED = {
 
 @pytest.mark.parametrize(
     "source",
-    [pytest.param(source, id=name) for group in (CODE, LOOPS, BOMBS, MALFORMED) for name, source in group.items()],
+    [
+        pytest.param(source, id=name)
+        for group in (CODE, LOOPS, BOMBS, WITHOUT_A_LOOP, MALFORMED)
+        for name, source in group.items()
+    ],
 )
 def test_a_hostile_template_ends_in_one_line(source: str) -> None:
     tracemalloc.start()
