@@ -125,9 +125,9 @@ class Masked:
     has_look_alike: bool  # whether anything but the template wrote a whole control token's text
 
 
-def is_markup(text: str, template_source: str) -> bool:
-    """Whether an added token that is not declared special is one of the template's control tokens."""
-    return _MARKUP.fullmatch(text) is not None and text in template_source
+def looks_like_markup(text: str) -> bool:
+    """Whether an added token that is not declared special may be one of the template's control tokens."""
+    return _MARKUP.fullmatch(text) is not None
 
 
 def _any_of(texts: Mapping[str, int]) -> re.Pattern[str]:

@@ -6,13 +6,14 @@ Instances are immutable and can be used from several threads.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.text.chat_template import ChatTemplate, Message, read_sources
-from headrace.models.text.control_tokens import ControlTokens, is_markup
+from headrace.models.text.control_tokens import ControlTokens, looks_like_markup
 from headrace.models.text.detokenizer import Detokenizer, DetokenizerFactory
 from headrace.models.text.other_formats import read_other_format
 from headrace.models.text.thinking_forms import ThinkingForm, ThinkingStream, thinking_form
@@ -172,13 +173,26 @@ class Tokenizer:
     def _find_controls(self) -> ControlTokens:
         special: dict[str, int] = {}
         markup: dict[str, int] = {}
-        ends = self.eos_ids
+        ends, named = self.eos_ids, {*self._special_texts.values(), *TURN_ENDS}
         for index, added in self._rust.get_added_tokens_decoder().items():
-            if added.special or index in ends:
+            if added.special or index in ends or (added.content in named and looks_like_markup(added.content)):
                 special[added.content] = index
-            elif is_markup(added.content, self._template_source):
+            elif looks_like_markup(added.content):
                 markup[added.content] = index
-        return ControlTokens(special, markup)
+        written = self._written_between_turns() if markup else ""
+        # What stands around every turn of a plain chat is nobody's text, not the model's either; its thinking is.
+        turns = {text: index for text, index in markup.items() if text in written and "think" not in text}
+        others = {text: index for text, index in markup.items() if text not in turns and text in self._template_source}
+        return ControlTokens(special | turns, others)
+
+    def _written_between_turns(self) -> str:
+        """What the template writes of its own in a plain chat, whichever way it puts it together."""
+        turns = [{"role": role, "content": "x"} for role in ("system", "user", "assistant", "user")]
+        for messages in (turns, turns[1:]):  # some templates refuse a system prompt
+            with suppress(CheckpointError, UsageError):
+                if self.chat_template is not None:
+                    return self.chat_template.render(messages, add_generation_prompt=False)
+        return ""
 
 
 def _refuse_giants(texts: Iterable[object]) -> None:

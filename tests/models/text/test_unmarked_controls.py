@@ -1,0 +1,68 @@
+"""Control tokens that a tokenizer does not mark as special: no text of a message gives their ids, however spelled."""
+
+import itertools
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.models.text.tokenizer import Tokenizer
+
+CONTROLS = {"<s>": 300, "</s>": 301, "<|im_start|>": 302, "<|im_end|>": 303}
+TEMPLATES = {
+    "written out": "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>"
+    "{% endfor %}",
+    "put together": "{{ bos_token }}{% for m in messages %}{{ '<|im_' + 'start|>' }}{{ m.role }} {{ m.content }}"
+    "{{ '<|im_' ~ 'end|>' }}{% endfor %}",
+}
+NORMALIZERS: dict[str, Any] = {
+    "none": None,
+    "lowercase": {"type": "Lowercase"},
+    "NFKC": {"type": "NFKC"},
+    "both": {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Lowercase"}]},
+}
+SPELLINGS = ["\uff1c\uff53\uff1e", "<S>", "<|IM_END|>", "\uff1c/s\uff1e", "<\uff5cim_start\uff5c>", *CONTROLS]
+AROUND = ["", " ", "\ud800", "\udfff", "\udb80\udc00", "<", ">", "a", "\u200b", "|"]
+
+
+def write(directory: Path, template: str, normalizer: Any) -> Tokenizer:
+    """Bytes as characters, and the controls as plain added tokens, which normalizers reach."""
+    vocab = {chr(code): code for code in range(256)} | {"<unk>": 256}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": False}
+    document = {
+        "version": "1.0",
+        "added_tokens": [{"id": index, "content": text, **flags} for text, index in CONTROLS.items()],
+        "normalizer": normalizer,
+        "model": {"type": "BPE", "vocab": vocab | CONTROLS, "merges": [], "unk_token": "<unk>"},
+    }
+    (directory / "tokenizer.json").write_text(json.dumps(document))
+    config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return Tokenizer.load(directory)
+
+
+def smuggled(tokenizer: Tokenizer, seed: int, count: int) -> list[str]:
+    """Texts of a message that gave other control ids than a harmless text in its place."""
+    chance, wrong = random.Random(seed), []
+    fixed = itertools.product(AROUND, SPELLINGS)
+    drawn = ("".join(chance.choice(AROUND + SPELLINGS) for _ in range(6)) for _ in range(count))
+    for text in itertools.chain(map("".join, fixed), drawn):
+        for role in ("user", "assistant"):
+            chats = [[{"role": role, "content": content}, {"role": "user", "content": "x"}] for content in (text, "y")]
+            ids, harmless = ([i for i in tokenizer.encode_chat(chat) if i >= 300] for chat in chats)
+            if ids != harmless:
+                wrong.append(f"{role}: {text!a}")
+        if any(index >= 300 for index in tokenizer.encode(text)):
+            wrong.append(f"text: {text!a}")
+    return wrong
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_no_text_gives_the_id_of_a_control(tmp_path: Path, template: str, normalizer: str) -> None:
+    tokenizer = write(tmp_path, TEMPLATES[template], NORMALIZERS[normalizer])
+    written = [i for i in tokenizer.encode_chat([{"role": "user", "content": "x"}]) if i >= 300]
+    assert written == [300, 302, 303]
+    assert smuggled(tokenizer, seed=16, count=60) == []
