@@ -95,9 +95,11 @@ class EngineLink:
     def _receive(self) -> list[Event]:
         events: list[Event] = []
         try:
-            while self._over is None:
+            full = True
+            while full and self._over is None:
                 if piece := self._socket.recv(CHUNK, socket.MSG_DONTWAIT):
                     events += self._incoming.feed(piece)
+                    full = len(piece) == CHUNK  # else that was all there is, but for the end: the next time finds it
                 else:
                     self._end()
         except BlockingIOError:

@@ -11,7 +11,7 @@ import struct
 from contextlib import suppress
 from typing import Any
 
-CHUNK = 1 << 18  # bytes to ask the socket for at a time
+CHUNK = 1 << 16  # bytes to ask the socket for at a time; for more, memory is mapped anew each time
 _ROOM = 1 << 20  # bytes the socket should hold where the system allows it
 _LENGTH = struct.Struct("!Q")
 

@@ -96,6 +96,7 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._durable: bool | None = None  # what transactions are now; None: as SQLite has it
         with self._explained():
             path.parent.mkdir(parents=True, exist_ok=True)
             uri = path.absolute().as_uri() + ("?immutable=1" if _is_at_rest(path) else "")
@@ -123,7 +124,9 @@ class Database:
     def transaction(self, *, durable: bool = False) -> Iterator[None]:
         """All or nothing; `durable` waits until it is on the disk."""
         with self._explained():
-            self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            if durable is not self._durable:
+                self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+                self._durable = durable
             self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield

@@ -1,5 +1,6 @@
 """The driver on a real pseudo-terminal: every key arrives, a paste is text, and leaving is in order."""
 
+import asyncio
 import os
 import pty
 import select
@@ -7,8 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
+from time import sleep
 
 import pytest
+from textual.app import App
+
+from headrace.app.tui.textual_overrides import driver
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60
@@ -124,3 +130,25 @@ def test_leaving_ends_the_waiting(keys: Keys) -> None:
     keys.rest()
     assert keys.process.returncode == 0
     assert b"\x1b[?1049l" in keys.drawn  # the terminal is as it was
+
+
+def test_nothing_wakes_up_while_no_key_is_pressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited, waits = select.select, list[float | None]()
+    ours, theirs = os.pipe()
+
+    async def made() -> driver.TerminalDriver:
+        return driver.TerminalDriver(App[None](), mouse=False)
+
+    reading = asyncio.run(made())
+    reading.fileno = ours
+    monkeypatch.setattr(driver, "_WATCHFUL_S", 0.0)
+    monkeypatch.setattr(select, "select", lambda *given: (waits.append(given[3]), waited(*given))[1])
+    thread = reading._key_thread = Thread(target=reading.run_input_thread)
+    thread.start()
+    while not waits:
+        sleep(0.001)
+    reading.disable_input()
+    assert not thread.is_alive()
+    assert waits[0] is None
+    os.close(ours)
+    os.close(theirs)

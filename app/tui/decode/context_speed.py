@@ -18,6 +18,7 @@ from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.section import Section
 from headrace.runtime.cost import StepCost
 
+_STEPS = 64  # of the measured bandwidth, of which one can be seen
 _FULL = 1.05  # the chart reaches this far above its highest value
 _AHEAD = 4  # the chart reaches this many times as far as the context has
 _LEAST_SPAN = 2048
@@ -30,17 +31,10 @@ class ContextSpeedSection(Section):
     TITLE = "tok/s by context"
 
     def news(self, metrics: LiveMetrics) -> object:
-        """A few more tokens move nothing that can be seen."""
-        history, model = metrics.history, metrics.model
-        achieved = history.gb_s
-        known = metrics.machine.measured_gb_s, model.name, model.context_limit
-        return (
-            id(metrics),
-            metrics.fill.tokens // BUCKET,
-            round(achieved, 1) if achieved else None,
-            known,
-            metrics.phase,
-        )
+        """A few more tokens move nothing that can be seen, nor does a bandwidth that is nearly the same."""
+        achieved, peak, model = metrics.history.gb_s, metrics.machine.measured_gb_s, metrics.model
+        share = round(achieved / peak * _STEPS) if achieved and peak else None
+        return id(metrics), metrics.fill.tokens // BUCKET, share, peak, model.name, model.context_limit, metrics.phase
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         cost, peak = metrics.model.cost, metrics.machine.measured_gb_s

@@ -1,14 +1,17 @@
 """Textual's driver for Unix terminals with another reading of the input.
 
 A paste stays text (see `paste`). Bytes that are no UTF-8 are replaced: textual's thread ends with an exception, and the
-keyboard with it. A terminal that is gone is not read over and over until somebody notices.
+keyboard with it. A terminal that is gone is not read over and over until somebody notices. While no key is pressed, the
+thread that reads does not wake up.
 """
 
 import os
 import select
+import time
 from codecs import getincrementaldecoder
 from typing import Any
 
+from textual.constants import ESCAPE_DELAY
 from textual.drivers.linux_driver import LinuxDriver
 
 from headrace.app.tui.textual_overrides.ground import QUESTION, GroundAnswer, can_be_asked
@@ -16,6 +19,7 @@ from headrace.app.tui.textual_overrides.paste import PasteParser
 
 _CHUNK = 1 << 12
 _LOOK_S = 0.1  # between looks for the end of an escape sequence, and for the end
+_WATCHFUL_S = ESCAPE_DELAY + 3 * _LOOK_S  # after the last byte: nothing is held back for longer
 
 
 class TerminalDriver(LinuxDriver):
@@ -24,20 +28,33 @@ class TerminalDriver(LinuxDriver):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._ground = GroundAnswer()
+        self._wake = os.pipe()  # ends a wait for keys
 
     def run_input_thread(self) -> None:
         """Pass on what is read, until `disable_input`."""
         parser, decode = PasteParser(self._debug, self._ground), getincrementaldecoder("utf-8")("replace").decode
+        watchful_until = time.monotonic() + _WATCHFUL_S
         while not self.exit_event.is_set():
-            if select.select([self.fileno], [], [], _LOOK_S)[0]:
+            limit = _LOOK_S if time.monotonic() < watchful_until else None
+            ready = select.select([self.fileno, self._wake[0]], [], [], limit)[0]
+            if self.fileno in ready:
+                watchful_until = time.monotonic() + _WATCHFUL_S
                 data = self._read()
                 if not data:  # the terminal is gone: `app.tui.hangup` sees to that
                     self.exit_event.wait(_LOOK_S)
                 if text := decode(data):
                     for event in parser.feed(text):
                         self.process_message(event)
+            elif ready:  # told to end, or about to be
+                self.exit_event.wait(_LOOK_S)
             for event in parser.tick():
                 self.process_message(event)
+
+    def disable_input(self) -> None:
+        """Ends the thread that reads, at once."""
+        os.write(self._wake[1], b"\0")
+        super().disable_input()  # type: ignore[no-untyped-call]  # of textual
+        os.read(self._wake[0], 1)
 
     def _read(self) -> bytes:
         try:

@@ -23,6 +23,7 @@ class RowStrips:
         self._plain: dict[int, tuple[Content, Strip]] = {}  # by line, where the thumb is elsewhere
         self._beside_thumb: dict[int, tuple[Strip, Strip]] = {}  # by line: without and with it
         self._thumb: Strip | None = None
+        self._blank: tuple[Strip, Strip] | None = None  # without and with the thumb
         self._ground: Color | None = None
 
     def clear(self) -> None:
@@ -30,11 +31,13 @@ class RowStrips:
         self._brush.clear()
         self._plain.clear()
         self._beside_thumb.clear()
-        self._thumb = None
+        self._thumb = self._blank = None
         self._ground = None
 
     def strip(self, line: int, row: Row, *, thumb: bool) -> Strip:
         """Row number `line`, as it goes to the terminal; `thumb` where the scroll bar's thumb shows."""
+        if row is BLANK:
+            return self.below(thumb=thumb)
         kept = self._plain.get(line)
         if kept is None or kept[0] is not row[0]:
             if len(self._plain) >= _KEPT:
@@ -58,9 +61,11 @@ class RowStrips:
         return self._text(row).apply_offsets(0, line)
 
     def below(self, *, thumb: bool) -> Strip:
-        """A line past the last row."""
-        text = self._finished(self._text(BLANK))
-        return self._with_thumb(text) if thumb else text
+        """An empty line, such as those past the last row."""
+        if self._blank is None:
+            blank = self._finished(self._text(BLANK))
+            self._blank = blank, self._with_thumb(blank)
+        return self._blank[thumb]
 
     def banner(self, text: str, *, thumb: bool) -> Strip:
         """A line that stands over the text, at the right."""
