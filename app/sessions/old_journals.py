@@ -37,13 +37,13 @@ def fold_old_journals(database: Database, folder: Path) -> None:
         with _held(path) as file:
             if file is None:
                 continue
-            head, _, said = os.pread(file, os.fstat(file).st_size, 0).partition(b"\0")[0].partition(b"\n")
-            if said:
+            head, _, text = os.pread(file, os.fstat(file).st_size, 0).partition(b"\0")[0].partition(b"\n")
+            if said := text.decode("utf-8", "ignore"):  # which may end in half a character, or be no more than that
                 try:
                     answer = _checked(Answer(**json.loads(head)))
                 except (ValueError, TypeError, RecursionError):  # no journal
                     continue
-                if not _complete(database, answer, said.decode("utf-8", "ignore")):  # may end in half a character
+                if not _complete(database, answer, said):
                     continue
             path.unlink(missing_ok=True)
     with suppress(OSError):  # one that is held, or that cannot be read

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace.app.sessions.database import Database, storable
@@ -125,6 +125,7 @@ class _Killed(BaseException):
 
 
 @settings(max_examples=60, deadline=None)
+@example(before=None, said=["\x80"], saved=0, kills=[], after=False, cut=1)
 @given(
     before=st.none() | st.just("It is"),
     said=pieces,
