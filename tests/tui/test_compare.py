@@ -105,6 +105,20 @@ def test_both_answer_what_is_typed_and_again(play) -> None:
     play(scenario)
 
 
+def test_an_answer_edited_by_hand_was_not_stopped(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("What turns?")
+        await it.write("/edit answer")
+        it.prompt.put("The mill.")
+        await it.press("enter")
+        await compared(it, "/compare temperature=1.2")
+        assert "The mill." in it.text()
+        assert "✎ edited by hand" in it.text()
+        assert "■ stopped" not in it.text()
+
+    play(scenario, scripted(A, B))
+
+
 def test_esc_stops_one_answer_after_the_other(play) -> None:
     engine = ScriptedEngine().script(Script(["word "] * 40, hold=20), Script(["wort "] * 40, hold=20))
 

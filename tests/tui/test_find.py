@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,3 +89,18 @@ def test_the_screen_is_drawn_anew(play) -> None:
         assert it.text() == before
 
     play(scenario)
+
+
+@pytest.mark.parametrize("how", ["ctrl+r", "ctrl+g"])
+def test_an_answer_that_was_asked_for_comes_into_view(play, how: str) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("question")
+        await it.press("ctrl+home")
+        assert not it.transcript.following
+        await it.press(how)
+        await it.idle()
+        assert it.transcript.following
+        assert "the end" in it.text()
+
+    lines = [f"line {n}\n\n" for n in range(60)]
+    play(scenario, ScriptedEngine(pieces_per_poll=60).script(Script([*lines, "half"]), Script([*lines, "the end"])))

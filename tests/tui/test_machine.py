@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from headrace.app.tui.decode.machine import MachineSection, crowd_text
 from headrace.app.tui.decode.machine_watch import LOOK_S, MachineWatch
 from headrace.app.tui.decode.metrics import LiveMetrics
+from headrace.app.tui.screens.compare_screen import CompareScreen
 from headrace.runtime.machine.load import Load
 from headrace.runtime.machine.sensors import Readings
 from tests.tui.conftest import Driver
@@ -77,6 +78,19 @@ def test_the_chat_says_in_plain_words_that_others_take_the_machine(play) -> None
         await it.until(lambda: "come slower" not in it.text())
 
     play(scenario, size=(90, 24))
+
+
+def test_so_does_a_comparison_whose_figures_suffer(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("hello")
+        await it.write("/compare temperature=1.2")
+        await it.until(lambda: isinstance(it.app.screen, CompareScreen))
+        it.app._watch = Watch([CROWDED, CROWDED])
+        await it.until(lambda: "answers come slower: others take 0.9 of 2 CPUs" in it.text())
+        it.app._watch = Watch([QUIET])
+        await it.until(lambda: "come slower" not in it.text())
+
+    play(scenario)
 
 
 def test_looks_are_made_every_two_seconds_once_there_is_a_model() -> None:

@@ -34,6 +34,19 @@ def test_what_is_sent_while_an_answer_is_written_is_asked_after_it(play) -> None
     play(scenario, ScriptedEngine().script(Script(["fir", "st"], hold=1), Script(["second"]), Script(["third"])))
 
 
+def test_the_hint_below_what_waits_takes_one_line(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.write("one")
+        await it.until(lambda: it.app.conversation.phase == "answering")
+        await it.write("two")
+        lines = it.text().splitlines()
+        hint = next(n for n, line in enumerate(lines) if "asked when this answer has ended" in line)
+        assert lines[hint].rstrip(" ▐").endswith("…")
+        assert "╭─" in lines[hint + 1]
+
+    play(scenario, ScriptedEngine().script(Script(["fir", "st"], hold=1)), size=(60, 20))
+
+
 @pytest.mark.parametrize("end", ["stop", "die", "another session"])
 def test_what_waits_goes_back_into_the_input_where_the_answer_does_not_end_by_itself(play, end: str) -> None:
     async def scenario(it: Driver) -> None:

@@ -47,6 +47,26 @@ def test_the_tokens_of_what_is_typed_stand_below_it(play) -> None:
     play(scenario)
 
 
+def test_what_was_counted_is_not_said_of_another_text(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("hello")
+        await typed(it, "why?")
+        counted(it, 31)
+        await it.until(lambda: "21 of 438 tokens" in it.text())
+        await it.write("/edit answer")
+        assert it.prompt.text == "Hello, world."
+        assert "of 438 tokens" not in it.text()
+        await it.press("escape")
+        await typed(it, "")
+        it.engine._backlog.append(DraftCounted(it.engine.ahead[-1].id, 10, 448))  # of the conversation alone
+        await it.pilot.pause(0.05)
+        it.prompt.put("and?")
+        await it.pilot.pause(0.05)
+        assert "0 of 448 tokens" not in it.text()
+
+    play(scenario)
+
+
 def test_tokens_are_counted_while_keys_come_and_the_last_count_stays(play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading_ahead, "_PAUSE_S", 1000.0)  # there never is one
     monkeypatch.setattr(reading_ahead, "_COUNT_S", 0.01)

@@ -54,6 +54,19 @@ def test_a_branch_is_gone_to_and_removed(play) -> None:
     play(scenario, ScriptedEngine().script(Script(["a"]), Script(["c"]), Script(["b"])))
 
 
+def test_a_message_is_a_line_of_the_tree_however_long_it_is(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("word " * 200)
+        await it.write("/tree")
+        await it.until(lambda: isinstance(it.app.screen, TreeScreen))
+        lines = it.text().splitlines()
+        first = next(n for n, line in enumerate(lines) if "❯ word" in line)
+        assert "…" in lines[first]
+        assert "◆ Hello" in lines[first + 1]
+
+    play(scenario, size=(80, 24))
+
+
 def test_a_message_is_deleted_only_when_that_was_confirmed(play, home: Path) -> None:
     async def scenario(it: Driver) -> None:
         await it.write("/delete")

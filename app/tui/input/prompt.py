@@ -136,7 +136,8 @@ class Prompt(Area):
 
     def tell_size(self, draft: DraftCounted | None) -> None:
         """Below the text, while there is any: the tokens it has, as last counted, and how many there is room for."""
-        size = f"{draft.message:,} of {draft.room:,} tokens" if draft is not None and self.text.strip() else ""
+        counted = draft is not None and draft.message and self.text.strip()  # 0: of what stood there before
+        size = f"{draft.message:,} of {draft.room:,} tokens" if draft is not None and counted else ""
         too_long = draft is not None and bool(size) and draft.tokens > draft.longest
         size = f"▲ {size}: too long" if too_long else size
         if str(self.border_subtitle or "") != size:

@@ -39,8 +39,7 @@ class ChatActions(TakeOut):
             self.queue.add(message_text(text))
         else:
             self._conversation.send(message_text(text))
-        screen.sync([])
-        screen.transcript.to_end()
+        self._show_answer()
 
     def do_file(self, path: str) -> None:
         """A file that can be attached stays in the input, with a line below it for the message."""
@@ -78,6 +77,7 @@ class ChatActions(TakeOut):
 
     def do_regen(self, _: str) -> None:
         self._conversation.regenerate()
+        self._show_answer()
 
     def do_again(self, count: str) -> None:
         """So many answers to the last question side by side, of which one is taken."""
@@ -89,6 +89,12 @@ class ChatActions(TakeOut):
 
     def do_continue(self, _: str) -> None:
         self._conversation.continue_answer()
+        self._show_answer()
+
+    def _show_answer(self) -> None:
+        """Wherever the conversation was scrolled to."""
+        self._screen.sync([])
+        self._screen.transcript.to_end()
 
     def do_compare(self, other: str) -> None:
         """The same question to this session's setup and to another; alone: choose which."""
@@ -183,8 +189,9 @@ class ChatActions(TakeOut):
             self._remove(message)
         elif action == "regenerate":
             conversation.regenerate(message.id)
+            self._show_answer()
         elif action == "continue":
-            conversation.continue_answer()
+            self.do_continue("")
         elif action in ("branch_back", "branch_on"):
             conversation.switch_branch(message.id, -1 if action == "branch_back" else 1)
 

@@ -113,7 +113,7 @@ class ChatScreen(ChatKeys):
         if not self.actions.queue.send_next(conversation):
             self.actions.return_queue()
         self._name_prompt()
-        self.prompt.tell_size(conversation.draft.counted)
+        self.prompt.tell_size(conversation.draft.counted if self.editing is None else None)
         self.query_one(Chips).show(conversation.draft if self.prompt.text else None)
         limit = conversation.context_limit
         state = (

@@ -195,5 +195,7 @@ class ComparePane(Vertical):
             return f"✗ {sanitise(side.notice)}", "$text-error"
         if side.answer is None:
             return "nothing asked yet" if not side.messages else "no answer", "$quiet"
+        if side.answer.finish_reason is None and not side.answer.partial:
+            return "✎ edited by hand", "$quiet"
         ends = {"stop": "✓ done", "length": "▲ limit reached", "died": "✗ the engine died"}
         return ends.get(side.answer.finish_reason or "", "■ stopped"), "$quiet"

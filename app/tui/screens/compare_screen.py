@@ -15,6 +15,7 @@ from textual.content import Content
 from textual.widgets import Static
 
 from headrace.app.tui.chat_app import ChatApp
+from headrace.app.tui.decode.machine import crowd_text
 from headrace.app.tui.input.commands import message_text, parse_command
 from headrace.app.tui.input.completion import CompletionMenu
 from headrace.app.tui.input.prompt import Prompt
@@ -69,6 +70,7 @@ class CompareScreen(FrugalScreen):
         self._in_front = self.panes[0]  # this one,
         self._chosen = False  # as the user wants it; else the one that answers
         self._busy: object = None
+        self._titled = ""  # the input's frame
         self._told = "", 0  # what the notice says, cut for which width
 
     def compose(self) -> ComposeResult:
@@ -85,7 +87,6 @@ class CompareScreen(FrugalScreen):
         asked = (message.content for message in self.headrace.conversation.messages if message.role == "user")
         self.prompt.remember(list(asked))
         self.prompt.focus()
-        self.prompt.border_title = Content("the same question to both")
         self.prompt.placeholder = "a question: A answers, then B"
         for pane in self.panes:
             pane.transcript.show_thinking = self.headrace.settings.chat.show_thinking
@@ -127,6 +128,11 @@ class CompareScreen(FrugalScreen):
         line = Content.assemble((said[:9], "bold $text-primary"), (said[9:], "$quiet")).truncate(width, ellipsis=True)
         if str(head.render()) != line.plain:
             head.update(line)
+        crowd = self.headrace.metrics.crowd
+        title = " · ".join(filter(None, ["the same question to both", crowd_text(crowd) if crowd else ""]))
+        if title != self._titled:
+            self._titled = title
+            self.prompt.border_title = Content(title)
         text = " · ".join(filter(None, [comparison.notice, *self._refusals()]))
         if (text, width) != self._told:
             self._told = text, width

@@ -57,6 +57,7 @@ class Waiting(Static):
         if len(lines) > _QUEUE_LINES:
             lines[_QUEUE_LINES - 1 :] = [Content(f"⧗ and {len(lines) - _QUEUE_LINES + 1} more")]
         hint = Content.styled("asked when this answer has ended; /queue takes them back", "$quiet")
+        hint = hint.truncate(width, ellipsis=True)
         self.update(Content("\n").join([*lines, hint]) if lines else "")
 
 

@@ -18,7 +18,7 @@ from headrace.app.tui.chat_app import ChatApp
 from headrace.app.tui.screens.dialogs import Choose, fit_list
 from headrace.runtime.errors import HeadraceError
 
-_LONGEST = 200  # characters of a message that are looked at for its line
+_LONGEST = 400  # characters of a message that are looked at for its line, which is no longer than the screen is wide
 _DEEPEST = 24  # cells that forks may take
 
 
