@@ -53,7 +53,7 @@ class TerminalDriver(LinuxDriver):
     def disable_input(self) -> None:
         """Ends the thread that reads, at once."""
         os.write(self._wake[1], b"\0")
-        super().disable_input()  # type: ignore[no-untyped-call]  # of textual
+        super().disable_input()
         os.read(self._wake[0], 1)
 
     def _read(self) -> bytes:
