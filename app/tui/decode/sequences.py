@@ -5,12 +5,20 @@ from collections.abc import Sequence
 from textual.content import Content
 
 from headrace.app.answer_phrases import rate_digits
-from headrace.app.tui.decode.batch_metrics import OVER, Row
+from headrace.app.tui.decode.batch_metrics import OVER, Row, RowPhase
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.section import Section
 
-_COLUMNS = (("", 3), ("phase", 11), ("tokens", 8), ("tok/s", 8), ("p50 ms", 8), ("p95 ms", 8), ("max", 8))
-_MARKS = {"decode": "●", "prefill": "◌", "waiting": "…", "preempted": "⧗", "done": "✓", "stopped": "■", "failed": "✗"}
+_COLUMNS = (("", 3), ("phase", 10), ("tokens", 7), ("tok/s", 7), ("p50 ms", 7), ("p95 ms", 7), ("max", 7))
+_WORDS: dict[RowPhase, str] = {
+    "waiting": "… waiting",
+    "prefill": "◌ prefill",
+    "decode": "● decode",
+    "preempted": "⧗ paused",
+    "done": "✓ done",
+    "stopped": "■ stopped",
+    "failed": "✗ failed",
+}
 
 
 class SequencesSection(Section):
@@ -38,8 +46,9 @@ class SequencesSection(Section):
 def _line(row: Row, shown: int) -> Content:
     itl = row.itl
     figures = [_milliseconds(value) for value in (itl.p50, itl.p95, itl.max)] if itl else ["–"] * 3
-    tokens = f"{row.prefill_done}/{row.prefill_total}" if row.phase == "prefill" else f"{row.tokens:,}"
-    cells = [f"{row.number}", f"{_MARKS[row.phase]} {row.phase}", tokens, rate_digits(row.tokens_per_second), *figures]
+    read = f"{row.prefill_done / row.prefill_total:.0%}" if row.prefill_total else ""
+    said = read if row.phase == "prefill" else f"{row.tokens:,}"
+    cells = [f"{row.number}", _WORDS[row.phase], said, rate_digits(row.tokens_per_second), *figures]
     text = "".join(
         f"{cell:<{room}}" if n < 2 else f"{cell:>{room}}"
         for n, (cell, (_, room)) in enumerate(zip(cells[:shown], _COLUMNS, strict=False))
