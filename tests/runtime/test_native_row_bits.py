@@ -1,4 +1,4 @@
-"""Row invariance: what attention makes of a row has the same bits whatever is beside it and however that is shared out.
+"""Row invariance: what attention and products make of a row has the same bits whatever is beside it, however shared out.
 
 A prompt is cut into random chunks, decode rows are taken together and one by one, on one, two and three threads, on
 every instruction set of this machine: outputs and cache entries are compared as bytes.
@@ -7,12 +7,14 @@ every instruction set of this machine: outputs and cache entries are compared as
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import accumulate
 
 import mlx.core as mx
 import pytest
 
-from headrace.runtime.ops import AttentionSpec, Phase, Rope, native
-from tests.kernels import INSTRUCTION_SETS, on_instruction_set
+from headrace.runtime.cost import FLOAT_MODES
+from headrace.runtime.ops import AttentionSpec, Ops, Phase, Rope, Weight, native
+from tests.kernels import INSTRUCTION_SETS, Exact, name_of, on_instruction_set
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 
@@ -86,3 +88,33 @@ def test_decode_rows_have_the_same_bits_together_and_one_by_one(name: str, dtype
         native.set_threads(threads)
         runs: list[tuple[int, Phase]] = [(length, "decode") for length in range(1, 17)]  # 136 in all
         assert appended(spec, qkv, [*prompt, *runs], dtype) == expected
+
+
+FORMATS = ["f16", "bf16", "f32", *(f"{bits} bits" for bits in (2, 3, 4, 5, 6, 8)), "mxfp4", "nvfp4", "mxfp8"]
+
+
+def matrix(name: str, rows: int, columns: int) -> Weight:
+    values = 0.1 * mx.random.normal((rows, columns), key=mx.random.key(5))
+    floats = {"f16": mx.float16, "bf16": mx.bfloat16, "f32": mx.float32}
+    if name in floats:
+        return Weight(values.astype(floats[name]))
+    if name in FLOAT_MODES:
+        bits, group = FLOAT_MODES[name]
+        data, scales = mx.quantize(values, group_size=group, bits=bits, mode=name)
+        return Weight(data, scales, None, bits, group, mode=name)
+    data, scales, biases = mx.quantize(values, group_size=32, bits=int(name[0]))
+    return Weight(data, scales, biases, int(name[0]), 32)
+
+
+@pytest.mark.parametrize("ops", [native, Exact()], ids=name_of)
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_row_of_a_product_has_the_same_bits_beside_any_others(name: str, ops: Ops) -> None:
+    w = ops.prepare(matrix(name, 150, 1600), mx.float32)
+    x = 3 * mx.random.normal((1, 40, 1600), key=mx.random.key(6))
+    native.set_threads(1)
+    expected = mx.concatenate([ops.linear(x[:, row : row + 1], w) for row in range(40)], axis=1)
+    for threads, counts in ((1, [40]), (2, [2, 3, 4, 5, 6, 7, 8, 5]), (3, [9, 1, 17, 13])):
+        native.set_threads(threads)
+        ends = list(accumulate(counts))
+        found = [ops.linear(x[:, end - count : end], w) for count, end in zip(counts, ends, strict=True)]
+        assert mx.array_equal(mx.concatenate(found, axis=1), expected)

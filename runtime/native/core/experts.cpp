@@ -254,27 +254,16 @@ void run_down(Pool& pool, const Kernels& kernels, const ExpertsCall& call, const
   });
 }
 
-// The router's logits (M, X). A choice is not to depend on the tokens beside it, so that one by one floats are multiplied here.
+// The router's logits (M, X).
 void run_router(Pool& pool, const Kernels& kernels, const ExpertsCall& call, const float* x, int64_t rows, float* logits) {
-  const Matrix& w = call.router;
-  if (rows == 1 || w.rounds()) {
-    LinearCall router;
-    router.x = x;
-    router.rows = rows;
-    router.norm = call.norm;
-    router.eps = call.eps;
-    router.w = w;
-    router.out = logits;
-    return run_linear(pool, kernels, router);
-  }
-  const Prepared prepared = prepare(pool, kernels, w, x, rows, call.norm, call.eps, Slot::shared_rows);
-  pool.run(rows, [&](Tasks& tasks) {
-    while (tasks.next()) {
-      float* to = logits + tasks.index() * w.n;
-      kernels.matvec(w, prepared.rows + tasks.index() * prepared.stride, 0, w.n, to);
-      add_bias(w, 0, w.n, to);
-    }
-  });
+  LinearCall router;
+  router.x = x;
+  router.rows = rows;
+  router.norm = call.norm;
+  router.eps = call.eps;
+  router.w = call.router;
+  router.out = logits;
+  run_linear(pool, kernels, router);
 }
 
 void run_some(Pool& pool, const Kernels& kernels, const ExpertsCall& call, const float* x, int64_t rows, float* out) {

@@ -111,7 +111,6 @@ constexpr float kLowest = -1e37f;     // lower than any score: what has seen not
 constexpr int64_t kScorePad = 16;     // score rows are padded to a multiple of this
 constexpr int64_t kMaxQueries = 4;    // queries that attend_chunks takes at once
 constexpr int64_t kAttendChunk = 128;  // entries of a chunk
-constexpr int64_t kMaxBatch = 8;      // activation rows that matbatch takes at once
 constexpr int64_t kBand = 32;         // rows of weights that are interleaved together
 constexpr int64_t kRoundedEntries = 64;  // cache entries in an EntryBlock
 constexpr int64_t kMaxRoundedRows = 48;  // queries in a QueryRows, at most
@@ -126,8 +125,7 @@ struct Kernels {
   // out = x * rsqrt(mean(x^2) + eps) * weight, over k values; x and out may be the same.
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t k, float* out);
 
-  // One activation row in the order a matrix's kernels want it: values, then per-group sums. prepared_size is
-  // a multiple of 16 floats.
+  // One activation row in the order a matrix's kernels want it. prepared_size is a multiple of 16 floats.
   int64_t (*prepared_size)(const Matrix& w);
   void (*prepare)(const Matrix& w, const float* x, float* prepared);
 
@@ -136,13 +134,12 @@ struct Kernels {
   void (*multiply)(const Matrix& w, const float* prepared, int64_t stride, int64_t batch, int64_t row, int64_t rows,
                    float* y, int64_t ldy, const Upcoming& next);
 
-  // The same for one row, y[0, rows), and for up to kMaxBatch, for a matrix that does not.
-  void (*matvec)(const Matrix& w, const float* prepared, int64_t row, int64_t rows, float* y);
-  void (*matbatch)(const Matrix& w, const float* prepared, int64_t stride, int64_t batch, int64_t row,
-                   int64_t rows, float* y, int64_t ldy);
+  // The same for a matrix that does not.
+  void (*multiply_floats)(const Matrix& w, const float* prepared, int64_t stride, int64_t batch, int64_t row,
+                          int64_t rows, float* y, int64_t ldy);
 
-  // panel_out[k - k0][column + r] = w[row + r][k] for k in [k0, k0 + kc); kc <= kPanelDepth, k0 a multiple of it.
-  // Columns are written in whole vectors, with zeros beyond `rows`.
+  // panel_out[k - k0][column + r] = w[row + r][k] for k in [k0, k0 + kc), of a matrix of plain numbers; kc <= kPanelDepth,
+  // k0 a multiple of it. Columns are written in whole vectors, with zeros beyond `rows`.
   void (*unpack_panel)(const Matrix& w, int64_t row, int64_t rows, int64_t k0, int64_t kc, int64_t column,
                        float* panel_out);
 

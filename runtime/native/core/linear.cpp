@@ -10,13 +10,9 @@
 namespace headrace {
 namespace {
 
-constexpr int64_t kBatchRows = 16;      // more activation rows than this, in floats: panels
 constexpr int64_t kNearRows = 8;        // prepared activation rows that fit a first-level cache
 constexpr int64_t kTaskBytes = 1 << 15; // weight bytes worth handing to another thread
 constexpr int64_t kTasksPerThread = 4;
-constexpr int64_t kMaxTileRows = 512;   // activation rows that share one unpacked panel
-
-int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 // Rows of output per task: about kTasksPerThread tasks a thread, none much smaller than kTaskBytes of weights, and of what that
 // leaves the size that shares the rows most evenly.
@@ -124,52 +120,6 @@ void run_columns(Pool& pool, const Kernels& kernels, const LinearCall& call) {
   });
 }
 
-// Many rows in floats: tasks are tiles of a panel's columns by up to kMaxTileRows activation rows.
-void run_panels(Pool& pool, const Kernels& kernels, const LinearCall& call) {
-  const Matrix& w = call.w;
-  const bool gated = call.act != Act::none;
-  const int64_t width = gated ? w.n / 2 : w.n;
-  const int64_t panel = kernels.panel;
-  const int64_t columns = gated ? panel / 2 : panel;  // of the output, per tile
-
-  const float* x = call.x;
-  if (call.norm != nullptr) {
-    float* normed = scratch(Slot::shared_rows, call.rows * w.k);
-    run_rms_norm(pool, kernels, call.x, call.rows, w.k, call.norm, call.eps, normed);
-    x = normed;
-  }
-  const int64_t across = ceil_div(width, columns);
-  // Split the rows too where that is needed to keep all threads busy to the end.
-  int64_t tile_rows = kMaxTileRows;
-  while (tile_rows > 96 && across * ceil_div(call.rows, tile_rows) < kTasksPerThread * pool.threads()) {
-    tile_rows /= 2;
-  }
-  tile_rows = round_up(std::min(tile_rows, call.rows), 6);
-  const int64_t down = ceil_div(call.rows, tile_rows);
-
-  pool.run(across * down, [&](Tasks& tasks) {
-    if (!tasks.next()) return;
-    float* weights = scratch(Slot::panel, kPanelDepth * panel);
-    float* tile = scratch(Slot::tile, tile_rows * panel);
-    do {
-      const int64_t at = tasks.index() / down * columns;
-      const int64_t n = std::min(columns, width - at);
-      const int64_t m0 = tasks.index() % down * tile_rows;
-      const int64_t rows = std::min(tile_rows, call.rows - m0);
-      for (int64_t k = 0; k < w.k; k += kPanelDepth) {
-        const int64_t kc = std::min(kPanelDepth, w.k - k);
-        kernels.unpack_panel(w, at, n, k, kc, 0, weights);
-        if (gated) kernels.unpack_panel(w, width + at, n, k, kc, columns, weights);
-        kernels.gemm(x + m0 * w.k + k, w.k, weights, tile, panel, rows, kc, k != 0);
-      }
-      for (int64_t m = 0; m < rows; ++m) {
-        float* product = tile + m * panel;
-        finish(kernels, call, m0 + m, at, n, product, gated ? product + columns : nullptr);
-      }
-    } while (tasks.next());
-  });
-}
-
 }  // namespace
 
 Upcoming first_of(const Pool& pool, const LinearCall* next, int number) {
@@ -181,11 +131,7 @@ Upcoming first_of(const Pool& pool, const LinearCall* next, int number) {
 void run_linear(Pool& pool, const Kernels& kernels, const LinearCall& call) {
   if (call.rows <= 0 || call.w.n <= 0) return;
   pool.label(Work::weights);
-  if (call.rows <= kBatchRows || call.w.rounds()) {
-    run_columns(pool, kernels, call);
-  } else {
-    run_panels(pool, kernels, call);
-  }
+  run_columns(pool, kernels, call);
 }
 
 void run_rms_norm(Pool& pool, const Kernels& kernels, const float* x, int64_t rows, int64_t k, const float* norm,

@@ -1,7 +1,6 @@
 // Projections: out = epilogue(norm(x) @ w.T), split among threads.
 //
-// One row streams the weights (decode). Several share them: as many as come where the matrix rounds() activations, up to
-// kBatchRows in floats; more floats multiply cache-sized panels (prefill).
+// One row streams the weights (decode); several share them. What a row comes to does not depend on the others.
 #pragma once
 
 #include "kernels.h"

@@ -1,26 +1,22 @@
-// Prefill's matrix product: panels of dequantized weights, k-major, and a register-blocked tile over them.
+// Attention's matrix products in floats: panels of stored keys or values, and a register-blocked tile over them.
 #pragma once
 
-#include "matbatch.h"
+#include "unpack.h"
 
 namespace headrace::HEADRACE_ISA {
 
 constexpr int kPanel = kPanelVectors * W;
 
-// W rows of the panel's columns: dequantize each row into `rows_of_k`, then turn W x W squares. Values leave in the
-// row's own order, so that activations need no rearranging.
-template <class F>
+// W rows of the panel's columns: each as floats into `rows_of_k`, then W x W squares of them turned.
+template <Type T>
 inline void unpack_columns(const Matrix& w, int64_t row, int64_t rows, int64_t k0, int64_t kc, float* out) {
   alignas(64) float rows_of_k[W][kPanelDepth];
-  const Groups<F> groups(w);
-  const int64_t vectors = ceil_div(kc, F::kBlock) * F::kSteps;
+  const Groups<Plain<T>> groups(w);
+  const int64_t vectors = ceil_div(kc, W);
   for (int64_t r = 0; r < W; ++r) {
     float* to = rows_of_k[r];
     if (r < rows) {
-      const int64_t first_block = k0 / F::kBlock;
-      TileReader<F, 1>(w, groups, row + r).walk(k0, k0 + kc, [&](int64_t b, int step, const vf(&v)[1]) {
-        store(to + ((b - first_block) * F::kSteps + step) * W, v[0]);
-      });
+      unpack_row<Plain<T>>(w, groups, row + r, k0, k0 + kc, to);
     } else {
       for (int64_t i = 0; i < vectors; ++i) store(to + i * W, zero());
     }
@@ -29,9 +25,8 @@ inline void unpack_columns(const Matrix& w, int64_t row, int64_t rows, int64_t k
     vf square[W];
     for (int r = 0; r < W; ++r) square[r] = load(rows_of_k[r] + i * W);
     transpose(square);
-    const int64_t base = i / F::kSteps * F::kBlock;
     for (int lane = 0; lane < W; ++lane) {
-      const int64_t k = base + F::source(static_cast<int>(i % F::kSteps), lane);
+      const int64_t k = i * W + lane;
       if (k < kc) store(out + k * kPanel, square[lane]);
     }
   }
@@ -39,11 +34,16 @@ inline void unpack_columns(const Matrix& w, int64_t row, int64_t rows, int64_t k
 
 inline void unpack_panel(const Matrix& w, int64_t row, int64_t rows, int64_t k0, int64_t kc, int64_t column,
                          float* out) {
-  with_format(w, [&](auto format) {
-    for (int64_t r = 0; r < rows; r += W) {
-      unpack_columns<decltype(format)>(w, row + r, rows - r, k0, kc, out + column + r);
+  for (int64_t r = 0; r < rows; r += W) {
+    float* to = out + column + r;
+    if (w.type == Type::f16) {
+      unpack_columns<Type::f16>(w, row + r, rows - r, k0, kc, to);
+    } else if (w.type == Type::bf16) {
+      unpack_columns<Type::bf16>(w, row + r, rows - r, k0, kc, to);
+    } else {
+      unpack_columns<Type::f32>(w, row + r, rows - r, k0, kc, to);
     }
-  });
+  }
 }
 
 template <int M>

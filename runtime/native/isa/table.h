@@ -5,9 +5,8 @@
 #include "attention.h"
 #include "bands.h"
 #include "elementwise.h"
+#include "floats.h"
 #include "gemm.h"
-#include "matbatch.h"
-#include "matvec.h"
 #include "prepare.h"
 #include "sample.h"
 
@@ -22,8 +21,7 @@ static constexpr Kernels kTable = {
     .prepared_size = prepared_size,
     .prepare = prepare,
     .multiply = multiply,
-    .matvec = matvec,
-    .matbatch = matbatch,
+    .multiply_floats = multiply_floats,
     .unpack_panel = unpack_panel,
     .gemm = gemm,
     .gated = gated,

@@ -1,0 +1,139 @@
+// Activation rows times a matrix, in floats; in integers, for a matrix that rounds(), in bands.h.
+//
+// What a row comes to does not depend on the rows beside it: k is walked in slabs; a slab's products are summed per lane,
+// in order, then the lanes, and the slabs' sums are added in order. One row streams the weights; for more, a few rows of
+// weights at a time go through the first-level cache, where they meet all of them.
+#pragma once
+
+#include "unpack.h"
+
+namespace headrace::HEADRACE_ISA {
+
+constexpr int64_t kSlab = 768;  // values of k, whole blocks and groups of every format
+constexpr int64_t kUnpacked = 8;  // rows of weights that a slab is unpacked of: half a first-level cache
+constexpr int kTogether = kPanelVectors == 4 ? 6 : 2;  // activation rows whose sums fit the registers, with four of weights
+
+// y[m * ldy + r * apart] (+)= the sum of acc[m][r].
+template <int M, int R>
+[[gnu::always_inline]] inline void add_sums(const vf (&acc)[M][R], bool add_to, float* y, int64_t ldy, int64_t apart) {
+  for (int m = 0; m < M; ++m) {
+    alignas(16) float out[4];
+    const vf* a = acc[m];
+    store_sums4(out, a[0], a[R > 1 ? 1 : 0], a[R > 2 ? 2 : 0], a[R > 3 ? 3 : 0]);
+    float* to = y + m * ldy;
+    if (add_to) {
+      for (int r = 0; r < R; ++r) out[r] += to[r * apart];
+    }
+    for (int r = 0; r < R; ++r) to[r * apart] = out[r];
+  }
+}
+
+// acc[m][r] += x[m] . v[r] for one vector of k.
+template <int M, int R>
+[[gnu::always_inline]] inline void meet(const float* x, int64_t stride, const vf (&v)[R], vf (&acc)[M][R]) {
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+    const vf xs = load(x + m * stride);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) acc[m][r] = fma(v[r], xs, acc[m][r]);
+  }
+}
+
+template <int M, int R>
+[[gnu::always_inline]] inline void clear(vf (&acc)[M][R]) {
+  for (int m = 0; m < M; ++m) {
+    for (int r = 0; r < R; ++r) acc[m][r] = zero();
+  }
+}
+
+// One row of activations, R rows of weights that lie `apart`: each is a stream of its own that the processor's prefetcher
+// can follow. (Four neighbouring rows, taken a block each in turn, arrive at half the speed.)
+template <class F, int R>
+inline void stream_rows(const Matrix& w, const Groups<F>& groups, const float* x, int64_t row, int64_t apart, float* y) {
+  const RowReader<F, R, true> reader(w, groups, row, apart);
+  for (int64_t k = 0; k < w.k; k += kSlab) {
+    vf acc[1][R];
+    clear(acc);
+    reader.walk(k, w.k - k < kSlab ? w.k : k + kSlab, [&](int64_t b, int step, const vf(&v)[R]) __attribute__((always_inline)) {
+      meet(x + (b * F::kSteps + step) * W, 0, v, acc);
+    });
+    add_sums(acc, k != 0, y, 0, apart);
+  }
+}
+
+// M rows of activations and R of unpacked weights, over `vectors` of a slab.
+template <int M, int R>
+inline void tile(const float* x, int64_t stride, const float* weights, int64_t vectors, bool add_to, float* y,
+                      int64_t ldy) {
+  vf acc[M][R];
+  clear(acc);
+  for (int64_t i = 0; i < vectors; ++i) {
+    vf v[R];
+    for (int r = 0; r < R; ++r) v[r] = load(weights + r * kSlab + i * W);
+    meet(x + i * W, stride, v, acc);
+  }
+  add_sums(acc, add_to, y, ldy, 1);
+}
+
+// M rows of activations and all of the unpacked weights.
+template <int M>
+inline void tiles_of(const float* x, int64_t stride, const float* weights, int64_t rows, int64_t vectors, bool add_to,
+                     float* y, int64_t ldy) {
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) tile<M, 4>(x, stride, weights + r * kSlab, vectors, add_to, y + r, ldy);
+  for (; r < rows; ++r) tile<M, 1>(x, stride, weights + r * kSlab, vectors, add_to, y + r, ldy);
+}
+
+inline void tiles(const float* x, int64_t stride, int64_t batch, const float* weights, int64_t rows, int64_t vectors,
+                  bool add_to, float* y, int64_t ldy) {
+  switch (batch) {
+    case 1: return tiles_of<1>(x, stride, weights, rows, vectors, add_to, y, ldy);
+    case 2: return tiles_of<2>(x, stride, weights, rows, vectors, add_to, y, ldy);
+    case 3: return tiles_of<3>(x, stride, weights, rows, vectors, add_to, y, ldy);
+    case 4: return tiles_of<4>(x, stride, weights, rows, vectors, add_to, y, ldy);
+    case 5: return tiles_of<5>(x, stride, weights, rows, vectors, add_to, y, ldy);
+    default: return tiles_of<6>(x, stride, weights, rows, vectors, add_to, y, ldy);
+  }
+}
+
+template <class F>
+inline void multiply_one(const Matrix& w, const float* x, int64_t first, int64_t rows, float* y) {
+  const Groups<F> groups(w);
+  const int64_t apart = rows / 4;
+  for (int64_t row = 0; row < apart; ++row) stream_rows<F, 4>(w, groups, x, first + row, apart, y + row);
+  for (int64_t row = 4 * apart; row < rows; ++row) stream_rows<F, 1>(w, groups, x, first + row, 0, y + row);
+}
+
+template <class F>
+inline void multiply_several(const Matrix& w, const float* x, int64_t stride, int64_t batch, int64_t first, int64_t rows,
+                             float* y, int64_t ldy) {
+  alignas(64) float weights[kUnpacked * kSlab];
+  const Groups<F> groups(w);
+  for (int64_t k = 0; k < w.k; k += kSlab) {
+    const int64_t end = w.k - k < kSlab ? w.k : k + kSlab;
+    const int64_t vectors = ceil_div(end - k, F::kBlock) * F::kSteps;
+    const float* here = x + k;  // a slab is a whole number of blocks: its vectors begin where its values do
+    for (int64_t r = 0; r < rows; r += kUnpacked) {
+      const int64_t n = rows - r < kUnpacked ? rows - r : kUnpacked;
+      for (int64_t i = 0; i < n; ++i) unpack_row<F>(w, groups, first + r + i, k, end, weights + i * kSlab);
+      for (int64_t m = 0; m < batch; m += kTogether) {
+        const int64_t together = batch - m < kTogether ? batch - m : kTogether;
+        tiles(here + m * stride, stride, together, weights, n, vectors, k != 0, y + m * ldy + r, ldy);
+      }
+    }
+  }
+}
+
+inline void multiply_floats(const Matrix& w, const float* x, int64_t stride, int64_t batch, int64_t row, int64_t rows,
+                            float* y, int64_t ldy) {
+  with_format(w, [&](auto format) {
+    using F = decltype(format);
+    if (batch == 1) {
+      multiply_one<F>(w, x, row, rows, y);
+    } else {
+      multiply_several<F>(w, x, stride, batch, row, rows, y, ldy);
+    }
+  });
+}
+
+}  // namespace headrace::HEADRACE_ISA
