@@ -1,4 +1,4 @@
-"""Row invariance: what attention and products make of a row has the same bits whatever is beside it, however shared out.
+"""Row invariance: what is made of a row has the same bits whatever is beside it and however the work is shared out.
 
 A prompt is cut into random chunks, decode rows are taken together and one by one, on one, two and three threads, on
 every instruction set of this machine: outputs and cache entries are compared as bytes.
