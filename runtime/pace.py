@@ -6,8 +6,9 @@ STRETCH times what the decoding alone takes: those sequences keep flowing, and t
 
 from headrace.runtime.prefill import ChunkSizer
 
-STRETCH = 2.2
+STRETCH = 2.4
 SMALLEST = 8  # tokens: fewer make a pass hardly shorter
+STEP = 2  # tokens that a budget grows by: on a slow machine hardly more than SMALLEST fit into a pass
 _NEW = 0.2  # the weight of a new measurement
 
 
@@ -26,7 +27,7 @@ class Pace:
         if self._step_s is None or self._token_s is None:
             return SMALLEST
         affordable = int((STRETCH - 1) * self._step_s / max(self._token_s, 1e-9))
-        return max(SMALLEST, min(self.alone.size, affordable // SMALLEST * SMALLEST))
+        return max(SMALLEST, min(self.alone.size, affordable // STEP * STEP))
 
     def took(self, rows: int, fed: int, seconds: float) -> None:
         """So long for a pass of `rows` decoding sequences and `fed` tokens of prompts."""
