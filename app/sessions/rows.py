@@ -183,7 +183,7 @@ def _settings(value: Any) -> dict[str, Any]:
 def _is_setting(name: str, value: Any) -> bool:
     if value is None:
         return _is_text(name)
-    if name == "stop":
+    if name == "stop" or (name == "logit_bias" and isinstance(value, list)):  # "ID=BIAS", as it was given
         return isinstance(value, list) and all(map(_is_text, value))
     if name in _WHOLE:
         return type(value) is int and _is_finite(value)

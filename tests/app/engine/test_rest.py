@@ -16,7 +16,7 @@ class OverError(Exception):
 class Host:
     """Counts what it is asked to do."""
 
-    reading_due = True
+    reading_due, keeping_due = True, False
     busy = False
 
     def __init__(self) -> None:

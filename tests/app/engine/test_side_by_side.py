@@ -116,7 +116,7 @@ def test_all_are_looked_at_together_while_there_are_several(host: EngineHost) ->
 class Broken:
     """A host whose engine runs out of memory with three requests under way."""
 
-    busy, reading_due = True, False
+    busy, reading_due, keeping_due = True, False, False
 
     def step(self, _: Any) -> None:
         raise NotEnoughMemoryError("no memory", "a hint")

@@ -224,3 +224,11 @@ def test_the_doctor_says_what_is_lost_and_saves_the_rest(
     saved = json.loads((tmp_path / "all.json").read_text())
     assert sum(len(document["messages"]) for document in saved) == 12
     assert "question a1" in json.dumps(saved)
+
+
+@pytest.mark.parametrize("bias", [["258=-100"], {"258": -100.0}])
+def test_a_bias_is_sound_as_it_was_given_and_as_it_was_used(tmp_path: Path, bias: Any) -> None:
+    with closing(SessionStore(tmp_path / "sessions.db")) as store:
+        session = store.create(sampling={"logit_bias": bias})
+        assert store.session(session.id).sampling == {"logit_bias": bias}
+        assert not store.session(session.id).damaged
