@@ -1,7 +1,7 @@
 """Several answers to the last question at the same time, against a scripted engine: what is asked, stored and taken."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,18 +14,6 @@ from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import EngineError, SessionError, UsageError
 from tests.app.scripted_engine import Script, ScriptedEngine
 from tests.tiny_chat import write_chat_model
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SessionStore]:
-    store = SessionStore(tmp_path / "sessions.db")
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def engine() -> ScriptedEngine:
-    return ScriptedEngine()
 
 
 @pytest.fixture

@@ -15,18 +15,6 @@ from tests.app.scripted_engine import Script, ScriptedEngine, with_context
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SessionStore]:
-    store = SessionStore(tmp_path / "sessions.db")
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def engine() -> ScriptedEngine:
-    return ScriptedEngine()
-
-
-@pytest.fixture
 def chat(engine: ScriptedEngine, store: SessionStore) -> Conversation:
     chat = Conversation(engine, store)
     chat.load_model()
