@@ -24,11 +24,13 @@ from headrace.models.network.config import DecoderConfig, decoder_config
 from headrace.models.network.decoder_costs import kv_layers
 from headrace.models.network.dtypes import compute_dtype
 from headrace.models.network.long_rope_decoder import long_rope
+from headrace.models.network.stored_kv import stored_kv
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime import ops
 from headrace.runtime.cost import LayerKV, held_bytes, longest_context
 from headrace.runtime.errors import CheckpointError, UsageError
+from headrace.runtime.kv_format import KVFormat
 from headrace.runtime.machine import memory
 from headrace.runtime.machine.out_of_memory import memory_errors
 from headrace.runtime.network import Network
@@ -81,11 +83,12 @@ def load_resolved(
     *,
     context: int | None = None,
     requantize: Quantization | None = None,
+    kv: KVFormat | None = None,
     force: bool = False,
 ) -> LoadedModel:
     """`load_model` for what `resolve` found; a damaged entry of the store is named, with how to replace it."""
     with blamed_on_store(resolved.stored_as, resolved.path):
-        return load_model(resolved.path, name=resolved.name, context=context, requantize=requantize, force=force)
+        return load_model(resolved.path, name=resolved.name, context=context, requantize=requantize, kv=kv, force=force)
 
 
 def load_model(
@@ -94,13 +97,14 @@ def load_model(
     name: str,
     context: int | None = None,
     requantize: Quantization | None = None,
+    kv: KVFormat | None = None,
     force: bool = False,
 ) -> LoadedModel:
     """Load the model in `directory` for at most `context` tokens (None: what it was made for and memory allows).
 
-    Raises CheckpointError for broken files, UnsupportedModelError where nothing here runs them, UsageError for a
-    context the model was not made for or for quantizing what is quantized, and NotEnoughMemoryError, unless `force`,
-    when weights and cache do not fit.
+    kv: how K/V are stored; None for unquantized. Raises CheckpointError for broken files, UnsupportedModelError where
+    nothing here runs them, UsageError for a context the model was not made for, for quantizing what is quantized or for
+    K/V that the network cannot store so, and NotEnoughMemoryError, unless `force`, when weights and cache do not fit.
     """
     checkpoint = open_checkpoint(directory)
     config = own_decoder(checkpoint)
@@ -112,10 +116,10 @@ def load_model(
         )
     if requantize is not None and checkpoint.quantization is not None:
         raise UsageError("the checkpoint is quantized already", "--quantize takes a plain one")
-    make, weights, kv = _sized(checkpoint, config, requantize)
+    make, weights, layers = _sized(checkpoint, config, requantize, kv)
     limit = context or longest
     if not force:
-        limit = _fitting_context(weights, kv, limit, asked=context is not None)
+        limit = _fitting_context(weights, layers, limit, asked=context is not None)
     # Both read megabytes from disk and hold no interpreter lock for long: a cold start pays for the longer one only.
     with run_in_background(lambda: _tokenizer(checkpoint.path)) as tokenizer:
         with memory_errors(weights):
@@ -157,7 +161,7 @@ def _tokenizer(directory: Path) -> Tokenizer:
 
 
 def _sized(
-    checkpoint: Checkpoint, config: DecoderConfig | None, requantize: Quantization | None
+    checkpoint: Checkpoint, config: DecoderConfig | None, requantize: Quantization | None, wanted: KVFormat | None
 ) -> tuple[Callable[[], Network[Any]], int, Sequence[LayerKV]]:
     """(what makes the network, bytes of its weights, K/V of its layers), without reading a weight.
 
@@ -168,23 +172,24 @@ def _sized(
     if config is None:
         from headrace.models.network.mlx_lm import MlxLmNetwork
 
+        stored_kv(None, ops.select(), mx.float32, wanted)
         network = MlxLmNetwork(checkpoint, device=device, requantize=requantize)
         return lambda: network, sum(array.nbytes for array in network.arrays), network.cost.kv
     part = text_part(checkpoint)
     dtype = compute_dtype(device, stored_dtype(part.tensors), checkpoint.config)
     weights = part.nbytes if requantize is None else _quantized_bytes(part, requantize)
-    kv = kv_layers(config, ops.select().kv_format(dtype))
-    return lambda: _decoder(checkpoint, config, dtype, requantize), weights, kv
+    kv = stored_kv(config, ops.select(), dtype, wanted)
+    return lambda: _decoder(checkpoint, config, dtype, requantize, kv), weights, kv_layers(config, kv)
 
 
 def _decoder(
-    checkpoint: Checkpoint, config: DecoderConfig, dtype: mx.Dtype, requantize: Quantization | None
+    checkpoint: Checkpoint, config: DecoderConfig, dtype: mx.Dtype, requantize: Quantization | None, kv: KVFormat
 ) -> Network[Any]:
     from headrace.models.network.long_rope_decoder import make_decoder
     from headrace.models.network.parameters import Parameters
 
     kernels = ops.select()
-    return make_decoder(config, Parameters(checkpoint, kernels, dtype, requantize), kernels, dtype)
+    return make_decoder(config, Parameters(checkpoint, kernels, dtype, requantize), kernels, dtype, kv)
 
 
 def _fitting_context(weights: int, kv: Sequence[LayerKV], limit: int, *, asked: bool) -> int:

@@ -13,7 +13,7 @@ from headrace.app.predict.fit_store import MeasuredFit
 from headrace.app.predict.published import Assumptions
 from headrace.models.cost.costs import working_memory
 from headrace.models.cost.step_shape import StepShape
-from headrace.runtime.kv_format import AFFINE_8
+from headrace.runtime.kv_format import Q8
 
 # macOS lets a GPU use about three quarters of the memory unless told otherwise (recommendedMaxWorkingSetSize).
 USABLE_SHARE = 0.75
@@ -122,7 +122,7 @@ def levers(shape: StepShape) -> list[Lever]:
     return [
         Lever("weights at 8 bits", shape.stored_at(8)),
         Lever("weights at 4 bits", shape.stored_at(4)),
-        Lever("KV cache at 8 bits", shape.with_kv(AFFINE_8)),
+        Lever("KV cache at 8 bits", shape.with_kv(Q8)),
         Lever("4 sequences a step", shape, batch=4),
     ]
 

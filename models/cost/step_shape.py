@@ -104,8 +104,8 @@ class StepShape:
 
     def with_kv(self, stored: KVFormat) -> "StepShape":
         """What if the cache were stored that way, not in half precision?"""
-        share = stored.bytes_per_value / FLOAT16.bytes_per_value
-        kv = [replace(layer, bytes_per_token=round(layer.bytes_per_token * share)) for layer in self.kv]
+        row, half = (kind.row_bytes(1, self.head_dim) for kind in (stored, FLOAT16))
+        kv = [replace(layer, bytes_per_token=layer.bytes_per_token * row // half) for layer in self.kv]
         return replace(self, kv=kv)
 
     @property

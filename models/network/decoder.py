@@ -40,11 +40,13 @@ class Decoder:
 
     joins = True
 
-    def __init__(self, config: DecoderConfig, parameters: Parameters, ops: Ops, dtype: mx.Dtype) -> None:
+    def __init__(
+        self, config: DecoderConfig, parameters: Parameters, ops: Ops, dtype: mx.Dtype, kv: KVFormat | None = None
+    ) -> None:
         self.config = config
         self._ops = ops
         self._dtype = dtype
-        self.kv_shape = _kv_shape(config, ops.kv_format(dtype))
+        self.kv_shape = _kv_shape(config, kv or ops.kv_format(dtype))
         width = config.hidden_size
         self._table = parameters.matrix("model.embed_tokens", config.vocab_size, width)
         self._layers = _read_layers(config, parameters)

@@ -14,13 +14,20 @@ from headrace.models.network.long_rope import CHUNK, said_before
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.rope import make_rope
 from headrace.runtime.cache import KVCache
+from headrace.runtime.kv_format import KVFormat
 from headrace.runtime.ops import Ops
 
 
-def make_decoder(config: DecoderConfig, parameters: Parameters, ops: Ops, dtype: mx.Dtype) -> Decoder:
-    """The decoder that `config` asks for. Raises CheckpointError for tensors that do not fit it."""
-    rope = long_rope(config)
-    return LongRopeDecoder(config, parameters, ops, dtype, rope) if rope else Decoder(config, parameters, ops, dtype)
+def make_decoder(
+    config: DecoderConfig, parameters: Parameters, ops: Ops, dtype: mx.Dtype, kv: KVFormat | None = None
+) -> Decoder:
+    """The decoder that `config` asks for, with K/V in `kv` (`models.network.stored_kv`; None: as `ops` keep them).
+
+    Raises CheckpointError for tensors that do not fit it.
+    """
+    if rope := long_rope(config):
+        return LongRopeDecoder(config, parameters, ops, dtype, rope)
+    return Decoder(config, parameters, ops, dtype, kv)
 
 
 def long_rope(config: DecoderConfig) -> RopeConfig | None:

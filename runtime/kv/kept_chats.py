@@ -5,6 +5,7 @@ it goes behind the very blocks that it was computed behind, or not at all.
 """
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 import mlx.core as mx
 import numpy as np
@@ -101,12 +102,11 @@ def _stored(pool: KVPool, group: int, block: int | None, entries: int) -> bytes 
 
 
 def _entries(pool: KVPool, group: int, stored: bytes | None, entries: int) -> mx.array | None:
-    """(layers, 2, Hkv, entries, D) of stored bytes; None where there are none, or not as many."""
+    """What `Slabs.read` gave, of stored bytes; None where there are none, or not as many."""
     if stored is None or group >= len(pool.slabs.windows):
         return None
-    layers, two, heads, _, dim = pool.slabs.store.groups[group].block_shape
-    dtype = pool.slabs.shape.format.dtype
-    if len(stored) != layers * two * heads * entries * dim * dtype.size:
+    kv = pool.slabs.shape.format
+    part = kv.part_shape(pool.slabs.store.groups[group].block_shape, entries)
+    if len(stored) != prod(part) * kv.dtype.size:
         return None
-    flat = mx.array(np.frombuffer(stored, np.uint8)).view(dtype)
-    return flat.reshape(layers, two, heads, entries, dim)
+    return mx.array(np.frombuffer(stored, np.uint8)).view(kv.dtype).reshape(part)

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from headrace.runtime.cache import KVShape
 from headrace.runtime.kv.pool import BlockPool
-from headrace.runtime.ops import KVStore, Ops
+from headrace.runtime.ops import BLOCK, KVStore, Ops
 
 MOST = 8  # blocks of a slab; a group's first one has two, and slabs double up to this
 
@@ -23,7 +23,7 @@ class Slabs:
         self.shape = shape
         self.ops = ops
         windows = shape.windows or (None,) * shape.layers
-        self.store = KVStore(windows, shape.kv_heads, shape.head_dim, shape.format.dtype)
+        self.store = KVStore(windows, shape.kv_heads, shape.head_dim, shape.format)
         self.newest: mx.array | None = None  # what the layer that appended last gave, of a pass that may be under way
 
     @property
@@ -58,9 +58,10 @@ class Slabs:
         self.write(group, target, self.read(group, source, entries))
 
     def read(self, group: int, block: int, entries: int) -> mx.array:
-        """(layers, 2, Hkv, entries, D): the first entries of a block."""
+        """The first entries of a block (layers, 2, Hkv, entries, D), or all of a packed one (`KVFormat.part_shape`)."""
         self.settle()
-        return self.store.block(group, block)[..., :entries, :]
+        held = self.store.block(group, block)
+        return held if self.shape.format.packed else held[..., :entries, :]
 
     def write(self, group: int, block: int, entries: mx.array) -> None:
         """The same into a block, at once."""
@@ -75,8 +76,7 @@ class Slabs:
 
     def block_bytes(self, group: int) -> int:
         """Bytes of a block of a group."""
-        layers, _, heads, entries, dim = self.store.groups[group].block_shape
-        return layers * entries * self.shape.format.row_bytes(heads, dim)
+        return len(self.store.groups[group].layers) * BLOCK * self.shape.row_bytes
 
     @property
     def nbytes(self) -> int:

@@ -142,6 +142,11 @@ def kv_format(compute: mx.Dtype) -> KVFormat:
     return FLOAT16 if compute == mx.float32 and not exact() else plain(compute)
 
 
+def packs(_head_dim: int) -> bool:
+    """Whether attention reads packed formats of such heads."""
+    return False
+
+
 def grow(buffer: mx.array, capacity: int) -> mx.array:
     """A K/V buffer with room for `capacity` entries, copied now, to where each row begins on a cache line."""
     return _native.grow(buffer, capacity)
@@ -227,12 +232,15 @@ def pages(spec: AttentionSpec) -> bool:
 
 
 def slab(blocks: int, block_shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
-    """Room for K/V, (blocks, L, 2, Hkv, BLOCK, D), where each row begins on a cache line."""
+    """Room for K/V, (blocks, *block_shape), where each row begins on a cache line."""
     return _native.slab([blocks, *block_shape], dtype)
 
 
 def write_block(store: KVStore, group: int, block: int, entries: mx.array) -> None:
-    """Entries (L, 2, Hkv, n, D) become a block's first n, at once, in place. No pass under way may have the block."""
+    """Entries (L, 2, Hkv, n, D) become a block's first n, at once, in place. No pass under way may have the block.
+
+    A packed block is written whole.
+    """
     number, index = store.groups[group].find(block)
     _native.write_block(store.groups[group].slabs[number], index, entries)
 

@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
+from headrace.runtime.kv_format import KVFormat
+
 BLOCK = 128  # entries: the kernels' chunk, so that a chunk lies in one block
 
 Phase = Literal["prefill", "decode"]
@@ -39,12 +41,13 @@ class SequenceRows:
 class KVGroup:
     """The K/V of the layers that share a window.
 
-    slabs: each (blocks, L, 2, Hkv, BLOCK, D), made by `Ops.slab`. Ids of blocks count through them in their order.
+    slabs: each (blocks, L, 2, Hkv, BLOCK, D), or as the format packs blocks, made by `Ops.slab`. Ids of blocks count
+    through them in their order.
     """
 
     window: int | None
     layers: list[int]
-    block_shape: tuple[int, int, int, int, int]  # (L, 2, Hkv, BLOCK, D)
+    block_shape: tuple[int, ...]  # `KVFormat.block_shape`: (L, 2, Hkv, BLOCK, D) unless packed
     slabs: list[mx.array] = field(default_factory=list)
 
     @property
@@ -65,19 +68,21 @@ class KVGroup:
 class KVStore:
     """The K/V of all sequences, by layer groups. `windows`: each layer's, None for none."""
 
-    def __init__(self, windows: Sequence[int | None], kv_heads: int, head_dim: int, dtype: mx.Dtype) -> None:
-        self.dtype = dtype
+    def __init__(self, windows: Sequence[int | None], kv_heads: int, head_dim: int, kv: KVFormat) -> None:
+        self.format = kv
+        self.kv_heads, self.head_dim = kv_heads, head_dim
         kinds = dict.fromkeys(windows)
         members = {kind: [i for i, window in enumerate(windows) if window == kind] for kind in kinds}
         self.groups = [
-            KVGroup(kind, layers, (len(layers), 2, kv_heads, BLOCK, head_dim)) for kind, layers in members.items()
+            KVGroup(kind, layers, kv.block_shape(len(layers), kv_heads, BLOCK, head_dim))
+            for kind, layers in members.items()
         ]
         order = list(kinds)
         # Of each layer: its group, its index there.
         self.places = [(order.index(window), members[window].index(i)) for i, window in enumerate(windows)]
 
     def block(self, group: int, block: int) -> mx.array:
-        """A block's entries, (L, 2, Hkv, BLOCK, D): to be evaluated before what they hold is written over."""
+        """A block's entries, of its group's shape: to be evaluated before what they hold is written over."""
         slab, index = self.groups[group].find(block)
         return self.groups[group].slabs[slab][index]
 

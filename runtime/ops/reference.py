@@ -43,6 +43,11 @@ def kv_format(compute: mx.Dtype) -> KVFormat:
     return plain(compute)
 
 
+def packs(_head_dim: int) -> bool:
+    """Whether attention reads packed formats of such heads: stock MLX would have to unpack the cache in every step."""
+    return False
+
+
 def grow(buffer: mx.array, capacity: int) -> mx.array:
     """A K/V buffer (B, Hkv, entries, D) with room for `capacity` entries: zeros behind what it holds."""
     batch, heads, entries, dim = buffer.shape

@@ -84,9 +84,9 @@ class Model:
     def pass_seconds(self, depth: int, sequences: int = 1) -> float:
         """Time of a step of so many sequences, each over `depth` entries in blocks of its own, taken in turns."""
         s = self.shape
-        store = KVStore([None] * s.layers, s.kv_heads, s.head_dim, self.ops.kv_format(mx.float32).dtype)
+        store = KVStore([None] * s.layers, s.kv_heads, s.head_dim, self.ops.kv_format(mx.float32))
         each = depth // BLOCK + 1
-        store.groups[0].slabs.append(self.ops.slab(each * sequences, store.groups[0].block_shape, store.dtype))
+        store.groups[0].slabs.append(self.ops.slab(each * sequences, store.groups[0].block_shape, store.format.dtype))
         tables = [[list(range(i, each * sequences, sequences))] for i in range(sequences)]
         x = mx.random.normal((1, sequences, s.width))
         mx.eval(x)

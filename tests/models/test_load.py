@@ -20,9 +20,12 @@ from headrace.models.load import (
     network_kind,
 )
 from headrace.models.network.config import decoder_config
+from headrace.models.network.decoder import Decoder
 from headrace.models.network.dtypes import compute_dtype
 from headrace.models.network.mlx_lm import MlxLmNetwork
+from headrace.runtime import ops
 from headrace.runtime.errors import CheckpointError, NotEnoughMemoryError, UsageError
+from headrace.runtime.kv_format import FLOAT16, Q4, Q8, KVFormat
 from headrace.runtime.machine import memory
 from headrace.runtime.machine.memory import Budget
 from headrace.runtime.network import Network
@@ -33,6 +36,8 @@ from tests.tiny_chat import write_chat_model
 from tests.watched import WatchedNetwork, answer
 
 CONTEXT = 4096
+FACTORS = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+LONG_ROPE = {"rope_scaling": FACTORS, "original_max_position_embeddings": 64}
 
 
 @pytest.fixture
@@ -162,6 +167,39 @@ def test_what_is_quantized_while_loading_needs_the_memory_of_what_it_becomes(
     assert load_model(directory, name="tiny", requantize=kind).context_limit >= LEAST_CONTEXT
     with pytest.raises(NotEnoughMemoryError):
         load_model(directory, name="tiny")
+
+
+def test_kv_formats_count_and_are_kept(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops.select(), "packs", lambda _head_dim: True)
+    plain, packed = (load_model(directory, name="tiny", kv=kv).network for kv in (FLOAT16, Q4))
+    assert isinstance(plain, Decoder)
+    assert isinstance(packed, Decoder)
+    assert plain.kv_shape.format is ops.select().kv_format(mx.float32)
+    assert packed.kv_shape.format is Q4
+    assert packed.cost.kv_bytes_per_token == packed.kv_shape.bytes_per_token < plain.cost.kv_bytes_per_token
+    room = plain.cost.kv_bytes(LEAST_CONTEXT)
+    with_memory(monkeypatch, open_checkpoint(directory).nbytes + WORKING_MEMORY + room)
+    assert load_model(directory, name="tiny", kv=Q4).context_limit > load_model(directory, name="tiny").context_limit
+
+
+@pytest.mark.parametrize(
+    ("changes", "kv", "reason"),
+    [
+        ({"rope_traditional": True}, Q8, "mlx-lm's classes run this model"),
+        ({"model_type": "phi3", **LONG_ROPE}, Q8, "LongRoPE turns keys anew"),
+        ({}, Q4, "do not attend to packed heads of 32"),
+    ],
+    ids=["mlx-lm", "longrope", "operations"],
+)
+def test_kv_formats_that_a_network_cannot_store_are_refused_by_name(
+    changes: dict[str, Any], kv: KVFormat, reason: str, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops.select(), "packs", lambda _head_dim: False)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, **changes}))
+    with pytest.raises(UsageError, match=f"K/V cannot be {kv.name} here: .*{reason}") as error:
+        load_model(directory, name="tiny", kv=kv)
+    assert error.value.hint == "--kv f16 keeps them unquantized"
 
 
 def test_k_and_v_count_where_mlx_lms_classes_run(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.network.decoder import Decoder
+from headrace.runtime.kv_format import FLOAT16, plain
 from headrace.runtime.ops import (
     BLOCK,
     AttentionSpec,
@@ -83,16 +84,16 @@ class Blocks:
         group, free = self.store.groups[number], self._free[number]
         if not free:
             free += range(group.blocks, group.blocks + self._slab)
-            group.slabs.append(self.ops.slab(self._slab, group.block_shape, self.store.dtype))
+            group.slabs.append(self.ops.slab(self._slab, group.block_shape, self.store.format.dtype))
             for block in free:  # whoever reads too far will notice
                 self.ops.write_block(
-                    self.store, number, block, mx.full(group.block_shape, float("nan"), self.store.dtype)
+                    self.store, number, block, mx.full(group.block_shape, float("nan"), self.store.format.dtype)
                 )
         return free.pop(self._draw.randrange(len(free)))
 
 
 def new_store(dtype: mx.Dtype) -> KVStore:
-    return KVStore([spec.window for spec in SPECS], SPEC.kv_heads, SPEC.head_dim, dtype)
+    return KVStore([spec.window for spec in SPECS], SPEC.kv_heads, SPEC.head_dim, plain(dtype))
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,7 @@ def test_the_reference_says_the_same(ops: Ops, dtype: mx.Dtype) -> None:
 
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 def test_sequences_share_a_prefix_and_a_copied_block(ops: Ops) -> None:
-    store = KVStore([None], SPEC.kv_heads, SPEC.head_dim, mx.float16)
+    store = KVStore([None], SPEC.kv_heads, SPEC.head_dim, FLOAT16)
     blocks = Blocks(ops, store, 3)
 
     def appended(sequence: Sequence, identity: int, count: int, phase: Phase) -> mx.array:
@@ -238,7 +239,7 @@ def test_sequences_share_a_prefix_and_a_copied_block(ops: Ops) -> None:
 
 @pytest.mark.parametrize("ops", KERNELS[:2], ids=name_of)
 def test_tables_that_do_not_fit_are_refused(ops: Ops) -> None:
-    store = KVStore([None], SPEC.kv_heads, SPEC.head_dim, mx.float16)
+    store = KVStore([None], SPEC.kv_heads, SPEC.head_dim, FLOAT16)
     group = store.groups[0]
     group.slabs.append(ops.slab(2, group.block_shape, mx.float16))
     qkv = mx.zeros((1, 1, 8 * SPEC.head_dim))
@@ -294,7 +295,7 @@ def test_a_network_over_a_pass(variant: str, ops: Ops, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", "llama" if variant == "4 bits" else variant)
     network = load_decoder(quantize_model(model, tmp_path / "quantized") if variant == "4 bits" else model, ops)
     shape = network.kv_shape
-    store = KVStore(shape.windows or (None,) * shape.layers, shape.kv_heads, shape.head_dim, shape.format.dtype)
+    store = KVStore(shape.windows or (None,) * shape.layers, shape.kv_heads, shape.head_dim, shape.format)
     blocks = Blocks(ops, store, 4)
     prompts = [[3, 1, 4, 1, 5], [2, 7], [9] * 40]
     singles = [blocks.new() for _ in prompts]

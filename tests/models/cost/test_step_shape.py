@@ -14,7 +14,7 @@ from headrace.models.network.decoder import Decoder
 from headrace.models.registry.catalog import load_catalog
 from headrace.runtime.cost import LayerKV
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
-from headrace.runtime.kv_format import AFFINE_8
+from headrace.runtime.kv_format import Q8
 from headrace.runtime.ops import Mixture, reference
 from headrace.runtime.prefill import prefill
 from tests.tiny import VARIANTS, config_of, load_decoder, quantize_model, write_model
@@ -159,7 +159,7 @@ def test_what_if_it_were_quantized() -> None:
     quantized = shape.stored_at(4, 64)
     assert quantized.matrices[0].nbytes == 64 * 128 // 2 + 64 * 128 // 64 * 4
     assert shape.resident_bytes - quantized.resident_bytes == 2 * (64 * 128 * 2 - quantized.matrices[0].nbytes)
-    assert shape.with_kv(AFFINE_8).cost.kv_bytes_per_token * 32 == shape.cost.kv_bytes_per_token * 17
+    assert shape.with_kv(Q8).cost.kv_bytes_per_token * 32 == shape.cost.kv_bytes_per_token * 17
 
 
 @pytest.mark.parametrize("name", load_catalog())

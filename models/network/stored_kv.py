@@ -1,0 +1,33 @@
+"""How a network's K/V are stored: what was asked for, or why this network cannot.
+
+Unquantized formats are the operations' choice (`Ops.kv_format`): asking for f16 asks for that.
+"""
+
+import mlx.core as mx
+
+from headrace.models.network.config import DecoderConfig
+from headrace.models.network.long_rope_decoder import long_rope
+from headrace.runtime.errors import UsageError
+from headrace.runtime.kv_format import KVFormat
+from headrace.runtime.ops import Ops
+
+_HINT = "--kv f16 keeps them unquantized"
+
+
+def stored_kv(config: DecoderConfig | None, ops: Ops, dtype: mx.Dtype, wanted: KVFormat | None) -> KVFormat:
+    """The format of a decoder that computes in `dtype`; config: None for mlx-lm's classes, whose caches are their own.
+
+    Raises UsageError, naming the format, where K/V cannot be `wanted`.
+    """
+    if wanted is None or not wanted.packed:
+        return ops.kv_format(dtype)
+    reason = None
+    if config is None:
+        reason = "mlx-lm's classes run this model, with caches of their own"
+    elif long_rope(config) is not None:
+        reason = "LongRoPE turns keys anew as a sequence grows"
+    elif not ops.packs(config.head_dim):
+        reason = f"the {ops.name} operations do not attend to packed heads of {config.head_dim}"
+    if reason is not None:
+        raise UsageError(f"K/V cannot be {wanted.name} here: {reason}", _HINT)
+    return wanted
