@@ -28,6 +28,12 @@ from headrace.runtime.errors import UsageError
     help="Tokens in the cache.",
 )
 @click.option("--users", metavar="N,...", help="So many at a time, each with --context tokens of their own.")
+@click.option(
+    "--acceptance",
+    type=float,
+    metavar="P",
+    help="What speculation gives, if a guess is right with chance P, 0 to 1.",
+)
 @click.option("--explain", is_flag=True, help="List every matrix and cache read of a step, and of a prefill.")
 @click.option("--prefill", "prefill", type=click.IntRange(1), default=512, show_default=True, help="For --explain.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -38,6 +44,7 @@ def predict(
     memory: int | None,
     contexts: str,
     users: str | None,
+    acceptance: float | None,
     explain: bool,
     prefill: int,
     as_json: bool,
@@ -47,18 +54,23 @@ def predict(
         _list_chips(as_json)
         return
     from headrace.app.bench.measure.plan import parse_counts
-    from headrace.app.predict.document import explanation, prediction, users_prediction
+    from headrace.app.predict.document import acceptance_prediction, explanation, prediction, users_prediction
     from headrace.app.predict.targets import targets_for
     from headrace.app.settings import chosen_model, load_settings
     from headrace.models.find_shape import find_shape
 
     counts = parse_counts(contexts, "--context")
     together = None if users is None else _users(users, counts, explain=explain)
+    if acceptance is not None:
+        _check_acceptance(acceptance, counts, other=explain or users is not None)
     name, shape = find_shape(chosen_model(model, load_settings()))
     asked = [min(context, shape.context_length - 1) for context in counts]
     if together is not None:
         targets = targets_for(chips, memory, others=False, compute=True)
         document = users_prediction(name, shape, targets, together, asked[0])
+    elif acceptance is not None:
+        targets = targets_for(chips, memory, compute=True)
+        document = acceptance_prediction(name, shape, targets, asked[0], acceptance)
     elif explain:
         document = explanation(name, shape, past=asked[-1], prefill=prefill)
     else:
@@ -66,9 +78,19 @@ def predict(
     if as_json:
         print_json(document)
         return
-    from headrace.app.predict.view import show_explanation, show_prediction, show_users
+    from headrace.app.predict import view
 
-    (show_users if together is not None else show_explanation if explain else show_prediction)(document)
+    if acceptance is not None:
+        view.show_acceptance(document)
+    else:
+        (view.show_users if users else view.show_explanation if explain else view.show_prediction)(document)
+
+
+def _check_acceptance(acceptance: float, contexts: Sequence[int], *, other: bool) -> None:
+    if not 0 <= acceptance <= 1:
+        raise UsageError("--acceptance is a chance, from 0 to 1")
+    if len(contexts) > 1 or other:
+        raise UsageError("--acceptance goes with one --context, and not with --users or --explain")
 
 
 def _users(users: str, contexts: Sequence[int], *, explain: bool) -> list[int]:

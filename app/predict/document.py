@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from headrace.app.predict.acceptance import GUESSES, best_guesses, break_even, tokens_per_step
 from headrace.app.predict.chip_names import bare
 from headrace.app.predict.fit_store import MeasuredFit
 from headrace.app.predict.prediction import (
@@ -14,8 +15,9 @@ from headrace.app.predict.prediction import (
     most_sequences,
     predict,
     summarise_assumptions,
+    verifying_seconds,
 )
-from headrace.app.predict.published import assumptions
+from headrace.app.predict.published import Assumptions, assumptions
 from headrace.models.cost.shape_sources import shape_of_entry
 from headrace.models.cost.step_shape import Operation, StepShape, total
 from headrace.models.registry.catalog import load_catalog
@@ -76,6 +78,57 @@ def users_prediction(
             "no part of the users' contexts is shared",
             f"sizes from {shape.source}",
         ],
+    }
+
+
+def acceptance_prediction(
+    name: str, shape: StepShape, targets: Sequence[Target], context: int, chance: float
+) -> Document:
+    """What guesses that are right with this chance would give on every target, by how many there are in a step."""
+    assumed = assumptions(ENGINE)
+    return {
+        "model": _model(name, shape),
+        "context": context,
+        "acceptance": chance,
+        "targets": [_guessing(shape, target, assumed, context, chance) for target in targets],
+        "assumptions": [
+            *summarise_assumptions(targets, assumed),
+            f"each guess is right with a chance of {chance:.0%} where those before it were",
+            "a step reads the weights once for all its guesses, whose arithmetic comes on top; kernels may do worse",
+            *(["guesses cost no arithmetic where a chip's speed at it is unknown"] if _unknown_speed(targets) else []),
+            f"sizes from {shape.source}",
+        ],
+    }
+
+
+def _unknown_speed(targets: Sequence[Target]) -> bool:
+    return any(target.flops is None for target in targets)
+
+
+def _guessing(shape: StepShape, target: Target, assumed: Assumptions, context: int, chance: float) -> Document:
+    """`best` is the number of guesses that gives most; 0 where none pays."""
+    alone, expected = verifying_seconds(shape, target, assumed, context, 0)
+    costs = {count: verifying_seconds(shape, target, assumed, context, count)[0] / alone for count in GUESSES}
+    best, gain = best_guesses(costs, chance)
+    rows = [
+        {
+            "guesses": count,
+            "cost": cost,
+            "tokens_per_step": tokens_per_step(chance, count),
+            "gain": tokens_per_step(chance, count) / cost,
+            "break_even": break_even(cost, count),
+        }
+        for count, cost in costs.items()
+    ]
+    return {
+        **_target(target),
+        "compute_tflop_s": target.flops / 1e12 if target.flops else None,
+        "is_expected": expected,
+        "tokens_per_second": 1 / alone,
+        "tokens_per_second_guessing": gain / alone,
+        "gain": gain,
+        "best": best,
+        "guesses": rows,
     }
 
 

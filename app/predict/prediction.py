@@ -85,6 +85,22 @@ def predict(shape: StepShape, target: Target, assumed: Assumptions, context: int
     )
 
 
+def verifying_seconds(
+    shape: StepShape, target: Target, assumed: Assumptions, context: int, guesses: int
+) -> tuple[float, bool]:
+    """(time of a step that verifies so many guesses, whether it is expected and not just the roofline's).
+
+    It reads the weights and K/V once for all its rows. The arithmetic of guesses, as far as the target's speed at it is
+    known, comes on top: for one token it hides behind the memory, for several it does not for sure.
+    """
+    cost, rows = shape.cost, 1 + guesses
+    nbytes = shape.weight_bytes(rows) + cost.kv_bytes_read(context + guesses) + rows * cost.kv_bytes_written()
+    more = sum(cost.step_flops(context + row) for row in range(1, rows)) / target.flops if target.flops else 0.0
+    seconds = step_seconds(shape, target, assumed, nbytes)
+    least = nbytes / target.bandwidth
+    return (least + more, False) if seconds is None else (max(seconds, least) + more, True)
+
+
 def step_seconds(shape: StepShape, target: Target, assumed: Assumptions, nbytes: float) -> float | None:
     """The expected time of a step that moves `nbytes`; a fit of this machine goes before published constants."""
     if target.fit is not None:

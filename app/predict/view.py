@@ -63,6 +63,45 @@ def show_users(document: Document) -> None:
     )
 
 
+def show_acceptance(document: Document) -> None:
+    """One row a target: what guessing gives there, and from which chance on it does."""
+    targets = document["targets"]
+    best = [next((row for row in target["guesses"] if row["guesses"] == target["best"]), None) for target in targets]
+    _head(document["model"])
+    _print_table(
+        Column("chip", [_chip(target["name"]) for target in targets], right=False),
+        Column("tok/s", [_about(target, target["tokens_per_second"]) for target in targets]),
+        Column("at most", [_about(target, target["tokens_per_second_guessing"]) for target in targets]),
+        Column("gain", [f"{target['gain']:.2f}x" for target in targets]),
+        Column("guesses", [str(target["best"]) for target in targets], leaves=1),
+        Column("tok/step", [f"{row['tokens_per_step']:.2f}" if row else "" for row in best], leaves=3),
+        Column("step cost", [f"{row['cost']:.2f}x" if row else "" for row in best], leaves=2),
+        Column("4 pay from", [_pays_from(target, 4) for target in targets], leaves=4),
+    )
+    _notes(
+        [
+            f"{document['context']:,} tokens in the cache; at most: with as many guesses a step as give most",
+            "4 pay from: the chance at which four guesses a step cost what they give",
+            *(["≤: the roofline, where nothing supports an expectation"] if _unsupported(targets) else []),
+            *document["assumptions"],
+            "what guessing costs on this machine is measured by `headrace bench --speculate`",
+        ]
+    )
+
+
+def _unsupported(targets: list[Document]) -> bool:
+    return not all(target["is_expected"] for target in targets)
+
+
+def _about(target: Document, speed: float) -> str:
+    return _short(speed) if target["is_expected"] else f"≤{_short(speed)}"
+
+
+def _pays_from(target: Document, guesses: int) -> str:
+    found = next(row["break_even"] for row in target["guesses"] if row["guesses"] == guesses)
+    return "never" if found is None else f"{found:.0%}"
+
+
 def show_fit(document: Document) -> None:
     """One row a model: whether it fits, how fast, how far."""
     from rich.text import Text

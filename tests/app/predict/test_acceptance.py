@@ -1,0 +1,65 @@
+"""What guessing is worth: against arithmetic by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from headrace.app.predict.acceptance import GUESSES, best_guesses, break_even, tokens_per_step
+from headrace.app.predict.document import acceptance_prediction
+from headrace.app.predict.prediction import Target, verifying_seconds
+from headrace.app.predict.published import Assumptions
+from headrace.models.cost.shape_sources import shape_of_entry
+from headrace.models.registry.catalog import find
+
+SHAPE = shape_of_entry(find("llama-3.1-8b"))
+NOTHING = Assumptions("x", 1.0, 0.0)
+CHIP = Target("chip", 100e9, 10 * 2**30, apple=True)
+
+
+def test_a_step_says_what_is_right_and_one_more() -> None:
+    assert tokens_per_step(0.0, 4) == 1
+    assert tokens_per_step(1.0, 4) == 5
+    assert tokens_per_step(0.5, 2) == 1.75
+    assert tokens_per_step(0.8, 3) == pytest.approx((1 - 0.8**4) / (1 - 0.8))
+
+
+def test_break_even_is_where_a_step_says_as_many_tokens_as_it_costs() -> None:
+    assert break_even(1.0, 3) == 0.0
+    assert break_even(1.25, 1) == pytest.approx(0.25)
+    assert break_even(5.0, 4) == pytest.approx(1.0)
+    assert break_even(5.01, 4) is None
+    for guesses in GUESSES:
+        chance = break_even(1.4, guesses)
+        assert chance is not None
+        assert tokens_per_step(chance, guesses) == pytest.approx(1.4)
+
+
+def test_as_many_guesses_as_give_most() -> None:
+    costs = {1: 1.1, 4: 1.3, 15: 3.0}
+    assert best_guesses(costs, 0.05) == (0, 1.0)
+    assert best_guesses(costs, 0.7) == (4, pytest.approx(tokens_per_step(0.7, 4) / 1.3))
+    assert best_guesses(costs, 1.0)[0] == 15
+
+
+def test_a_step_with_guesses_reads_the_weights_once() -> None:
+    alone, expected = verifying_seconds(SHAPE, CHIP, NOTHING, 1000, 0)
+    assert expected
+    assert alone == pytest.approx((SHAPE.cost.weight_bytes + 1001 * 131072 + 131072) / 100e9)
+    five, _ = verifying_seconds(SHAPE, CHIP, NOTHING, 1000, 4)
+    assert five - alone == pytest.approx((4 + 4) * 131072 / 100e9)  # four more entries read, and written
+    slow, _ = verifying_seconds(SHAPE, replace(CHIP, flops=1e12), NOTHING, 1000, 4)
+    assert slow - five == pytest.approx(sum(SHAPE.cost.step_flops(1000 + row) for row in (1, 2, 3, 4)) / 1e12)
+
+
+def test_the_document_says_what_a_chance_gives() -> None:
+    unsupported = replace(CHIP, name="other", apple=False, flops=2e12)
+    document = acceptance_prediction("x", SHAPE, [CHIP, unsupported], 1000, 0.7)
+    chip, other = document["targets"]
+    assert chip["is_expected"]
+    assert not other["is_expected"]
+    assert [row["guesses"] for row in chip["guesses"]] == list(GUESSES)
+    assert chip["gain"] == max(row["gain"] for row in chip["guesses"])
+    assert other["gain"] < chip["gain"]
+    assert other["tokens_per_second_guessing"] == pytest.approx(other["gain"] * other["tokens_per_second"])
+    never = acceptance_prediction("x", SHAPE, [unsupported], 1000, 0.0)["targets"][0]
+    assert (never["best"], never["gain"]) == (0, 1.0)
