@@ -104,7 +104,7 @@ class Engine:
         mx.set_cache_limit(POOL)
 
     def generate(self, request: Request) -> Iterator[Event]:
-        """Answer one request, alone: prefill progress, one `Step` per token, then exactly one `Finished`.
+        """Answer one request, alone: prefill progress, one `Step` per pass, then exactly one `Finished`.
 
         Raises UsageError for an empty prompt or ids outside the vocabulary, ContextLimitError for a prompt longer
         than the context limit, EngineError while others are being served, NotEnoughMemoryError where the device's
@@ -299,7 +299,7 @@ class Engine:
             return sequence, self._finish(sequence, "stop", token, record)
         sequence.said += 1
         values = flight.logprobs.get(sequence)
-        return sequence, Step(token, record, None if values is None else read(values))
+        return sequence, Step((token,), record, None if values is None else (read(values),))
 
     def _prompted(self, sequence: Sequence, events: list[Delivery]) -> None:
         """A chunk of a sequence's prompt is in the cache."""
@@ -314,6 +314,10 @@ class Engine:
     def _finish(
         self, sequence: Sequence, reason: FinishReason, stop_id: int | None = None, record: StepRecord | None = None
     ) -> Finished:
+        after = sequence.request.cancel.after
+        if after is not None and sequence.said > after:  # the answer had ended in the middle of a step
+            sequence.timeline.unsay(sequence.said - after)
+            sequence.said = after
         finished = Finished(reason, sequence.timeline.summary(sequence.cache, sequence.said), stop_id, record)
         self._end(sequence)
         return finished

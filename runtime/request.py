@@ -16,12 +16,17 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 
 class CancelFlag:
-    """Set from anywhere (another thread, a signal handler); read between steps and between prefill chunks."""
+    """Set from anywhere (another thread, a signal handler); read between steps and between prefill chunks.
+
+    `after`: the tokens of the answer that count, where a step said more of them than were wanted; None for all.
+    """
 
     def __init__(self) -> None:
         self._event = threading.Event()
+        self.after: int | None = None
 
-    def set(self) -> None:
+    def set(self, after: int | None = None) -> None:
+        self.after = after
         self._event.set()
 
     def __bool__(self) -> bool:
@@ -73,16 +78,18 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One decode step gave one token."""
+    """One decode step gave one token, or several that had been guessed. Those of a step that ended the turn lack its
+    end-of-turn token."""
 
-    token: int
+    tokens: tuple[int, ...]
     record: StepRecord
-    logprobs: TokenLogprobs | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None  # of each token, where they were asked for
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The generation is over. `stop_id` is the end-of-turn token where one ended it, `stop_record` its step's record.
+    """The generation is over. `stop_id` is the end-of-turn token where one ended it; `stop_record` is its step's record
+    where that step said nothing else, and therefore was no `Step`.
 
     The records of all `Step`s and this one are all steps there were, and `summary` can be computed from them.
     """

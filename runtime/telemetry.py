@@ -1,8 +1,9 @@
 """What every decode step leaves behind, and what a generation sums up to.
 
 Bytes are computed from shapes (see `runtime.cost`), never read from a hardware counter. Seconds are wall clock,
-monotonic. A step's latency is the inter-token latency t(k) - t(k - 1); for the first it is the time since
-prefill ended. MBU (model bandwidth utilisation) is achieved bandwidth over the machine's measured peak.
+monotonic. A step's latency is t(k) - t(k - 1), when it was done and the one before; for the first it is the time since
+prefill ended. A step that says several tokens gives each an inter-token latency of its latency over their number.
+MBU (model bandwidth utilisation) is achieved bandwidth over the machine's measured peak.
 """
 
 from collections.abc import Sequence
@@ -13,9 +14,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step of one sequence. `context` counts the cache entries the step attended to, its own included.
+    """One step of one sequence. `context` counts the cache entries there are after it, its own included.
 
-    batch: sequences that took part in its pass, which read `weight_bytes` once for all of them.
+    batch: sequences that took part in its pass, which read `weight_bytes` once for all of them. proposed: tokens that
+    were guessed by `source` and verified in it; accepted: those of them that were right, up to the end of the answer.
     """
 
     index: int
@@ -29,10 +31,18 @@ class StepRecord:
     active_memory_bytes: int
     peak_memory_bytes: int
     batch: int = 1
+    proposed: int = 0
+    accepted: int = 0
+    source: str | None = None
 
     def __reduce__(self) -> tuple[type["StepRecord"], tuple[Any, ...]]:
         """As its values: one is sent per token, and what a frozen dataclass does by itself takes five times as long."""
         return StepRecord, _values(self)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that it said, an end-of-turn token included."""
+        return self.accepted + 1
 
     @property
     def step_bytes(self) -> int:
@@ -88,7 +98,8 @@ class Summary:
     ttft_s: request submitted -> first token ready (the app adds tokenisation, which happens before the engine).
     reused_tokens: prompt tokens found in the cache kept from the request before. prefill_tokens: fed before the first
     step, which feeds the prompt's last token. steps includes the one that chose the end-of-turn token.
-    tpot_s = (t_last - t_first) / (steps - 1).
+    All that follows leaves out the first step: step_latency is of steps and step_s their mean, itl is of tokens, an
+    end-of-turn token included, and tpot_s = (t_last - t_first) / those tokens. proposed, accepted: of all steps.
     """
 
     prompt_tokens: int
@@ -99,6 +110,8 @@ class Summary:
     prefill_s: float
     first_step_s: float | None
     ttft_s: float | None
+    step_latency: Percentiles | None
+    step_s: float | None
     itl: Percentiles | None
     tpot_s: float | None
     weight_bytes_per_step: int
@@ -107,6 +120,8 @@ class Summary:
     achieved_gb_s: float | None
     peak_memory_bytes: int
     queue_s: float = 0.0
+    proposed: int = 0
+    accepted: int = 0
 
     @property
     def prefill_tokens_per_second(self) -> float | None:
@@ -116,6 +131,11 @@ class Summary:
     @property
     def decode_tokens_per_second(self) -> float | None:
         return 1 / self.tpot_s if self.tpot_s else None
+
+    @property
+    def mean_step_bytes(self) -> int:
+        """What a step moved, the first left out; 0 where no other is known."""
+        return round(self.achieved_gb_s * 1e9 * self.step_s) if self.achieved_gb_s and self.step_s else 0
 
 
 @dataclass(frozen=True, slots=True)

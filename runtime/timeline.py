@@ -34,6 +34,8 @@ class Timeline:
         self._admitted = self._prefilled = self._submitted
         self._last = self._submitted  # when the newest step's token could be read
         self._latencies = array("d")  # of each step, as its record has it
+        self._tokens = array("l")  # that each said
+        self._proposed = 0
         self._bytes = 0  # moved by all steps but the first, whose latency is not an inter-token latency
 
     def admitted(self, reused_tokens: int) -> None:
@@ -45,29 +47,45 @@ class Timeline:
         """Everything up to here was prefill; decode starts now."""
         self._prefilled = self._clock()
 
-    def step_done(self, cache: Cache, batch: int = 1) -> StepRecord:
-        """A step's token has been read and its entry committed. `batch` sequences took part in its pass."""
+    def step_done(
+        self, cache: Cache, batch: int = 1, tokens: int = 1, proposed: int = 0, source: str | None = None
+    ) -> StepRecord:
+        """A step's `tokens` have been read and as many entries committed. `batch` sequences took part in its pass.
+
+        proposed: how many had been guessed, and by what.
+        """
         now = self._clock()
         latency = now - (self._last if self._latencies else self._prefilled)
         self._last = now
         self._latencies.append(latency)
-        past = cache.committed - 1
+        self._tokens.append(tokens)
+        self._proposed += proposed
+        rows = 1 + proposed
+        past = cache.committed - tokens
         record = StepRecord(
             index=len(self._latencies) - 1,
             context=cache.committed,
             latency_s=latency,
             weight_bytes=self._cost.weight_bytes,
-            kv_bytes_read=self._cost.kv_bytes_read(past),
-            kv_bytes_written=self._kv_written,
+            kv_bytes_read=self._cost.kv_bytes_read(past + proposed),  # by all rows of the sequence at once
+            kv_bytes_written=self._kv_written * rows,
             kv_used_bytes=cache.committed_bytes,
             kv_allocated_bytes=cache.allocated_bytes,
             active_memory_bytes=mx.get_active_memory(),
             peak_memory_bytes=mx.get_peak_memory(),
             batch=batch,
+            proposed=proposed,
+            accepted=tokens - 1,
+            source=source,
         )
         if len(self._latencies) > 1:
             self._bytes += record.step_bytes
         return record
+
+    def unsay(self, tokens: int) -> None:
+        """The last so many tokens of the newest step do not count: the answer had ended before them."""
+        if tokens > 0:
+            self._tokens[-1] -= tokens
 
     def summary(self, cache: Cache | None, completion_tokens: int) -> Summary:
         """The generation so far, in figures; those of the steps come from their records, and from nothing else.
@@ -75,8 +93,9 @@ class Timeline:
         cache: None of a request whose turn never came.
         """
         committed, held = (cache.committed, cache.committed_bytes) if cache else (0, 0)
-        first, itl = self._latencies[:1], self._latencies[1:]
-        decode_s = fsum(itl)  # t_last - t_first
+        first, steps = self._latencies[:1], self._latencies[1:]
+        each = [latency / said for latency, said in zip(steps, self._tokens[1:], strict=True) for _ in range(said)]
+        decode_s = fsum(steps)  # t_last - t_first
         return Summary(
             prompt_tokens=self._prompt_tokens,
             reused_tokens=self._reused_tokens,
@@ -87,11 +106,15 @@ class Timeline:
             prefill_s=self._prefilled - self._admitted,
             first_step_s=first[0] if first else None,
             ttft_s=self._prefilled - self._submitted + first[0] if first else None,
-            itl=Percentiles.of(itl),
-            tpot_s=decode_s / len(itl) if itl else None,
+            step_latency=Percentiles.of(steps),
+            step_s=decode_s / len(steps) if steps else None,
+            itl=Percentiles.of(each),
+            tpot_s=decode_s / len(each) if each else None,
             weight_bytes_per_step=self._cost.weight_bytes,
             kv_bytes_per_token=self._cost.kv_bytes_per_token,
             kv_cache_bytes=held,
             achieved_gb_s=self._bytes / decode_s / 1e9 if decode_s > 0 else None,
             peak_memory_bytes=mx.get_peak_memory(),
+            proposed=self._proposed,
+            accepted=sum(self._tokens) - len(self._tokens),
         )

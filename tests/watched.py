@@ -165,4 +165,4 @@ def split(events: list[Event]) -> tuple[list[int], Finished]:
     last = events[-1]
     assert isinstance(last, Finished)
     assert sum(isinstance(event, Finished) for event in events) == 1
-    return [event.token for event in events if isinstance(event, Step)], last
+    return [token for event in events if isinstance(event, Step) for token in event.tokens], last

@@ -14,6 +14,7 @@ from headrace.models.load import LoadedModel
 from headrace.models.text.answer import AnswerText, Completed, TextChunk, ended_by
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.runtime.request import Event, Request
+from headrace.runtime.telemetry import StepRecord
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,12 @@ class Answering:
                 self._ttft_s = time.perf_counter() - self._started
             self._pieces.append(part.text)
         if isinstance(part, TextChunk):
-            self.tokens += 1
-            if part.step.record.index:
-                self.latencies.append(part.step.record.latency_s)
+            self.tokens += len(part.step.tokens)
+            self._stepped(part.step.record)
         if not isinstance(part, Completed):
             return None
-        if (last := part.finished.stop_record) is not None and last.index:
-            self.latencies.append(last.latency_s)
+        if part.finished.stop_record is not None:
+            self._stepped(part.finished.stop_record)
         return Answer(
             text="".join(self._pieces),
             finished=part.finished,
@@ -75,3 +75,7 @@ class Answering:
             ttft_s=self._ttft_s,
             e2e_s=time.perf_counter() - self._started,
         )
+
+    def _stepped(self, record: StepRecord) -> None:
+        if record.index:
+            self.latencies += [record.latency_s / record.tokens] * record.tokens

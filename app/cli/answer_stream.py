@@ -14,7 +14,7 @@ _PROGRESS_WIDTH = 60
 
 
 class AnswerStream:
-    """steps: one a token. ttft_s: from `submitted` to the first text; None until there is some."""
+    """steps: of the answer's tokens. ttft_s: from `submitted` to the first text; None until there is some."""
 
     def __init__(self, submitted: float, *, echo: bool, quiet: bool) -> None:
         """echo: print the text. quiet: show no progress on standard error."""

@@ -211,8 +211,7 @@ def _run_report(
 
     beside = read_now("run")
     summary = stream.finished.summary
-    moved = round(summary.achieved_gb_s * 1e9 * summary.tpot_s) if summary.achieved_gb_s and summary.tpot_s else 0
-    correct(summary.achieved_gb_s, step_bytes=moved, steps=summary.steps)
+    correct(summary.achieved_gb_s, step_bytes=summary.mean_step_bytes, steps=summary.steps)
     return RunReport(
         model=loaded.name,
         kind=loaded.kind,

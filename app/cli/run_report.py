@@ -107,12 +107,14 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
         "model": report.model,
         "session": report.session,
         "text": report.text,
-        "tokens": [step.token for step in report.steps],
+        "tokens": [token for step in report.steps for token in step.tokens],
         "finish_reason": report.finished.reason,
         "ended_by": report.ended_by,
         "prompt_tokens": summary.prompt_tokens,
         "completion_tokens": summary.completion_tokens,
-        "decode_steps": summary.steps,  # one more than tokens where the end-of-turn token took one
+        "decode_steps": summary.steps,
+        "proposed_tokens": summary.proposed,
+        "accepted_tokens": summary.accepted,
         "context_limit": report.context_limit,
         "load_s": report.load_s,
         "ttft_s": report.ttft_s,
@@ -123,6 +125,7 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
         "tpot_s": summary.tpot_s,
         "decode_tokens_per_second": summary.decode_tokens_per_second,
         "itl_ms": in_milliseconds(summary.itl),
+        "step_ms": in_milliseconds(summary.step_latency),
         "weight_bytes_per_step": summary.weight_bytes_per_step,
         "kv_bytes_per_token": summary.kv_bytes_per_token,
         "kv_cache_bytes": summary.kv_cache_bytes,
@@ -147,7 +150,7 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
         "versions": report.versions,
     }
     if report.steps and report.steps[0].logprobs is not None:
-        answer["logprobs"] = [asdict(step.logprobs) for step in report.steps if step.logprobs]
+        answer["logprobs"] = [asdict(values) for step in report.steps for values in step.logprobs or ()]
     if with_steps:
         answer["steps"] = [_step(record, report.measured_peak_gb_s) for record in report.records]
     return answer

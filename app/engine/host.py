@@ -186,8 +186,7 @@ class EngineHost:
 
     def _mbu(self, summary: Summary) -> float | None:
         """How close an answer came to the memory's limit, which it may have shown to be higher."""
-        moved = round(summary.achieved_gb_s * 1e9 * summary.tpot_s) if summary.achieved_gb_s and summary.tpot_s else 0
-        self.peak = correct(summary.achieved_gb_s, step_bytes=moved, steps=summary.steps) or self.peak
+        self.peak = correct(summary.achieved_gb_s, step_bytes=summary.mean_step_bytes, steps=summary.steps) or self.peak
         return mbu(summary.achieved_gb_s, self.peak.gb_s if self.peak else None)
 
 

@@ -86,7 +86,7 @@ class Serving:
             part = answering.text.part(event)
             if isinstance(part, TextChunk):
                 batch = part.step.record.batch
-                self._tokens += 1
+                self._tokens += len(part.step.tokens)
                 answering.outbox.add(part.text, part.step.record)
             elif isinstance(part, Completed):
                 answering.outbox.add(part.text, part.finished.stop_record)
@@ -131,7 +131,7 @@ class Serving:
 
     def _done(self, answering: _Answering, finished: Finished) -> Done:
         summary = finished.summary
-        entries = summary.prompt_tokens - 1 + summary.steps
+        entries = summary.prompt_tokens - 1 + summary.steps + summary.accepted
         return Done(
             id=answering.command.id,
             reason=finished.reason,

@@ -22,8 +22,8 @@ class Trace:
         """What an event of the sequence brought."""
         if isinstance(event, Step):
             assert event.logprobs is not None, "requests of a verification ask for them"
-            self.tokens.append(event.token)
-            self.logprobs.append(event.logprobs)
+            self.tokens += event.tokens
+            self.logprobs += event.logprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,10 @@ from headrace.runtime.request import Event, Finished, PrefillProgress, Request, 
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
-    """One step, and the text that became certain with it (often empty: half a character, half a stop string)."""
+    """One step, and the text that became certain with it (often empty: half a character, half a stop string).
+
+    Of a step that said more than the answer has, `step` is what it has of it.
+    """
 
     text: str
     step: Step
@@ -55,14 +58,12 @@ class AnswerText:
         self._detokenizer = tokenizer.answer_stream()
         self._matcher = StopMatcher(stops)
         self._stopped = False
+        self._said = 0  # tokens up to where it stopped
 
     def part(self, event: Event) -> Part:
         """What an event of the engine says."""
         if isinstance(event, Step):
-            text, self._stopped = self._matcher.feed(self._detokenizer.add(event.token))
-            if self._stopped:
-                self._request.cancel.set()  # the engine ends the generation before its next step
-            return TextChunk(text, event)
+            return self._step(event)
         if isinstance(event, Finished):
             rest = ""
             if not self._stopped:
@@ -71,6 +72,25 @@ class AnswerText:
                 rest, self._stopped = certain + held, self._stopped or at_end
             return Completed(rest, replace(event, reason="stop", stop_id=None) if self._stopped else event)
         return event
+
+    def _step(self, step: Step) -> TextChunk:
+        pieces = []
+        for used, token in enumerate(step.tokens, 1):
+            text, self._stopped = self._matcher.feed(self._detokenizer.add(token))
+            pieces.append(text)
+            self._said += 1
+            if self._stopped:
+                self._request.cancel.set(after=self._said)  # the engine ends the generation before its next step
+                return TextChunk("".join(pieces), _cut(step, used))
+        return TextChunk("".join(pieces), step)
+
+
+def _cut(step: Step, used: int) -> Step:
+    """A step that ended the answer with so many of its tokens."""
+    if used == step.record.tokens:
+        return step
+    logprobs = step.logprobs and step.logprobs[:used]
+    return Step(step.tokens[:used], replace(step.record, accepted=used - 1), logprobs)
 
 
 def answer(

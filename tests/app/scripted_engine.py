@@ -298,6 +298,8 @@ def summary(prompt_tokens: int, reused: int, said: int) -> Summary:
         prefill_s=0.04,
         first_step_s=LATENCY_S if said else None,
         ttft_s=0.046 if said else None,
+        step_latency=Percentiles(LATENCY_S, LATENCY_S * 1.3, LATENCY_S * 1.4, LATENCY_S * 1.4) if said > 1 else None,
+        step_s=LATENCY_S if said > 1 else None,
         itl=Percentiles(LATENCY_S, LATENCY_S * 1.3, LATENCY_S * 1.4, LATENCY_S * 1.4) if said > 1 else None,
         tpot_s=LATENCY_S if said > 1 else None,
         weight_bytes_per_step=COST.weight_bytes,

@@ -66,7 +66,7 @@ def test_turns_of_a_mixture_say_what_mlx_lm_says(tmp_path: Path, variant: str, o
 
     def said(prompt: list[int]) -> list[int]:
         events = engine.generate(Request(prompt, max_tokens=12))
-        return [event.token for event in events if isinstance(event, Step)]
+        return [token for event in events if isinstance(event, Step) for token in event.tokens]
 
     def expected(prompt: list[int]) -> list[int]:
         tokens = list(prompt)

@@ -272,12 +272,13 @@ def test_logprobs_come_with_each_step(network: Decoder) -> None:
     steps = [e for e in Engine(watched, context_limit=64).generate(request) if isinstance(e, Step)]
     for step, logits in zip(steps, watched.logits_seen, strict=True):
         assert step.logprobs is not None
+        (chosen,) = step.logprobs
         values = logits[0].tolist()
         total = math.log(math.fsum(math.exp(v) for v in values))
-        assert step.logprobs.chosen == pytest.approx(values[step.token] - total, abs=1e-5)
+        assert chosen.chosen == pytest.approx(values[step.tokens[0]] - total, abs=1e-5)
         ranked = sorted(range(96), key=lambda t: -values[t])[:3]
-        assert [token for token, _ in step.logprobs.top] == ranked
-        assert step.logprobs.top[0][1] == step.logprobs.chosen  # greedy
+        assert [token for token, _ in chosen.top] == ranked
+        assert chosen.top[0][1] == chosen.chosen  # greedy
     without = list(Engine(network, context_limit=64).generate(replace(request, logprobs=None)))
     assert all(event.logprobs is None for event in without if isinstance(event, Step))
 

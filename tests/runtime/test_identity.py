@@ -57,7 +57,8 @@ def cold(network: Decoder, requests: list[Request]) -> list[tuple[list[Any], Any
 
 
 def said(events: list[Event]) -> list[Any]:
-    return [(event.token, event.logprobs) for event in events if isinstance(event, Step)]
+    said = [event for event in events if isinstance(event, Step)]
+    return [pair for step in said for pair in zip(step.tokens, step.logprobs or [None] * len(step.tokens), strict=True)]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -67,7 +67,8 @@ def drive(engine: Engine, between: Callable[[], None] = lambda: None) -> dict[Se
 
 
 def said(events: list[Event]) -> list[tuple[int, Any]]:
-    return [(event.token, event.logprobs) for event in events if isinstance(event, Step)]
+    said = [event for event in events if isinstance(event, Step)]
+    return [pair for step in said for pair in zip(step.tokens, step.logprobs or [None] * len(step.tokens), strict=True)]
 
 
 def alone(network: Any, request: Request) -> list[Event]:

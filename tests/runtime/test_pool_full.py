@@ -27,7 +27,7 @@ def said(engine: Engine) -> list[list[int]]:
         if not engine.has_work:
             break
         for sequence, event in engine.step():
-            tokens[sequence] += [event.token] if isinstance(event, Step) else []
+            tokens[sequence] += event.tokens if isinstance(event, Step) else ()
     assert not engine.has_work
     return [tokens[sequence] for sequence in sequences]
 

@@ -207,7 +207,7 @@ def test_reuse_never_changes_what_is_said(
     for ending, kept, new in turns:
         prompt = ([*history[:kept], *new] or [1])[: LIMIT - 1]
         events = list(ending(engine, Request(prompt, max_tokens=5, cancel=CancelFlag())))
-        said = [event.token for event in events if isinstance(event, Step)]
+        said = [token for event in events if isinstance(event, Step) for token in event.tokens]
         assert said == fresh(network, Request(prompt, max_tokens=9))[0][: len(said)]
         history = prompt + said
 

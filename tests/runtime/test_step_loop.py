@@ -111,7 +111,7 @@ def test_of_the_step_built_ahead_the_last_tokens_entry_stays(
 
     watched = WatchedNetwork(network, forgets=forgets)
     events = list(end(watched, expected))
-    tokens = [event.token for event in events if isinstance(event, Step)]
+    tokens = [token for event in events if isinstance(event, Step) for token in event.tokens]
     cache = watched.caches[0]
     assert committed(cache) == len(PROMPT) - 1 + steps + looked_ahead
     assert same_rows(cache, step_by_step(network, PROMPT, steps + looked_ahead)[1])

@@ -58,6 +58,39 @@ def test_known_timeline() -> None:
     assert [record.latency_s for record in records] == pytest.approx([0.3, 0.1, 0.2, 0.1, 0.4])
 
 
+def test_a_step_of_several_tokens_gives_each_its_part() -> None:
+    times = iter([0.0, 1.0, 1.5, 1.9, 2.0])
+    timeline = Timeline(cost=COST, prompt_tokens=PROMPT, clock=lambda: next(times))
+    cache: Any = CountedCache(limit=100)
+    cache.advance(PROMPT - 1)
+    cache.commit(PROMPT - 1)
+    timeline.prefill_done()
+    records = []
+    for tokens, proposed in ((1, 0), (4, 5), (2, 3)):
+        cache.advance(proposed + 1)
+        cache.commit(tokens)
+        cache.rollback()
+        records.append(timeline.step_done(cache, tokens=tokens, proposed=proposed, source="ngram"))
+    summary = timeline.summary(cache, 7)
+    assert (summary.steps, summary.proposed, summary.accepted) == (3, 8, 4)
+    assert summary.tpot_s == pytest.approx(0.5 / 6)
+    assert summary.step_s == pytest.approx(0.25)
+    assert summary.step_latency is not None
+    assert summary.itl is not None
+    assert summary.step_latency.max == pytest.approx(0.4)
+    assert (summary.itl.p50, summary.itl.max) == (pytest.approx(0.1), pytest.approx(0.1))
+    assert [(record.tokens, record.accepted, record.proposed) for record in records] == [
+        (1, 0, 0),
+        (4, 3, 5),
+        (2, 1, 3),
+    ]
+    rows = PROMPT + 6  # what the five guesses and the token before them attend to
+    assert records[1].kv_bytes_read == 400 * rows + 200 * min(rows, 10)
+    assert records[1].kv_bytes_written == 6 * 600
+    timeline.unsay(1)
+    assert timeline.summary(cache, 6).tpot_s == pytest.approx(0.5 / 5)
+
+
 def test_achieved_bandwidth_leaves_out_the_first_step() -> None:
     summary, records = run(0.0, 1.0, [51.0, 51.5, 52.0])
     assert summary.achieved_gb_s == pytest.approx((records[1].step_bytes + records[2].step_bytes) / 1.0 / 1e9)

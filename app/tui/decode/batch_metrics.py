@@ -55,11 +55,11 @@ class Row:
     def stepped(self, records: Iterable[StepRecord]) -> None:
         """Steps of this sequence; the first is not between two tokens."""
         for record in records:
-            self.tokens = record.index + 1
+            self.tokens += record.tokens
             if record.index:
-                self.latencies_s.append(record.latency_s)
+                self.latencies_s.extend([record.latency_s / record.tokens] * record.tokens)
                 self._decoding_s += record.latency_s
-                self._decoded += 1
+                self._decoded += record.tokens
 
 
 class BatchMetrics:
@@ -71,7 +71,7 @@ class BatchMetrics:
         self.blocks: PoolStats | None = None
         self.pool_bytes = self.kv_used_bytes = self.kv_room_bytes = 0
         self.weight_bytes = 0  # of a pass
-        self._weights_read, self._steps = 0.0, 0  # each step's share of its pass
+        self._weights_read, self._said = 0.0, 0  # each step's share of its pass, and its tokens
         self._looks: deque[tuple[float, int]] = deque()  # when, and tokens by then: the first, and those since lately
         self._began: tuple[float, int] | None = None
 
@@ -117,7 +117,7 @@ class BatchMetrics:
     @property
     def weight_bytes_per_token(self) -> float | None:
         """What a token cost of the weights, over the turn."""
-        return self._weights_read / self._steps if self._steps else None
+        return self._weights_read / self._said if self._said else None
 
     def has(self, event: Event) -> bool:
         """Whether this is about one of the answers, or all."""
@@ -151,7 +151,7 @@ class BatchMetrics:
         for record in records:
             self.weight_bytes = record.weight_bytes
             self._weights_read += record.weight_bytes / max(1, record.batch)
-            self._steps += 1
+            self._said += record.tokens
 
     def _served(self, served: Served) -> None:
         for generation, state in served.states.items():

@@ -30,8 +30,8 @@ class DecodeHistory:
 
     def __init__(self) -> None:
         self.samples: deque[Sample] = deque(maxlen=KEPT)
-        self._by_context: dict[int, tuple[int, float]] = {}  # bucket: steps, seconds
-        self._steps, self._seconds, self._bytes = 0, 0.0, 0  # of the next sample
+        self._by_context: dict[int, tuple[int, float]] = {}  # bucket: tokens, seconds
+        self._tokens, self._steps, self._seconds, self._bytes = 0, 0, 0.0, 0  # of the next sample
 
     def add(self, records: Iterable[StepRecord]) -> None:
         """Steps of an answer; its first, whose latency is not between tokens, is left out."""
@@ -39,8 +39,9 @@ class DecodeHistory:
             if record.index == 0 or record.latency_s <= 0:
                 continue
             bucket = record.context // BUCKET
-            steps, seconds = self._by_context.get(bucket, (0, 0.0))
-            self._by_context[bucket] = steps + 1, seconds + record.latency_s
+            tokens, seconds = self._by_context.get(bucket, (0, 0.0))
+            self._by_context[bucket] = tokens + record.tokens, seconds + record.latency_s
+            self._tokens += record.tokens
             self._steps += 1
             self._seconds += record.latency_s
             self._bytes += record.step_bytes
@@ -51,13 +52,13 @@ class DecodeHistory:
         """The answer is over: its last part is an entry if it was long enough to say something."""
         if self._steps >= _LEAST_STEPS:
             self._sample()
-        self._steps, self._seconds, self._bytes = 0, 0.0, 0
+        self._tokens, self._steps, self._seconds, self._bytes = 0, 0, 0.0, 0
 
     def speeds(self) -> list[tuple[int, float]]:
         """(context in tokens, tokens per second there), the shortest context first."""
         half = BUCKET // 2
         return [
-            (bucket * BUCKET + half, steps / seconds) for bucket, (steps, seconds) in sorted(self._by_context.items())
+            (bucket * BUCKET + half, tokens / seconds) for bucket, (tokens, seconds) in sorted(self._by_context.items())
         ]
 
     @property
@@ -71,5 +72,5 @@ class DecodeHistory:
         return deepcopy(self)
 
     def _sample(self) -> None:
-        self.samples.append(Sample(self._steps / self._seconds, self._bytes / self._seconds / 1e9))
-        self._steps, self._seconds, self._bytes = 0, 0.0, 0
+        self.samples.append(Sample(self._tokens / self._seconds, self._bytes / self._seconds / 1e9))
+        self._tokens, self._steps, self._seconds, self._bytes = 0, 0, 0.0, 0

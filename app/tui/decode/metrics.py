@@ -104,7 +104,8 @@ class LiveMetrics:
         self.latencies_s: deque[float] = deque(
             maxlen=STEPS_KEPT
         )  # of those steps, the first, not between tokens, left out
-        self._decoding_s, self._decoded, self._decoded_bytes = 0.0, 0, 0  # of all of the turn's
+        self._decoding_s, self._decoded, self._decoded_bytes = 0.0, 0, 0  # of all of the turn's, tokens
+        self.said = 0  # tokens of the turn
         self._final_rate: float | None = None  # of the turn, once it is over
         self.batch: BatchMetrics | None = None
         """Of the latest turn, where that is one of several answers side by side; its steps are there, then."""
@@ -171,6 +172,7 @@ class LiveMetrics:
         self.steps.clear()
         self.latencies_s.clear()
         self._decoding_s, self._decoded, self._decoded_bytes = 0.0, 0, 0
+        self.said = 0
         self.batch = None
 
     def prefilling(self, done: int, total: int, reused: int) -> None:
@@ -184,7 +186,8 @@ class LiveMetrics:
         latencies = [record.latency_s for record in records if record.index > 0]
         self.latencies_s.extend(latencies)
         self._decoding_s += sum(latencies)
-        self._decoded += len(latencies)
+        self._decoded += sum(record.tokens for record in records if record.index > 0)
+        self.said += sum(record.tokens for record in records)
         self._decoded_bytes += sum(record.step_bytes for record in records if record.index > 0)
         self.phase = "decode"
         last = records[-1]
@@ -289,13 +292,13 @@ class LiveMetrics:
 
     @property
     def roofline_rate(self) -> float | None:
-        """Tokens per second if every byte of a step arrived at the measured peak."""
+        """Steps per second if every byte of the last step arrived at the measured peak."""
         last, peak = self.last, self.machine.measured_gb_s
         return peak * 1e9 / last.step_bytes if last and peak and last.step_bytes else None
 
     @property
     def latencies(self) -> Percentiles | None:
-        """ITL percentiles of the kept steps, the first (which is not between tokens) left out."""
+        """Step latency percentiles of the kept steps, the first (which is not between tokens) left out."""
         return Percentiles.of(list(self.latencies_s))
 
     @property
@@ -313,7 +316,7 @@ class LiveMetrics:
             number=len(self.turns) + 1,
             prompt_tokens=self.reused + fed + 1 if fed or self.reused else 0,  # the last one feeds the first step
             reused_tokens=self.reused,
-            completion_tokens=self.steps[-1].index + 1 if self.steps else 0,
+            completion_tokens=self.said,
             ttft_s=self.ttft_s,
             prefill_tokens_per_second=None,
             tokens_per_second=self.rate_average,
@@ -369,14 +372,14 @@ def _rates(steps: Sequence[StepRecord]) -> _Rates:
         if span >= NOW_S:
             break
     return _Rates(
-        now=_rate([record.latency_s for record in recent if record.index > 0]),
+        now=_rate([record for record in recent if record.index > 0]),
         achieved_gb_s=sum(record.step_bytes for record in recent) / span / 1e9 if span > 0 else None,
     )
 
 
-def _rate(latencies: list[float]) -> float | None:
-    seconds = sum(latencies)
-    return len(latencies) / seconds if seconds > 0 else None
+def _rate(steps: list[StepRecord]) -> float | None:
+    seconds = sum(record.latency_s for record in steps)
+    return sum(record.tokens for record in steps) / seconds if seconds > 0 else None
 
 
 def with_peaks(machine: MachineFacts, measured_gb_s: float, compute_flops: float | None) -> MachineFacts:

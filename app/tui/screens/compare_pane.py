@@ -128,7 +128,7 @@ class ComparePane(Vertical):
             return Figures(went.completion_tokens, rate, went.ttft_s, went.mbu, went.prompt_tokens, went.reused_tokens)
         if self.side.turn is None or self.side.phase == "waiting":
             return Figures()
-        said = live.steps[-1].index + 1 if live.steps else 0
+        said = live.said
         prompt = live.reused + live.prefill_total + 1  # the last one feeds the first step
         return Figures(said, live.rate_average, live.ttft_s, live.mbu_average, prompt, live.reused)
 

@@ -19,7 +19,7 @@ def test_every_architecture_comes_apart(variant: str, tmp_path: Path) -> None:
     def answer() -> list[int]:
         request = Request([5, 6, 7], max_tokens=8)
         events = Engine(decoder, context_limit=64).generate(request)
-        return [event.token for event in events if isinstance(event, Step)]
+        return [token for event in events if isinstance(event, Step) for token in event.tokens]
 
     before = answer()
     found = profile(decoder, 20, rounds=2)

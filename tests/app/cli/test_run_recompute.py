@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from math import fsum
 from typing import Any
 
@@ -34,7 +35,7 @@ class Cache:
         return COST.kv_bytes(self.committed)
 
 
-def report(waits: Sequence[float], reason: Any, ended_by_token: bool) -> dict[str, Any]:
+def report(waits: Sequence[tuple[float, int]], reason: Any, ended_by_token: bool) -> dict[str, Any]:
     """The document of an answer whose steps arrive after these waits."""
     now = [1234.5678]
     timeline = Timeline(cost=COST, prompt_tokens=PROMPT, clock=lambda: now[0])
@@ -42,16 +43,19 @@ def report(waits: Sequence[float], reason: Any, ended_by_token: bool) -> dict[st
     timeline.prefill_done()
     cache: Any = Cache()
     records = []
-    for wait in waits:
+    for wait, tokens in waits:
         now[0] += wait
-        cache.committed += 1
-        records.append(timeline.step_done(cache))
-    said = records[:-1] if ended_by_token else records
-    summary = timeline.summary(cache, len(said))
-    stop = (9, records[-1]) if ended_by_token else (None, None)
+        cache.committed += tokens
+        records.append(timeline.step_done(cache, tokens=tokens, proposed=tokens // 2 * 3, source="ngram"))
+    steps = [Step((1,) * record.tokens, record) for record in records]
+    if ended_by_token:
+        steps[-1] = replace(steps[-1], tokens=steps[-1].tokens[:-1])
+    summary = timeline.summary(cache, sum(len(step.tokens) for step in steps))
+    alone = ended_by_token and not steps[-1].tokens
+    stop = (9 if ended_by_token else None, steps.pop().record if alone else None)
     peak = peaks.summarise([5e10], pass_bytes=1, method="made up", source="bench")
     found = RunReport(
-        model="m", kind="headrace", text="", steps=[Step(1, record) for record in said],
+        model="m", kind="headrace", text="", steps=steps,
         finished=Finished(reason, summary, *stop), cost=COST, request=Request([1] * PROMPT), load_s=0.0,
         tokenize_s=0.0, ttft_s=None, machine=machine(), peak=peak, beside=peak, kernels={}, versions={},
         context_limit=1000, session=None,
@@ -62,15 +66,21 @@ def report(waits: Sequence[float], reason: Any, ended_by_token: bool) -> dict[st
 
 
 @given(
-    st.lists(st.floats(1e-5, 2.0), max_size=80),
+    st.lists(st.tuples(st.floats(1e-5, 2.0), st.integers(1, 4)), max_size=80),
     st.sampled_from([("stop", True), ("stop", False), ("length", False), ("cancelled", False)]),
 )
-def test_every_figure_of_the_steps_can_be_computed_from_them(waits: list[float], end: tuple[str, bool]) -> None:
+def test_every_figure_of_the_steps_can_be_computed_from_them(
+    waits: list[tuple[float, int]], end: tuple[str, bool]
+) -> None:
     reason, ended_by_token = end
     said = report(waits, reason, ended_by_token and bool(waits))
     steps = said["steps"]
     assert said["decode_steps"] == len(steps) == len(waits)
-    assert said["completion_tokens"] == len(said["tokens"]) == len(steps) - (ended_by_token and bool(waits))
+    assert said["completion_tokens"] == len(said["tokens"])
+    said_by = [step["accepted"] + 1 for step in steps]
+    assert said["completion_tokens"] == sum(said_by) - (ended_by_token and bool(waits))
+    for total, key in (("proposed_tokens", "proposed"), ("accepted_tokens", "accepted")):
+        assert said[total] == sum(step[key] for step in steps)
     latencies = [step["latency_s"] for step in steps]
     assert said["first_step_s"] == (latencies[0] if latencies else None)
     assert said["kv_cache_bytes"] == (steps[-1]["kv_used_bytes"] if steps else COST.kv_bytes(PROMPT - 1))
@@ -78,11 +88,13 @@ def test_every_figure_of_the_steps_can_be_computed_from_them(waits: list[float],
         assert said["tpot_s"] is said["decode_tokens_per_second"] is said["achieved_bandwidth_gb_s"] is None
         return
     between = latencies[1:]
-    assert said["tpot_s"] == fsum(between) / len(between)
+    assert said["tpot_s"] == fsum(between) / sum(said_by[1:])
     assert said["decode_tokens_per_second"] == 1 / said["tpot_s"]
-    spread = Percentiles.of(between)
-    assert spread is not None
-    assert said["itl_ms"] == {name: getattr(spread, name) * 1e3 for name in ("p50", "p95", "p99", "max")}
+    each = [latency / tokens for latency, tokens in zip(between, said_by[1:], strict=True) for _ in range(tokens)]
+    for key, values in (("step_ms", between), ("itl_ms", each)):
+        spread = Percentiles.of(values)
+        assert spread is not None
+        assert said[key] == {name: getattr(spread, name) * 1e3 for name in ("p50", "p95", "p99", "max")}
     moved = sum(step["weight_bytes"] + step["kv_bytes_read"] + step["kv_bytes_written"] for step in steps[1:])
     assert said["achieved_bandwidth_gb_s"] == moved / fsum(between) / 1e9
     assert said["mbu"] == said["achieved_bandwidth_gb_s"] / said["measured_peak_gb_s"]
@@ -93,7 +105,7 @@ def test_the_panel_counts_as_the_summary_does() -> None:
     from headrace.runtime.telemetry import StepRecord
 
     fields = {"active_memory_bytes": 0, "peak_memory_bytes": 0}
-    waits = [0.5, 0.004, 0.006, 0.005]
+    waits = [(0.5, 1), (0.004, 3), (0.006, 1), (0.005, 2)]
     said = report(waits, "stop", True)
     live = LiveMetrics()
     live.submitted()

@@ -137,7 +137,7 @@ class Chat:
         """(the answer with its stop token, how many tokens of the prompt were not in the cache)."""
         fed, positions = len(self.watched.fed), len(self.watched.positions)
         events = list(end(self.engine, prompt))
-        said = [event.token for event in events if isinstance(event, Step)]
+        said = [token for event in events if isinstance(event, Step) for token in event.tokens]
         if isinstance(events[-1], Finished) and events[-1].stop_id is not None:
             said.append(events[-1].stop_id)
         assert said == alone(self.network, tuple(prompt), len(said))

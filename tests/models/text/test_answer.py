@@ -1,0 +1,61 @@
+"""An answer as text, where a step says several tokens: it ends where it would have, token by token."""
+
+from typing import Any
+
+import pytest
+
+from headrace.models.text.answer import AnswerText, Completed, TextChunk
+from headrace.runtime.request import Finished, Request, Step, TokenLogprobs
+from headrace.runtime.telemetry import StepRecord
+
+
+class Letters:
+    """A tokenizer and its own stream: token 0 is "a", and so on."""
+
+    def answer_stream(self) -> "Letters":
+        return self
+
+    def add(self, token: int) -> str:
+        return chr(ord("a") + token)
+
+    def finish(self) -> str:
+        return ""
+
+
+def step(*tokens: int, ended: bool = False) -> Step:
+    record = StepRecord(0, 9, 0.1, 1, 1, 1, 1, 1, 1, 1, proposed=6, accepted=len(tokens) - 1 + ended, source="ngram")
+    return Step(tokens, record, tuple(TokenLogprobs(-float(token), []) for token in tokens))
+
+
+def test_a_step_of_several_tokens_is_one_chunk() -> None:
+    said = step(0, 1, 2)
+    part = AnswerText(letters(), Request([1])).part(said)
+    assert isinstance(part, TextChunk)
+    assert (part.text, part.step) == ("abc", said)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_stop_string_ends_a_step_in_its_middle(ended: bool) -> None:
+    request = Request([1])
+    text = AnswerText(letters(), request, ["de"])
+    text.part(step(0, 1))
+    part = text.part(step(2, 3, 4, 5, 6, ended=ended))
+    assert isinstance(part, TextChunk)
+    assert (part.text, part.step.tokens, part.step.record.tokens) == ("c", (2, 3, 4), 3)
+    assert part.step.logprobs is not None
+    assert len(part.step.logprobs) == 3
+    assert (bool(request.cancel), request.cancel.after) == (True, 5)
+    summary: Any = None
+    end = text.part(Finished("cancelled", summary))
+    assert isinstance(end, Completed)
+    assert (end.text, end.finished.reason, end.finished.stop_id) == ("", "stop", None)
+
+
+def test_a_stop_string_before_an_end_of_turn_leaves_that_out() -> None:
+    part = AnswerText(letters(), Request([1]), ["c"]).part(step(1, 2, ended=True))
+    assert isinstance(part, TextChunk)
+    assert (part.step.tokens, part.step.record.tokens) == ((1, 2), 2)
+
+
+def letters() -> Any:
+    return Letters()
