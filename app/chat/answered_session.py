@@ -4,6 +4,7 @@ A message is in the store before the engine hears of it; how an answer gets ther
 """
 
 import time
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from headrace.app.chat.answer_setup import answer_request, settings_used
@@ -34,6 +35,8 @@ class AnsweredSession(OpenSession):
         self.damage: str | None = None  # of the model's files: said again with every answer
         self.question: ContextQuestion | None = None
         self.draft = Draft()
+        self.guessed: dict[int, Sequence[tuple[int, int]]] = {}
+        """By answer, as far as they were said since the chat began: where in it is what had been guessed."""
         self._context = context
         self._turn: Turn | None = None
         self._unstored: tuple[Turn, str, Done | None] | None = None  # an answer that ended, until the store has it
@@ -104,14 +107,16 @@ class AnsweredSession(OpenSession):
         self.draft.sent()
 
     def _grow(self, turn: Turn, delta: Delta) -> None:
-        grown = self.context_tokens + len(delta.records)
+        grown = self.context_tokens + sum(record.tokens for record in delta.records)
         self.context_tokens = grown if self.context_limit is None else min(grown, self.context_limit)
         if not turn.summarising:
             self.phase = "answering"
         if turn.answer is None and turn.sampling is not None:
             turn.sampling = settings_used(turn.sampling, self.engine.card)
         if delta.text:
-            turn.grow(delta.text, self._speaker)
+            turn.grow(delta.text, self._speaker, delta.guessed)
+            if turn.answer is not None and turn.guessed:
+                self.guessed[turn.answer.id] = turn.guessed
             self._show(turn)
 
     def _show(self, turn: Turn) -> None:

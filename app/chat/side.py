@@ -68,7 +68,7 @@ class Side:
             self.phase = "prefill"
             return
         self.phase = "answering"
-        self.context_tokens += len(event.records)
+        self.context_tokens += sum(record.tokens for record in event.records)
         if event.text:
             turn.grow(event.text)
             if turn.answer is not None:

@@ -7,7 +7,7 @@ put on the disk, which is what a power cut can cost. A turn that summarises writ
 
 import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -49,6 +49,8 @@ class Turn:
         self.dropping = dropping
         self.answer = leaf if continuing and not summarising else None
         self.summary = ""
+        self.guessed: list[tuple[int, int]] = []
+        """Where in the answer is what had been guessed (begin, end): for whoever looks on, never stored."""
         self._begins = len(leaf.content) if continuing else 0  # characters of the answer that are not this turn's
         self.sampling: Mapping[str, Any] | None = None
         """The settings in effect, to be set as soon as they are known."""
@@ -60,13 +62,18 @@ class Turn:
         if self.answer is not None:
             store.reopen(leaf.id)
 
-    def grow(self, text: str, model: str | None = None) -> None:
-        """More of the answer; `model` is who says it. Raises SessionError where the message cannot be begun."""
+    def grow(self, text: str, model: str | None = None, guessed: Sequence[tuple[int, int]] = ()) -> None:
+        """More of the answer; `model` is who says it, `guessed` where in it is what had been guessed.
+
+        Raises SessionError where the message cannot be begun.
+        """
         if self.summarising:
             self.summary += text
             return
         text = storable(text)
+        said = len(self._unsaved if self.answer is None else self.answer.content)
         self._unsaved += text
+        self.guessed += [(said + begin, said + end) for begin, end in guessed]
         self._model = model or self._model
         if self.answer is None:
             self.answer = self._store.begin_answer(

@@ -209,13 +209,15 @@ class Prefill:
 class Delta:
     """More of the answer (perhaps no text yet), and the records of the steps that made it.
 
-    ttft_s: seconds from the request to the answer's first text, once there is one.
+    ttft_s: seconds from the request to the answer's first text, once there is one. guessed: where in `text` is what had
+    been guessed (begin, end), in order.
     """
 
     id: int
     text: str
     records: Sequence[StepRecord]
     ttft_s: float | None = None
+    guessed: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)

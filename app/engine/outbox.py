@@ -25,18 +25,24 @@ class Outbox:
         self._send = send
         self._opening = opening
         self._text: list[str] = []
+        self._size = 0  # of that text
+        self._guessed: list[tuple[int, int]] = []  # where in it
         self._records: list[StepRecord] = []
         self._sent = self._records_sent = float("-inf")
         self.ttft_s: float | None = None
 
-    def add(self, text: str, record: StepRecord | None = None) -> None:
-        """More of the answer; sent if it is time."""
+    def add(self, text: str, record: StepRecord | None = None, guessed: int = 0) -> None:
+        """More of the answer, of which so many characters at the beginning had been guessed; sent if it is time."""
         now = time.monotonic()
         if record is not None:
             self._records.append(record)
         if text:
+            begins = self._size + len(self._opening)
+            if guessed:
+                self._guessed.append((begins, begins + guessed))
             text, self._opening = self._opening + text, ""
             self._text.append(text)
+            self._size += len(text)
             if self.ttft_s is None:
                 self.ttft_s = now - self._command.submitted
                 self._sent = float("-inf")  # the first text goes at once
@@ -52,8 +58,9 @@ class Outbox:
         if with_records:
             records, self._records = self._records, records
         if self._text or records:
-            self._send(Delta(self._command.id, "".join(self._text), tuple(records), self.ttft_s))
-            self._text = []
+            text, guessed = "".join(self._text), tuple(self._guessed)
+            self._send(Delta(self._command.id, text, tuple(records), self.ttft_s, guessed))
+            self._text, self._guessed, self._size = [], [], 0
         self._sent = time.monotonic()
         if records:
             self._records_sent = self._sent

@@ -87,7 +87,7 @@ class Serving:
             if isinstance(part, TextChunk):
                 batch = part.step.record.batch
                 self._tokens += len(part.step.tokens)
-                answering.outbox.add(part.text, part.step.record)
+                answering.outbox.add(part.text, part.step.record, part.guessed)
             elif isinstance(part, Completed):
                 answering.outbox.add(part.text, part.finished.stop_record)
                 answering.outbox.flush()

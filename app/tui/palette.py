@@ -31,6 +31,7 @@ _TITLES = {  # of the commands that mean something without an argument
     "export": "Export this session",
     "stats": "Open the decode view in full",
     "think": "Show or hide thinking",
+    "guesses": "Mark what was guessed, or do not",
     "restart": "Restart the engine",
     "quit": "Quit",
 }

@@ -18,11 +18,13 @@ from headrace.runtime.request import Event, Finished, PrefillProgress, Request, 
 class TextChunk:
     """One step, and the text that became certain with it (often empty: half a character, half a stop string).
 
-    Of a step that said more than the answer has, `step` is what it has of it.
+    Of a step that said more than the answer has, `step` is what it has of it. guessed: characters at the beginning of
+    `text` that became certain with tokens that had been guessed.
     """
 
     text: str
     step: Step
+    guessed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,13 @@ class AnswerText:
             self._said += 1
             if self._stopped:
                 self._request.cancel.set(after=self._said)  # the engine ends the generation before its next step
-                return TextChunk("".join(pieces), _cut(step, used))
-        return TextChunk("".join(pieces), step)
+                return _chunk(pieces, _cut(step, used))
+        return _chunk(pieces, step)
+
+
+def _chunk(pieces: Sequence[str], step: Step) -> TextChunk:
+    """pieces: the text of each token; the last token of a step is the model's own, those before it were guessed."""
+    return TextChunk("".join(pieces), step, sum(map(len, pieces[: step.record.accepted])))
 
 
 def _cut(step: Step, used: int) -> Step:

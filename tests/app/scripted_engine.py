@@ -79,6 +79,7 @@ CARD = ModelCard(
 class Script:
     """One answer. pieces: the text of each step. fail: refuse instead. full: answer with ContextFull.
 
+    guessed: characters of every other piece that came by guesses, as many tokens as characters.
     hold: stop before this many pieces remain unsaid, until the test cancels, dies or calls `release`.
     """
 
@@ -90,6 +91,7 @@ class Script:
     fail: str | None = None
     full: bool = False
     hold: int = 0
+    guessed: int = 0
 
 
 @dataclass
@@ -241,7 +243,11 @@ class ScriptedEngine:
             if command.id in self._cancelled:
                 break
             step = record(said, script.prompt_tokens + said, len(self._playing))
-            yield Delta(command.id, piece, (step,))
+            guessed = script.guessed * (said % 2)  # in every other step
+            if guessed:
+                step = replace(step, proposed=guessed + 1, accepted=guessed, source="ngram")
+            spans = ((0, min(guessed, len(piece))),) if guessed else ()
+            yield Delta(command.id, piece, (step,), guessed=spans)
             said += 1
         reason: FinishReason = "cancelled" if command.id in self._cancelled else script.reason
         yield Done(

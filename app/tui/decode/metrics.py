@@ -105,8 +105,11 @@ class LiveMetrics:
             maxlen=STEPS_KEPT
         )  # of those steps, the first, not between tokens, left out
         self._decoding_s, self._decoded, self._decoded_bytes = 0.0, 0, 0  # of all of the turn's, tokens
+        self._decoded_steps = 0
         self.said = 0  # tokens of the turn
         self._final_rate: float | None = None  # of the turn, once it is over
+        self.guessing = False
+        """Whether the latest turn had guesses that were verified."""
         self.batch: BatchMetrics | None = None
         """Of the latest turn, where that is one of several answers side by side; its steps are there, then."""
         self.turns: list[Turn] = []
@@ -172,8 +175,8 @@ class LiveMetrics:
         self.steps.clear()
         self.latencies_s.clear()
         self._decoding_s, self._decoded, self._decoded_bytes = 0.0, 0, 0
-        self.said = 0
-        self.batch = None
+        self._decoded_steps = self.said = 0
+        self.batch, self.guessing = None, False
 
     def prefilling(self, done: int, total: int, reused: int) -> None:
         self.phase, self.prefill_done, self.prefill_total, self.reused = "prefill", done, total, reused
@@ -187,8 +190,10 @@ class LiveMetrics:
         self.latencies_s.extend(latencies)
         self._decoding_s += sum(latencies)
         self._decoded += sum(record.tokens for record in records if record.index > 0)
+        self._decoded_steps += len(latencies)
         self.said += sum(record.tokens for record in records)
         self._decoded_bytes += sum(record.step_bytes for record in records if record.index > 0)
+        self.guessing = self.guessing or any(record.proposed for record in records)
         self.phase = "decode"
         last = records[-1]
         self.fill = CacheFill(last.context, last.kv_used_bytes, last.kv_allocated_bytes)
@@ -262,6 +267,11 @@ class LiveMetrics:
         if self._final_rate is not None:
             return self._final_rate
         return self._decoded / self._decoding_s if self._decoding_s > 0 else None
+
+    @property
+    def steps_rate(self) -> float | None:
+        """Steps per second over the turn: fewer than tokens where guesses were right."""
+        return self._decoded_steps / self._decoding_s if self._decoding_s > 0 else None
 
     @property
     def mbu_average(self) -> float | None:

@@ -22,6 +22,7 @@ from headrace.app.tui.decode.pool_map import PoolSection
 from headrace.app.tui.decode.roofline import RooflineSection
 from headrace.app.tui.decode.section import Section
 from headrace.app.tui.decode.sequences import SequencesSection
+from headrace.app.tui.decode.speculation import SpeculationSection
 from headrace.app.tui.decode.speed import SpeedSection
 from headrace.app.tui.decode.turns import TurnsSection
 
@@ -42,6 +43,18 @@ _FROM = {
     "history": 58,
     "roofline": 68,
 }
+# The same in a turn that guesses.
+_FROM_GUESSING = {
+    "latency": 0,
+    "bandwidth": 0,
+    "cache": 0,
+    "speculation": 33,
+    "context": 43,
+    "turns": 50,
+    "machine": 57,
+    "history": 64,
+    "roofline": 74,
+}
 # The same after a turn of several answers side by side.
 _FROM_MANY = {"sequences": 0, "batch-size": 0, "pool": 26, "turns": 37, "machine": 44}
 
@@ -53,7 +66,7 @@ class DecodePanel(Vertical):
         super().__init__(id=id)
         self.metrics = metrics
         self._dragging = False
-        self._many = False  # the parts for several answers show
+        self._parts = _FROM
         self._settings = settings
         self._window = 0  # columns
         self._asked = 0  # columns
@@ -64,6 +77,7 @@ class DecodePanel(Vertical):
         yield BatchSizeSection(self.metrics, id="batch-size")
         yield PoolSection(self.metrics, id="pool")
         yield LatencySection(self.metrics, id="latency")
+        yield SpeculationSection(self.metrics, id="speculation")
         yield BandwidthSection(self.metrics, id="bandwidth")
         yield CacheSection(self.metrics, id="cache")
         yield ContextSpeedSection(self.metrics, id="context")
@@ -74,8 +88,9 @@ class DecodePanel(Vertical):
 
     def show(self, metrics: LiveMetrics, frozen: bool) -> None:
         """Draw these metrics."""
-        if (metrics.batch is not None) != self._many:
-            self._many = metrics.batch is not None
+        parts = _FROM_MANY if metrics.batch is not None else _FROM_GUESSING if metrics.guessing else _FROM
+        if parts is not self._parts:
+            self._parts = parts
             self._choose()
         self.query_one(SpeedSection).show(metrics, frozen)
         for section in self.query(Section):
@@ -87,9 +102,8 @@ class DecodePanel(Vertical):
 
     def _choose(self) -> None:
         """Which parts show."""
-        shown, other = (_FROM_MANY, _FROM) if self._many else (_FROM, _FROM_MANY)
-        for name in {**other, **shown}:
-            self.query_one(f"#{name}").display = name in shown and self.size.height >= shown[name]
+        for name in {**_FROM_GUESSING, **_FROM_MANY}:
+            self.query_one(f"#{name}").display = name in self._parts and self.size.height >= self._parts[name]
 
     def fit(self, window: int) -> None:
         """Take what there is room for in a window of so many columns."""

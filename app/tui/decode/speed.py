@@ -69,6 +69,8 @@ class SpeedFacts(Lines):
         average, roofline = rate_digits(metrics.rate_average), rate_digits(metrics.roofline_rate)
         last = metrics.rate_now is None and metrics.rate_average is not None
         now, below = " last answer" if last else " now", (roofline, " roofline")
+        if metrics.guessing and metrics.steps_rate is not None:
+            below = (rate_digits(metrics.steps_rate), " steps/s")
         if metrics.batch is not None:
             now, below = " last answers" if last else " together", (rate_digits(metrics.batch.rate_each), " each")
         lines = (

@@ -52,6 +52,7 @@ COMMANDS = (
     Command("export", "this session into a .md or .json file", "[FILE]"),
     Command("stats", "the decode view in full", key="F2"),
     Command("think", "show or hide thinking sections", key="Ctrl+T"),
+    Command("guesses", "mark what speculation guessed, or do not", key="F12"),
     Command("restart", "start the engine again", key="F8"),
     Command("quit", "leave", key="Ctrl+Q"),
 )

@@ -353,6 +353,15 @@ class ChatActions(TakeOut):
         if not transcript.has_thinking:
             self._headrace.say(f"thinking sections will be {'unfolded' if transcript.show_thinking else 'folded'}")
 
+    def do_guesses(self, _: str) -> None:
+        marked = self._screen.toggle_guessed()
+        if not marked:
+            self._headrace.say("what was guessed is not marked any more")
+        elif self._conversation.guessed:
+            self._headrace.say("underlined: what had been guessed, and was right")
+        else:
+            self._headrace.say("what is guessed will be underlined; nothing has been, since the chat began")
+
     def do_restart(self, _: str) -> None:
         self._headrace.restart_engine()
 

@@ -44,6 +44,7 @@ class ChatKeys(FrugalScreen):
         Binding("ctrl+n", "do('new')", "New", show=False),
         Binding("ctrl+o", "do('copy')", "Copy", show=False),
         Binding("ctrl+t", "do('think')", "Thinking", show=False),
+        Binding("f12", "do('guesses')", "Guesses", key_display="F12", show=False),
         Binding("ctrl+up", "to_transcript", "Messages", show=False),
         Binding("pageup", "page(-1)", "Page up", show=False, priority=True),
         Binding("pagedown", "page(1)", "Page down", show=False, priority=True),

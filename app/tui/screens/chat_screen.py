@@ -48,6 +48,7 @@ class ChatScreen(ChatKeys):
         self._titled = ""  # the input's frame
         self._state: tuple[object, ...] = ()
         self._asked = False
+        self._shows_guessed = False
         self._fetching, self._looked_up = Fetching(), False
         self._ahead = ReadingAhead(self, self._read_ahead)
 
@@ -105,7 +106,8 @@ class ChatScreen(ChatKeys):
         conversation = self.conversation
         messages = self._branch.look(conversation)
         if events or messages != [entry.message for entry in self.transcript.entries]:
-            self.transcript.show(messages, self._branch.standings(conversation, self.headrace.metrics))
+            standings = self._branch.standings(conversation, self.headrace.metrics, guessed=self._shows_guessed)
+            self.transcript.show(messages, standings)
         if conversation.returned is not None:
             returned, conversation.returned = conversation.returned, None
             self.prompt.move_cursor((0, 0))
@@ -136,6 +138,15 @@ class ChatScreen(ChatKeys):
         elif not self._asked and not (self.prompt.text and self._ahead.typing):
             self._asked = True
             self.actions.ask_about_context()
+
+    def toggle_guessed(self) -> bool:
+        """Mark what had been guessed in the answers, or no longer; whether it does now."""
+        self._shows_guessed = not self._shows_guessed
+        conversation = self.conversation
+        messages = self._branch.look(conversation)
+        standings = self._branch.standings(conversation, self.headrace.metrics, guessed=self._shows_guessed)
+        self.transcript.show(messages, standings)
+        return self._shows_guessed
 
     def type_on(self) -> bool:
         """Show what was added to the answer, where its last line alone is another one."""

@@ -36,6 +36,9 @@ class ChatView(Protocol):
     def sync(self, events: Sequence[Event]) -> None:
         """Draw what changed in the conversation."""
 
+    def toggle_guessed(self) -> bool:
+        """Mark what had been guessed in the answers, or no longer; whether it does now."""
+
     def begin_edit(self, message: Message) -> None:
         """Put its text into the input."""
 

@@ -19,6 +19,7 @@ from headrace.app.tui.decode.pool_map import PoolSection
 from headrace.app.tui.decode.roofline import RooflineSection
 from headrace.app.tui.decode.section import Section
 from headrace.app.tui.decode.sequences import SequencesSection
+from headrace.app.tui.decode.speculation import SpeculationSection
 from headrace.app.tui.decode.speed import SpeedSection
 from headrace.app.tui.decode.turns import TurnsSection
 from headrace.app.tui.key_bar import KeyBar
@@ -65,6 +66,7 @@ class DecodeScreen(FrugalScreen):
             with Vertical(id="decode-right"):
                 yield SequencesSection(self.metrics, id="sequences")
                 yield LatencySection(self.metrics, id="latency")
+                yield SpeculationSection(self.metrics, id="speculation")
                 yield ContextSpeedSection(self.metrics, id="context")
                 yield CacheSection(self.metrics, id="cache")
                 yield TurnsSection(self.metrics, id="turns")
@@ -82,6 +84,7 @@ class DecodeScreen(FrugalScreen):
 
     def _draw(self) -> None:
         self.set_class(self.metrics.batch is not None, "-many")
+        self.set_class(self.metrics.guessing and self.metrics.batch is None, "-guessing")
         self.query_one(StatusBar).tell(self._status, with_speed=False)
         self.query_one(SpeedSection).show(self.metrics, self._frozen)
         for section in self.query(Section):

@@ -16,6 +16,7 @@ from headrace.app.sessions.export import made_with
 from headrace.app.sessions.records import Message, TurnMetrics
 from headrace.app.tui.transcript.context_mark import mark_lines
 from headrace.app.tui.transcript.growing_markdown import GrowingMarkdown
+from headrace.app.tui.transcript.guessed import guessed_lines
 from headrace.models.text.thinking import split_thinking
 
 RowKind = Literal["user", "body", "thinking", "summary", "meta", "blank"]
@@ -56,6 +57,7 @@ class Standing:
     sent: bool = True
     growing: bool = False
     waiting: str = ""  # what to show while there is no text yet
+    guessed: tuple[tuple[int, int], ...] = ()  # where in it is what had been guessed, if that shall show
     left_out: int = 0  # of the mark between what is sent and what is not: the messages above it
 
 
@@ -178,6 +180,10 @@ class Entry:
 
     def _answer_rows(self, look: Look) -> list[Row]:
         rows: list[Row] = []
+        if self.standing.guessed:
+            self._open = None
+            rows = [(line, "body") for line in guessed_lines(self._raw, self.standing.guessed, look.width)]
+            return [*rows, *self._foot(look, apart=True), BLANK]
         if self._thinking.text or self._thinks:
             rows += self._thinking_rows(look)
         body = self._answer.lines(look.width, ansi=look.ansi, dark=look.dark)
@@ -191,13 +197,17 @@ class Entry:
         rows += [(line, "body") for line in body]
         if self.standing.growing and not self._safe:
             rows = [(Content.styled(self.standing.waiting or "▍", "$text-accent"), "meta")]
-        meta = self._meta()
-        if meta:
-            rows += [BLANK] if body else []
+        return [*rows, *self._foot(look, apart=bool(body)), BLANK]
+
+    def _foot(self, look: Look, *, apart: bool) -> list[Row]:
+        """What stands below an answer."""
+        rows: list[Row] = []
+        if meta := self._meta():
+            rows += [BLANK] if apart else []
             rows.append((Content.styled(meta, "$quiet").truncate(look.width, ellipsis=True), "meta"))
         if self._detailed and (made := " · ".join(self._made())):
             rows.append((Content.styled(made, "$quiet").truncate(look.width, ellipsis=True), "meta"))
-        return [*rows, BLANK]
+        return rows
 
     def _thinking_rows(self, look: Look) -> list[Row]:
         words = len(self._thinking.text.split())

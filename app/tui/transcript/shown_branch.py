@@ -4,6 +4,8 @@ where each stands.
 Knows no widget. The store is asked for branches only when the branch changed, not with every poll.
 """
 
+from dataclasses import replace
+
 from headrace.app.chat.conversation import Conversation
 from headrace.app.sessions.records import Message
 from headrace.app.tui.decode.metrics import LiveMetrics
@@ -40,13 +42,20 @@ class ShownBranch:
         self._messages = messages
         return messages
 
-    def standings(self, conversation: Conversation, metrics: LiveMetrics) -> list[Standing]:
-        """Where every message stands, the growing one with what goes on while it has no text."""
+    def standings(self, conversation: Conversation, metrics: LiveMetrics, *, guessed: bool = False) -> list[Standing]:
+        """Where every message stands, the growing one with what goes on while it has no text.
+
+        guessed: with what had been guessed of each.
+        """
         standings = list(self._standings)
         if conversation.phase != "idle" and self._messages and self._messages[-1].role == "assistant":
             last = standings[-1]
             waiting = _waiting(conversation, metrics)
             standings[-1] = Standing(last.branch, last.branches, last.sent, growing=True, waiting=waiting)
+        if guessed:
+            for place, message in enumerate(self._messages):
+                if spans := conversation.guessed.get(message.id):
+                    standings[place] = replace(standings[place], guessed=tuple(spans))
         return standings
 
 

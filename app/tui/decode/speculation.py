@@ -1,0 +1,120 @@
+"""What guessing gives: accepted per step, tokens against steps per second, bytes per token, acceptance over time.
+
+All of it is computed from the steps of the turn; a step says one token more than guesses of it were accepted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from textual.content import Content
+
+from headrace.app.answer_phrases import rate_digits
+from headrace.app.tui.decode.metrics import LiveMetrics
+from headrace.app.tui.decode.section import Section, spread
+from headrace.runtime.telemetry import StepRecord
+from headrace.runtime.units import format_bytes
+
+_LEVELS = "▁▂▃▄▅▆▇█"
+_NAME = 7  # cells of a source's name and a space
+_SHARE = 6  # of its acceptance in all
+
+
+@dataclass(frozen=True, slots=True)
+class Guessed:
+    """What the steps of a turn say of guesses, the first step (whose latency is not between tokens) left out."""
+
+    steps: int
+    tokens: int
+    proposed: int
+    accepted: int
+    seconds: float
+    nbytes: int
+
+    @property
+    def accepted_per_step(self) -> float:
+        return self.accepted / self.steps
+
+    @property
+    def acceptance(self) -> float | None:
+        return self.accepted / self.proposed if self.proposed else None
+
+    @property
+    def steps_per_second(self) -> float | None:
+        return self.steps / self.seconds if self.seconds > 0 else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return self.tokens / self.seconds if self.seconds > 0 else None
+
+
+def guessed(records: Sequence[StepRecord]) -> Guessed | None:
+    """None where no step made guesses."""
+    steps = [record for record in records if record.index > 0]
+    proposed = sum(record.proposed for record in steps)
+    if not proposed:
+        return None
+    return Guessed(
+        steps=len(steps),
+        tokens=sum(record.tokens for record in steps),
+        proposed=proposed,
+        accepted=sum(record.accepted for record in steps),
+        seconds=sum(record.latency_s for record in steps),
+        nbytes=sum(record.step_bytes for record in steps),
+    )
+
+
+class SpeculationSection(Section):
+    """Three lines of figures and one of acceptance over time for every source of guesses."""
+
+    TITLE = "speculation"
+
+    def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
+        records = list(metrics.steps)
+        found = guessed(records)
+        if found is None:
+            return [Content.styled("no guesses in this answer", "$faint")]
+        share = f"{found.acceptance:.0%}" if found.acceptance is not None else "–"
+        lines = [
+            spread(
+                Content.assemble((f"{found.accepted_per_step:.2f}", "bold"), (" accepted per step", "$quiet")),
+                Content.assemble((share, "bold $text-primary"), (" right", "$quiet")),
+                width,
+            ),
+            spread(
+                Content.assemble(
+                    ("tok/s ", "$quiet"), (rate_digits(found.tokens_per_second), "bold"),
+                    ("  steps/s ", "$quiet"), (rate_digits(found.steps_per_second), "bold"),
+                ),
+                Content.assemble((f"{found.tokens / found.steps:.2f}", "bold"), (" tok/step", "$quiet")),
+                width,
+            ),
+            Content.assemble(
+                (format_bytes(round(found.nbytes / found.tokens)), "bold"),
+                (f" a token of {format_bytes(round(found.nbytes / found.steps))} a step", "$quiet"),
+            ).truncate(width),
+        ]  # fmt: skip
+        sources = dict.fromkeys(record.source for record in records if record.source)
+        for source in list(sources)[: max(0, height - len(lines))]:
+            lines.append(_over_time(source, records, width))
+        return lines
+
+
+def _over_time(source: str, records: Sequence[StepRecord], width: int) -> Content:
+    """Acceptance of one source over the turn, the newest step at the right; blank where it guessed nothing."""
+    own = [record if record.source == source else None for record in records]
+    proposed = sum(record.proposed for record in own if record)
+    accepted = sum(record.accepted for record in own if record)
+    cells = acceptance_cells(own, max(1, width - _NAME - _SHARE))
+    share = f"{accepted / proposed:.0%}" if proposed else "–"
+    return Content.assemble((f"{source:<{_NAME}}", "$quiet"), (cells, "$accent"), (f"{share:>{_SHARE}}", "bold"))
+
+
+def acceptance_cells(steps: Sequence[StepRecord | None], width: int) -> str:
+    """`width` cells over the steps, None for one that is not counted: the height of each is what was accepted there."""
+    said = []
+    for cell in range(width):
+        part = steps[cell * len(steps) // width : (cell + 1) * len(steps) // width]
+        proposed = sum(step.proposed for step in part if step)
+        accepted = sum(step.accepted for step in part if step)
+        said.append(_LEVELS[round(accepted / proposed * (len(_LEVELS) - 1))] if proposed else " ")
+    return "".join(said)

@@ -1,0 +1,130 @@
+"""What guessing gives, as it is seen: figures of a turn, acceptance over time, and what was guessed underlined."""
+
+from dataclasses import replace
+
+import pytest
+from textual.content import Content
+
+from headrace.app.sessions.records import Message
+from headrace.app.tui.decode.metrics import LiveMetrics
+from headrace.app.tui.decode.speculation import SpeculationSection, acceptance_cells, guessed
+from headrace.app.tui.decode.speed import SpeedFacts
+from headrace.app.tui.transcript.entry import Entry, Look, Standing
+from headrace.app.tui.transcript.guessed import guessed_lines
+from headrace.runtime.telemetry import StepRecord
+from tests.app.scripted_engine import Script, ScriptedEngine, record
+from tests.tui.conftest import Driver
+
+
+def step(index: int, proposed: int = 0, accepted: int = 0, source: str | None = None) -> StepRecord:
+    return replace(record(index, 100 + index), latency_s=0.01, proposed=proposed, accepted=accepted, source=source)
+
+
+STEPS = [step(0), step(1), step(2, 4, 4, "ngram"), step(3, 4, 1, "ngram"), step(4, 2, 0, "draft")]
+
+
+def test_the_figures_of_a_turn_are_those_of_its_steps() -> None:
+    found = guessed(STEPS)
+    assert found is not None
+    assert (found.steps, found.tokens, found.proposed, found.accepted) == (4, 9, 10, 5)
+    assert (found.accepted_per_step, found.acceptance) == (1.25, 0.5)
+    assert found.tokens_per_second is not None
+    assert abs(found.tokens_per_second - 225) < 1e-6
+    assert found.nbytes == sum(one.step_bytes for one in STEPS[1:])
+    assert guessed([step(0, 4, 4, "ngram"), step(1), step(2)]) is None
+
+
+def test_the_section_tells_tokens_from_steps() -> None:
+    metrics = LiveMetrics()
+    metrics.stepped(STEPS)
+    assert metrics.guessing
+    section = SpeculationSection(metrics)
+    lines = [line.plain for line in section.lines(metrics, 40, 5)]
+    assert lines[0].split() == ["1.25", "accepted", "per", "step", "50%", "right"]
+    assert lines[1].split() == ["tok/s", "225", "steps/s", "100", "2.25", "tok/step"]
+    assert "a token of" in lines[2]
+    assert lines[3].startswith("ngram ")
+    assert lines[3].endswith("62%")
+    assert lines[4].startswith("draft ")
+    assert lines[4].endswith("0%")
+    assert all(len(line) <= 40 for line in lines)
+    assert [len(section.lines(metrics, 40, height)) for height in (3, 4, 5)] == [3, 4, 5]
+    assert "100 steps/s" in [line.plain for line in SpeedFacts(metrics).lines(metrics, 30, 3)][2]
+    metrics.submitted()
+    assert not metrics.guessing
+    assert [line.plain for line in section.lines(metrics, 40, 5)] == ["no guesses in this answer"]
+
+
+def test_acceptance_over_time_is_drawn_where_something_was_guessed() -> None:
+    steps = [step(1, 4, 4, "ngram"), None, step(3, 4, 2, "ngram"), step(4, 4, 0, "ngram")]
+    assert acceptance_cells(steps, 4) == "█ ▅▁"
+    assert acceptance_cells(steps, 2) == "█▃"
+    assert acceptance_cells([], 3) == "   "
+
+
+def underlined(lines: list[Content]) -> list[str]:
+    return [
+        line.plain[span.start : span.end] for line in lines for span in line.spans if "underline" in str(span.style)
+    ]
+
+
+def test_what_was_guessed_is_underlined_and_nothing_else_changes() -> None:
+    text = "One **two** three\nfour\x1b[31m five"
+    lines = guessed_lines(text, [(4, 11), (17, 22)], 40)
+    assert [line.plain for line in lines] == ["One **two** three", "four␛[31m five"]
+    assert underlined(lines) == ["**two**", "four"]
+    narrow = guessed_lines("a word and another", [(2, 18)], 8)
+    assert all(line.cell_length <= 8 for line in narrow)
+    assert "".join(underlined(narrow)).replace(" ", "") == "wordandanother"
+
+
+def test_an_answer_shows_its_guesses_while_it_is_asked_to() -> None:
+    message = Message(7, "s", None, "assistant", "One **two** three", 0.0, finish_reason="stop")
+    entry = Entry(message, Standing())
+    assert entry.rows(Look(40))[0][0].plain.rstrip() == "One two three"
+    assert entry.update(message, Standing(guessed=((4, 11),)))
+    assert entry.rows(Look(40))[0][0].plain == "One **two** three"
+    assert entry.update(message, Standing())
+    assert entry.rows(Look(40))[0][0].plain.rstrip() == "One two three"
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50)], ids=str)
+def test_the_decode_view_tells_what_guesses_give(play, size: tuple[int, int]) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("Copy this")
+        if size[0] > 80:
+            assert "accepted per step" in it.text()
+        await it.press("f2")
+        it.app.draw_metrics(force=True)
+        await it.pilot.pause()
+        text = it.text()
+        assert "1.33 accepted per step" in text
+        assert "a token of" in text
+        assert "ngram" in text
+        assert "steps/s" in text
+
+    play(scenario, ScriptedEngine().script(Script(["one ", "two ", "three ", "four "], guessed=2)), size=size)
+
+
+def marked(it: Driver) -> list[str]:
+    """What is underlined in the answers."""
+    return underlined([row for row, kind in it.transcript._rows if kind == "body"])
+
+
+def test_a_key_marks_what_was_guessed_and_nothing_is_stored(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("f12")
+        assert marked(it) == []
+        await it.ask("Copy this")
+        assert marked(it) == ["tw", "fo"]
+        await it.press("f12")
+        assert marked(it) == []
+        await it.write("/guesses")
+        assert marked(it) == ["tw", "fo"]
+        assert it.said == ["Copy this", "*one* two three four "]
+        await it.ask("And this")
+        assert marked(it) == ["tw", "fo"], "the second answer had no guesses"
+
+    pieces = ["*one* ", "two ", "three ", "four "]
+    engine = ScriptedEngine().script(Script(pieces, guessed=2), Script(["Done."]))
+    play(scenario, engine)
