@@ -8,12 +8,25 @@ import random
 from collections.abc import Callable, Sequence
 from functools import cache
 from statistics import NormalDist, fmean, median, stdev
+from typing import TypeVar
 
 from headrace.runtime.telemetry import quantile
 
-__all__ = ["Interval", "bootstrap", "fmean", "geometric_ratio", "median", "sd", "student_cdf", "student_quantile"]
+__all__ = [
+    "Interval",
+    "bootstrap",
+    "bootstrap_of",
+    "fmean",
+    "geometric_ratio",
+    "median",
+    "sd",
+    "student_cdf",
+    "student_quantile",
+]
 
 Interval = tuple[float, float]
+
+_T = TypeVar("_T")
 
 RESAMPLES = 2000
 SEED = 20_251_120
@@ -33,16 +46,30 @@ def bootstrap(
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> Interval:
-    """A bootstrap interval of `statistic`; the same values give the same interval.
+    """A bootstrap interval of `statistic`, see `bootstrap_of`; NaN where there are no values."""
+    if not values:
+        return math.nan, math.nan
+    return bootstrap_of(values, statistic, confidence=confidence, resamples=resamples, seed=seed)
+
+
+def bootstrap_of(
+    units: Sequence[_T],
+    statistic: Callable[[Sequence[_T]], float],
+    *,
+    confidence: float = CONFIDENCE,
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
+) -> Interval:
+    """A bootstrap interval of a statistic of units, one at least, that are drawn whole; the same give the same.
 
     The expanded percentile interval: percentiles are moved outwards by what the plain bootstrap is too narrow for a
     small sample (Hesterberg, "What Teachers Should Know About the Bootstrap", The American Statistician 69(4), 2015).
     """
-    count = len(values)
+    count = len(units)
     if count < 2:
-        return (values[0], values[0]) if values else (math.nan, math.nan)
+        return statistic(units), statistic(units)
     draw = random.Random(seed)
-    found = sorted(statistic(draw.choices(values, k=count)) for _ in range(resamples))
+    found = sorted(statistic(draw.choices(units, k=count)) for _ in range(resamples))
     widened = math.sqrt(count / (count - 1)) * student_quantile((1 + confidence) / 2, count - 1)
     tail = NormalDist().cdf(-widened)
     return quantile(found, tail), quantile(found, 1 - tail)

@@ -1,8 +1,8 @@
 """A verification from model to document; Ctrl-C ends it with what is done."""
 
+from headrace.app.progress_line import ProgressLine
 from headrace.app.verify.checks import Plan, Row, Verification
 from headrace.app.verify.expectation import expectation
-from headrace.app.verify.progress import ProgressLine
 from headrace.app.verify.report import Document, document
 from headrace.models.load import LoadedModel
 
@@ -10,7 +10,7 @@ from headrace.models.load import LoadedModel
 def verify(loaded: LoadedModel, plan: Plan) -> Document:
     """Do all checks, showing how it goes. Raises UsageError for a context too short, and what the engine raises."""
     expected, rows, interrupted = expectation(loaded), list[Row](), False
-    progress = ProgressLine()
+    progress = ProgressLine("check")
     try:
         verification = Verification(loaded, expected, plan, progress.tick)
         for row in verification.run(progress.begin):

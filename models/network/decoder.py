@@ -69,6 +69,17 @@ class Decoder:
         twin._layer_groups = twin._fuse(ops)
         return twin
 
+    @property
+    def dtype(self) -> mx.Dtype:
+        """Of what it computes in."""
+        return self._dtype
+
+    def with_kv(self, kv: KVFormat) -> "Decoder":
+        """The same weights, K/V stored as `kv`, which `models.network.stored_kv` has allowed."""
+        twin = copy(self)
+        twin.kv_shape = replace(self.kv_shape, format=kv)
+        return twin
+
     def with_rope(self, rope: Rope) -> "Decoder":
         """The same weights, turned by `rope` wherever a layer turns."""
         twin = copy(self)

@@ -129,6 +129,10 @@ class Tokenizer:
         stream, form = self.detokenizer(), self.thinking_form
         return stream if form is None else ThinkingStream(stream, form)
 
+    def same_vocabulary(self, other: "Tokenizer") -> bool:
+        """Whether both have the same tokens under the same ids."""
+        return bool(self._rust.get_vocab(with_added_tokens=True) == other._rust.get_vocab(with_added_tokens=True))
+
     # --- what the files say --------------------------------------------------------------------------------
 
     def _shadow_encode(self, text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""How far a verification is, on standard error: a line drawn over itself on a terminal, a line a check elsewhere."""
+"""How far long work is, on standard error: a line drawn over itself on a terminal, a line a stage elsewhere."""
 
 import sys
 import time
@@ -9,9 +9,10 @@ _EVERY_S = 0.1
 
 
 class ProgressLine:
-    """Told what is being checked, and between any two steps that it goes on."""
+    """Told what is being done, one `what` of several, and between any two steps that it goes on."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str) -> None:
+        self._what = what
         self._draws = can_redraw(sys.stderr)
         self._started = time.monotonic()
         self._drawn_at = 0.0
@@ -19,8 +20,8 @@ class ProgressLine:
         self._width = 0
 
     def begin(self, number: int, of: int, name: str) -> None:
-        """The `number`-th of so many checks."""
-        self._text = f"check {number} of {of}: {name}"
+        """The `number`-th of so many."""
+        self._text = f"{self._what} {number} of {of}: {name}"
         if self._draws:
             self.tick()
         else:

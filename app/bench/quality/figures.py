@@ -1,0 +1,72 @@
+"""Figures of a divergence, with 95 % intervals from a block bootstrap.
+
+Neighbouring tokens of a text are alike, so blocks of BLOCK of them are drawn with replacement, not single ones
+(Carlstein, "The Use of Subseries Values", Annals of Statistics 14(3), 1986). What was measured of the same tokens in
+several conditions (depths, phases) is drawn together: a hard passage is hard in all of them.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any, TypeVar
+
+from headrace.app.bench.quality.divergence import Divergence
+from headrace.app.bench.stats import bootstrap_of, fmean
+from headrace.runtime.telemetry import quantile
+
+BLOCK = 32  # tokens
+TAIL = 0.99
+
+Figure = dict[str, float]
+"""`value`, and `low` and `high` of its interval."""
+
+_Block = TypeVar("_Block")
+
+
+def figures(conditions: Sequence[Divergence]) -> dict[str, Any]:
+    """All figures of what was measured of one text in one or more conditions, of which each scored the same tokens."""
+    kl = [found.kl for found in conditions]
+    more = [[b - a for a, b in zip(found.reference_nll, found.nll, strict=True)] for found in conditions]
+    reference_nll = fmean(list(chain.from_iterable(found.reference_nll for found in conditions)))
+    nll = fmean(list(chain.from_iterable(found.nll for found in conditions)))
+    return {
+        "tokens": sum(map(len, kl)),
+        "kl_mean": mean_figure(kl),
+        "kl_p99": tail_figure(kl),
+        "kl_max": max(chain.from_iterable(kl)),
+        "top1_agreement": mean_figure([found.agrees for found in conditions]),
+        "perplexity_ratio": {key: math.exp(value) for key, value in mean_figure(more).items()},
+        "perplexity": math.exp(nll),
+        "reference_perplexity": math.exp(reference_nll),
+    }
+
+
+def mean_figure(rows: Sequence[Sequence[float]]) -> Figure:
+    """The mean of rows (conditions, tokens)."""
+    blocks = [(math.fsum(block), len(block)) for block in _blocks(rows)]
+    return _figure(blocks, lambda drawn: sum(total for total, _ in drawn) / sum(count for _, count in drawn))
+
+
+def tail_figure(rows: Sequence[Sequence[float]], q: float = TAIL) -> Figure:
+    """The quantile `q` of rows (conditions, tokens), interpolated."""
+    most = max(map(len, rows)) * len(rows)
+    kept = math.ceil((1 - q) * 2 * most) + 2  # of a block, what may be at or above the quantile of any resample
+    blocks = [(sorted(block)[-kept:], len(block)) for block in _blocks(rows)]
+
+    def tail(drawn: Sequence[tuple[list[float], int]]) -> float:
+        count = sum(length for _, length in drawn)
+        top = sorted(chain.from_iterable(values for values, _ in drawn))
+        return quantile(top, max(0.0, (q * (count - 1) - (count - len(top))) / max(1, len(top) - 1)))
+
+    return _figure(blocks, tail)
+
+
+def _figure(blocks: Sequence[_Block], statistic: Callable[[Sequence[_Block]], float]) -> Figure:
+    low, high = bootstrap_of(blocks, statistic)
+    return {"value": statistic(blocks), "low": low, "high": high}
+
+
+def _blocks(rows: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Rows (conditions, tokens) in blocks of BLOCK tokens of all conditions, the last one with what is left."""
+    length = max(map(len, rows))
+    return [[value for row in rows for value in row[at : at + BLOCK]] for at in range(0, length, BLOCK)]

@@ -1,0 +1,73 @@
+"""A text put through a network by the engine's own passes, with the logits of every row that is scored.
+
+Contract: `begin` prefills a context; `score` feeds a text on top of it and gives logits row by row, in either phase:
+decode steps of a token, or prefill chunks; afterwards the cache holds the context again. What is fed is given, never
+chosen, so all networks see the same text whatever they would have said themselves.
+T = tokens, V = vocabulary.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from headrace.runtime.caches import make_caches
+from headrace.runtime.network import Network
+from headrace.runtime.ops import Phase
+from headrace.runtime.prefill import ChunkSizer, prefill
+
+CHUNK = 128  # rows whose logits are given at once: with a vocabulary of 256k they take 128 MiB
+
+
+class Forced:
+    """One network, fed at most `limit` tokens. `tick` is called between passes, and may raise to end everything."""
+
+    def __init__(self, network: Network[Any], limit: int, tick: Callable[[], None] = lambda: None) -> None:
+        self.network = network
+        self._tick = tick
+        self._caches = make_caches(network, limit, most_running=1, keep=False)
+        self._sizer = ChunkSizer()
+        self._context: Sequence[int] = ()
+        self._cache: Any = None
+
+    def begin(self, context: Sequence[int]) -> None:
+        """Drop everything and prefill `context`."""
+        self.end()
+        self._context = context
+        self._cache = self._caches.begin(())
+        for _ in prefill(self.network, self._cache, context, self._sizer):
+            self._tick()
+        self._cache.mark()
+
+    def score(self, fed: Sequence[int], phase: Phase) -> Iterator[mx.array]:
+        """Feed tokens behind the context, one by one or in chunks; logits (T, V) for CHUNK of them at a time."""
+        for at in range(0, len(fed), CHUNK):
+            piece = fed[at : at + CHUNK]
+            passes = [[token] for token in piece] if phase == "decode" else [piece]
+            yield mx.concatenate([self._logits(tokens, phase) for tokens in passes])
+        self._go_back()
+
+    def end(self) -> None:
+        """Give the cache back."""
+        if self._cache is not None:
+            self._cache.close()
+            self._cache = None
+            self._caches.rest()
+
+    def _logits(self, tokens: Sequence[int], phase: Phase) -> mx.array:
+        network, cache, count = self.network, self._cache, len(tokens)
+        cache.reserve(count, phase)
+        x = network.layers(network.embed(mx.array([list(tokens)], mx.uint32)), cache)  # (1, T, E)
+        logits = network.logits(x.reshape(count, 1, *x.shape[2:]))  # rows as sequences of one token: (T, V)
+        cache.advance(count)
+        mx.eval(logits, cache.arrays)
+        cache.commit(count)
+        self._tick()
+        return logits
+
+    def _go_back(self) -> None:
+        length = len(self._context)
+        if self._cache.reachable(length) == length:
+            self._cache.trim(length)
+        else:
+            self.begin(self._context)

@@ -1,0 +1,66 @@
+"""The document of `headrace bench --quality`, whose schema is docs/quality-json.md."""
+
+import hashlib
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.app.bench.measure.document import device_document, model_document
+from headrace.app.bench.quality.figures import BLOCK, figures
+from headrace.app.bench.quality.text import SHIPPED
+from headrace.app.bench.quality.variants import Options, Variant
+from headrace.app.versions import versions
+from headrace.models.load import LoadedModel
+from headrace.runtime.machine.hardware import machine
+
+SCHEMA = "headrace-quality/1"
+
+Document = dict[str, Any]
+
+
+def document(
+    reference: LoadedModel,
+    others: Sequence[LoadedModel],
+    options: Options,
+    variants: Sequence[Variant],
+    left_out: Sequence[int],
+    *,
+    interrupted: bool,
+) -> Document:
+    """Of what is found. `left_out`: depths that did not fit."""
+    file = options.text or SHIPPED
+    notes = [f"depth {depth:,} is left out: text and model do not reach that far" for depth in left_out]
+    return {
+        "schema": SCHEMA,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": shlex.join(["headrace", *sys.argv[1:]]),
+        "interrupted": interrupted,
+        "device": device_document(machine(), None),
+        "reference": model_document(reference),
+        "against": [model_document(other) for other in others],
+        "text": {"file": file.name, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()},
+        "scored": options.scored,
+        "block": BLOCK,
+        "versions": versions(),
+        "results": [entry for variant in variants for entry in _entries(variant, reference)],
+        "notes": [*notes, *(note for model in (reference, *others) for note in model.notes)],
+    }
+
+
+def _entries(variant: Variant, reference: LoadedModel) -> list[Document]:
+    """All conditions of a variant taken together, then each by itself."""
+    cost, usual = variant.network.cost, reference.network.cost
+    facts = {
+        "variant": variant.name,
+        "kind": variant.kind,
+        "kv_bytes_per_token": cost.kv_bytes_per_token,
+        "kv_bytes_ratio": cost.kv_bytes_per_token / usual.kv_bytes_per_token,
+        "weight_bytes_per_step": cost.weight_bytes,
+    }
+    every = {**facts, "depth": None, "phase": None, **figures(list(variant.found.values()))}
+    each = [
+        {**facts, "depth": depth, "phase": phase, **figures([found])} for (depth, phase), found in variant.found.items()
+    ]
+    return [every, *each] if len(each) > 1 else each

@@ -1,0 +1,96 @@
+"""`headrace bench --quality` from options to the document: load, put the text through, account.
+
+All networks go through the text side by side, a piece of it at a time, so logits are held of one piece only. A
+condition is a depth and a phase; interrupted by Ctrl-C, those that are done become the document all the same.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from headrace.app.bench.quality.divergence import Divergence, divergence
+from headrace.app.bench.quality.forcing import Forced
+from headrace.app.bench.quality.report import Document, document
+from headrace.app.bench.quality.text import DEPTHS, Passage, passages, read_text
+from headrace.app.bench.quality.variants import Options, Variant
+from headrace.app.progress import drawn_progress
+from headrace.app.progress_line import ProgressLine
+from headrace.models.load import LoadedModel, load_resolved
+from headrace.models.network.kv_twin import with_kv
+from headrace.models.registry.resolve import resolve
+from headrace.runtime.errors import UsageError
+from headrace.runtime.kv_format import kv_format
+from headrace.runtime.network import Network
+from headrace.runtime.ops import Phase
+
+PHASES: tuple[Phase, ...] = ("prefill", "decode")
+
+
+def run(options: Options) -> Document:
+    """Do it. Raises HeadraceError for what cannot be loaded or compared, KeyboardInterrupt before anything is done."""
+    formats = [kv_format(name) for name in dict.fromkeys(options.kv)]
+    if not formats and not options.against:
+        raise UsageError("nothing to compare", "--kv q8,q4 names formats of K/V, --against other models")
+    text = read_text(options.text)
+    reference, *others = [_load(name, options.force) for name in (options.model, *dict.fromkeys(options.against))]
+    for other in others:
+        _check_vocabulary(reference, other)
+    depths, asked = options.depths or DEPTHS, options.depths is not None
+    room = min(model.context_limit for model in (reference, *others))
+    found = passages(text, reference.tokenizer, depths, options.scored, room, asked=asked)
+    variants = [Variant(kind.name, "kv", with_kv(reference.network, kind)) for kind in formats]
+    variants += [Variant(other.name, "weights", other.network) for other in others]
+    progress, interrupted = ProgressLine("passage"), False
+    try:
+        measure(reference.network, variants, found, progress)
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        progress.clear()
+    if not variants[0].found:
+        raise KeyboardInterrupt
+    left_out = [depth for depth in depths if depth not in found]
+    return document(reference, others, options, variants, left_out, interrupted=interrupted)
+
+
+def measure(
+    reference: Network[Any], variants: Sequence[Variant], found: dict[int, Passage], progress: ProgressLine
+) -> None:
+    """Put every passage through all of them, in every phase; a variant's `found` has the conditions that are done."""
+    limit = max(len(passage.context) + len(passage.fed) for passage in found.values())
+    networks = [reference, *(variant.network for variant in variants)]
+    forced = [Forced(network, limit, progress.tick) for network in networks]
+    for number, (depth, passage) in enumerate(found.items()):
+        for at, phase in enumerate(PHASES, start=len(PHASES) * number):
+            progress.begin(at + 1, len(PHASES) * len(found), f"{phase} behind {depth:,} tokens")
+            if phase == PHASES[0]:
+                for one in forced:
+                    one.begin(passage.context)
+            done = [Divergence() for _ in variants]
+            scored = 0
+            for logits, *others in zip(*(one.score(passage.fed, phase) for one in forced), strict=True):
+                targets = mx.array(passage.targets[scored : scored + logits.shape[0]])
+                scored += logits.shape[0]
+                for sums, other in zip(done, others, strict=True):
+                    sums += divergence(logits, other, targets)
+            for variant, sums in zip(variants, done, strict=True):
+                variant.found[depth, phase] = sums
+    for one in forced:
+        one.end()
+
+
+def _load(name: str | None, force: bool) -> LoadedModel:
+    with drawn_progress() as progress:
+        resolved = resolve(name, progress=progress)
+    return load_resolved(resolved, force=force)
+
+
+def _check_vocabulary(reference: LoadedModel, other: LoadedModel) -> None:
+    """Raises UsageError where a token of one is another of the other, or none."""
+    sizes = [model.network.vocab_size for model in (reference, other)]
+    if sizes[0] != sizes[1] or not reference.tokenizer.same_vocabulary(other.tokenizer):
+        raise UsageError(
+            f"{other.name} has another vocabulary than {reference.name}",
+            "--against takes the same model in other quantizations",
+        )

@@ -1,0 +1,103 @@
+"""A quality document for people and other programs: table, Markdown, CSV, JSON lines."""
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+from headrace.app.bench.show.formats import flat, model_line
+from headrace.app.tables import Column, print_lines, table_lines
+from headrace.runtime.units import format_bytes
+
+Document = dict[str, Any]
+_Cell = Callable[[Document], str]
+
+
+def show(document: Document, width: int | None) -> None:
+    """A table of at most `width` cells and the circumstances, on standard output."""
+    from rich.text import Text
+
+    results = document["results"]
+    columns = [
+        Column(name, [cell(entry) for entry in results], leaves, right=name not in ("", "at"))
+        for name, leaves, cell in _columns()
+    ]
+    print_lines(table_lines(columns, width))
+    print_lines([Text(line) for line in circumstances(document)])
+
+
+def markdown(document: Document) -> str:
+    """A table and the circumstances, to paste into an issue."""
+    columns = _columns()
+    rows = [[name for name, _, _ in columns], ["---", "---", *["---:"] * (len(columns) - 2)]]
+    rows += [[cell(entry) for _, _, cell in columns] for entry in document["results"]]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([*lines, "", *(f"- {line}" for line in circumstances(document))])
+
+
+def csv_text(document: Document) -> str:
+    """A row for each entry of results, nested figures as `kl_mean.low`."""
+    rows = [{"model": document["reference"]["name"], **flat(entry)} for entry in document["results"]]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue().rstrip("\n")
+
+
+def json_lines(document: Document) -> str:
+    """A line for each entry of results, each with what it was measured on."""
+    shared = {key: document[key] for key in ("schema", "created", "command", "device", "reference", "versions")}
+    return "\n".join(json.dumps({**shared, **entry}) for entry in document["results"])
+
+
+def circumstances(document: Document) -> list[str]:
+    """What was held against what, and how, in lines."""
+    perplexity = document["results"][0]["reference_perplexity"]
+    text, kernels = document["text"], document["device"]["kernels"].get("kernels", "?")
+    return [
+        f"reference: {model_line(document['reference'])}; perplexity {perplexity:.2f}",
+        *(f"against it: {model_line(model)}" for model in document["against"]),
+        f"{document['scored']:,} tokens of {text['file']} (sha256 {text['sha256'][:12]}) scored at every depth, fed as "
+        f"prefill chunks and as decode steps, {kernels} kernels; KL(reference || other) in nats; 95 % intervals from "
+        f"blocks of {document['block']} tokens",
+        *document["notes"],
+        *(["interrupted: depths or phases are missing"] if document["interrupted"] else []),
+    ]
+
+
+def _columns() -> list[tuple[str, int, _Cell]]:
+    """(heading, when it leaves where room ends, its cell)."""
+    return [
+        ("", 0, lambda entry: entry["variant"]),
+        ("at", 0, _condition),
+        ("KL mean", 0, lambda entry: _nats(entry["kl_mean"]["value"])),
+        ("95 %", 4, lambda entry: _interval(entry["kl_mean"], _nats)),
+        ("KL p99", 1, lambda entry: _nats(entry["kl_p99"]["value"])),
+        ("95 %", 7, lambda entry: _interval(entry["kl_p99"], _nats)),
+        ("top-1 equal", 2, lambda entry: f"{entry['top1_agreement']['value']:.1%}"),
+        ("95 %", 6, lambda entry: _interval(entry["top1_agreement"], lambda value: f"{value:.1%}")),
+        ("perplexity", 3, lambda entry: f"{entry['perplexity_ratio']['value']:.4f}x"),
+        ("95 %", 5, lambda entry: _interval(entry["perplexity_ratio"], lambda value: f"{value:.4f}")),
+        ("bytes", 8, _bytes),
+    ]
+
+
+def _condition(entry: Document) -> str:
+    return "all" if entry["depth"] is None else f"d{entry['depth']} {entry['phase']}"
+
+
+def _nats(value: float) -> str:
+    return "0" if value == 0 else f"{value:.2g}" if value < 0.01 else f"{value:.3f}"
+
+
+def _interval(figure: dict[str, float], form: Callable[[float], str]) -> str:
+    return f"{form(figure['low'])}–{form(figure['high'])}"
+
+
+def _bytes(entry: Document) -> str:
+    """What is less of: of K/V a token, or of weights a step."""
+    if entry["kind"] == "weights":
+        return f"{format_bytes(entry['weight_bytes_per_step'])} a step"
+    return f"{format_bytes(entry['kv_bytes_per_token'])} a token, {entry['kv_bytes_ratio']:.2f}x"

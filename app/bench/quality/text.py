@@ -1,0 +1,66 @@
+"""The text that is scored: `assets/quality_text.txt`, or a file of one's own, in the tokens of a model.
+
+The tokens that are scored are the last ones of the text and the same at every depth; only how much of the text goes
+before them differs. So a figure changes with the depth because of the depth.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.models.text.tokenizer import Tokenizer
+from headrace.runtime.errors import UsageError
+from headrace.runtime.paths import ASSETS
+
+SHIPPED = ASSETS / "quality_text.txt"
+DEPTHS, SCORED = (0, 1024, 4096), 768
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """What is put through: `context` first, then `fed`, behind each of which the text goes on with one of `targets`."""
+
+    context: list[int]
+    fed: list[int]
+    targets: list[int]
+
+
+def read_text(file: Path | None) -> str:
+    """The text of a file, None for the one shipped. Raises UsageError for one that cannot be read."""
+    file = file or SHIPPED
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(f"cannot read {file}: {reason}") from None
+
+
+def passages(
+    text: str, tokenizer: Tokenizer, depths: Sequence[int], scored: int, room: int, *, asked: bool
+) -> dict[int, Passage]:
+    """By depth: so many tokens before the last `scored` ones. `room`: tokens that the model takes at most.
+
+    A model that wants a BOS token gets it first, as one of the context or, with none, as what the text begins behind.
+    Depths for which text or room is too short are left out, unless `asked` for. Raises UsageError then, and where not
+    a single one is left.
+    """
+    ids = tokenizer.encode(text)
+    opening = tokenizer.encode_prompt("")  # BOS, or nothing
+    longest = min(len(ids) - 1 + len(opening), room) - scored
+    fitting = [depth for depth in depths if depth <= longest]
+    if not fitting or (asked and len(fitting) < len(depths)):
+        where = f"the model takes {room:,} tokens" if room < len(ids) else f"the text has {len(ids):,} tokens"
+        raise UsageError(
+            f"{where}: not enough for {scored:,} scored behind {max(depths):,}",
+            f"-d takes depths up to {longest:,} with these" if longest >= 0 else "-n scores fewer; --text takes a file",
+        )
+    start = len(ids) - scored  # of the targets
+    return {depth: _passage(ids, start, depth, opening) for depth in fitting}
+
+
+def _passage(ids: list[int], start: int, depth: int, opening: list[int]) -> Passage:
+    targets = ids[start:]
+    if depth == 0:
+        return Passage([], [*(opening or [ids[start - 1]]), *targets[:-1]], targets)
+    before = depth - len(opening)
+    return Passage([*opening, *ids[start - 1 - before : start - 1]], ids[start - 1 : -1], targets)

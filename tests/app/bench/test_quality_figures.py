@@ -1,0 +1,76 @@
+"""Figures and their intervals against numpy and against what is known of a simulated text."""
+
+import math
+import random
+
+import numpy as np
+
+from headrace.app.bench.quality.divergence import Divergence
+from headrace.app.bench.quality.figures import BLOCK, figures, mean_figure, tail_figure
+
+
+def simulated(seed: int, tokens: int, likeness: float) -> list[float]:
+    """Values with mean 1 whose neighbours are alike: an autoregressive series, made positive."""
+    draw = random.Random(seed)
+    value, found = 0.0, []
+    for _ in range(tokens):
+        value = likeness * value + math.sqrt(1 - likeness**2) * draw.gauss(0, 1)
+        found.append(math.exp(0.5 * value - 0.125))
+    return found
+
+
+def test_figures_are_those_of_numpy() -> None:
+    draw = np.random.default_rng(0)
+    conditions = [
+        Divergence(*[draw.exponential(size=300).tolist() for _ in range(1)],
+                   (draw.random(300) < 0.9).astype(float).tolist(),
+                   draw.exponential(size=300).tolist(), draw.exponential(size=300).tolist())
+        for _ in range(3)
+    ]  # fmt: skip
+    found = figures(conditions)
+    kl = np.concatenate([np.array(condition.kl) for condition in conditions])
+    ours = np.concatenate([np.array(condition.nll) for condition in conditions])
+    theirs = np.concatenate([np.array(condition.reference_nll) for condition in conditions])
+    assert found["tokens"] == 900
+    assert math.isclose(found["kl_mean"]["value"], kl.mean(), rel_tol=1e-12)
+    assert math.isclose(found["kl_p99"]["value"], np.quantile(kl, 0.99), rel_tol=1e-12)
+    assert found["kl_max"] == kl.max()
+    assert math.isclose(found["top1_agreement"]["value"], np.mean([c.agrees for c in conditions]), rel_tol=1e-12)
+    assert math.isclose(found["perplexity"], math.exp(ours.mean()), rel_tol=1e-12)
+    assert math.isclose(found["perplexity_ratio"]["value"], math.exp(ours.mean() - theirs.mean()), rel_tol=1e-12)
+    for name in ("kl_mean", "kl_p99", "top1_agreement", "perplexity_ratio"):
+        assert found[name]["low"] <= found[name]["value"] <= found[name]["high"]
+    assert figures(conditions) == found
+
+
+def test_the_tail_is_found_whatever_blocks_are_drawn() -> None:
+    """What is kept of a block is enough: the interval is that of whole blocks."""
+    from headrace.app.bench.quality import figures as module
+    from headrace.app.bench.stats import bootstrap_of
+
+    values = [simulated(seed, 7 * BLOCK + 5, 0.8) for seed in range(2)]
+    whole = bootstrap_of(module._blocks(values), lambda drawn: float(np.quantile(np.concatenate(drawn), 0.99)))
+    found = tail_figure(values)
+    assert np.allclose([found["low"], found["high"]], whole, rtol=1e-12)
+
+
+def test_intervals_cover_the_truth_where_neighbours_are_alike() -> None:
+    """Of 100 texts of 768 tokens most intervals hold the mean; tokens drawn one by one would miss every third."""
+    from headrace.app.bench.stats import bootstrap
+
+    covered = alone = 0
+    for seed in range(100):
+        values = simulated(seed, 768, 0.8)
+        figure = mean_figure([values])
+        covered += figure["low"] <= 1 <= figure["high"]
+        low, high = bootstrap(values, resamples=200)
+        alone += low <= 1 <= high
+    assert covered >= 86
+    assert covered > alone + 10
+
+
+def test_few_tokens_make_no_trouble() -> None:
+    one = Divergence([0.5], [1.0], [2.0], [2.5])
+    found = figures([one])
+    assert found["kl_p99"] == {"value": 0.5, "low": 0.5, "high": 0.5}
+    assert math.isclose(found["perplexity_ratio"]["value"], math.exp(0.5))
