@@ -11,6 +11,7 @@ import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 
+from headrace.app.kv_option import kv_choice
 from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.app.predict.document import ENGINE
 from headrace.app.predict.prediction import Prediction
@@ -123,19 +124,22 @@ def load(
     context: int | None = None,
     quantize: int | None = None,
     group_size: int = 64,
+    kv: str = "f16",
     force: bool = False,
     progress: Progress = silent,
 ) -> Model:
     """Load a model: a catalog name, a directory, a .gguf file or a hub id; None: the default. Fetched if need be.
 
     context: the limit in tokens; None: what the model was made for and memory allows. quantize: bits to quantize a
-    plain checkpoint to while loading, in groups of `group_size`. force: go beyond what memory, or with `context` the
-    model, allows. progress(stage, done, total) is told of what takes long.
+    plain checkpoint to while loading, in groups of `group_size`. kv: how keys and values are stored, "f16", "q8",
+    "k8v4" or "q4", or "auto" for the first of these in which the context fits. force: go beyond what memory, or with
+    `context` the model, allows. progress(stage, done, total) is told of what takes long.
     Raises ModelNotFoundError, FetchError, CheckpointError, NotEnoughMemoryError and UsageError.
     """
     requantize = Quantization(quantize, group_size) if quantize is not None else None  # before anything is fetched
+    stored = kv_choice(kv)
     resolved = resolve(name, progress=progress)
-    return Model(load_resolved(resolved, context=context, requantize=requantize, force=force))
+    return Model(load_resolved(resolved, context=context, requantize=requantize, kv=stored, force=force))
 
 
 def predict(

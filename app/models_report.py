@@ -9,35 +9,41 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from headrace.app.kv_fits import Fits, kv_fits
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.cost.costs import WORKING_MEMORY, checkpoint_cost
+from headrace.models.cost.shape_sources import shape_of_checkpoint, shape_of_entry
 from headrace.models.registry.catalog import CatalogEntry, HubRepo, load_catalog
 from headrace.models.registry.resolve import DEFAULT_MODEL, ResolvedModel, resolve
 from headrace.models.registry.source import LocalGGUF, parse_source
 from headrace.models.registry.store import Store, StoredModel, directory_bytes
 from headrace.runtime.cost import StepCost
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+from headrace.runtime.kv_format import FLOAT16
 
 MEMORY_CONTEXT = 4096
 
 Document = dict[str, Any]
 
 
-def overview(store: Store) -> list[Document]:
-    """One document a model: first what is installed, then the rest of the catalog."""
+def overview(store: Store, usable: int | None = None) -> list[Document]:
+    """One document a model: first what is installed, then the rest of the catalog.
+
+    usable: bytes that a model may take on this machine, for `context_fits`; None where that is not known.
+    """
     catalog = load_catalog()
     stored = store.list()
     names = {model.name for model in stored}
-    rows = [_installed(model, catalog.get(model.name)) for model in stored]
-    return rows + [_available(entry) for name, entry in catalog.items() if name not in names]
+    rows = [_installed(model, catalog.get(model.name), usable) for model in stored]
+    return rows + [_available(entry, usable) for name, entry in catalog.items() if name not in names]
 
 
-def catalog_document(entry: CatalogEntry) -> Document:
-    """All the catalog knows of a model that is not installed."""
+def catalog_document(entry: CatalogEntry, usable: int | None = None) -> Document:
+    """All the catalog knows of a model that is not installed. usable: as for `overview`."""
     source = entry.source
     origin = f"{source.repo} on the hub" if isinstance(source, HubRepo) else f"the package {source.requirement}"
     return {
-        **_available(entry),
+        **_available(entry, usable),
         "origin": origin,
         "parameters": entry.shape.parameters,
         "weight_bytes": entry.weight_bytes,
@@ -45,8 +51,11 @@ def catalog_document(entry: CatalogEntry) -> Document:
     }
 
 
-def checkpoint_document(model: ResolvedModel) -> Document:
-    """All that a model's headers, configuration and origin say. Raises CheckpointError for broken files."""
+def checkpoint_document(model: ResolvedModel, usable: int | None = None) -> Document:
+    """All that a model's headers, configuration and origin say. Raises CheckpointError for broken files.
+
+    usable: as for `overview`.
+    """
     from headrace.models.load import (
         context_length,
         many_sequences,
@@ -79,6 +88,7 @@ def checkpoint_document(model: ResolvedModel) -> Document:
         "bytes_per_step": cost.step_bytes(at) if cost is not None else None,
         "memory_context": at,
         "memory_bytes": _memory(checkpoint, cost, at),
+        "context_fits": _fits(checkpoint, cost, context, usable),
     }
 
 
@@ -121,7 +131,7 @@ def _format_of(section: Mapping[str, Any], module: str) -> str:
     return f"{bits}-bit, groups of {group}" + ("" if mode == "affine" else f", {mode}")
 
 
-def _available(entry: CatalogEntry) -> Document:
+def _available(entry: CatalogEntry, usable: int | None) -> Document:
     return {
         "name": entry.name,
         "installed": False,
@@ -131,12 +141,13 @@ def _available(entry: CatalogEntry) -> Document:
         "memory_context": min(MEMORY_CONTEXT, entry.context),
         "memory_bytes": entry.memory_bytes(MEMORY_CONTEXT),
         "context": entry.context,
+        "context_fits": kv_fits(shape_of_entry(entry), usable, packs=True),
         "quantization": entry.quantization,
         "licence": entry.licence,
     }
 
 
-def _installed(model: StoredModel, entry: CatalogEntry | None) -> Document:
+def _installed(model: StoredModel, entry: CatalogEntry | None, usable: int | None) -> Document:
     document: Document = {
         "name": model.name,
         "installed": True,
@@ -148,17 +159,20 @@ def _installed(model: StoredModel, entry: CatalogEntry | None) -> Document:
         "memory_context": MEMORY_CONTEXT,
         "memory_bytes": None,
         "context": None,
+        "context_fits": None,
         "quantization": None,
         "problem": None,
     }
     if entry is not None:
-        return {**_available(entry), **{key: value for key, value in document.items() if value is not None}}
+        return {**_available(entry, usable), **{key: value for key, value in document.items() if value is not None}}
     try:
         checkpoint = open_checkpoint(model.path)
         context = checkpoint.config.get("max_position_embeddings")
         document["context"] = context if isinstance(context, int) else None
         at = min(MEMORY_CONTEXT, document["context"] or MEMORY_CONTEXT)
-        document["memory_bytes"] = _memory(checkpoint, checkpoint_cost(checkpoint), at)
+        cost = checkpoint_cost(checkpoint)
+        document["memory_bytes"] = _memory(checkpoint, cost, at)
+        document["context_fits"] = _fits(checkpoint, cost, document["context"] or MEMORY_CONTEXT, usable)
         document["quantization"] = next(iter(quantization_document(checkpoint)["formats"]), None)
     except CheckpointError as error:  # one broken model must not hide the others
         document["problem"] = str(error)
@@ -183,6 +197,19 @@ def _step_cost(checkpoint: Checkpoint) -> StepCost | None:
 def _memory(checkpoint: Checkpoint, cost: StepCost | None, context: int) -> int | None:
     """Bytes it takes with `context` tokens in the cache; None where the size of a token is not known."""
     return None if cost is None else checkpoint.nbytes + cost.kv_bytes(context) + WORKING_MEMORY
+
+
+def _fits(checkpoint: Checkpoint, cost: StepCost | None, context: int, usable: int | None) -> Fits | None:
+    """Context that fits in each format; in f16 alone where K/V cannot be had in another."""
+    if cost is None or usable is None:
+        return None
+    try:
+        shape = shape_of_checkpoint(checkpoint)
+    except UnsupportedModelError:  # mlx-lm's classes run it
+        return {FLOAT16.name: max(0, cost.longest_context(usable - checkpoint.nbytes - WORKING_MEMORY, context))}
+    from headrace.models.load import many_sequences  # brings mlx
+
+    return kv_fits(shape, usable, packs=many_sequences(checkpoint) == "batched")
 
 
 def _disk_bytes(path: Path) -> int:

@@ -11,6 +11,7 @@ from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from headrace.app.kv_option import KV_NAMES
 from headrace.runtime import environment
 from headrace.runtime.errors import HeadraceError, UsageError
 from headrace.runtime.paths import config_dir
@@ -36,7 +37,20 @@ class Range:
         return lower if self.most == math.inf else f"{lower}, at most {most}"
 
 
-def _setting(default: Any, comment: str, *, example: Any = None, allowed: Range = Range()) -> Any:
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """The texts that a setting can be."""
+
+    names: tuple[str, ...]
+
+    def holds(self, value: str) -> bool:
+        return value in self.names
+
+    def __str__(self) -> str:
+        return f"one of {', '.join(self.names)}"
+
+
+def _setting(default: Any, comment: str, *, example: Any = None, allowed: Range | OneOf = Range()) -> Any:
     """A setting; `example` stands in the file, commented out, where the default is to leave it to the model."""
     return field(default=default, metadata={"comment": comment, "example": example, "range": allowed})
 
@@ -48,6 +62,7 @@ class ChatSettings:
     model: str = _setting("", "Catalog name, hub id or path, as after -m. Empty: the default model.")
     system: str = _setting("", "System prompt of new conversations.")
     context: int = _setting(0, "Context limit in tokens. 0: what the model was made for and memory allows.")
+    kv: str = _setting("f16", "How K/V are stored, as --kv: f16, q8, k8v4, q4 or auto.", allowed=OneOf(KV_NAMES))
     read_ahead: bool = _setting(True, "Read what is typed into the KV cache in the pauses of typing.")
     kept_gb: float = _setting(2.0, "Gigabytes on disk for the K/V of recent chats, which then reopen at once; 0: none.")
     show_thinking: bool = _setting(False, "Show the thinking of reasoning models unfolded.")
@@ -231,7 +246,10 @@ def _complaint(setting: Field[Any], types: set[type], value: Any) -> str | None:
     accepted = (int, float) if kind is float else (kind,)
     if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
         return {str: "a text in quotes", bool: "true or false", int: "a whole number", float: "a number"}[kind]
-    return None if kind in (str, bool) or setting.metadata["range"].holds(value) else str(setting.metadata["range"])
+    allowed = setting.metadata["range"]
+    if kind is bool or (kind is str and isinstance(allowed, Range)):
+        return None
+    return None if allowed.holds(value) else str(allowed)
 
 
 def _toml(value: Any) -> str:

@@ -5,6 +5,7 @@ decided here, once: headrace's own where it has one, mlx-lm's classes otherwise.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -21,6 +22,7 @@ from headrace.models.checkpoint.text_part import TextPart, text_part
 from headrace.models.checkpoint.validation import blamed_on_store
 from headrace.models.cost.costs import working_memory
 from headrace.models.network.config import DecoderConfig, decoder_config
+from headrace.models.network.decoder import Decoder
 from headrace.models.network.decoder_costs import kv_layers
 from headrace.models.network.dtypes import compute_dtype
 from headrace.models.network.long_rope_decoder import long_rope
@@ -30,12 +32,15 @@ from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime import ops
 from headrace.runtime.cost import LayerKV, held_bytes, longest_context
 from headrace.runtime.errors import CheckpointError, UsageError
-from headrace.runtime.kv_format import KVFormat
+from headrace.runtime.kv_format import FORMATS, KVFormat
 from headrace.runtime.machine import memory
 from headrace.runtime.machine.out_of_memory import memory_errors
 from headrace.runtime.network import Network
 
 NetworkKind = Literal["headrace", "mlx-lm"]
+KVChoice = KVFormat | Literal["auto"] | None
+"""How K/V are to be stored. auto: unquantized unless the context wanted does not fit, then the best that fits. None:
+unquantized."""
 LEAST_CONTEXT = 512  # a shorter one is not offered unasked
 _LARGEST_SETTING = 2.0**63  # that generation_config.json may hold: larger ones are no counts, and no settings either
 
@@ -52,6 +57,7 @@ class LoadedModel:
     context_limit: int
     generation_defaults: dict[str, Any]
     notes: list[str] = field(default_factory=list)  # what people should know of what was loaded, a line each
+    kv: KVFormat | None = None  # how K/V are stored; None: as mlx-lm's classes do
 
 
 def own_decoder(checkpoint: Checkpoint) -> DecoderConfig | None:
@@ -83,7 +89,7 @@ def load_resolved(
     *,
     context: int | None = None,
     requantize: Quantization | None = None,
-    kv: KVFormat | None = None,
+    kv: KVChoice = None,
     force: bool = False,
 ) -> LoadedModel:
     """`load_model` for what `resolve` found; a damaged entry of the store is named, with how to replace it."""
@@ -97,14 +103,14 @@ def load_model(
     name: str,
     context: int | None = None,
     requantize: Quantization | None = None,
-    kv: KVFormat | None = None,
+    kv: KVChoice = None,
     force: bool = False,
 ) -> LoadedModel:
     """Load the model in `directory` for at most `context` tokens (None: what it was made for and memory allows).
 
-    kv: how K/V are stored; None for unquantized. Raises CheckpointError for broken files, UnsupportedModelError where
-    nothing here runs them, UsageError for a context the model was not made for, for quantizing what is quantized or for
-    K/V that the network cannot store so, and NotEnoughMemoryError, unless `force`, when weights and cache do not fit.
+    Raises CheckpointError for broken files, UnsupportedModelError where nothing here runs them, UsageError for a
+    context the model was not made for, for quantizing what is quantized or for K/V that the network cannot store so,
+    and NotEnoughMemoryError, unless `force`, when weights and cache do not fit.
     """
     checkpoint = open_checkpoint(directory)
     config = own_decoder(checkpoint)
@@ -116,8 +122,9 @@ def load_model(
         )
     if requantize is not None and checkpoint.quantization is not None:
         raise UsageError("the checkpoint is quantized already", "--quantize takes a plain one")
-    make, weights, layers = _sized(checkpoint, config, requantize, kv)
-    limit = context or longest
+    limit = wanted = context or longest
+    stored = _fitting_kv(checkpoint, config, requantize, limit) if kv == "auto" else kv
+    make, weights, layers = _sized(checkpoint, config, requantize, stored)
     if not force:
         limit = _fitting_context(weights, layers, limit, asked=context is not None)
     # Both read megabytes from disk and hold no interpreter lock for long: a cold start pays for the longer one only.
@@ -135,7 +142,11 @@ def load_model(
         tokenizer=tokenizer(),
         context_limit=limit,
         generation_defaults=generation_defaults(checkpoint.path),
-        notes=_notes(name, checkpoint, native=config is not None and ops.select() is ops.native),
+        notes=[
+            *_notes(name, checkpoint, native=config is not None and ops.select() is ops.native),
+            *(_kv_note(stored, wanted, limit) if kv == "auto" else ()),
+        ],
+        kv=network.kv_shape.format if isinstance(network, Decoder) else None,
     )
 
 
@@ -151,6 +162,14 @@ def _notes(name: str, checkpoint: Checkpoint, *, native: bool) -> list[str]:
     if (ignored := text_part(checkpoint).describe_ignored()) is not None:
         notes.append(f"{name}: {ignored}")
     return notes
+
+
+def _kv_note(chosen: KVFormat | None, wanted: int, limit: int) -> list[str]:
+    """What became of `auto` where K/V are not as they are by default."""
+    if chosen is None or not chosen.packed:
+        return []
+    note = f"K/V are stored as {chosen.name}, since {wanted:,} tokens do not fit as {FORMATS[0].name}"
+    return [note if limit == wanted else f"{note}; as {chosen.name} {limit:,} do"]
 
 
 def _tokenizer(directory: Path) -> Tokenizer:
@@ -192,15 +211,37 @@ def _decoder(
     return make_decoder(config, Parameters(checkpoint, kernels, dtype, requantize), kernels, dtype, kv)
 
 
+def _fitting_kv(
+    checkpoint: Checkpoint, config: DecoderConfig | None, requantize: Quantization | None, wanted: int
+) -> KVFormat | None:
+    """The best format in which `wanted` tokens fit; the smallest where they do in none. None: there is no choice."""
+    chosen = None
+    for kind in FORMATS if config is not None else ():
+        with suppress(UsageError):  # of those that the network can
+            _, weights, layers = _sized(checkpoint, config, requantize, kind)
+            chosen = kind
+            if _room(weights, layers, wanted, memory.budget()) >= wanted:
+                break
+    return chosen
+
+
 def _fitting_context(weights: int, kv: Sequence[LayerKV], limit: int, *, asked: bool) -> int:
     """The context to run with: `limit`, or, where nobody asked for a particular one, what memory allows of it."""
     budget = memory.budget()
-    working = working_memory(on_gpu=mx.default_device().type == mx.DeviceType.gpu)
-    room = limit if budget is None else longest_context(kv, budget.usable - weights - working, limit)
+    room = _room(weights, kv, limit, budget)
     if not asked:
         limit = min(limit, max(room, LEAST_CONTEXT))
-    memory.check_fits(weights, held_bytes(kv, limit), working, budget, limit, fitting=room)
+    memory.check_fits(weights, held_bytes(kv, limit), _working_memory(), budget, limit, fitting=room)
     return limit
+
+
+def _room(weights: int, kv: Sequence[LayerKV], limit: int, budget: memory.Budget | None) -> int:
+    """The most tokens, up to `limit`, whose K/V fit beside the weights."""
+    return limit if budget is None else longest_context(kv, budget.usable - weights - _working_memory(), limit)
+
+
+def _working_memory() -> int:
+    return working_memory(on_gpu=mx.default_device().type == mx.DeviceType.gpu)
 
 
 def _quantized_bytes(part: TextPart, kind: Quantization) -> int:

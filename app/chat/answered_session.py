@@ -27,7 +27,7 @@ class AnsweredSession(OpenSession):
     while the user has to choose what no longer is sent.
     """
 
-    def __init__(self, engine: ChatEngine, store: SessionStore, session: Session, context: int | None) -> None:
+    def __init__(self, engine: ChatEngine, store: SessionStore, session: Session, context: int | None, kv: str) -> None:
         super().__init__(store, session)
         self.engine = engine
         self.phase: Phase = "idle"
@@ -38,6 +38,7 @@ class AnsweredSession(OpenSession):
         self.guessed: dict[int, Sequence[tuple[int, int]]] = {}
         """By answer, as far as they were said since the chat began: where in it is what had been guessed."""
         self._context = context
+        self._kv = kv
         self._turn: Turn | None = None
         self._unstored: tuple[Turn, str, Done | None] | None = None  # an answer that ended, until the store has it
         self._try_again = 0.0
@@ -55,7 +56,7 @@ class AnsweredSession(OpenSession):
     def load_model(self) -> None:
         """Start the engine with the session's model. An answer being written is kept as partial."""
         self.notice = self.damage = None
-        self.engine.start(ModelSpec(self.session.model, self._context))
+        self.engine.start(ModelSpec(self.session.model, self._context, self._kv))
 
     def stop(self) -> None:
         """End the answer; what was said is kept as partial."""

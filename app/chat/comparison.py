@@ -39,14 +39,20 @@ class Comparison(SideBySide):
     """sides: A, which answers as the session does, and B. first: messages that both had before there were two."""
 
     def __init__(
-        self, talk: Conversation, other: AnswerSetup, second: Callable[[], ChatEngine], *, context: int | None = None
+        self,
+        talk: Conversation,
+        other: AnswerSetup,
+        second: Callable[[], ChatEngine],
+        *,
+        context: int | None = None,
+        kv: str = "f16",
     ) -> None:
         """`second` makes another engine. Raises EngineError while an answer is being written.
 
         An answer to the last question that A's model gave stays A's; B answers at once.
         """
         super().__init__(talk)
-        self._second, self._context = second, context
+        self._second, self._context, self._kv = second, context, kv
         setups = AnswerSetup.of(talk.session), other
         a, b = (Side(name, setup, talk.store, talk.session) for name, setup in zip("AB", setups, strict=True))
         self.sides = a, b
@@ -215,7 +221,7 @@ class Comparison(SideBySide):
         side.phase = "loading"
         if seat.model != wanted or seat.engine.state != "loading":
             seat.model = wanted
-            seat.engine.start(ModelSpec(side.setup.model, self._context))
+            seat.engine.start(ModelSpec(side.setup.model, self._context, self._kv))
 
     def _give_engine(self, side: Side) -> None:
         """Decide, before B's model is loaded for the first time, whether it fits beside A's."""

@@ -43,10 +43,16 @@ class Conversation(LeavingOut):
     """One session being talked to."""
 
     def __init__(
-        self, engine: ChatEngine, store: SessionStore, session: Session | None = None, *, context: int | None = None
+        self,
+        engine: ChatEngine,
+        store: SessionStore,
+        session: Session | None = None,
+        *,
+        context: int | None = None,
+        kv: str = "f16",
     ) -> None:
-        """`session` None begins a new one. `context`: the limit to load models with, None for what memory allows."""
-        super().__init__(engine, store, session if session is not None else store.create(), context)
+        """`session` None begins a new one. `context`, `kv`: how to load models, see `ModelSpec`."""
+        super().__init__(engine, store, session if session is not None else store.create(), context, kv)
 
     # --- what a person does ----------------------------------------------------------------------------------
 

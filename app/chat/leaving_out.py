@@ -17,8 +17,8 @@ class LeavingOut(AnsweredSession):
     take back.
     """
 
-    def __init__(self, engine: ChatEngine, store: SessionStore, session: Session, context: int | None) -> None:
-        super().__init__(engine, store, session, context)
+    def __init__(self, engine: ChatEngine, store: SessionStore, session: Session, context: int | None, kv: str) -> None:
+        super().__init__(engine, store, session, context, kv)
         self.returned: str | None = None
         self._typed = "", ""  # content of the last message, and the text it was taken from
         self._left_out: list[tuple[int | None, str]] = []  # prompt_from and summary as they were before each change

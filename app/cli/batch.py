@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.app.cli.completion import model_names
+from headrace.app.kv_option import kv_option
 from headrace.app.sampling_options import DEFAULT_MAX_TOKENS, sampling_options
 from headrace.runtime.errors import UsageError
 
@@ -48,6 +49,7 @@ PARALLEL = 16
 @click.option("--parallel", type=click.IntRange(1, 256), default=PARALLEL, help=f"Requests at a time [{PARALLEL}].")
 @click.option("--in-order", is_flag=True, help="Results in the order of the lines; else as they finish.")
 @click.option("--context", type=click.IntRange(1), help="Context limit in tokens. Default: what the model allows.")
+@kv_option
 @click.option("--force", is_flag=True, help="Go beyond what memory, or with --context the model, allows.")
 @click.option("--json", "as_json", is_flag=True, help="With -o: print the summary as one JSON document.")
 @click.option("-q", "--quiet", is_flag=True, help="Nothing but results and errors: no progress, no summary.")
@@ -60,6 +62,7 @@ def batch(
     parallel: int,
     in_order: bool,
     context: int | None,
+    kv: str | None,
     force: bool,
     as_json: bool,
     quiet: bool,
@@ -102,7 +105,7 @@ def batch(
         left = [line for line in lines if file is None or line.digest not in file.answered]
         tally = Tally(total=len(lines), kept=len(lines) - len(left))
         if left:
-            loaded = load_noted(resolved, context=context, force=force)
+            loaded = load_noted(resolved, context=context, kv=kv or settings.chat.kv, force=force)
             stack.enter_context(first_interrupt_cancels(cancel))
             _answer(resolved, loaded, left, file, tally, cancel, parallel, in_order=in_order, quiet=quiet)
     if not quiet or as_json:

@@ -9,6 +9,7 @@ import sys
 import click
 
 from headrace.app.cli.completion import model_names
+from headrace.app.kv_option import kv_option
 from headrace.runtime.errors import UsageError
 
 
@@ -24,7 +25,8 @@ from headrace.runtime.errors import UsageError
 @click.option(
     "--context", type=click.IntRange(1), help="Context limit in tokens. Default: what model and memory allow."
 )
-def chat(model: str | None, resume: str | None, context: int | None) -> int:
+@kv_option
+def chat(model: str | None, resume: str | None, context: int | None, kv: str | None) -> int:
     """Chat in the terminal, with the decode loop in view.
 
     F1 shows all keys and commands. New sessions begin with what the settings file says, which `headrace paths` finds
@@ -69,6 +71,7 @@ def chat(model: str | None, resume: str | None, context: int | None) -> int:
             session,
             settings=settings,
             context=limit,
+            kv=kv or settings.chat.kv,
             warning=unsaved,
             watch=watch,
             second_engine=second_engine,

@@ -24,12 +24,18 @@ def resolved_model(model: str | None, *, quiet: bool) -> "ResolvedModel":
 
 
 def load_noted(
-    resolved: "ResolvedModel", *, context: int | None, requantize: "Quantization | None" = None, force: bool
+    resolved: "ResolvedModel",
+    *,
+    context: int | None,
+    requantize: "Quantization | None" = None,
+    kv: str = "f16",
+    force: bool,
 ) -> "LoadedModel":
     """The model, loaded; what became of its weights is said on standard error. Raises what `load_resolved` raises."""
+    from headrace.app.kv_option import kv_choice
     from headrace.models.load import load_resolved
 
-    loaded = load_resolved(resolved, context=context, requantize=requantize, force=force)
+    loaded = load_resolved(resolved, context=context, requantize=requantize, kv=kv_choice(kv), force=force)
     for note in loaded.notes:
         click.echo(note, err=True)
     return loaded

@@ -14,6 +14,7 @@ from headrace.app.cli.completion import installed_names, model_names
 from headrace.app.cli.confirm import confirm
 from headrace.app.cli.json_output import print_json
 from headrace.app.cli.models_verify import verify
+from headrace.app.kv_fits import fits_text, usable_memory
 from headrace.app.models_report import MEMORY_CONTEXT, Document, catalog_document, checkpoint_document, overview
 from headrace.app.progress import drawn_progress
 from headrace.app.tables import Column, print_lines, table_lines
@@ -45,7 +46,7 @@ models.add_command(verify)
 @_json_option
 def list_models(as_json: bool) -> None:
     """Show what is installed and what the catalog offers, with the memory each needs."""
-    rows = overview(Store())
+    rows = overview(Store(), usable_memory())
     if as_json:
         print_json(rows)
         return
@@ -54,6 +55,8 @@ def list_models(as_json: bool) -> None:
         if problem := row.get("problem"):
             click.echo(_clean(f"{row['name']}: {problem}"))
     click.echo(f"\nMEMORY: weights and KV cache for {_tokens(MEMORY_CONTEXT)} tokens, and the program itself.")
+    if any(row["context_fits"] for row in rows):
+        click.echo("FITS NOW: tokens of context in the memory that is free, by how K/V are stored (--kv).")
 
 
 def _columns(rows: list[Document]) -> list[Column]:
@@ -65,6 +68,7 @@ def _columns(rows: list[Document]) -> list[Column]:
         column("SIZE", 1, _size, right=True),
         column("MEMORY", 0, lambda row: _or_dash(row["memory_bytes"], format_bytes), right=True),
         column("CONTEXT", 3, lambda row: _or_dash(row["context"], _tokens), right=True),
+        column("FITS NOW", 6, lambda row: fits_text(row["context_fits"], row["context"]) or "-"),
         column("FORMAT", 4, lambda row: _or_dash(row["quantization"], str)),
         column("LICENCE", 5, lambda row: _or_dash(row["licence"], str)),
         column("", 2, lambda row: "broken" if row.get("problem") else "installed" if row["installed"] else ""),
@@ -95,7 +99,7 @@ def pull(
         if quantize is not None:
             model = _keep_quantized(model, quantize, 64 if group_size is None else group_size, kept_as, progress)
     if as_json:
-        print_json(checkpoint_document(model))
+        print_json(checkpoint_document(model, usable_memory()))
     elif not quiet:
         click.echo(f"{_clean(model.name)} is ready in {model.path}")
 
@@ -173,8 +177,8 @@ def _document(name: str | None) -> Document:
     if isinstance(source, CatalogName) and Store().get(source.name) is None:
         from headrace.models.registry.catalog import find
 
-        return catalog_document(find(source.name))
-    return checkpoint_document(_local(name))
+        return catalog_document(find(source.name), usable_memory())
+    return checkpoint_document(_local(name), usable_memory())
 
 
 def _local(name: str | None) -> ResolvedModel:
@@ -204,6 +208,8 @@ def _rows(document: Document) -> list[tuple[str, str]]:
         rows.append(("Decode step", _step_text(document)))
     if document["kv_bytes_per_token"] is not None:
         rows.append(("KV cache", f"{format_bytes(document['kv_bytes_per_token'])} a token, in half precision"))
+    if fits := fits_text(document["context_fits"], document["context"]):
+        rows.append(("Fits now", f"{fits} tokens of context"))
     if document["memory_bytes"] is not None:
         at = _tokens(document["memory_context"])
         rows.append(("Memory", f"{format_bytes(document['memory_bytes'])} with {at} tokens of context"))

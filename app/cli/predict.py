@@ -4,12 +4,18 @@
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from headrace.app.cli.json_output import print_json
+from headrace.app.kv_option import kv_option
 from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from headrace.app.predict.prediction import Target
+    from headrace.models.cost.step_shape import StepShape
 
 
 @click.command()
@@ -27,6 +33,7 @@ from headrace.runtime.errors import UsageError
     metavar="N,...",
     help="Tokens in the cache.",
 )
+@kv_option
 @click.option("--users", metavar="N,...", help="So many at a time, each with --context tokens of their own.")
 @click.option(
     "--acceptance",
@@ -43,6 +50,7 @@ def predict(
     list_chips: bool,
     memory: int | None,
     contexts: str,
+    kv: str | None,
     users: str | None,
     acceptance: float | None,
     explain: bool,
@@ -63,18 +71,20 @@ def predict(
     together = None if users is None else _users(users, counts, explain=explain)
     if acceptance is not None:
         _check_acceptance(acceptance, counts, other=explain or users is not None)
-    name, shape = find_shape(chosen_model(model, load_settings()))
+    settings = load_settings()
+    name, shape = find_shape(chosen_model(model, settings))
     asked = [min(context, shape.context_length - 1) for context in counts]
+    others, compute = together is None, together is not None or acceptance is not None
+    targets = [] if explain else targets_for(chips, memory, others=others, compute=compute)
+    shape = _stored(shape, kv or settings.chat.kv, targets, max(asked), max(together or [1]))
     if together is not None:
-        targets = targets_for(chips, memory, others=False, compute=True)
         document = users_prediction(name, shape, targets, together, asked[0])
     elif acceptance is not None:
-        targets = targets_for(chips, memory, compute=True)
         document = acceptance_prediction(name, shape, targets, asked[0], acceptance)
     elif explain:
         document = explanation(name, shape, past=asked[-1], prefill=prefill)
     else:
-        document = prediction(name, shape, targets_for(chips, memory), list(dict.fromkeys(asked)))
+        document = prediction(name, shape, targets, list(dict.fromkeys(asked)))
     if as_json:
         print_json(document)
         return
@@ -84,6 +94,16 @@ def predict(
         view.show_acceptance(document)
     else:
         (view.show_users if users else view.show_explanation if explain else view.show_prediction)(document)
+
+
+def _stored(shape: "StepShape", kv: str, targets: "Sequence[Target]", context: int, sequences: int) -> "StepShape":
+    """With K/V as asked; `auto`: as so many sequences with `context` tokens fit on the first target."""
+    from headrace.app.predict.prediction import fitting_kv
+    from headrace.runtime.kv_format import FLOAT16, kv_format
+
+    if kv != "auto":
+        return shape.with_kv(kv_format(kv))
+    return shape.with_kv(fitting_kv(shape, targets[0], context, sequences) if targets else FLOAT16)
 
 
 def _check_acceptance(acceptance: float, contexts: Sequence[int], *, other: bool) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.app.cli.completion import model_names
+from headrace.app.kv_option import kv_option
 from headrace.app.sampling_options import DEFAULT_MAX_TOKENS, sampling_options, sampling_settings
 from headrace.app.terminal import may_style
 from headrace.runtime.errors import ContextLimitError, UsageError
@@ -47,6 +48,7 @@ _LAST = "last"
 @click.option("--thinking/--no-thinking", default=None, help="Whether a reasoning model that can be told thinks first.")
 @click.option("--samples", type=click.IntRange(1, 256), metavar="N", help="N answers, decoding side by side.")
 @click.option("--context", type=click.IntRange(1), help="Context limit in tokens. Default: what the model allows.")
+@kv_option
 @click.option("--quantize", type=int, metavar="BITS", help="Quantize a plain checkpoint while loading: 2 3 4 5 6 8.")
 @click.option("--group-size", type=int, help="Group size for --quantize: 32, 64 (the default) or 128.")
 @click.option("--force", is_flag=True, help="Go beyond what memory, or with --context the model, allows.")
@@ -66,6 +68,7 @@ def run(
     save: bool | None,
     samples: int | None,
     context: int | None,
+    kv: str | None,
     quantize: int | None,
     group_size: int | None,
     force: bool,
@@ -125,7 +128,13 @@ def run(
     if quantize is not None:
         requantize = Quantization(quantize, DEFAULT_GROUP_SIZE if group_size is None else group_size)
     resolved = resolved_model(session.model, quiet=quiet)
-    loaded = load_noted(resolved, context=context or settings.chat.context or None, requantize=requantize, force=force)
+    loaded = load_noted(
+        resolved,
+        context=context or settings.chat.context or None,
+        requantize=requantize,
+        kv=kv or settings.chat.kv,
+        force=force,
+    )
     check = BackgroundCheck(resolved)
     if samples is not None:
         from headrace.app.cli.run_samples import run_samples
@@ -228,6 +237,7 @@ def _run_report(
         kernels=ops.describe(),
         versions=versions(),
         context_limit=loaded.context_limit,
+        kv=loaded.kv,
         **timing,
     )
 

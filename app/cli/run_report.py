@@ -12,6 +12,7 @@ from typing import Any
 from headrace.app.answer_phrases import phrases
 from headrace.models.text.answer import EndedBy, ended_by
 from headrace.runtime.cost import StepCost
+from headrace.runtime.kv_format import KVFormat
 from headrace.runtime.machine.hardware import Machine
 from headrace.runtime.machine.peaks import Peak
 from headrace.runtime.request import Finished, Request, Step
@@ -42,6 +43,7 @@ class RunReport:
     kernels: dict[str, str]
     versions: dict[str, str]
     context_limit: int
+    kv: KVFormat | None  # how K/V are stored; None: as mlx-lm's classes do
     session: str | None  # id of the stored conversation it is kept in
 
     @property
@@ -127,6 +129,7 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
         "itl_ms": in_milliseconds(summary.itl),
         "step_ms": in_milliseconds(summary.step_latency),
         "weight_bytes_per_step": summary.weight_bytes_per_step,
+        "kv_format": report.kv.name if report.kv else None,
         "kv_bytes_per_token": summary.kv_bytes_per_token,
         "kv_cache_bytes": summary.kv_cache_bytes,
         "peak_memory_bytes": summary.peak_memory_bytes,
@@ -164,7 +167,7 @@ def summary_line(report: RunReport) -> str:
     if shown is not None:
         parts[-1] += f" of {report.beside.gb_s:.0f} GB/s"
     # What to do about it goes before figures that are low because of it.
-    parts.append("slow kernels: see doctor" if report.without_kernels else f"KV {format_bytes(summary.kv_cache_bytes)}")
+    parts.append("slow kernels: see doctor" if report.without_kernels else f"KV {_kv(report)}")
     if report.finished.reason != "stop":
         parts.append(_CUT_SHORT[report.ended_by])
     return " · ".join(parts)
@@ -187,7 +190,7 @@ def table(report: RunReport) -> list[tuple[str, str]]:
         ("decode", f"{_rate(summary.decode_tokens_per_second)}, TPOT {_seconds(summary.tpot_s)}"),
         ("ITL", _itl(summary.itl)),
         ("weights per step", format_bytes(summary.weight_bytes_per_step)),
-        ("KV cache", f"{format_bytes(summary.kv_cache_bytes)}, {format_bytes(summary.kv_bytes_per_token)} per token"),
+        ("KV cache", f"{_kv(report)}, {format_bytes(summary.kv_bytes_per_token)} per token"),
         ("peak memory", f"{format_bytes(summary.peak_memory_bytes)} (MLX)"),
         ("achieved", f"{_gb_s(summary.achieved_gb_s)} (computed from shapes)"),
         ("memory now", f"{_gb_s(report.beside.gb_s)}, read after the answer"),
@@ -199,6 +202,12 @@ def table(report: RunReport) -> list[tuple[str, str]]:
     rows.append(("roofline", f"{roofline:.1f} tok/s at {format_bytes(report.step_bytes)} per step"))
     rows.append(("intensity", f"{report.arithmetic_intensity:.2f} FLOPs per byte"))
     return rows
+
+
+def _kv(report: RunReport) -> str:
+    """How much, and as what where that is a choice."""
+    size = format_bytes(report.finished.summary.kv_cache_bytes)
+    return f"{size} as {report.kv.name}" if report.kv and report.kv.packed else size
 
 
 def _mbu(report: RunReport) -> str:

@@ -6,6 +6,7 @@ import click
 
 from headrace.app.cli.completion import model_names
 from headrace.app.cli.json_output import print_json
+from headrace.app.kv_option import kv_option
 
 
 @click.command()
@@ -13,9 +14,12 @@ from headrace.app.cli.json_output import print_json
 @click.option("--tokens", type=click.IntRange(2, 1 << 20), default=48, metavar="N", help="Of every answer [48].")
 @click.option("--sequences", type=click.IntRange(1, 256), default=16, metavar="N", help="Side by side [16].")
 @click.option("--seed", type=click.IntRange(0), default=0, metavar="N", help="Of the prompts and who joins when [0].")
+@kv_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option("--force", is_flag=True, help="Load even if memory looks too small.")
-def verify(model: str | None, tokens: int, sequences: int, seed: int, as_json: bool, force: bool) -> int:
+def verify(
+    model: str | None, tokens: int, sequences: int, seed: int, kv: str | None, as_json: bool, force: bool
+) -> int:
     """Check that what a sequence says does not depend on others, on chunks of its prompt, or on threads."""
     from headrace.app.cli.load_for_answers import load_noted, resolved_model
     from headrace.app.settings import chosen_model, load_settings
@@ -24,8 +28,9 @@ def verify(model: str | None, tokens: int, sequences: int, seed: int, as_json: b
     from headrace.app.verify.report import show
     from headrace.app.verify.run import verify as run_checks
 
-    resolved = resolved_model(chosen_model(model, load_settings()), quiet=as_json)
-    loaded = load_noted(resolved, context=None, force=force)
+    settings = load_settings()
+    resolved = resolved_model(chosen_model(model, settings), quiet=as_json)
+    loaded = load_noted(resolved, context=None, kv=kv or settings.chat.kv, force=force)
     found = run_checks(loaded, Plan(tokens, sequences, seed))
     if as_json:
         print_json(found)

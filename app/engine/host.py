@@ -20,6 +20,7 @@ from headrace.app.engine.messages import (
 )
 from headrace.app.engine.outbox import Send
 from headrace.app.engine.serving import Serving
+from headrace.app.kv_option import kv_choice
 from headrace.models.load import LoadedModel, load_resolved
 from headrace.models.registry.background_check import BackgroundCheck
 from headrace.models.registry.progress import Progress
@@ -63,7 +64,7 @@ class EngineHost:
         started = time.perf_counter()
         resolved = resolve(spec.name, progress=progress)
         progress("loading weights", 0, None)
-        loaded = load_resolved(resolved, context=spec.context, force=spec.force)
+        loaded = load_resolved(resolved, context=spec.context, kv=kv_choice(spec.kv), force=spec.force)
         return cls(loaded, resolved, time.perf_counter() - started)
 
     def card(self) -> ModelCard:
@@ -92,6 +93,7 @@ class EngineHost:
             spare_cpus=self._spare_cpus,
             active_memory_bytes=mx.get_active_memory(),
             notes=tuple(loaded.notes),
+            kv=loaded.kv.name if loaded.kv else None,
             compute_flops=self.compute_flops,
         )
 

@@ -26,10 +26,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Load this model. `name` is what stands after `-m` (None: the default); `context` None: what memory allows."""
+    """Load this model. `name` is what stands after `-m` (None: the default); `context` None: what memory allows.
+
+    `kv`: how K/V are stored, as after --kv.
+    """
 
     name: str | None = None
     context: int | None = None
+    kv: str = "f16"
     force: bool = False
 
 
@@ -121,6 +125,7 @@ class ModelCard:
     spare_cpus: int  # that decoding leaves to others
     active_memory_bytes: int  # held by MLX after loading
     notes: tuple[str, ...] = ()  # what people should know of what was loaded, a line each
+    kv: str | None = None  # what K/V are stored as: a name of `runtime.kv_format`; None: as mlx-lm's classes do
     compute_flops: float | None = None  # FLOP/s, measured (see `runtime.machine.compute`); None until then
 
     @property

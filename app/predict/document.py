@@ -21,6 +21,7 @@ from headrace.app.predict.published import Assumptions, assumptions
 from headrace.models.cost.shape_sources import shape_of_entry
 from headrace.models.cost.step_shape import Operation, StepShape, total
 from headrace.models.registry.catalog import load_catalog
+from headrace.runtime.kv_format import FLOAT16
 from headrace.runtime.machine.chips import table
 
 Document = dict[str, Any]
@@ -50,7 +51,7 @@ def prediction(name: str, shape: StepShape, targets: Sequence[Target], contexts:
             "as_is": _lever(shape, first, longest, 1),
             "changes": _improvements(shape, first, longest),
         },
-        "assumptions": [*summarise_assumptions(targets, assumed), f"sizes from {shape.source}"],
+        "assumptions": [*summarise_assumptions(targets, assumed, shape.kv_format), f"sizes from {shape.source}"],
     }
 
 
@@ -73,7 +74,7 @@ def users_prediction(
             for target in targets
         ],
         "assumptions": [
-            *summarise_assumptions(targets, assumed),
+            *summarise_assumptions(targets, assumed, shape.kv_format),
             "users decode together: a step reads the weights once, every user's K/V, and computes a token for each",
             "no part of the users' contexts is shared",
             f"sizes from {shape.source}",
@@ -92,7 +93,7 @@ def acceptance_prediction(
         "acceptance": chance,
         "targets": [_guessing(shape, target, assumed, context, chance) for target in targets],
         "assumptions": [
-            *summarise_assumptions(targets, assumed),
+            *summarise_assumptions(targets, assumed, shape.kv_format),
             f"each guess is right with a chance of {chance:.0%} where those before it were",
             "a step reads the weights once for all its guesses, whose arithmetic comes on top; kernels may do worse",
             *(["guesses cost no arithmetic where a chip's speed at it is unknown"] if _unknown_speed(targets) else []),
@@ -158,7 +159,7 @@ def catalog_fit(target: Target, context: int) -> Document:
         "target": _target(target),
         "context": context,
         "models": rows,
-        "assumptions": [*summarise_assumptions([target], assumed), "sizes from the catalog"],
+        "assumptions": [*summarise_assumptions([target], assumed, FLOAT16), "sizes from the catalog"],
     }
 
 
@@ -212,6 +213,7 @@ def _model(name: str, shape: StepShape) -> Document:
         "parameters": shape.parameters,
         "weight_bytes": shape.resident_bytes,
         "weight_bytes_per_step": cost.weight_bytes,
+        "kv_format": shape.kv_format.name,
         "kv_bytes_per_token": cost.kv_bytes_per_token,
     }
 

@@ -13,7 +13,7 @@ from headrace.app.predict.fit_store import MeasuredFit
 from headrace.app.predict.published import Assumptions
 from headrace.models.cost.costs import working_memory
 from headrace.models.cost.step_shape import StepShape
-from headrace.runtime.kv_format import Q8
+from headrace.runtime.kv_format import FORMATS, Q8, KVFormat
 
 # macOS lets a GPU use about three quarters of the memory unless told otherwise (recommendedMaxWorkingSetSize).
 USABLE_SHARE = 0.75
@@ -138,14 +138,23 @@ def levers(shape: StepShape) -> list[Lever]:
     return [
         Lever("weights at 8 bits", shape.stored_at(8)),
         Lever("weights at 4 bits", shape.stored_at(4)),
-        Lever("KV cache at 8 bits", shape.with_kv(Q8)),
+        *([] if shape.kv_format.packed else [Lever("KV cache at 8 bits", shape.with_kv(Q8))]),
         Lever("4 sequences a step", shape, batch=4),
     ]
 
 
-def summarise_assumptions(targets: Sequence[Target], assumed: Assumptions) -> list[str]:
+def fitting_kv(shape: StepShape, target: Target, context: int, sequences: int = 1) -> KVFormat:
+    """The best format in which so many sequences of `context` tokens fit; the smallest where they do in none."""
+    for kind in FORMATS:
+        most = most_sequences(shape.with_kv(kind), target, context)
+        if most is None or most >= sequences:
+            return kind
+    return FORMATS[-1]
+
+
+def summarise_assumptions(targets: Sequence[Target], assumed: Assumptions, kv: KVFormat) -> list[str]:
     """The lines that say what the figures rest on."""
-    lines = []
+    lines = [f"K/V stored as {kv.name}"] if kv.packed else []
     if fit := next((target.fit for target in targets if target.fit), None):
         lines += [
             f"this machine: {fit.fixed_s * 1e3:.2f} ms + bytes / {fit.bytes_per_second / 1e9:.1f} GB/s, "
@@ -157,7 +166,7 @@ def summarise_assumptions(targets: Sequence[Target], assumed: Assumptions) -> li
             f"Apple GPUs: {assumed.layer_s * 1e6:.0f} us a layer + bytes / ({assumed.efficiency:.0%} of nominal), "
             f"as published figures of {assumed.engine} show"
         )
-        lines.append(f"largest context: KV in half precision, {USABLE_SHARE:.0%} of the memory usable")
+        lines.append(f"largest context: KV as {kv.name}, {USABLE_SHARE:.0%} of the memory usable")
     if any(not target.apple and target.fit is None for target in targets):
         lines.append("no expected speed where nothing was measured: the roofline is a limit, not a forecast")
     return lines

@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual import events
 from textual.binding import Binding, BindingType
@@ -60,20 +60,21 @@ class HeadraceApp(PolledApp):
         *,
         settings: Settings | None = None,
         context: int | None = None,
+        kv: str = "f16",
         warning: str | None = None,
         watch: MachineWatch | None = None,
         second_engine: Callable[[], ChatEngine] = EngineClient,
     ) -> None:
-        """context: the limit to load models with. warning: said once the chat is on the screen.
+        """context, kv: how to load models, see `ModelSpec`. warning: said once the chat is on the screen.
 
         watch: looks at the machine; without one nothing is said about it. second_engine: makes another one, for a model
         beside the first.
         """
         self.settings = settings or Settings()  # asked for on the way up
-        super().__init__(engine, Conversation(engine, store, session, context=context), watch)
+        super().__init__(engine, Conversation(engine, store, session, context=context, kv=kv), watch)
         self._warning = warning
         self.store = store
-        self._context_limit = context
+        self._load_with: dict[str, Any] = {"context": context, "kv": kv}
         self._second_engine = second_engine
         self.left_with: SessionError | None = None
         """What could not be stored on leaving."""
@@ -182,7 +183,7 @@ class HeadraceApp(PolledApp):
             session = self.store.create(model=kept.model, system=kept.system, sampling=kept.sampling)
         old.stop()
         old.close()
-        self.conversation = Conversation(self.engine, self.store, session, context=self._context_limit)
+        self.conversation = Conversation(self.engine, self.store, session, **self._load_with)
         if session.model != old.session.model or self.engine.state in ("failed", "dead", "stopped"):
             self.conversation.load_model()
         if self.chat is not None:
@@ -194,7 +195,7 @@ class HeadraceApp(PolledApp):
         from headrace.app.tui.screens.compare_screen import CompareScreen
 
         try:
-            self.comparison = Comparison(self.conversation, other, self._second_engine, context=self._context_limit)
+            self.comparison = Comparison(self.conversation, other, self._second_engine, **self._load_with)
         except HeadraceError as error:
             self.refuse(error)
         else:

@@ -24,6 +24,7 @@ from headrace.app.engine.messages import (
     Ready,
     one_line,
 )
+from headrace.app.kv_option import PACKED
 from headrace.app.sanitise import sanitise
 from headrace.app.tui.decode.feed import feed, stored_turns
 from headrace.app.tui.decode.machine_watch import MachineWatch
@@ -181,7 +182,9 @@ class PolledApp(App[None]):
         """What the line at the top says."""
         talk = self.conversation
         name = self.metrics.model.name or talk.session.model or ""
-        how = sampling_text(talk.effective), sampling_text(talk.effective, short=True)
+        card = talk.engine.card
+        packed = f"K/V {card.kv}  " if card and card.kv in PACKED else ""
+        how = tuple(f"{packed}{sampling_text(talk.effective, short=short)}" for short in (False, True))
         return Status(sanitise(name), sanitise(talk.session.title), talk.context_tokens, talk.context_limit, how)
 
     def say(self, text: str, *, problem: bool = False) -> None:

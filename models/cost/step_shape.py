@@ -82,6 +82,7 @@ class StepShape:
     vector_bytes: int
     kv: Sequence[LayerKV]
     resident_bytes: int
+    kv_format: KVFormat = FLOAT16
 
     @property
     def parameters(self) -> int:
@@ -103,10 +104,10 @@ class StepShape:
         return replace(self, matrices=matrices, resident_bytes=self.resident_bytes + change)
 
     def with_kv(self, stored: KVFormat) -> "StepShape":
-        """What if the cache were stored that way, not in half precision?"""
-        row, half = (kind.row_bytes(1, self.head_dim) for kind in (stored, FLOAT16))
-        kv = [replace(layer, bytes_per_token=layer.bytes_per_token * row // half) for layer in self.kv]
-        return replace(self, kv=kv)
+        """What if the cache were stored that way?"""
+        row, now = (kind.row_bytes(1, self.head_dim) for kind in (stored, self.kv_format))
+        kv = [replace(layer, bytes_per_token=layer.bytes_per_token * row // now) for layer in self.kv]
+        return replace(self, kv=kv, kv_format=stored)
 
     @property
     def cost(self) -> StepCost:

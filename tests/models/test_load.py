@@ -25,7 +25,7 @@ from headrace.models.network.dtypes import compute_dtype
 from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.runtime import ops
 from headrace.runtime.errors import CheckpointError, NotEnoughMemoryError, UsageError
-from headrace.runtime.kv_format import FLOAT16, Q4, Q8, KVFormat
+from headrace.runtime.kv_format import FLOAT16, K8V4, Q4, Q8, KVFormat
 from headrace.runtime.machine import memory
 from headrace.runtime.machine.memory import Budget
 from headrace.runtime.network import Network
@@ -180,6 +180,43 @@ def test_kv_formats_count_and_are_kept(directory: Path, monkeypatch: pytest.Monk
     room = plain.cost.kv_bytes(LEAST_CONTEXT)
     with_memory(monkeypatch, open_checkpoint(directory).nbytes + WORKING_MEMORY + room)
     assert load_model(directory, name="tiny", kv=Q4).context_limit > load_model(directory, name="tiny").context_limit
+
+
+def test_auto_is_the_best_format_in_which_the_context_fits(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops.select(), "packs", lambda _head_dim: True)
+    usual = ops.select().kv_format(mx.float32)
+    costs = {kind: load_model(directory, name="tiny", kv=kind).network.cost for kind in (FLOAT16, Q8, K8V4, Q4)}
+    beside = open_checkpoint(directory).nbytes + WORKING_MEMORY
+
+    def chosen(room: int, context: int | None = None) -> tuple[KVFormat | None, int, list[str]]:
+        with_memory(monkeypatch, beside + room)
+        model = load_model(directory, name="tiny", kv="auto", context=context)
+        return model.kv, model.context_limit, model.notes
+
+    assert chosen(costs[FLOAT16].kv_bytes(CONTEXT)) == (usual, CONTEXT, [])
+    for before, kind in ((FLOAT16, Q8), (Q8, K8V4), (K8V4, Q4)):
+        found, limit, notes = chosen(costs[before].kv_bytes(CONTEXT) - 1)
+        assert (found, limit) == (kind, CONTEXT)
+        assert notes == [f"K/V are stored as {kind.name}, since 4,096 tokens do not fit as f16"]
+    found, limit, notes = chosen(costs[Q4].kv_bytes(2000))
+    assert (found, limit) == (Q4, 2000)
+    assert notes == ["K/V are stored as q4, since 4,096 tokens do not fit as f16; as q4 2,000 do"]
+    assert chosen(costs[FLOAT16].kv_bytes(1000), context=1000)[0] == usual
+    assert chosen(costs[FLOAT16].kv_bytes(1000), context=1001)[0] == Q8
+    with_memory(monkeypatch, None)  # nothing is known about this machine
+    assert load_model(directory, name="tiny", kv="auto").kv == usual
+
+
+def test_auto_is_unquantized_where_nothing_else_can_be(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops.select(), "packs", lambda _head_dim: False)
+    cost = load_model(directory, name="tiny").network.cost
+    with_memory(monkeypatch, open_checkpoint(directory).nbytes + WORKING_MEMORY + cost.kv_bytes(1000))
+    model = load_model(directory, name="tiny", kv="auto")
+    assert (model.kv, model.context_limit, model.notes) == (ops.select().kv_format(mx.float32), 1000, [])
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "rope_traditional": True}))
+    with_memory(monkeypatch, None)
+    assert load_model(directory, name="tiny", kv="auto").kv is None  # mlx-lm's classes
 
 
 @pytest.mark.parametrize(

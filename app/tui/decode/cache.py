@@ -26,7 +26,9 @@ class CacheSection(Section):
             (f"{fill.tokens:,}", "bold"),
             (f" of {model.context_limit:,} tokens" if model.context_limit else " tokens", "$quiet"),
         )
-        each = Content.styled(f"{format_bytes(model.kv_bytes_per_token)}/token", "$quiet")
+        size = f"{format_bytes(model.kv_bytes_per_token)}/token"
+        named = f"{size} as {model.kv_format}" if model.kv_format else size
+        each = Content.styled(named if tokens.cell_length + len(named) < width else size, "$quiet")
         lines = [
             spread(tokens, each, width),
             _levels(used, allocated, limit, width),

@@ -88,6 +88,7 @@ def facts(card: ModelCard) -> tuple[ModelFacts, MachineFacts]:
         name=card.name,
         context_limit=card.context_limit,
         weight_bytes=card.cost.weight_bytes,
+        kv_format=card.kv or "",
         kv_bytes_per_token=card.kv_bytes_per_token,
         kv_bytes_at_limit=card.cost.kv_bytes(card.context_limit),
         flops_per_token=float(card.cost.weight_flops),

@@ -48,6 +48,7 @@ class ModelFacts:
     name: str = ""
     context_limit: int = 0
     weight_bytes: int = 0
+    kv_format: str = ""  # what K/V are stored as; empty where only mlx-lm's classes know
     kv_bytes_per_token: int = 0
     kv_bytes_at_limit: int = 0  # a full cache; windowed layers keep only their window
     flops_per_token: float | None = None

@@ -10,7 +10,7 @@ from headrace.app.engine.messages import ModelCard
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """One model. Bytes; `fits` None where the machine does not say."""
+    """One model. Bytes; `fits` None where the machine does not say, `context_fits` empty then."""
 
     name: str
     title: str
@@ -19,6 +19,7 @@ class ModelRow:
     bytes: int
     memory_bytes: int | None
     context: int | None
+    context_fits: str
     quantization: str
     fits: bool | None
     tokens_per_second: float | None
@@ -30,6 +31,7 @@ def model_rows(card: ModelCard | None, measured_gb_s: float | None) -> list[Mode
 
     card: the loaded model's; measured_gb_s: this machine's bandwidth, which is measured after the first load.
     """
+    from headrace.app.kv_fits import fits_text
     from headrace.app.models_report import overview
     from headrace.models.registry.catalog import load_catalog
     from headrace.models.registry.store import Store
@@ -39,7 +41,7 @@ def model_rows(card: ModelCard | None, measured_gb_s: float | None) -> list[Mode
     peak = measured_gb_s * 1e9 if measured_gb_s else None
     # A mixture reads a part of its weights only, and the catalog does not say which part.
     mixtures = {entry.name for entry in load_catalog().values() if entry.shape.experts > 1}
-    for document in overview(Store()):
+    for document in overview(Store(), usable):
         size = document["disk_bytes"] if document["installed"] else document["download_bytes"]
         memory = document["memory_bytes"]
         loaded = card is not None and card.name == document["name"]
@@ -53,6 +55,7 @@ def model_rows(card: ModelCard | None, measured_gb_s: float | None) -> list[Mode
                 bytes=size,
                 memory_bytes=memory,
                 context=document["context"],
+                context_fits=fits_text(document["context_fits"], document["context"]),
                 quantization=document["quantization"] or "",
                 fits=memory <= usable if memory is not None and usable is not None else None,
                 tokens_per_second=peak / weights if peak and weights and document["name"] not in mixtures else None,

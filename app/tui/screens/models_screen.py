@@ -45,6 +45,7 @@ class ModelsScreen(ModalScreen[str | None]):
             box.border_subtitle = Content("tok/s: computed, measured bandwidth / weights")
             yield Static(id="model-head")
             yield OptionList(Option(Content("reading the catalog …"), disabled=True), id="models")
+            yield Static(id="fits", markup=False)
             yield Static(id="pull", markup=False)
         yield Footer()
 
@@ -91,6 +92,18 @@ class ModelsScreen(ModalScreen[str | None]):
         )
         models.highlighted = at if at is not None and at < len(rows) else 0
         fit_list(self)
+        self._show_fits()
+
+    def on_option_list_option_highlighted(self) -> None:
+        self._show_fits()
+
+    def _show_fits(self) -> None:
+        """How much context the highlighted model has room for, in each format of K/V."""
+        at = self.query_one("#models", OptionList).highlighted
+        fits = self._rows[at].context_fits if at is not None and at < len(self._rows) else ""
+        line = self.query_one("#fits", Static)
+        line.display = bool(fits)
+        line.update(Content.assemble(("context that fits: ", "$quiet"), fits))
 
     def _follow(self) -> None:
         """What fits and how fast is known once a model was loaded, and better once the bandwidth was measured."""

@@ -76,7 +76,7 @@ def install(store: Store, name: str = "mine", **facts: Any) -> None:
 
 def test_list_of_an_empty_store_is_the_catalog(run: Run) -> None:
     lines = run("list").stdout.splitlines()
-    assert lines[0].split() == ["NAME", "SIZE", "MEMORY", "CONTEXT", "FORMAT", "LICENCE"]
+    assert lines[0].split() == ["NAME", "SIZE", "MEMORY", "CONTEXT", "FITS", "NOW", "FORMAT", "LICENCE"]
     assert lines[1].startswith("smollm2-135m (default)")
     assert not any("installed" in line for line in lines)
     assert "\x1b" not in "".join(lines)
@@ -95,6 +95,7 @@ def test_list_puts_what_is_installed_first(run: Run, store: Store) -> None:
     for row in rows:
         assert row["memory_bytes"] > 0
         assert row["context"] > 0
+        assert 0 <= row["context_fits"]["f16"] <= row["context"]
         assert row["licence"]
     assert "installed" in run("list").stdout
 

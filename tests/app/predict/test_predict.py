@@ -11,6 +11,7 @@ from headrace.app.predict.document import catalog_fit, explanation, prediction
 from headrace.app.predict.fit_store import MeasuredFit
 from headrace.app.predict.prediction import (
     Target,
+    fitting_kv,
     largest_context,
     levers,
     most_sequences,
@@ -22,6 +23,7 @@ from headrace.models.cost.costs import working_memory
 from headrace.models.cost.shape_sources import shape_of_entry
 from headrace.models.registry.catalog import find
 from headrace.runtime.errors import UsageError
+from headrace.runtime.kv_format import FLOAT16, FORMATS, K8V4, Q4, Q8
 
 ENGINES = ("mlx-lm", "llama.cpp")
 SHAPE = shape_of_entry(find("llama-3.1-8b"))
@@ -89,16 +91,37 @@ def test_roofline_memory_and_context_by_hand() -> None:
     assert not predict(SHAPE, target, assumptions("mlx-lm"), longest + 1).fits
 
 
+def test_formats_of_kv_change_memory_and_bytes_and_nothing_else() -> None:
+    target = Target("chip", 100e9, 10 * 2**30, apple=True)
+    usual, packed = SHAPE, SHAPE.with_kv(Q8)
+    assert packed.with_kv(Q4) == SHAPE.with_kv(Q4)  # of whatever it was before
+    a, b = (predict(shape, target, assumptions("mlx-lm"), 8192) for shape in (usual, packed))
+    assert b.weight_bytes == a.weight_bytes
+    assert b.kv_bytes * 32 == a.kv_bytes * 17
+    longest = [largest_context(SHAPE.with_kv(kind), target) or 0 for kind in FORMATS]
+    assert sorted(longest) == longest
+    for kind, most in zip(FORMATS, longest, strict=True):
+        assert fitting_kv(SHAPE, target, most) == kind
+    assert fitting_kv(SHAPE, target, longest[0] + 1) == Q8
+    assert fitting_kv(SHAPE, target, longest[0], sequences=2) == K8V4
+    assert fitting_kv(SHAPE, target, longest[-1] + 1) == Q4
+    assert fitting_kv(SHAPE, replace(target, memory=None), 10**9) == FLOAT16
+    assert not any("KV cache" in lever.name for lever in levers(packed))
+    document = prediction("llama", packed, [target], [8192])
+    assert document["model"]["kv_format"] == "q8"
+    assert "K/V stored as q8" in document["assumptions"]
+
+
 def test_a_fit_of_this_machine_goes_before_published_constants() -> None:
     fit = MeasuredFit(0.001, 20e9, 1e8, "2026-01-02T03:04:05Z", "headrace bench -d 0,2048", quiet=True)
     target = Target("here", 50e9, None, apple=False, fit=fit)
     found = predict(SHAPE, target, assumptions("mlx-lm"), 0)
     assert found.expected == pytest.approx(1 / fit.seconds(found.step_bytes))
     assert found.fits is None
-    lines = summarise_assumptions([target], assumptions("mlx-lm"))
+    lines = summarise_assumptions([target], assumptions("mlx-lm"), FLOAT16)
     assert "2026-01-02T03:04:05Z by `headrace bench -d 0,2048`" in lines[0]
     assert not any("busy" in line for line in lines)
-    busy = summarise_assumptions([replace(target, fit=replace(fit, quiet=False))], assumptions("mlx-lm"))
+    busy = summarise_assumptions([replace(target, fit=replace(fit, quiet=False))], assumptions("mlx-lm"), FLOAT16)
     assert any("busy" in line for line in busy)
     assert largest_context(SHAPE, target) is None
 

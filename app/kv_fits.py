@@ -1,0 +1,46 @@
+"""How much context fits into memory in each format that K/V can have here: a figure of every list of models."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from headrace.runtime.kv_format import FLOAT16, FORMATS
+
+if TYPE_CHECKING:
+    from headrace.models.cost.step_shape import StepShape
+
+Fits = dict[str, int]
+"""Tokens by name of a format, up to what the model was made for; 0 where the weights alone do not fit."""
+
+
+def kv_fits(shape: "StepShape", usable: int | None, *, packs: bool) -> Fits | None:
+    """With `usable` bytes for weights, K/V and all else; None where that is not known.
+
+    packs: whether formats other than f16 can be had, as far as that depends on more than the size of heads.
+    """
+    if usable is None:
+        return None
+    from headrace.models.cost.costs import WORKING_MEMORY
+    from headrace.runtime import ops
+
+    room = usable - shape.resident_bytes - WORKING_MEMORY
+    formats = FORMATS if packs and ops.select().packs(shape.head_dim) else (FLOAT16,)
+    return {kind.name: max(0, shape.with_kv(kind).cost.longest_context(room, shape.context_length)) for kind in formats}
+
+
+def usable_memory() -> int | None:
+    """Bytes that a model may take here now; None where the machine does not say."""
+    from headrace.runtime.machine.memory import budget
+
+    found = budget()
+    return found.usable if found else None
+
+
+def fits_text(fits: Mapping[str, int] | None, most: int | None) -> str:
+    """In words: `all 8,192`, `f16 41,200 · q8 all`, `nothing`; empty where it is not known."""
+    if not fits:
+        return ""
+    if not any(fits.values()):
+        return "nothing"
+    if fits[FLOAT16.name] == most:
+        return f"all {most:,}"
+    return " · ".join(f"{name} {'all' if tokens == most else f'{tokens:,}'}" for name, tokens in fits.items())
