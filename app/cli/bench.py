@@ -46,6 +46,10 @@ FORMATS = ("table", "md", "csv", "json", "jsonl")
 @click.option("--llama-python", metavar="PYTHON", help="One with llama-cpp-python, for llama-bench.")
 @click.option("--llama-model", metavar="FILE", help="What llama.cpp reads, if -m is no GGUF.")
 @click.option("--mlx-python", metavar="PYTHON", help="One with mlx-lm, for this one.")
+@click.option("--quality", is_flag=True, help="What formats of K/V do to what the model says, instead of speed.")
+@click.option("--kv", metavar="FORMAT,...", help="How K/V are stored: f16, q8, k8v4, q4, or auto; several: compared.")
+@click.option("--against", multiple=True, metavar="MODEL", help="With --quality: also other weights. Repeatable.")
+@click.option("--text", type=Path, metavar="FILE", help="With --quality: another text than the one shipped.")
 @click.option("--profile", is_flag=True, help="Attribute one step's time to its parts.")
 @click.option("-o", "--output", "form", metavar="FORM", type=click.Choice(FORMATS), help="table, md, csv, json, jsonl.")
 @click.option("--json", "as_json", is_flag=True, help="As -o json: one JSON document.")
@@ -57,6 +61,13 @@ def bench(ctx: click.Context, /, **options: Any) -> int:
     """Measure prefill and decode speed, and how close decoding comes to the memory's limit."""
     if ctx.invoked_subcommand is not None:
         return 0
+    if options["quality"]:
+        from headrace.app.cli.bench_quality import bench_quality
+
+        return bench_quality(ctx, options)
+    if options.pop("against") or options.pop("text"):
+        raise UsageError("--against and --text go with --quality")
+    del options["quality"]
     return _bench(**options)
 
 
@@ -111,6 +122,7 @@ def _bench(
     repetitions: int | None,
     threads: int | None,
     peer_threads: int | None,
+    kv: str | None,
     form: str | None,
     as_json: bool,
     report: Path | None,
@@ -119,6 +131,7 @@ def _bench(
     force: bool,
     **peer_options: Any,
 ) -> int:
+    from headrace.app.bench.measure.kv_formats import check_formats
     from headrace.app.bench.measure.plan import parse_counts, plan
     from headrace.app.bench.measure.run import Options, run
     from headrace.app.bench.show.live import live_view
@@ -138,15 +151,19 @@ def _bench(
         batches=together,
         arrivals=joining,
     )
+    settings = load_settings()
+    formats = list(dict.fromkeys(name.strip() for name in (kv or settings.chat.kv).split(",")))
+    check_formats(formats, peer_options["peers"])
     options = Options(
-        models=models or (chosen_model(None, load_settings()),),
+        models=models or (chosen_model(None, settings),),
         tests=tests,
         rounds=repetitions,
         threads=threads,
         peer_threads=peer_threads,
         force=force,
         profile=profile,
-        peers=_peers(models, peer_threads, **peer_options),
+        peers=_peers(models, peer_threads, formats[0], **peer_options),
+        kv=formats,
     )
     if report is not None:
         from headrace.app.bench.show.report import check_report_path
@@ -186,6 +203,7 @@ def _check_batch_peers(peers: tuple[str, ...], llama_python: str | None, **_othe
 def _peers(
     models: tuple[str, ...],
     peer_threads: int | None,
+    kv: str,
     peers: tuple[str, ...],
     llama_python: str | None,
     llama_model: str | None,
@@ -200,7 +218,7 @@ def _peers(
     if llama_model and not Path(llama_model).is_file():
         raise UsageError(f"no such file: {llama_model}")
     gguf = llama_model or next((model for model in models[:1] if model.lower().endswith(".gguf")), None)
-    known = {"mlx-lm": Peer("mlx-lm", mlx_python), "llama.cpp": Peer("llama.cpp", llama_python, gguf)}
+    known = {"mlx-lm": Peer("mlx-lm", mlx_python), "llama.cpp": Peer("llama.cpp", llama_python, gguf, kv)}
     return [known[name] for name in dict.fromkeys(peers)]
 
 

@@ -17,6 +17,7 @@ from headrace.app.bench.measure.memory_speed import MemorySpeed
 from headrace.app.bench.measure.ratios import agreement, ratios, scaling
 from headrace.app.bench.measure.result import Result
 from headrace.app.bench.measure.setup import Setup
+from headrace.app.kv_option import PACKED
 from headrace.app.predict.step_cost_fit import fit_step_cost, points_of
 from headrace.app.versions import versions
 from headrace.runtime import ops
@@ -43,13 +44,16 @@ def document(
     rounds: int,
     interrupted: bool,
     profile: Document | None = None,
+    kv_ratios: Sequence[Document] = (),
 ) -> Document:
     """One run. `rounds`: how many were begun. `notes`: what the reader should know besides.
 
     compute_gflop_s: the machine's compute ceiling, see `runtime.machine.compute`.
     """
     engines = sorted({entry["engine"] for entry in results} - {"headrace"})
-    fit = fit_step_cost(points_of(results, "headrace"))
+    # Packed K/V are bytes that take more arithmetic: predictions are not made from them.
+    packed = {setup.model for setup in setups if setup.settings.get("kv_type") in PACKED}
+    fit = fit_step_cost(points_of([entry for entry in results if entry["model"] not in packed], "headrace"))
     device = device_document(host, memory) | {"measured_compute_gflop_s": compute_gflop_s}
     return {
         "schema": SCHEMA,
@@ -66,6 +70,7 @@ def document(
         "step_cost": fit.document() if fit else None,
         "ratios": [ratio for engine in engines for ratio in ratios(results, engine)],
         "scaling": scaling(results),
+        "kv_ratios": list(kv_ratios),
         "peer_agreement": [entry for engine in engines for entry in agreement(results, engine)],
         "profile": profile,
         "notes": [*notes, *power_notes(device["power"])],
@@ -127,6 +132,7 @@ def model_document(loaded: "LoadedModel") -> Document:
         "origin": origin.get("source"),
         "bytes": checkpoint.nbytes,
         "weight_bytes_per_step": cost.weight_bytes,
+        "kv_format": loaded.kv.name if loaded.kv else None,
         "kv_bytes_per_token": cost.kv_bytes_per_token,
         "context": loaded.context_limit,
     }

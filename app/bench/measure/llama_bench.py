@@ -29,9 +29,12 @@ class LlamaBench:
 
     engine = "llama.cpp"
 
-    def __init__(self, model: str, program: str, gguf: str, threads: int) -> None:
+    def __init__(self, model: str, program: str, gguf: str, threads: int, kv: str = "f16") -> None:
         self.model = model
         self._command = [program, "-m", gguf, "-t", str(threads), "-r", "1", "-o", "json"]
+        self._command += ["-ctk", kv, "-ctv", kv] if kv != "f16" else []
+        # Values that are quantized take flash attention.
+        self._ways = ("1", "0") if kv == "f16" else ("1",)
         self._flash: dict[Test, str] = {}  # on or off, the faster for each test
         report = self._run(Test(1, 0), "1")
         used = report.get("n_threads")
@@ -43,14 +46,14 @@ class LlamaBench:
             threads_batch=used,  # it has one number for both
             threads_told=threads,
             settings={
-                "flash_attention": "on or off, the faster for each test",
+                "flash_attention": "on or off, the faster for each test" if len(self._ways) > 1 else "on",
                 **{name: report.get(field) for name, field in _SETTINGS.items()},
             },
         )
 
     def warm_up(self, test: Test) -> None:
         """It does that itself; here we find out whether flash attention helps."""
-        took = {flash: _seconds(self._run(test, flash), test) for flash in ("1", "0")}
+        took = {flash: _seconds(self._run(test, flash), test) for flash in self._ways}
         self._flash[test] = min(took, key=lambda flash: took[flash])
 
     def measure(self, test: Test) -> Sample:

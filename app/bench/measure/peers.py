@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from headrace.app.bench.measure.child import ChildProcess
+from headrace.app.bench.measure.kv_formats import peer_kv_type
 from headrace.app.bench.measure.llama_bench import LlamaBench
 from headrace.app.bench.measure.sample import Backend
 from headrace.runtime.errors import EngineError
@@ -24,12 +25,13 @@ _CHILDREN = Path(__file__).parent / "children"
 class Peer:
     """What to compare with. python: an interpreter that has it (None: ours for mlx-lm, llama-bench for llama.cpp).
 
-    gguf: the file llama.cpp reads.
+    gguf: the file llama.cpp reads. kv: our format of K/V, which llama.cpp has in its own kind.
     """
 
     engine: Engine
     python: str | None = None
     gguf: str | None = None
+    kv: str = "f16"
 
 
 def open_peers(
@@ -70,16 +72,16 @@ def _open(peer: Peer, model: "LoadedModel", limit: int, threads: int) -> tuple[B
     gguf = peer.gguf
     if gguf is None:
         raise EngineError("it needs the model as a GGUF file: -m FILE.gguf or --llama-model FILE.gguf")
-    same = _same_weights(gguf, model)
+    same, kind = _same_weights(gguf, model), peer_kv_type(peer.kv)
     if peer.python is not None:
         script = str(_CHILDREN / "llama_cpp_child.py")
-        command = [peer.python, script, gguf, str(limit), str(threads)]
+        command = [peer.python, script, gguf, str(limit), str(threads), kind]
         child = ChildProcess("llama.cpp", model.name, command, threads=threads, tunes=True)
         return child, f"llama.cpp through llama-cpp-python {child.setup.version}, {same}"
     program = shutil.which("llama-bench")
     if program is None:
         raise EngineError("no llama-bench on the PATH; --llama-python PYTHON names a Python with llama-cpp-python")
-    return LlamaBench(model.name, program, gguf, threads), f"llama.cpp through {program}, {same}"
+    return LlamaBench(model.name, program, gguf, threads, kind), f"llama.cpp through {program}, {same}"
 
 
 def _same_weights(gguf: str, model: "LoadedModel") -> str:

@@ -7,9 +7,10 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.app.bench.measure.document import Document, document, model_document, power_notes
+from headrace.app.bench.measure.kv_formats import in_formats, kv_ratios
 from headrace.app.bench.measure.memory_speed import MemorySpeed
 from headrace.app.bench.measure.own import OwnEngine
 from headrace.app.bench.measure.peers import Peer, open_peers
@@ -47,6 +48,8 @@ class Options:
     force: bool = False
     profile: bool = False
     peers: Sequence[Peer] = field(default_factory=list)
+    kv: Sequence[str] = ("f16",)
+    """How K/V are stored, as after --kv; several: one model in each, side by side."""
 
 
 def run(options: Options, show: Show) -> Document:
@@ -57,7 +60,7 @@ def run(options: Options, show: Show) -> Document:
     busy = _busy(host)
     with ExitStack() as stack:
         opened = [_load(name, options) for name in options.models]
-        loaded = [model for model, _ in opened]
+        loaded = [variant for model, _ in opened for variant in in_formats(model, options.kv)]
         reader = stack.enter_context(streaming_reader(host)) if options.measure_memory else None
         held = reader.pass_bytes if reader and host.backend != "cpu" else 0
         limit = max(test.tokens for test in options.tests)
@@ -83,6 +86,7 @@ def run(options: Options, show: Show) -> Document:
         if not results:
             raise KeyboardInterrupt
         models = [model_document(model) for model in loaded]
+        formats = [kv_ratios(results, in_formats(model, options.kv)) for model, _ in opened]
         deepest = max(test.depth for test in options.tests)
         compute = _compute_ceiling(results) if options.measure_memory and not interrupted else None
         profiled = profile(loaded[0].network, deepest) if options.profile and not interrupted else None
@@ -100,6 +104,7 @@ def run(options: Options, show: Show) -> Document:
         rounds=rounds,
         interrupted=interrupted,
         profile=profiled,
+        kv_ratios=[ratio for rows in formats for ratio in rows],
     )
     refused = remember(host, found, quiet=not (busy or power_notes(found["device"]["power"])))
     if refused is not None:
@@ -122,6 +127,8 @@ def prefill_work(model: "LoadedModel") -> Work | None:
         shape = shape_of_checkpoint(model.checkpoint)
     except UnsupportedModelError:
         return None
+    if model.kv is not None:
+        shape = shape.with_kv(model.kv)
     return lambda test: total([*shape.prefill(test.prompt - 1, test.depth), *shape.step(test.depth + test.prompt - 1)])
 
 
@@ -182,6 +189,7 @@ def _damage(checks: Sequence["BackgroundCheck"]) -> list[str]:
 
 
 def _load(name: str | None, options: Options) -> tuple["LoadedModel", "BackgroundCheck"]:
+    from headrace.app.kv_option import kv_choice
     from headrace.app.progress import drawn_progress
     from headrace.models.load import load_resolved
     from headrace.models.registry.background_check import BackgroundCheck
@@ -190,16 +198,18 @@ def _load(name: str | None, options: Options) -> tuple["LoadedModel", "Backgroun
     limit = max(test.tokens for test in options.tests)
     with drawn_progress() as progress:
         resolved = resolve(name, progress=progress)
-    return load_resolved(resolved, context=limit, force=options.force), BackgroundCheck(resolved)
+    kv = kv_choice(options.kv[0] if len(options.kv) == 1 else "f16")
+    return load_resolved(resolved, context=limit, kv=kv, force=options.force), BackgroundCheck(resolved)
 
 
 def _own(loaded: Sequence["LoadedModel"], limit: int, held: int) -> list[Backend]:
-    sizes = [sum(array.nbytes for array in model.network.arrays) for model in loaded]
+    arrays = [{id(array): array.nbytes for array in model.network.arrays} for model in loaded]
+    held += sum({key: size for each in arrays for key, size in each.items()}.values())  # formats of K/V share weights
     if len({model.name for model in loaded}) < len(loaded):
         raise UsageError("a model was given twice")
     return [
-        OwnEngine(model.name, model.network, limit=limit, setup=_own_setup(model), held=held + sum(sizes) - size)
-        for model, size in zip(loaded, sizes, strict=True)
+        OwnEngine(model.name, model.network, limit=limit, setup=_own_setup(model), held=held - sum(each.values()))
+        for model, each in zip(loaded, arrays, strict=True)
     ]
 
 
@@ -211,7 +221,9 @@ def _own_setup(model: "LoadedModel") -> Setup:
 
     kernels = ops.describe()["kernels"]
     threads = native.status().threads if model.kind == "headrace" and kernels == native.name else None
-    settings = {"kernels": kernels if model.kind == "headrace" else "those of mlx-lm's classes"}
+    settings: dict[str, Any] = {"kernels": kernels if model.kind == "headrace" else "those of mlx-lm's classes"}
+    if model.kv is not None:
+        settings["kv_type"] = model.kv.name
     return Setup("headrace", model.name, versions().get("headrace"), threads, threads, settings, threads)
 
 

@@ -49,6 +49,7 @@ def circumstances(document: Document) -> list[str]:
         peak_line(device),
         *([step_cost_line(document["step_cost"])] if document["step_cost"] else []),
         *(ratio_line(ratio) for ratio in document["ratios"]),
+        *map(kv_ratio_line, document.get("kv_ratios", [])),
         *map(scaling_line, document.get("scaling", [])),
         *map(arrival_line, arrivals(document)),
         *(profile_lines(document["profile"]) if document["profile"] else []),
@@ -94,6 +95,14 @@ def step_cost_line(fit: Document) -> str:
 def ratio_line(ratio: Document) -> str:
     where = ratio["test"] + (f" @ d{ratio['depth']}" if ratio["depth"] else "")
     return f"{where}: {ratio['ratio']:.2f}x {ratio['peer']} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+
+
+def kv_ratio_line(ratio: Document) -> str:
+    """One format of K/V against another: `tg128 @ d4096: tiny q8 1.30x of tiny f16 (1.25 to 1.36)`."""
+    return (
+        f"{label(ratio)}: {ratio['model']} {ratio['ratio']:.2f}x of {ratio['over']} ({ratio['low']:.2f} to "
+        f"{ratio['high']:.2f})"
+    )
 
 
 def scaling_line(scaled: Document) -> str:

@@ -7,6 +7,7 @@ from headrace.app.bench.measure.setup import setup_line
 from headrace.app.bench.show.formats import (
     arrival_line,
     arrivals,
+    kv_ratio_line,
     label,
     model_line,
     peak_line,
@@ -55,6 +56,9 @@ def _facts(document: dict[str, Any], width: int) -> list[tuple[str, "Text"]]:
     for number, ratio in enumerate(document["ratios"]):
         style = "green" if ratio["low"] > 1 else "red" if ratio["high"] < 1 else ""
         rows.append(("" if number else "ratio", Text(ratio_line(ratio), style=style)))
+    for number, ratio in enumerate(document.get("kv_ratios", [])):
+        style = "green" if ratio["low"] > 1 else "red" if ratio["high"] < 1 else ""
+        rows.append(("" if number else "K/V", Text(kv_ratio_line(ratio), style=style)))
     for number, scaled in enumerate(document.get("scaling", [])):
         rows.append(("" if number else "batch", Text(scaling_line(scaled))))
     for number, entry in enumerate(arrivals(document)):

@@ -27,7 +27,12 @@ __version__ = "fake"
 llama_token = ctypes.c_int32
 
 class Llama:
-    def __init__(self, path, *, n_ctx, n_threads=None, n_threads_batch=None, n_batch=512, n_ubatch=512, **_options):
+    def __init__(self, path, *, n_ctx, n_threads=None, n_threads_batch=None, n_batch=512, n_ubatch=512, type_k=1,
+                 type_v=1, flash_attn=False, **_options):
+        if type_v != 1 and not flash_attn:
+            raise ValueError("quantized values take flash attention")
+        if type_k != type_v:
+            raise ValueError("of different kinds")
         cores = multiprocessing.cpu_count()
         most = int(os.environ.get("FAKE_LLAMA_MOST_THREADS", "1000"))
         self.used = (min(most, n_threads or max(cores // 2, 1)), min(most, n_threads_batch or cores))

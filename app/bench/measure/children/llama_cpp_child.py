@@ -1,8 +1,9 @@
-"""llama.cpp through llama-cpp-python's bindings. Run as: python llama_cpp_child.py MODEL.gguf CONTEXT THREADS
+"""llama.cpp through llama-cpp-python's bindings. Run as: python llama_cpp_child.py MODEL.gguf CONTEXT THREADS KV_TYPE
 
 Tokens are chosen greedily by llama.cpp's own sampler, as a chat would. THREADS are used for prompts and for decoding:
 left to itself the binding would decode on half of the cores. On a CPU flash attention is faster for prompts and slower
-for decoding at depth, so every test gets whichever is faster for it. All else is as llama.cpp's own programs have it,
+for decoding at depth, so every test gets whichever is faster for it; but for K/V in 8 bits (KV_TYPE q8_0, else f16),
+whose values take flash attention. All else is as llama.cpp's own programs have it,
 which the binding's defaults are not. Several sequences share one `llama_decode` a step, each with a part of the K/V of
 its own, as its server has it. One JSON line in, one out: see `app.bench.measure.children`.
 """
@@ -15,29 +16,32 @@ import time
 from itertools import pairwise
 from typing import Any
 
+KV_TYPES = {"f16": 1, "q8_0": 8}  # ggml's numbers of them
 BATCH, UBATCH = 2048, 512  # tokens llama.cpp takes at once, and computes at once: its defaults
 
 
 class Tuned:
     """A model with flash attention and without; a test is measured with the one that was faster when it was tuned."""
 
-    def __init__(self, library: Any, path: str, context: int, threads: int) -> None:
+    def __init__(self, library: Any, path: str, context: int, threads: int, kv: str) -> None:
         self._library = library
-        self._ways = [LlamaCpp(library, path, context, threads, flash=flash) for flash in (True, False)]
+        self._kv = kv
+        flashes = (True, False) if kv == "f16" else (True,)
+        self._ways = [LlamaCpp(library, path, context, threads, KV_TYPES[kv], flash=flash) for flash in flashes]
         self._parallel: dict[tuple[LlamaCpp, int], Parallel] = {}
         self._best: dict[tuple[int, int, int, int], LlamaCpp] = {}
 
     def setup(self) -> dict[str, Any]:
-        """What the contexts say they use; the K/V type and the mapped file are defaults that nothing here changes."""
+        """What the contexts say they use; the mapped file is a default that nothing here changes."""
         library, ctx = self._library, self._ways[0].ctx
         return {
             "threads": min(library.llama_n_threads(way.ctx) for way in self._ways),
             "threads_batch": min(library.llama_n_threads_batch(way.ctx) for way in self._ways),
             "settings": {
-                "flash_attention": "on or off, the faster for each test",
+                "flash_attention": "on or off, the faster for each test" if len(self._ways) > 1 else "on",
                 "batch": library.llama_n_batch(ctx),
                 "ubatch": library.llama_n_ubatch(ctx),
-                "kv_type": "f16",
+                "kv_type": self._kv,
                 "mmap": True,
             },
         }
@@ -66,11 +70,11 @@ class Tuned:
 class LlamaCpp:
     """One context and one sequence. Its cache holds the beginning of a random text, so that depths can be shared."""
 
-    def __init__(self, library: Any, path: str, context: int, threads: int, *, flash: bool) -> None:
+    def __init__(self, library: Any, path: str, context: int, threads: int, kv: int, *, flash: bool) -> None:
         self._library = library
         self._llama = library.Llama(
             path, n_ctx=context, n_batch=BATCH, n_ubatch=UBATCH, n_threads=threads, n_threads_batch=threads,
-            n_gpu_layers=-1, flash_attn=flash, verbose=False,
+            n_gpu_layers=-1, flash_attn=flash, type_k=kv, type_v=kv, verbose=False,
         )  # fmt: skip
         self.ctx = self._llama._ctx.ctx
         self._memory = library.llama_get_memory(self.ctx)
@@ -203,7 +207,7 @@ def main() -> None:
 
     import llama_cpp
 
-    peer = Tuned(llama_cpp, sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    peer = Tuned(llama_cpp, sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
     print(json.dumps({"ready": llama_cpp.__version__, **peer.setup()}), file=answers, flush=True)
     for line in sys.stdin:
         try:

@@ -1,0 +1,76 @@
+"""One model with K/V stored in several ways, measured side by side: each is a model of its own to the benchmark.
+
+They share the weights. Ratios hold every format against the first of the list, paired by round.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from headrace.app.bench.measure.result import Result
+from headrace.app.bench.stats import geometric_ratio
+from headrace.runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from headrace.models.load import LoadedModel
+
+_PEERS = {"f16": "f16", "q8": "q8_0"}  # what llama.cpp calls the formats that it is compared in
+
+
+def check_formats(formats: Sequence[str], peers: Sequence[str]) -> None:
+    """Raises UsageError for names that are none, `auto` among others, and peers that have no such format."""
+    from headrace.app.kv_option import kv_choice
+
+    for name in formats:
+        kv_choice(name)
+    if "auto" in formats and len(formats) > 1:
+        raise UsageError("--kv auto chooses one format: give it alone")
+    if peers and len(formats) > 1:
+        raise UsageError("--vs goes with one format of K/V")
+    for peer in peers:
+        if formats[0] != "f16" and (peer != "llama.cpp" or formats[0] not in _PEERS):
+            raise UsageError(
+                f"{peer} is not compared in {formats[0]}", "llama.cpp is in f16 and q8 (its q8_0), mlx-lm in f16"
+            )
+
+
+def peer_kv_type(kv: str) -> str:
+    """What llama.cpp stores K and V as beside our `kv`."""
+    return _PEERS[kv]
+
+
+def in_formats(model: "LoadedModel", formats: Sequence[str]) -> list["LoadedModel"]:
+    """The model as it was loaded; of several formats one each, named after it. Raises UsageError for what it cannot."""
+    if len(formats) < 2:
+        return [model]
+    from headrace.models.network.kv_twin import with_kv
+    from headrace.runtime.kv_format import kv_format
+
+    return [
+        replace(model, name=f"{model.name} {name}", network=with_kv(model.network, kind), kv=kind)
+        for name, kind in zip(formats, map(kv_format, formats), strict=True)
+    ]
+
+
+def kv_ratios(results: Sequence[Result], models: Sequence["LoadedModel"]) -> list[dict[str, Any]]:
+    """Speed of each of `models`, a model in several formats, over the first one's, with a 95 % interval."""
+    entries = {(entry["model"], _test(entry)): entry for entry in results if entry["engine"] == "headrace"}
+    rows = []
+    for model in models[1:]:
+        for entry in results:
+            first = entries.get((models[0].name, _test(entry)))
+            if entry["engine"] != "headrace" or entry["model"] != model.name or first is None:
+                continue
+            pairs = list(zip(entry["samples"], first["samples"], strict=False))  # an interrupted round is not paired
+            ratio, (low, high) = geometric_ratio([a for a, _ in pairs], [b for _, b in pairs])
+            rows.append(
+                {
+                    "test": entry["test"], "depth": entry["depth"], "model": model.name, "over": models[0].name,
+                    "ratio": ratio, "low": low, "high": high, "pairs": len(pairs),
+                }
+            )  # fmt: skip
+    return rows
+
+
+def _test(entry: Result) -> tuple[str, int, int]:
+    return entry["test"], entry["depth"], entry["batch"]

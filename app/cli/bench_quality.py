@@ -1,0 +1,74 @@
+"""`headrace bench --quality`: options in, `app.bench.quality` does the work, results out.
+
+Options of speed measurements do not go with it. Ctrl-C shows what is done and exits with 130.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from headrace.app.cli.json_output import json_text
+from headrace.runtime.errors import UsageError
+
+_MEANT = {"models", "depths", "generates", "form", "as_json", "force", "threads", "quality", "kv", "against", "text"}
+
+
+def bench_quality(ctx: click.Context, options: Mapping[str, Any]) -> int:
+    """Raises UsageError for options that mean nothing here."""
+    from headrace.app.bench.measure.plan import parse_counts
+    from headrace.app.bench.quality.run import run
+    from headrace.app.bench.quality.text import SCORED
+    from headrace.app.bench.quality.variants import Options
+    from headrace.app.settings import chosen_model, load_settings
+
+    given = {name for name in options if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
+    if others := sorted(given - _MEANT):
+        names = {parameter.name: parameter.opts[-1] for parameter in ctx.command.params}
+        raise UsageError(f"--quality measures no speed: leave out {', '.join(names[name] for name in others)}")
+    models = options["models"]
+    if len(models) > 1:
+        raise UsageError("--quality takes one model with -m", "--against names others to hold against it")
+    scored = parse_counts(options["generates"], "-n") if "generates" in given else [SCORED]
+    if len(scored) > 1 or scored[0] < 2:
+        raise UsageError("with --quality, -n takes one number of tokens to score, 2 or more")
+    found = run(
+        Options(
+            model=chosen_model(models[0] if models else None, load_settings()),
+            kv=_formats(options["kv"], options["against"]),
+            against=options["against"],
+            depths=parse_counts(options["depths"], "-d") if "depths" in given else None,
+            scored=scored[0],
+            text=options["text"],
+            force=options["force"],
+        )
+    )
+    _print(found, "json" if options["as_json"] else options["form"])
+    return 130 if found["interrupted"] else 0
+
+
+def _formats(kv: str | None, against: tuple[str, ...]) -> list[str]:
+    """The names given; all that there are where nothing else is to be compared."""
+    from headrace.runtime.kv_format import FLOAT16, FORMATS
+
+    if kv is not None:
+        return [name.strip() for name in kv.split(",")]
+    return [] if against else [known.name for known in FORMATS if known != FLOAT16]
+
+
+def _print(document: dict[str, Any], form: str | None) -> None:
+    from headrace.app.bench.quality import show
+    from headrace.app.terminal import table_width
+
+    form = form or ("table" if sys.stdout.isatty() else "md")
+    if form == "table":
+        show.show(document, table_width(sys.stdout))
+        return
+    writers: dict[str, Callable[[dict[str, Any]], str]] = {
+        "md": show.markdown,
+        "csv": show.csv_text,
+        "json": json_text,
+        "jsonl": show.json_lines,
+    }
+    click.echo(writers[form](document))

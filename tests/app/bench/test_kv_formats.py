@@ -1,0 +1,99 @@
+"""Formats of K/V side by side: which are compared with what, and what llama.cpp is told."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from headrace.app.bench.measure.child import ChildProcess
+from headrace.app.bench.measure.kv_formats import check_formats, kv_ratios, peer_kv_type
+from headrace.app.bench.measure.llama_bench import LlamaBench
+from headrace.app.bench.measure.peers import _CHILDREN
+from headrace.app.bench.measure.plan import Test
+from headrace.app.bench.show.formats import kv_ratio_line
+from headrace.models.load import LoadedModel
+from headrace.runtime.errors import UsageError
+from tests.app.cli.test_bench import LLAMA_BENCH
+from tests.app.cli.test_bench_threads import FAKE
+
+# Which says what it was told, as the real one does, in its settings.
+TELLS = LLAMA_BENCH.replace('"flash_attn": True', '"flash_attn": True, "type_k": options.get("-ctk", "f16")')
+
+
+@pytest.mark.parametrize(
+    ("formats", "peers", "message"),
+    [
+        (["q5"], [], "no K/V format is called 'q5'"),
+        (["auto", "q8"], [], "give it alone"),
+        (["f16", "q8"], ["llama.cpp"], "one format"),
+        (["q4"], ["llama.cpp"], "llama.cpp is not compared in q4"),
+        (["auto"], ["llama.cpp"], "llama.cpp is not compared in auto"),
+        (["q8"], ["llama.cpp", "mlx-lm"], "mlx-lm is not compared in q8"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(formats: list[str], peers: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_formats(formats, peers)
+
+
+def test_what_can_be_compared_is_not() -> None:
+    for formats, peers in ((["f16", "q8", "q4"], []), (["auto"], []), (["q8"], ["llama.cpp"]), (["f16"], ["mlx-lm"])):
+        check_formats(formats, peers)
+
+
+def test_formats_are_held_against_the_first_paired_by_round() -> None:
+    def entry(model: str, samples: list[float], depth: int = 0, engine: str = "headrace") -> dict[str, Any]:
+        return {
+            "engine": engine, "model": model, "test": "tg4", "depth": depth, "batch": 1, "samples": samples,
+        }  # fmt: skip
+
+    models = cast(list[LoadedModel], [SimpleNamespace(name="m f16"), SimpleNamespace(name="m q8")])
+    results = [
+        entry("m f16", [100, 50]),
+        entry("m q8", [120, 60, 1]),
+        entry("m q8", [10, 10], depth=9),
+        entry("m q8", [999, 999], engine="mlx-lm"),
+        entry("other", [7, 7]),
+    ]
+    (ratio,) = kv_ratios(results, models)
+    assert (ratio["model"], ratio["over"], ratio["depth"], ratio["pairs"]) == ("m q8", "m f16", 0, 2)
+    assert ratio["ratio"] == pytest.approx(1.2)
+    assert kv_ratio_line(ratio) == "tg4: m q8 1.20x of m f16 (1.20 to 1.20)"
+    assert kv_ratios(results, models[:1]) == []
+
+
+@pytest.mark.parametrize(("kv", "flashes"), [("f16", {"0", "1"}), ("q8", {"1"})])
+def test_llama_bench_gets_the_same_format(tmp_path: Path, kv: str, flashes: set[str]) -> None:
+    program = tmp_path / "llama-bench"
+    script = f"open({str(tmp_path / 'told')!r}, 'a').write(json.dumps(options) + chr(10))\nprint("
+    program.write_text(TELLS.replace("print(", script, 1).replace("{str", "{{str").format(python=sys.executable))
+    program.chmod(0o755)
+    peer = LlamaBench("m", str(program), "some.gguf", 2, peer_kv_type(kv))
+    assert peer.setup.settings["kv_type"] == peer_kv_type(kv)
+    test = Test(0, 4)
+    peer.warm_up(test)
+    peer.measure(test)
+    told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+    assert {options.get("-ctv", "f16") for options in told} == {peer_kv_type(kv)}
+    assert {options["-fa"] for options in told} == flashes
+
+
+@pytest.mark.parametrize(("kv", "flash"), [("f16", "on or off, the faster for each test"), ("q8", "on")])
+def test_llama_cpp_python_gets_the_same_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: str, flash: str
+) -> None:
+    (tmp_path / "llama_cpp.py").write_text(FAKE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    script = str(_CHILDREN / "llama_cpp_child.py")
+    command = [sys.executable, script, "some.gguf", "64", "2", peer_kv_type(kv)]
+    child = ChildProcess("llama.cpp", "m", command, threads=2, tunes=True)
+    try:
+        assert child.setup.settings["kv_type"] == peer_kv_type(kv)
+        assert child.setup.settings["flash_attention"] == flash
+        child.warm_up(Test(0, 4))
+        assert len(child.measure(Test(0, 4)).latencies_s) == 3
+    finally:
+        child.close()

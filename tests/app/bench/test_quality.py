@@ -1,0 +1,219 @@
+"""`bench --quality`: the engine's own passes over a text, held against a computation without any engine."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import mlx.core as mx
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from headrace.app.bench.quality.forcing import Forced
+from headrace.app.bench.quality.text import passages, read_text
+from headrace.app.cli.bench import bench
+from headrace.models.text.tokenizer import Tokenizer
+from headrace.runtime.errors import UsageError
+from headrace.runtime.ops import native
+from tests.parity.numpy_decoder import logits as plain_logits
+from tests.test_docs import check, sections
+from tests.tiny import VOCAB, load_decoder, quantize_model, write_model
+from tests.tiny_chat import write_byte_tokenizer, write_chat_model
+
+SMALL = ("-d", "0,150", "-n", "40")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_model(tmp_path_factory.mktemp("plain") / "tiny", context=600)
+
+
+@pytest.fixture(scope="module")
+def quantized(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = quantize_model(plain, tmp_path_factory.mktemp("quantized") / "tiny4")
+    write_byte_tokenizer(directory)
+    return directory
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(bench, ("--quality", *arguments), catch_exceptions=False, standalone_mode=False)
+
+
+def weights_of(directory: Path) -> dict[str, Any]:
+    """As float64, quantized ones dequantized."""
+    stored = mx.load(str(directory / "model.safetensors"))
+    assert isinstance(stored, dict)
+    found = {}
+    for name, array in stored.items():
+        module, _, kind = name.rpartition(".")
+        if kind in ("scales", "biases"):
+            continue
+        if (scales := stored.get(f"{module}.scales")) is not None:
+            array = mx.dequantize(array, scales, stored[f"{module}.biases"], group_size=32, bits=4)
+        found[name] = np.array(array, np.float64)
+    return found
+
+
+def expected(directory: Path, tokens: list[int], scored: int) -> Any:
+    """Log probabilities of the last rows, (scored, V), by the plain computation."""
+    logits = plain_logits(json.loads((directory / "config.json").read_text()), weights_of(directory), tokens)[-scored:]
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+@pytest.mark.parametrize("variant", ["llama", "gemma3"])  # gemma3: with a window, behind which entries are dropped
+def test_rows_are_those_of_the_plain_computation(tmp_path: Path, variant: str) -> None:
+    directory = write_model(tmp_path, variant)
+    tokens = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(190)]
+    network = load_decoder(directory, native if native.status().available else native.reference)
+    forced = Forced(network, len(tokens))
+    whole = plain_logits(json.loads((directory / "config.json").read_text()), weights_of(directory), tokens)
+    for depth in (0, 150, 20):
+        forced.begin(tokens[:depth])
+        for phase in ("prefill", "decode", "prefill"):  # each finds the context as it was
+            pieces = list(forced.score(tokens[depth:], phase))
+            found = np.concatenate([np.array(piece) for piece in pieces])
+            assert max(piece.shape[0] for piece in pieces) <= 128
+            assert np.abs(found - whole[depth:]).max() / np.abs(whole).max() < 3e-3
+    forced.end()
+
+
+def test_figures_of_other_weights_are_those_of_the_definition(plain: Path, quantized: Path) -> None:
+    done = invoke("-m", str(plain), "--against", str(quantized), *SMALL, "--json")
+    found = json.loads(done.stdout)
+    assert done.return_value == 0
+    described = sections("quality-json.md")
+    check(described["Document"], found, own_section=("device", "reference", "against", "results"))
+    for entry in found["results"]:
+        check(described["An entry of results"], entry)
+    every, *each = found["results"]
+    conditions = [(depth, phase) for depth in (0, 150) for phase in ("prefill", "decode")]
+    assert [(entry["depth"], entry["phase"]) for entry in each] == conditions
+    assert (every["depth"], every["tokens"]) == (None, 160)
+    found_at = passages(read_text(None), Tokenizer.load(plain), (0, 150), 40, 600, asked=True)
+    sums = []
+    for entry in each:
+        passage = found_at[entry["depth"]]
+        p, q = (expected(model, [*passage.context, *passage.fed], 40) for model in (plain, quantized))
+        kl = (np.exp(p) * (p - q)).sum(-1)
+        sums.append(kl.mean())
+        rows = np.arange(40)
+        assert entry["kl_mean"]["value"] == pytest.approx(kl.mean(), rel=0.02)
+        assert entry["kl_p99"]["value"] == pytest.approx(np.quantile(kl, 0.99), rel=0.05)
+        assert entry["top1_agreement"]["value"] == pytest.approx((p.argmax(-1) == q.argmax(-1)).mean(), abs=0.06)
+        more = (p - q)[rows, passage.targets].mean()
+        assert entry["perplexity_ratio"]["value"] == pytest.approx(np.exp(more), rel=2e-3)
+        assert entry["reference_perplexity"] == pytest.approx(np.exp(-p[rows, passage.targets].mean()), rel=2e-3)
+        assert entry["kl_mean"]["low"] < entry["kl_mean"]["value"] < entry["kl_mean"]["high"]
+    assert every["kl_mean"]["value"] == pytest.approx(np.mean(sums), rel=0.02)
+
+
+def test_a_model_against_itself_is_nothing_apart(plain: Path, tmp_path: Path) -> None:
+    twin = tmp_path / "twin"
+    twin.symlink_to(plain)
+    found = json.loads(invoke("-m", str(plain), "--against", str(twin), *SMALL, "--json").stdout)
+    assert {entry["kl_max"] for entry in found["results"]} == {0.0}
+    assert {entry["top1_agreement"]["value"] for entry in found["results"]} == {1.0}
+    assert {entry["perplexity_ratio"]["value"] for entry in found["results"]} == {1.0}
+
+
+def test_the_same_tokens_are_scored_at_every_depth(plain: Path) -> None:
+    tokenizer = Tokenizer.load(plain)
+    found = passages("x" * 50 + "abcdefgh", tokenizer, (0, 10, 49), 8, 600, asked=True)
+    assert {tuple(passage.targets) for passage in found.values()} == {tuple(tokenizer.encode("abcdefgh"))}
+    assert {tuple(passage.fed) for passage in found.values()} == {tuple(tokenizer.encode("xabcdefg"))}
+    assert [len(passage.context) for passage in found.values()] == [0, 10, 49]
+    with pytest.raises(UsageError, match="the text has 58 tokens: not enough for 8 scored behind 50"):
+        passages("x" * 50 + "abcdefgh", tokenizer, (0, 50), 8, 600, asked=True)
+    with pytest.raises(UsageError, match="the model takes 16 tokens"):
+        passages("x" * 50, tokenizer, (9,), 8, 16, asked=True)
+    assert list(passages("x" * 50, tokenizer, (0, 8, 9), 8, 16, asked=False)) == [0, 8]
+
+
+def test_a_text_begins_behind_bos_where_the_model_wants_one(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer.load(plain)
+    monkeypatch.setattr(Tokenizer, "_bos_prefix", [256])
+    found = passages("x" * 50 + "abcdefgh", tokenizer, (0, 1, 10), 8, 600, asked=True)
+    assert found[0].fed == [256, *tokenizer.encode("abcdefg")]
+    assert found[1].context == [256]
+    assert found[10].context == [256, *tokenizer.encode("x" * 9)]
+    assert {len(passage.fed) for passage in found.values()} == {8}
+
+
+def test_the_shipped_text_is_long_enough_for_the_default_depths() -> None:
+    """At 4.3 characters a token: more than tokenizers with large vocabularies make of code, numbers and prose."""
+    from headrace.app.bench.quality.text import DEPTHS, SCORED
+
+    assert len(read_text(None)) / 4.3 > max(DEPTHS) + SCORED
+
+
+@pytest.mark.parametrize("form", ["table", "md", "csv", "jsonl"])
+def test_every_form_has_every_condition(plain: Path, quantized: Path, form: str) -> None:
+    printed = invoke("-m", str(plain), "--against", str(quantized), "-d", "0,150", "-n", "8", "-o", form).stdout
+    for depth, phase in ((0, "prefill"), (0, "decode"), (150, "prefill"), (150, "decode")):
+        if form == "csv":
+            rows = list(csv.DictReader(io.StringIO(printed)))
+            assert (str(depth), phase) in [(row["depth"], row["phase"]) for row in rows]
+            assert float(rows[0]["kl_mean.low"]) <= float(rows[0]["kl_mean.value"])
+        elif form == "jsonl":
+            lines = [json.loads(line) for line in printed.splitlines()]
+            assert (depth, phase) in [(line["depth"], line["phase"]) for line in lines]
+        else:
+            assert f"d{depth} {phase}" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--profile",), "leave out --profile"),
+        (("--vs", "mlx-lm"), "leave out --vs"),
+        (("-n", "1"), "2 or more"),
+        (("-m", "a", "-m", "b"), "one model"),
+        (("--text", "/nowhere/text"), "cannot read /nowhere/text"),
+    ],
+)
+def test_what_means_nothing_is_refused(arguments: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        invoke("--against", "x", *arguments)
+
+
+def test_speed_measurements_take_no_quality_options() -> None:
+    with pytest.raises(UsageError, match="go with --quality"):
+        CliRunner().invoke(bench, ("--against", "x"), catch_exceptions=False, standalone_mode=False)
+
+
+def test_another_vocabulary_is_refused(plain: Path, tmp_path: Path) -> None:
+    other = write_chat_model(tmp_path / "other", context=600)
+    file = other / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    file.write_text(json.dumps(tokenizer))
+    with pytest.raises(UsageError, match="other has another vocabulary than tiny"):
+        invoke("-m", str(plain), "--against", str(other), *SMALL)
+
+
+def test_ctrl_c_keeps_the_conditions_that_are_done(
+    plain: Path, quantized: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score, begun = Forced.score, []
+
+    def interrupted(self: Forced, fed: Any, phase: Any) -> Any:
+        begun.append(phase)
+        if len(begun) == 7:  # two networks: in the fourth condition
+            raise KeyboardInterrupt
+        return score(self, fed, phase)
+
+    monkeypatch.setattr(Forced, "score", interrupted)
+    done = invoke("-m", str(plain), "--against", str(quantized), *SMALL, "--json")
+    found = json.loads(done.stdout)
+    assert done.return_value == 130
+    assert found["interrupted"]
+    conditions = [(entry["depth"], entry["phase"]) for entry in found["results"]]
+    assert conditions == [(None, None), (0, "prefill"), (0, "decode"), (150, "prefill")]
+    begun[:] = [None] * 6
+    with pytest.raises(click.Abort):
+        invoke("-m", str(plain), "--against", str(quantized), *SMALL)
