@@ -82,6 +82,7 @@ def test_what_the_user_set_is_taken(path: Path) -> None:
         ("[chat]\nmodel = 1\n", "model in [chat] must be a text in quotes, not 1"),
         ("[chat]\ncontext = true\n", "context in [chat] must be a whole number"),
         ("[chat]\ncontext = -5\n", "context in [chat] must be 0 or more, not -5"),
+        ("[chat]\nkv = 'q5'\n", "kv in [chat] must be one of f16, q8, k8v4, q4, auto, not 'q5'"),
         ("[sampling]\ntop_p = 1.5\n", "top_p in [sampling] must be above 0, at most 1, not 1.5"),
         ("[sampling]\ntop_p = 0\n", "top_p in [sampling] must be above 0, at most 1, not 0"),
         ("[sampling]\ntemperature = inf\n", "temperature in [sampling] must be 0 or more, at most 100, not inf"),

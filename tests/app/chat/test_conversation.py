@@ -362,6 +362,12 @@ def test_a_question_before_the_engine_was_started_starts_it(engine: ScriptedEngi
     assert len(engine.specs) == 1
 
 
+def test_models_are_loaded_with_the_kv_that_was_asked_for(engine: ScriptedEngine, store: SessionStore) -> None:
+    talk = Conversation(engine, store, context=600, kv="auto")
+    talk.load_model()
+    assert (engine.specs[-1].context, engine.specs[-1].kv) == (600, "auto")
+
+
 def test_a_model_that_cannot_be_loaded(engine: ScriptedEngine, store: SessionStore) -> None:
     engine.load_failure = "not enough memory"
     chat = Conversation(engine, store)

@@ -5,12 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from click.testing import CliRunner, Result
 
 from headrace.app.cli.run import run
 from headrace.app.cli.run_prompt import read_prompt
 from headrace.app.sessions.store import SessionStore
+from headrace.runtime import ops
 from headrace.runtime.errors import ContextLimitError, SessionError, UsageError
 from tests.tiny_chat import IM_END, write_chat_model
 
@@ -76,6 +78,20 @@ def test_the_models_name_comes_from_the_settings_last(home: Path, model: Path, m
         monkeypatch.setenv("HEADRACE_MODEL", "./elsewhere")
         with pytest.raises(Exception, match="nowhere" if given else "elsewhere"):
             invoke("hi", *given)
+
+
+def test_how_kv_are_stored_comes_from_the_command_line_or_the_settings(
+    ask: Ask, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = ops.select().kv_format(mx.float32).name
+    monkeypatch.setattr(ops.select(), "packs", lambda _head_dim: False)
+    assert ask("hi", "-n", "1")["kv_format"] == usual
+    with pytest.raises(UsageError, match="K/V cannot be q8 here"):
+        ask("hi", "--kv", "q8")
+    write_settings(home, "[chat]\nkv = 'q4'")
+    with pytest.raises(UsageError, match="K/V cannot be q4 here"):
+        ask("hi")
+    assert ask("hi", "-n", "1", "--kv", "auto")["kv_format"] == usual
 
 
 def test_files_go_before_the_prompt_and_piped_text_names_none(ask: Ask, tmp_path: Path) -> None:
