@@ -126,6 +126,6 @@ def _fed(group: list[Share], before: Flight | None) -> mx.array:
 
 def read(values: Logprobs) -> TokenLogprobs:
     """The log probabilities of one token, on the host."""
-    chosen, ids, best = values
+    chosen, ids, best, digest = values
     pairs = zip(cast(list[int], ids[0].tolist()), cast(list[float], best[0].tolist()), strict=True)
-    return TokenLogprobs(cast(float, chosen.item()), list(pairs))
+    return TokenLogprobs(cast(float, chosen.item()), list(pairs), cast(int, digest.item()))

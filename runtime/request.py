@@ -70,10 +70,14 @@ class PrefillProgress:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log probabilities under the model's own distribution (before penalties, temperature and filters)."""
+    """Log probabilities under the model's own distribution (before penalties, temperature and filters).
+
+    digest: of the bits of all logits of the step.
+    """
 
     chosen: float
     top: list[tuple[int, float]]
+    digest: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import mlx.core as mx
 
@@ -161,16 +162,34 @@ def _bias_row(bias: Mapping[int, float], vocab_size: int) -> mx.array | None:
     return row
 
 
-Logprobs = tuple[mx.array, mx.array, mx.array]
+Logprobs = tuple[mx.array, mx.array, mx.array, mx.array]
 
 
 def logprobs(logits: mx.array, token: mx.array, top: int) -> Logprobs:
     """Log probabilities before any sampling stage.
 
-    logits (B, V), token (B,) -> (chosen (B,), ids of the `top` most likely (B, top), their log probabilities).
+    logits (B, V), token (B,) -> (chosen (B,), ids of the `top` most likely (B, top), their log probabilities,
+    digests (B,) of all logits: equal for equal bits, and for others as good as never).
     """
     logits = logits.astype(mx.float32)
     normalised = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     chosen = mx.take_along_axis(normalised, token[:, None], axis=-1)[:, 0]
-    ids = mx.argsort(-normalised, axis=-1)[:, :top]
-    return chosen, ids, mx.take_along_axis(normalised, ids, axis=-1)
+    size = logits.shape[-1]
+    ids = mx.argpartition(-normalised, kth=top - 1, axis=-1)[:, :top] if 0 < top < size else _every(logits)[:, :top]
+    best = mx.take_along_axis(normalised, ids, axis=-1)
+    order = mx.argsort(-best, axis=-1)
+    ids, best = (mx.take_along_axis(x, order, axis=-1) for x in (ids, best))
+    return chosen, ids, best, (logits.view(mx.uint32) * _odd(size)).sum(axis=-1)
+
+
+@cache
+def _odd(size: int) -> mx.array:
+    """Odd numbers (size,), evaluated: in a sum of products with them no term alone can change without the sum."""
+    numbers = mx.arange(size, dtype=mx.uint32) * 2654435761 | 1
+    mx.eval(numbers)
+    return numbers
+
+
+def _every(logits: mx.array) -> mx.array:
+    """The token ids of logits (B, V) -> (B, V)."""
+    return mx.broadcast_to(mx.arange(logits.shape[-1], dtype=mx.uint32), logits.shape)

@@ -1,6 +1,6 @@
 """The identity checks: what every sequence says alone is what it says in any company.
 
-A check serves the same requests in another way and holds every answer, token by token, against the first.
+A check serves the same requests in another way and holds every answer against the first: tokens, logits, K/V.
 """
 
 import random
@@ -35,7 +35,7 @@ Begin = Callable[[int, int, str], None]
 class Plan:
     """How much to check. `tokens`: of every answer."""
 
-    tokens: int = 48
+    tokens: int = 32
     sequences: int = 16
     seed: int = 0
 
@@ -65,8 +65,15 @@ class Row:
             "sequences": len(self.comparisons),
             "tokens": sum(found.tokens for found in self.comparisons),
             "missing_tokens": sum(found.missing for found in self.comparisons),
+            "kv_entries": sum(found.entries for found in self.comparisons),
+            "changed_kv_entries": sum(len(found.changed) for found in self.comparisons),
             "largest_gap": max((found.gap for found in self.comparisons), default=0.0),
             "flips": [asdict(found.flip) for found in self.comparisons if found.flip is not None],
+            "kv_changes": [
+                {"sequence": number, "position": found.changed[0]}
+                for number, found in enumerate(self.comparisons)
+                if found.changed
+            ],
             "note": self.note,
         }
 
@@ -125,16 +132,19 @@ class Verification:
 
     def _checks(self, alone: list[Trace], crowd: list[Trace], sharers: list[Trace]) -> Iterator[Check]:
         most, seed = self._plan.sequences, self._plan.seed
-        yield Check("alone, a second time", self._few.one_by_one, alone[:SHARERS])
+        yield Check("alone, by another call", self._few.generated, alone[:SHARERS])
         yield Check("alone, as one of a queue", partial(self._few.together, 1), alone[:SHARERS])
         for size in (2, 4, 8, 16):
             if size <= most:
-                yield Check(f"{size} at a time", partial(self._all.together, size), alone)
+                serving = self._some if size < SOME else self._all
+                yield Check(f"{size} at a time", partial(serving.together, size), alone[: len(serving.requests)])
         if most > 1:
             joining = partial(self._all.joining, most, seed)
-            yield Check("joining, ending, cancelled at any step", joining, alone, cut=True)
+            yield Check("joining, ending, cancelled, stepping back", joining, alone, cut=True)
         yield Check("short of memory, stepping back", partial(self._crowd.stepping_back, CROWD), crowd)
         yield Check("with a shared prefix", partial(self._sharers.sharing, self._prefix), [*sharers, *sharers])
+        if self._few.in_blocks:
+            yield Check("after a restart, K/V from disk", self._few.restarted, alone[:SHARERS])
         sizes = random.Random(seed)
         single, pieces, whole = (lambda: 1), (lambda: sizes.randrange(1, 200)), (lambda: WHOLE)
         for name, serving, draw in (

@@ -58,6 +58,7 @@ def show(found: Document, width: int | None) -> None:
         Column("result", [Text(check["result"], style=_STYLES[check["result"]]) for check in checks], right=False),
         Column("sequences", [str(check["sequences"]) for check in checks], 2),
         Column("tokens", [f"{check['tokens']:,}" for check in checks], 1),
+        Column("K/V entries", [f"{check['kv_entries']:,}" for check in checks], 5),
         Column("largest gap", [gap_text(check["largest_gap"]) for check in checks], 3),
         Column("", [check["note"] for check in checks], 4, right=False),
     ]
@@ -69,12 +70,14 @@ def show(found: Document, width: int | None) -> None:
 def summary(found: Document) -> list[str]:
     """What came of it, in lines."""
     checks = found["checks"]
-    compared = f"tokens and the log probabilities of the {found['top']} likeliest at every step"
-    lines = [f"{found['model']}: {found['expectation']}", f"compared: {compared}, with what each sequence says alone"]
+    compared = f"tokens, all logits, the log probabilities of the {found['top']} likeliest at every step"
+    entries = " and the K/V of every entry" if any(check["kv_entries"] for check in checks) else ""
+    lines = [f"{found['model']}: {found['expectation']}", f"compared with what each says alone: {compared}{entries}"]
     flips = [(check, flip) for check in checks for flip in check["flips"]]
     lines += [_flip_line(check, flip) for check, flip in flips[:_FLIPS]]
     if len(flips) > _FLIPS:
         lines.append(f"and {len(flips) - _FLIPS} more (--json has all)")
+    lines += [_change_line(check) for check in checks if check["kv_changes"]]
     wrong = [check["name"] for check in checks if check["result"] == "differs"]
     if wrong:
         lines.append(f"NOT the same: {'; '.join(wrong)}")
@@ -89,6 +92,14 @@ def summary(found: Document) -> list[str]:
 def gap_text(gap: float) -> str:
     """Of natural logarithms."""
     return f"{gap:.2g}" if gap else "0"
+
+
+def _change_line(check: Document) -> str:
+    first = check["kv_changes"][0]
+    return (
+        f"{check['name']}: the K/V of {check['changed_kv_entries']:,} entries are not what they are alone, "
+        f"of sequence {first['sequence'] + 1} from entry {first['position'] + 1} on"
+    )
 
 
 def _flip_line(check: Document, flip: Document) -> str:

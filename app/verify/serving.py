@@ -1,20 +1,26 @@
-"""Ways to serve the same requests: alone, together, joining and leaving, stepping back, in other chunks.
+"""Ways to serve the same requests: alone, together, joining and leaving, stepping back, in other chunks, from disk.
 
 Each gives the traces of all sequences, in their order, and a line on what happened.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Row
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from headrace.app.verify.trace import Trace
 from headrace.runtime.cache import CHUNK
 from headrace.runtime.engine import Engine
+from headrace.runtime.errors import PoolFullError
+from headrace.runtime.kv import kept_chats
+from headrace.runtime.kv.disk import DiskStore
 from headrace.runtime.network import Network
+from headrace.runtime.ops import Phase
 from headrace.runtime.pace import Pace
-from headrace.runtime.request import Request
+from headrace.runtime.request import Event, Finished, Request
 from headrace.runtime.sequence import Sequence
 
 Served = tuple[list[Trace], str]
@@ -42,12 +48,25 @@ class Serving:
         self.limit = limit
         self._tick = tick
 
+    @property
+    def in_blocks(self) -> bool:
+        """Whether K/V are kept in blocks, which can go to disk."""
+        return Engine(self.network, context_limit=self.limit).caches.pool is not None
+
     def one_by_one(self) -> Served:
-        """As the chat and `run` ask: `generate`, each with an engine that serves nobody else."""
+        """Each with an engine that serves nobody else."""
         traces = []
         for request in self.requests:
             engine = Engine(self.network, context_limit=self.limit)
-            traces.append(Trace())
+            traces += self._drive(engine, [engine.submit(request)])
+        return traces, ""
+
+    def generated(self) -> Served:
+        """As the chat and `run` ask: `generate`."""
+        traces = []
+        for request in self.requests:
+            engine = Engine(self.network, context_limit=self.limit)
+            traces.append(Trace(len(request.prompt)))
             for event in engine.generate(request):
                 traces[-1].add(event)
                 self._tick()
@@ -60,15 +79,19 @@ class Serving:
         return self._drive(engine, sequences), ""
 
     def joining(self, most: int, seed: int) -> Served:
-        """Submitted at any time; a third ends early, a third is cancelled. What there is of those is to be compared."""
+        """Submitted at any time; a third ends early, a third is cancelled. What there is of those is to be compared.
+
+        Now and then there is no memory for a pass, so that somebody steps back.
+        """
         draw = random.Random(seed)
-        engine = Engine(self.network, context_limit=self.limit, most_running=most)
-        traces = [Trace() for _ in self.requests]
+        engine = Engine(_Short(self.network, draw), context_limit=self.limit, most_running=most)
+        traces = [Trace(len(request.prompt)) for request in self.requests]
         fates = [number % 3 for number in range(len(traces))]  # 0: as it is, 1: ends early, 2: is cancelled
         draw.shuffle(fates)
         to_come = list(range(len(traces)))
         draw.shuffle(to_come)
         numbers: dict[Sequence, int] = {}
+        watch = _Stepping()
         while to_come or engine.has_work:
             if to_come and (draw.random() < 0.3 or not engine.has_work):
                 number = to_come.pop()
@@ -78,12 +101,14 @@ class Serving:
                     request = replace(request, max_tokens=draw.randrange(1, request.max_tokens + 1))
                 numbers[engine.submit(request)] = number
             for sequence, event in engine.step():
-                traces[numbers[sequence]].add(event)
+                _note(traces[numbers[sequence]], sequence, event)
+            watch.look(numbers)
             for sequence, number in numbers.items():
                 if fates[number] == 2 and sequence.state != "finished" and draw.random() < 0.04:
                     engine.cancel(sequence)
             self._tick()
-        return traces, f"{fates.count(1)} ended early, {fates.count(2)} to be cancelled at any step"
+        note = f"{fates.count(1)} ended early, {fates.count(2)} to be cancelled at any step"
+        return traces, f"{note}, stepped back {watch.times} times"
 
     def stepping_back(self, most: int) -> Served:
         """With memory for too few, so that the youngest step back and are fed again what they had.
@@ -92,27 +117,19 @@ class Serving:
         and are read in one pass, so that all want to at about the same time.
         """
         at_once = FixedPace(lambda: len(self.requests) * CHUNK)
-        pieces = 2 * (len(self.requests) // 2) - 1
-        memory = max(self.network.cost.kv_bytes(pieces * CHUNK), self.network.cost.kv_bytes(self.limit))
+        memory = self._memory(2 * (len(self.requests) // 2) - 1)
         engine = Engine(self.network, context_limit=self.limit, most_running=most, kv_memory=memory, pace=at_once)
         sequences = [engine.submit(request) for request in self.requests]
-        times, before = 0, set[Sequence]()
-
-        def watch() -> None:
-            nonlocal times, before
-            now = {sequence for sequence in sequences if sequence.state == "preempted"}
-            times += len(now - before)
-            before = now
-
-        traces = self._drive(engine, sequences, watch)
-        return traces, f"stepped back {times} times" if times else "nobody had to step back"
+        watch = _Stepping()
+        traces = self._drive(engine, sequences, lambda: watch.look(sequences))
+        return traces, f"stepped back {watch.times} times" if watch.times else "nobody had to step back"
 
     def sharing(self, prompt: Row[int]) -> Served:
         """After another request that begins with `prompt`: as turns of a chat, then side by side."""
         engine = Engine(self.network, context_limit=self.limit, keep_prefix=True)
         turns: list[Trace] = []
         for request in [replace(self.requests[0], prompt=[*prompt, 0]), *self.requests]:
-            turns.append(Trace())
+            turns.append(Trace(len(request.prompt)))
             for event in engine.generate(request):
                 turns[-1].add(event)
                 self._tick()
@@ -121,11 +138,68 @@ class Serving:
         reused = sum(sequence.reused for sequence in sequences)
         return [*turns[1:], *traces], f"{reused} prompt tokens of those side by side were there already"
 
+    def restarted(self) -> Served:
+        """Answered, kept on disk, and answered side by side by another engine that begins with what was kept."""
+        before, after = (Engine(self.network, context_limit=self.limit, keep_prefix=True) for _ in range(2))
+        assert before.caches.pool is not None
+        with TemporaryDirectory() as folder:
+            store = DiskStore(Path(folder), 1 << 40)
+            for request in self.requests:
+                sequence = before.submit(request)
+                self._drive(before, [sequence])
+                kept_chats.keep(before.caches.pool, sequence.tokens, store)
+            for request in self.requests:
+                kept_chats.bring_back(after.caches.pool, request.prompt[:-1], store)
+                self._tick()
+        sequences = [after.submit(request) for request in self.requests]
+        traces = self._drive(after, sequences)
+        return traces, f"{sum(sequence.reused for sequence in sequences)} prompt tokens came from disk"
+
+    def _memory(self, pieces: int) -> int:
+        """Bytes for so many pieces of K/V, and never less than one sequence may take."""
+        return max(self.network.cost.kv_bytes(pieces * CHUNK), self.network.cost.kv_bytes(self.limit))
+
     def _drive(self, engine: Engine, sequences: Row[Sequence], between: Tick = lambda: None) -> list[Trace]:
-        traces = {sequence: Trace() for sequence in sequences}
+        traces = {sequence: Trace(len(sequence.request.prompt)) for sequence in sequences}
         while engine.has_work:
             for sequence, event in engine.step():
-                traces[sequence].add(event)
+                _note(traces[sequence], sequence, event)
             between()
             self._tick()
         return list(traces.values())
+
+
+class _Short:
+    """A network whose pool lacks blocks for one joint pass in 50."""
+
+    def __init__(self, network: Network[Any], draw: random.Random) -> None:
+        self._network = network
+        self._draw = draw
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
+
+    def join(self, caches: Row[Any], rows: Row[tuple[int, Phase]]) -> Any:
+        if self._draw.random() < 0.02:
+            raise PoolFullError("all blocks of K/V entries are in use, as it were")
+        return self._network.join(caches, rows)
+
+
+class _Stepping:
+    """Counts how often sequences step back."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self._now: set[Sequence] = set()
+
+    def look(self, sequences: Iterable[Sequence]) -> None:
+        """To be called after every step."""
+        now = {sequence for sequence in sequences if sequence.state == "preempted"}
+        self.times += len(now - self._now)
+        self._now = now
+
+
+def _note(trace: Trace, sequence: Sequence, event: Event) -> None:
+    trace.add(event)
+    if isinstance(event, Finished) and sequence.cache is not None:  # it is put away in the next step
+        trace.see(sequence.cache)

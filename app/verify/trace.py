@@ -1,11 +1,18 @@
-"""What a sequence said, token by token, and whether it is what it said before.
+"""What a sequence said, token by token, what it left in the KV cache, and whether both are as they were before.
 
-Every step's log probabilities are kept of the chosen token and the TOP likeliest. They are taken over the whole
-vocabulary, so they tell of all logits of the row.
+Of every step the log probabilities of the chosen token and the TOP likeliest are kept, and a digest of all logits of
+the row; of every entry of the cache, where it is in blocks, a digest of its bytes in all layers.
 """
 
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
 
+import mlx.core as mx
+import numpy as np
+
+from headrace.runtime.kv.paged_cache import PagedCache
+from headrace.runtime.ops import BLOCK
 from headrace.runtime.request import Event, Step, TokenLogprobs
 
 TOP = 8
@@ -13,10 +20,12 @@ TOP = 8
 
 @dataclass(slots=True)
 class Trace:
-    """A sequence's answer, as far as it got."""
+    """A sequence's answer, as far as it got, to a prompt of so many tokens."""
 
+    prompt: int = 0
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    entries: dict[tuple[int, int], bytes] = field(default_factory=dict)  # (layer group, position) -> digest of K/V
 
     def add(self, event: Event) -> None:
         """What an event of the sequence brought."""
@@ -24,6 +33,23 @@ class Trace:
             assert event.logprobs is not None, "requests of a verification ask for them"
             self.tokens += event.tokens
             self.logprobs += event.logprobs
+
+    def see(self, cache: Any) -> None:
+        """The committed entries of the sequence's cache, before it is put away."""
+        if not isinstance(cache, PagedCache):
+            return
+        for group, table in enumerate(cache.tables):
+            for index in range(cache.left[group], -(-cache.committed // BLOCK)):
+                first = index * BLOCK
+                held = cache.slabs.read(group, table[index], min(BLOCK, cache.committed - first))
+                for position, content in enumerate(_rows(held), first):
+                    self.entries[group, position] = blake2b(content, digest_size=8).digest()
+
+
+def _rows(held: mx.array) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Entries (L, 2, Hkv, n, D) -> their bytes (n, ...), one row each."""
+    rows = mx.contiguous(mx.moveaxis(held, 3, 0)).reshape(held.shape[3], -1)
+    return np.array(rows.view(mx.uint8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +65,19 @@ class Flip:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two answers to one request. tokens: compared. gap: the largest of log probabilities (natural logarithms)."""
+    """Two answers to one request. gap: the largest of log probabilities (natural logarithms).
+
+    tokens, entries: compared. missing: tokens that should have been there. changed: the positions of entries of the
+    cache whose bytes differ.
+    """
 
     tokens: int
     same_bits: bool
     gap: float
     flip: Flip | None
     missing: int
-    """Tokens that should have been there."""
+    entries: int = 0
+    changed: tuple[int, ...] = ()
 
 
 def compare(sequence: int, expected: Trace, got: Trace, *, cut: bool = False) -> Comparison:
@@ -69,4 +100,9 @@ def compare(sequence: int, expected: Trace, got: Trace, *, cut: bool = False) ->
         same = same and ours == theirs
     short = 0 if cut or flip else max(0, len(expected.tokens) - len(got.tokens))
     more = max(0, len(got.tokens) - len(expected.tokens)) if not flip else 0
-    return Comparison(count, same and not short and not more, gap, flip, short + more)
+    entries = expected.entries.keys() & got.entries.keys()
+    if flip:  # what follows are entries of other tokens
+        entries = {place for place in entries if place[1] < got.prompt + flip.position}
+    changed = sorted({place[1] for place in entries if expected.entries[place] != got.entries[place]})
+    same = same and not short and not more and not changed
+    return Comparison(count, same, gap, flip, short + more, len(entries), tuple(changed))

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -216,7 +217,7 @@ def test_half_precision_logits(dtype: mx.Dtype, temperature: float) -> None:
 
 @given(rows, tokens, st.integers(0, VOCAB))
 def test_logprobs_are_the_log_softmax(logits: list[float], token: int, top: int) -> None:
-    chosen, ids, values = logprobs(mx.array([logits]), mx.array([token]), top)
+    chosen, ids, values, _ = logprobs(mx.array([logits]), mx.array([token]), top)
     total = math.log(math.fsum(math.exp(value) for value in logits))
     assert chosen.item() == pytest.approx(logits[token] - total, abs=1e-5)
     listed = list(zip(ids[0].tolist(), values[0].tolist(), strict=True))  # type: ignore[arg-type]
@@ -224,6 +225,14 @@ def test_logprobs_are_the_log_softmax(logits: list[float], token: int, top: int)
     for position, (best, value) in enumerate(listed):
         assert value == pytest.approx(logits[best] - total, abs=1e-5)
         assert logits[best] == sorted(logits, reverse=True)[position]
+
+
+@given(rows, tokens, st.booleans())
+def test_a_digest_tells_of_the_last_bit_of_any_logit(logits: list[float], token: int, up: bool) -> None:
+    rows = np.array([logits] * 3, np.float32)
+    rows[2, token] = np.nextafter(rows[2, token], np.float32(math.inf if up else -math.inf))
+    one, same, other = (logprobs(mx.array(row[None]), mx.array([0]), 1)[3].item() for row in rows)
+    assert one == same != other
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,46 @@ def test_every_bit_is_the_same_whoever_is_beside_it(model: Path) -> None:
     notes = {row["name"]: row["note"] for row in found["checks"]}
     assert notes["short of memory, stepping back"].startswith("stepped back ")
     assert not notes["with a shared prefix"].startswith("0 ")
+    assert not notes["after a restart, K/V from disk"].startswith("0 ")
+    entries = {row["name"]: row["kv_entries"] for row in found["checks"]}
+    assert entries.pop("alone, by another call") == 0
+    assert all(entries.values())
+
+
+@needs_kernels
+def test_an_entry_that_changes_on_disk_is_found(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.runtime.kv import kept_chats
+
+    stored = kept_chats._stored
+
+    def damaged(pool: Any, group: int, block: int | None, entries: int) -> bytes | None:
+        content = stored(pool, group, block, entries)
+        return None if content is None else bytes([content[0] ^ 1]) + content[1:]
+
+    monkeypatch.setattr(kept_chats, "_stored", damaged)
+    loaded = load(model)
+    rows = {row.name: row for row in Verification(loaded, expectation(loaded), Plan(4, 2)).run()}
+    (wrong,) = (row for row in rows.values() if not row.passed)
+    assert wrong.name == "after a restart, K/V from disk"
+    assert {"sequence": 1, "position": 0} in wrong.document()["kv_changes"]
+
+
+@needs_kernels
+def test_one_bit_of_an_unlikely_logit_is_found(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = Decoder.logits
+
+    def broken(self: Decoder, x: mx.array) -> mx.array:
+        rows = logits(self, x)  # (rows, V)
+        if rows.shape[0] < 2:
+            return rows
+        least = mx.arange(rows.shape[1]) == mx.argmin(rows, axis=1, keepdims=True)
+        return mx.where(least, rows * (1 + 2e-7), rows)
+
+    monkeypatch.setattr(Decoder, "logits", broken)
+    loaded = load(model)
+    rows = list(Verification(loaded, expectation(loaded), Plan(6, 4)).run())
+    assert "4 at a time" in [row.name for row in rows if not row.passed]
+    assert not any(found.flip for row in rows for found in row.comparisons)
 
 
 @needs_kernels
