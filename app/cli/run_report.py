@@ -153,7 +153,8 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
         "versions": report.versions,
     }
     if report.steps and report.steps[0].logprobs is not None:
-        answer["logprobs"] = [asdict(values) for step in report.steps for values in step.logprobs or ()]
+        values = [values for step in report.steps for values in step.logprobs or ()]
+        answer["logprobs"] = [{"chosen": value.chosen, "top": value.top} for value in values]
     if with_steps:
         answer["steps"] = [_step(record, report.measured_peak_gb_s) for record in report.records]
     return answer

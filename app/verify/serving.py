@@ -142,6 +142,7 @@ class Serving:
         """Answered, kept on disk, and answered side by side by another engine that begins with what was kept."""
         before, after = (Engine(self.network, context_limit=self.limit, keep_prefix=True) for _ in range(2))
         assert before.caches.pool is not None
+        assert after.caches.pool is not None
         with TemporaryDirectory() as folder:
             store = DiskStore(Path(folder), 1 << 40)
             for request in self.requests:

@@ -35,13 +35,17 @@ class Trace:
             self.logprobs += event.logprobs
 
     def see(self, cache: Any) -> None:
-        """The committed entries of the sequence's cache, before it is put away."""
+        """The committed entries of the sequence's cache, before it is put away; packed ones where a block is full."""
         if not isinstance(cache, PagedCache):
             return
         for group, table in enumerate(cache.tables):
             for index in range(cache.left[group], -(-cache.committed // BLOCK)):
-                first = index * BLOCK
-                held = cache.slabs.read(group, table[index], min(BLOCK, cache.committed - first))
+                first, end = index * BLOCK, min((index + 1) * BLOCK, cache.committed)
+                held = cache.slabs.read(group, table[index], end - first)
+                if cache.slabs.shape.format.packed:
+                    if end - first == BLOCK:
+                        self.entries[group, end - 1] = blake2b(np.array(held).tobytes(), digest_size=8).digest()
+                    continue
                 for position, content in enumerate(_rows(held), first):
                     self.entries[group, position] = blake2b(content, digest_size=8).digest()
 
