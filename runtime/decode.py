@@ -1,14 +1,23 @@
 """The heart: one decode step in its six stages, for every sequence that takes part in it.
 
-Semantics the loop of `runtime.engine` keeps. A step feeds exactly one token per decoding sequence and appends exactly
-one K and one V entry per layer for it; chunks of prompts may pass beside. While the device works on step n, step n + 1
-is built on n's tokens, values nobody has read yet. If such a token turns out to end an answer, the step built ahead has
-fed a token of that sequence all the same: its entry is committed, its own token is never read. So nothing has to be
-taken back, and any cache can be run ahead of.
+Semantics the loop of `runtime.engine` keeps. A step feeds one token per decoding sequence and appends one K and one V
+entry per layer for it; chunks of prompts may pass beside. While the device works on step n, step n + 1 is built on n's
+tokens, values nobody has read yet. If such a token turns out to end an answer, the step built ahead has fed a token of
+that sequence all the same: its entry is committed, its own token is never read. So nothing has to be taken back, and
+any cache can be run ahead of.
+
+Guesses may ride along behind a sequence's token. Each row chooses by the sequence's own sampler what the model says
+there, with the random key of that position and the guesses before it counted as said: a guess is accepted if it is what
+the row before it chose, and all before it were. So what is said is what would have been said without, token for token,
+drawn or not, whatever guesses. (For a guess that comes without chance, as an n-gram's does, this is the exact rule of
+Leviathan et al. 2023, arXiv:2211.17192, and Chen et al. 2023, arXiv:2302.01318. Of what a draft model draws that rule
+accepts a little more, and says something else for the same seed; compare Daliri et al. 2024, arXiv:2408.07978.) What
+was not accepted is rolled back, and nothing is built ahead on a pass with guesses.
 """
 
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Row
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -45,14 +54,28 @@ def _rows(x: mx.array, rows: int) -> mx.array:
 
 @dataclass(slots=True)
 class Flight:
-    """A pass under way. `token` (B,) is what the first B shares choose."""
+    """A pass under way. `token` (N,) is what the rows of the shares that choose do, one for each token fed."""
 
     shares: list[Share]
     batch: int  # sequences for which the weights are read at once
     started: float
     token: mx.array | None = None
-    logprobs: dict[Sequence, Logprobs] = field(default_factory=dict)
+    ahead: bool = False  # built before the one before it had landed
+    logprobs: dict[Sequence, list[Logprobs]] = field(default_factory=dict)  # of each row
     appended: list[mx.array] = field(default_factory=list)  # of passes that choose no token
+
+    @property
+    def guesses(self) -> int:
+        """Rows that were guessed."""
+        return sum(len(share.guesses) for share in self.shares)
+
+    @property
+    def decides(self) -> bool:
+        """Whether it has to land before the next pass is planned: how much was guessed right is to be known."""
+        return any(
+            share.guesses or ((proposer := share.sequence.proposer) is not None and proposer.reads_all)
+            for share in self.shares
+        )
 
     def land(self) -> list[int]:
         """Wait for the device; the chosen tokens."""
@@ -68,12 +91,12 @@ def start(network: Network[Any], shares: list[Share], before: Flight | None) -> 
     Sequences whose caches the network cannot join take turns.
     """
     joined = len(shares) > 1 and network.joins
-    flight = Flight(shares, len(shares) if joined else 1, time.perf_counter())
+    flight = Flight(shares, len(shares) if joined else 1, time.perf_counter(), ahead=before is not None)
     tokens = [_begin(network, group, before, flight) for group in ([shares] if joined else [[s] for s in shares])]
     chosen = [token for token in tokens if token is not None]
     if chosen:
         flight.token = chosen[0] if len(chosen) == 1 else mx.concatenate(chosen)
-        kept = [array for values in flight.logprobs.values() for array in values]
+        kept = [array for rows in flight.logprobs.values() for values in rows for array in values]
         mx.async_eval(flight.token, *kept, *flight.appended)
     else:
         mx.async_eval(*flight.appended)
@@ -86,32 +109,41 @@ def _begin(network: Network[Any], group: list[Share], before: Flight | None, fli
     rows = [(share.count, share.phase) for share in group]
     cache = caches[0] if len(group) == 1 else network.join(caches, rows)
     tokens = _fed(group, before)
-    choosing = [share.sequence for share in group if share.chooses]
+    choosing = [share for share in group if share.chooses]
     if not choosing:
         feed(network, cache, tokens, group[0].phase)
         flight.appended += cache.arrays
         return None
 
     def sample(logits: mx.array) -> mx.array:
-        chosen = choose([cast(Sampler, sequence.sampler) for sequence in choosing], logits)
-        for row, sequence in enumerate(choosing):
-            if (top := sequence.request.logprobs) is not None:
-                flight.logprobs[sequence] = logprobs(logits[row : row + 1], chosen[row : row + 1], top)
+        samplers = [cast(Sampler, share.sequence.sampler) for share in choosing]
+        chosen = choose(samplers, logits, [share.guesses for share in choosing])
+        first = 0
+        for share in choosing:
+            if (top := share.sequence.request.logprobs) is not None:
+                rows = [slice(row, row + 1) for row in range(first, first + share.count)]
+                flight.logprobs[share.sequence] = [logprobs(logits[row], chosen[row], top) for row in rows]
+            first += share.count
         return chosen
 
-    return decode_step(network, cache, sample, tokens, len(choosing))
+    return decode_step(network, cache, sample, tokens, sum(share.count for share in choosing))
 
 
 def _fed(group: list[Share], before: Flight | None) -> mx.array:
-    """What the shares are fed (N,): what the pass under way chooses, then tokens that are known."""
+    """What the shares are fed (N,): tokens that are known, and what the pass under way chooses."""
     chained: list[Sequence] = []
     known: list[int] = []
+    places: list[int] = []  # of each token fed: in what was chosen, or behind that
     for share in group:
         sequence, at = share.sequence, share.sequence.cache.length
         if at < len(sequence.tokens):
-            known += sequence.tokens[at : at + share.count]
+            fed: Row[int] = (*sequence.tokens[at : at + share.count - len(share.guesses)], *share.guesses)
         else:
+            places.append(-1 - len(chained))
             chained.append(sequence)
+            fed = share.guesses
+        places += range(len(known), len(known) + len(fed))
+        known += fed
     if not chained:
         return mx.array(known, mx.uint32)
     assert before is not None
@@ -119,9 +151,23 @@ def _fed(group: list[Share], before: Flight | None) -> mx.array:
     chosen = before.token
     choosing = [share.sequence for share in before.shares if share.chooses]
     if chained != choosing:  # some have ended, or take turns
-        places = {sequence: row for row, sequence in enumerate(choosing)}
-        chosen = chosen[mx.array([places[sequence] for sequence in chained])]
-    return mx.concatenate([chosen, mx.array(known, mx.uint32)]) if known else chosen
+        rows = {sequence: row for row, sequence in enumerate(choosing)}
+        chosen = chosen[mx.array([rows[sequence] for sequence in chained])]
+    if not known:
+        return chosen
+    fed_tokens = mx.concatenate([chosen, mx.array(known, mx.uint32)])
+    if any(share.guesses for share in group[: len(chained) - 1]):  # else they are in their order
+        order = [-1 - place if place < 0 else place + len(chained) for place in places]
+        fed_tokens = fed_tokens[mx.array(order)]
+    return fed_tokens
+
+
+def agreed(chosen: Row[int], guesses: Row[int]) -> int:
+    """How many of the guesses behind a token are what was chosen in front of each, up to the first that is not."""
+    for place, guess in enumerate(guesses):
+        if chosen[place] != guess:
+            return place
+    return len(guesses)
 
 
 def read(values: Logprobs) -> TokenLogprobs:

@@ -15,14 +15,16 @@ from collections.abc import Sequence as Row
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
 from headrace.runtime.cache import Cache
 from headrace.runtime.caches import make_caches
-from headrace.runtime.decode import Flight, read, start
-from headrace.runtime.errors import EngineError, PoolFullError
+from headrace.runtime.decode import Flight, agreed, read, start
+from headrace.runtime.draft import Draft
+from headrace.runtime.errors import EngineError, PoolFullError, UsageError
+from headrace.runtime.guesses import Guesses, follow
 from headrace.runtime.machine.memory import POOL, wired
 from headrace.runtime.machine.out_of_memory import memory_errors
 from headrace.runtime.network import Network
@@ -33,6 +35,8 @@ from headrace.runtime.room import Room
 from headrace.runtime.sampling import Sampler
 from headrace.runtime.scheduler import Scheduler, Share
 from headrace.runtime.sequence import Sequence
+from headrace.runtime.speculation.ngram import NGram
+from headrace.runtime.speculation.proposer import Proposer
 from headrace.runtime.telemetry import PoolStats, StepRecord
 from headrace.runtime.timeline import Timeline
 
@@ -73,7 +77,8 @@ class Engine:
     keep_prefix: a conversation. K/V outlive their request, and of the next prompt only what is new is prefilled.
     most_running: sequences served at a time; others wait. kv_memory: bytes that the K/V of all of them may take; None
     for what the machine has free, and never less than one sequence may need. kv_key: what tells K/V apart on disk.
-    pace: how prompts are cut, where the measured speed shall not say it.
+    pace: how prompts are cut, where the measured speed shall not say it. draft: a smaller network with the same
+    vocabulary, for requests that are to be speculated on with it.
     """
 
     def __init__(
@@ -86,6 +91,7 @@ class Engine:
         kv_memory: int | None = None,
         kv_key: bytes = b"",
         pace: Pace | None = None,
+        draft: Network[Any] | None = None,
     ) -> None:
         self.network = network
         self.context_limit = context_limit
@@ -95,6 +101,8 @@ class Engine:
         self._room = Room(self._cost, context_limit, kv_memory)
         self._pace = pace or Pace()
         self._scheduler = Scheduler(self._room, self._pace, most_running, shared=self.caches.pool is not None)
+        self._draft = draft
+        self._guesses = Guesses(network.vocab_size)
         self._flight: Flight | None = None  # the pass under way
         self._landed = 0.0  # when the newest pass had landed
         self._ended: list[Sequence] = []  # whose caches are still to be kept or given back
@@ -163,7 +171,11 @@ class Engine:
                 self._work()
                 for sequence in self._scheduler.admit():
                     self._admit(sequence, events)
-                shares, landing = self._scheduler.plan(), self._flight
+                landing, self._flight = self._flight, None
+                if landing is not None and landing.decides:  # what comes next has to be known first
+                    self._land(landing, events)
+                    landing = None
+                shares = self._guesses.add(self._scheduler.plan(), self._scheduler.extend)
                 self._flight = self._start(shares, landing)
                 if landing is not None:
                     self._land(landing, events)
@@ -211,6 +223,8 @@ class Engine:
 
     def _check(self, request: Request) -> None:
         request.check(self.network.vocab_size, self.context_limit)
+        if request.speculate == "draft" and self._draft is None:
+            raise UsageError("speculating with a draft needs a draft model")
         self._room.check(len(request.prompt))
 
     def _enter(self, request: Request) -> Sequence:
@@ -244,6 +258,8 @@ class Engine:
                 continue
             if sequence.wants_to_end:
                 events.append((sequence, self._finish(sequence, "cancelled")))
+            elif sequence.stop_id is not None:
+                events.append((sequence, self._finish(sequence, "stop", sequence.stop_id)))
             elif not sequence.left and not sequence.pending:
                 events.append((sequence, self._finish(sequence, "length")))
 
@@ -251,6 +267,9 @@ class Engine:
         """Give a sequence its cache."""
         sequence.cache = self.caches.begin(sequence.request.prompt)
         sequence.marks = self._keeps and sequence.cache.needs_marks
+        if self.network.rolls_back and not sequence.cache.needs_marks:
+            sequence.proposer = sequence.proposer or self._proposer(sequence)
+            follow(sequence)
         if not sequence.served:
             sequence.served = True
             sequence.reused = sequence.told = sequence.cache.committed
@@ -258,11 +277,22 @@ class Engine:
             if sequence.reused:
                 events.append((sequence, sequence.progress()))
 
+    def _proposer(self, sequence: Sequence) -> Proposer | None:
+        match sequence.request.speculate:
+            case "ngram":
+                return NGram()
+            case "draft":
+                assert self._draft is not None
+                return Draft(self._draft, sequence.limit, lambda: cast(Sampler, sequence.sampler).fork())
+        return None
+
     def _start(self, shares: list[Share], landing: Flight | None) -> Flight | None:
         """The next pass; None for one of nobody, and where the pool lacks blocks: then the youngest steps back."""
         try:
             return start(self.network, shares, landing) if shares else None
         except PoolFullError:  # raised before anything is appended
+            if any(share.guesses for share in shares):
+                return self._start(self._scheduler.without_guesses(shares), landing)
             if not self._scheduler.make_room(shares):
                 raise
             return None
@@ -277,29 +307,53 @@ class Engine:
                 rows += 1
             else:
                 fed += share.count
-        self._pace.took(rows, fed, now - max(self._landed, flight.started))
+        seconds = now - max(self._landed, flight.started)
+        if not flight.guesses:
+            self._pace.took(rows, fed, seconds)
+        if rows and not fed:
+            self._guesses.controller.took(rows, flight.guesses, seconds, ahead=flight.ahead)
         self._landed = now
-        for row, share in enumerate(flight.shares):
+        row = 0
+        for share in flight.shares:
             sequence = share.sequence
+            chosen = tokens[row : row + share.count] if share.chooses else []
+            row += len(chosen)
             if sequence.state == "finished":
                 continue
-            sequence.cache.commit(share.count)
             if share.chooses:
-                events.append(self._chosen(sequence, tokens[row], flight))
-            elif share.phase == "prefill":
+                events.append(self._chosen(share, chosen, flight))
+                continue
+            sequence.cache.commit(share.count)
+            if share.phase == "prefill":
                 self._prompted(sequence, events)
                 if not rows and sequence.cache.committed == sequence.prefill_end:
                     mx.clear_cache()  # decoding needs none of what the chunks were computed in
 
-    def _chosen(self, sequence: Sequence, token: int, flight: Flight) -> Delivery:
-        """A sequence's next token has been read."""
-        sequence.tokens.append(token)
-        record = sequence.timeline.step_done(sequence.cache, flight.batch)
-        if token in sequence.request.stop_ids:
-            return sequence, self._finish(sequence, "stop", token, record)
-        sequence.said += 1
+    def _chosen(self, share: Share, chosen: list[int], flight: Flight) -> Delivery:
+        """What a sequence's rows choose has been read: a token, and as many more as were guessed right."""
+        sequence, guesses = share.sequence, share.guesses
+        said = chosen[: 1 + agreed(chosen, guesses)]
+        stop = next((place for place, token in enumerate(said) if token in sequence.request.stop_ids), None)
+        if stop is not None:
+            said = said[: stop + 1]
+        sequence.cache.commit(len(said))
+        source = None
+        if guesses:
+            sequence.cache.rollback()
+            cast(Sampler, sequence.sampler).settle(len(said))
+            sequence.left += len(chosen) - len(said)
+            sequence.guessed, source = 0, share.source
+        sequence.tokens += said
+        record = sequence.timeline.step_done(sequence.cache, flight.batch, len(said), len(guesses), source)
         values = flight.logprobs.get(sequence)
-        return sequence, Step((token,), record, None if values is None else (read(values),))
+        if stop is not None:
+            if not stop:
+                return sequence, self._finish(sequence, "stop", said[0], record)
+            sequence.stop_id, sequence.left = said.pop(), 0
+        follow(sequence)
+        sequence.said += len(said)
+        read_values = None if values is None else tuple(read(each) for each in values[: len(said)])
+        return sequence, Step(tuple(said), record, read_values)
 
     def _prompted(self, sequence: Sequence, events: list[Delivery]) -> None:
         """A chunk of a sequence's prompt is in the cache."""
@@ -316,16 +370,21 @@ class Engine:
     ) -> Finished:
         after = sequence.request.cancel.after
         if after is not None and sequence.said > after:  # the answer had ended in the middle of a step
-            sequence.timeline.unsay(sequence.said - after)
+            sequence.timeline.unsay(sequence.said - after + (sequence.stop_id is not None))
             sequence.said = after
         finished = Finished(reason, sequence.timeline.summary(sequence.cache, sequence.said), stop_id, record)
         self._end(sequence)
         return finished
 
     def _end(self, sequence: Sequence) -> None:
-        """What a pass under way appends for it is a token of it: that entry stays, the token it chooses does not."""
+        """What a pass under way appends for it is a token of it: that entry stays, the token it chooses does not.
+
+        Guesses behind it do not stay.
+        """
         if sequence.cache is not None:
-            sequence.cache.commit(sequence.cache.length - sequence.cache.committed)
+            sequence.cache.commit(sequence.cache.length - sequence.cache.committed - sequence.guessed)
+            if sequence.guessed:
+                sequence.cache.rollback()
         self._scheduler.remove(sequence)
         self._ended.append(sequence)
 
@@ -339,6 +398,7 @@ class Engine:
 
     def _let_go(self, sequence: Sequence) -> None:
         sequence.cache = sequence.sampler = None  # whoever keeps the sequence keeps no memory
+        sequence.proposer = None
         self._room.release(sequence)
 
     def _abandon(self) -> None:

@@ -37,6 +37,11 @@ class Network(Protocol[C]):
         """Whether several sequences can share a pass. Where they cannot, they take turns."""
         ...
 
+    @property
+    def rolls_back(self) -> bool:
+        """Whether its caches can take back what was appended last, so that guesses can be verified."""
+        ...
+
     def make_pool(self, entries: int, kept: int, key: bytes = b"") -> Any:
         """A `KVPool` that makes caches for `join`, of at most so many entries together; None where there is none."""
         ...

@@ -10,6 +10,7 @@ from typing import Literal
 
 from headrace.runtime.errors import ContextLimitError, UsageError
 from headrace.runtime.sampling import SamplingParams
+from headrace.runtime.speculation.proposer import Speculation
 from headrace.runtime.telemetry import StepRecord, Summary
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -43,6 +44,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     logprobs: int | None = None  # None: off; n >= 0: the chosen token's, and the n best
     cancel: CancelFlag = field(default_factory=CancelFlag)
+    speculate: Speculation = "ngram"  # what may guess tokens ahead; it changes when they come, never which
 
     def check(self, vocab_size: int, context_limit: int) -> None:
         """Raises UsageError for what is malformed, ContextLimitError for a prompt longer than the context limit."""

@@ -21,6 +21,7 @@ B = sequences, V = vocabulary.
 import math
 import secrets
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -89,9 +90,11 @@ class Sampler:
         self._penalises = (
             params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
         )
+        self._states: list[tuple[mx.array, mx.array | None]] = []  # after each row of a run
         self.plain = params.greedy and self._bias is None and not self._penalises  # the likeliest, and nothing else
+        self._counts: mx.array | None = None  # (1, V): occurrences among generated tokens
         if self._penalises:
-            self._counts = mx.zeros((1, vocab_size), mx.int32)  # occurrences among generated tokens
+            self._counts = mx.zeros((1, vocab_size), mx.int32)
             self._in_prompt = mx.zeros((1, vocab_size), mx.bool_)
             if prompt:
                 self._in_prompt[:, mx.array(list(prompt))] = True
@@ -101,17 +104,42 @@ class Sampler:
         params = self._params
         if self._bias is not None:
             logits = logits + self._bias.astype(logits.dtype)
-        if self._penalises:
-            logits = self._penalise(logits)
+        if self._counts is not None:
+            logits = self._penalise(logits, self._counts)
         token = self._ops.likeliest(logits) if params.greedy else self._draw(logits)
-        if self._penalises:
+        if self._counts is not None:
             self._counts = self._counts.at[:, token].add(1)
         return token
 
-    def _penalise(self, logits: mx.array) -> mx.array:
+    def run(self, logits: mx.array, guesses: Sequence[int]) -> mx.array:
+        """The choice at each row of a run, as if all guesses before it had been said -> (1 + G,) uint32.
+
+        logits (1 + G, V): of a token and the guesses behind it. `settle` has to follow before anything else is chosen.
+        """
+        counts = self._counts
+        chosen = [self(logits[:1])]
+        self._states = [(self._key, self._counts)]
+        for row, guess in enumerate(guesses, 1):
+            if counts is not None:
+                self._counts = counts = counts.at[:, mx.array([guess])].add(1)
+            chosen.append(self(logits[row : row + 1]))
+            self._states.append((self._key, self._counts))
+        return mx.concatenate(chosen)
+
+    def fork(self) -> "Sampler":
+        """One that chooses from here on what this one would, which stays as it is."""
+        return copy(self)
+
+    def settle(self, tokens: int) -> None:
+        """Of a run so many tokens were said, one at least: key and counts are those after them."""
+        if self._states:
+            self._key, self._counts = self._states[tokens - 1]
+            self._states.clear()
+
+    def _penalise(self, logits: mx.array, counts: mx.array) -> mx.array:
         params = self._params
         logits = logits.astype(mx.float32)
-        generated = self._counts > 0
+        generated = counts > 0
         if params.repetition_penalty != 1:
             penalty = params.repetition_penalty
             penalised = mx.where(logits > 0, logits / penalty, logits * penalty)
@@ -119,7 +147,7 @@ class Sampler:
         if params.presence_penalty != 0:
             logits = logits - params.presence_penalty * generated.astype(logits.dtype)
         if params.frequency_penalty != 0:
-            logits = logits - params.frequency_penalty * self._counts.astype(logits.dtype)
+            logits = logits - params.frequency_penalty * counts.astype(logits.dtype)
         return logits
 
     def _draw(self, logits: mx.array) -> mx.array:
@@ -136,13 +164,19 @@ class Sampler:
         )
 
 
-def choose(samplers: Sequence[Sampler], logits: mx.array) -> mx.array:
-    """One token for each sequence by its own sampler. logits (B, V) -> (B,) uint32."""
-    if len(samplers) == 1:
-        return samplers[0](logits)
+def choose(samplers: Sequence[Sampler], logits: mx.array, guesses: Sequence[Sequence[int]] = ()) -> mx.array:
+    """A token for each row by its sequence's own sampler. logits (N, V) -> (N,) uint32.
+
+    A sequence has one row, and where `guesses` has some for it, one more behind it for each of them.
+    """
     if all(sampler.plain for sampler in samplers):
         return select().likeliest(logits)
-    return mx.concatenate([sampler(logits[row : row + 1]) for row, sampler in enumerate(samplers)])
+    chosen, row = [], 0
+    for sampler, guessed in zip(samplers, guesses or [()] * len(samplers), strict=True):
+        own = logits[row : row + 1 + len(guessed)]
+        chosen.append(sampler.run(own, guessed) if guessed else sampler(own))
+        row += 1 + len(guessed)
+    return chosen[0] if len(chosen) == 1 else mx.concatenate(chosen)
 
 
 def check_bias(bias: Mapping[int, float], vocab_size: int) -> None:

@@ -9,7 +9,7 @@ oldest never steps back, so everyone's turn comes.
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.runtime.ops import BLOCK, Phase
 from headrace.runtime.pace import Pace
@@ -22,12 +22,17 @@ AGAIN = 16  # tokens at a time of what a sequence had said before it stepped bac
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a sequence gets of a pass: so many of its tokens are fed, and whether the last one chooses the next."""
+    """What a sequence gets of a pass: so many of its tokens are fed, and whether they choose what comes next.
+
+    guesses: what may follow on a token that chooses, and is fed behind it (in `count`) to choose as well.
+    """
 
     sequence: Sequence
     count: int
     phase: Phase
     chooses: bool
+    guesses: tuple[int, ...] = ()
+    source: str | None = None
 
 
 class Scheduler:
@@ -101,13 +106,33 @@ class Scheduler:
         decoding = [*chained, *first, *again]
         return decoding + self._chunks(prompts, beside=bool(decoding)) if prompts else decoding
 
+    def extend(self, share: Share, guesses: tuple[int, ...], source: str) -> Share:
+        """The same share with guesses behind its token; as it is, where there is no room for them."""
+        sequence, count = share.sequence, share.count + len(guesses)
+        if (
+            not guesses
+            or len(guesses) > sequence.left
+            or not self._room.promise(sequence, sequence.cache.length + count)
+        ):
+            return share
+        sequence.left -= len(guesses)
+        sequence.guessed = len(guesses)
+        return replace(share, count=count, guesses=guesses, source=source)
+
+    def without_guesses(self, shares: list[Share]) -> list[Share]:
+        """The pass as it was before `extend`."""
+        for share in shares:
+            share.sequence.left += len(share.guesses)
+            share.sequence.guessed = 0
+        return [replace(share, count=share.count - len(share.guesses), guesses=(), source=None) for share in shares]
+
     def make_room(self, shares: list[Share]) -> bool:
         """The pass that was planned lacks blocks: the youngest steps back, and nobody joins until somebody has ended.
 
         False where there is only one.
         """
         for share in shares:
-            share.sequence.left += share.chooses
+            share.sequence.left += share.count if share.chooses else 0
         if len(self.running) < 2:
             return False
         youngest = self._stepping_back or self.running[-1]

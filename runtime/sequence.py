@@ -11,6 +11,7 @@ from typing import Any, Literal
 from headrace.runtime.cache import Cache
 from headrace.runtime.request import PrefillProgress, Request
 from headrace.runtime.sampling import Sampler
+from headrace.runtime.speculation.proposer import Proposer
 from headrace.runtime.timeline import Timeline
 
 State = Literal["waiting", "prefill", "decode", "preempted", "finished"]
@@ -20,8 +21,8 @@ State = Literal["waiting", "prefill", "decode", "preempted", "finished"]
 class Sequence:
     """One request on its way.
 
-    limit: cache entries it may have. left: steps that may still be begun. marks: whether its cache has to be marked to
-    be come back to. served: whether its turn has come, if only to step back again.
+    limit: cache entries it may have. left: tokens that may still be asked for. marks: whether its cache has to be
+    marked to be come back to. served: whether its turn has come, if only to step back again.
     """
 
     request: Request
@@ -39,6 +40,9 @@ class Sequence:
     promised: int = 0  # entries there is room for
     marks: bool = False
     cancelled: bool = False
+    proposer: Proposer | None = None
+    guessed: int = 0  # entries of guesses in a pass under way: they are last
+    stop_id: int | None = None  # what ended the turn, where its `Finished` is still to come
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)

@@ -39,6 +39,7 @@ class Decoder:
     """A network (see `runtime.network`) for every architecture of `models.network.config`."""
 
     joins = True
+    rolls_back = True
 
     def __init__(
         self, config: DecoderConfig, parameters: Parameters, ops: Ops, dtype: mx.Dtype, kv: KVFormat | None = None

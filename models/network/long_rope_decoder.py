@@ -54,6 +54,7 @@ class LongRopeDecoder(Decoder):
     """Its own layers turn by the short factors; `_beyond` has the same weights and turns by the long ones."""
 
     joins = False  # sequences of one pass may want different factors
+    rolls_back = False  # what a cache was fed is remembered, guesses too
 
     def __init__(
         self, config: DecoderConfig, parameters: Parameters, ops: Ops, dtype: mx.Dtype, rope: RopeConfig

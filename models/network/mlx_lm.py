@@ -38,6 +38,7 @@ class MlxLmNetwork:
             raise refused(checkpoint.config, checkpoint.path.name, error) from error
         self._long_rope = LongRope.of(self._model, checkpoint.config)
         self.vocab_size, self.cost = measured.vocab_size, measured.cost
+        self.rolls_back = self._long_rope is None and not self.make_cache(1).needs_marks
 
     def make_cache(self, limit: int) -> MlxLmCache:
         return MlxLmCache(self._fresh_parts(), limit, self.cost.kv)

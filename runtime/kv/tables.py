@@ -193,8 +193,8 @@ class Tables(Lengths):
         return first
 
     def _shorten(self, pending: bool) -> None:
-        if pending:
-            self._storage.settle()
+        if pending and any(len(table) * BLOCK >= self.length + BLOCK for table in self.tables):
+            self._storage.settle()  # what is under way may write to blocks that go back
         self._release_past(self.length)
         del self._answered[self.length :]
         del self._links[self.length // BLOCK :]

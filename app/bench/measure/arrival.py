@@ -23,17 +23,17 @@ def measure_arrival(engine: Engine, test: Test, prompts: Row[Row[int]], tokens: 
     submitted. `engine` serves all of them at a time and nobody else.
     """
     began = time.perf_counter()
-    alone = engine.submit(Request(tokens(test.prompt), max_tokens=1))
+    alone = engine.submit(Request(tokens(test.prompt), max_tokens=1, speculate="off"))
     while engine.has_work:
         for _, event in engine.step():
             if isinstance(event, Step):
                 alone_s = time.perf_counter() - began
     assert alone.state == "finished"
-    running = [engine.submit(Request(prompt)) for prompt in prompts]
+    running = [engine.submit(Request(prompt, speculate="off")) for prompt in prompts]
     _steps(engine, running, test, until=lambda counts: min(counts.values()) > 0)
     before = _steps(engine, running, test, until=lambda counts: min(counts.values()) >= test.generate)
     began = time.perf_counter()
-    joining = engine.submit(Request(tokens(test.prompt), max_tokens=1))
+    joining = engine.submit(Request(tokens(test.prompt), max_tokens=1, speculate="off"))
     meanwhile = _steps(engine, [*running, joining], test, until=lambda counts: counts[joining] > 0)
     ttft_s = time.perf_counter() - began
     for sequence in running:

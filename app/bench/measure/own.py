@@ -70,9 +70,11 @@ class OwnEngine:
         engine, before = self._engine(test.depth), self._base[: test.depth]
         if before:
             # Leaves exactly `before` in the cache: a step where it can be trimmed, all of it where it cannot.
-            _follow(engine.generate(Request(before, max_tokens=1)))
+            _follow(engine.generate(Request(before, max_tokens=1, speculate="off")))
         fed = self._fresh(max(test.prompt, 1))
-        steps, summary = _follow(engine.generate(Request([*before, *fed], max_tokens=test.generate or 1)))
+        steps, summary = _follow(
+            engine.generate(Request([*before, *fed], max_tokens=test.generate or 1, speculate="off"))
+        )
         if summary.prefill_tokens != len(fed) - 1:
             raise EngineError(f"{test.label}: the cache did not keep its {test.depth} tokens")
         others = self._held + sum(size for depth, size in self._caches.items() if depth != test.depth)
@@ -91,7 +93,7 @@ class OwnEngine:
     def _together(self, test: Test) -> Sample:
         """Several sequences, each with tokens of its own. Counted is from when all of them decode."""
         engine = self._engine_for(test.batch)
-        sequences = [engine.submit(Request(prompt)) for prompt in self._prompts(test)]
+        sequences = [engine.submit(Request(prompt, speculate="off")) for prompt in self._prompts(test)]
         begun: set[Sequence] = set()
         steps: list[StepRecord] = []  # of the first sequence, since all decode
         while len(steps) < test.generate - 1:

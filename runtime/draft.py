@@ -1,0 +1,80 @@
+"""Guesses from a smaller network with the same vocabulary, which reads along with K/V of its own.
+
+It guesses what the sequence's own sampler would choose from the draft's logits, with the random keys of those very
+positions: where both networks agree on what is likely, they draw the same ("drafter-invariant" coupling, Daliri et al.
+2024, arXiv:2408.07978).
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from headrace.runtime.decode import agreed, decode_step
+from headrace.runtime.network import Network
+from headrace.runtime.prefill import feed, prefill
+from headrace.runtime.sampling import Sampler
+from headrace.runtime.speculation.acceptance import Acceptance
+from headrace.runtime.speculation.proposer import MOST
+
+_CHANCE = 0.7  # of a guess, before anything was seen
+_RUN = 16  # tokens that are read at once without being a prompt
+_NEW = 0.2  # the weight of a new measurement
+
+
+class Draft:
+    """A draft network's guesses for one sequence of at most `limit` entries, drawn as `sampler()` now would."""
+
+    source = "draft"
+    reads_all = True
+
+    def __init__(self, network: Network[Any], limit: int, sampler: Callable[[], Sampler]) -> None:
+        self.price_s = 0.0
+        self._network = network
+        self._sampler = sampler
+        self._cache = network.make_cache(limit)
+        self._acceptance = Acceptance([_CHANCE] * (MOST + 1))
+        self._tokens: Sequence[int] = ()
+        self._known = 0  # tokens, when it guessed last
+        self._guesses: Sequence[int] = ()
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """See `Proposer`. Of what was guessed, K/V stay as far as it was right."""
+        came = tokens[self._known : self._known + len(self._guesses)]
+        right = agreed(came, self._guesses[: len(came)])
+        for place in range(min(right + 1, len(came))):
+            self._acceptance.saw(place, place < right)
+        if self._guesses:
+            self._cache.commit(min(right, self._cache.length - self._cache.committed))
+            self._cache.rollback()
+        self._tokens, self._known, self._guesses = tokens, len(tokens), ()
+
+    def chances(self, most: int) -> Sequence[float]:
+        """See `Proposer`."""
+        return [self._acceptance.chance(place) for place in range(most)]
+
+    def propose(self, count: int) -> Sequence[int]:
+        """See `Proposer`. Reads what is new first: a prompt the first time."""
+        self._read()
+        began = time.perf_counter()
+        sampler = self._sampler()
+        chosen = [mx.array([self._tokens[-1]], mx.uint32)]
+        for _ in range(count):
+            chosen.append(decode_step(self._network, self._cache, sampler, chosen[-1]))
+        guesses: list[int] = mx.concatenate(chosen[1:]).tolist()  # type: ignore[assignment]
+        self._cache.commit(1)
+        self._guesses = guesses
+        took = (time.perf_counter() - began) / count
+        self.price_s += (_NEW if self.price_s else 1.0) * (took - self.price_s)
+        return guesses
+
+    def _read(self) -> None:
+        """All tokens but the last."""
+        new = self._tokens[self._cache.length : -1]
+        if len(new) > _RUN:
+            for _ in prefill(self._network, self._cache, new):
+                pass
+        elif new:
+            feed(self._network, self._cache, mx.array(list(new), mx.uint32), "decode")
+            self._cache.commit(len(new))

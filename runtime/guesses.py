@@ -1,0 +1,84 @@
+"""Guesses for the next pass: each sequence's own proposer asked, and the controller, how many of them ride along.
+
+A sequence whose newest token is still to be read is guessed from those before it: the first guess stands for that
+token, and those after it ride along.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from operator import mul
+
+from headrace.runtime import sequence as sequences
+from headrace.runtime.scheduler import Share
+from headrace.runtime.speculation.controller import Controller
+from headrace.runtime.speculation.proposer import MOST
+
+Extend = Callable[[Share, tuple[int, ...], str], Share]
+Sequenced = sequences.Sequence
+
+
+class Guesses:
+    """One engine's. vocab_size: a guess beyond it is none."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.controller = Controller()
+        self._vocab_size = vocab_size
+
+    def add(self, shares: list[Share], extend: Extend) -> list[Share]:
+        """The pass with guesses where they pay: `extend` gives a share its own, as far as there is room."""
+        if not all(share.chooses for share in shares):
+            return shares
+        promises = [_promises(share.sequence) for share in shares]
+        if not any(promises):
+            return shares
+        price_s = max(share.sequence.proposer.price_s for share in shares if share.sequence.proposer)
+        counts = self.controller.choose(promises, price_s)
+        return [
+            self._with(share, count, extend) if count else share for share, count in zip(shares, counts, strict=True)
+        ]
+
+    def _with(self, share: Share, count: int, extend: Extend) -> Share:
+        """A share with its guesses. A proposer that raises is not asked again."""
+        sequence = share.sequence
+        proposer, unread = sequence.proposer, _unread(sequence)
+        if proposer is None:
+            return share
+        try:
+            guesses = tuple(proposer.propose(count + unread)[unread : count + unread])
+        except Exception:
+            sequence.proposer = None
+            return share
+        for place, token in enumerate(guesses):
+            if not 0 <= token < self._vocab_size:
+                guesses = guesses[:place]
+                break
+        return extend(share, guesses, proposer.source)
+
+
+def follow(sequence: Sequenced) -> None:
+    """Tell a sequence's proposer what there is. One that raises is not asked again."""
+    if sequence.proposer is not None:
+        try:
+            sequence.proposer.follow(sequence.tokens)
+        except Exception:
+            sequence.proposer = None
+
+
+def _unread(sequence: Sequenced) -> int:
+    """Tokens that a pass under way chooses, 0 or 1."""
+    return int(sequence.cache.length >= len(sequence.tokens))
+
+
+def _promises(sequence: Sequenced) -> Sequence[float]:
+    """Of each guess for behind the token that is fed next: that it will be accepted."""
+    proposer, most = sequence.proposer, min(MOST, sequence.left)
+    if proposer is None or most <= 0 or not sequence.said:
+        return ()
+    unread = _unread(sequence)
+    if unread and proposer.reads_all:
+        return ()
+    try:
+        return list(accumulate(proposer.chances(most + unread), mul))[unread : most + unread]
+    except Exception:
+        sequence.proposer = None
+        return ()

@@ -1,0 +1,72 @@
+"""How many guesses ride along: as many as pay on a machine whose passes take what they take."""
+
+import pytest
+
+from headrace.runtime.speculation.controller import GUESSES, Controller
+
+
+def seconds(rows: int, row: float) -> float:
+    return 0.01 * (1 + row * (rows - 1))
+
+
+def gain(row: float, chance: float, *, sequences: int = 1, passes: int = 600) -> float:
+    """Tokens per second against those without guesses, on a machine where each row more costs `row` of a step."""
+    controller = Controller()
+    tokens = spent = 0.0
+    ahead = True
+    for _ in range(passes):
+        promises = [[chance**place for place in range(1, 16)]] * sequences
+        counts = controller.choose(promises) if tokens else [0] * sequences
+        took = seconds(sequences + sum(counts), row) + (0.0004 if any(counts) or not ahead else 0.0)
+        controller.took(sequences, sum(counts), took, ahead=ahead)
+        ahead = not any(counts)
+        spent += took
+        tokens += sum(sum(promise[:count]) + 1 for promise, count in zip(promises, counts, strict=True))
+    return tokens / spent * seconds(sequences, row) / sequences
+
+
+@pytest.mark.parametrize("row", [0.01, 0.25, 1.0])
+@pytest.mark.parametrize("chance", [0.0, 0.2, 0.5])
+@pytest.mark.parametrize("sequences", [1, 2, 8])
+def test_it_loses_next_to_nothing(row: float, chance: float, sequences: int) -> None:
+    assert gain(row, chance, sequences=sequences) > 0.98
+
+
+def test_it_wins_where_rows_are_cheap_and_guesses_right() -> None:
+    assert gain(0.25, 0.97) > 2
+    assert gain(0.05, 0.97) > 4
+    assert gain(0.05, 0.6) > 1.4
+    assert gain(0.05, 0.9, sequences=4) > 1.5
+
+
+def test_nothing_is_guessed_before_a_pass_without_was_seen() -> None:
+    controller = Controller()
+    assert controller.choose([[1.0] * 15]) == [0]
+    controller.took(1, 0, 0.01, ahead=True)
+    assert controller.choose([[1.0] * 15]) != [0]
+    assert controller.choose([[1.0] * 15], price_s=0.02) == [0]  # guesses that cost two steps each
+
+
+def test_the_best_guesses_of_all_sequences_ride_along() -> None:
+    controller = Controller()
+    controller.took(3, 0, 0.01, ahead=True)
+    counts = controller.choose([[0.95] * 15, [], [0.1] * 15])
+    assert counts[0] > 0
+    assert counts[1:] == [0, 0]
+    assert sum(controller.choose([[1.0] * 15] * 3)) <= GUESSES
+
+
+def test_what_was_dear_once_is_tried_again() -> None:
+    controller = Controller()
+    controller.took(1, 0, 0.01, ahead=True)
+    for guesses in range(1, GUESSES + 1):
+        controller.took(1, guesses, 10.0, ahead=False)
+        controller.took(1, guesses, 10.0, ahead=False)
+    tried = 0
+    for _ in range(600):
+        if any(controller.choose([[0.99] * 15])):
+            tried += 1
+            controller.took(1, 1, 0.011, ahead=False)
+        else:
+            controller.took(1, 0, 0.01, ahead=True)
+    assert tried > 100

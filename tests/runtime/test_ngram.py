@@ -1,0 +1,87 @@
+"""n-gram guesses: the longest recent match wins, and an index of bounded cost finds it."""
+
+import random
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.runtime.speculation.acceptance import LONGEST, Acceptance
+from headrace.runtime.speculation.ngram import NGram
+
+
+def after(tokens: Sequence[int], count: int = 3) -> list[int]:
+    proposer = NGram()
+    proposer.follow(tokens)
+    return list(proposer.propose(count))
+
+
+def test_what_followed_the_end_before_is_guessed() -> None:
+    assert after([1, 2, 3, 4, 5, 6, 1, 2, 3], 2) == [4, 5]
+
+
+def test_nothing_is_guessed_where_nothing_repeats() -> None:
+    for tokens in ([], [1], [1, 1], [1, 2, 3, 4], [1, 2, 3, 2]):
+        proposer = NGram()
+        proposer.follow(tokens)
+        assert (list(proposer.propose(3)), list(proposer.chances(3))) == ([], [])
+
+
+def test_the_longest_match_wins_and_of_equal_ones_the_latest() -> None:
+    assert after([9, 1, 2, 7, 7, 8, 1, 2, 5, 5, 9, 1, 2], 1) == [7]  # 9 1 2 is longer than 1 2
+    assert after([8, 1, 2, 7, 9, 1, 2, 5, 6, 1, 2], 1) == [5]
+
+
+def test_a_text_that_goes_round_is_guessed_to_go_on() -> None:
+    assert after([1, 2, 3, 1, 2, 3, 1], 8) == [2, 3, 1, 2, 3, 1, 2, 3]
+
+
+def longest(tokens: Sequence[int]) -> int:
+    """The longest match of the end that is followed by something, by looking everywhere."""
+    best = 0
+    for at in range(2, len(tokens)):
+        length = 0
+        while length < min(at, LONGEST) and tokens[at - 1 - length] == tokens[len(tokens) - 1 - length]:
+            length += 1
+        best = max(best, length)
+    return best
+
+
+@given(st.lists(st.integers(0, 3), max_size=60), st.integers(0, 60))
+def test_it_finds_what_looking_everywhere_finds(tokens: list[int], first: int) -> None:
+    """As far as the latest few occurrences of a pair reach; told in pieces or at once."""
+    proposer = NGram()
+    said = tokens[:first]
+    proposer.follow(said)
+    for token in tokens[first:]:
+        said.append(token)
+        proposer.follow(said)
+    best = longest(said)
+    assert bool(proposer.chances(1)) == (best >= 2)
+    if best < 2:
+        return
+    at, length = proposer._at, proposer._length
+    assert said[at - length : at] == said[len(said) - length :]
+    assert length <= max(best, len(said))
+    if len(said) < 16:  # few enough that all are looked at
+        assert min(length, LONGEST) == best
+
+
+def test_guesses_that_were_right_are_trusted_more() -> None:
+    proposer, said = NGram(), [1, 2, 3, 4, 5, 6, 7, 8, 9] * 2
+    proposer.follow(said)
+    before = list(proposer.chances(4))
+    for token in [1, 2, 3, 4, 5, 6, 7, 8, 9] * 3:
+        said.append(token)
+        proposer.follow(said)
+    assert all(later > first for later, first in zip(proposer.chances(4), before, strict=True))
+
+
+def test_acceptance_follows_what_is_seen_and_forgets() -> None:
+    chance = random.Random(1)
+    found = Acceptance()
+    for rate in (0.9, 0.1):
+        for _ in range(300):
+            found.saw(5, chance.random() < rate)
+        assert abs(found.chance(5) - rate) < 0.2
+    assert 0 < found.chance(500) < 1
