@@ -77,6 +77,13 @@ def many_sequences(checkpoint: Checkpoint) -> Literal["batched", "turns"]:
     return "batched" if config is not None and long_rope(config) is None else "turns"
 
 
+def takes_guesses(checkpoint: Checkpoint) -> bool | None:
+    """Whether guessed tokens can be verified: its caches can take back what was wrong. Headers only; None where only
+    the loaded network says so (`Network.rolls_back`)."""
+    config = own_decoder(checkpoint)
+    return None if config is None else long_rope(config) is None
+
+
 def context_length(checkpoint: Checkpoint) -> int:
     """The longest context the model was made for."""
     text = checkpoint.config.get("text_config", checkpoint.config)

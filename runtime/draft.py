@@ -29,8 +29,10 @@ class Draft:
     source = "draft"
     reads_all = True
 
-    def __init__(self, network: Network[Any], limit: int, sampler: Callable[[], Sampler]) -> None:
+    def __init__(self, network: Network[Any], limit: int, vocab_size: int, sampler: Callable[[], Sampler]) -> None:
+        """vocab_size: rows of logits that the sampler takes; networks of one vocabulary may be padded differently."""
         self.price_s = 0.0
+        self._vocab_size = vocab_size
         self._network = network
         self._sampler = sampler
         self._cache = network.make_cache(limit)
@@ -59,9 +61,13 @@ class Draft:
         self._read()
         began = time.perf_counter()
         sampler = self._sampler()
+
+        def sample(logits: mx.array) -> mx.array:
+            return sampler(_fit(logits, self._vocab_size))
+
         chosen = [mx.array([self._tokens[-1]], mx.uint32)]
         for _ in range(count):
-            chosen.append(decode_step(self._network, self._cache, sampler, chosen[-1]))
+            chosen.append(decode_step(self._network, self._cache, sample, chosen[-1]))
         guesses: list[int] = mx.concatenate(chosen[1:]).tolist()  # type: ignore[assignment]
         self._cache.commit(1)
         self._guesses = guesses
@@ -78,3 +84,11 @@ class Draft:
         elif new:
             feed(self._network, self._cache, mx.array(list(new), mx.uint32), "decode")
             self._cache.commit(len(new))
+
+
+def _fit(logits: mx.array, vocab_size: int) -> mx.array:
+    """(1, V) of one padded vocabulary -> (1, vocab_size) of another."""
+    lacking = vocab_size - logits.shape[-1]
+    if lacking > 0:
+        return mx.pad(logits, [(0, 0), (0, lacking)], constant_values=-mx.inf)
+    return logits[:, :vocab_size] if lacking else logits

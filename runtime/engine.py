@@ -283,7 +283,9 @@ class Engine:
                 return NGram()
             case "draft":
                 assert self._draft is not None
-                return Draft(self._draft, sequence.limit, lambda: cast(Sampler, sequence.sampler).fork())
+                return Draft(
+                    self._draft, sequence.limit, self.network.vocab_size, lambda: cast(Sampler, sequence.sampler).fork()
+                )
         return None
 
     def _start(self, shares: list[Share], landing: Flight | None) -> Flight | None:

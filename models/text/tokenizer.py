@@ -60,6 +60,10 @@ class Tokenizer:
         rust.no_truncation()
         return cls(rust, configs, read_sources(directory, configs["tokenizer_config.json"]))
 
+    def vocabulary(self) -> dict[int, str]:
+        """Every token by its id, added ones included."""
+        return {token: text for text, token in self._rust.get_vocab(with_added_tokens=True).items()}
+
     # --- text to ids ---------------------------------------------------------------------------------------
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine import Engine
+from headrace.runtime.errors import UsageError
 from headrace.runtime.ops import BLOCK, Ops, native, reference
 from headrace.runtime.request import Event, Finished, Request, Step
 from headrace.runtime.sampling import SamplingParams
@@ -249,3 +251,38 @@ def test_by_default_text_that_repeats_is_guessed(network: Decoder) -> None:
 def test_off_is_off(network: Decoder) -> None:
     (events,) = run(speculating(network), [Request(PROMPT[:20] * 4, max_tokens=30, speculate="off")])
     assert split(list(events))[1].summary.proposed == 0
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("own", [True, False])
+def test_a_draft_network_guesses(
+    network: Decoder, expected: list[list[Any]], tmp_path: Path, sampling: SamplingParams, own: bool
+) -> None:
+    """The network as its own draft, which is always right; and another one, which hardly ever is."""
+    other = network if own else load_decoder(write_model(tmp_path, "qwen2"), network._ops)
+    engine = speculating(network, draft=other)
+    (events,) = run(engine, [asked(sampling, speculate="draft")])
+    same(network, said(events), expected[SAMPLINGS.index(sampling)])
+    summary = split(list(events))[1].summary
+    assert {event.record.source for event in events if isinstance(event, Step)} == {None, "draft"}
+    if own and network._ops is native:
+        assert summary.accepted == summary.proposed
+        assert summary.steps < SAYS / 8
+    if not own:
+        assert summary.accepted < summary.proposed / 2
+
+
+def test_a_draft_side_by_side(network: Decoder) -> None:
+    """With n-grams and nothing beside it, and what stands in the cache is only what was said."""
+    requests = [
+        Request(PROMPT[:number], 30, SAMPLINGS[number % 4], speculate=how)
+        for number, how in ((40, "draft"), (17, "ngram"), (30, "off"), (25, "draft"))
+    ]
+    found = run(speculating(network, draft=network), requests)
+    for request, events in zip(requests, found, strict=True):
+        assert split(list(events))[0] == answer(network, replace(request, speculate="off"))[0]
+
+
+def test_a_draft_that_there_is_not_is_refused(network: Decoder) -> None:
+    with pytest.raises(UsageError, match="needs a draft model"):
+        Engine(network, context_limit=256).submit(asked(speculate="draft"))

@@ -1,0 +1,30 @@
+"""The G-tests of tests/runtime/test_speculation_distribution.py with as many draws as one has time for.
+
+python -m tests.bench.speculation_draws 50000
+"""
+
+import sys
+
+from headrace.runtime.decode import agreed
+from tests.runtime.test_speculation_distribution import (
+    STAGES,
+    answers,
+    joint,
+    lenient,
+    of_a_draft,
+    of_the_prompt,
+    passes,
+)
+
+
+def main() -> None:
+    draws = int(sys.argv[1]) if len(sys.argv) > 1 else 50_000
+    for stage, params in STAGES.items():
+        for guess in (of_the_prompt, of_a_draft):
+            print(stage, guess.__name__, passes(answers(params, draws, guess, agreed), joint(params)), flush=True)
+    biased = answers(STAGES["temperature"], draws, of_the_prompt, lenient)
+    print("a biased rule", passes(biased, joint(STAGES["temperature"])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""A draft model has the vocabulary of the model, token by token, or is refused with the first difference."""
+
+from typing import Any
+
+import pytest
+
+from headrace.models.draft import check_same_vocabulary
+from headrace.runtime.errors import UsageError
+
+
+class Words:
+    """As much of a tokenizer as is asked."""
+
+    def __init__(self, *words: str) -> None:
+        self._words = words
+
+    def vocabulary(self) -> dict[int, str]:
+        return dict(enumerate(self._words))
+
+
+def check(ours: Any, theirs: Any) -> None:
+    check_same_vocabulary(ours, theirs, "small")
+
+
+def test_the_same_vocabulary_is_taken() -> None:
+    check(Words("a", "b"), Words("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "said"),
+    [
+        (Words("a", "c", "d"), "token 1 is 'c' there and 'b' here"),
+        (Words("a"), "token 1 is None there and 'b' here"),
+        (Words("a", "b", "c"), "token 2 is 'c' there and None here"),
+    ],
+)
+def test_another_one_is_refused_with_the_first_difference(theirs: Words, said: str) -> None:
+    with pytest.raises(UsageError, match=f"small cannot be a draft: {said}") as refused:
+        check(Words("a", "b"), theirs)
+    assert "vocabulary" in str(refused.value.hint)
