@@ -12,20 +12,21 @@ GUESSES = 30  # in a pass, of all sequences
 _ROW = 0.25  # of a step, for a row more, before anything was measured
 _WAIT = 0.10  # of a step: a pass with guesses starts when the one before it has landed
 _NEW = 0.2  # the weight of a new measurement
+_RENEWED = 0.5  # of one after passes with guesses
 _FRESH = 64  # passes with guesses that a pass without is good to compare with
 _DEAR = 256  # times that guesses were too dear before it is seen whether they still are
 _FAR = 3.0  # times as much as expected: more is somebody else's work
 
 
 class _Curve:
-    """r(B, G) for one B."""
+    """r(B, G) for one B: measured where there were passes, in between and beyond as those would have it."""
 
     def __init__(self, sequences: int) -> None:
         slope = _ROW / (1 + _ROW * (sequences - 1))
         self._expected = [1.0, *(1 + _WAIT + slope * guesses for guesses in range(1, GUESSES + 1))]
-        self.forget()
         self.plain_s: float | None = None
         self.age = 0  # passes with guesses since the newest without
+        self.forget()
 
     def forget(self) -> None:
         """Nothing of passes with guesses was seen."""
@@ -34,26 +35,35 @@ class _Curve:
         self.refused = 0
 
     def plain(self, seconds: float) -> None:
-        if self.plain_s is None or self.age:
+        if self.plain_s is None:
             self.plain_s = seconds
         else:
-            self.plain_s += _NEW * (min(seconds, _FAR * self.plain_s) - self.plain_s)
+            weight = _RENEWED if self.age else _NEW
+            self.plain_s += weight * (min(seconds, _FAR * self.plain_s) - self.plain_s)
         self.age = 0
 
     def guessed(self, guesses: int, seconds: float) -> None:
-        """What was not measured itself is taken to be nearly as much dearer as this was."""
         self.age += 1
         if self.plain_s is None:
             return
         before = self.ratios[guesses]
         measured = min(seconds / self.plain_s, _FAR * before)
         self._seen[guesses] += 1
-        self.ratios[guesses] += max(_NEW, 1 / self._seen[guesses]) * (measured - before)
-        dearer = (max(1.01, self.ratios[guesses]) - 1) / (max(1.01, before) - 1) - 1
-        for other, ratio in enumerate(self.ratios):
-            if other and not self._seen[other]:
-                near = 1 - min(0.5, abs(other - guesses) / 16)
-                self.ratios[other] = 1 + (ratio - 1) * (1 + near * dearer)
+        self.ratios[guesses] = max(1.0, before + max(_NEW, 1 / (1 + self._seen[guesses])) * (measured - before))
+        self._fill()
+
+    def _fill(self) -> None:
+        """What was not measured, from what was next to it."""
+        known = [0, *(guesses for guesses, seen in enumerate(self._seen) if seen)]
+        for low, high in zip(known, [*known[1:], len(self.ratios)], strict=True):
+            for guesses in range(low + 1, high):
+                self.ratios[guesses] = self._between(guesses, low, high)
+
+    def _between(self, guesses: int, low: int, high: int) -> float:
+        """As expected of rows, but as much dearer as what was measured on either side."""
+        expected = self._expected[guesses] - 1
+        dearer = [(self.ratios[at] - 1) / (self._expected[at] - 1) for at in (low, high) if 0 < at < len(self.ratios)]
+        return 1 + expected * sum(dearer) / len(dearer)
 
 
 class Controller:
