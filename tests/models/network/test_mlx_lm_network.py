@@ -137,7 +137,7 @@ def test_greedy_tokens_equal_mlx_lms_own_loop(directory: Path) -> None:
 def test_a_short_prompt_crosses_the_window_while_decoding(directory: Path) -> None:
     """The step built ahead must neither be fed twice nor lost where a rotating cache starts to rotate."""
     watched = WatchedNetwork(load(directory))
-    tokens, _ = answer(watched, Request(PROMPT[:5], max_tokens=2 * WINDOW))
+    tokens, _ = answer(watched, Request(PROMPT[:5], speculate="off", max_tokens=2 * WINDOW))
     fed = [token for batch in watched.fed for token in batch[0].tolist()]
     assert fed == [*PROMPT[:5], *tokens[:-1]]
     assert tokens == step_by_step(load(directory), PROMPT[:5], 2 * WINDOW)[0]
@@ -145,7 +145,7 @@ def test_a_short_prompt_crosses_the_window_while_decoding(directory: Path) -> No
 
 def test_it_runs_ahead_whatever_its_cache_forgets(directory: Path) -> None:
     watched = WatchedNetwork(load(directory))
-    answer(watched, Request(PROMPT[:5], max_tokens=2 * WINDOW))
+    answer(watched, Request(PROMPT[:5], speculate="off", max_tokens=2 * WINDOW))
     ahead = [length - committed for length, committed in watched.positions[1:]]
     assert ahead == [0] + [1] * (2 * WINDOW - 1)
 
@@ -153,7 +153,7 @@ def test_it_runs_ahead_whatever_its_cache_forgets(directory: Path) -> None:
 @pytest.mark.parametrize("after", [1, 9, 11, 12, 20])
 def test_cancel_leaves_only_what_was_said(directory: Path, after: int) -> None:
     watched, cancel, said = WatchedNetwork(load(directory)), CancelFlag(), 0
-    for event in Engine(watched, context_limit=256).generate(Request(PROMPT[:5], cancel=cancel)):
+    for event in Engine(watched, context_limit=256).generate(Request(PROMPT[:5], speculate="off", cancel=cancel)):
         said += isinstance(event, Step)
         if said == after:
             cancel.set()
