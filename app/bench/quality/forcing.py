@@ -67,7 +67,7 @@ class Forced:
 
     def _go_back(self) -> None:
         length = len(self._context)
-        if self._cache.reachable(length) == length:
+        if length and self._cache.reachable(length) == length:
             self._cache.trim(length)
         else:
             self.begin(self._context)

@@ -111,10 +111,11 @@ def test_figures_of_other_weights_are_those_of_the_definition(plain: Path, quant
     assert every["kl_mean"]["value"] == pytest.approx(np.mean(sums), rel=0.02)
 
 
-def test_a_model_against_itself_is_nothing_apart(plain: Path, tmp_path: Path) -> None:
-    twin = tmp_path / "twin"
-    twin.symlink_to(plain)
-    found = json.loads(invoke("-m", str(plain), "--against", str(twin), *SMALL, "--json").stdout)
+@pytest.mark.parametrize("changes", [{}, {"rope_traditional": True}], ids=["headrace", "mlx-lm"])
+def test_a_model_against_itself_is_nothing_apart(changes: dict[str, Any], tmp_path: Path) -> None:
+    model, twin = write_chat_model(tmp_path / "tiny", context=600, **changes), tmp_path / "twin"
+    twin.symlink_to(model)
+    found = json.loads(invoke("-m", str(model), "--against", str(twin), *SMALL, "--json").stdout)
     assert {entry["kl_max"] for entry in found["results"]} == {0.0}
     assert {entry["top1_agreement"]["value"] for entry in found["results"]} == {1.0}
     assert {entry["perplexity_ratio"]["value"] for entry in found["results"]} == {1.0}

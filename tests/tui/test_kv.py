@@ -1,0 +1,52 @@
+"""How K/V are stored, wherever the chat says so, and how much context fits in each format."""
+
+from dataclasses import replace
+
+import pytest
+from textual.widgets import OptionList
+
+from headrace.runtime import ops
+from headrace.runtime.machine.memory import Budget
+from tests.app.scripted_engine import CARD, ScriptedEngine
+from tests.tui.conftest import Driver
+
+
+def test_a_packed_format_is_at_the_top_and_in_the_decode_view(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("hello")
+        assert "K/V q8" in it.text().splitlines()[0]
+        await it.press("f2")
+        assert "/token as q8" in it.text()
+
+    play(scenario, ScriptedEngine(card_to_load=replace(CARD, kv="q8")))
+
+
+def test_what_is_unquantized_is_not_worth_a_word_at_the_top(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("hello")
+        assert "K/V" not in it.text().splitlines()[0]
+        await it.press("f2")
+        assert "/token as f16" in it.text()
+
+    play(scenario, ScriptedEngine(card_to_load=replace(CARD, kv="f16")))
+
+
+def test_the_picker_says_how_much_context_fits_in_each_format(play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops.select(), "packs", lambda _head_dim: True)
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("hello")
+        await it.press("f5")
+        models = it.app.screen.query_one("#models", OptionList)
+        await it.until(lambda: models.option_count > 3)
+        names = [str(models.get_option_at_index(i).id) for i in range(models.option_count)]
+        models.highlighted = names.index("smollm2-135m")
+        await it.until(lambda: "context that fits: all 8,192" in it.text())
+        models.highlighted = names.index("llama-3.2-1b")
+        await it.until(lambda: "context that fits: f16 " in it.text())
+        assert " · k8v4 " in it.text()
+        models.highlighted = names.index("qwen3-8b")
+        await it.until(lambda: "context that fits: nothing" in it.text())
+
+    budget = Budget(total=4 << 30, free=2 << 30, reserve=0, source="available RAM")
+    play(scenario, ScriptedEngine(card_to_load=replace(CARD, budget=budget)))
