@@ -16,6 +16,7 @@ from headrace.app.bench.quality.forcing import Forced
 from headrace.app.bench.quality.text import passages, read_text
 from headrace.app.cli.bench import bench
 from headrace.models.text.tokenizer import Tokenizer
+from headrace.runtime import ops
 from headrace.runtime.errors import UsageError
 from headrace.runtime.ops import native
 from tests.parity.numpy_decoder import logits as plain_logits
@@ -119,6 +120,24 @@ def test_a_model_against_itself_is_nothing_apart(changes: dict[str, Any], tmp_pa
     assert {entry["kl_max"] for entry in found["results"]} == {0.0}
     assert {entry["top1_agreement"]["value"] for entry in found["results"]} == {1.0}
     assert {entry["perplexity_ratio"]["value"] for entry in found["results"]} == {1.0}
+
+
+@pytest.mark.skipif(not ops.select().packs(32), reason="needs operations that read packed K/V")
+def test_formats_of_kv_cost_the_more_the_fewer_bits_they_have(plain: Path) -> None:
+    found = json.loads(invoke("-m", str(plain), *SMALL, "--json").stdout)
+    every = {entry["variant"]: entry for entry in found["results"] if entry["depth"] is None}
+    assert list(every) == ["q8", "k8v4", "q4"]
+    q8, k8v4, q4 = every.values()
+    assert 0 < q8["kl_mean"]["value"] < k8v4["kl_mean"]["value"] < q4["kl_mean"]["value"]
+    assert q8["kl_mean"]["value"] < 1e-3
+    for entry, share in ((q8, 0.56), (k8v4, 0.45), (q4, 0.33)):
+        assert entry["kind"] == "kv"
+        assert entry["kv_bytes_ratio"] <= share
+        assert entry["weight_bytes_per_step"] == found["reference"]["weight_bytes_per_step"]
+    phases = {(entry["variant"], entry["depth"], entry["phase"]): entry for entry in found["results"]}
+    for kind in every:  # both ways through the kernels lose about as much
+        a, b = (phases[kind, 150, phase]["kl_mean"]["value"] for phase in ("prefill", "decode"))
+        assert 0.3 < a / b < 3
 
 
 def test_the_same_tokens_are_scored_at_every_depth(plain: Path) -> None:

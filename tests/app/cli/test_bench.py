@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from headrace.app.cli.bench import bench
 from headrace.app.cli.predict import fit, predict
+from headrace.runtime import ops
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
 from headrace.runtime.machine import bandwidth
 from tests.damaged import install_damaged
@@ -182,6 +183,23 @@ def test_a_peer_that_fails_in_warm_up_fails_the_command_after_our_own_figures(
     with pytest.raises(EngineError, match=r"not compared with llama\.cpp: "):
         run("-m", str(model), *SHORT, "--no-pg", "--vs", "llama.cpp", "--llama-model", str(gguf))
     assert any(text.startswith("| model | test") for text in printed)
+
+
+@pytest.mark.skipif(not ops.select().packs(32), reason="needs operations that read packed K/V")
+def test_formats_of_kv_are_measured_side_by_side(model: Path) -> None:
+    document = json.loads(run("-m", str(model), "-p", "8", "-n", "4", "-r", "2", "--json", "--kv", "f16,q8").stdout)
+    names = [f"{model.name} f16", f"{model.name} q8"]
+    assert [entry["name"] for entry in document["models"]] == names
+    assert [entry["kv_format"] for entry in document["models"]][1] == "q8"
+    assert [engine["settings"]["kv_type"] for engine in document["engines"]][1] == "q8"
+    assert {(ratio["model"], ratio["over"]) for ratio in document["kv_ratios"]} == {(names[1], names[0])}
+    assert [ratio["test"] for ratio in document["kv_ratios"]] == ["pp8", "tg4", "pp8+tg4"]
+    f16, q8 = (entry for entry in document["results"] if entry["test"] == "tg4")
+    assert q8["kv_bytes_per_step"] == pytest.approx(f16["kv_bytes_per_step"] * 17 / 32)
+    assert q8["weight_bytes_per_step"] == f16["weight_bytes_per_step"]
+    alone = json.loads(run("-m", str(model), *SHORT, "--json", "--kv", "q8").stdout)
+    assert [(entry["name"], entry["kv_format"]) for entry in alone["models"]] == [(model.name, "q8")]
+    assert alone["kv_ratios"] == []
 
 
 LLAMA_BENCH = """#!{python}

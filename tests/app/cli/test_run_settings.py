@@ -94,6 +94,14 @@ def test_how_kv_are_stored_comes_from_the_command_line_or_the_settings(
     assert ask("hi", "-n", "1", "--kv", "auto")["kv_format"] == usual
 
 
+@pytest.mark.skipif(not ops.select().packs(32), reason="needs operations that read packed K/V")
+def test_packed_kv_answer(ask: Ask) -> None:
+    usual, packed = ask("hi", "-n", "8", "-t", "0"), ask("hi", "-n", "8", "-t", "0", "--kv", "q8")
+    assert packed["kv_format"] == "q8"
+    assert packed["kv_bytes_per_token"] * 32 == usual["kv_bytes_per_token"] * 17
+    assert packed["completion_tokens"] == 8
+
+
 def test_files_go_before_the_prompt_and_piped_text_names_none(ask: Ask, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("the mill")
     (tmp_path / "more.txt").write_text("the stream")

@@ -15,6 +15,7 @@ from headrace.app.verify.expectation import expectation
 from headrace.app.verify.trace import Trace, compare
 from headrace.models.load import LoadedModel, load_model
 from headrace.models.network.decoder import Decoder
+from headrace.runtime import ops
 from headrace.runtime.ops import native
 from headrace.runtime.request import TokenLogprobs
 from tests.test_docs import check, sections
@@ -101,6 +102,14 @@ def test_one_bit_of_an_unlikely_logit_is_found(model: Path, monkeypatch: pytest.
     rows = list(Verification(loaded, expectation(loaded), Plan(6, 4)).run())
     assert "4 at a time" in [row.name for row in rows if not row.passed]
     assert not any(found.flip for row in rows for found in row.comparisons)
+
+
+@pytest.mark.skipif(not ops.select().packs(32), reason="needs operations that read packed K/V")
+@pytest.mark.parametrize("kv", ["q8", "k8v4", "q4"])
+def test_every_bit_is_the_same_in_every_format(model: Path, kv: str) -> None:
+    found = json.loads(invoke("-m", str(model), *SMALL, "--json", "--kv", kv).stdout)
+    assert found["exact_expected"], found["expectation"]
+    assert {row["result"] for row in found["checks"]} == {"equal"}
 
 
 @needs_kernels
