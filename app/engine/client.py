@@ -27,6 +27,8 @@ from headrace.app.engine.messages import (
 )
 from headrace.runtime.errors import EngineError
 
+_LAST_S = 1.0  # for an idle engine to write what was said last
+
 State = Literal["stopped", "loading", "ready", "failed", "dead"]
 
 
@@ -83,7 +85,8 @@ class ChatEngine(Protocol):
         ...
 
     def close(self) -> None:
-        """End every process. The client can be started again."""
+        """End every process; an idle engine first writes what was said last, within a second. The client can be
+        started again."""
         ...
 
 
@@ -159,6 +162,8 @@ class EngineClient:
 
     def close(self) -> None:
         self.cancel_pull()
+        if self._link is not None and self.state == "ready" and not self._open:
+            self._link.quit(_LAST_S)
         self._end()
         self.state = "stopped"
 

@@ -1,8 +1,8 @@
 """The K/V of recent chats on disk, so that one which is opened again is not prefilled again.
 
-What was said is written when nobody waits, block by block; `bring_back` reads what a prompt begins with and the engine
-does not have. Nothing depends on it: what is not there, or damaged, is computed. Deleting a session deletes all of it
-(`app.sessions.kept`), as it holds what was said.
+What was said is written when nobody waits, or in the second after a chat was left, block by block; `bring_back` reads
+what a prompt begins with and the engine does not have. Nothing depends on it: what is not there, or damaged, is
+computed. Deleting a session deletes all of it (`app.sessions.kept`), as it holds what was said.
 """
 
 from collections.abc import Callable, Sequence

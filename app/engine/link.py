@@ -16,7 +16,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from headrace.app.engine.messages import Command, Died, Event
+from headrace.app.engine.messages import Command, Died, Event, Quit
 from headrace.app.engine.wire import CHUNK, Unpacker, pack, socket_pair
 from headrace.runtime.machine.out_of_memory import HINT, mentioned_in
 from headrace.runtime.paths import cache_dir
@@ -73,6 +73,13 @@ class EngineLink:
             elif time.monotonic() > self._over + _GRACE_S:
                 self._process.kill()
         return events
+
+    def quit(self, seconds: float) -> None:
+        """Let the process write what it still has to, for at most so long, and end it. Then as `kill`."""
+        self.send(Quit(seconds))
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        self.kill()
 
     def kill(self) -> None:
         """End the process now, without a Died, and wait until nothing of it is left. `drain` gives what it had sent."""

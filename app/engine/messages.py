@@ -92,13 +92,20 @@ class Rest:
 
 
 @dataclass(frozen=True, slots=True)
+class Quit:
+    """End, and write before what is still to be written, for at most so many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Pull:
     """Fetch a model into the store."""
 
     name: str
 
 
-Command = ModelSpec | Generate | ReadAhead | Cancel | Rest | Pull
+Command = ModelSpec | Generate | ReadAhead | Cancel | Rest | Quit | Pull
 
 # --- events ------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import select
 import signal
 import socket
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from headrace.app.engine.messages import (
     Pulled,
     PullFailed,
     PullProgress,
+    Quit,
     ReadAhead,
     Ready,
     Rest,
@@ -146,7 +148,7 @@ class Server:
         due = keeping or (self._measurable and host is not None and host.reading_due)
         command = self._inbox.next(_IDLE_S if due else None)
         if command is None:
-            self._keep() if keeping else self._measure()
+            self._keep(self._inbox.waiting) if keeping else self._measure()
         else:
             self._rest(isinstance(command, Rest))
             self._do(command)
@@ -183,6 +185,8 @@ class Server:
                 self._read_ahead(command)
             elif isinstance(command, Pull):
                 self._pull(command.name)
+            elif isinstance(command, Quit):
+                self._quit(command.seconds)
         except HeadraceError as error:
             self._send_on(_failure(command, str(error), error.hint))
         except Exception as error:
@@ -221,10 +225,16 @@ class Server:
         resolve(name, progress=progress, refresh=True)
         self._send(Pulled(name))
 
-    def _keep(self) -> None:
+    def _quit(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        if self._host is not None and self._host.keeping_due:
+            self._keep(lambda: time.monotonic() > end)
+        os._exit(0)
+
+    def _keep(self, stop: Callable[[], bool]) -> None:
         assert self._host is not None
         try:
-            self._host.keep(self._inbox.waiting)
+            self._host.keep(stop)
         except Exception:  # it can be computed again
             traceback.print_exc()
 
