@@ -75,6 +75,11 @@ class LayerPlan:
         experts: ExpertsPlan | None = None,
     ) -> None: ...
 
+class Packings:
+    """How K and V are packed (runtime/native/core/packed.h). Raises ValueError for what the kernels do not know."""
+
+    def __init__(self, key_bits: int, value_bits: int, group: int) -> None: ...
+
 class Pass:
     """The rows of a pass and their blocks. Raises ValueError where tables and slabs do not fit."""
 
@@ -85,6 +90,8 @@ class Pass:
         prefill: list[bool],
         tables: Sequence[Sequence[Sequence[int]]],
         slabs: list[list[mx.array]],
+        packings: Packings = ...,
+        head_dim: int = 0,
     ) -> None: ...
 
 class StreamingRead:

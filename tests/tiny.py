@@ -17,6 +17,7 @@ from headrace.models.network.decoder import Decoder
 from headrace.models.network.long_rope_decoder import make_decoder
 from headrace.models.network.parameters import Parameters
 from headrace.runtime.cost import FLOAT_MODES
+from headrace.runtime.kv_format import KVFormat
 from headrace.runtime.ops import Ops, reference
 
 VOCAB, HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 96, 64, 128, 3, 4, 2, 32
@@ -159,12 +160,14 @@ def quantize_model(
     return target
 
 
-def load_decoder(directory: Path, ops: Ops = reference, dtype: mx.Dtype = mx.float32) -> Decoder:
+def load_decoder(
+    directory: Path, ops: Ops = reference, dtype: mx.Dtype = mx.float32, kv: KVFormat | None = None
+) -> Decoder:
     """Our decoder on a directory written here."""
     checkpoint = open_checkpoint(directory)
     config = decoder_config(text_part(checkpoint).config)
     assert config is not None
-    return make_decoder(config, Parameters(checkpoint, ops, dtype), ops, dtype)
+    return make_decoder(config, Parameters(checkpoint, ops, dtype), ops, dtype, kv)
 
 
 def random_tensors(config: dict[str, Any], seed: int) -> dict[str, mx.array]:

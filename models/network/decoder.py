@@ -122,7 +122,9 @@ class Decoder:
                 count += stack.rows * stack.columns * mixture.active // mixture.count
         return network_cost(self.config, weight_bytes=nbytes, weight_count=count, kv=self.kv_shape.format)
 
-    def make_cache(self, limit: int) -> KVCache:
+    def make_cache(self, limit: int) -> KVCache | PagedCache:
+        if self.kv_shape.format.packed:  # into blocks alone
+            return KVPool(self.kv_shape, self._ops, limit).make_cache(limit)
         return KVCache(self.kv_shape, limit=limit, ops=self._ops)
 
     def make_pool(self, entries: int, kept: int, key: bytes = b"") -> KVPool | None:

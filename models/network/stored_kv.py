@@ -7,6 +7,7 @@ import mlx.core as mx
 
 from headrace.models.network.config import DecoderConfig
 from headrace.models.network.long_rope_decoder import long_rope
+from headrace.runtime import environment
 from headrace.runtime.errors import UsageError
 from headrace.runtime.kv_format import KVFormat
 from headrace.runtime.ops import Ops
@@ -26,6 +27,8 @@ def stored_kv(config: DecoderConfig | None, ops: Ops, dtype: mx.Dtype, wanted: K
         reason = "mlx-lm's classes run this model, with caches of their own"
     elif long_rope(config) is not None:
         reason = "LongRoPE turns keys anew as a sequence grows"
+    elif environment.exact():
+        reason = "HEADRACE_EXACT asks for float32 throughout"
     elif not ops.packs(config.head_dim):
         reason = f"the {ops.name} operations do not attend to packed heads of {config.head_dim}"
     if reason is not None:

@@ -35,6 +35,7 @@ name = "native"
 _fallbacks: Counter[str] = Counter()
 _plans: "dict[int, _native.AttentionPlan | None]" = {}  # by id(spec); None where the kernels cannot take it
 _mixtures: "dict[int, _native.ExpertsPlan | None]" = {}  # by id(mixture); None where the kernels do not hold it
+_packed: "dict[KVFormat, _native.Packings]" = {}
 _ropes: "dict[int, _native.Rope]" = {}  # by id(rope), shared by layers that rotate alike
 
 
@@ -142,9 +143,16 @@ def kv_format(compute: mx.Dtype) -> KVFormat:
     return FLOAT16 if compute == mx.float32 and not exact() else plain(compute)
 
 
-def packs(_head_dim: int) -> bool:
+def packs(head_dim: int) -> bool:
     """Whether attention reads packed formats of such heads."""
-    return False
+    return head_dim % 16 == 0
+
+
+def _packings(kv: KVFormat) -> "_native.Packings":
+    """How a packed format is written and read; what is stored plainly has none."""
+    if kv not in _packed:
+        _packed[kv] = _native.Packings(kv.keys.bits, kv.values.bits, kv.keys.group)
+    return _packed[kv]
 
 
 def grow(buffer: mx.array, capacity: int) -> mx.array:
@@ -278,6 +286,7 @@ def _held(rows: Pass) -> "_native.Pass":
             [sequence.phase == "prefill" for sequence in sequences],
             [sequence.tables for sequence in sequences],
             [group.slabs for group in rows.store.groups],
+            *((_packings(kv), rows.store.head_dim) if (kv := rows.store.format).packed else ()),
         )
     return held
 

@@ -239,6 +239,12 @@ def test_kv_formats_that_a_network_cannot_store_are_refused_by_name(
     assert error.value.hint == "--kv f16 keeps them unquantized"
 
 
+def test_exact_arithmetic_packs_nothing(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_EXACT", "1")
+    with pytest.raises(UsageError, match="K/V cannot be q8 here: HEADRACE_EXACT asks for float32 throughout"):
+        load_model(directory, name="tiny", kv=Q8)
+
+
 def test_k_and_v_count_where_mlx_lms_classes_run(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "rope_traditional": True}))

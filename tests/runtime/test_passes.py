@@ -14,7 +14,7 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.network.decoder import Decoder
-from headrace.runtime.kv_format import FLOAT16, plain
+from headrace.runtime.kv_format import FLOAT16, FLOAT32, FORMATS, KVFormat, plain
 from headrace.runtime.ops import (
     BLOCK,
     AttentionSpec,
@@ -74,7 +74,9 @@ class Blocks:
         return SequenceRows(count, sequence.length, phase, sequence.tables)
 
     def entries(self, sequence: Sequence, layer: int) -> mx.array:
-        """(2, Hkv, entries that are left, D) of a layer."""
+        """(2, Hkv, entries that are left, D) of a layer; nothing of packed ones, of which attention tells."""
+        if self.store.format.packed:
+            return mx.zeros(1)
         group, index = self.store.places[layer]
         left = [block for block in sequence.tables[group] if block >= 0]
         whole = mx.concatenate([self.store.block(group, block)[index] for block in left], axis=2)
@@ -85,15 +87,16 @@ class Blocks:
         if not free:
             free += range(group.blocks, group.blocks + self._slab)
             group.slabs.append(self.ops.slab(self._slab, group.block_shape, self.store.format.dtype))
+            junk = 255 if self.store.format.packed else float("nan")  # scales of these bytes are NaN, too
             for block in free:  # whoever reads too far will notice
                 self.ops.write_block(
-                    self.store, number, block, mx.full(group.block_shape, float("nan"), self.store.format.dtype)
+                    self.store, number, block, mx.full(group.block_shape, junk, self.store.format.dtype)
                 )
         return free.pop(self._draw.randrange(len(free)))
 
 
-def new_store(dtype: mx.Dtype) -> KVStore:
-    return KVStore([spec.window for spec in SPECS], SPEC.kv_heads, SPEC.head_dim, plain(dtype))
+def new_store(kv: KVFormat) -> KVStore:
+    return KVStore([spec.window for spec in SPECS], SPEC.kv_heads, SPEC.head_dim, kv)
 
 
 @dataclass(frozen=True)
@@ -169,22 +172,22 @@ def workload(seed: int, sequences: int) -> dict[int, list[Step]]:
 
 
 @needs_kernels
-@pytest.mark.parametrize("dtype", [mx.float16, mx.float32], ids=["f16", "f32"])
+@pytest.mark.parametrize("kv", [FLOAT32, *FORMATS], ids=lambda kv: kv.name)
 @pytest.mark.usefixtures("instruction_set")
-def test_alone_as_among_others_wherever_the_blocks_are(dtype: mx.Dtype) -> None:
+def test_alone_as_among_others_wherever_the_blocks_are(kv: KVFormat) -> None:
     for seed, (count, threads) in enumerate([(2, 1), (5, 2), (16, 3)]):
         work = workload(seed, count)
         native.set_threads(1)
-        alone = as_bytes(run(Blocks(native, new_store(dtype), seed=99, slab=64), work, together=False))
+        alone = as_bytes(run(Blocks(native, new_store(kv), seed=99, slab=64), work, together=False))
         native.set_threads(threads)
-        assert as_bytes(run(Blocks(native, new_store(dtype), seed), work, together=True)) == alone
+        assert as_bytes(run(Blocks(native, new_store(kv), seed), work, together=True)) == alone
 
 
 @needs_kernels
 def test_blocks_as_one_piece() -> None:
     """What a pass over blocks gives has the bits of contiguous buffers."""
     blocks, steps = (
-        Blocks(native, new_store(mx.float16), 1),
+        Blocks(native, new_store(FLOAT16), 1),
         [Step(300, "prefill"), Step(1, "decode"), Step(6, "decode")],
     )
     found = run(blocks, {7: steps}, together=True)[7]
@@ -204,8 +207,8 @@ def test_blocks_as_one_piece() -> None:
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16], ids=["f32", "f16"])
 def test_the_reference_says_the_same(ops: Ops, dtype: mx.Dtype) -> None:
     work = workload(5, 3)
-    theirs = run(Blocks(reference, new_store(dtype), 1), work, together=False)
-    ours = run(Blocks(ops, new_store(dtype), 2), work, together=True)
+    theirs = run(Blocks(reference, new_store(plain(dtype)), 1), work, together=False)
+    ours = run(Blocks(ops, new_store(plain(dtype)), 2), work, together=True)
     for identity, arrays in ours.items():
         for mine, expected in zip(arrays, theirs[identity], strict=True):
             assert difference(mine, expected) < (2e-5 if dtype == mx.float32 else 4e-3)

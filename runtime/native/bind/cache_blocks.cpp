@@ -35,12 +35,17 @@ void add(CacheBlocks& cache, SequenceRows rows, std::vector<char*> blocks, int64
 
 int64_t blocks_for(int64_t entries) { return (entries + kBlock - 1) / kBlock; }
 
+int64_t head_bytes(const Packings& packings, int64_t dim) {
+  return PackedPart(packings.keys, dim).bytes + PackedPart(packings.values, dim).bytes;
+}
+
 }  // namespace
 
 void LayerBlocks::describe(AttendCall& call) const {
   call.sequences = cache->sequences.data();
   call.count = static_cast<int64_t>(cache->sequences.size());
   call.kv_type = cache->type;
+  call.packings = cache->packings;
   call.keys_at = keys_at;
   call.values_at = values_at;
   call.head_bytes = head_bytes;
@@ -71,7 +76,7 @@ LayerBlocks contiguous_blocks(const mx::array& keys, const mx::array& values, co
 }
 
 Pass::Pass(const std::vector<int>& counts, const std::vector<int>& offsets, const std::vector<bool>& prefill,
-           const std::vector<Tables>& tables, const std::vector<std::vector<mx::array>>& slabs) {
+           const std::vector<Tables>& tables, const std::vector<std::vector<mx::array>>& slabs, const Packings& packings, int dim) {
   require(offsets.size() == counts.size() && prefill.size() == counts.size() && tables.size() == counts.size(),
           "every sequence needs a count, an offset, a phase and tables");
   for (size_t group = 0; group < slabs.size(); ++group) {
@@ -79,16 +84,25 @@ Pass::Pass(const std::vector<int>& counts, const std::vector<int>& offsets, cons
     require(!slabs[group].empty(), "a group of layers has no slabs");
     const mx::Shape& shape = slabs[group][0].shape();
     const mx::Dtype dtype = slabs[group][0].dtype();
-    require(shape.size() == 6 && shape[2] == 2 && shape[4] == kBlock, "slabs must be (blocks, layers, 2, Hkv, 128, D)");
-    cache->type = type_of(dtype);
+    cache->packings = packings;
     cache->layers = shape[1];
-    cache->kv_heads = shape[3];
-    cache->dim = shape[5];
+    if (packings.keys.bits != 0) {
+      require(shape.size() == 4 && dtype == mx::uint8 && dim > 0 && dim % 16 == 0 && shape[3] == head_bytes(packings, dim),
+              "packed slabs must be (blocks, layers, Hkv, bytes of 128 entries)");
+      cache->kv_heads = shape[2];
+      cache->dim = dim;
+    } else {
+      require(shape.size() == 6 && shape[2] == 2 && shape[4] == kBlock, "slabs must be (blocks, layers, 2, Hkv, 128, D)");
+      cache->type = type_of(dtype);
+      cache->kv_heads = shape[3];
+      cache->dim = shape[5];
+    }
     cache->arrays.reserve(slabs[group].size());
-    const int64_t block_bytes = 2 * cache->layers * cache->kv_heads * kBlock * cache->dim * size_of(cache->type);
+    int64_t block_bytes = slabs[group][0].itemsize();
+    for (size_t axis = 1; axis < shape.size(); ++axis) block_bytes *= shape[axis];
     std::vector<char*> all;
     for (const mx::array& slab : slabs[group]) {
-      require(slab.ndim() == 6 && slab.dtype() == dtype && std::equal(shape.begin() + 1, shape.end(), slab.shape().begin() + 1),
+      require(slab.ndim() == shape.size() && slab.dtype() == dtype && std::equal(shape.begin() + 1, shape.end(), slab.shape().begin() + 1),
               "the slabs of a group must be alike");
       char* base = const_cast<char*>(hold(*cache, slab).data<char>());
       for (int64_t i = 0; i < slab.shape(0); ++i) all.push_back(base + i * block_bytes);
@@ -126,13 +140,32 @@ LayerBlocks Pass::layer(int group, int index, const AttendCall& plan) const {
     require(cache->whole_from[i] <= first_seen(plan, cache->sequences[i].offset) / kBlock,
             "a table lacks a block that its sequence sees");
   }
-  const int64_t head_bytes = kBlock * cache->dim * size_of(cache->type), half = cache->kv_heads * head_bytes;
-  return {cache, 2 * index * half, (2 * index + 1) * half, head_bytes};
+  if (cache->packings.keys.bits != 0) {
+    const int64_t each = head_bytes(cache->packings, cache->dim), keys_at = index * cache->kv_heads * each;
+    return {cache, keys_at, keys_at + PackedPart(cache->packings.keys, cache->dim).bytes, each};
+  }
+  const int64_t each = kBlock * cache->dim * size_of(cache->type), half = cache->kv_heads * each;
+  return {cache, 2 * index * half, (2 * index + 1) * half, each};
+}
+
+Packings packings_of(int key_bits, int value_bits, int group) {
+  require((key_bits == 8 || key_bits == 4) && (value_bits == 8 || value_bits == 4), "K/V are packed to 8 or 4 bits");
+  require(group == 32 || group == 64, "groups of K/V have 32 or 64 numbers");
+  return {{key_bits, group}, {value_bits, group}};
 }
 
 void write_block(const mx::array& slab, int block, const mx::array& entries) {
-  require(slab.ndim() == 6 && slab.flags().row_contiguous && slab.is_available(), "a slab must be evaluated");
+  require(slab.flags().row_contiguous && slab.is_available(), "a slab must be evaluated");
   require(block >= 0 && block < slab.shape(0), "the slab has no such block");
+  if (slab.ndim() == 4) {
+    require(entries.dtype() == slab.dtype() && entries.ndim() == 3 &&
+                std::equal(slab.shape().begin() + 1, slab.shape().end(), entries.shape().begin()),
+            "a packed block is written whole");
+    const mx::array from = settled(entries);
+    std::memcpy(const_cast<char*>(slab.data<char>()) + block * from.nbytes(), from.data<char>(), from.nbytes());
+    return;
+  }
+  require(slab.ndim() == 6, "slabs have 6 dimensions, packed ones 4");
   require(entries.ndim() == 5 && entries.dtype() == slab.dtype() && entries.shape(0) == slab.shape(1) &&
               entries.shape(1) == 2 && entries.shape(2) == slab.shape(3) && entries.shape(3) <= slab.shape(4) &&
               entries.shape(4) == slab.shape(5),

@@ -22,6 +22,7 @@ struct CacheBlocks {
   std::vector<int64_t> whole_from;  // of each sequence: from this block on none is missing
   int64_t rows = 0;
   Type type = Type::f32;
+  Packings packings;  // if they pack, blocks are bytes
   int64_t layers = 1, kv_heads = 0, dim = 0;
 
   CacheBlocks() = default;
@@ -47,10 +48,12 @@ class Pass : public std::enable_shared_from_this<Pass> {
  public:
   using Tables = std::vector<std::vector<int>>;  // of one sequence: block ids, for each group of layers
 
-  // slabs: for each group of layers, arrays (blocks, layers, 2, Hkv, kBlock, D). Throws std::invalid_argument where shapes or types do
-  // not fit, or a table is too short or names a block that no slab has.
+  // slabs: for each group of layers, arrays (blocks, layers, 2, Hkv, kBlock, D), or, where K/V are packed, (blocks, layers, Hkv, bytes)
+  // for heads of `dim`. Throws std::invalid_argument where shapes or types do not fit, or a table is too short or names a block that
+  // no slab has.
   Pass(const std::vector<int>& counts, const std::vector<int>& offsets, const std::vector<bool>& prefill,
-       const std::vector<Tables>& tables, const std::vector<std::vector<mx::array>>& slabs);
+       const std::vector<Tables>& tables, const std::vector<std::vector<mx::array>>& slabs, const Packings& packings = {},
+       int dim = 0);
 
   // Throws std::invalid_argument where the group has no such layer, has another shape than the plan, or lacks what rows see.
   LayerBlocks layer(int group, int index, const AttendCall& plan) const;
@@ -61,8 +64,12 @@ class Pass : public std::enable_shared_from_this<Pass> {
   std::vector<std::shared_ptr<const CacheBlocks>> groups_;
 };
 
-// Writes entries (layers, 2, Hkv, n, D) to the first n rows of one slab's block, at once. Throws std::invalid_argument where they do not
-// fit.
+// How people's formats are packed: bits of keys, bits of values, and the numbers that share a scale. Throws std::invalid_argument for
+// what the kernels do not know.
+Packings packings_of(int key_bits, int value_bits, int group);
+
+// Writes entries (layers, 2, Hkv, n, D) to the first n rows of one slab's block, at once, or all of a packed one (layers, Hkv, bytes).
+// Throws std::invalid_argument where they do not fit.
 void write_block(const mx::array& slab, int block, const mx::array& entries);
 
 // The buffer (B, Hkv, entries, D) with room for `capacity` entries: a copy, zeros beyond what it had, in memory of its own. Throws

@@ -85,13 +85,15 @@ NB_MODULE(_native, m) {
            "attention"_a, "input_norm"_a, "qkv"_a, "output"_a, "mlp_norm"_a, "gate_up"_a.none(), "down"_a.none(),
            "eps"_a, "activation"_a, "experts"_a.none() = nb::none());
 
+  nb::class_<hr::Packings>(m, "Packings")
+      .def(nb::new_(&hr::packings_of), "key_bits"_a, "value_bits"_a, "group"_a);
   nb::class_<hr::Pass>(m, "Pass")
       .def(nb::new_([](const std::vector<int>& counts, const std::vector<int>& offsets, const std::vector<bool>& prefill,
                        const std::vector<hr::Pass::Tables>& tables,
-                       const std::vector<std::vector<hr::mx::array>>& slabs) {
-             return std::make_shared<hr::Pass>(counts, offsets, prefill, tables, slabs);
+                       const std::vector<std::vector<hr::mx::array>>& slabs, const hr::Packings& packings, int dim) {
+             return std::make_shared<hr::Pass>(counts, offsets, prefill, tables, slabs, packings, dim);
            }),
-           "counts"_a, "offsets"_a, "prefill"_a, "tables"_a, "slabs"_a);
+           "counts"_a, "offsets"_a, "prefill"_a, "tables"_a, "slabs"_a, "packings"_a = hr::Packings{}, "head_dim"_a = 0);
 
   m.def("make_rope", &hr::make_rope, "periods"_a, "amplitude"_a);
   m.def("embed", &hr::embed, "tokens"_a, "w"_a);

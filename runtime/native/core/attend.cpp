@@ -31,13 +31,19 @@ void place_token(const Kernels& kernels, const AttendCall& call, const Rope::Tab
     place(kernels, call, table, row, call.q_norm, to);
   }
   float* head = scratch(Slot::rows, dim);
-  const int64_t position = rows.offset + t, at = position % kBlock * dim * size_of(call.kv_type);
+  const int64_t position = rows.offset + t, entry = position % kBlock, at = entry * dim * size_of(call.kv_type);
   for (int64_t h = 0; h < call.kv_heads; ++h, from += dim) {
-    char* to = rows.blocks[position / kBlock] + h * call.head_bytes + at;
+    char* to = rows.blocks[position / kBlock] + h * call.head_bytes;
+    const float* value = from + call.kv_heads * dim;
     std::memcpy(head, from, head_bytes);
     place(kernels, call, table, row, call.k_norm, head);
-    kernels.from_float(head, dim, call.kv_type, to + call.keys_at);
-    kernels.from_float(from + call.kv_heads * dim, dim, call.kv_type, to + call.values_at);
+    if (call.packed()) {
+      kernels.pack_key(head, dim, call.packings.keys, entry, to + call.keys_at);
+      kernels.pack_value(value, dim, call.packings.values, entry, to + call.values_at);
+    } else {
+      kernels.from_float(head, dim, call.kv_type, to + call.keys_at + at);
+      kernels.from_float(value, dim, call.kv_type, to + call.values_at + at);
+    }
   }
 }
 
@@ -70,7 +76,7 @@ void run_attend(Pool& pool, const Kernels& kernels, const AttendCall& call) {
     }
   });
   attend_decode(pool, kernels, call, q);
-  const bool rounds = kernels.rounds_attention && call.kv_type != Type::f32;
+  const bool rounds = kernels.rounds_attention && (call.packed() || call.kv_type != Type::f32);
   for (int64_t i = 0; i < call.count; ++i) {
     const SequenceRows& rows = call.sequences[i];
     if (rows.phase == Phase::prefill) (rounds ? attend_rounded : attend_prefill)(pool, kernels, call, rows, q);

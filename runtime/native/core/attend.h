@@ -9,8 +9,10 @@
 #include <limits>
 
 #include "kernels.h"
+#include "packed.h"
 #include "pool.h"
 #include "rope.h"
+#include "scratch.h"
 
 namespace headrace {
 
@@ -33,8 +35,9 @@ struct AttendCall {
   const SequenceRows* sequences = nullptr;
   int64_t count = 0;  // of those
   Type kv_type = Type::f32;
+  Packings packings;  // if they pack, kv_type is nobody's, and SequenceRows::first is 0
   int64_t heads = 0, kv_heads = 0, dim = 0;
-  int64_t keys_at = 0;     // bytes from a block's beginning to this layer's keys (kBlock, D) of the first head,
+  int64_t keys_at = 0;     // bytes from a block's beginning to this layer's keys (kBlock, D), or packed, of the first head,
   int64_t values_at = 0;   // to its values,
   int64_t head_bytes = 0;  // and from a head to the next
   const float* q_norm = nullptr;  // (D) or nullptr
@@ -46,6 +49,7 @@ struct AttendCall {
   int64_t window = 0;    // positions a query sees, itself included; 0 for all
   float* out = nullptr;  // (N, H * D)
 
+  bool packed() const { return packings.keys.bits != 0; }
   int64_t rows() const { return count == 0 ? 0 : sequences[count - 1].row + sequences[count - 1].count; }
 };
 
@@ -79,10 +83,28 @@ inline int64_t first_met(const AttendCall& call, const SequenceRows& rows, int64
   return std::max(rows.first, first_seen(call, position) / entries * entries);
 }
 
-// One head's keys and values in the block that has `position`, whose row is position % kBlock.
+// One head's keys and values in the block that has `position`, whose row is position % kBlock unless they are packed.
 inline HeadCache head_block(const AttendCall& call, const SequenceRows& rows, int64_t kv_head, int64_t position) {
   const char* block = rows.blocks[position / kBlock] + kv_head * call.head_bytes;
   return {block + call.keys_at, block + call.values_at, call.dim, call.kv_type};
+}
+
+// Up to `most` entries of one head, as many as can be read together: where entries [position, position + n) are, from row `begin` on.
+// Packed ones are unpacked into the thread's working memory.
+struct Entries {
+  HeadCache kv;
+  int64_t begin;
+};
+
+inline Entries entries_at(const Kernels& kernels, const AttendCall& call, const SequenceRows& rows, int64_t kv_head,
+                          int64_t position, int64_t n, int64_t most) {
+  const HeadCache block = head_block(call, rows, kv_head, position);
+  if (!call.packed()) return {block, position % kBlock};
+  float* keys = scratch(Slot::unpacked, 2 * most * call.dim);
+  float* values = keys + most * call.dim;
+  kernels.unpack_keys(static_cast<const char*>(block.keys), call.dim, call.packings.keys, position % kBlock, n, keys);
+  kernels.unpack_values(static_cast<const char*>(block.values), call.dim, call.packings.values, position % kBlock, n, values);
+  return {{keys, values, call.dim, Type::f32}, 0};
 }
 
 }  // namespace headrace

@@ -110,8 +110,12 @@ void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, c
     for (int64_t s = 0; s < count; ++s) {
       const int64_t from = (portion.first + begin + s) * kAttendChunk;
       const int64_t first = std::max(seen, from), end = std::min(position + 1, from + kAttendChunk);
-      chunks[s] = {nullptr, nullptr, end - first, nullptr};
-      if (end > first) {
+      chunks[s] = {nullptr, nullptr, end - first, nullptr, first - from};
+      if (end > first && call.packed()) {
+        const HeadCache cache = head_block(call, rows, kv_head, from);
+        chunks[s].keys = static_cast<const char*>(cache.keys);
+        chunks[s].values = static_cast<const char*>(cache.values);
+      } else if (end > first) {
         const HeadCache cache = head_block(call, rows, kv_head, from);
         chunks[s].keys = static_cast<const char*>(cache.keys) + (first - from) * row_bytes;
         chunks[s].values = static_cast<const char*>(cache.values) + (first - from) * row_bytes;
@@ -121,8 +125,13 @@ void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, c
       }
       for (int64_t j = 0; j < shared; ++j) found[s * shared + j].acc = accumulators + state(s, j) * dim;
     }
-    float* scores = scratch(Slot::scores, count * shared * kAttendChunk);
-    kernels.attend_chunks(chunks, count, call.kv_type, dim, queries, shared, call.rule, scores, found);
+    if (call.packed()) {
+      float* scores = scratch(Slot::scores, count * shared * kAttendChunk + packed_scratch(shared, dim));
+      kernels.attend_packed(chunks, count, call.packings, dim, queries, shared, call.rule, scores, found);
+    } else {
+      float* scores = scratch(Slot::scores, count * shared * kAttendChunk);
+      kernels.attend_chunks(chunks, count, call.kv_type, dim, queries, shared, call.rule, scores, found);
+    }
     for (int64_t s = 0; s < count; ++s) {
       for (int64_t j = 0; j < shared; ++j) states[state(s, j)] = found[s * shared + j];
     }

@@ -89,8 +89,8 @@ void attend_tile(const Kernels& kernels, const AttendCall& call, const SequenceR
   const int64_t position = sequence.offset + t0, last = position + queries;  // one past the last visible entry
   for (int64_t key = first_met(call, sequence, position, kKeys), n = 0; key < last; key += n) {
     n = std::min(kKeys - key % kKeys, last - key);
-    const HeadCache kv = head_block(call, sequence, kv_head, key);
-    score(kernels, tile, kv, first, sequence.count * call.dim, shared, queries, key % kBlock, n);
+    const Entries entries = entries_at(kernels, call, sequence, kv_head, key, n, kKeys);
+    score(kernels, tile, entries.kv, first, sequence.count * call.dim, shared, queries, entries.begin, n);
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t own = position + r % queries;
       const int64_t lo = std::clamp<int64_t>(first_seen(call, own) - key, 0, n);
@@ -102,7 +102,7 @@ void attend_tile(const Kernels& kernels, const AttendCall& call, const SequenceR
         kernels.rescale(tile.out + d * tile.rows + r * tile.panel, factor, tile.panel);
       }
     }
-    weigh(kernels, tile, kv, rows, key % kBlock, n);
+    weigh(kernels, tile, entries.kv, rows, entries.begin, n);
   }
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t head = kv_head * shared + r / queries, t = t0 + r % queries;

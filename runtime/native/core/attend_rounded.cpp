@@ -140,7 +140,8 @@ void attend_tile(const Kernels& kernels, const Tile& tile, int64_t chunk, const 
   int64_t key = std::max(begin, first_met(call, tile.split.sequence, tile.position(tile.begin), kRoundedEntries));
   for (int64_t n = 0; key < end; key += n) {
     n = std::min(kRoundedEntries - key % kRoundedEntries, end - key);
-    kernels.round_entries(head_block(call, tile.split.sequence, tile.head, key), key % kBlock, n, block);
+    const Entries entries = entries_at(kernels, call, tile.split.sequence, tile.head, key, n, kRoundedEntries);
+    kernels.round_entries(entries.kv, entries.begin, n, block);
     for (int64_t row = tile.begin, g = 0; row < tile.end; row += groups.lanes, ++g) {
       const int64_t count = std::min(groups.lanes, tile.end - row);
       const int64_t from = tile.position(row), to = tile.position(row + count - 1);

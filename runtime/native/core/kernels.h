@@ -53,6 +53,19 @@ struct Upcoming {
   int64_t row = 0;
 };
 
+// How keys, or values, are packed; bits is 0 where they are not. See core/packed.h.
+struct Packing {
+  int bits = 0;
+  int group = 0;  // numbers that share a scale; the last of a head may be fewer
+
+  [[gnu::always_inline]] bool offset() const { return bits == 4; }
+  [[gnu::always_inline]] int64_t groups(int64_t dim) const { return (dim + group - 1) / group; }
+};
+
+struct Packings {
+  Packing keys, values;
+};
+
 // Keys and values of one head: rows of `dim` numbers, contiguous.
 struct HeadCache {
   const void* keys;
@@ -61,12 +74,14 @@ struct HeadCache {
   Type type;
 };
 
-// Entries of one head that follow each other, kAttendChunk at most or none, and what will be read after them.
+// Entries of one head that follow each other, kAttendChunk at most or none, and what will be read after them. Packed ones are
+// `first` and the n - 1 behind it of the block whose keys and values those are.
 struct Chunk {
   const char* keys;
   const char* values;
   int64_t n;
   const char* next;  // nullptr where that is not known
+  int64_t first = 0;
 };
 
 // Running state of an online softmax for one query: `acc` holds sum(exp(s - top) * v), not yet divided by `sum`.
@@ -155,6 +170,17 @@ struct Kernels {
   void (*attend_chunks)(const Chunk* chunks, int64_t count, Type type, int64_t dim, const float* const* q,
                         int64_t queries, ScoreRule rule, float* scores, Softmax* states);
 
+  // The same for packed entries, with products in integers. `scores` has room for packed_scratch(queries, dim) more.
+  void (*attend_packed)(const Chunk* chunks, int64_t count, const Packings& packings, int64_t dim, const float* const* q,
+                        int64_t queries, ScoreRule rule, float* scores, Softmax* states);
+
+  // One entry's row of a head (dim) into a packed block's keys or values, and entries [begin, begin + n) of those, `begin` a multiple
+  // of kTile, out of it: (n up to a multiple of kTile, dim).
+  void (*pack_key)(const float* row, int64_t dim, const Packing& packing, int64_t entry, char* keys);
+  void (*pack_value)(const float* row, int64_t dim, const Packing& packing, int64_t entry, char* values);
+  void (*unpack_keys)(const char* keys, int64_t dim, const Packing& packing, int64_t begin, int64_t n, float* out);
+  void (*unpack_values)(const char* values, int64_t dim, const Packing& packing, int64_t begin, int64_t n, float* out);
+
   // What the states of one query's chunks come to, divided by their sum.
   void (*join_states)(const Softmax* states, int64_t count, int64_t dim, float* out);
 
@@ -162,7 +188,7 @@ struct Kernels {
   // multiple of kScorePad. Moves top and sum; returns what the accumulator has to be multiplied with.
   float (*softmax_row)(float* scores, int64_t n, int64_t lo, int64_t hi, ScoreRule rule, Softmax* state);
 
-  // Attention in integers over K/V in half precision. Rounds `count` rows of q, times `factor`, and clears what is
+  // Attention in integers over K/V in half precision or unpacked. Rounds `count` rows of q, times `factor`, and clears what is
   // summed; the first `count` rows attend to the first `n` entries of a block that starts at position `first`, to those
   // alone that are not later and less than `window` ago if it `hides` any; what other rows have seen is added to rows',
   // and cleared; out[r] (D) becomes the weighted mean. Scores are powers of two where there is no softcap: `factor` includes log2(e).

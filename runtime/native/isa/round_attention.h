@@ -156,9 +156,12 @@ inline void round_values_of(const HeadCache& kv, int64_t begin, int64_t n, const
   }
 }
 
-// Entries [begin, begin + n) of a cache in half precision; the block's others become zeros.
+// Entries [begin, begin + n) of a cache; the block's others become zeros.
 inline void round_entries(const HeadCache& kv, int64_t begin, int64_t n, const EntryBlock& block) {
-  if (kv.type == Type::f16) {
+  if (kv.type == Type::f32) {
+    round_keys<Type::f32>(kv, begin, n, block);
+    round_values_of<Type::f32>(kv, begin, n, block);
+  } else if (kv.type == Type::f16) {
     round_keys<Type::f16>(kv, begin, n, block);
     round_values_of<Type::f16>(kv, begin, n, block);
   } else {

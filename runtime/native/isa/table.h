@@ -7,6 +7,7 @@
 #include "elementwise.h"
 #include "floats.h"
 #include "gemm.h"
+#include "packed.h"
 #include "prepare.h"
 #include "sample.h"
 
@@ -26,6 +27,11 @@ static constexpr Kernels kTable = {
     .gemm = gemm,
     .gated = gated,
     .attend_chunks = attend_chunks,
+    .attend_packed = attend_packed,
+    .pack_key = pack_key,
+    .pack_value = pack_value,
+    .unpack_keys = unpack_keys,
+    .unpack_values = unpack_values,
     .join_states = join_states,
     .softmax_row = softmax_row,
     .round_queries = round_queries,

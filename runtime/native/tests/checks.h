@@ -22,6 +22,7 @@ void test_projections(const Kernels& kernels);
 void test_experts(const Kernels& kernels);
 void test_rows(const Kernels& kernels);
 void test_attention(const Kernels& kernels);
+void test_packed(const Kernels& kernels);
 void test_sampling(const Kernels& kernels);
 
 // Memory of exactly `bytes` that ends where a page begins which nobody may touch: one byte too many ends the program,

@@ -1,0 +1,392 @@
+// Attention of a few queries over packed K/V (core/packed.h), with both products in integers.
+//
+// A query is rounded to 16 bits, its largest magnitude / 32767, and meets the codes of keys as they are: sums of products are exact
+// within a group, whose scale follows. Of values, what an entry adds, its softmax weight times its group's scale, is rounded to 15
+// bits of the largest in the chunk: relative to what is added rather than to the weight, since an attention sink has nearly all the
+// weight and next to no value. No sum passes 31 bits: 64 * 32767 * 255 in a group of keys, 128 * 32767 * 255 in a chunk.
+// Entries that a query does not see have weight 0, and what lies there, a scale that is no number too, changes nothing.
+#pragma once
+
+#include "../core/half.h"
+#include "../core/packed.h"
+#include "attention.h"
+#include "rounded.h"
+
+namespace headrace::HEADRACE_ISA {
+
+constexpr int64_t kBytesAhead = 1024;  // of the arithmetic that packed entries are asked for
+constexpr int kTileVectors = kTile / W;
+constexpr int64_t kMostGroup = 64;
+static_assert(kTile % W == 0 && kAttendChunk % kTile == 0);
+
+// --- writing and unpacking ----------------------------------------------------------------------------------------
+
+// The least float16 that is not below x, which is finite or NaN.
+inline uint16_t half_above(float x) {
+  const uint16_t half = f32_to_f16(x);
+  if (!(f16_to_f32(half) < x)) return half;
+  return static_cast<uint16_t>(half & 0x8000 ? half - 1 : half + 1);
+}
+
+// The codes of a group of `count` numbers, and what they share. Scales are rounded up and offsets down, so that every code is within
+// its range and every number within half a scale.
+inline void code_group(const float* x, int64_t count, bool offset, uint16_t* scale_at, uint16_t* offset_at, uint8_t* codes) {
+  vf spoiled = zero(), low = load(x), high = low;
+  const float top = largest(x, count, spoiled);
+  float from = -128.0f, most = 127.0f;  // of a code, as the number it stands for
+  float base = 0;
+  if (offset) {
+    for (int64_t i = W; i < count; i += W) low = min(low, load(x + i)), high = max(high, load(x + i));
+    const uint16_t below = half_above(maximum(sub(zero(), low))) ^ 0x8000;
+    *offset_at = below;
+    base = f16_to_f32(below);
+    from = 0.0f;
+    most = 15.0f;
+  }
+  *scale_at = half_above((offset ? maximum(high) - base : top) / most + sum(spoiled));
+  const float scale = f16_to_f32(*scale_at), inverse = scale > 0 ? 1 / scale : 0.0f;
+  for (int64_t i = 0; i < count; i += W) {
+    const vf whole = round_even(mul(sub(load(x + i), set1(base)), set1(inverse)));
+    const vf bounded = min(set1(most), max(set1(offset ? 0.0f : -most), whole));
+    alignas(64) float raised[W];  // by 2^23: its lowest byte is the code
+    store(raised, add(bounded, set1(0x1p23f - from)));
+    for (int j = 0; j < W; ++j) codes[i + j] = static_cast<uint8_t>(float_to_bits(raised[j]));
+  }
+}
+
+template <class Write>
+inline void pack_row(const float* row, int64_t dim, const Packing& packing, int64_t entry, char* to, Write write) {
+  const PackedPart part(packing, dim);
+  uint8_t codes[kMostGroup];
+  for (int64_t begin = 0, g = 0; begin < dim; begin += packing.group, ++g) {
+    const int64_t size = dim - begin < packing.group ? dim - begin : packing.group, at = g * kAttendChunk + entry;
+    code_group(row + begin, size, packing.offset(), reinterpret_cast<uint16_t*>(to + part.scales) + at,
+               reinterpret_cast<uint16_t*>(to + part.offsets) + at, codes);
+    write(to + part.codes, codes, begin, size);
+  }
+}
+
+inline void pack_key(const float* row, int64_t dim, const Packing& packing, int64_t entry, char* keys) {
+  pack_row(row, dim, packing, entry, keys, [&](char* to, const uint8_t* codes, int64_t begin, int64_t size) {
+    to += entry / kTile * kTile * dim * packing.bits / 8 + begin * packing.bits / 8 * kTile + entry % kTile * 4;
+    const int64_t each = 32 / packing.bits;
+    for (int64_t i = 0; i < size; i += each, to += 4 * kTile) {
+      uint32_t word = 0;
+      for (int64_t j = 0; j < each; ++j) word |= static_cast<uint32_t>(codes[i + j]) << (j * packing.bits);
+      __builtin_memcpy(to, &word, sizeof word);
+    }
+  });
+}
+
+inline void pack_value(const float* row, int64_t dim, const Packing& packing, int64_t entry, char* values) {
+  pack_row(row, dim, packing, entry, values, [&](char* to, const uint8_t* codes, int64_t begin, int64_t size) {
+    const int64_t across = packing.bits == 8 ? size : size / 2;
+    to += kAttendChunk * begin * packing.bits / 8 + entry / 4 * across * 4 + entry % 4;
+    for (int64_t i = 0; i < across; ++i) {
+      to[4 * i] = static_cast<char>(packing.bits == 8 ? codes[i] : codes[i] | codes[i + across] << 4);
+    }
+  });
+}
+
+// The code of `bits` at a bit of each lane's dword.
+inline vf code_at(vi words, int bit, int bits) {
+  using Dwords = uint32_t __attribute__((vector_size(sizeof(vi))));
+  return to_float((vi)((Dwords)words >> static_cast<uint32_t>(bit) & ((1u << bits) - 1)));
+}
+
+template <int Bits>
+inline void unpack_keys_of(const char* keys, int64_t dim, const Packing& packing, int64_t begin, int64_t n, float* out) {
+  constexpr int kEach = 32 / Bits;
+  const PackedPart part(packing, dim);
+  for (int64_t entry = begin; entry < begin + n; entry += W) {
+    const char* tile = keys + part.codes + entry / kTile * kTile * dim * Bits / 8 + entry % kTile * 4;
+    float* rows = out + (entry - begin) * dim;
+    for (int64_t d = 0; d < dim; d += W) {
+      const int64_t at = d / packing.group * kAttendChunk + entry;
+      const vf scale = load_as<Type::f16>(keys + part.scales, at);
+      const vf offset = Bits == 8 ? mul(scale, set1(-128.0f)) : load_as<Type::f16>(keys + part.offsets, at);
+      vf square[W];
+      for (int i = 0; i < W; ++i) {
+        const vi words = load_words(reinterpret_cast<const uint32_t*>(tile + (d + i) / kEach * 4 * kTile));
+        square[i] = fma(code_at(words, static_cast<int>((d + i) % kEach) * Bits, Bits), scale, offset);
+      }
+      transpose(square);
+      for (int i = 0; i < W; ++i) store(rows + i * dim + d, square[i]);
+    }
+  }
+}
+
+inline void unpack_keys(const char* keys, int64_t dim, const Packing& packing, int64_t begin, int64_t n, float* out) {
+  if (packing.bits == 8) return unpack_keys_of<8>(keys, dim, packing, begin, n, out);
+  return unpack_keys_of<4>(keys, dim, packing, begin, n, out);
+}
+
+inline void unpack_values(const char* values, int64_t dim, const Packing& packing, int64_t begin, int64_t n, float* out) {
+  const PackedPart part(packing, dim);
+  for (int64_t d = 0, g = 0; d < dim; d += packing.group, ++g) {
+    const int64_t size = dim - d < packing.group ? dim - d : packing.group, across = packing.bits == 8 ? size : size / 2;
+    const char* codes = values + part.codes + kAttendChunk * d * packing.bits / 8;
+    for (int64_t entry = begin; entry < begin + n; entry += 4) {
+      vf scale[4], offset[4];
+      for (int e = 0; e < 4; ++e) {
+        const int64_t at = g * kAttendChunk + entry + e;
+        const float shared = load_scalar<Type::f16>(values + part.scales, at);
+        scale[e] = set1(shared);
+        offset[e] = set1(packing.bits == 8 ? -128.0f * shared : load_scalar<Type::f16>(values + part.offsets, at));
+      }
+      for (int64_t i = 0; i < across; i += W) {
+        const int64_t here = across - i < W ? across - i : W;
+        const vi words = load_first_words(reinterpret_cast<const uint32_t*>(codes) + entry / 4 * across + i, here);
+        for (int e = 0; e < 4; ++e) {
+          float* to = out + (entry - begin + e) * dim + d + i;
+          if (packing.bits == 8) {
+            store_first(to, fma(code_at(words, 8 * e, 8), scale[e], offset[e]), here);
+          } else {
+            store_first(to, fma(code_at(words, 8 * e, 4), scale[e], offset[e]), here);
+            store_first(to + across, fma(code_at(words, 8 * e + 4, 4), scale[e], offset[e]), here);
+          }
+        }
+      }
+    }
+  }
+}
+
+// --- attending ----------------------------------------------------------------------------------------------------
+
+inline float whole_word(float x) {  // the bits of a whole number's dword; 0 for NaN, which scales tell of
+  return __builtin_bit_cast(float, static_cast<int32_t>(x == x ? x : 0.0f));
+}
+
+// A query as keys meet it: pairs in the order of their codes; of each group the sum of its rounded numbers, and -128 times that
+// as a dword.
+struct PackedQuery {
+  float* pairs;
+  float* sums;
+  float* biases;
+  float scale;
+};
+
+template <int Bits>
+inline void round_query(const float* x, int64_t dim, const Packing& packing, PackedQuery& query) {
+  vf spoiled = zero();
+  const float top = largest(x, dim, spoiled);
+  query.scale = top / 32767 + sum(spoiled);
+  for (int64_t begin = 0, g = 0; begin < dim; begin += packing.group, ++g) {
+    const int64_t size = dim - begin < packing.group ? dim - begin : packing.group;
+    query.sums[g] = round_values<16 / Bits>(x + begin, size, 32767 / top, query.pairs + begin / 2);
+    query.biases[g] = whole_word(-128.0f * query.sums[g]);
+  }
+}
+
+// What of a chunk is asked for: what lies ahead of it, or as far into what is read next.
+struct Ahead {
+  const char* end;
+  const char* next;
+
+  [[gnu::always_inline]] void request(const char* at) const {
+    const char* later = at + kBytesAhead;
+    if (later >= end) later = next == nullptr ? at : next + (later - end);
+    __builtin_prefetch(later);
+  }
+};
+
+// scores[j * ld + i] = q . k for the tile of entries from `first` on.
+template <int Bits, int Q>
+inline void score_tile(const char* keys, const PackedPart& part, const Packing& packing, int64_t dim, const PackedQuery* q,
+                       int64_t first, float* scores, int64_t ld, const Ahead& ahead) {
+  constexpr int V = kTileVectors, kSteps = 16 / Bits, kApart = W == 16 ? 2 : 1;  // sums of their own: one alone would be waited for
+  const char* codes = keys + part.codes + first * dim * Bits / 8;
+  vf total[Q][V];
+  for (int j = 0; j < Q; ++j) {
+    for (int v = 0; v < V; ++v) total[j][v] = zero();
+  }
+  int64_t word = 0;
+  for (int64_t begin = 0, g = 0; begin < dim; begin += packing.group, ++g) {
+    const int64_t end = begin + packing.group < dim ? (begin + packing.group) * Bits / 32 : dim * Bits / 32;
+    vi acc[Q][V][kApart];
+    for (int j = 0; j < Q; ++j) {
+      for (int v = 0; v < V; ++v) {
+        for (int a = 0; a < kApart; ++a) acc[j][v][a] = a == 0 && Bits == 8 ? set1_word(q[j].biases + g) : vi{};
+      }
+    }
+    for (; word < end; ++word) {
+      ahead.request(codes + word * 4 * kTile);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) {
+        const vi words = load_words(reinterpret_cast<const uint32_t*>(codes + (word * kTile + v * W) * 4));
+#pragma GCC unroll 4
+        for (int s = 0; s < kSteps; ++s) {
+          const vi code = pairs<Bits>(words, s);
+#pragma GCC unroll 4
+          for (int j = 0; j < Q; ++j) {
+            vi& to = acc[j][v][s % kApart];
+            to = dot_pairs(to, code, set1_word(q[j].pairs + word * kSteps + s));
+          }
+        }
+      }
+    }
+    for (int v = 0; v < V; ++v) {
+      const int64_t at = g * kAttendChunk + first + v * W;
+      const vf scale = load_as<Type::f16>(keys + part.scales, at);
+      for (int j = 0; j < Q; ++j) {
+        const vi whole = kApart == 1 ? acc[j][v][0] : add_words(acc[j][v][0], acc[j][v][kApart - 1]);
+        total[j][v] = fma(to_float(whole), scale, total[j][v]);
+        if (Bits == 4) total[j][v] = fma(load_as<Type::f16>(keys + part.offsets, at), set1(q[j].sums[g]), total[j][v]);
+      }
+    }
+  }
+  for (int j = 0; j < Q; ++j) {
+    for (int v = 0; v < V; ++v) store(scores + j * ld + v * W, mul(total[j][v], set1(q[j].scale)));
+  }
+}
+
+// What a group's values are weighed with by one query: pairs of rounded numbers, what 1 of them stands for, -128 times their sum as a
+// dword, and what the entries' offsets come to.
+struct Weights {
+  float* pairs;
+  float unit;
+  float bias;
+  float offset;
+};
+
+inline void round_weights(const float* scores, const char* scales, const char* offsets, int64_t begin, int64_t end,
+                          float* added, Weights& weights) {
+  vf spoiled = zero(), shifted = zero();
+  for (int64_t p = begin; p < end; p += W) {
+    const vf weight = load(scores + p);
+    store(added + p, where_above(weight, 0.0f, mul(weight, load_as<Type::f16>(scales, p))));
+    if (offsets != nullptr) shifted = add(shifted, where_above(weight, 0.0f, mul(weight, load_as<Type::f16>(offsets, p))));
+  }
+  const float top = largest(added + begin, end - begin, spoiled);
+  const float all = round_values<2>(added + begin, end - begin, 32767 / top, weights.pairs + begin / 2);
+  weights.unit = top / 32767 + sum(spoiled);
+  weights.bias = whole_word(-128.0f * all);
+  weights.offset = sum(shifted);
+}
+
+// acc[j][at, ...) of V vectors of a group's dwords, `across` to a row of four entries, from the i-th on: all entries [begin, end).
+template <int Bits, int Q, int V>
+inline void weigh_codes(const char* codes, int64_t across, int64_t i, int64_t begin, int64_t end, const Weights* weights,
+                        Softmax* states, int64_t at, const Ahead& ahead) {
+  constexpr int H = 8 / Bits;  // numbers of a byte
+  const int64_t here = across - i < W ? across - i : W;
+  vi acc[Q][V][H][2];
+  for (int j = 0; j < Q; ++j) {
+    for (int v = 0; v < V; ++v) {
+      for (int h = 0; h < H; ++h) {
+        acc[j][v][h][0] = Bits == 8 ? set1_word(&weights[j].bias) : vi{};
+        acc[j][v][h][1] = vi{};
+      }
+    }
+  }
+  for (int64_t p = begin; p < end; p += 4) {
+    const char* row = codes + (p / 4 * across + i) * 4;
+    for (int64_t byte = 0; byte < V * W * 4; byte += 64) ahead.request(row + byte);
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      const auto* from = reinterpret_cast<const uint32_t*>(row) + v * W;
+      const vi words = here == W ? load_words(from) : load_first_words(from, here);
+#pragma GCC unroll 4
+      for (int s = 0; s < 2 * H; ++s) {
+        const vi code = pairs<Bits>(words, s);
+#pragma GCC unroll 4
+        for (int j = 0; j < Q; ++j) {
+          vi& to = acc[j][v][s % H][s / H];
+          to = dot_pairs(to, code, set1_word(weights[j].pairs + p / 2 + s / H));
+        }
+      }
+    }
+  }
+  for (int j = 0; j < Q; ++j) {
+    for (int v = 0; v < V; ++v) {
+      for (int h = 0; h < H; ++h) {
+        const vf whole = to_float(add_words(acc[j][v][h][0], acc[j][v][h][1]));
+        vf out = mul(whole, set1(weights[j].unit));
+        if (Bits == 4) out = add(out, set1(weights[j].offset));
+        store_first(states[j].acc + at + i + v * W + h * across, out, here);
+      }
+    }
+  }
+}
+
+template <int Bits, int Q>
+inline void weigh_packed(const char* values, const Packing& packing, int64_t dim, const float* scores, int64_t begin,
+                         int64_t end, float* added, Weights* weights, Softmax* states, const Ahead& ahead) {
+  constexpr int V = Bits == 8 ? (W == 16 ? 2 : kTileVectors) : (W == 4 ? 2 : 1);
+  const PackedPart part(packing, dim);
+  for (int64_t d = 0, g = 0; d < dim; d += packing.group, ++g) {
+    const int64_t size = dim - d < packing.group ? dim - d : packing.group, across = Bits == 8 ? size : size / 2;
+    const char* codes = values + part.codes + kAttendChunk * d * Bits / 8;
+    const char* scales = values + part.scales + g * kAttendChunk * 2;
+    const char* offsets = Bits == 8 ? nullptr : values + part.offsets + g * kAttendChunk * 2;
+    for (int j = 0; j < Q; ++j) round_weights(scores + j * kAttendChunk, scales, offsets, begin, end, added, weights[j]);
+    int64_t i = 0;
+    for (; i + V * W <= across; i += V * W) weigh_codes<Bits, Q, V>(codes, across, i, begin, end, weights, states, d, ahead);
+    for (; i < across; i += W) weigh_codes<Bits, Q, 1>(codes, across, i, begin, end, weights, states, d, ahead);
+  }
+}
+
+template <int K, int Q>
+inline void attend_packed_of(const Chunk* chunks, int64_t count, const Packings& packings, int64_t dim, const float* const* q,
+                             ScoreRule rule, float* scores, Softmax* states) {
+  constexpr int64_t ld = kAttendChunk;
+  const PackedPart keys(packings.keys, dim), values(packings.values, dim);
+  const int64_t groups = packings.keys.groups(dim);
+  PackedQuery query[Q];
+  Weights weights[Q];
+  float* room = scores + count * Q * ld;
+  for (int j = 0; j < Q; ++j) {
+    query[j] = {room, room + dim / 2, room + dim / 2 + groups, 0};
+    round_query<K>(q[j], dim, packings.keys, query[j]);
+    room += dim / 2 + 2 * groups;
+    weights[j].pairs = room;
+    room += ld / 2;
+  }
+  const auto ahead_of = [&](const Chunk& chunk) { return Ahead{chunk.values + values.bytes, chunk.next}; };
+  const auto begin_of = [](const Chunk& chunk) { return chunk.first / kTile * kTile; };
+  const auto end_of = [](const Chunk& chunk) { return (chunk.first + chunk.n + kTile - 1) / kTile * kTile; };
+  for (int64_t p = 0; p < ld; p += kTile) {
+    for (int64_t s = 0; s < count; ++s) {
+      const Chunk& chunk = chunks[s];
+      if (chunk.n <= 0 || p < begin_of(chunk) || p >= end_of(chunk)) continue;
+      score_tile<K, Q>(chunk.keys, keys, packings.keys, dim, query, p, scores + s * Q * ld + p, ld, ahead_of(chunk));
+    }
+  }
+  for (int64_t s = 0; s < count; ++s) {
+    const Chunk& chunk = chunks[s];
+    for (int j = 0; j < Q; ++j) {
+      Softmax& state = states[s * Q + j];
+      state.top = -__builtin_inff();
+      state.sum = 0;
+      if (chunk.n <= 0) {
+        for (int64_t d = 0; d < dim; d += W) store(state.acc + d, zero());
+        continue;
+      }
+      const int64_t begin = begin_of(chunk), lo = chunk.first - begin;
+      softmax_row(scores + (s * Q + j) * ld + begin, end_of(chunk) - begin, lo, lo + chunk.n, rule, &state);
+    }
+    if (chunk.n <= 0) continue;
+    const auto weigh = packings.values.bits == 8 ? weigh_packed<8, Q> : weigh_packed<4, Q>;
+    weigh(chunk.values, packings.values, dim, scores + s * Q * ld, begin_of(chunk), end_of(chunk), room, weights, states + s * Q,
+          ahead_of(chunk));
+  }
+}
+
+template <int K>
+inline void attend_packed_keys(const Chunk* chunks, int64_t count, const Packings& packings, int64_t dim,
+                               const float* const* q, int64_t queries, ScoreRule rule, float* scores, Softmax* states) {
+  switch (queries) {
+    case 1: return attend_packed_of<K, 1>(chunks, count, packings, dim, q, rule, scores, states);
+    case 2: return attend_packed_of<K, 2>(chunks, count, packings, dim, q, rule, scores, states);
+    case 3: return attend_packed_of<K, 3>(chunks, count, packings, dim, q, rule, scores, states);
+    default: return attend_packed_of<K, 4>(chunks, count, packings, dim, q, rule, scores, states);
+  }
+}
+
+inline void attend_packed(const Chunk* chunks, int64_t count, const Packings& packings, int64_t dim, const float* const* q,
+                          int64_t queries, ScoreRule rule, float* scores, Softmax* states) {
+  if (packings.keys.bits == 8) return attend_packed_keys<8>(chunks, count, packings, dim, q, queries, rule, scores, states);
+  return attend_packed_keys<4>(chunks, count, packings, dim, q, queries, rule, scores, states);
+}
+
+}  // namespace headrace::HEADRACE_ISA

@@ -1,0 +1,130 @@
+"""Packed K/V through all that a pool does: alone, in other chunks, behind shared blocks, of several, from disk.
+
+One model whose layers run as one node, and two layer by layer, some and all of them with windows: the same bits, per
+format. What the account says is what the arrays take.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from headrace.models.network.decoder import Decoder
+from headrace.runtime.kv.disk import DiskStore
+from headrace.runtime.kv.kept_chats import bring_back, keep
+from headrace.runtime.kv.paged_cache import KVPool, PagedCache
+from headrace.runtime.kv_format import FLOAT16, K8V4, Q4, Q8, KVFormat
+from headrace.runtime.ops import BLOCK, native
+from tests.pooled import WithPool, feed, say
+from tests.tiny import load_decoder, quantize_model, write_model
+
+pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
+PROMPT = [(7 * i * i + 3 * i) % 96 for i in range(2 * BLOCK + 100)]
+ANSWER = [(5 * i) % 96 for i in range(40)]  # ends behind the next block's beginning
+SAID = [*PROMPT, *ANSWER]
+LIMIT = 5 * BLOCK
+DISTANCE = {Q8: 0.05, K8V4: 0.3, Q4: 0.6}  # of logits on average, relative to their size: weights are random
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    names = ["llama", "gemma3", "mistral-window"]
+    return {name: quantize_model(write_model(root / "plain" / name, name), root / name) for name in names}
+
+
+@pytest.fixture(params=["llama", "gemma3", "mistral-window"])
+def directory(request: pytest.FixtureRequest, directories: dict[str, Path]) -> Path:
+    return directories[request.param]
+
+
+@pytest.fixture(params=[Q8, K8V4, Q4], ids=lambda kv: kv.name)
+def kv(request: pytest.FixtureRequest) -> KVFormat:
+    found: KVFormat = request.param
+    return found
+
+
+@pytest.fixture
+def decoder(directory: Path, kv: KVFormat) -> Decoder:
+    return load_decoder(directory, native, kv=kv)
+
+
+def answered(network: Any, cache: Any, prompt: Sequence[int] = PROMPT, chunk: int = 64) -> mx.array:
+    feed(network, cache, prompt, chunk)
+    return say(network, cache, ANSWER)
+
+
+def test_alone_in_other_chunks_and_behind_a_shared_prefix(decoder: Decoder) -> None:
+    expected = answered(decoder, decoder.make_cache(LIMIT))
+    network = WithPool(decoder)
+    first = network.make_cache(LIMIT)
+    assert mx.array_equal(answered(network, first, chunk=100), expected)
+    first.publish(SAID, end=True)
+
+    second = network.pool.make_cache(LIMIT)
+    assert second.resume(SAID) == len(PROMPT)
+    assert mx.array_equal(say(network, second, ANSWER), expected)
+    second.trim(len(PROMPT) - BLOCK)  # into a block of the first's: a copy
+    feed(network, second, PROMPT[-BLOCK:])
+    assert mx.array_equal(say(network, second, ANSWER), expected)
+
+    first.close()
+    third = network.pool.make_cache(LIMIT)
+    assert third.resume(SAID[:-1], answers=True) == len(SAID) - 1
+    assert mx.array_equal(say(network, third, ANSWER[-1:]), expected[-1:])
+
+
+def test_rows_of_several_sequences_in_one_pass(decoder: Decoder) -> None:
+    pool = KVPool(decoder.kv_shape, decoder.ops, 32 * BLOCK)
+    parts: list[tuple[int, list[int], Any]] = [
+        (200, [3], "decode"),
+        (130, SAID[130:190], "prefill"),
+        (7, [1, 2], "decode"),
+    ]
+
+    def filled() -> list[PagedCache]:
+        caches = []
+        for length, _, _ in parts:
+            caches.append(pool.make_cache(LIMIT))
+            feed(decoder, caches[-1], PROMPT[:length])
+        return caches
+
+    alone = []
+    for cache, (_, tokens, phase) in zip(filled(), parts, strict=True):
+        cache.reserve(len(tokens), phase)
+        alone.append(decoder.layers(decoder.embed(mx.array([tokens])), cache))
+        mx.eval(alone)
+    joined = decoder.join(filled(), [(len(tokens), phase) for _, tokens, phase in parts])
+    joined.reserve(0)
+    x = decoder.embed(mx.array([[token for _, tokens, _ in parts for token in tokens]]))
+    assert mx.array_equal(decoder.layers(x, joined), mx.concatenate(alone, axis=1))
+
+
+def test_it_comes_back_from_disk(decoder: Decoder, tmp_path: Path) -> None:
+    first, second = (KVPool(decoder.kv_shape, decoder.ops, LIMIT, b"key") for _ in range(2))
+    store = DiskStore(tmp_path, 1 << 30)
+    cache = first.make_cache(LIMIT)
+    answered(decoder, cache)
+    cache.publish(SAID, end=True)
+    assert keep(first, SAID, store) == bring_back(second, SAID, store) == 4
+    back = second.make_cache(LIMIT)
+    assert back.resume(SAID, answers=True) == len(SAID)
+    assert mx.array_equal(say(decoder, back, [7, 8]), say(decoder, cache, [7, 8]))
+
+
+def test_it_says_about_what_half_precision_says(directory: Path, kv: KVFormat) -> None:
+    plain, packed = (load_decoder(directory, native, kv=form) for form in (FLOAT16, kv))
+    theirs, ours = (answered(network, network.make_cache(LIMIT)) for network in (plain, packed))
+    assert 0 < mx.abs(ours - theirs).mean() < DISTANCE[kv] * mx.abs(theirs).mean()
+
+
+def test_the_account_is_what_the_arrays_take(decoder: Decoder) -> None:
+    pool = KVPool(decoder.kv_shape, decoder.ops, LIMIT)
+    pool.make_cache(LIMIT).reserve(LIMIT)
+    held = {id(group): sum(slab.nbytes for slab in group.slabs) for group in pool.slabs.store.groups}
+    entries = {id(group): group.blocks * BLOCK * len(group.layers) for group in pool.slabs.store.groups}
+    rows = {nbytes / entries[group] for group, nbytes in held.items()}
+    assert rows == {decoder.kv_shape.row_bytes}
+    assert decoder.cost.kv_bytes_per_token == decoder.kv_shape.layers * decoder.kv_shape.row_bytes
