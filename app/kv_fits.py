@@ -43,4 +43,18 @@ def fits_text(fits: Mapping[str, int] | None, most: int | None) -> str:
         return "nothing"
     if fits[FLOAT16.name] == most:
         return f"all {most:,}"
-    return " · ".join(f"{name} {'all' if tokens == most else f'{tokens:,}'}" for name, tokens in fits.items())
+    return " · ".join(f"{name} {'all' if tokens == most else f'{tokens:,}'}" for name, tokens in _telling(fits, most))
+
+
+def fits_short(fits: Mapping[str, int] | None, most: int | None) -> str:
+    """For a column headed by the names: `134k/252k/all`, `all`, `-` where nothing fits or it is not known."""
+    if not fits or not any(fits.values()):
+        return "-"
+    counts = [tokens for _, tokens in _telling(fits, most)]
+    return "/".join("all" if n == most else f"{n >> 10}k" if n >= 1024 else str(n) for n in counts)
+
+
+def _telling(fits: Mapping[str, int], most: int | None) -> list[tuple[str, int]]:
+    """Up to the first format in which everything fits: then it does in those that take less, too."""
+    last = next((number for number, tokens in enumerate(fits.values(), 1) if tokens == most), len(fits))
+    return list(fits.items())[:last]

@@ -14,7 +14,7 @@ from headrace.app.cli.completion import installed_names, model_names
 from headrace.app.cli.confirm import confirm
 from headrace.app.cli.json_output import print_json
 from headrace.app.cli.models_verify import verify
-from headrace.app.kv_fits import fits_text, usable_memory
+from headrace.app.kv_fits import fits_short, fits_text, usable_memory
 from headrace.app.models_report import MEMORY_CONTEXT, Document, catalog_document, checkpoint_document, overview
 from headrace.app.progress import drawn_progress
 from headrace.app.tables import Column, print_lines, table_lines
@@ -56,7 +56,7 @@ def list_models(as_json: bool) -> None:
             click.echo(_clean(f"{row['name']}: {problem}"))
     click.echo(f"\nMEMORY: weights and KV cache for {_tokens(MEMORY_CONTEXT)} tokens, and the program itself.")
     if any(row["context_fits"] for row in rows):
-        click.echo("FITS NOW: tokens of context in the memory that is free, by how K/V are stored (--kv).")
+        click.echo("FITS: tokens of context in the memory that is free now, by how K/V are stored (--kv).")
 
 
 def _columns(rows: list[Document]) -> list[Column]:
@@ -68,11 +68,16 @@ def _columns(rows: list[Document]) -> list[Column]:
         column("SIZE", 1, _size, right=True),
         column("MEMORY", 0, lambda row: _or_dash(row["memory_bytes"], format_bytes), right=True),
         column("CONTEXT", 3, lambda row: _or_dash(row["context"], _tokens), right=True),
-        column("FITS NOW", 6, lambda row: fits_text(row["context_fits"], row["context"]) or "-"),
+        column(f"FITS {'/'.join(_formats(rows))}", 5, lambda row: fits_short(row["context_fits"], row["context"])),
         column("FORMAT", 4, lambda row: _or_dash(row["quantization"], str)),
-        column("LICENCE", 5, lambda row: _or_dash(row["licence"], str)),
+        column("LICENCE", 6, lambda row: _or_dash(row["licence"], str)),
         column("", 2, lambda row: "broken" if row.get("problem") else "installed" if row["installed"] else ""),
     ]
+
+
+def _formats(rows: list[Document]) -> list[str]:
+    """The names of those that any row has, in their order."""
+    return max((list(row["context_fits"] or ()) for row in rows), key=len, default=[])
 
 
 def _size(row: Document) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.app.kv_fits import fits_text, kv_fits
+from headrace.app.kv_fits import fits_short, fits_text, kv_fits
 from headrace.app.kv_option import KV_NAMES, PACKED, kv_choice
 from headrace.models.cost.costs import WORKING_MEMORY
 from headrace.models.cost.shape_sources import shape_of_entry
@@ -45,6 +45,15 @@ def test_in_words() -> None:
     assert fits_text({"f16": 0, "q8": 0}, 8192) == "nothing"
     assert fits_text({"f16": 8192, "q8": 8192}, 8192) == "all 8,192"
     assert fits_text({"f16": 4100, "q8": 7700, "q4": 8192}, 8192) == "f16 4,100 · q8 7,700 · q4 all"
+    assert fits_text({"f16": 4100, "q8": 8192, "q4": 8192}, 8192) == "f16 4,100 · q8 all"
+
+
+def test_in_a_column() -> None:
+    assert fits_short(None, 8192) == fits_short({"f16": 0, "q8": 0}, 8192) == "-"
+    assert fits_short({"f16": 8192, "q8": 8192}, 8192) == "all"
+    assert fits_short({"f16": 900, "q8": 7700, "k8v4": 8192, "q4": 8192}, 8192) == "900/7k/all"
+    assert fits_short({"f16": 4100, "q8": 7700}, 8192) == "4k/7k"
+    assert fits_short({"f16": 4100}, 8192) == "4k"
 
 
 def test_every_name_is_understood() -> None:
