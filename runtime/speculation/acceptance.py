@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 LONGEST = 24  # matches from here on are alike
 _MEMORY = 32.0  # guesses after which older ones count half
-_TRUST = 3.0  # guesses that the prior is worth
+_TRUST = 4.0  # guesses that the prior is worth
 
 
 def _prior(length: int) -> float:
     """Text that has repeated so many tokens goes on repeating, this often."""
-    return 1 - 1.6 / (length + 1.2)
+    return 1 - 2.5 / (length + 2)
 
 
 _PRIORS = [max(0.15, _prior(length)) for length in range(LONGEST + 1)]
