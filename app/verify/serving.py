@@ -54,11 +54,11 @@ class Serving:
         return Engine(self.network, context_limit=self.limit).caches.pool is not None
 
     def one_by_one(self) -> Served:
-        """Each with an engine that serves nobody else."""
+        """Each with an engine that serves nobody else, and without guesses: all others may guess."""
         traces = []
         for request in self.requests:
             engine = Engine(self.network, context_limit=self.limit)
-            traces += self._drive(engine, [engine.submit(request)])
+            traces += self._drive(engine, [engine.submit(replace(request, speculate="off"))])
         return traces, ""
 
     def generated(self) -> Served:

@@ -10,7 +10,11 @@ from headrace.runtime.ops import native
 from tests.tiny_chat import write_chat_model
 
 HERE = Path(__file__).parent
-COVERED = {"graph_counts", "kernels", "make_model", "step_parts", "telemetry_overhead", "text_flow", "turns", "ui_tax"}
+COVERED = {"graph_counts", "kernels", "make_model", "speculation_draws", "step_parts", "telemetry_overhead"} | {
+    "text_flow",
+    "turns",
+    "ui_tax",
+}
 NOT_SCRIPTS = {"shapes", "__init__"}
 
 
@@ -45,6 +49,11 @@ def test_step_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pyt
     parts = capsys.readouterr().out
     assert parts.count("between regions") == 2
     assert "depth 40" in parts
+
+
+def test_speculation_draws(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run("speculation_draws", monkeypatch, "200")
+    assert "a biased rule" in capsys.readouterr().out
 
 
 def test_make_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def passes(found: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], floa
         observed.append(total - sum(observed))
         wanted.append(rest)
     g = 2 * sum(o * math.log(o / w) for o, w in zip(observed, wanted, strict=True) if o)
-    free = len(wanted) - 1
+    free = max(1, len(wanted) - 1)
     return g < free * (1 - 2 / (9 * free) + 3.72 * math.sqrt(2 / (9 * free))) ** 3
 
 
