@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import textual.app
+import textual.pilot
 from textual.pilot import Pilot
 
 from headrace.app.sessions.store import SessionStore
@@ -80,9 +82,23 @@ class Driver:
         return "\n".join(lines[:height])
 
 
+async def handled(*_limits: float) -> None:
+    """Wait until everything has been handled that is to be. In the place of textual's, which waits for an idle process:
+    for a second after every key, wherever the app polls as often as here.
+    """
+    await asyncio.sleep(0.02)  # a frame: what waits for one is next
+    ready = asyncio.get_running_loop()._ready  # type: ignore[attr-defined]
+    for _ in range(10_000):
+        await asyncio.sleep(0)
+        if not ready:
+            return
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home of its own, and fast polling."""
+    monkeypatch.setattr(textual.app, "wait_for_idle", handled)
+    monkeypatch.setattr(textual.pilot, "wait_for_idle", handled)
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.delenv("COLORFGBG", raising=False)
