@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from functools import cache
-from statistics import NormalDist, fmean, median, stdev
+from statistics import NormalDist, fmean, median
 from typing import TypeVar
 
 from headrace.runtime.telemetry import quantile
@@ -35,7 +35,10 @@ CONFIDENCE = 0.95
 
 def sd(values: Sequence[float]) -> float:
     """Sample standard deviation; 0 for fewer than two values."""
-    return stdev(values) if len(values) > 1 else 0.0
+    if len(values) < 2:
+        return 0.0
+    mean = fmean(values)  # in floats: a run asks hundreds of times, and the statistics module's is in fractions
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
 def bootstrap(

@@ -61,6 +61,7 @@ class Session:
         self._memory = memory
         self._clock = clock
         self._took: dict[Key, float] = {}
+        self._logs: dict[Key, list[float]] = {}  # of the typical speeds
         self._round = 0
         self._failed: list[Backend] = []
         self.notes: list[str] = []
@@ -108,6 +109,7 @@ class Session:
         around = None if before is None or after is None else (before + after) / 2
         self._took[_key(backend, test)] = self._clock() - started
         self.repetitions[_key(backend, test)].append(Repetition(sample, started - began, around))
+        self._logs.setdefault(_key(backend, test), []).append(math.log(typical_speed(test, sample)))
 
     def _finished(self, elapsed: float) -> bool:
         if self._rounds is not None:
@@ -116,14 +118,8 @@ class Session:
             return False
         return self._round >= MAX_ROUNDS or elapsed > MAX_SECONDS or self._worst_precision() <= PRECISION
 
-    def _active(self) -> list[tuple[Key, list[Repetition]]]:
-        return [(key, self.repetitions[key]) for key in (_key(*pair) for pair in self._pairs)]
-
     def _worst_precision(self) -> float:
-        return max(
-            precision([math.log(typical_speed(test, repetition.sample)) for repetition in kept])
-            for (_, _, test), kept in self._active()
-        )
+        return max(precision(self._logs.get(_key(*pair), [])) for pair in self._pairs)
 
     def _total(self) -> int:
         """Measurements in the whole run, warm-ups included."""
@@ -133,7 +129,7 @@ class Session:
         """The fixed number, or how many it will take if the noise stays what it is: the error falls as 1 / sqrt(n)."""
         if self._rounds is not None:
             return self._rounds
-        counts = [len(kept) for _, kept in self._active()]
+        counts = [len(self.repetitions[_key(*pair)]) for pair in self._pairs]
         if min(counts) < MIN_ROUNDS:
             return max(MIN_ROUNDS, self._round)
         needed = math.ceil(min(counts) * (self._worst_precision() / PRECISION) ** 2)
