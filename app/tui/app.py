@@ -279,6 +279,10 @@ class HeadraceApp(PolledApp):
             shown = self.frozen or self.metrics
             self.push_screen(DecodeScreen(shown, self.status(), frozen=self.frozen is not None))
 
+    def action_help_quit(self) -> None:
+        """Ctrl+C where there is nothing to stop or to copy; textual would name a key that is not the one here."""
+        self.say("Esc goes back, Ctrl+Q leaves the program")
+
     def action_show_keys(self) -> None:
         from headrace.app.tui.screens.help_screen import HelpScreen
 

@@ -55,3 +55,18 @@ def test_enter_after_a_folder_sends_it_and_an_entry_that_was_gone_to_is_taken(pl
         assert it.prompt.text == "see @src/one.py "
 
     play(scenario)
+
+
+def test_a_short_message_covers_nothing_of_what_is_being_written(play, home: Path) -> None:
+    for number in range(3):
+        (home / f"a-file-with-a-long-name-{number}.txt").write_text("text")
+
+    async def scenario(it: Driver) -> None:
+        it.prompt.type(" ".join(f"@a-file-with-a-long-name-{number}.txt" for number in range(3)) + " these")
+        await it.until(lambda: "name-2.txt …" in plain(it))
+        before = plain(it).splitlines()[-9:]
+        it.app.say("a message that is long enough to need a second line of its own, if there is one", problem=True)
+        await it.until(lambda: "a message that is" in it.text())
+        assert plain(it).splitlines()[-9:] == before
+
+    play(scenario, size=(80, 24))

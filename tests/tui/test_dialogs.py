@@ -123,3 +123,13 @@ def test_what_cannot_be_stored_on_leaving_is_said_and_the_engine_ended(play) -> 
         assert it.app.engine.state == "stopped"
 
     play(scenario, engine)
+
+
+def test_ctrl_c_where_there_is_nothing_to_stop_says_how_to_leave_in_our_keys(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("f1", "ctrl+c")
+        assert isinstance(it.app.screen, ChatScreen)
+        await it.press("f2", "ctrl+c")
+        await it.until(lambda: "Esc goes back, Ctrl+Q leaves the program" in it.text())
+
+    play(scenario)

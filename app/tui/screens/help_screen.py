@@ -81,9 +81,9 @@ _KEYS = (
 
 
 class HelpScreen(ModalScreen[None]):
-    """Any of Esc, F1 and q closes it."""
+    """Any of Esc, F1, q and Ctrl+C closes it."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q", "dismiss", "Close", priority=True)]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q,ctrl+c", "dismiss", "Close", priority=True)]
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog -large", id="help") as box:
