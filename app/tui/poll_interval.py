@@ -52,9 +52,9 @@ class PollInterval:
             self._cost_s += 0.5 * (time.process_time() - self._began - self._cost_s)
             self._began = None
 
-    def wait_s(self, *, awaiting: bool, whole: bool = False) -> float:
-        """Seconds to sleep now. awaiting: a request was made and there is no text yet. whole: every look lays out."""
-        rest = min(AWAITING_S, SHORTEST_S) if awaiting else self.whole_s if whole else SHORTEST_S
+    def wait_s(self, *, awaiting: bool) -> float:
+        """Seconds to sleep now. awaiting: a request was made and there is no text yet."""
+        rest = min(AWAITING_S, SHORTEST_S) if awaiting else SHORTEST_S
         return max(0.0, self._look_at + rest - time.monotonic())
 
     @property

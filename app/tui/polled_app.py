@@ -68,6 +68,8 @@ class PolledApp(App[None]):
         self._drawn_version = -1
         self._drawn_phase: object = None
         self._drawn_load: object = None
+        self._drawn_sides: object = None  # what the answers side by side are doing
+        self._text_waits = False  # some of theirs is not on the screen yet
         self._watch = watch
         self._interval = PollInterval()
 
@@ -79,8 +81,7 @@ class PolledApp(App[None]):
             if isinstance(self.screen, FrugalScreen):
                 self.screen.draw()
             phase = (self.comparison or self.conversation).phase
-            awaiting, whole = phase in ("waiting", "prefill"), self.comparison is not None and phase != "idle"
-            await asyncio.sleep(self._interval.wait_s(awaiting=awaiting, whole=whole))
+            await asyncio.sleep(self._interval.wait_s(awaiting=phase in ("waiting", "prefill")))
 
     def post_display_hook(self) -> None:
         self._interval.drawn()
@@ -122,11 +123,35 @@ class PolledApp(App[None]):
         self._note(events)
         if self._watch is not None and (load := self._watch.look(time.monotonic())) is not None:
             self.metrics.looked(load)
-        if self._compare_screen is not None:
-            self._compare_screen.sync(heard)
-        if (now := time.perf_counter()) >= self._metrics_due and isinstance(self.screen, DecodeScreen):
+        doing = (comparison, *(side.phase for side in comparison.sides))
+        changed, self._drawn_sides = doing != self._drawn_sides, doing
+        figures = (now := time.perf_counter()) >= self._metrics_due or changed
+        if (screen := self._compare_screen) is not None:
+            screen.hear(heard)
+            if figures or not all(isinstance(one, Delta) for one in events):
+                self._draw_sides(screen)
+            elif events or self._text_waits:
+                self._draw_text_of_sides(screen)
+        if figures:
             self._metrics_due = now + self._interval.metrics_s
-            self.draw_metrics()
+            self._interval.with_figures()
+            if isinstance(self.screen, DecodeScreen):
+                self.draw_metrics()
+
+    def _draw_text_of_sides(self, screen: "CompareScreen | AgainScreen") -> None:
+        """No more than text came: add it to the lines that grow, or let it wait until text may be laid out anew."""
+        if screen.type_on():
+            self._text_waits = False
+            self._interval.quick()
+        elif self._interval.whole_due:
+            self._draw_sides(screen)
+        else:
+            self._text_waits = True
+
+    def _draw_sides(self, screen: "CompareScreen | AgainScreen") -> None:
+        self._text_waits = False
+        self._interval.whole()
+        screen.sync()
 
     def _meet_several(self, comparison: "SideBySide") -> None:
         """The metrics are of these from now on, if they grow at the same time."""

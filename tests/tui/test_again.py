@@ -74,6 +74,25 @@ def test_escape_stops_all_then_leaves_with_the_answer_from_before(play) -> None:
     play(scenario, scripted(*TEXTS[:2], hold=2))
 
 
+def test_the_chosen_one_scrolls(play) -> None:
+    long = "".join(f"line {n}\n\n" for n in range(40))
+
+    async def scenario(it: Driver) -> None:
+        screen = await again(it, 2)
+        await over(it, screen)
+        a, b = (pane.transcript for pane in screen.panes)
+        await it.until(lambda: a.top > 0 and b.top > 0)
+        ends = a.top, b.top
+        await it.press("up", "up")
+        assert (a.top, b.top) == (ends[0] - 2, ends[1])
+        await it.press("ctrl+home")
+        assert (a.top, b.top) == (0, ends[1])
+        await it.press("ctrl+end", "pageup", "down")
+        assert 0 < a.top < ends[0]
+
+    play(scenario, scripted(long, long))
+
+
 def test_ctrl_c_stops_all(play) -> None:
     async def scenario(it: Driver) -> None:
         screen = await again(it, 2)

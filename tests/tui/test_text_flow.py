@@ -18,6 +18,7 @@ from textual.geometry import Region
 from headrace.app.sessions.records import Message
 from headrace.app.tui import poll_interval, polled_app
 from headrace.app.tui.decode.section import Lines
+from headrace.app.tui.input.prompt import Prompt
 from headrace.app.tui.textual_overrides import frugal_screen
 from headrace.app.tui.transcript.entry import Entry, Look, Standing
 from headrace.app.tui.transcript.transcript import Transcript
@@ -38,21 +39,38 @@ class Clock:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("spare", [0, 2])
+def answered(driver: Driver) -> bool:
+    """Whether nothing more comes of what is watched."""
+    beside = driver.app.comparison
+    return (beside.sides[0] if beside is not None else driver.app.conversation).phase == "idle"
+
+
+@pytest.mark.parametrize(("spare", "command"), [(0, ""), (2, ""), (0, "/again 2")])
 def test_text_comes_ten_times_a_second_and_figures_at_most_twice(
-    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch, spare: int
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch, spare: int, command: str
 ) -> None:
     engine = ScriptedEngine(card_to_load=replace(CARD, spare_cpus=spare, context_limit=4096))
-    engine.script(Script(pieces=WORDS, hold=395))
+    if command:
+        engine.script(Script(("the first",)))
+    engine.script(*(Script(pieces=WORDS, hold=395) for _ in range(2)))
     clock, texts, figures = Clock(), list[float](), list[float]()
 
     async def scenario(driver: Driver) -> None:
         await driver.write("go")
+        if command:
+            await driver.idle()
+            await driver.write(command)
+            await driver.until(lambda: driver.app.comparison is not None)
+        if command.startswith("/compare"):
+            await driver.until(lambda: driver.app.screen.query(Prompt))
+            await driver.press(*"go", "enter")
         await driver.until(lambda: "word3" in driver.text())
+        watched = driver.app.screen.query(Transcript).first()
         real = Transcript.render_lines, Lines.render_lines
 
         def text_drawn(self: Transcript, crop: Region) -> object:
-            texts.append(clock.now)
+            if self is watched:
+                texts.append(clock.now)
             return real[0](self, crop)
 
         def figure_drawn(self: Lines, crop: Region) -> object:
@@ -74,7 +92,7 @@ def test_text_comes_ten_times_a_second_and_figures_at_most_twice(
         monkeypatch.setattr(Lines, "render_lines", figure_drawn)
         monkeypatch.setattr(polled_app, "asyncio", SimpleNamespace(sleep=clock.sleep))
         engine.release()
-        await driver.until(lambda: len(texts) > 70 or driver.app.conversation.phase == "idle")
+        await driver.until(lambda: len(texts) > 70 or answered(driver))
 
     play(scenario, engine)
     gaps = [late - early for early, late in pairwise(texts[20:])]  # what the looks before cost is forgotten

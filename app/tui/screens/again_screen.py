@@ -19,7 +19,8 @@ from headrace.app.tui.chat_app import ChatApp
 from headrace.app.tui.key_bar import KeyBar
 from headrace.app.tui.screens.compare_pane import ComparePane
 from headrace.app.tui.screens.notices import Notice
-from headrace.app.tui.textual_overrides.frugal_screen import FrugalScreen
+from headrace.app.tui.screens.scrolling import ScrollingScreen
+from headrace.app.tui.transcript.transcript import Transcript
 from headrace.runtime.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class CandidatePane(ComparePane):
         return f"{self.side.name}" + (f" · seed {seed}" if seed is not None else "")
 
 
-class AgainScreen(FrugalScreen):
+class AgainScreen(ScrollingScreen):
     """Candidates; the app polls them."""
 
     AUTO_FOCUS = ""
@@ -55,11 +56,6 @@ class AgainScreen(FrugalScreen):
         Binding("ctrl+t", "think", "Thinking", show=False),
         Binding("up", "scroll(-1)", show=False, priority=True),
         Binding("down", "scroll(1)", show=False, priority=True),
-        Binding("pageup", "page(-1)", "Page up", show=False, priority=True),
-        Binding("pagedown", "page(1)", "Page down", show=False, priority=True),
-        Binding("ctrl+home", "head", "Top", show=False, priority=True),
-        Binding("ctrl+end", "tail", "End", show=False, priority=True),
-        Binding("ctrl+l", "redraw", "Draw anew", show=False, priority=True),
     ]
 
     def __init__(self, headrace: ChatApp, candidates: "Candidates") -> None:
@@ -83,16 +79,24 @@ class AgainScreen(FrugalScreen):
         for pane in self.panes:
             pane.transcript.show_thinking = self.headrace.settings.chat.show_thinking
             pane.transcript.can_focus = False
-        self.call_after_refresh(self.sync, [])
+        self.call_after_refresh(self.sync)
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
-    def sync(self, heard: "Sequence[Heard]") -> None:
-        """Draw what changed."""
+    def hear(self, heard: "Sequence[Heard]") -> None:
+        """Take in what the engine said; draws nothing."""
         for side, event in heard:
             for pane in self.panes:
                 if pane.side is side:
                     pane.hear(event)
+
+    def type_on(self) -> bool:
+        """Show what was added to the answers, where only their last lines are other ones."""
+        late = [pane for pane in self.panes if not pane.type_on()]
+        return not late
+
+    def sync(self) -> None:
+        """Draw what changed."""
         if not self.is_mounted or not self.query("#notice"):
             return
         for pane in self.panes:
@@ -142,7 +146,7 @@ class AgainScreen(FrugalScreen):
         for pane in self.panes:
             pane.display = pane in shown
             pane.set_class(pane is self.chosen, "-chosen")
-        self.call_after_refresh(self.sync, [])
+        self.call_after_refresh(self.sync)
 
     # -- keys ------------------------------------------------------------------------------------------------------
 
@@ -156,7 +160,7 @@ class AgainScreen(FrugalScreen):
     def action_stop(self) -> None:
         """Stop all answers."""
         self.candidates.stop()
-        self.sync([])
+        self.sync()
 
     def action_interrupt(self) -> None:
         """Ctrl+C: copy a selection, else stop the answers, else say how to leave."""
@@ -203,17 +207,8 @@ class AgainScreen(FrugalScreen):
             pane.transcript.show_thinking = not pane.transcript.show_thinking
 
     def action_scroll(self, by: int) -> None:
-        self.chosen.transcript.scroll_relative(y=by, animate=False)
+        self.chosen.transcript.scroll_lines(by)
 
-    def action_page(self, by: int) -> None:
-        self.chosen.transcript.scroll_pages(by)
-
-    def action_head(self) -> None:
-        self.chosen.transcript.to_start()
-
-    def action_tail(self) -> None:
-        self.chosen.transcript.to_end()
-
-    def action_redraw(self) -> None:
-        """Ctrl+L: after something else wrote on the terminal."""
-        self.app.refresh(repaint=True, layout=True)
+    @property
+    def scrolled(self) -> Sequence[Transcript]:
+        return (self.chosen.transcript,)

@@ -1,6 +1,7 @@
 """What the keys of the chat do, wherever they are not a widget's own. What slash commands do is in `chat_actions`."""
 
 import time
+from collections.abc import Sequence
 from typing import ClassVar
 
 from textual import events
@@ -12,14 +13,14 @@ from headrace.app.tui.chat_app import ChatApp
 from headrace.app.tui.input.find_bar import FindBar
 from headrace.app.tui.input.prompt import Prompt
 from headrace.app.tui.screens.chat_actions import ChatActions
-from headrace.app.tui.textual_overrides.frugal_screen import FrugalScreen
+from headrace.app.tui.screens.scrolling import ScrollingScreen
 from headrace.app.tui.transcript.transcript import Transcript
 from headrace.runtime.errors import HeadraceError
 
 _TWICE_S = 2.0  # within which a second Ctrl+C leaves
 
 
-class ChatKeys(FrugalScreen):
+class ChatKeys(ScrollingScreen):
     """A screen with an input and a transcript.
 
     editing: the message whose text is in the input to be changed.
@@ -46,12 +47,7 @@ class ChatKeys(FrugalScreen):
         Binding("ctrl+t", "do('think')", "Thinking", show=False),
         Binding("f12", "do('guesses')", "Guesses", key_display="F12", show=False),
         Binding("ctrl+up", "to_transcript", "Messages", show=False),
-        Binding("pageup", "page(-1)", "Page up", show=False, priority=True),
-        Binding("pagedown", "page(1)", "Page down", show=False, priority=True),
-        Binding("ctrl+home", "head", "Top", show=False, priority=True),
-        Binding("ctrl+end", "tail", "End", show=False, priority=True),
         Binding("ctrl+f", "do('find')", "Find", show=False, priority=True),
-        Binding("ctrl+l", "redraw", "Draw anew", show=False, priority=True),
     ]
 
     def __init__(self, headrace: ChatApp) -> None:
@@ -129,18 +125,9 @@ class ChatKeys(FrugalScreen):
         self.transcript.focus()
         self.transcript.action_select(-1)
 
-    def action_page(self, by: int) -> None:
-        self.transcript.scroll_pages(by)
-
-    def action_head(self) -> None:
-        self.transcript.to_start()
-
-    def action_tail(self) -> None:
-        self.transcript.to_end()
-
-    def action_redraw(self) -> None:
-        """Ctrl+L: after something else wrote on the terminal."""
-        self.app.refresh(repaint=True, layout=True)
+    @property
+    def scrolled(self) -> Sequence[Transcript]:
+        return (self.transcript,)
 
     def on_key(self, event: events.Key) -> None:
         """A letter that is no command where the keys are is meant for the input."""

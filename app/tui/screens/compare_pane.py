@@ -110,6 +110,7 @@ class ComparePane(Vertical):
         self._first = first
         self._card: object = None
         self._titled = ""
+        self._shown: Message | None = None  # the last message, as far as it is on the screen
 
     def compose(self) -> ComposeResult:
         yield FigureLines(self.metrics)
@@ -137,11 +138,22 @@ class ComparePane(Vertical):
         self._meet()
         feed(self.metrics, [event])
 
+    def type_on(self) -> bool:
+        """Whether all that was added to the answer shows, without laying out more than its last line."""
+        said = self.side.messages[-1] if self.side.messages else None
+        if said is self._shown or not self.display or not self.transcript.display:
+            return True
+        if said is None or not self.transcript.type_on(said):
+            return False
+        self._shown = said
+        return True
+
     def sync(self, other: "ComparePane | None" = None) -> None:
         """Draw what changed. other: the pane to be compared with, where there is one."""
         self._meet()
         side = self.side
         messages = list(side.messages[self._first :])
+        self._shown = side.messages[-1] if side.messages else None
         growing = side.turn is not None
         if (side.phase != "idle" or growing) and (not messages or messages[-1].role == "user"):
             messages.append(Message(_PENDING, "", None, "assistant", "", 0.0, partial=True))

@@ -23,7 +23,8 @@ from headrace.app.tui.key_bar import KeyBar
 from headrace.app.tui.screens.compare_pane import ComparePane
 from headrace.app.tui.screens.dialogs import Choose
 from headrace.app.tui.screens.notices import Notice
-from headrace.app.tui.textual_overrides.frugal_screen import FrugalScreen
+from headrace.app.tui.screens.scrolling import ScrollingScreen
+from headrace.app.tui.transcript.transcript import Transcript
 from headrace.runtime.errors import HeadraceError, UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class FileMenu(CompletionMenu):
         super().offer("" if before_cursor.startswith("/") and " " not in before_cursor else before_cursor)
 
 
-class CompareScreen(FrugalScreen):
+class CompareScreen(ScrollingScreen):
     """A comparison; the app polls it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -52,11 +53,6 @@ class CompareScreen(FrugalScreen):
         Binding("f1", "app.show_keys", "Help", key_display="F1"),
         Binding("f3", "turn_over", "Other side", key_display="F3"),
         Binding("ctrl+t", "think", "Thinking", show=False),
-        Binding("pageup", "page(-1)", "Page up", show=False, priority=True),
-        Binding("pagedown", "page(1)", "Page down", show=False, priority=True),
-        Binding("ctrl+home", "head", "Top", show=False, priority=True),
-        Binding("ctrl+end", "tail", "End", show=False, priority=True),
-        Binding("ctrl+l", "redraw", "Draw anew", show=False, priority=True),
     ]
 
     def __init__(self, headrace: ChatApp, comparison: "Comparison") -> None:
@@ -90,7 +86,7 @@ class CompareScreen(FrugalScreen):
         self.prompt.placeholder = "a question: A answers, then B"
         for pane in self.panes:
             pane.transcript.show_thinking = self.headrace.settings.chat.show_thinking
-        self.call_after_refresh(self.sync, [])
+        self.call_after_refresh(self.sync)
 
     @property
     def prompt(self) -> Prompt:
@@ -98,13 +94,21 @@ class CompareScreen(FrugalScreen):
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
-    def sync(self, heard: "Sequence[Heard]") -> None:
-        """Draw what changed."""
+    def hear(self, heard: "Sequence[Heard]") -> None:
+        """Take in what the engines said; draws nothing."""
         for side, event in heard:
             for pane in self.panes:
                 if pane.side is side:
                     pane.hear(event)
                     self._in_front = self._in_front if self._chosen else pane
+
+    def type_on(self) -> bool:
+        """Show what was added to the answer, where only its last line is another one."""
+        late = [pane for pane in self.panes if not pane.type_on()]
+        return not late
+
+    def sync(self) -> None:
+        """Draw what changed."""
         if not self.is_mounted or not self.query(Notice):
             return
         a, b = self.panes
@@ -157,7 +161,7 @@ class CompareScreen(FrugalScreen):
         beside = event.size.width >= SIDE_BY_SIDE
         self.set_class(not beside, "-above")
         self._one = not beside and event.size.height < _BOTH
-        self.call_after_refresh(self.sync, [])
+        self.call_after_refresh(self.sync)
         self.refresh_bindings()
 
     # -- keys ------------------------------------------------------------------------------------------------------
@@ -184,27 +188,15 @@ class CompareScreen(FrugalScreen):
     def action_turn_over(self) -> None:
         """Show what the other side says."""
         self._chosen, self._in_front = True, self.panes[self._in_front is self.panes[0]]
-        self._show_in_front()
+        self.sync()
 
     def action_think(self) -> None:
         for pane in self.panes:
             pane.transcript.show_thinking = not pane.transcript.show_thinking
 
-    def action_page(self, by: int) -> None:
-        for pane in self.panes:
-            pane.transcript.scroll_pages(by)
-
-    def action_head(self) -> None:
-        for pane in self.panes:
-            pane.transcript.to_start()
-
-    def action_tail(self) -> None:
-        for pane in self.panes:
-            pane.transcript.to_end()
-
-    def action_redraw(self) -> None:
-        """Ctrl+L: after something else wrote on the terminal."""
-        self.app.refresh(repaint=True, layout=True)
+    @property
+    def scrolled(self) -> Sequence[Transcript]:
+        return [pane.transcript for pane in self.panes]
 
     def action_do(self, name: str) -> None:  # noqa: ARG002
         """A key of the chat's input."""
@@ -274,6 +266,6 @@ class CompareScreen(FrugalScreen):
 
     def _to_end(self) -> None:
         self._chosen = False
-        self.sync([])
+        self.sync()
         for pane in self.panes:
             pane.transcript.to_end()
