@@ -60,6 +60,7 @@ def checkpoint_document(model: ResolvedModel, usable: int | None = None) -> Docu
         context_length,
         many_sequences,
         network_kind,
+        takes_guesses,
     )  # brings mlx, which only this question needs
 
     checkpoint = open_checkpoint(model.path)
@@ -76,6 +77,7 @@ def checkpoint_document(model: ResolvedModel, usable: int | None = None) -> Docu
         "architecture": checkpoint.config.get("model_type"),
         "decoder": network_kind(checkpoint),
         "sequences": many_sequences(checkpoint),
+        "speculates": takes_guesses(checkpoint),
         "context": context,
         "quantization": quantization_document(checkpoint),
         "stored_format": checkpoint.foreign.describe() if checkpoint.foreign is not None else None,

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from headrace.app.settings import SPECULATE
 from headrace.runtime.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -23,6 +24,12 @@ _OPTIONS = (
     click.option("--frequency-penalty", type=float, help="Subtracted per occurrence from tokens already generated."),
     click.option("--logit-bias", multiple=True, metavar="ID=VALUE", help="Added to one token's logit. Repeatable."),
     click.option("--seed", type=int, help="Same seed, same machine, same tokens."),
+    click.option(
+        "--speculate",
+        type=click.Choice(SPECULATE),
+        metavar="off|ngram",
+        help="Guess tokens ahead; answers stay the same [ngram].",
+    ),
 )
 DEFAULT_MAX_TOKENS = 2048
 """Of an answer outside the chat."""

@@ -18,6 +18,8 @@ from headrace.runtime.paths import config_dir
 from headrace.runtime.replace_file import replace_file
 
 _LARGEST_SEED = 2**64 - 1
+SPECULATE = ("off", "ngram")
+"""What guesses tokens ahead, without a draft model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class ChatSettings:
 
     model: str = _setting("", "Catalog name, hub id or path, as after -m. Empty: the default model.")
     system: str = _setting("", "System prompt of new conversations.")
+    draft: str = _setting("", "A smaller model of the same vocabulary that guesses tokens ahead. Empty: none.")
     context: int = _setting(0, "Context limit in tokens. 0: what the model was made for and memory allows.")
     kv: str = _setting("f16", "How K/V are stored, as --kv: f16, q8, k8v4, q4 or auto.", allowed=OneOf(KV_NAMES))
     read_ahead: bool = _setting(True, "Read what is typed into the KV cache in the pauses of typing.")
@@ -95,6 +98,12 @@ class SamplingSettings:
         None, "Same seed, same machine, same answer.", example=1, allowed=Range(0, _LARGEST_SEED)
     )
     max_tokens: int | None = _setting(None, "Longest answer, in tokens.", example=2048, allowed=Range(1))
+    speculate: str | None = _setting(
+        None,
+        "What guesses tokens ahead, off or ngram; answers stay the same.",
+        example="ngram",
+        allowed=OneOf(SPECULATE),
+    )
     thinking: bool | None = _setting(None, "Whether reasoning models that can be told think first.", example=False)
 
 

@@ -77,11 +77,17 @@ def many_sequences(checkpoint: Checkpoint) -> Literal["batched", "turns"]:
     return "batched" if config is not None and long_rope(config) is None else "turns"
 
 
-def takes_guesses(checkpoint: Checkpoint) -> bool | None:
-    """Whether guessed tokens can be verified: its caches can take back what was wrong. Headers only; None where only
-    the loaded network says so (`Network.rolls_back`)."""
+def takes_guesses(checkpoint: Checkpoint) -> bool:
+    """Whether guessed tokens can be verified: its caches can take back what was wrong. Reads no weights.
+
+    Raises what loading a model of mlx-lm's classes raises: those have to be made first.
+    """
     config = own_decoder(checkpoint)
-    return None if config is None else long_rope(config) is None
+    if config is None:
+        from headrace.models.network.mlx_lm import MlxLmNetwork
+
+        return MlxLmNetwork(checkpoint, device=mx.default_device().type).rolls_back
+    return long_rope(config) is None
 
 
 def context_length(checkpoint: Checkpoint) -> int:

@@ -10,6 +10,7 @@ from headrace.app.batch.line import Line
 from headrace.app.batch.options import sampling_params
 from headrace.app.batch.result import Answer
 from headrace.app.sampling_options import DEFAULT_MAX_TOKENS
+from headrace.app.speculation import speculation
 from headrace.models.load import LoadedModel
 from headrace.models.text.answer import AnswerText, Completed, TextChunk, ended_by
 from headrace.models.text.chat_prompt import ChatPrompt
@@ -19,10 +20,11 @@ from headrace.runtime.telemetry import StepRecord
 
 @dataclass(frozen=True)
 class Asking:
-    """Makes requests of lines, for one model."""
+    """Makes requests of lines, for one model. drafted: its engine has a draft model."""
 
     model: LoadedModel
     prompts: ChatPrompt
+    drafted: bool = False
 
     def request(self, line: Line) -> Request:
         """What the engine is asked. Raises UsageError, ContextLimitError and CheckpointError for this line alone."""
@@ -36,6 +38,7 @@ class Asking:
             max_tokens=options.get("max_tokens", DEFAULT_MAX_TOKENS),
             sampling=sampling_params(options, self.model.generation_defaults).with_seed(),
             stop_ids=tokenizer.eos_ids,
+            speculate=speculation(options.get("speculate"), draft=self.drafted),
         )
 
 

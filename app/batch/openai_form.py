@@ -2,9 +2,9 @@
 
     {"custom_id": "q1", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...], "max_tokens": 64}}
 
-What a body may say beyond the API's own names: top_k, min_p, repetition_penalty and thinking. What would change the
-answer and is not done here (tools, several choices, a response format) is refused by name. Source of the shapes: the
-API reference of OpenAI, sections Batch, Chat and Completions.
+What a body may say beyond the API's own names: top_k, min_p, repetition_penalty, speculate and thinking. What would
+change the answer and is not done here (tools, several choices, a response format) is refused by name. Source of the
+shapes: the API reference of OpenAI, sections Batch, Chat and Completions.
 """
 
 from collections.abc import Mapping

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headrace.app.sampling_options import sampling_settings
+from headrace.app.settings import SPECULATE
 from headrace.models.text.stop_strings import StopMatcher
 from headrace.runtime.errors import UsageError
 from headrace.runtime.sampling import SamplingParams
@@ -109,6 +110,12 @@ def _bias(key: str, value: Any) -> dict[int, float]:
     return {int(token): _number(key, added) for token, added in value.items()}
 
 
+def _speculate(key: str, value: Any) -> str:
+    if value not in SPECULATE:
+        raise UsageError(f"{key} must be {' or '.join(SPECULATE)}, not {shown(value)}")
+    return text(key, value)
+
+
 _KINDS: Mapping[str, Callable[[str, Any], Any]] = {
     "max_tokens": _count,
     "temperature": _number,
@@ -121,7 +128,8 @@ _KINDS: Mapping[str, Callable[[str, Any], Any]] = {
     "logit_bias": _bias,
     "seed": _whole,
     "stop": _texts,
+    "speculate": _speculate,
     "thinking": flag,
 }
 OPTIONS = frozenset(_KINDS)
-_NOT_SAMPLING = ("max_tokens", "stop", "thinking", "logit_bias")
+_NOT_SAMPLING = ("max_tokens", "speculate", "stop", "thinking", "logit_bias")

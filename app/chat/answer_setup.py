@@ -60,6 +60,7 @@ def answer_request(
         max_tokens=given.pop("max_tokens", None),
         stop=tuple(given.pop("stop", ())),
         thinking=given.pop("thinking", None),
+        speculate=given.pop("speculate", None),
         sampling=given,
         otherwise=CHAT_SAMPLING,
         continue_text=branch[-1].content if continuing else "",

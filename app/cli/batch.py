@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.app.cli.completion import model_names
+from headrace.app.cli.draft import chosen_draft, draft_option, load_draft
 from headrace.app.kv_option import kv_option
 from headrace.app.sampling_options import DEFAULT_MAX_TOKENS, sampling_options
 from headrace.runtime.errors import UsageError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from headrace.app.batch.summary import BatchReport
     from headrace.models.load import LoadedModel
     from headrace.models.registry.resolve import ResolvedModel
+    from headrace.runtime.network import Network
     from headrace.runtime.request import CancelFlag
 
 STDOUT = "-"
@@ -43,6 +45,7 @@ PARALLEL = 16
 @click.option("-s", "--system", metavar="TEXT", help="System message of lines that have none.")
 @click.option("-n", "--max-tokens", type=click.IntRange(1), help=f"At most this many tokens [{DEFAULT_MAX_TOKENS}].")
 @sampling_options
+@draft_option
 @click.option("--stop", multiple=True, metavar="TEXT", help="End answers before this text. Repeatable.")
 @click.option("--thinking/--no-thinking", default=None, help="Whether a reasoning model that can be told thinks first.")
 @click.option("--raw", is_flag=True, help="No chat template: continue prompts as they are.")
@@ -58,6 +61,7 @@ def batch(
     output: str | None,
     model: str | None,
     system: str | None,
+    draft: str | None,
     raw: bool,
     parallel: int,
     in_order: bool,
@@ -91,6 +95,7 @@ def batch(
     from headrace.runtime.request import CancelFlag
 
     settings = load_settings()
+    draft = chosen_draft(draft, settings.chat.draft, sampling)
     options = options_for_all(sampling, settings.sampling_given)
     raw_lines = read_lines(source)
     cancel = CancelFlag()
@@ -106,8 +111,9 @@ def batch(
         tally = Tally(total=len(lines), kept=len(lines) - len(left))
         if left:
             loaded = load_noted(resolved, context=context, kv=kv or settings.chat.kv, force=force)
+            guessing = load_draft(draft, loaded, quiet=quiet)
             stack.enter_context(first_interrupt_cancels(cancel))
-            _answer(resolved, loaded, left, file, tally, cancel, parallel, in_order=in_order, quiet=quiet)
+            _answer(resolved, loaded, guessing, left, file, tally, cancel, parallel, in_order=in_order, quiet=quiet)
     if not quiet or as_json:
         _summarise(_report(resolved, tally, parallel), as_json=as_json)
     return 130 if tally.left else 1 if tally.failed else 0
@@ -138,6 +144,7 @@ def _defaults(
 def _answer(
     resolved: "ResolvedModel",
     loaded: "LoadedModel",
+    draft: "Network[Any] | None",
     lines: "list[Line | BadLine]",
     file: "Output | None",
     tally: "Tally",
@@ -158,8 +165,8 @@ def _answer(
     from headrace.runtime.engine import Engine
 
     raise_damage(BackgroundCheck(resolved))
-    engine = Engine(loaded.network, context_limit=loaded.context_limit, most_running=parallel)
-    asking = Asking(loaded, ChatPrompt(loaded.tokenizer))
+    engine = Engine(loaded.network, context_limit=loaded.context_limit, most_running=parallel, draft=draft)
+    asking = Asking(loaded, ChatPrompt(loaded.tokenizer), drafted=draft is not None)
     progress = ProgressLine(quiet=quiet)
     numbers = [line.number for line in lines] if in_order else None
     output = ResultStream(sys.stdout, numbers, progress.before(sys.stdout)) if file is None else file

@@ -9,7 +9,9 @@ import sys
 import click
 
 from headrace.app.cli.completion import model_names
+from headrace.app.cli.draft import chosen_draft, draft_option
 from headrace.app.kv_option import kv_option
+from headrace.app.settings import SPECULATE
 from headrace.runtime.errors import UsageError
 
 
@@ -26,7 +28,11 @@ from headrace.runtime.errors import UsageError
     "--context", type=click.IntRange(1), help="Context limit in tokens. Default: what model and memory allow."
 )
 @kv_option
-def chat(model: str | None, resume: str | None, context: int | None, kv: str | None) -> int:
+@click.option("--speculate", type=click.Choice(SPECULATE), metavar="off|ngram", help="Guess tokens ahead [ngram].")
+@draft_option
+def chat(
+    model: str | None, resume: str | None, context: int | None, kv: str | None, speculate: str | None, draft: str | None
+) -> int:
     """Chat in the terminal, with the decode loop in view.
 
     F1 shows all keys and commands. New sessions begin with what the settings file says, which `headrace paths` finds
@@ -46,18 +52,22 @@ def chat(model: str | None, resume: str | None, context: int | None, kv: str | N
     from headrace.app.tui.decode.machine_watch import MachineWatch
 
     settings = load_settings()
+    draft = chosen_draft(draft, settings.chat.draft, {"speculate": speculate})
+    chosen = {} if speculate is None else {"speculate": speculate}
     with store_for_chat() as (store, unsaved):
         if resume is not None:
             session = store.find(resume)
             if model is not None:
                 session = store.set_model(session.id, model)
+            if chosen:
+                session = store.set_sampling(session.id, {**session.sampling, **chosen})
         else:
             session = store.create(
                 model=chosen_model(model, settings),
                 system=settings.chat.system,
-                sampling=settings.sampling_given,
+                sampling={**settings.sampling_given, **chosen},
             )
-        engines = [EngineClient()]
+        engines = [EngineClient(draft)]
 
         def second_engine() -> EngineClient:
             engines.append(EngineClient())

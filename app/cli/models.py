@@ -31,6 +31,7 @@ _SEQUENCES = {
     "batched": "several at once share a pass (`batch`, `run --samples`)",
     "turns": "several at once take turns, a pass each",
 }
+_SPECULATES = {True: "can guess tokens ahead", False: "off: what was guessed wrong cannot be taken back"}
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
@@ -204,6 +205,7 @@ def _rows(document: Document) -> list[tuple[str, str]]:
             ("Directory", document["path"]),
             ("Architecture", f"{document['architecture']}, run by {decoder}"),
             ("Sequences", _SEQUENCES[document["sequences"]]),
+            ("Speculation", _SPECULATES[document["speculates"]]),
             ("On disk", format_bytes(document["disk_bytes"])),
         ]
     rows.append(("Context", f"{_tokens(document['context'])} tokens"))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.app.cli.completion import model_names
+from headrace.app.cli.draft import chosen_draft, draft_option, load_draft
 from headrace.app.kv_option import kv_option
 from headrace.app.sampling_options import DEFAULT_MAX_TOKENS, sampling_options, sampling_settings
 from headrace.app.terminal import may_style
@@ -44,6 +45,7 @@ _LAST = "last"
 @click.option("--save/--no-save", default=None, help="Keep this conversation, or do not. Default: the settings'.")
 @click.option("-n", "--max-tokens", type=click.IntRange(1), help=f"At most this many tokens [{DEFAULT_MAX_TOKENS}].")
 @sampling_options
+@draft_option
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. Repeatable.")
 @click.option("--thinking/--no-thinking", default=None, help="Whether a reasoning model that can be told thinks first.")
 @click.option("--samples", type=click.IntRange(1, 256), metavar="N", help="N answers, decoding side by side.")
@@ -67,6 +69,7 @@ def run(
     resume: str | None,
     save: bool | None,
     samples: int | None,
+    draft: str | None,
     context: int | None,
     kv: str | None,
     quantize: int | None,
@@ -106,6 +109,7 @@ def run(
     from headrace.app.cli.run_prompt import read_prompt
     from headrace.app.cli.run_session import RunSession
     from headrace.app.settings import load_settings
+    from headrace.app.speculation import speculation
     from headrace.models.checkpoint.quantization import Quantization
     from headrace.models.load import context_length
     from headrace.models.registry.background_check import BackgroundCheck
@@ -117,11 +121,13 @@ def run(
 
     content, attachments = read_prompt(prompt, files, raw=raw)
     settings = load_settings()
+    draft = chosen_draft(draft, settings.chat.draft, sampling)
     sampling["stop"] = list(sampling["stop"]) or None
     keep = False if raw or samples is not None else save
     session = RunSession(settings, resume=resume, keep=keep, model=model, system=system, given=sampling)
     options = {**session.sampling, "logit_bias": sampling["logit_bias"]}
     most, thinking, stop = options.pop("max_tokens", None), options.pop("thinking", None), options.pop("stop", ())
+    speculate = options.pop("speculate", None)
     _check_options(options, stop)
     started = time.perf_counter()
     requantize = None  # malformed is said before anything is fetched
@@ -135,13 +141,19 @@ def run(
         kv=kv or settings.chat.kv,
         force=force,
     )
+    guessing = load_draft(draft, loaded, quiet=quiet)
     check = BackgroundCheck(resolved)
     if samples is not None:
         from headrace.app.cli.run_samples import run_samples
 
         asked = content if raw else session.messages(content, attachments)
-        rest = {"max_tokens": most or DEFAULT_MAX_TOKENS, "stop": tuple(stop), "thinking": thinking}
-        code = run_samples(loaded, samples, asked, rest, options, as_json=as_json, quiet=quiet)
+        rest = {
+            "max_tokens": most or DEFAULT_MAX_TOKENS,
+            "stop": tuple(stop),
+            "thinking": thinking,
+            "speculate": speculate,
+        }
+        code = run_samples(loaded, samples, asked, rest, options, draft=guessing, as_json=as_json, quiet=quiet)
         raise_damage(check)
         return code
     chosen = sampling_settings(options, loaded.generation_defaults)
@@ -159,9 +171,10 @@ def run(
         sampling=params,
         stop_ids=loaded.tokenizer.eos_ids,
         logprobs=logprobs,
+        speculate=speculation(speculate, draft=guessing is not None),
     )
     tokenized = time.perf_counter()
-    engine = Engine(loaded.network, context_limit=loaded.context_limit)
+    engine = Engine(loaded.network, context_limit=loaded.context_limit, draft=guessing)
     with closing(session), first_interrupt_cancels(request.cancel):
         stream = AnswerStream(submitted, echo=not as_json, quiet=quiet)
         try:

@@ -17,7 +17,7 @@ from headrace.runtime.machine.hardware import Machine
 from headrace.runtime.machine.peaks import Peak
 from headrace.runtime.request import Finished, Request, Step
 from headrace.runtime.sampling import SamplingParams
-from headrace.runtime.telemetry import Percentiles, StepRecord, in_milliseconds, mbu
+from headrace.runtime.telemetry import Percentiles, StepRecord, Summary, in_milliseconds, mbu
 from headrace.runtime.units import format_bytes
 
 _CUT_SHORT = {"max_tokens": "token limit", "context_limit": "context limit", "cancelled": "stopped"}
@@ -167,6 +167,8 @@ def summary_line(report: RunReport) -> str:
     parts = phrases(summary.completion_tokens, summary.decode_tokens_per_second, report.ttft_s, shown)
     if shown is not None:
         parts[-1] += f" of {report.beside.gb_s:.0f} GB/s"
+    if summary.accepted:
+        parts.insert(2, f"{summary.completion_tokens / summary.steps:.2f} tok/step")
     # What to do about it goes before figures that are low because of it.
     parts.append("slow kernels: see doctor" if report.without_kernels else f"KV {_kv(report)}")
     if report.finished.reason != "stop":
@@ -190,6 +192,7 @@ def table(report: RunReport) -> list[tuple[str, str]]:
         ("  first step", _seconds(summary.first_step_s)),
         ("decode", f"{_rate(summary.decode_tokens_per_second)}, TPOT {_seconds(summary.tpot_s)}"),
         ("ITL", _itl(summary.itl)),
+        *([("guesses", _guesses(summary))] if summary.proposed else []),
         ("weights per step", format_bytes(summary.weight_bytes_per_step)),
         ("KV cache", f"{_kv(report)}, {format_bytes(summary.kv_bytes_per_token)} per token"),
         ("peak memory", f"{format_bytes(summary.peak_memory_bytes)} (MLX)"),
@@ -232,6 +235,12 @@ def _itl(itl: Percentiles | None) -> str:
     if itl is None:
         return "needs two tokens"
     return " ".join(f"{name} {milliseconds:.2f} ms" for name, milliseconds in in_milliseconds(itl).items())
+
+
+def _guesses(summary: Summary) -> str:
+    share = summary.accepted / summary.proposed
+    said = f"{summary.completion_tokens / summary.steps:.2f} tokens a step"
+    return f"{summary.accepted} of {summary.proposed} accepted ({share:.0%}), {said}"
 
 
 def _seconds(value: float | None) -> str:

@@ -23,6 +23,7 @@ from headrace.models.load import LoadedModel
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.runtime.engine import Engine
 from headrace.runtime.errors import UsageError
+from headrace.runtime.network import Network
 from headrace.runtime.request import CancelFlag
 from headrace.runtime.sampling import SEEDS, SamplingParams
 
@@ -69,13 +70,15 @@ def run_samples(
     options: Mapping[str, Any],
     sampling: Mapping[str, Any],
     *,
+    draft: Network[Any] | None = None,
     as_json: bool,
     quiet: bool,
 ) -> int:
     """Answer `count` times: a conversation, or a text to continue. The exit code.
 
-    options: max_tokens, stop, thinking. sampling: what was given of `SamplingParams`; where neither that nor the model
-    says how warm, it is as in the chat. Raises UsageError for greedy decoding, and what `Engine.submit` raises.
+    options: max_tokens, stop, thinking, speculate. sampling: what was given of `SamplingParams`; where neither that nor
+    the model says how warm, it is as in the chat. Raises UsageError for greedy decoding, and what `Engine.submit`
+    raises.
     """
     settings = sampling_settings(sampling, loaded.generation_defaults)
     if "temperature" not in settings:
@@ -97,11 +100,12 @@ def run_samples(
         )
         for number in range(1, count + 1)
     ]
-    engine = Engine(loaded.network, context_limit=loaded.context_limit, most_running=count)
+    engine = Engine(loaded.network, context_limit=loaded.context_limit, most_running=count, draft=draft)
     progress = ProgressLine(quiet=quiet)
     samples = Samples(count, echo=not as_json, before=progress.before(sys.stdout))
     tally = Tally(total=count, kept=0)
-    batch = Batch(engine, Asking(loaded, ChatPrompt(loaded.tokenizer)), lines, samples, tally, count)
+    asking = Asking(loaded, ChatPrompt(loaded.tokenizer), drafted=draft is not None)
+    batch = Batch(engine, asking, lines, samples, tally, count)
     cancel = CancelFlag()
     with first_interrupt_cancels(cancel):
         try:

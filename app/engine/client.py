@@ -3,6 +3,7 @@
 Used from one thread. `state` and `card` change inside `poll`, never between two polls.
 """
 
+from dataclasses import replace
 from typing import Literal, Protocol
 
 from headrace.app.engine.link import EngineLink
@@ -93,9 +94,11 @@ class ChatEngine(Protocol):
 class EngineClient:
     """A ChatEngine over a process of its own, and a second one while a model is fetched."""
 
-    def __init__(self) -> None:
+    def __init__(self, draft: str | None = None) -> None:
+        """draft: the draft model of every model that is started and says nothing of one."""
         self.state: State = "stopped"
         self.card: ModelCard | None = None
+        self._draft = draft
         self._spec: ModelSpec | None = None
         self._link: EngineLink | None = None
         self._pull: tuple[str, EngineLink] | None = None
@@ -109,6 +112,7 @@ class EngineClient:
 
     def start(self, spec: ModelSpec) -> None:
         self._end()
+        spec = spec if spec.draft is not None else replace(spec, draft=self._draft)
         self._spec = spec
         self.state = "loading"
         self._link = EngineLink()

@@ -6,6 +6,7 @@ Everything here runs on one thread, which owns the model; `app.engine.serving` h
 import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 from headrace.app.engine.kept_chats import KeptChats, kept_bytes, kv_key
 from headrace.app.engine.messages import (
@@ -21,6 +22,7 @@ from headrace.app.engine.messages import (
 from headrace.app.engine.outbox import Send
 from headrace.app.engine.serving import Serving
 from headrace.app.kv_option import kv_choice
+from headrace.models.draft import load_draft
 from headrace.models.load import LoadedModel, load_resolved
 from headrace.models.registry.background_check import BackgroundCheck
 from headrace.models.registry.progress import Progress
@@ -28,11 +30,13 @@ from headrace.models.registry.resolve import ResolvedModel, resolve
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.runtime import ops
 from headrace.runtime.engine import Engine
+from headrace.runtime.errors import HeadraceError
 from headrace.runtime.machine import memory
 from headrace.runtime.machine.bandwidth import measure_peak, read_now
 from headrace.runtime.machine.compute import cached_compute, measure_compute
 from headrace.runtime.machine.hardware import Machine, machine
 from headrace.runtime.machine.peaks import Peak, cached_peak, correct
+from headrace.runtime.network import Network
 from headrace.runtime.request import CancelFlag
 from headrace.runtime.telemetry import Summary, mbu
 
@@ -42,15 +46,17 @@ _READ_AGAIN_S = 600.0  # between two looks at the memory's speed by an idle chat
 class EngineHost:
     """One loaded model and its engine, which keeps the conversation's KV cache between turns."""
 
-    def __init__(self, loaded: LoadedModel, resolved: ResolvedModel, load_s: float) -> None:
+    def __init__(
+        self, loaded: LoadedModel, resolved: ResolvedModel, load_s: float, draft: Network[Any] | None = None
+    ) -> None:
         self._loaded = loaded
         self._resolved = resolved
         self._load_s = load_s
         limit, key = loaded.context_limit, kv_key(resolved.path, loaded.network)
-        self._engine = Engine(loaded.network, context_limit=limit, keep_prefix=True, kv_key=key)
+        self._engine = Engine(loaded.network, context_limit=limit, keep_prefix=True, kv_key=key, draft=draft)
         self._prompts = ChatPrompt(loaded.tokenizer)
         self._kept = KeptChats(self._engine, kept_bytes())
-        self._serving = Serving(loaded, self._engine, self._prompts, self._kept, self._mbu)
+        self._serving = Serving(loaded, self._engine, self._prompts, self._kept, self._mbu, drafted=draft is not None)
         self._spare_cpus = _spare_cpus(machine())
         self.peak: Peak | None = cached_peak()
         self.compute_flops = cached_compute()
@@ -60,12 +66,16 @@ class EngineHost:
 
     @classmethod
     def load(cls, spec: ModelSpec, progress: Progress) -> "EngineHost":
-        """Fetch if need be, and load. Raises what `resolve` and `load_resolved` raise."""
+        """Fetch if need be, and load. Raises what `resolve` and `load_resolved` raise.
+
+        A draft model that is none for this one is left out, and said.
+        """
         started = time.perf_counter()
         resolved = resolve(spec.name, progress=progress)
         progress("loading weights", 0, None)
         loaded = load_resolved(resolved, context=spec.context, kv=kv_choice(spec.kv), force=spec.force)
-        return cls(loaded, resolved, time.perf_counter() - started)
+        draft = _draft(spec, loaded, progress)
+        return cls(loaded, resolved, time.perf_counter() - started, draft)
 
     def card(self) -> ModelCard:
         """The model and its machine as the screen shows them."""
@@ -199,3 +209,14 @@ def _spare_cpus(host: Machine) -> int:
     limited = host.usable_cores < min(host.physical_cores, scheduled)  # by the container's share of time
     busy = native.threads if native is not None and native.threads else 1
     return max(0, (host.usable_cores if limited else scheduled) - busy)
+
+
+def _draft(spec: ModelSpec, loaded: LoadedModel, progress: Progress) -> Network[Any] | None:
+    """The draft's network, if there is one and it fits the model."""
+    if spec.draft is None:
+        return None
+    try:
+        return load_draft(resolve(spec.draft, progress=progress), loaded).network
+    except HeadraceError as error:
+        loaded.notes.append(f"without the draft {spec.draft}: {error}")
+        return None

@@ -28,13 +28,14 @@ if TYPE_CHECKING:
 class ModelSpec:
     """Load this model. `name` is what stands after `-m` (None: the default); `context` None: what memory allows.
 
-    `kv`: how K/V are stored, as after --kv.
+    `kv`: how K/V are stored, as after --kv. draft: a smaller model that guesses tokens ahead for it; None for none.
     """
 
     name: str | None = None
     context: int | None = None
     kv: str = "f16"
     force: bool = False
+    draft: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Generate:
     sampling: what the user set, by SamplingParams field; the rest is what the model recommends.
     otherwise: sampling for a model that recommends no temperature; empty: greedy.
     thinking: what the chat template of a reasoning model is told; None: nothing.
+    speculate: what guesses tokens ahead, see `app.speculation`; None: whatever there is.
     continue_text: the answer so far, to be continued; the deltas bring only what comes after it.
     drop_oldest: where the prompt is too long, leave out the oldest turns and say so with `Dropped`, instead of
     answering with `ContextFull`.
@@ -58,6 +60,7 @@ class Generate:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     thinking: bool | None = None
+    speculate: str | None = None
     continue_text: str = ""
     drop_oldest: bool = False
     submitted: float = field(default_factory=time.monotonic)

@@ -13,6 +13,7 @@ from headrace.app.engine.messages import Done, Generate, Prefill, Served
 from headrace.app.engine.outbox import Outbox, Send
 from headrace.app.engine.prompt_fit import PromptFit
 from headrace.app.sampling_options import sampling_settings
+from headrace.app.speculation import speculation
 from headrace.models.load import LoadedModel
 from headrace.models.text.answer import AnswerText, Completed, TextChunk
 from headrace.models.text.chat_prompt import ChatPrompt
@@ -36,14 +37,25 @@ class _Answering:
 
 
 class Serving:
-    """What is being answered on one engine. mbu: how close a finished answer came to the memory's limit."""
+    """What is being answered on one engine. mbu: how close a finished answer came to the memory's limit.
+    drafted: the engine has a draft model."""
 
-    def __init__(self, loaded: LoadedModel, engine: Engine, prompts: ChatPrompt, kept: KeptChats, mbu: Mbu) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        engine: Engine,
+        prompts: ChatPrompt,
+        kept: KeptChats,
+        mbu: Mbu,
+        *,
+        drafted: bool = False,
+    ) -> None:
         self._loaded = loaded
         self._engine = engine
         self._prompts = prompts
         self._kept = kept
         self._mbu = mbu
+        self._drafted = drafted
         self.fitting = PromptFit(prompts, loaded.context_limit)
         self._open: dict[Sequence, _Answering] = {}
         self._several = False  # were answered at some moment since the engine was idle
@@ -70,6 +82,7 @@ class Serving:
             sampling=sampling,
             stop_ids=tokenizer.eos_ids,
             cancel=cancel,
+            speculate=speculation(command.speculate, draft=self._drafted),
         )
         text = AnswerText(tokenizer, request, command.stop)
         opening = "" if command.continue_text else self._prompts.opening(prompt)

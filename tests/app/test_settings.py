@@ -62,6 +62,7 @@ def test_the_examples_are_valid_settings(path: Path) -> None:
     assert set(given) == {setting.name for setting in fields(_SECTIONS["sampling"])}
     given.pop("max_tokens")
     given.pop("thinking")
+    given.pop("speculate")
     SamplingParams(**given)
 
 
@@ -92,6 +93,8 @@ def test_what_the_user_set_is_taken(path: Path) -> None:
         (f"[sampling]\nseed = {'1' * 5000}\n", "is not valid TOML"),
         ("[sampling]\ntemperature = 'hot'\n", "temperature in [sampling] must be a number, not 'hot'"),
         ("[sampling]\ntemperature = nan\n", "temperature in [sampling] must be 0 or more, at most 100, not nan"),
+        ("[sampling]\nspeculate = 'draft'\n", "speculate in [sampling] must be one of off, ngram, not 'draft'"),
+        ("[sampling]\nspeculate = false\n", "speculate in [sampling] must be a text in quotes"),
         ("[screen]\nmouse = 1\n", "mouse in [screen] must be true or false"),
         ("[chat\n", "is not valid TOML"),
         ("\udcff", "is not valid TOML"),
@@ -107,7 +110,7 @@ def test_complaints_are_one_line_that_says_where(path: Path, text: str, complain
     assert "\n" not in str(caught.value)
 
 
-_NUMBERS = [name for name in asdict(SamplingSettings()) if name != "thinking"]
+_NUMBERS = [name for name in asdict(SamplingSettings()) if name not in ("thinking", "speculate")]
 _AWKWARD = st.sampled_from([0, 1, -1, 1e-9, 1e-300, 0.01, 100, 101, 2**63, 2**64 - 1, 2**64, 10**22])
 
 

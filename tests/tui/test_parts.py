@@ -333,7 +333,7 @@ def test_a_path_with_spaces_is_completed_in_quotes(before: str, tmp_path: Path, 
 
 @pytest.mark.parametrize("parameter", PARAMETERS, ids=lambda parameter: parameter.name)
 def test_parameters_are_read_as_written(parameter) -> None:
-    text = {"stop": "END | \\n", "temperature": "0.7", "thinking": "off"}.get(parameter.name, "1")
+    text = {"stop": "END | \\n", "temperature": "0.7", "thinking": "off", "speculate": "off"}.get(parameter.name, "1")
     value = read_parameter(parameter.name, text)
     assert read_parameter(parameter.name, write_parameter(parameter.name, {parameter.name: value})) == value
     assert read_parameter(parameter.name, "default") is None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.app.settings import sampling_range
+from headrace.app.settings import SPECULATE, sampling_range
 from headrace.runtime.errors import UsageError
 
 
@@ -50,6 +50,7 @@ PARAMETERS = (
     _number("seed", "same seed, same machine, same tokens", int),
     _number("max_tokens", "at most this many tokens an answer", int),
     Parameter("stop", "end the answer before this text; several: a | b", _texts, lambda v: all(v), "not empty"),
+    Parameter("speculate", "guess tokens ahead; answers stay the same", str, SPECULATE.__contains__, "off or ngram"),
     Parameter("thinking", "of a reasoning model", _switch, lambda v: v in (True, False, None), "on, off or auto"),
 )
 _BY_NAME = {parameter.name: parameter for parameter in PARAMETERS}

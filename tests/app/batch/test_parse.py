@@ -98,6 +98,8 @@ def test_the_openai_form_is_the_same_request_by_other_names() -> None:
         ({"prompt": "a", "logit_bias": {"x": 1}}, "token ids"),
         ({"prompt": "a", "logit_bias": [1]}, "logit_bias must be an object"),
         ({"prompt": "a", "id": 1.5}, "id must be"),
+        ({"prompt": "a", "speculate": "draft"}, "speculate must be off or ngram, not 'draft'"),
+        ({"prompt": "a", "speculate": [1]}, "speculate must be off or ngram"),
         ({"prompt": "a", "raw": 1}, "raw must be true or false"),
         ({"prompt": "a", "raw": True, "system": "b"}, "no place for a system message"),
         ({"messages": []}, "at least one message"),

@@ -92,6 +92,7 @@ def test_the_whole_branch_is_sent_with_the_system_prompt_and_settings(
 ) -> None:
     chat.set_system("Be brief.")
     chat.set_sampling({"temperature": 0.5, "max_tokens": 9, "stop": ["END"], "seed": 1, "thinking": False})
+    chat.set_sampling({"speculate": "off"})
     chat.set_sampling({"seed": None})
     ask(chat, "one", "1")
     ask(chat, "two", "2")
@@ -103,7 +104,7 @@ def test_the_whole_branch_is_sent_with_the_system_prompt_and_settings(
         {"role": "user", "content": "two"},
     ]
     assert (command.sampling, command.max_tokens, command.stop) == ({"temperature": 0.5}, 9, ("END",))
-    assert command.thinking is False
+    assert (command.thinking, command.speculate) == (False, "off")
 
 
 def test_stopping_keeps_the_partial_answer_and_it_can_be_continued(chat: Conversation, engine: ScriptedEngine) -> None:

@@ -145,7 +145,17 @@ def test_the_documents_are_described(model: Path, tmp_path: Path) -> None:
     for one in results(out):
         check(described["A result"], one)
         assert one["timing"]["itl_ms"].keys() <= described["A result"]["timing"]
-    assert set(described["A request"]) >= {"prompt", "messages", "id", "stop", "logit_bias", "seed", "thinking", "raw"}
+    assert set(described["A request"]) >= {
+        "prompt",
+        "messages",
+        "id",
+        "stop",
+        "logit_bias",
+        "seed",
+        "thinking",
+        "speculate",
+        "raw",
+    }
 
 
 def start(*arguments: str, **more: Any) -> "subprocess.Popen[bytes]":

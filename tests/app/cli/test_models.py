@@ -121,7 +121,7 @@ def test_show_says_what_a_step_costs(run: Run, store: Store) -> None:
     install(store)
     document = json.loads(run("show", "mine", "--json").stdout)
     assert document["decoder"] == "headrace"
-    assert document["sequences"] == "batched"
+    assert (document["sequences"], document["speculates"]) == ("batched", True)
     assert document["architecture"] == "llama"
     assert document["context"] == 256
     assert document["weight_bytes_per_step"] < document["weight_bytes"]  # the untied embedding is not read
@@ -131,6 +131,7 @@ def test_show_says_what_a_step_costs(run: Run, store: Store) -> None:
     text = run("show", "mine").stdout
     assert "headrace's own decoder" in text
     assert "share a pass" in text
+    assert "can guess tokens ahead" in text
     assert "768 B a token" in text
     assert "MIT" in text
 
@@ -141,7 +142,7 @@ def test_show_sizes_what_mlx_lms_classes_run(run: Run, store: Store) -> None:
     config.write_text(json.dumps({**json.loads(config.read_text()), "rope_traditional": True}))
     document = json.loads(run("show", "mine", "--json").stdout)
     assert document["decoder"] == "mlx-lm"
-    assert document["sequences"] == "turns"
+    assert (document["sequences"], document["speculates"]) == ("turns", True)
     assert "take turns" in run("show", "mine").stdout
     weights, cache = document["weight_bytes"], 256 * document["kv_bytes_per_token"]
     assert cache > 0
