@@ -92,6 +92,20 @@ def test_the_document_of_bench(model: Path, tmp_path: Path, monkeypatch: pytest.
     check(described["An entry of tests"], compared["tests"][0])
 
 
+def test_the_document_of_bench_with_speculation(model: Path) -> None:
+    described = sections("bench-json.md")
+    found = output(bench, "-m", str(model), "--speculate", "--workload", "prose", "-r", "1", "--json")
+    elsewhere = ("device", "model", "models", "results", "run_costs", "identity", "engines")
+    check(described["Document"], found, own_section=elsewhere)
+    for entry in found["results"]:
+        check(described["An entry of results"], entry, own_section=("repetitions", "speculation"))
+        check(described["speculation of an entry"], entry["speculation"])
+        check(described["An entry of repetitions"], entry["repetitions"][0])
+    check(described["run_costs"], found["run_costs"])
+    assert {"same", "reason"} == found["identity"]["expected"]["tiny"].keys()
+    check(described["identity"], found["identity"], own_section=("expected",))
+
+
 def test_exit_codes_are_documented() -> None:
     codes = {"0", "1", "2", *(str(128 + number) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))}
     table = re.findall(r"^\| (\d+) \|", (ROOT / "docs/run-json.md").read_text(encoding="utf-8"), flags=re.MULTILINE)

@@ -5,7 +5,7 @@ asked for. Ctrl-C prints what is done and exits with 130.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from headrace.app.cli.completion import model_names
 from headrace.app.cli.json_output import json_text, print_json
 from headrace.runtime.errors import EngineError, UsageError
 
+_LENGTHS = ("-p", "-n", "-d", "--pg", "--arrivals")  # of what is measured without --speculate
 FORMATS = ("table", "md", "csv", "json", "jsonl")
 
 
@@ -31,6 +32,11 @@ FORMATS = ("table", "md", "csv", "json", "jsonl")
 @click.option("-d", "--depth", "depths", default="0", metavar="N,...", help="Tokens already in the KV cache [0].")
 @click.option("--batch", "batches", default="1", metavar="N,...", help="Sequences that decode together [1].")
 @click.option("--arrivals", default="0", metavar="N,...", help="Prompts that join others, which decode [none].")
+@click.option("--speculate", is_flag=True, help="Measure what speculation gives, on the workloads made for that.")
+@click.option("--workload", "workloads", multiple=True, metavar="NAME", help="One of them alone. Repeatable.")
+@click.option(
+    "--draft", metavar="MODEL", shell_complete=model_names, help="What guesses for -m, not what was said before."
+)
 @click.option("--pg/--no-pg", "combined", default=True, help="Also test prompt + generation [yes].")
 @click.option("-r", "--repetitions", type=click.IntRange(1), metavar="N", help="Rounds [5, more where it is noisy].")
 @click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="CPU threads of every engine [cores].")
@@ -58,7 +64,11 @@ FORMATS = ("table", "md", "csv", "json", "jsonl")
 @click.option("--force", is_flag=True, help="Load even if memory looks too small.")
 @click.pass_context
 def bench(ctx: click.Context, /, **options: Any) -> int:
-    """Measure prefill and decode speed, and how close decoding comes to the memory's limit."""
+    """Measure prefill and decode speed, and how close decoding comes to the memory's limit.
+
+    With --speculate: answers with speculation and without, side by side. Exit code 1 if it changed a token where that
+    must not be.
+    """
     if ctx.invoked_subcommand is not None:
         return 0
     if options["quality"]:
@@ -68,7 +78,23 @@ def bench(ctx: click.Context, /, **options: Any) -> int:
     if options.pop("against") or options.pop("text"):
         raise UsageError("--against and --text go with --quality")
     del options["quality"]
+    if options["workloads"] and not options["speculate"]:
+        raise UsageError("--workload goes with --speculate")
+    if options["draft"] is not None and not options["speculate"]:
+        raise UsageError("--draft goes with --speculate")
+    if options["speculate"] and (given := [name for name in _LENGTHS if _given(ctx, name)]):
+        raise UsageError(f"--speculate measures workloads, which have lengths of their own: leave {given[0]} out")
     return _bench(**options)
+
+
+def _given(ctx: click.Context, option: str) -> bool:
+    """Whether the command line has it."""
+    name = next(name for name, options in _parameters(ctx) if option in options)
+    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+def _parameters(ctx: click.Context) -> list[tuple[str, list[str]]]:
+    return [(str(parameter.name), parameter.opts) for parameter in ctx.command.params]
 
 
 @bench.command()
@@ -118,6 +144,9 @@ def _bench(
     depths: str,
     batches: str,
     arrivals: str,
+    speculate: bool,
+    workloads: tuple[str, ...],
+    draft: str | None,
     combined: bool,
     repetitions: int | None,
     threads: int | None,
@@ -132,8 +161,9 @@ def _bench(
     **peer_options: Any,
 ) -> int:
     from headrace.app.bench.measure.kv_formats import check_formats
-    from headrace.app.bench.measure.plan import parse_counts, plan
+    from headrace.app.bench.measure.plan import parse_counts, plan, plan_speculation
     from headrace.app.bench.measure.run import Options, run
+    from headrace.app.bench.measure.workloads import chosen_workloads
     from headrace.app.bench.show.live import live_view
     from headrace.app.settings import chosen_model, load_settings
 
@@ -141,15 +171,21 @@ def _bench(
     joining = parse_counts(arrivals, "--arrivals")
     if any(joining) and peer_options["peers"]:
         raise UsageError("--arrivals is measured with headrace alone: leave --vs out")
-    if max(together) > 1 and peer_options["peers"]:
+    if speculate and peer_options["peers"]:
+        _check_guessing_peers(together, **peer_options)
+    elif max(together) > 1 and peer_options["peers"]:
         _check_batch_peers(**peer_options)
-    tests = plan(
-        parse_counts(prompts, "-p"),
-        parse_counts(generates, "-n"),
-        parse_counts(depths, "-d"),
-        combined=combined,
-        batches=together,
-        arrivals=joining,
+    tests = (
+        plan_speculation(chosen_workloads(workloads), together)
+        if speculate
+        else plan(
+            parse_counts(prompts, "-p"),
+            parse_counts(generates, "-n"),
+            parse_counts(depths, "-d"),
+            combined=combined,
+            batches=together,
+            arrivals=joining,
+        )
     )
     settings = load_settings()
     formats = list(dict.fromkeys(name.strip() for name in (kv or settings.chat.kv).split(",")))
@@ -164,6 +200,7 @@ def _bench(
         profile=profile,
         peers=_peers(models, peer_threads, formats[0], **peer_options),
         kv=formats,
+        draft=draft,
     )
     if report is not None:
         from headrace.app.bench.show.report import check_report_path
@@ -182,7 +219,7 @@ def _bench(
     if document["interrupted"]:
         return 130
     _require_peers(document, [peer.engine for peer in options.peers])
-    return 0
+    return 1 if (document["identity"] or {}).get("broken") else 0
 
 
 def _require_peers(document: dict[str, Any], engines: list[str]) -> None:
@@ -198,6 +235,18 @@ def _check_batch_peers(peers: tuple[str, ...], llama_python: str | None, **_othe
     """Raises UsageError for a peer whose sequences cannot be measured together."""
     if "llama.cpp" in peers and llama_python is None:
         raise UsageError("llama-bench has no parallel sequences", "--llama-python PYTHON names one that has")
+
+
+def _check_guessing_peers(
+    together: Sequence[int], peers: tuple[str, ...], llama_python: str | None, **_others: Any
+) -> None:
+    """Raises UsageError for a peer that has no prompt lookup, or not as it is asked for."""
+    if "mlx-lm" in peers:
+        raise UsageError("mlx-lm has no prompt lookup to compare with: --speculate goes with --vs llama.cpp")
+    if llama_python is None:
+        raise UsageError("llama-bench has no prompt lookup", "--llama-python PYTHON names one that has")
+    if max(together) > 1:
+        raise UsageError("llama-cpp-python's prompt lookup takes one sequence: leave --batch out")
 
 
 def _peers(

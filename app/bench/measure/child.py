@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from headrace.app.bench.measure.pair import Question
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Sample
 from headrace.app.bench.measure.setup import Setup
@@ -29,7 +30,9 @@ class ChildProcess:
         *,
         threads: int | None = None,
         tunes: bool = False,
+        questions: Mapping[str, Question] | None = None,
     ) -> None:
+        self._questions = questions or {}  # the workloads by name
         self._tunes = tunes  # asks for the whole test once, to find what is fastest for it
         self.engine = engine
         self.model = model
@@ -69,7 +72,13 @@ class ChildProcess:
         return self._ask(test)
 
     def _ask(self, test: Test, **more: bool) -> Sample:
-        request = {"prompt": test.prompt, "generate": test.generate, "depth": test.depth, **more}
+        request: dict[str, Any] = {"generate": test.generate, **more}
+        if test.kind == "workload":
+            question = self._questions[test.workload]
+            request |= {"tokens": list(question.prompt), "stop": sorted(question.stop_ids)}
+            request["temperature"] = test.temperature
+        else:
+            request |= {"prompt": test.prompt, "depth": test.depth}
         if test.batch > 1:
             request["batch"] = test.batch
         try:

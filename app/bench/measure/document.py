@@ -45,10 +45,13 @@ def document(
     interrupted: bool,
     profile: Document | None = None,
     kv_ratios: Sequence[Document] = (),
+    run_costs: Document | None = None,
+    identity: Document | None = None,
 ) -> Document:
     """One run. `rounds`: how many were begun. `notes`: what the reader should know besides.
 
-    compute_gflop_s: the machine's compute ceiling, see `runtime.machine.compute`.
+    compute_gflop_s: the machine's compute ceiling, see `runtime.machine.compute`. run_costs, identity: of workloads,
+    see `app.bench.measure.run_cost` and `app.bench.measure.speculation`.
     """
     engines = sorted({entry["engine"] for entry in results} - {"headrace"})
     # Packed K/V are bytes that take more arithmetic: predictions are not made from them.
@@ -73,6 +76,8 @@ def document(
         "kv_ratios": list(kv_ratios),
         "peer_agreement": [entry for engine in engines for entry in agreement(results, engine)],
         "profile": profile,
+        "run_costs": run_costs,
+        "identity": identity,
         "notes": [*notes, *power_notes(device["power"])],
     }
 

@@ -6,13 +6,17 @@ What a test feeds on top is fresh random tokens each time, so nothing of it can 
 """
 
 import random
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from headrace.app.bench.measure.arrival import measure_arrival
+from headrace.app.bench.measure.pair import Question, measure_pair
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Sample
 from headrace.app.bench.measure.setup import Setup
+from headrace.app.speculation import speculation
 from headrace.runtime.cost import StepCost
 from headrace.runtime.engine import Engine
 from headrace.runtime.errors import EngineError
@@ -28,7 +32,7 @@ class OwnEngine:
     """Measures one network. `limit` bounds prompt plus generation over all tests.
 
     `setup`: what it runs on. `held`: bytes MLX holds for something else (other models, the bandwidth reader), which
-    are no part of a test's peak.
+    are no part of a test's peak. `questions`: the workloads by name, which `draft` guesses for.
     """
 
     engine = "headrace"
@@ -42,6 +46,8 @@ class OwnEngine:
         setup: Setup | None = None,
         held: int = 0,
         seed: int = 0,
+        questions: Mapping[str, Question] | None = None,
+        draft: Network[Any] | None = None,
     ) -> None:
         self.model = model
         self.setup = setup or Setup(self.engine, model)
@@ -55,6 +61,10 @@ class OwnEngine:
         self._batched: dict[int, Engine] = {}  # by most sequences; they know how fast passes are
         self._caches: dict[int, int] = {}  # bytes of the caches kept, by depth
         self._held = held
+        self._questions = questions or {}
+        self._draft = draft
+        self._asked: Counter[Test] = Counter()
+        self._asking: dict[int, Engine] = {}  # by sequences; prompts stay in their caches
 
     def warm_up(self, test: Test) -> None:
         """Fill the cache to the test's depth and run a short form of it."""
@@ -63,6 +73,8 @@ class OwnEngine:
 
     def measure(self, test: Test) -> Sample:
         """One repetition through the engine. The first step feeds the last of the tokens."""
+        if test.kind == "workload":
+            return self._pair(test)
         if test.kind == "arrival":
             return measure_arrival(self._engine_for(test.batch + 1), test, self._prompts(test), self._tokens)
         if test.batch > 1:
@@ -121,6 +133,19 @@ class OwnEngine:
             peak_memory_bytes=max(0, max(step.peak_memory_bytes for step in steps) - others),
         )
 
+    def _pair(self, test: Test) -> Sample:
+        """Answered with speculation and without, by an engine that finds the prompt in its cache."""
+        if test.batch not in self._asking:
+            self._asking[test.batch] = Engine(
+                self._network, context_limit=self._limit, keep_prefix=True, most_running=test.batch, draft=self._draft
+            )
+        self._asked[test] += 1
+        way = speculation(None, draft=self._draft is not None)
+        question, turn = self._questions[test.workload], self._asked[test]
+        sample = measure_pair(self._asking[test.batch], test, question, turn, way)
+        peak = max(0, (sample.peak_memory_bytes or 0) - self._held)
+        return replace(sample, peak_memory_bytes=peak)
+
     def _engine_for(self, sequences: int) -> Engine:
         if sequences not in self._batched:
             self._batched[sequences] = Engine(self._network, context_limit=self._limit, most_running=sequences)
@@ -135,6 +160,7 @@ class OwnEngine:
     def close(self) -> None:
         self._engines.clear()
         self._batched.clear()
+        self._asking.clear()
 
     def _engine(self, depth: int) -> Engine:
         if depth not in self._engines:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Literal
 from headrace.app.bench.measure.child import ChildProcess
 from headrace.app.bench.measure.kv_formats import peer_kv_type
 from headrace.app.bench.measure.llama_bench import LlamaBench
+from headrace.app.bench.measure.pair import questions
+from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Backend
 from headrace.runtime.errors import EngineError
 
@@ -35,7 +37,7 @@ class Peer:
 
 
 def open_peers(
-    peers: Sequence[Peer], loaded: Sequence["LoadedModel"], limit: int, threads: int, stack: ExitStack
+    peers: Sequence[Peer], loaded: Sequence["LoadedModel"], tests: Sequence[Test], threads: int, stack: ExitStack
 ) -> tuple[list[Backend], list[str]]:
     """(backends ready to be measured, a line about every peer). mlx-lm takes every model, llama.cpp the first.
 
@@ -49,7 +51,7 @@ def open_peers(
         models = loaded if peer.engine == "mlx-lm" else loaded[:1]
         for model in models:
             try:
-                backend, note = _open(peer, model, limit, threads)
+                backend, note = _open(peer, model, tests, threads)
             except (EngineError, OSError) as error:
                 notes.append(f"{peer.engine} is left out: {error}")
                 continue
@@ -61,7 +63,7 @@ def open_peers(
     return backends, notes
 
 
-def _open(peer: Peer, model: "LoadedModel", limit: int, threads: int) -> tuple[Backend, str]:
+def _open(peer: Peer, model: "LoadedModel", tests: Sequence[Test], threads: int) -> tuple[Backend, str]:
     if peer.engine == "mlx-lm":
         script = str(_CHILDREN / "mlx_lm_child.py")
         command = [peer.python or sys.executable, script, str(model.checkpoint.path)]
@@ -75,9 +77,12 @@ def _open(peer: Peer, model: "LoadedModel", limit: int, threads: int) -> tuple[B
     same, kind = _same_weights(gguf, model), peer_kv_type(peer.kv)
     if peer.python is not None:
         script = str(_CHILDREN / "llama_cpp_child.py")
-        command = [peer.python, script, gguf, str(limit), str(threads), kind]
-        child = ChildProcess("llama.cpp", model.name, command, threads=threads, tunes=True)
-        return child, f"llama.cpp through llama-cpp-python {child.setup.version}, {same}"
+        most = str(max(test.tokens for test in tests))
+        command = [peer.python, script, gguf, most, str(threads), kind]
+        asked = questions(model, tests)
+        child = ChildProcess("llama.cpp", model.name, command, threads=threads, tunes=True, questions=asked)
+        lookup = ", with its prompt lookup decoding of 2 or 10 guesses, the faster for each workload" if asked else ""
+        return child, f"llama.cpp through llama-cpp-python {child.setup.version}, {same}{lookup}"
     program = shutil.which("llama-bench")
     if program is None:
         raise EngineError("no llama-bench on the PATH; --llama-python PYTHON names a Python with llama-cpp-python")

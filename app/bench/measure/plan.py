@@ -4,17 +4,21 @@ Names follow llama-bench: `pp512` prefills 512 tokens, `tg128` decodes 128, `pp5
 that 2048 tokens are in the KV cache before the clock starts. `tg128 x8` is eight sequences that decode 128 tokens each
 together, every one at that depth with tokens of its own. `pp2048 into tg64 x4` is a prompt of 2048 tokens that joins
 four sequences which have decoded 64 each: how much longer they wait for their tokens, and how fast it is read.
+`edit` is a workload answered with speculation and without it, greedily; `edit t1` at temperature 1, `edit t1 x4` by
+four sequences together.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from headrace.app.bench.measure.workloads import Workload
 from headrace.runtime.errors import UsageError
 from headrace.runtime.pace import SMALLEST
 
 MOST_TOGETHER = 256
-Kind = Literal["prefill", "decode", "both", "arrival"]
+TEMPERATURES = (0.0, 1.0)  # of workloads
+Kind = Literal["prefill", "decode", "both", "arrival", "workload"]
 RUNNING, BEFORE = 4, 64  # sequences that an arrival finds, if --batch names none; tokens each has decoded
 
 
@@ -22,7 +26,8 @@ RUNNING, BEFORE = 4, 64  # sequences that an arrival finds, if --batch names non
 class Test:
     """One thing to measure: `prompt` tokens in, then `generate` tokens out, with `depth` tokens in the cache.
 
-    batch: sequences that decode together, with a prompt those that decode while it joins them.
+    batch: sequences that decode together, with a prompt those that decode while it joins them. workload: the name of
+    one that is answered at `temperature`, where `prompt` and `generate` are the most it can have of either.
     """
 
     __test__ = False  # its name makes pytest look twice
@@ -31,9 +36,13 @@ class Test:
     generate: int
     depth: int = 0
     batch: int = 1
+    workload: str = ""
+    temperature: float = 0.0
 
     @property
     def kind(self) -> Kind:
+        if self.workload:
+            return "workload"
         if self.prompt and self.generate:
             return "both" if self.batch == 1 else "arrival"
         return "prefill" if self.prompt else "decode"
@@ -43,8 +52,11 @@ class Test:
         """The test without its depth, as in the JSON document."""
         if self.kind == "arrival":
             return f"pp{self.prompt} into tg{self.generate} x{self.batch}"
-        parts = [f"pp{self.prompt}"] if self.prompt else []
-        name = "+".join([*parts, f"tg{self.generate}"] if self.generate else parts)
+        if self.kind == "workload":
+            name = f"{self.workload} t{self.temperature:g}" if self.temperature else self.workload
+        else:
+            parts = [f"pp{self.prompt}"] if self.prompt else []
+            name = "+".join([*parts, f"tg{self.generate}"] if self.generate else parts)
         return f"{name} x{self.batch}" if self.batch > 1 else name
 
     @property
@@ -77,8 +89,7 @@ def plan(
     """
     if any(1 <= generate < 2 for generate in generates):
         raise UsageError("a decode test needs at least 2 tokens: speed is measured between tokens")
-    if not all(1 <= batch <= MOST_TOGETHER for batch in batches):
-        raise UsageError(f"--batch takes numbers of sequences from 1 to {MOST_TOGETHER}")
+    _check_batches(batches)
     tests: list[Test] = []
     for depth in depths:
         tests += [Test(prompt, 0, depth) for prompt in prompts if prompt]
@@ -91,6 +102,28 @@ def plan(
     if not tests:
         raise UsageError("nothing to measure", "-p 512 -n 128 measures prefill and decode")
     return list(dict.fromkeys(tests))
+
+
+def plan_speculation(workloads: Sequence[Workload], batches: Sequence[int]) -> list[Test]:
+    """Every workload, greedily and at temperature 1, alone and in batches. Raises UsageError for a batch too large."""
+    _check_batches(batches)
+    return [
+        Test(
+            workload.most_prompt_tokens,
+            workload.max_tokens,
+            batch=batch,
+            workload=workload.name,
+            temperature=temperature,
+        )
+        for batch in batches
+        for temperature in TEMPERATURES
+        for workload in workloads
+    ]
+
+
+def _check_batches(batches: Sequence[int]) -> None:
+    if not all(1 <= batch <= MOST_TOGETHER for batch in batches):
+        raise UsageError(f"--batch takes numbers of sequences from 1 to {MOST_TOGETHER}")
 
 
 def parse_counts(text: str, option: str) -> list[int]:

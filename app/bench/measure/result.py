@@ -9,8 +9,9 @@ from dataclasses import asdict
 from typing import Any
 
 from headrace.app.bench.measure.plan import Test
-from headrace.app.bench.measure.sample import Repetition
+from headrace.app.bench.measure.sample import Repetition, Sample
 from headrace.app.bench.measure.setup import Setup
+from headrace.app.bench.measure.speculation import speculation_of
 from headrace.app.bench.measure.typical import typical_speed
 from headrace.app.bench.stats import bootstrap, fmean, geometric_ratio, median, sd
 from headrace.runtime.telemetry import Percentiles, mbu, quantile
@@ -42,7 +43,7 @@ def result(
         "threads": setup.threads,
         "threads_batch": setup.threads_batch,
         "threads_told": setup.threads_told,
-        "prompt_tokens": test.prompt,
+        "prompt_tokens": test.prompt if samples[0].prompt_tokens is None else samples[0].prompt_tokens,
         "generated_tokens": test.generate,
         "batch": test.batch,
         "tokens_per_second": {
@@ -52,6 +53,7 @@ def result(
         "itl_ms": _itl(test, repetitions),
         "ttft_ms": _ttft(test, repetitions),
         "arrival": _arrival(repetitions),
+        "speculation": speculation_of(test, repetitions),
         **_memory(test, repetitions, peak_gb_s, nominal_gb_s),
         **_arithmetic(test, repetitions, prefill_work),
         "peak_memory_bytes": max((s.peak_memory_bytes for s in samples if s.peak_memory_bytes), default=None),
@@ -127,6 +129,7 @@ def _memory(test: Test, repetitions: Sequence[Repetition], peak: float | None, n
         if repetition.memory_gb_s
     ]
     low, high = bootstrap(paired) if paired else (None, None)
+    said = _said(samples)
     return {
         "weight_bytes_per_step": first.weight_bytes,
         "kv_bytes_per_step": first.kv_bytes,
@@ -134,8 +137,14 @@ def _memory(test: Test, repetitions: Sequence[Repetition], peak: float | None, n
         "mbu": mbu(achieved, peak),
         "mbu_nominal": mbu(achieved, nominal),
         "mbu_paired": {"mean": fmean(paired), "low": low, "high": high} if paired else None,
-        "roofline_tokens_per_second": test.batch * peak * 1e9 / per_step if peak else None,
+        "roofline_tokens_per_second": said * test.batch * peak * 1e9 / per_step if peak else None,
     }
+
+
+def _said(samples: Sequence[Sample]) -> float:
+    """Tokens per step of a sequence: more than one where guesses were right."""
+    pairs = [sample.pair.on for sample in samples if sample.pair is not None]
+    return sum(on.tokens for on in pairs) / sum(on.steps for on in pairs) if pairs else 1.0
 
 
 def _arithmetic(test: Test, repetitions: Sequence[Repetition], work: Work | None) -> Result:
@@ -168,6 +177,7 @@ def _repetition(test: Test, repetition: Repetition) -> Result:
         "ttft_s": sample.ttft_s,
         "itl_ms": [round(latency * 1e3, 4) for latency in sample.latencies_s] if test.generate else [],
         "own_tokens_per_second": sample.own_tokens_per_second,
+        "plain_tokens_per_second": sample.pair.off.tokens_per_second if sample.pair else None,
         "itl_before_ms": [round(s * 1e3, 4) for s in sample.arrival.before_s] if sample.arrival else [],
         "ttft_alone_s": sample.arrival.alone_s if sample.arrival else None,
     }

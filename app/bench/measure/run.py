@@ -13,13 +13,16 @@ from headrace.app.bench.measure.document import Document, document, model_docume
 from headrace.app.bench.measure.kv_formats import in_formats, kv_ratios
 from headrace.app.bench.measure.memory_speed import MemorySpeed
 from headrace.app.bench.measure.own import OwnEngine
+from headrace.app.bench.measure.pair import questions
 from headrace.app.bench.measure.peers import Peer, open_peers
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.profile import profile
 from headrace.app.bench.measure.result import Result, Work, result
+from headrace.app.bench.measure.run_cost import run_costs
 from headrace.app.bench.measure.sample import Backend
 from headrace.app.bench.measure.session import Key, Session, Show
 from headrace.app.bench.measure.setup import Setup, check_threads
+from headrace.app.bench.measure.speculation import identity
 from headrace.app.predict.fit_store import remember
 from headrace.runtime.errors import UsageError
 from headrace.runtime.machine.bandwidth import streaming_reader
@@ -30,6 +33,7 @@ from headrace.runtime.machine.peaks import remember as remember_peak
 if TYPE_CHECKING:
     from headrace.models.load import LoadedModel
     from headrace.models.registry.background_check import BackgroundCheck
+    from headrace.runtime.network import Network
 
 _CHECK_S = 5.0  # for the checksums of a model's files, after everything was measured
 
@@ -50,6 +54,8 @@ class Options:
     peers: Sequence[Peer] = field(default_factory=list)
     kv: Sequence[str] = ("f16",)
     """How K/V are stored, as after --kv; several: one model in each, side by side."""
+    draft: str | None = None
+    """The model that guesses for the first one, where workloads are measured."""
 
 
 def run(options: Options, show: Show) -> Document:
@@ -64,11 +70,12 @@ def run(options: Options, show: Show) -> Document:
         reader = stack.enter_context(streaming_reader(host)) if options.measure_memory else None
         held = reader.pass_bytes if reader and host.backend != "cpu" else 0
         limit = max(test.tokens for test in options.tests)
-        own = _own(loaded, limit, held)
+        draft = _draft(options, loaded[0])
+        own = _own(loaded, options.tests, limit, held, draft)
         for backend in own:
             stack.callback(backend.close)
         threads = options.peer_threads or own[0].setup.threads or host.usable_cores
-        peers, notes = open_peers(options.peers, loaded, limit, threads, stack)
+        peers, notes = open_peers(options.peers, loaded, options.tests, threads, stack)
         setups = [backend.setup for backend in (*own, *peers)]
         check_threads(setups, options.peer_threads)
         memory = MemorySpeed(reader) if reader else None
@@ -89,6 +96,9 @@ def run(options: Options, show: Show) -> Document:
         formats = [kv_ratios(results, in_formats(model, options.kv)) for model, _ in opened]
         deepest = max(test.depth for test in options.tests)
         compute = _compute_ceiling(results) if options.measure_memory and not interrupted else None
+        asks = any(test.workload for test in options.tests)
+        costs = run_costs(loaded[0].network) if asks and not interrupted else None
+        expected = {model.name: _expected(model) for model in loaded} if asks else {}
         profiled = profile(loaded[0].network, deepest) if options.profile and not interrupted else None
     if memory and (measured := memory.measurement()) is not None:
         remember_peak(measured, host)
@@ -105,6 +115,8 @@ def run(options: Options, show: Show) -> Document:
         interrupted=interrupted,
         profile=profiled,
         kv_ratios=[ratio for rows in formats for ratio in rows],
+        run_costs=costs,
+        identity=identity(results, expected),
     )
     refused = remember(host, found, quiet=not (busy or power_notes(found["device"]["power"])))
     if refused is not None:
@@ -202,13 +214,43 @@ def _load(name: str | None, options: Options) -> tuple["LoadedModel", "Backgroun
     return load_resolved(resolved, context=limit, kv=kv, force=options.force), BackgroundCheck(resolved)
 
 
-def _own(loaded: Sequence["LoadedModel"], limit: int, held: int) -> list[Backend]:
+def _expected(model: "LoadedModel") -> tuple[bool, str]:
+    """Whether speculation may change no word of this model's here, and why."""
+    from headrace.app.verify.expectation import expectation
+
+    found = expectation(model)
+    return found.exact, found.reason
+
+
+def _draft(options: Options, model: "LoadedModel") -> "Network[Any] | None":
+    from headrace.app.progress import drawn_progress
+    from headrace.models.draft import load_draft
+    from headrace.models.registry.resolve import resolve
+
+    if options.draft is None:
+        return None
+    with drawn_progress() as progress:
+        resolved = resolve(options.draft, progress=progress)
+    return load_draft(resolved, model).network
+
+
+def _own(
+    loaded: Sequence["LoadedModel"], tests: Sequence[Test], limit: int, held: int, draft: "Network[Any] | None"
+) -> list[Backend]:
     arrays = [{id(array): array.nbytes for array in model.network.arrays} for model in loaded]
     held += sum({key: size for each in arrays for key, size in each.items()}.values())  # formats of K/V share weights
     if len({model.name for model in loaded}) < len(loaded):
         raise UsageError("a model was given twice")
     return [
-        OwnEngine(model.name, model.network, limit=limit, setup=_own_setup(model), held=held - sum(each.values()))
+        OwnEngine(
+            model.name,
+            model.network,
+            limit=limit,
+            setup=_own_setup(model),
+            held=held - sum(each.values()),
+            questions=questions(model, tests),
+            draft=draft if model is loaded[0] else None,
+        )
         for model, each in zip(loaded, arrays, strict=True)
     ]
 

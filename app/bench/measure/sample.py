@@ -3,7 +3,8 @@
 The definitions of `runtime.telemetry` hold: decode speed is the inverse of TPOT. A prefill test is over with its first
 token, as in llama-bench and mlx-lm: its speed is the prompt's tokens over TTFT. Prompt + generation is all tokens over
 all of the time. A batch's speed is that of its sequences together. An arrival's is the prompt's over its own TTFT,
-while inter-token latencies are those of the sequences it joined.
+while inter-token latencies are those of the sequences it joined. A workload's is that of decoding with speculation, of
+all its sequences from when each has its first token.
 """
 
 from collections.abc import Sequence
@@ -23,12 +24,45 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
+class Answered:
+    """How a workload was answered, by all its sequences together, from when each of them had its first token.
+
+    tokens, seconds: of that time. steps: each sequence's counts. proposed, accepted: guesses that were verified, and
+    those of them that were right. tried: those of them before which no other of its step was wrong, itself included.
+    """
+
+    tokens: int
+    seconds: float
+    steps: int
+    proposed: int = 0
+    accepted: int = 0
+    tried: int = 0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A workload answered with speculation and right before or after it without.
+
+    same: whether both said the same tokens. sources: what guessed.
+    """
+
+    on: Answered
+    off: Answered
+    same: bool
+    sources: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """Clock readings of one repetition; bytes and FLOPs are of the average step, None where nobody counts them.
 
     latencies_s: inter-token latencies; of a batch, those of one sequence, while bytes and FLOPs are those of all.
     first_step_s: from the end of prefill to the first token. own_tokens_per_second: what a peer says about itself, to
-    hold our measurement of it against.
+    hold our measurement of it against. prompt_tokens: of a workload.
     """
 
     prefill_s: float
@@ -40,6 +74,8 @@ class Sample:
     peak_memory_bytes: int | None = None
     own_tokens_per_second: float | None = None
     arrival: Arrival | None = None
+    prompt_tokens: int | None = None
+    pair: Pair | None = None
 
     @property
     def decode_s(self) -> float:
@@ -53,6 +89,10 @@ class Sample:
         """The test's speed; see the module's definitions."""
         if test.kind in ("prefill", "arrival"):
             return test.prompt / (self.ttft_s or self.prefill_s)
+        if self.pair is not None:
+            return self.pair.on.tokens_per_second
+        if test.kind == "workload":  # a peer's: a latency for every token
+            return len(self.latencies_s) / self.decode_s
         if test.kind == "decode":
             return test.batch * len(self.latencies_s) / self.decode_s
         return (test.prompt + test.generate) / (self.prefill_s + (self.first_step_s or 0.0) + self.decode_s)

@@ -11,6 +11,7 @@ from headrace.runtime.units import format_bytes
 
 Document = dict[str, Any]
 
+_SHOWN_GUESSES = (1, 2, 4, 7, 15)
 # Figures with parts that not every test has.
 _INTERVAL = ("mean", "low", "high")
 _NESTED = {
@@ -23,19 +24,45 @@ _NESTED = {
         "ttft_alone_ms",
         *(f"of_speed_alone.{name}" for name in _INTERVAL),
     ),
+    "speculation": (
+        "workload",
+        "kind",
+        "temperature",
+        *(f"{key}.{name}" for key in ("plain_tokens_per_second", "ratio") for name in ("median", "low", "high")),
+        "proposed",
+        "accepted",
+        "acceptance",
+        "chance",
+        "proposed_per_step",
+        "accepted_per_step",
+        "tokens_per_step",
+        "sources",
+        "same_tokens",
+    ),
 }
 
 
 def markdown(document: Document) -> str:
-    """A table and the circumstances, to paste into an issue."""
+    """Tables and the circumstances, to paste into an issue."""
     several = len(_engines(document)) > 1
     together = any(entry.get("batch", 1) > 1 for entry in document["results"])
-    rows = [_markdown_row(entry, several=several, together=together) for entry in document["results"]]
-    head = list(rows[0]) if rows else []
-    lines = [" | ".join(head), " | ".join(["---"] + ["---:"] * (len(head) - 1))] if rows else []
-    lines += [" | ".join(row.values()) for row in rows]
-    table = [f"| {line} |" for line in lines]
-    return "\n".join([*table, "", *(f"- {line}" for line in circumstances(document))])
+    workloads = [entry for entry in document["results"] if entry.get("speculation")]
+    others = [entry for entry in document["results"] if not entry.get("speculation")]
+    tables = [
+        _markdown_table([_markdown_row(entry, several=several, together=together) for entry in others]),
+        _markdown_table([_workload_row(entry, several=several) for entry in workloads]),
+    ]
+    lines = [line for table in tables if table for line in (*table, "")]
+    return "\n".join([*lines, *(f"- {line}" for line in circumstances(document))])
+
+
+def _markdown_table(rows: list[dict[str, str]]) -> list[str]:
+    """Their keys are the head; no lines for no rows."""
+    if not rows:
+        return []
+    head = list(rows[0])
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *(list(row.values()) for row in rows)]
+    return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def circumstances(document: Document) -> list[str]:
@@ -52,6 +79,7 @@ def circumstances(document: Document) -> list[str]:
         *map(kv_ratio_line, document.get("kv_ratios", [])),
         *map(scaling_line, document.get("scaling", [])),
         *map(arrival_line, arrivals(document)),
+        *speculation_lines(document),
         *(profile_lines(document["profile"]) if document["profile"] else []),
         *document["notes"],
         versions,
@@ -131,6 +159,38 @@ def arrival_line(entry: Document) -> str:
     )
 
 
+def speculation_lines(document: Document) -> list[str]:
+    """What guessing costs here, and whether it changed a word; nothing where no workload was measured."""
+    costs, identity = document.get("run_costs"), document.get("identity")
+    return [*([break_even_line(costs)] if costs else []), *([identity_line(identity)] if identity else [])]
+
+
+def break_even_line(costs: Document) -> str:
+    """`break-even: a step with 1 guess takes 1.10x, which pays from a chance of 10 % that a guess is right; ...`."""
+    shown = [row for row in costs["guesses"] if row["guesses"] in _SHOWN_GUESSES]
+    parts = [
+        f"{row['guesses']} guess{'es' if row['guesses'] > 1 else ''} {row['cost']:.2f}x a step, from {_chance(row)}"
+        for row in shown
+    ]
+    return f"break-even, by the chance that a guess is right: {'; '.join(parts)}"
+
+
+def _chance(row: Document) -> str:
+    return "no chance on" if row["break_even"] is None else f"{row['break_even']:.0%} on"
+
+
+def identity_line(identity: Document) -> str:
+    """Whether answers were the same with speculation and without, and what was to be expected."""
+    if not identity["differs"]:
+        return f"speculation changed no token in any of {identity['tests']} tests"
+    line = f"speculation changed tokens in {len(identity['differs'])} of {identity['tests']} tests"
+    broken = identity["broken"]
+    if broken:
+        return f"{line}, which must not be: {', '.join(broken)}"
+    reasons = dict.fromkeys(expected["reason"] for expected in identity["expected"].values())
+    return f"{line} ({'; '.join(reasons)})"
+
+
 def csv_text(document: Document) -> str:
     """One row per test, nested figures as `itl_ms.p50`; the machine is in every row, so files can be joined.
 
@@ -162,6 +222,29 @@ def json_lines(document: Document) -> str:
     return "\n".join(
         json.dumps({**shared, "model_facts": models.get(entry["model"]), **entry}) for entry in document["results"]
     )
+
+
+def gain_interval(entry: Document) -> str:
+    """Of a workload's gain, as `1.95–2.10`."""
+    ratio = entry["speculation"]["ratio"]
+    return f"{ratio['low']:.2f}–{ratio['high']:.2f}"
+
+
+def _workload_row(entry: Document, *, several: bool) -> dict[str, str]:
+    found, speed = entry["speculation"], entry["tokens_per_second"]
+    return {
+        **({"engine": entry["engine"]} if several else {}),
+        "model": entry["model"],
+        "workload": label(entry),
+        "kind": found["kind"],
+        "tok/s": _number(speed["median"]),
+        "without": _number(found["plain_tokens_per_second"]["median"]),
+        "gain (95 %)": f"{found['ratio']['median']:.2f}x ({gain_interval(entry)})",
+        "accepted": percent(found["acceptance"]) or "–",
+        "accepted per step": _number(found["accepted_per_step"]),
+        "tokens per step": _number(found["tokens_per_step"]),
+        "same tokens": "yes" if found["same_tokens"] else "no",
+    }
 
 
 def _parts(key: str, value: Any) -> Any:

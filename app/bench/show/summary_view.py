@@ -13,6 +13,7 @@ from headrace.app.bench.show.formats import (
     peak_line,
     ratio_line,
     scaling_line,
+    speculation_lines,
     step_cost_line,
 )
 from headrace.app.bench.show.table import results_table
@@ -63,6 +64,8 @@ def _facts(document: dict[str, Any], width: int) -> list[tuple[str, "Text"]]:
         rows.append(("" if number else "batch", Text(scaling_line(scaled))))
     for number, entry in enumerate(arrivals(document)):
         rows.append(("" if number else "arrival", Text(arrival_line(entry))))
+    for number, line in enumerate(speculation_lines(document)):
+        rows.append(("" if number else "guesses", Text(line, style="bold red" if _broken(document, line) else "")))
     if document.get("profile"):
         from headrace.app.bench.show.profile_view import profile_rows
 
@@ -72,6 +75,11 @@ def _facts(document: dict[str, Any], width: int) -> list[tuple[str, "Text"]]:
         notes.append(f"interrupted in round {document['rounds']}: fewer repetitions than asked for")
     rows += [("" if number else "note", Text(note, style="yellow")) for number, note in enumerate(notes)]
     return rows
+
+
+def _broken(document: dict[str, Any], line: str) -> bool:
+    """Whether the line says that speculation changed what it must not."""
+    return bool((document.get("identity") or {}).get("broken")) and "must not be" in line
 
 
 def _test_notes(results: list[dict[str, Any]]) -> list[str]:

@@ -6,7 +6,7 @@ Made from entries of the JSON document, so a run in progress, a finished one and
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headrace.app.bench.show.formats import label, percent, shown_mbu
+from headrace.app.bench.show.formats import gain_interval, label, percent, shown_mbu
 from headrace.app.tables import Cell, Column, table_lines
 from headrace.runtime.units import format_bytes
 
@@ -29,7 +29,10 @@ def results_table(results: Sequence[Entry], width: int) -> "Group":
         if len(groups) > 1:
             parts.append(Text.assemble("\n", (engine, "bold cyan"), (f"  {model}", "dim")))
         shown = [entry for entry in results if (entry["engine"], entry["model"]) == (engine, model)]
-        parts += table_lines(_columns(shown), width)
+        workloads = [entry for entry in shown if entry.get("speculation")]
+        others = [entry for entry in shown if not entry.get("speculation")]
+        parts += table_lines(_columns(others), width) if others else []
+        parts += [Text(), *table_lines(_workload_columns(workloads), width)] if workloads else []
     return Group(*parts)
 
 
@@ -76,6 +79,37 @@ def _columns(results: Sequence[Entry]) -> list[Column]:
         column("memory", 12, _memory),
         column("drift", 13, lambda entry: "" if entry["drift"] is None else f"{entry['drift']:+.0%}"),
     ]
+
+
+def _workload_columns(results: Sequence[Entry]) -> list[Column]:
+    """Of answers with speculation and without: what it gave, and how much was guessed right."""
+
+    def column(name: str, leaves: int, cell: Callable[[Entry], Cell], *, right: bool = True) -> Column:
+        return Column(name, [cell(entry) for entry in results], leaves, right)
+
+    return [
+        column("workload", 0, label, right=False),
+        column("kind", 7, lambda entry: str(entry["speculation"]["kind"]), right=False),
+        column("tok/s", 0, lambda entry: speed_text(entry["tokens_per_second"]["median"])),
+        column("without", 2, lambda entry: speed_text(entry["speculation"]["plain_tokens_per_second"]["median"])),
+        column("gain", 0, _gain),
+        column("95 %", 1, gain_interval),
+        column("accepted", 3, lambda entry: percent(entry["speculation"]["acceptance"]) or "–"),
+        column("tok/step", 4, lambda entry: f"{entry['speculation']['tokens_per_step']:.2f}"),
+        column("guessed/step", 8, lambda entry: f"{entry['speculation']['proposed_per_step']:.2f}"),
+        column("p50 ms", 9, _itl("p50")),
+        column("GB/s", 10, lambda entry: speed_text(entry["achieved_bandwidth_gb_s"])),
+        column("same", 5, lambda entry: "✓" if entry["speculation"]["same_tokens"] else "✗"),
+    ]
+
+
+def _gain(entry: Entry) -> "Text":
+    """Green where speculation is faster for sure, red where it is slower for sure."""
+    from rich.text import Text
+
+    ratio = entry["speculation"]["ratio"]
+    style = "bold green" if ratio["low"] > 1 else "bold red" if ratio["high"] < 1 else "bold"
+    return Text(f"{ratio['median']:.2f}x", style=style)
 
 
 def _speed(entry: Entry) -> "Text":

@@ -16,7 +16,7 @@ from headrace.app.bench.measure.document import SCHEMA
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.ratios import ratios
 from headrace.app.bench.measure.result import result
-from headrace.app.bench.measure.sample import Arrival, Repetition, Sample
+from headrace.app.bench.measure.sample import Answered, Arrival, Pair, Repetition, Sample
 from headrace.app.bench.measure.setup import Setup, setup_line
 from headrace.app.bench.show import formats
 from headrace.app.bench.show.history_view import blocks
@@ -88,6 +88,17 @@ def document() -> dict[str, Any]:
 DOCUMENT = document()
 
 
+def workload() -> dict[str, Any]:
+    """An entry of one answered with guesses and without."""
+    on, off = Answered(90, 0.4, 40, proposed=60, accepted=50, tried=55), Answered(90, 0.9, 90)
+    sample = Sample(
+        0.0, None, [0.01] * 40, 98e6, 3e6, None, 10**8, prompt_tokens=300, pair=Pair(on, off, True, ("ngram",))
+    )
+    setup = SETUPS["headrace"]
+    test = Test(300, 64, workload="edit", temperature=1.0)
+    return result(test, [Repetition(sample, 0.0, 45.0)] * 3, setup=setup, peak_gb_s=50.0, nominal_gb_s=None)
+
+
 def test_results_have_every_key_of_the_contract_and_survive_json() -> None:
     again = json.loads(json.dumps(DOCUMENT))
     for entry in again["results"]:
@@ -133,7 +144,8 @@ def test_csv_reads_back() -> None:
 
 
 def test_every_csv_column_is_filled_and_there_whatever_was_measured() -> None:
-    whole = list(csv.DictReader(io.StringIO(formats.csv_text(DOCUMENT))))
+    everything = {**DOCUMENT, "results": [*DOCUMENT["results"], workload()]}
+    whole = list(csv.DictReader(io.StringIO(formats.csv_text(everything))))
     unknown = {"mbu_nominal", "drift"}  # this machine's nominal peak is; drift takes more repetitions
     assert not {column for column in whole[0] if not any(row[column] for row in whole)} - unknown
     assert float(whole[0]["ttft_ms.median"]) > 0

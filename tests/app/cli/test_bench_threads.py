@@ -21,7 +21,7 @@ from tests.conftest import TEST_HOME
 from tests.tiny_chat import write_chat_model
 
 FAKE = """
-import ctypes, multiprocessing, os
+import ctypes, multiprocessing, os, time
 from types import SimpleNamespace
 __version__ = "fake"
 llama_token = ctypes.c_int32
@@ -41,6 +41,13 @@ class Llama:
     def n_vocab(self):
         return 64
 
+    def generate(self, tokens, *, temp, **_options):
+        guesses = self.draft_model.num_pred_tokens
+        for number in range(1000):
+            if number % (guesses + 1) == 0:
+                time.sleep(0.002 + 0.001 * guesses)
+            yield 7 if number < 20 else 258
+
 def llama_n_threads(ctx): return ctx.used[0]
 def llama_n_threads_batch(ctx): return ctx.used[1]
 def llama_n_batch(ctx): return ctx.batch
@@ -55,13 +62,21 @@ for name in ("get_memory", "sampler_chain_init", "sampler_chain_default_params",
 """
 
 
+FAKE_LOOKUP = """
+class LlamaPromptLookupDecoding:
+    def __init__(self, max_ngram_size=2, num_pred_tokens=10):
+        self.num_pred_tokens = num_pred_tokens
+"""
+
+
 @pytest.fixture
 def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A comparison of a tiny model with the fake."""
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(bandwidth, "_CPU_SIZE", (8 << 20, 8 << 20))
-    (tmp_path / "fake").mkdir()
-    (tmp_path / "fake" / "llama_cpp.py").write_text(FAKE)
+    (tmp_path / "fake" / "llama_cpp").mkdir(parents=True)
+    (tmp_path / "fake" / "llama_cpp" / "__init__.py").write_text(FAKE)
+    (tmp_path / "fake" / "llama_cpp" / "llama_speculative.py").write_text(FAKE_LOOKUP)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"))
     (tmp_path / "some.gguf").write_bytes(b"GGUF")
     model = write_chat_model(tmp_path / "tiny")
@@ -79,6 +94,24 @@ def run(arguments: list[str]) -> dict[str, Any]:
 
 
 needs_kernels = pytest.mark.skipif(not native.status().available, reason="needs the native kernels")
+
+
+@needs_kernels
+def test_workloads_are_answered_with_its_prompt_lookup(arguments: list[str]) -> None:
+    lengths = ("-p", "8", "-n", "4", "--no-pg")
+    asked = [word for word in arguments if word not in lengths]
+    done = CliRunner().invoke(
+        bench, [*asked, "--speculate", "--workload", "prose"], catch_exceptions=False, standalone_mode=False
+    )
+    found = json.loads(done.stdout)
+    theirs = [entry for entry in found["results"] if entry["engine"] == "llama.cpp"]
+    ours = [entry for entry in found["results"] if entry["engine"] == "headrace"]
+    assert [entry["test"] for entry in theirs] == ["prose", "prose t1"], found["notes"]
+    assert all(entry["speculation"] is None for entry in theirs)
+    assert theirs[0]["prompt_tokens"] == ours[0]["prompt_tokens"] > 0
+    assert [len(entry["repetitions"][0]["itl_ms"]) for entry in theirs] == [20, 20]  # to the end of turn
+    assert [ratio["test"] for ratio in found["ratios"]] == ["prose", "prose t1"]
+    assert any("prompt lookup decoding" in note for note in found["notes"])
 
 
 @needs_kernels

@@ -5,7 +5,9 @@ left to itself the binding would decode on half of the cores. On a CPU flash att
 for decoding at depth, so every test gets whichever is faster for it; but for K/V in 8 bits (KV_TYPE q8_0, else f16),
 whose values take flash attention. All else is as llama.cpp's own programs have it,
 which the binding's defaults are not. Several sequences share one `llama_decode` a step, each with a part of the K/V of
-its own, as its server has it. One JSON line in, one out: see `app.bench.measure.children`.
+its own, as its server has it. Workloads are answered with the binding's prompt lookup decoding, with as many guesses as
+are faster for them: what its documentation gives for CPUs, or its default. One JSON line in, one out: see
+`app.bench.measure.children`.
 """
 
 import json
@@ -13,11 +15,13 @@ import os
 import random
 import sys
 import time
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 KV_TYPES = {"f16": 1, "q8_0": 8}  # ggml's numbers of them
 BATCH, UBATCH = 2048, 512  # tokens llama.cpp takes at once, and computes at once: its defaults
+GUESSES = (2, 10)  # of prompt lookup decoding: what its documentation gives for CPUs, and its default
 
 
 class Tuned:
@@ -30,6 +34,8 @@ class Tuned:
         self._ways = [LlamaCpp(library, path, context, threads, KV_TYPES[kv], flash=flash) for flash in flashes]
         self._parallel: dict[tuple[LlamaCpp, int], Parallel] = {}
         self._best: dict[tuple[int, int, int, int], LlamaCpp] = {}
+        self._open_lookup = partial(Lookup, library, path, context, threads)
+        self._lookup: Lookup | None = None
 
     def setup(self) -> dict[str, Any]:
         """What the contexts say they use; the mapped file is a default that nothing here changes."""
@@ -65,6 +71,59 @@ class Tuned:
         if (way, batch) not in self._parallel:
             self._parallel[way, batch] = Parallel(self._library, way, batch)
         return self._parallel[way, batch].measure(generate, depth)
+
+    def answer(self, tokens: list[int], generate: int, stop: list[int], **how: Any) -> dict[str, Any]:
+        """Times of a whole answer with prompt lookup decoding; see `Lookup.measure`."""
+        if self._lookup is None:
+            self._lookup = self._open_lookup()
+        return self._lookup.measure(tokens, generate, frozenset(stop), **how)
+
+
+class Lookup:
+    """Answers workloads, with whatever way was fastest for each when it was tuned: guesses, flash attention or not."""
+
+    def __init__(self, library: Any, path: str, context: int, threads: int) -> None:
+        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+        models = [
+            library.Llama(
+                path, n_ctx=context, n_batch=max(BATCH, context), n_ubatch=UBATCH, n_threads=threads,
+                n_threads_batch=threads, n_gpu_layers=-1, flash_attn=flash, verbose=False,
+                draft_model=LlamaPromptLookupDecoding(),
+            )
+            for flash in (True, False)
+        ]  # fmt: skip
+        lookups = [LlamaPromptLookupDecoding(num_pred_tokens=guesses) for guesses in GUESSES]
+        self._ways = [(model, lookup) for model in models for lookup in lookups]
+        self._best: dict[tuple[int, ...], tuple[Any, Any]] = {}
+
+    def measure(
+        self, tokens: list[int], generate: int, stop: frozenset[int], temperature: float = 0.0, tune: bool = False
+    ) -> dict[str, Any]:
+        """Times of the answer's tokens, up to `generate` of them or to one of `stop`."""
+        test = (*tokens, round(temperature))
+        if not tune:
+            return self._run(*self._best.get(test, self._ways[0]), tokens, generate, stop, temperature)
+        took = [(way, self._run(*way, tokens, generate, stop, temperature)) for way in self._ways]
+        self._best[test], fastest = min(took, key=lambda found: sum(found[1]["latencies_s"]))
+        return fastest
+
+    def _run(
+        self, model: Any, lookup: Any, tokens: list[int], generate: int, stop: frozenset[int], temperature: float
+    ) -> dict[str, Any]:
+        model.draft_model = lookup
+        began = time.perf_counter()
+        arrivals: list[float] = []
+        for token in model.generate(tokens, top_k=0, top_p=1.0, min_p=0.0, temp=temperature):
+            arrivals.append(time.perf_counter())
+            if token in stop or len(arrivals) == generate:
+                break
+        return {
+            "prefill_s": arrivals[0] - began,
+            "first_step_s": 0.0,
+            "latencies_s": [b - a for a, b in pairwise(arrivals)],
+            "prompt_tokens": len(tokens),
+        }
 
 
 class LlamaCpp:
@@ -211,7 +270,8 @@ def main() -> None:
     print(json.dumps({"ready": llama_cpp.__version__, **peer.setup()}), file=answers, flush=True)
     for line in sys.stdin:
         try:
-            reply: dict[str, Any] = peer.measure(**json.loads(line))
+            asked = json.loads(line)
+            reply: dict[str, Any] = peer.answer(**asked) if "tokens" in asked else peer.measure(**asked)
         except Exception as error:
             reply = {"error": repr(error)}
         print(json.dumps(reply), file=answers, flush=True)

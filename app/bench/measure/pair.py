@@ -1,0 +1,150 @@
+"""A workload answered twice, with speculation and without it: what it gave, and whether it changed a word.
+
+One repetition has both, one right after the other and in turn first, so that what drifts drifts for both. Each is the
+whole answer up to its own end; the clock runs from when all sequences have their first token, so that no prompt counts.
+"""
+
+import time
+from collections.abc import Sequence as Row
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from headrace.app.bench.measure.plan import Test
+from headrace.app.bench.measure.sample import Answered, Pair, Sample
+from headrace.app.bench.measure.workloads import load_workloads
+from headrace.models.text.chat_prompt import ChatPrompt
+from headrace.runtime.engine import Engine
+from headrace.runtime.errors import EngineError
+from headrace.runtime.request import Finished, Request, Step
+from headrace.runtime.sampling import SamplingParams
+from headrace.runtime.sequence import Sequence
+from headrace.runtime.speculation.proposer import Speculation
+from headrace.runtime.telemetry import StepRecord
+
+if TYPE_CHECKING:
+    from headrace.models.load import LoadedModel
+
+LEAST = 8  # tokens of an answer, below which there is nothing to measure
+_TRIES = 8  # seeds, before that is said
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A workload as one model is asked it: token ids, and those that end an answer."""
+
+    prompt: Row[int]
+    stop_ids: frozenset[int]
+
+
+def questions(model: "LoadedModel", tests: Row[Test]) -> dict[str, Question]:
+    """The workloads among the tests, as the model is asked them. Raises UsageError for one without a chat template."""
+    names = dict.fromkeys(test.workload for test in tests if test.workload)
+    if not names:
+        return {}
+    prompts, workloads = ChatPrompt(model.tokenizer), load_workloads()
+    return {name: Question(prompts.encode(workloads[name].messages), model.tokenizer.eos_ids) for name in names}
+
+
+@dataclass(slots=True)
+class _Run:
+    """All sequences of one answer. tokens: what each said; records: of the steps that count."""
+
+    tokens: list[list[int]]
+    records: list[StepRecord] = field(default_factory=list)
+    seconds: float = 0.0
+    latencies_s: list[float] = field(default_factory=list)  # of the first sequence
+
+    @property
+    def counted(self) -> int:
+        """Tokens of those steps, end-of-turn tokens included."""
+        return sum(record.tokens for record in self.records)
+
+    def answered(self) -> Answered:
+        wrong = sum(record.accepted < record.proposed for record in self.records)
+        accepted = sum(record.accepted for record in self.records)
+        return Answered(
+            tokens=self.counted,
+            seconds=self.seconds,
+            steps=len(self.records),
+            proposed=sum(record.proposed for record in self.records),
+            accepted=accepted,
+            tried=accepted + wrong,
+        )
+
+
+def measure_pair(engine: Engine, test: Test, question: Question, turn: int, way: Speculation = "ngram") -> Sample:
+    """One repetition, the `turn`-th, whose seeds follow from that: `way` against no speculation at all.
+
+    Raises EngineError for answers of a few tokens.
+    """
+    order: tuple[Speculation, Speculation] = (way, "off") if turn % 2 else ("off", way)
+    for attempt in range(_TRIES):
+        seed = 1 + turn * _TRIES + attempt
+        runs = {one: _answer(engine, test, question, seed, one) for one in order}
+        on, off = runs[way], runs["off"]
+        if min(on.counted, off.counted) >= LEAST:
+            break
+    else:
+        raise EngineError(f"{test.label}: the model's answers are too short to be measured")
+    return Sample(
+        prefill_s=0.0,
+        first_step_s=None,
+        latencies_s=on.latencies_s,
+        weight_bytes=_mean([record.weight_bytes * test.batch // record.batch for record in on.records]),
+        kv_bytes=test.batch * _mean([record.kv_bytes_read + record.kv_bytes_written for record in on.records]),
+        peak_memory_bytes=max(record.peak_memory_bytes for record in on.records),
+        prompt_tokens=len(question.prompt),
+        pair=Pair(
+            on.answered(),
+            off.answered(),
+            same=on.tokens == off.tokens,
+            sources=tuple(sorted({record.source for record in on.records if record.source})),
+        ),
+    )
+
+
+def _answer(engine: Engine, test: Test, question: Question, seed: int, speculate: Speculation) -> _Run:
+    """The sequences of the test, each with a seed of its own, to the end of the last."""
+    sequences = [engine.submit(_request(test, question, seed + number, speculate)) for number in range(test.batch)]
+    said: dict[Sequence, list[int]] = {sequence: [] for sequence in sequences}
+    run = _Run(list(said.values()))
+    waiting, running = set(sequences), set(sequences)  # for their first token, for their last
+    began = ended = time.perf_counter()
+    while running:
+        counts = not waiting
+        for sequence, event in engine.step():
+            record: StepRecord | None = None
+            if isinstance(event, Step):
+                said[sequence] += event.tokens
+                record = event.record
+            elif isinstance(event, Finished):
+                running.discard(sequence)
+                record = event.stop_record
+            if record is None:
+                continue
+            waiting.discard(sequence)
+            if counts:
+                run.records.append(record)
+                if sequence is sequences[0]:
+                    run.latencies_s.append(record.latency_s)
+        ended = time.perf_counter()
+        if not counts and not waiting:
+            began = ended
+    while engine.has_work:
+        engine.step()
+    run.seconds = ended - began
+    return run
+
+
+def _request(test: Test, question: Question, seed: int, speculate: Speculation) -> Request:
+    return Request(
+        question.prompt,
+        max_tokens=test.generate,
+        sampling=SamplingParams(temperature=test.temperature, seed=seed),
+        stop_ids=question.stop_ids,
+        speculate=speculate,
+    )
+
+
+def _mean(values: list[int]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,68 @@
+"""What a step costs that feeds several tokens of one sequence, as it does to verify guesses.
+
+A step without guesses is built while the one before is under way, as the loop does it; one with guesses has to wait
+until that has landed, and is timed from building it to reading what it chose. Rounds are interleaved and the median is
+taken. This is the price of guessing, whatever guesses: with the chance that a guess is right it says what it gains.
+"""
+
+import random
+import time
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import mlx.core as mx
+
+from headrace.app.bench.measure.profile import run_ahead
+from headrace.app.predict.acceptance import GUESSES, break_even
+from headrace.models.network.decoder import Decoder
+from headrace.runtime.caches import make_caches
+from headrace.runtime.decode import decode_step
+from headrace.runtime.prefill import prefill
+from headrace.runtime.sampling import Sampler, SamplingParams
+
+ROUNDS = 15
+DEPTH = 256
+_STEPS = 4  # without guesses, a round
+
+
+def run_costs(network: object, *, depth: int = DEPTH, rounds: int = ROUNDS) -> dict[str, Any] | None:
+    """As `run_costs` of the JSON document: seconds by guesses, and the chance at which they pay.
+
+    None for a network of mlx-lm's, whose classes have caches of their own.
+    """
+    if not isinstance(network, Decoder):
+        return None
+    draw = random.Random(0)
+    sampler = Sampler(SamplingParams(), vocab_size=network.vocab_size, prompt=())
+    limit = depth + (rounds + 1) * (_STEPS + 1) + GUESSES[-1] + 8
+    cache = make_caches(network, limit, most_running=1, keep=False).begin([0])
+    for _ in prefill(network, cache, [draw.randrange(network.vocab_size) for _ in range(depth)]):
+        pass
+    times: dict[int, list[float]] = {guesses: [] for guesses in (0, *GUESSES)}
+    for turn in range(rounds + 1):  # the first of which warms up
+        ready = [time.perf_counter() for _ in run_ahead(network, cache, sampler, mx.array([1]), _STEPS + 1)]
+        times[0].append(median([b - a for a, b in pairwise(ready)]))
+        for guesses in GUESSES if turn % 2 else GUESSES[::-1]:
+            tokens = mx.array([draw.randrange(network.vocab_size) for _ in range(guesses + 1)], mx.uint32)
+            began = time.perf_counter()
+            decode_step(network, cache, _likeliest, tokens, guesses + 1).tolist()
+            times[guesses].append(time.perf_counter() - began)
+            cache.rollback()
+    cache.close()
+    found = {guesses: median(values[1:]) for guesses, values in times.items()}
+    return {
+        "depth": depth,
+        "rounds": rounds,
+        "step_ms": found[0] * 1e3,
+        "guesses": [_row(guesses, found[guesses] / found[0], found[guesses]) for guesses in GUESSES],
+    }
+
+
+def _row(guesses: int, cost: float, seconds: float) -> dict[str, Any]:
+    return {"guesses": guesses, "step_ms": seconds * 1e3, "cost": cost, "break_even": break_even(cost, guesses)}
+
+
+def _likeliest(logits: mx.array) -> mx.array:
+    """(rows, V) -> (rows,)"""
+    return mx.argmax(logits, axis=-1)
