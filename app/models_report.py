@@ -60,7 +60,6 @@ def checkpoint_document(model: ResolvedModel, usable: int | None = None) -> Docu
         context_length,
         many_sequences,
         network_kind,
-        takes_guesses,
     )  # brings mlx, which only this question needs
 
     checkpoint = open_checkpoint(model.path)
@@ -77,7 +76,7 @@ def checkpoint_document(model: ResolvedModel, usable: int | None = None) -> Docu
         "architecture": checkpoint.config.get("model_type"),
         "decoder": network_kind(checkpoint),
         "sequences": many_sequences(checkpoint),
-        "speculates": takes_guesses(checkpoint),
+        "speculates": _speculates(checkpoint),
         "context": context,
         "quantization": quantization_document(checkpoint),
         "stored_format": checkpoint.foreign.describe() if checkpoint.foreign is not None else None,
@@ -92,6 +91,16 @@ def checkpoint_document(model: ResolvedModel, usable: int | None = None) -> Docu
         "memory_bytes": _memory(checkpoint, cost, at),
         "context_fits": _fits(checkpoint, cost, context, usable),
     }
+
+
+def _speculates(checkpoint: Checkpoint) -> bool | None:
+    """Whether guesses can be verified; None where nothing here runs the model."""
+    from headrace.models.load import takes_guesses
+
+    try:
+        return takes_guesses(checkpoint)
+    except (CheckpointError, UnsupportedModelError):
+        return None
 
 
 def memory_needed(name: str | None) -> int | None:

@@ -31,7 +31,11 @@ _SEQUENCES = {
     "batched": "several at once share a pass (`batch`, `run --samples`)",
     "turns": "several at once take turns, a pass each",
 }
-_SPECULATES = {True: "can guess tokens ahead", False: "off: what was guessed wrong cannot be taken back"}
+_SPECULATES = {
+    True: "can guess tokens ahead",
+    False: "off: what was guessed wrong cannot be taken back",
+    None: "not known: nothing here runs the model",
+}
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
