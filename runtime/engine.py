@@ -371,7 +371,7 @@ class Engine:
         self, sequence: Sequence, reason: FinishReason, stop_id: int | None = None, record: StepRecord | None = None
     ) -> Finished:
         after = sequence.request.cancel.after
-        if after is not None and sequence.said > after:  # the answer had ended in the middle of a step
+        if after is not None and sequence.said >= after:  # the answer may have ended in the middle of a step
             sequence.timeline.unsay(sequence.said - after + (sequence.stop_id is not None))
             sequence.said = after
         finished = Finished(reason, sequence.timeline.summary(sequence.cache, sequence.said), stop_id, record)

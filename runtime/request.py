@@ -27,7 +27,7 @@ class CancelFlag:
         self.after: int | None = None
 
     def set(self, after: int | None = None) -> None:
-        self.after = after
+        self.after = self.after if after is None else after
         self._event.set()
 
     def __bool__(self) -> bool:

@@ -136,7 +136,7 @@ def test_an_answer_that_ends_in_the_middle_of_a_step_counts_no_more(
 ) -> None:
     """As a stop string does it: the flag says how many tokens count."""
     tokens = [token for token, _ in expected[0]]
-    for after in range(1, 18):
+    for after in range(1, 18):  # also right before the end-of-turn token
         request, count = asked(stop_ids=frozenset({tokens[17]})), 0
         engine = speculating(network)
         sequence = engine.submit(request)
