@@ -1,7 +1,6 @@
 """Several answers to the last question at the same time, against a scripted engine: what is asked, stored and taken."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from headrace.app.engine.client import EngineClient
 from headrace.app.sessions.export import exported
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import EngineError, SessionError, UsageError
+from tests.app.chat.polling import until
 from tests.app.scripted_engine import Script, ScriptedEngine
 from tests.tiny_chat import write_chat_model
 
@@ -26,14 +26,6 @@ def talk(store: SessionStore, engine: ScriptedEngine) -> Conversation:
     while talk.phase != "idle":
         talk.poll()
     return talk
-
-
-def until(it: Candidates, true: Callable[[], object]) -> None:
-    for _ in range(300):
-        if true():
-            return
-        it.poll()
-    raise AssertionError([(side.phase, side.notice) for side in it.sides])
 
 
 def over(it: Candidates) -> None:

@@ -1,6 +1,5 @@
 """The same question to two setups, against scripted engines: whose turn it is, what is stored, what fits."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,18 +13,12 @@ from headrace.app.chat.side import Side
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import EngineError, SessionError, UsageError
 from headrace.runtime.machine.memory import Budget
+from tests.app.chat.polling import until
 from tests.app.scripted_engine import CARD, Script, ScriptedEngine
 
 GIB = 1 << 30
 WARM = AnswerSetup(None, "", {"temperature": 1.2})
 OTHER = AnswerSetup("other-1b", "", {})
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SessionStore]:
-    store = SessionStore(tmp_path / "sessions.db")
-    yield store
-    store.close()
 
 
 @pytest.fixture
@@ -52,14 +45,6 @@ def say(talk: Conversation, text: str, *pieces: str) -> None:
     talk.send(text)
     while talk.phase != "idle":
         talk.poll()
-
-
-def until(it: Comparison, true: Callable[[], object]) -> None:
-    for _ in range(300):
-        if true():
-            return
-        it.poll()
-    raise AssertionError([(side.phase, side.notice) for side in it.sides])
 
 
 def until_over(it: Comparison) -> None:

@@ -36,7 +36,7 @@ from headrace.app.engine.messages import (
 )
 from headrace.runtime.errors import EngineError
 from tests.damaged import install_damaged
-from tests.tiny_chat import IM_END, write_chat_model
+from tests.tiny_chat import IM_END
 
 E = TypeVar("E")
 PATIENCE_S = 120
@@ -45,17 +45,6 @@ ENDLESS = {"temperature": 1.0, "seed": 1, "logit_bias": [f"{IM_END}=-100"]}  # u
 ROOMY = 100_000  # tokens of context: half a minute of the tiny model, so that what is stopped was still going on
 LETTERS = {"logit_bias": [f"{ord(letter) - 33}=100" for letter in "abcdefghijklmnopqrstuvwxyz"]}  # greedy, valid text
 ROOT = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_chat_model(tmp_path_factory.mktemp("tiny") / "chat", context=1_000_000)
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
 
 
 @pytest.fixture

@@ -26,12 +26,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_chat_model(tmp_path_factory.mktemp("tiny") / "chat", context=4096)
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
 def opened(model: Path) -> EngineHost:
     return EngineHost.load(ModelSpec(str(model)), lambda *_: None)
 

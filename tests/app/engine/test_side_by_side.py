@@ -13,16 +13,11 @@ from headrace.app.engine.messages import ContextFull, Delta, Done, Event, Failed
 from headrace.app.engine.process import Server
 from headrace.runtime.errors import NotEnoughMemoryError
 from headrace.runtime.request import CancelFlag
-from tests.tiny_chat import IM_END, write_chat_model
+from tests.tiny_chat import IM_END
 
 HELLO = [{"role": "user", "content": "hello"}]
 NO_END = {"temperature": 1.0, "logit_bias": [f"{IM_END}=-100"]}
 PATIENCE_S = 120
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_chat_model(tmp_path_factory.mktemp("tiny") / "chat", context=1_000_000)
 
 
 @pytest.fixture(scope="module")
@@ -153,8 +148,7 @@ def test_every_request_hears_of_an_engine_that_failed() -> None:
 
 
 @pytest.fixture
-def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineClient]:
-    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+def client() -> Iterator[EngineClient]:
     client = EngineClient()
     yield client
     client.close()

@@ -1,0 +1,13 @@
+"""Polling answers side by side by hand."""
+
+from collections.abc import Callable
+
+from headrace.app.chat.side_by_side import SideBySide
+
+
+def until(it: SideBySide, true: Callable[[], object]) -> None:
+    for _ in range(300):
+        if true():
+            return
+        it.poll()
+    raise AssertionError([(side.phase, side.notice) for side in it.sides])

@@ -1,0 +1,18 @@
+"""What tests of the engine's process begin with: a home of their own, and a tiny model that chats."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_chat import write_chat_model
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_model(tmp_path_factory.mktemp("tiny") / "chat", context=1_000_000)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
