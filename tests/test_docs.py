@@ -73,7 +73,7 @@ def test_the_document_of_bench(model: Path, tmp_path: Path, monkeypatch: pytest.
     gguf.write_bytes(b"GGUF")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     peer = ("--vs", "llama.cpp", "--llama-model", str(gguf), "--profile")
-    found = output(bench, "-m", str(model), "-p", "8", "-n", "4", "-d", "0,2000", "-r", "3", "--json", *peer)
+    found = output(bench, "-m", str(model), "-p", "8", "-n", "4", "-d", "0,256", "-r", "2", "--json", *peer)
     elsewhere = ("device", "model", "models", "results", "ratios", "peer_agreement", "profile", "step_cost", "engines")
     check(described["Document"], found, own_section=elsewhere)
     check(described["device"], found["device"])

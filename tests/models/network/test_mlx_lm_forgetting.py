@@ -91,9 +91,17 @@ def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @cache
+def answers(network: MlxLmNetwork) -> dict[tuple[int, ...], list[int]]:  # noqa: ARG001
+    """As far as `alone` had to find them."""
+    return {}
+
+
 def alone(network: MlxLmNetwork, prompt: tuple[int, ...], steps: int) -> list[int]:
     """The greedy answer without overlap and without reuse; many turns begin alike."""
-    return step_by_step(network, prompt, steps)[0]
+    known = answers(network)
+    if len(known.get(prompt, [])) < steps:
+        known[prompt] = step_by_step(network, prompt, max(steps, 2 * WINDOW if prompt == tuple(FIRST) else 0))[0]
+    return known[prompt][:steps]
 
 
 def end_by_length(engine: Engine, prompt: list[int]) -> Iterator[Event]:
