@@ -169,8 +169,10 @@ def summary_line(report: RunReport) -> str:
         parts[-1] += f" of {report.beside.gb_s:.0f} GB/s"
     if summary.accepted:
         parts.insert(2, f"{summary.completion_tokens / summary.steps:.2f} tok/step")
-    # What to do about it goes before figures that are low because of it.
-    parts.append("slow kernels: see doctor" if report.without_kernels else f"KV {_kv(report)}")
+    if report.without_kernels:  # what to do about it goes before figures that are low because of it
+        parts.append("slow kernels: see doctor")
+    elif not summary.accepted:  # there is no room for both
+        parts.append(f"KV {_kv(report)}")
     if report.finished.reason != "stop":
         parts.append(_CUT_SHORT[report.ended_by])
     return " · ".join(parts)
@@ -203,7 +205,8 @@ def table(report: RunReport) -> list[tuple[str, str]]:
         ("MBU", _mbu(report)),
     ]
     roofline = report.roofline_tokens_per_second
-    rows.append(("roofline", f"{roofline:.1f} tok/s at {format_bytes(report.step_bytes)} per step"))
+    unit = "steps/s" if summary.accepted else "tok/s"
+    rows.append(("roofline", f"{roofline:.1f} {unit} at {format_bytes(report.step_bytes)} per step"))
     rows.append(("intensity", f"{report.arithmetic_intensity:.2f} FLOPs per byte"))
     return rows
 

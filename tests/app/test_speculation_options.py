@@ -11,6 +11,7 @@ from headrace.app.batch.line import Defaults, Line
 from headrace.app.batch.parse import parse_line
 from headrace.app.cli.batch import batch
 from headrace.app.cli.run import run
+from headrace.app.cli.run_report import RunReport, summary_line, table
 from headrace.app.speculation import speculation
 from headrace.models.load import load_model
 from headrace.models.text.chat_prompt import ChatPrompt
@@ -71,3 +72,24 @@ def test_a_batch_asks_line_by_line(model: Path, asked: list[Request], tmp_path: 
     line = parse_line(json.dumps({"prompt": "a"}).encode(), 1, Defaults())
     assert isinstance(line, Line)
     assert Asking(loaded, ChatPrompt(loaded.tokenizer)).request(line).speculate == "ngram"
+
+
+def test_the_account_of_an_answer_tells_tokens_from_steps(
+    model: Path, asked: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports: list[RunReport] = []
+    monkeypatch.setattr("headrace.app.cli.run._report", lambda report, **_: reports.append(report))
+    for choice in ("ngram", "off"):
+        arguments = ["hi", "-m", str(model), "-n", "200", "-t", "0", "--stats", "--speculate", choice]
+        CliRunner().invoke(run, arguments, catch_exceptions=False, standalone_mode=False)
+    guessed, plain = reports
+    assert guessed.text == plain.text
+    summary = guessed.finished.summary
+    assert summary.accepted > 0, "a tiny model goes round in circles, which can be guessed"
+    said = f"{summary.completion_tokens / summary.steps:.2f}"
+    assert f" · {said} tok/step · " in summary_line(guessed)
+    assert dict(table(guessed))["guesses"].startswith(f"{summary.accepted} of {summary.proposed} accepted (")
+    assert "steps/s" in dict(table(guessed))["roofline"]
+    assert "tok/step" not in summary_line(plain)
+    assert "guesses" not in dict(table(plain))
+    assert [request.speculate for request in asked] == ["ngram", "off"]
