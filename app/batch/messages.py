@@ -29,7 +29,7 @@ def _message(value: Any, where: str) -> dict[str, str]:
         raise UsageError(f"a message must be an object, not {shown(value)}{where}")
     refuse_unknown(value, frozenset({"role", "content"}), where)
     role = value.get("role")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise UsageError(f"role must be system, user or assistant, not {shown(role)}{where}")
     return {"role": role, "content": _content(value.get("content"), where)}
 

@@ -158,7 +158,7 @@ def _check_index(root: Path, tensors: dict[str, TensorInfo]) -> None:
         if info is None:
             raise CheckpointError(f"{name} lists {_quote(tensor)} in {_quote(shard)}, which does not have it")
         if info.shard.name != shard:
-            raise CheckpointError(f"{name} puts {_quote(tensor)} in {shard}, it is in {info.shard.name}")
+            raise CheckpointError(f"{name} puts {_quote(tensor)} in {_quote(shard)}, it is in {info.shard.name}")
     for tensor in tensors:
         if tensor not in weight_map:
             raise CheckpointError(f"{name} does not list {_quote(tensor)} of {tensors[tensor].shard.name}")

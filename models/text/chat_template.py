@@ -134,7 +134,7 @@ def _plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     plain = []
     for message in messages:
         role = message.get("role")
-        if role not in ROLES:
+        if not isinstance(role, str) or role not in ROLES:
             raise UsageError(f"unknown chat role {role!r}", hint="known roles: " + ", ".join(sorted(ROLES)))
         plain.append({key: _plain_data(value) for key, value in message.items() if value is not None})
     return plain
@@ -167,4 +167,9 @@ def _fold_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _text_of(content: Any) -> str:
     if isinstance(content, str):
         return content
-    return "".join(part.get("text", "") for part in content if isinstance(part, dict))
+    parts = (
+        [part.get("text", "") for part in content if isinstance(part, dict)] if isinstance(content, list) else [None]
+    )
+    if not all(isinstance(part, str) for part in parts):
+        raise UsageError("the content of a message is neither a text nor a list of parts with texts")
+    return "".join(parts)

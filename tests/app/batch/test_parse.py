@@ -51,6 +51,11 @@ def test_a_system_message_of_all_lines_goes_where_there_is_none() -> None:
     assert parsed(body(model=None), defaults).messages == [system, asked]
 
 
+@pytest.mark.parametrize("role", [["user"], {"a": 1}, 3, None, "tool"])
+def test_a_role_is_one_of_three(role: Any) -> None:
+    assert "role must be" in refused({"messages": [{"role": role, "content": "x"}]})
+
+
 def test_raw_text_has_no_messages() -> None:
     assert parsed({"prompt": "Once", "raw": True}).messages is None
     assert parsed({"prompt": "Once"}, Defaults(raw=True)).messages is None

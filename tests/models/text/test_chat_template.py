@@ -148,3 +148,16 @@ def test_a_broken_template_file_is_named(tmp_path: Path, content: bytes) -> None
 def test_jinja_is_not_imported_before_a_template_is_compiled() -> None:
     code = "import sys, headrace.models.text.tokenizer; assert not {'jinja2', 'tokenizers', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
+
+
+@pytest.mark.parametrize("content", [False, 3, {"text": "x"}, [{"text": 3}], [{"text": None}]])
+def test_a_system_message_that_is_no_text_is_refused(content: Any) -> None:
+    template = ChatTemplate({"default": "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"})
+    with pytest.raises(UsageError, match="content"):
+        template.render([{"role": "system", "content": content}, {"role": "user", "content": "x"}])
+
+
+@pytest.mark.parametrize("role", [["user"], {"a": 1}, None, "boss"])
+def test_an_unknown_role_is_refused(role: Any) -> None:
+    with pytest.raises(UsageError, match="unknown chat role"):
+        ChatTemplate({"default": "x"}).render([{"role": role, "content": "x"}])
