@@ -27,6 +27,7 @@ _SECRET_NAMES = 0x100000  # area B
 # Added tokens that are not declared special count as control tokens if the template writes them and they look like
 # markup (`<think>`, `<tool_call>`). Runs of blank lines, which Gemma adds as tokens too, do not.
 _MARKUP = re.compile(r"[<\[].+[>\]]", re.DOTALL)
+_MARKUP_IN = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 
 
 class ControlTokens:
@@ -75,8 +76,12 @@ class ControlTokens:
         from tokenizers import Tokenizer as RustTokenizer
 
         document = json.loads(tokenizer.to_str())
-        for added in document["added_tokens"]:
-            added["content"] = self._secret_of.get(added["content"], added["content"])
+        added_tokens = {added["content"]: added for added in document["added_tokens"]}
+        for text, secret in self._secret_of.items():
+            plain = {"id": self._ids_of[text], "single_word": False, "lstrip": False, "rstrip": False, "special": True}
+            added = added_tokens.setdefault(text, plain)  # what was a piece of the vocabulary only is one from now on
+            added |= {"content": secret, "normalized": False}  # a normalizer may drop what no text has
+        document["added_tokens"] = sorted(added_tokens.values(), key=lambda added: added["id"])
         document["post_processor"] = None  # adds tokens around a whole prompt, which is not wanted here
         self._rename_in_model(document["model"])
         return RustTokenizer.from_str(json.dumps(document))
@@ -128,6 +133,11 @@ class Masked:
 def looks_like_markup(text: str) -> bool:
     """Whether an added token that is not declared special may be one of the template's control tokens."""
     return _MARKUP.fullmatch(text) is not None
+
+
+def markup_in(text: str) -> set[str]:
+    """What of a text looks like a control token."""
+    return set(_MARKUP_IN.findall(text))
 
 
 def _any_of(texts: Mapping[str, int]) -> re.Pattern[str]:

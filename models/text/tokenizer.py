@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.text.chat_template import ChatTemplate, Message, read_sources
-from headrace.models.text.control_tokens import ControlTokens, looks_like_markup
+from headrace.models.text.control_tokens import ControlTokens, looks_like_markup, markup_in
 from headrace.models.text.detokenizer import Detokenizer, DetokenizerFactory
 from headrace.models.text.other_formats import read_other_format
 from headrace.models.text.thinking_forms import ThinkingForm, ThinkingStream, thinking_form
@@ -182,16 +182,35 @@ class Tokenizer:
         special: dict[str, int] = {}
         markup: dict[str, int] = {}
         ends, named = self.eos_ids, {*self._special_texts.values(), *TURN_ENDS}
-        for index, added in self._rust.get_added_tokens_decoder().items():
+        added_tokens = self._rust.get_added_tokens_decoder()
+        for index, added in added_tokens.items():
             if added.special or index in ends or (added.content in named and looks_like_markup(added.content)):
                 special[added.content] = index
             elif looks_like_markup(added.content):
                 markup[added.content] = index
-        written = self._written_between_turns() if markup else ""
+        written = self._written_between_turns()
+        special |= {text: i for text, i in self._pieces_of(written, named).items() if i not in added_tokens}
         # What stands around every turn of a plain chat is nobody's text, not the model's either; its thinking is.
         turns = {text: index for text, index in markup.items() if text in written and "think" not in text}
         others = {text: index for text, index in markup.items() if text not in turns and text in self._template_source}
         return ControlTokens(special | turns, others)
+
+    def _pieces_of(self, written: str, named: set[str]) -> dict[str, int]:
+        """Pieces of the vocabulary that look like controls, and that the text of one or the template's is encoded to.
+
+        A Unigram or a WordPiece finds them in any text, added tokens or not.
+        """
+        found, unknown = {}, self._special_texts.get("unk_token")
+        ends = {self._rust.id_to_token(index) or "" for index in self.eos_ids}
+        for text in filter(None, (written, *sorted(named | ends | markup_in(written)))):
+            ids: list[int] = []
+            with suppress(CheckpointError):  # of a tokenizer that fails at this text, as it will at a prompt
+                ids = _encode(self._rust, _well_formed(text))
+            for index in ids:
+                piece = self._rust.id_to_token(index)
+                if piece is not None and piece != unknown and looks_like_markup(piece):
+                    found[piece] = index
+        return found
 
     def _written_between_turns(self) -> str:
         """What the template writes of its own in a plain chat, whichever way it puts it together."""

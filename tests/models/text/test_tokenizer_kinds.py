@@ -1,0 +1,18 @@
+"""Twenty kinds of tokenizer, their controls told in five ways: no text of a message gives the id of one."""
+
+from pathlib import Path
+
+import pytest
+
+from headrace.models.text.tokenizer import Tokenizer
+from tests.smuggling import Smuggling
+from tests.tokenizer_kinds import DECLARED, KINDS, texts, write_kind
+
+
+@pytest.mark.parametrize("declared", DECLARED)
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_text_gives_the_id_of_a_control(tmp_path: Path, kind: str, declared: str) -> None:
+    template = "put together" if len(kind) % 2 else "written out"
+    tried = Smuggling(Tokenizer.load(write_kind(tmp_path, kind, declared, template)))
+    assert declared == "pieces" or len(tried.controls) == 4
+    assert [(text, ways) for text in texts(seed=16, count=12) if (ways := tried.ways(text))] == []

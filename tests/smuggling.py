@@ -1,0 +1,25 @@
+"""Whether a text gets the id of a control token into a prompt that the template did not write."""
+
+from headrace.models.text.tokenizer import Tokenizer
+from tests.tokenizer_kinds import CONTROLS
+
+_ROLES = ("user", "assistant", "system")
+
+
+class Smuggling:
+    """A tokenizer of `tests.tokenizer_kinds` that texts are tried on."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        ids = (tokenizer._rust.token_to_id(text) for text in CONTROLS if text != "<unk>")
+        self.controls = frozenset(index for index in ids if index is not None)  # whatever the vocabulary calls them
+        self._harmless = {role: self._written(role, "y") for role in _ROLES}
+
+    def ways(self, text: str) -> list[str]:
+        """In whose message, or as a raw prompt, it gives other control ids than a harmless text in its place."""
+        found = [role for role in _ROLES if self._written(role, text) != self._harmless[role]]
+        return found if self.controls.isdisjoint(self._tokenizer.encode(text)) else [*found, "raw"]
+
+    def _written(self, role: str, content: str) -> list[int]:
+        chat = [{"role": role, "content": content}, {"role": "user", "content": "x"}]
+        return [index for index in self._tokenizer.encode_chat(chat) if index in self.controls]
