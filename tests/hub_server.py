@@ -12,6 +12,8 @@ import contextlib
 import hashlib
 import json
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,6 +23,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 _LARGE = (".safetensors", ".gguf")
+Lie = Callable[[str, int, bytes, dict[str, str]], tuple[int, bytes, dict[str, str]]]
 
 
 @dataclass
@@ -44,7 +47,13 @@ class HubServer:
         self.truncate: set[str] = set()  # file names whose next transfer breaks off half-way
         self.damage: set[str] = set()  # file names that are served with other bytes than they should have
         self.stall: threading.Event | None = None  # set: transfers stop half-way until the client leaves
+        self.pace_s = 0.0  # seconds that every 64 KiB of a large file take
         self.status: int | None = None  # answer everything with this
+        # ("METHOD path", status, body, headers) -> what is sent in their place
+        self.lie: Lie = lambda _request, status, body, headers: (status, body, headers)
+        self.endless: set[str] = set()  # ends of paths whose body has no end, of which this much was sent at most:
+        self.sent_without_end = 0
+        self.tokens: list[str] = []  # "METHOD path" of requests that came with a token
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self._server.daemon_threads = True
         port = self._server.server_address[1]
@@ -102,6 +111,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.hub.requests.append(f"{self.command} {urlsplit(self.path).path}")
+        if "Authorization" in self.headers:
+            self.hub.tokens.append(self.hub.requests[-1])
         parts = path.strip("/").split("/")
         if self.hub.status is not None:
             self._error(self.hub.status)
@@ -208,14 +219,32 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(status, b"{}", {"Content-Type": "application/json", **headers})
 
     def _send(self, status: int, body: bytes, headers: dict[str, str], promised: int | None = None) -> None:
+        path = unquote(urlsplit(self.path).path)
+        status, body, headers = self.hub.lie(f"{self.command} {path}", status, body, headers)
         self.send_response(status)
+        if self.command == "GET" and any(path.endswith(end) for end in self.hub.endless):
+            self._send_without_end(body, headers)
+            return
         for key, value in headers.items():
             self.send_header(key, value)
         self.send_header("Content-Length", str(len(body) if promised is None else promised))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body)
+            for start in range(0, len(body), 1 << 16):
+                self.wfile.write(body[start : start + (1 << 16)])
+                time.sleep(self.hub.pace_s)
             self.wfile.flush()
+
+    def _send_without_end(self, body: bytes, headers: dict[str, str]) -> None:
+        """The body, and zeros until the client has enough of them."""
+        self.close_connection = True
+        for key, value in headers.items():
+            self.send_header(key, value)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            self.wfile.write(body)
+            while self.hub.sent_without_end < 1 << 30:
+                self.hub.sent_without_end += self.wfile.write(bytes(1 << 20))
 
 
 def _entry(file: str, content: bytes) -> dict[str, Any]:

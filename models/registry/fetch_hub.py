@@ -21,12 +21,14 @@ from headrace.models.background import run_in_background
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.checkpoint.safetensors import refuse_code
 from headrace.models.registry.hub_files import choose_files
+from headrace.models.registry.hub_guard import check_commit, only_sound_answers
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.source import HubId
 from headrace.runtime.errors import FetchError, HeadraceError, ModelNotFoundError
 
 _API_TIMEOUT_SECONDS = 15.0
 _CHUNK = 4 << 20
+_SLACK_BYTES = 32 << 20  # beyond what the hub says a download has: more is one without an end
 _Result = TypeVar("_Result")
 
 
@@ -50,12 +52,20 @@ def fetch_hub(hub: HubId, *, file: str | None = None, progress: Progress = silen
     Raises ModelNotFoundError, FetchError (network, permission, damaged download) or CheckpointError (not a model we
     may open).
     """
+    with only_sound_answers():
+        return _fetch(hub, file, progress)
+
+
+def _fetch(hub: HubId, file: str | None, progress: Progress) -> HubFiles:
     api = _api()
     # Its warnings ("Trying to resume download...") would tear up the progress display. Importing sets its level.
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
     try:
         progress("asking the hub", 0, None)
         info = api.model_info(hub.repo, revision=hub.revision, files_metadata=True, timeout=_API_TIMEOUT_SECONDS)
+        check_commit(info.sha)
+    except HeadraceError:
+        raise
     except Exception as error:
         if not _is_offline(error):
             raise _explain(error, hub) from error
@@ -70,6 +80,11 @@ def fetch_hub(hub: HubId, *, file: str | None = None, progress: Progress = silen
 
 def fetch_config(hub: HubId) -> dict[str, Any]:
     """config.json of `hub` and nothing else, from the hub or its cache. Raises as `fetch_hub` does."""
+    with only_sound_answers():
+        return _fetch_config(hub)
+
+
+def _fetch_config(hub: HubId) -> dict[str, Any]:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -78,7 +93,9 @@ def fetch_config(hub: HubId) -> dict[str, Any]:
     commit, offline = hub.revision, False
     try:
         # Without network this fails at once, where the download would try for half a minute.
-        commit = api.model_info(hub.repo, revision=hub.revision, timeout=_API_TIMEOUT_SECONDS).sha
+        commit = check_commit(api.model_info(hub.repo, revision=hub.revision, timeout=_API_TIMEOUT_SECONDS).sha)
+    except HeadraceError:
+        raise
     except Exception as error:
         offline = _is_offline(error)
         if not offline:
@@ -87,6 +104,8 @@ def fetch_config(hub: HubId) -> dict[str, Any]:
         path = hf_hub_download(hub.repo, "config.json", revision=commit, local_files_only=offline, tqdm_class=_Mute)
     except LocalEntryNotFoundError as error:
         raise _unreachable(hub) from error
+    except HeadraceError:
+        raise
     except Exception as error:
         raise _explain(error, hub) from error
     return read_json_object(Path(path))
@@ -122,8 +141,8 @@ def _download(hub: HubId, info: Any, file: str | None, progress: Progress) -> Hu
         )
     )
     for name in names:
-        if name not in cached and siblings[name].lfs is not None:
-            _verify(folder / name, siblings[name].lfs.sha256, progress)
+        if name not in cached:
+            _verify(folder / name, siblings[name], progress)
     gguf = folder / names[0] if names[0].endswith(".gguf") else None
     stated = {name: str(siblings[name].lfs.sha256) for name in names if siblings[name].lfs is not None}
     return HubFiles(hub.repo, commit, folder, gguf, _licence(info), names, stated)
@@ -153,23 +172,29 @@ def _licence(info: Any) -> str | None:
     return str(named) if named else None
 
 
-def _verify(path: Path, sha256: str, progress: Progress) -> None:
-    digest = hashlib.sha256()
+def _verify(path: Path, stated: Any, progress: Progress) -> None:
+    """Compare a file with what the hub states of it: a large one's sha256, of any other the id that git gives it."""
     size = path.stat().st_size
+    if stated.lfs is not None:
+        digest, expected = hashlib.sha256(), stated.lfs.sha256
+    else:
+        digest, expected = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False), stated.blob_id
     with path.open("rb") as stream:
         while chunk := stream.read(_CHUNK):
             digest.update(chunk)
-            progress("verifying", stream.tell(), size)
-    if digest.hexdigest() != sha256:
+            if stated.lfs is not None:
+                progress("verifying", stream.tell(), size)
+    if expected is not None and digest.hexdigest() != expected:
         path.resolve().unlink()  # the blob: otherwise the next run would trust it
         path.unlink()
-        raise FetchError(f"{path.name} is damaged: its sha256 is not the one the hub states", "run it again")
+        raise FetchError(f"{path.name} is damaged: its digest is not the one the hub states", "run it again")
 
 
 class _Mute:
     """A progress bar as huggingface_hub uses one, showing nothing."""
 
     stop: threading.Event = threading.Event()
+    most: int = _SLACK_BYTES  # bytes that may come
 
     def __init__(self, *_: Any, **options: Any) -> None:
         self.total: int | None = options.get("total")
@@ -184,6 +209,8 @@ class _Mute:
 
     def update(self, n: float | None = 1) -> None:
         self.n += int(n or 0)
+        if self.n > self.most:
+            raise FetchError("the hub sends more than it says that there is")
 
     def _ignore(self, *_: Any, **__: Any) -> None:
         pass
@@ -204,6 +231,7 @@ def _bar_class(progress: Progress, done: int, total: int) -> type[_Mute]:
 
     class Bar(_Mute):
         stop = threading.Event()
+        most = total + _SLACK_BYTES
         furthest = 0
 
         def __init__(self, *args: Any, **options: Any) -> None:

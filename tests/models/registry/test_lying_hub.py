@@ -1,0 +1,173 @@
+"""A hub that lies: nothing is written outside of its cache, no token goes to another host, and what came is refused."""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.models.registry.fetch_hub import fetch_config, fetch_hub
+from headrace.models.registry.source import HubId
+from headrace.runtime.errors import FetchError, HeadraceError
+from tests.checkpoints import shard, tensor
+from tests.hub_server import HubServer
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # huggingface_hub keeps its connections open
+
+WEIGHTS = shard({"a": tensor("U8", [100_000], 0)}, 100_000)
+MODEL = {"config.json": b'{"model_type": "llama"}', "model.safetensors": WEIGHTS, "tokenizer.json": b"{}"}
+HUB = HubId("org/name")
+OUTSIDE = ("../../../../evil", "/tmp/headrace-evil", "..", "a/../../../../evil", "\\..\\evil", "x" * 300, "", "\0")
+
+
+def refused(tmp_path: Path) -> str:
+    """Fetching fails in one line, and leaves nothing but the cache."""
+    with pytest.raises(HeadraceError) as caught:
+        fetch_hub(HUB)
+    assert {path.name for path in tmp_path.iterdir()} <= {"cache"}
+    assert not Path("/tmp/headrace-evil").exists()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def of_info(change: Callable[[dict[str, Any]], None]) -> Any:
+    """A lie about what the API says of the repository."""
+
+    def lie(request: str, status: int, body: bytes, headers: dict[str, str]) -> Any:
+        if "/api/models/" in request and status == 200:
+            told = json.loads(body)
+            if isinstance(told, dict):
+                change(told)
+            body = json.dumps(told).encode()
+        return status, body, headers
+
+    return lie
+
+
+def of_headers(**lies: str) -> Any:
+    """A lie in the headers of files."""
+
+    def lie(request: str, status: int, body: bytes, headers: dict[str, str]) -> Any:
+        named = {name.replace("_", "-"): value for name, value in lies.items()}
+        return status, body, {**headers, **named} if "/resolve/" in request else headers
+
+    return lie
+
+
+@pytest.mark.parametrize("name", OUTSIDE[:6])
+def test_a_commit_that_is_a_path(hub: HubServer, tmp_path: Path, name: str) -> None:
+    hub.add("org/name", MODEL)
+    hub.lie = of_info(lambda told: told.update(sha=name))
+    assert "hub" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("header", ["X_Repo_Commit", "ETag", "X_Linked_ETag"])
+@pytest.mark.parametrize("name", OUTSIDE[:6])
+def test_headers_that_are_paths(hub: HubServer, tmp_path: Path, header: str, name: str) -> None:
+    hub.add("org/name", MODEL)
+    hub.lie = of_headers(**{header: f'"{name}"' if "ETag" in header else name})
+    refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["../model.safetensors", "/model.safetensors", "model/../../../x.safetensors", "model\0.safetensors"]
+)
+def test_files_that_are_paths(hub: HubServer, tmp_path: Path, name: str) -> None:
+    hub.add("org/name", MODEL)
+    entry = {"rfilename": name, "size": 4, "blobId": "0" * 40}
+    hub.lie = of_info(lambda told: told["siblings"].append(entry))
+    with contextlib.suppress(HeadraceError):
+        fetch_hub(HUB)  # it is not chosen
+    assert {path.name for path in tmp_path.iterdir()} <= {"cache"}
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_other_bytes_than_the_hub_states(hub: HubServer, tmp_path: Path, name: str) -> None:
+    hub.add("org/name", MODEL)
+    key = hashlib.sha256(MODEL[name]).hexdigest() if name.endswith(".safetensors") else name
+
+    def lie(request: str, status: int, body: bytes, headers: dict[str, str]) -> Any:
+        return status, body[::-1] if request.startswith("GET") and request.endswith(key) else body, headers
+
+    hub.lie = lie
+    assert "damaged" in refused(tmp_path)
+    hub.lie = lambda _request, *told: told
+    files = fetch_hub(HUB)
+    assert (files.folder / name).read_bytes() == MODEL[name]
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["config.json", "tokenizer.json", hashlib.sha256(WEIGHTS).hexdigest(), "revision/main", "api/models/org/name"],
+)
+def test_a_body_without_an_end(hub: HubServer, tmp_path: Path, end: str) -> None:
+    hub.add("org/name", MODEL)
+    hub.endless.add(end)
+    refused(tmp_path)
+    assert hub.sent_without_end < 300 << 20
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 300 << 20
+
+
+def test_a_config_without_an_end(hub: HubServer) -> None:
+    hub.add("org/name", MODEL)
+    hub.endless.add("config.json")
+    with pytest.raises(FetchError):
+        fetch_config(HUB)
+    assert hub.sent_without_end < 300 << 20
+
+
+@pytest.mark.parametrize(
+    "to",
+    [
+        "http://localhost:{port}/cdn/{sha}",
+        "file:///etc/passwd",
+        "ftp://localhost/x",
+        "http://[::1",
+        "//",
+        "javascript:x",
+        "gopher://x",
+    ],
+)
+def test_no_token_goes_along_to_another_host(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    hub.add("org/name", MODEL)
+    port, sha = hub.url.rsplit(":", 1)[1], hashlib.sha256(WEIGHTS).hexdigest()
+
+    def lie(request: str, status: int, body: bytes, headers: dict[str, str]) -> Any:
+        if "/resolve/" in request and request.endswith(".safetensors"):
+            headers = {**headers, "Location": to.format(port=port, sha=sha)}
+        return status, body, headers
+
+    hub.lie = lie
+    if "cdn" in to:
+        fetch_hub(HUB)
+    else:
+        refused(tmp_path)
+    assert hub.tokens
+    assert not any("/cdn/" in request for request in hub.tokens)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"siblings": None},
+        {"siblings": [{}]},
+        {"siblings": [1]},
+        {"siblings": {"a": 1}},
+        {"sha": None},
+        {"sha": 7},
+        {"cardData": 3},
+        {"id": None},
+    ],
+)
+def test_answers_of_another_shape(hub: HubServer, tmp_path: Path, change: dict[str, Any]) -> None:
+    hub.add("org/name", MODEL)
+    hub.lie = of_info(lambda told: told.update(change))
+    with contextlib.suppress(HeadraceError):
+        fetch_hub(HUB)
+    assert {path.name for path in tmp_path.iterdir()} <= {"cache"}
