@@ -1,10 +1,12 @@
 """Hostile chat templates: each ends in one clear line, soon, without running code or filling the memory."""
 
+import itertools
 import sys
 import tracemalloc
 
 import pytest
 
+from headrace.models.text import template_limits
 from headrace.models.text.chat_template import ChatTemplate
 from headrace.runtime.errors import CheckpointError
 
@@ -149,6 +151,18 @@ def test_a_long_chat_is_within_the_limits() -> None:
     chat = [{"role": role, "content": "word " * 40} for _ in range(5000) for role in ("user", "assistant")]
     source = "{% for m in messages %}{{ m.role }}: {{ m.content | trim }}\n{% endfor %}"
     assert len(ChatTemplate({"default": source}).render(chat)) > 2_000_000
+
+
+def test_a_long_chat_has_time_for_each_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(template_limits.time, "thread_time", lambda: next(clock) * 0.02)
+    source = "{% for m in messages %}{{ m.role }}: {{ m.content | trim }}\n{% endfor %}"
+    template = ChatTemplate({"default": source})
+    long = template.render([{"role": "user", "content": "word"} for _ in range(14_000)])
+    assert len(long) == 14_000 * len("user: word\n")
+    assert next(clock) * 0.02 > template_limits.MAX_SECONDS
+    with pytest.raises(CheckpointError, match="2 seconds"):
+        ChatTemplate({"default": LOOPS["nested"]}).render(USER)
 
 
 def test_the_tracer_that_was_there_comes_back() -> None:
