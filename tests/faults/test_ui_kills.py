@@ -4,10 +4,9 @@ The real program on a pseudo-terminal with a tiny model, which is typed at as fa
 where it was, again and again. No kill may leave a database that cannot be read, lose a question that the screen
 showed, lose of an answer what it had in the store a moment before, or leave an engine behind.
 
-A few kills in the ordinary run; HEADRACE_UI_KILLS=200 asks for more.
+A few kills in the ordinary run; `python -m tests.fuzz.kills chat` makes more.
 """
 
-import os
 import random
 import sys
 import time
@@ -23,7 +22,7 @@ from tests.faults.trace import generated, trace_engines
 from tests.processes import engines
 from tests.tiny_chat import IM_END, write_chat_model
 
-KILLS = int(os.environ.get("HEADRACE_UI_KILLS", "4"))
+KILLS = 4
 LANES, LIVES = 2, 10  # at a time; of one session
 PATIENCE_S = 120
 SAMPLING = {"temperature": 1.0, "logit_bias": [f"{IM_END}=-100"]}  # every answer as long as it may be
@@ -96,16 +95,15 @@ def check(store: SessionStore, session: Session, before: list[Message], shown: s
     assert len(questions) == len(set(questions))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc for what is left behind")
-def test_killing_the_chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trace_engines(monkeypatch)
-    model = write_chat_model(tmp_path / "model", context=1_000_000)
+def kill_chats(folder: Path, kills: int, seed: int = 0) -> tuple[int, int]:
+    """Kill it so often, below this folder: how many questions there were, and how many answers were cut short."""
+    model = write_chat_model(folder / "model", context=1_000_000)
 
     def lane(number: int) -> tuple[int, int]:
-        choose, home = random.Random(number), tmp_path / f"home{number}"
+        choose, home = random.Random(seed * LANES + number), folder / f"home{number}"
         store = SessionStore(home / "data" / "sessions.db")
         asked = 0
-        for life in range(KILLS // LANES):
+        for life in range(kills // LANES):
             if life % LIVES == 0:
                 session = store.create(model=str(model))
             asked = talk_until_killed(home, store, session, choose, asked)
@@ -117,6 +115,12 @@ def test_killing_the_chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     with ThreadPoolExecutor(LANES) as pool:
         asked, cut_short = (sum(counts) for counts in zip(*pool.map(lane, range(LANES)), strict=True))
-    print(f"{KILLS} kills, {asked} questions, {cut_short} answers cut short")
+    return asked, cut_short
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc for what is left behind")
+def test_killing_the_chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace_engines(monkeypatch)
+    asked, cut_short = kill_chats(tmp_path, KILLS)
     assert asked >= KILLS // 2
     assert cut_short >= KILLS // 4

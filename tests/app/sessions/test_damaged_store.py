@@ -6,8 +6,6 @@ Rows and pages are changed from a fixed seed; what comes out of a store are reco
 import json
 import random
 import shutil
-import sqlite3
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -17,50 +15,24 @@ from click.testing import CliRunner
 
 from headrace.app.chat.open_session import OpenSession
 from headrace.app.cli.sessions import sessions as command
-from headrace.app.sessions.examine import examine
-from headrace.app.sessions.export import to_document, to_markdown
-from headrace.app.sessions.records import Attachment, TurnMetrics
-from headrace.app.sessions.search import search
 from headrace.app.sessions.store import SessionStore
-from headrace.app.sessions.tree import tree_lines
 from headrace.runtime.errors import HeadraceError, SessionError
-
-METRICS = TurnMetrics(20, 12, 7, 0.05, 300.0, 150.0, 15.0, 0.3, 9000)
-VALUES: list[Any] = [
-    None, b"", b"\xff\xfe", "x", "", "{", "[]", "{}", "[1]", "[" * 3000, '{"temperature": "hot"}', '{"stop": 3}',
-    '[{"name": 1, "text": []}]', '{"prompt_tokens": 1e999}', "\ud800", -1, 0, 3, 10**15, 2**63 - 1, 1e300, -1e300,
-    float("inf"), "NaN",
-]  # fmt: skip
-COLUMNS = {
-    "messages": (
-        "id", "session_id", "parent_id", "role", "content", "created_at", "partial", "finish_reason", "model",
-        "figures", "attachments", "sampling", "system",
-    ),
-    "sessions": (
-        "id", "title", "created_at", "updated_at", "model", "system", "sampling", "active_leaf", "prompt_from",
-        "summary",
-    ),
-    "pieces": ("message_id", "text"),
-}  # fmt: skip
+from tests.damaged_sessions import (
+    change,
+    changed_pages,
+    damage_row,
+    mutation,
+    or_nothing,
+    rows_of,
+    use,
+    write_sound,
+)
 
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two sessions of three turns each, one answer of which was being written."""
-    path = tmp_path_factory.mktemp("sound") / "sessions.db"
-    with closing(SessionStore(path)) as store:
-        for which in "ab":
-            session, parent = store.create(model="m", sampling={"temperature": 0.5, "stop": ["X"]}), None
-            for turn in range(3):
-                file = Attachment("n.txt", "text")
-                asked = store.add(session.id, parent, "user", f"question {which}{turn}", attachments=[file])
-                said = store.begin_answer(session.id, asked.id, "m", sampling={"top_k": 3}, system="s")
-                store.grow(said.id, f"answer {which}{turn} " + "word " * 300)
-                if turn < 2:
-                    store.finish(said.id, "stop", METRICS)
-                parent = said.id
-        store.db.run("PRAGMA wal_checkpoint(TRUNCATE)")
-    return path
+    return write_sound(tmp_path_factory.mktemp("sound") / "sessions.db")
 
 
 @pytest.fixture
@@ -69,70 +41,17 @@ def damaged(sound: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(sound, tmp_path / "sessions.db"))
 
 
-def change(path: Path, statement: str, *values: object) -> None:
-    """As no headrace would: checks, keys and triggers off."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("PRAGMA ignore_check_constraints = ON")
-        for trigger in ("messages_added", "messages_removed", "messages_changed"):
-            connection.execute(f"DROP TRIGGER IF EXISTS {trigger}")
-        connection.execute(
-            statement, [v if not isinstance(v, str) else v.encode("utf-8", "replace").decode() for v in values]
-        )
-
-
-def rows_of(path: Path) -> list[Any]:
-    with closing(sqlite3.connect(path)) as connection:
-        connection.text_factory = bytes
-        return [connection.execute(f"SELECT * FROM {table} ORDER BY rowid").fetchall() for table in COLUMNS]
-
-
-def use(store: SessionStore) -> dict[int, str]:
-    """All that reads, and what can be read of each message. Raises nothing but our own errors."""
-    contents = {}
-    for kept in examine(store).sessions:
-        contents |= {message.id: message.content for message in kept.messages}
-        tree_lines(kept.messages, [])
-        json.dumps(to_document(kept.session, kept.messages)).encode()
-        with suppress(HeadraceError):
-            to_markdown(kept.session, store.branch(kept.session.id)).encode()
-    for entry in _or_nothing(store.sessions):
-        with suppress(HeadraceError):
-            store.branch(entry.session.id)
-    for reading in (lambda: search(store, "answer"), lambda: search(store, "question a1"), store.recent_questions):
-        json.dumps([str(item) for item in _or_nothing(reading)]).encode()
-    with suppress(HeadraceError):
-        store.find("last")
-    return contents
-
-
-def _or_nothing(reading: Any) -> Any:
-    try:
-        return reading()
-    except HeadraceError:
-        return []
-
-
-def mutations(seed: int, count: int) -> Iterator[tuple[str, str, int, Any]]:
-    chance = random.Random(seed)
-    for _ in range(count):
-        table = chance.choice(list(COLUMNS))
-        most = {"messages": 12, "sessions": 2, "pieces": 2}[table]
-        yield table, chance.choice(COLUMNS[table]), chance.randint(1, most), chance.choice(VALUES)
-
-
 def try_rows(sound: Path, folder: Path, seed: int, count: int) -> int:
     """How many of `count` damaged rows SQLite took."""
     with closing(SessionStore(sound)) as store:
         before = use(store)
     tried = 0
-    for table, column, place, value in mutations(seed, count):
+    chance = random.Random(seed)
+    for _ in range(count):
+        table, column, place, value = mutation(chance)
         path = Path(shutil.copy(sound, folder / "sessions.db"))
-        with closing(sqlite3.connect(path)) as connection:
-            row = connection.execute(f"SELECT rowid FROM {table} LIMIT 1 OFFSET ?", (place - 1,)).fetchone()[0]
-        try:
-            change(path, f"UPDATE {table} SET {column} = ? WHERE rowid = ?", value, row)
-        except sqlite3.Error:
-            continue  # NOT NULL, UNIQUE
+        if (row := damage_row(path, table, column, place, value)) is None:
+            continue
         tried += 1
         stored = rows_of(path)
         with closing(SessionStore(path)) as store:
@@ -141,7 +60,7 @@ def try_rows(sound: Path, folder: Path, seed: int, count: int) -> int:
                 changed = {key for key in before if after.get(key) != before[key]}
                 assert changed <= ({row} if table == "messages" else set()), (column, value, changed)
             assert rows_of(path) == stored, (table, column, value)
-            for entry in _or_nothing(store.sessions):
+            for entry in or_nothing(store.sessions):
                 with suppress(HeadraceError):
                     OpenSession(store, entry.session)
         path.unlink()
@@ -152,13 +71,8 @@ def try_pages(sound: Path, folder: Path, seed: int, count: int) -> int:
     """How many of `count` files with changed bytes could still be opened."""
     chance, content, opened = random.Random(seed), sound.read_bytes(), 0
     for _ in range(count):
-        changed = bytearray(content)
-        for _ in range(chance.randint(1, 3)):
-            at = chance.choice((chance.randrange(100), chance.randrange(len(content))))
-            length = chance.choice((1, 4, 64, 4096))
-            changed[at : at + length] = chance.randbytes(len(changed[at : at + length]))
         path = folder / "sessions.db"
-        path.write_bytes(changed)
+        path.write_bytes(changed_pages(chance, content))
         with suppress(SessionError), closing(SessionStore(path)) as store:
             opened += 1
             use(store)

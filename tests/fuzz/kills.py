@@ -1,0 +1,161 @@
+"""python -m tests.fuzz.kills chat|engine|batch|download --times N: SIGKILLs at random moments, and what they left.
+
+Nothing may be unreadable, and nothing that was done may be lost or be there twice. What was done, a trace says that the
+program does not write: what engines generated (`tests.faults.trace`), what an undisturbed batch answers, what a hub
+has.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.checkpoints import shard, tensor
+from tests.faults.test_kills import kill_engines
+from tests.faults.test_ui_kills import kill_chats
+from tests.faults.trace import trace_engines
+from tests.hub_server import HubServer
+from tests.tiny_chat import IM_END, write_chat_model
+
+ROOT = Path(__file__).resolve().parents[2]
+LINES = 40  # of a batch
+
+
+def chats(folder: Path, times: int, seed: int) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        trace_engines(patch)
+        asked, cut_short = kill_chats(folder, times, seed)
+    return f"{asked} questions, {cut_short} answers cut short"
+
+
+def engines(folder: Path, times: int, seed: int) -> str:
+    model = write_chat_model(folder / "model", context=1_000_000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEADRACE_HOME", str(folder / "home"))
+        trace_engines(patch)
+        died, begun = kill_engines(folder, model, times, seed)
+    return f"{died} answers died, of {begun} there was a beginning"
+
+
+def batches(folder: Path, times: int, seed: int) -> str:
+    """Batches, each gone on with until it is whole: its results are those of one that nobody killed."""
+    choose = random.Random(seed)
+    model = write_chat_model(folder / "model")
+    source, expected, out = folder / "in.jsonl", folder / "expected.jsonl", folder / "out.jsonl"
+    asked = [
+        {"id": f"q{i}", "prompt": f"question {i}", "max_tokens": 1 + i % 30, "seed": i, "temperature": float(i % 2)}
+        for i in range(LINES)
+    ]
+    source.write_text("".join(json.dumps({**line, "logit_bias": {str(IM_END): -100}}) + "\n" for line in asked))
+    command = ["batch", str(source), "-m", str(model), "--parallel", "4", "-q", "-o"]
+    started = time.monotonic()
+    _run(folder, [*command, str(expected)])
+    takes = time.monotonic() - started
+    answers = _texts(expected)
+    assert len(answers) == LINES
+    kills = whole = torn = 0
+    while kills < times:
+        before = _texts(out) if out.exists() else {}
+        options = ["--in-order"] if choose.random() < 0.5 else []
+        killed = _run(folder, [*command, str(out), *options], choose.uniform(0.3, 1.1) * takes)
+        kills += killed
+        content = out.read_bytes() if out.exists() else b""
+        torn += not content.endswith(b"\n") and bool(content)
+        after = _texts(out) if out.exists() else {}
+        assert before.items() <= after.items(), "a result is gone, or another one"
+        assert after.items() <= answers.items(), "a result is not that of its request"
+        assert killed or len(after) == LINES
+        if len(after) == LINES:
+            whole += 1
+            out.unlink()
+        assert not [path for path in folder.glob(".out.jsonl.*") if not killed], "a half-written file was left"
+    return f"{whole} batches whole after all, {torn} lines torn"
+
+
+def _texts(path: Path) -> dict[str, str]:
+    """Answers by name; a line that is not whole does not count, a name that is there twice is an error."""
+    found: dict[str, str] = {}
+    for line in path.read_bytes().splitlines(keepends=True):
+        if line.endswith(b"\n"):
+            result = json.loads(line)
+            assert result["error"] is None
+            assert result["id"] not in found, "an answer is there twice"
+            found[result["id"]] = result["text"]
+    return found
+
+
+def downloads(folder: Path, times: int, seed: int) -> str:
+    """Models pulled from a slow hub until they are there: every byte the hub's, and before that no model at all."""
+    choose = random.Random(seed)
+    files = write_chat_model(folder / "model")
+    content = {path.name: path.read_bytes() for path in files.iterdir()}
+    content["model-extra.safetensors"] = shard({"extra": tensor("U8", [3_000_000], 0)}, 3_000_000)
+    kills = whole = resumed = 0
+    with HubServer() as hub:
+        hub.add("org/name", content)
+        hub.pace_s = 0.02
+        home, cache = folder / "home", folder / "cache"
+        hubs = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(cache), "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1"}
+        while kills < times:
+            killed = _run(home, ["models", "pull", "org/name"], choose.uniform(0.5, 4.0), **hubs)
+            kills += killed
+            for blob in cache.rglob("snapshots/*/*"):
+                assert blob.read_bytes() == content[blob.name], f"{blob.name} is there and is not whole"
+            resumed += any(cache.rglob("*.incomplete"))
+            stored = [path for path in (home / "data" / "models").glob("*/headrace.json") if path.parent.name[0] != "."]
+            for path in stored:
+                json.loads(path.read_text())
+            if not killed:
+                _run(home, ["models", "verify"], **hubs)
+                assert stored or any(cache.rglob("snapshots/*/model.safetensors"))
+                whole += 1
+                subprocess.run(["rm", "-rf", str(cache), str(home)], check=True)
+    return f"{whole} models whole after all, {resumed} kills left the beginning of a file"
+
+
+def _run(home: Path, arguments: list[str], seconds: float | None = None, **more: str) -> bool:
+    """Run headrace; whether it was killed after so many seconds. Raises AssertionError where it fails by itself."""
+    code = "from headrace.app.cli.main import main; main()"
+    environment = {**os.environ, "HEADRACE_HOME": str(home), **more}
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            _, errors = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return True
+        assert process.returncode == 0, errors.decode()[-2000:]
+    return False
+
+
+KINDS: dict[str, Callable[[Path, int, int], str]] = {
+    "chat": chats, "engine": engines, "batch": batches, "download": downloads,
+}  # fmt: skip
+
+
+def main(arguments: Any = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.kills", description=__doc__)
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("--times", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        said = KINDS[given.kind](Path(folder), given.times, given.seed)
+    print(f"{given.kind}: {given.times} kills, {said}; nothing lost, doubled or unreadable")
+
+
+if __name__ == "__main__":
+    main()

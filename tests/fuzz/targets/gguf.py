@@ -1,0 +1,87 @@
+"""GGUF files: bytes of a header, and metadata of every type under every key."""
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+from headrace.models.cost.shape_sources import shape_of_gguf
+from headrace.models.gguf import convert_gguf
+from headrace.models.gguf.config import generation_config, model_config
+from headrace.models.gguf.container import open_container
+from headrace.models.gguf.metadata import Metadata
+from headrace.models.gguf.names import targets
+from headrace.models.gguf.tokenizer import build_tokenizer, tokenizer_config
+from headrace.models.gguf.vocabulary import read_vocabulary
+from tests.faults.test_gguf import SMALL
+from tests.fuzz.mutate import TEXTS, mutated_bytes, mutated_value, value
+from tests.models.gguf.build import VARIANTS, write_gguf
+
+_WORDS = (b"general.alignment", b"GGUF", b"\xff" * 8, b"\0" * 8, b"llama.", b"tokenizer.ggml.tokens", b"\x1b[2J")
+
+
+class File:
+    """A whole file with changed bytes, converted."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._whole = [
+            write_gguf(folder / "m.gguf", name, **SMALL).read_bytes() for name in ("llama", "qwen2", "gemma3")
+        ]
+
+    def make(self, chance: random.Random) -> bytes:
+        whole = chance.choice(self._whole)
+        return mutated_bytes(chance, whole, before=whole.index(b"output_norm.weight") + 400, words=_WORDS)
+
+    def run(self, given: bytes) -> None:
+        (self._folder / "m.gguf").write_bytes(given)
+        target = self._folder / "out"
+        target.mkdir()
+        try:
+            convert_gguf(self._folder / "m.gguf", target)
+            shape_of_gguf(self._folder / "m.gguf")
+        finally:
+            shutil.rmtree(target)
+
+
+def _possible(part: Any) -> Any:
+    """What a file can hold of it: text that is Unicode (of a name, a plain one), numbers of 64 bits."""
+    if isinstance(part, str):
+        return "".join(char for char in part if char.isprintable())
+    if isinstance(part, int) and not isinstance(part, bool):
+        return max(-(2**63), min(part, 2**64 - 1))
+    if isinstance(part, list):
+        return [_possible(each) for each in part]
+    if isinstance(part, dict):
+        return {str(_possible(key)): _possible(each) for key, each in part.items()}
+    return part
+
+
+class MetadataValues:
+    """Metadata that is read well and says nonsense."""
+
+    def __init__(self, folder: Path) -> None:
+        self._models = []
+        for name in VARIANTS:
+            container = open_container(write_gguf(folder / f"{name}.gguf", name, **{**SMALL, "layers": 2}))
+            self._models.append((dict(container.metadata), list(container.tensors)))
+
+    def make(self, chance: random.Random) -> tuple[dict[str, Any], list[str]]:
+        values, names = chance.choice(self._models)
+        changed = mutated_value(chance, values)
+        if not isinstance(changed, dict):
+            changed = {chance.choice(list(values)): value(chance)}
+        names = list(names)
+        if chance.random() < 0.2:
+            names[chance.randrange(len(names))] = chance.choice((*TEXTS, *names))
+        return _possible(changed), [str(_possible(name)) or "x" for name in names]
+
+    def run(self, given: tuple[dict[str, Any], list[str]]) -> None:
+        values, names = given
+        metadata = Metadata(values)
+        vocabulary = read_vocabulary(metadata)
+        config = model_config(metadata, vocab_size=len(vocabulary.tokens), tensors=names, rope_factors=None)
+        targets(metadata.architecture, config, names)
+        _, special = build_tokenizer(metadata, vocabulary)
+        tokenizer_config(vocabulary, special, 256)
+        generation_config(metadata, special)

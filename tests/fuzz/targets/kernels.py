@@ -1,0 +1,279 @@
+"""The native kernels as Python sees them: arguments of every shape, type and stride give an array or a ValueError.
+
+An array that comes out is computed, so that a read or a write outside of what is there can end the process.
+"""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from headrace.runtime.ops import native
+
+_DTYPES = (
+    mx.float32,
+    mx.float32,
+    mx.float32,
+    mx.float16,
+    mx.bfloat16,
+    mx.uint32,
+    mx.uint8,
+    mx.int32,
+    mx.bool_,
+    mx.int64,
+    mx.complex64,
+)
+_SIZES = (0, 1, 2, 3, 4, 7, 15, 16, 17, 31, 32, 33, 48, 64, 65, 96, 128, 160, 256)
+_ODD = (
+    -(2**31),
+    -129,
+    -128,
+    -17,
+    -2,
+    -1,
+    0,
+    1,
+    2,
+    3,
+    5,
+    16,
+    31,
+    32,
+    64,
+    100,
+    127,
+    128,
+    129,
+    255,
+    256,
+    1000,
+    2**20,
+    2**31 - 1,
+)
+_FLOATS = (0.0, -0.0, 1e-5, 1.0, -1.0, 0.5, 1e30, -1e30, float("inf"), float("-inf"), float("nan"), 1e-45)
+_REFUSED = (ValueError, TypeError, RuntimeError, OverflowError, MemoryError)
+
+
+def array(chance: random.Random, shape: Any, dtype: mx.Dtype | None = None) -> mx.array:
+    """An array of this shape, sometimes nearly, in any layout."""
+    shape = list(shape)
+    odd = chance.random()
+    if odd < 0.08 and shape:
+        shape[chance.randrange(len(shape))] = chance.choice(_SIZES)
+    elif odd < 0.1:
+        shape = [chance.choice(_SIZES[:8]) for _ in range(chance.randrange(6))]
+    dtype = dtype if dtype is not None and chance.random() < 0.93 else chance.choice(_DTYPES)
+    layout = chance.randrange(8)
+    if layout == 0 and shape:
+        made = _filled(chance, [*shape[:-1], 2 * shape[-1]], dtype)[..., ::2]
+    elif layout == 1 and len(shape) > 1:
+        made = _filled(chance, [*shape[:-2], shape[-1], shape[-2]], dtype).swapaxes(-1, -2)
+    elif layout == 2:
+        made = mx.broadcast_to(_filled(chance, [1] * len(shape), dtype), shape)
+    elif layout == 3 and shape:
+        made = _filled(chance, [shape[0] + 3, *shape[1:]], dtype)[3:]
+    else:
+        made = _filled(chance, shape, dtype)
+    return made
+
+
+def _filled(chance: random.Random, shape: Any, dtype: mx.Dtype) -> mx.array:
+    key = mx.random.key(chance.getrandbits(32))
+    if dtype in (mx.uint32, mx.uint8, mx.int32, mx.int64):
+        small = chance.random() < 0.5
+        return mx.random.randint(0, 9 if small else 2**31 - 1, shape, key=key).astype(dtype)
+    made = mx.random.normal(shape, key=key)
+    if chance.random() < 0.15:
+        made = made * chance.choice(_FLOATS)
+    return made.astype(dtype)
+
+
+def _number(chance: random.Random, usual: int) -> int:
+    return usual if chance.random() < 0.85 else chance.choice(_ODD)
+
+
+def _matrix(chance: random.Random, rows: int, columns: int) -> Any:
+    """A matrix of the kernels', of any format, or what they refuse."""
+    bias = array(chance, (rows,)) if chance.random() < 0.3 else None
+    kind = chance.randrange(4)
+    exact = chance.random() < 0.3
+    if kind == 0:
+        data = array(chance, (rows, columns), chance.choice(_DTYPES[2:5]))
+        return native._native.Matrix(data, None, None, bias, _number(chance, 0), _number(chance, 0), "affine", exact)
+    if kind == 1:
+        mode, bits, group = chance.choice((("mxfp4", 4, 32), ("nvfp4", 4, 16), ("mxfp8", 8, 32)))
+        data, scales = (
+            array(chance, (rows, columns * bits // 32), mx.uint32),
+            array(chance, (rows, columns // group), mx.uint8),
+        )
+        return native._native.Matrix(
+            data, scales, None, bias, _number(chance, bits), _number(chance, group), mode, exact
+        )
+    bits, group = chance.choice((2, 3, 4, 5, 6, 8)), chance.choice((16, 32, 64, 128))
+    kind_of = chance.choice(_DTYPES[2:5])
+    data = array(chance, (rows, columns * bits // 32), mx.uint32)
+    scales, biases = (array(chance, (rows, columns // group), kind_of) for _ in range(2))
+    mode = "affine" if chance.random() < 0.97 else chance.choice(("", "mxfp4", "x"))
+    return native._native.Matrix(data, scales, biases, bias, _number(chance, bits), _number(chance, group), mode, exact)
+
+
+def _plan(chance: random.Random, heads: int, kv_heads: int, dim: int) -> Any:
+    rope = None
+    if chance.random() < 0.6:
+        rope = native._native.make_rope(
+            array(chance, (chance.choice((dim // 2, dim // 4, 1, dim)),), mx.float32),
+            chance.choice((1.0, 0.5, *_FLOATS)),
+        )
+    norms = [array(chance, (dim,), mx.float32) if chance.random() < 0.3 else None for _ in range(2)]
+    window = chance.choice((None, None, 1, 16, 100, *_ODD))
+    cap = chance.choice((None, None, 50.0, *_FLOATS))
+    sinks = array(chance, (heads,), mx.float32) if chance.random() < 0.2 else None
+    return native._native.AttentionPlan(
+        _number(chance, heads), _number(chance, kv_heads), _number(chance, dim), chance.choice((dim**-0.5, *_FLOATS)),
+        rope, norms[0], norms[1], chance.choice((1e-5, 0.0)), window, cap, sinks,
+    )  # fmt: skip
+
+
+class _Kernels:
+    """An input is a seed: arrays of MLX cannot be compared or written down, and what makes them is quick."""
+
+    def __init__(self, folder: Path) -> None:
+        assert native.status().available
+
+    def make(self, chance: random.Random) -> int:
+        return chance.getrandbits(48)
+
+    def run(self, given: int) -> None:
+        chance = random.Random(given)
+        try:
+            made = self.call(chance)
+            mx.eval(made)
+        except _REFUSED:
+            return
+        if chance.random() < 0.01:
+            mx.clear_cache()
+
+    def call(self, chance: random.Random) -> Any:
+        raise NotImplementedError
+
+
+class Bindings(_Kernels):
+    """Projections, norms, embeddings, experts, choice of tokens, attention over one sequence's buffers."""
+
+    def call(self, chance: random.Random) -> Any:
+        kernels = native._native
+        rows, columns = chance.choice(_SIZES[1:]), chance.choice((32, 64, 96, 128, 160, 256, *_SIZES))
+        lead = [chance.choice((1, 1, 2, 3, 17, 0)) for _ in range(chance.choice((2, 2, 2, 1, 0, 3)))]
+        x = array(chance, [*lead, columns], mx.float32)
+        match chance.randrange(9):
+            case 0 | 1 | 2:
+                norm = array(chance, (columns,), mx.float32) if chance.random() < 0.5 else None
+                residual = array(chance, [*lead, rows], mx.float32) if chance.random() < 0.3 else None
+                activation = chance.choice(("", "", "silu", "gelu_tanh", "gelu", "swiglu_oai", "x"))
+                return kernels.linear(
+                    x, _matrix(chance, rows, columns), norm, chance.choice((1e-5, *_FLOATS)), residual, activation
+                )
+            case 3:
+                return kernels.rms_norm(x, array(chance, (columns,), mx.float32), chance.choice((1e-5, *_FLOATS)))
+            case 4:
+                tokens = array(chance, lead, mx.int32 if chance.random() < 0.5 else mx.uint32)
+                if chance.random() < 0.3:
+                    tokens = tokens - 5
+                return kernels.embed(tokens, _matrix(chance, rows, columns))
+            case 5:
+                count, active = chance.choice((1, 2, 5)), chance.choice((1, 2, 3, *_ODD))
+                stacks = [
+                    _matrix(chance, count * many, deep)
+                    for many, deep in ((1, columns), (rows, columns), (rows, columns), (columns, rows))
+                ]
+                plan = kernels.ExpertsPlan(
+                    *stacks, active, chance.random() < 0.5, chance.choice(("silu", "gelu_tanh", "swiglu_oai", "x"))
+                )
+                return kernels.experts(x, array(chance, (columns,), mx.float32), 1e-5, plan)
+            case 6:
+                batch = chance.choice((1, 2, 5))
+                logits = array(chance, (batch, rows), mx.float32)
+                keys = array(chance, (batch, 2), mx.uint32) if chance.random() < 0.8 else None
+                temperature, top_k = chance.choice((1.0, 0.7, *_FLOATS)), chance.choice((0, 5, *_ODD))
+                return kernels.sample(
+                    logits,
+                    keys,
+                    temperature,
+                    top_k,
+                    chance.choice((1.0, 0.9, *_FLOATS)),
+                    chance.choice((0.0, 0.05, *_FLOATS)),
+                )
+            case 7:
+                buffer = array(chance, (1, 2, chance.choice(_SIZES), 16), chance.choice(_DTYPES[2:5]))
+                return kernels.grow(buffer, chance.choice((*_SIZES, -1)))
+            case _:
+                kv_heads, dim, length = (
+                    chance.choice((1, 2, 3)),
+                    chance.choice((16, 32, 64, 48)),
+                    chance.choice((1, 2, 16, 17, 130)),
+                )
+                heads = kv_heads * chance.choice((1, 2, 3))
+                capacity, offset, first = (
+                    chance.choice((128, 256, 300)),
+                    chance.choice((0, 1, 120, *_ODD)),
+                    _number(chance, 0),
+                )
+                kind = chance.choice(_DTYPES[2:5])
+                cache = [array(chance, (1, kv_heads, capacity, dim), kind) for _ in range(2)]
+                mx.eval(cache)
+                qkv = array(chance, (1, length, (heads + 2 * kv_heads) * dim), mx.float32)
+                return kernels.attend(
+                    qkv, *cache, offset, _plan(chance, heads, kv_heads, dim), first, chance.random() < 0.5
+                )
+
+
+class Passes(_Kernels):
+    """Attention of several sequences through block tables: counts, offsets, tables and slabs that do not fit."""
+
+    def call(self, chance: random.Random) -> Any:
+        kernels = native._native
+        kv_heads, dim, layers = chance.choice((1, 2)), chance.choice((16, 32, 64)), chance.choice((1, 2))
+        heads, kind = kv_heads * chance.choice((1, 2)), chance.choice(_DTYPES[2:5])
+        groups = chance.choice((1, 1, 2))
+        slabs = [
+            [
+                self._slab(chance, chance.choice((1, 2, 3)), layers, kv_heads, dim, kind)
+                for _ in range(chance.choice((1, 2)))
+            ]
+            for _ in range(groups)
+        ]
+        held = sum(slab.shape[0] if slab.ndim else 0 for slab in slabs[0])
+        sequences = chance.choice((1, 2, 3))
+        counts = [_number(chance, chance.choice((1, 1, 3, 16, 140))) for _ in range(sequences)]
+        offsets = [_number(chance, chance.choice((0, 5, 127, 128, 200))) for _ in range(sequences)]
+        if chance.random() < 0.05:
+            counts.append(1)
+        tables = [
+            [self._table(chance, held, count, offset) for _ in range(groups)]
+            for count, offset in zip(counts, offsets, strict=False)
+        ]
+        entries = array(chance, (layers, 2, kv_heads, chance.choice((1, 5, 128)), dim), kind)
+        if chance.random() < 0.2:
+            return kernels.write_block(slabs[0][0], _number(chance, 0), entries)
+        made = kernels.Pass(counts, offsets, [chance.random() < 0.5 for _ in offsets], tables, slabs)
+        qkv = array(chance, (1, _number(chance, max(0, sum(counts)) % 1000), (heads + 2 * kv_heads) * dim), mx.float32)
+        return kernels.attend_pass(
+            qkv, made, _number(chance, 0), _number(chance, layers - 1), _plan(chance, heads, kv_heads, dim)
+        )
+
+    def _slab(
+        self, chance: random.Random, blocks: int, layers: int, kv_heads: int, dim: int, kind: mx.Dtype
+    ) -> mx.array:
+        if chance.random() < 0.1:
+            made = array(chance, (blocks, layers, 2, kv_heads, 128, dim), kind)
+            mx.eval(made)
+            return made
+        return native._native.slab([blocks, layers, 2, kv_heads, 128, dim], kind)
+
+    def _table(self, chance: random.Random, held: int, count: int, offset: int) -> list[int]:
+        needed = -(-max(0, min(count + offset, 2000)) // 128)
+        table = [chance.randrange(held) if held else 0 for _ in range(needed)]
+        if table and chance.random() < 0.15:
+            table[chance.randrange(len(table))] = chance.choice((-1, -1, held, *_ODD))
+        return table[:-1] if chance.random() < 0.05 else table

@@ -1,0 +1,22 @@
+"""The driver finds what targets must not do, keeps those inputs, and goes on behind an input that ended the process."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.driver import fuzz
+from tests.fuzz.target import BROKEN
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is measured as Linux tells it")
+def test_every_kind_of_problem_is_found(tmp_path: Path) -> None:
+    (report,) = fuzz([BROKEN], seed=1, seconds=8, jobs=1, saved=tmp_path)
+    found = " ".join(report.problems)
+    for words in ("HeadraceError", "KeyError", "the process ended with -N", "it took N MB of memory", "SystemExit"):
+        assert words in found, found
+    assert len(report.problems) == 5, report.problems
+    assert report.inputs > 20
+    saved = [path.read_text() for path in tmp_path.iterdir()]
+    assert len(saved) > 5
+    assert all(text.startswith(f"python -m tests.fuzz {BROKEN} --seed 1 --only ") for text in saved)

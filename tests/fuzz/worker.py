@@ -1,0 +1,102 @@
+"""The child of a run: gives one target its inputs until the time is over, and says what came out that should not.
+
+`python -m tests.fuzz.worker TARGET SEED FIRST SECONDS FOLDER`. It writes the number of the input that it is at to
+FOLDER/at before it begins with it, so that whoever started it knows the one that ended it or does not end, and one line
+of JSON to standard output for every finding.
+"""
+
+import contextlib
+import json
+import mmap
+import os
+import resource
+import struct
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from headrace.runtime.errors import HeadraceError
+from tests.fuzz.target import MAX_BYTES, MAX_MESSAGE, MAX_SECONDS, Target, chance_of, make_target
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+AT = struct.Struct("<qq")  # the input's number, those done
+_ADDRESS_SPACE = 4 << 30  # beyond what it has at the start: what asks for more gets a MemoryError, not the machine
+
+
+def attempt(target: Target, given: Any) -> str | None:
+    """Run one input: None, or what should not have come out, as lines of which the last says it."""
+    memory = _Memory()
+    before = time.process_time()
+    try:
+        target.run(given)
+    except HeadraceError as error:
+        if (problem := _unfit(error)) is not None:
+            return problem
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return traceback.format_exc()
+    seconds = time.process_time() - before
+    if seconds > MAX_SECONDS:
+        return f"it took {seconds:.1f} s of processor time"
+    if (grown := memory.grown()) > MAX_BYTES:
+        return f"it took {grown >> 20} MB of memory"
+    return None
+
+
+def _unfit(error: HeadraceError) -> str | None:
+    """What is wrong with an error's words."""
+    for words in (str(error), error.hint or ""):
+        if "\n" in words or len(words) > MAX_MESSAGE:
+            return f"{type(error).__name__} of {len(words)} characters, or of several lines: {words[:300]!a}"
+        try:
+            words.encode()
+        except UnicodeEncodeError:
+            return f"{type(error).__name__} that is no Unicode: {words[:300]!a}"
+    return None
+
+
+class _Memory:
+    """The most memory that was held since it was made, above what was held then. Linux only; elsewhere nothing."""
+
+    def __init__(self) -> None:
+        self._before = 0
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+            self._before = int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
+
+    def grown(self) -> int:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return peak - self._before if self._before else 0
+
+
+def main(name: str, seed: int, first: int, seconds: float, folder: Path) -> None:
+    (folder / "at").write_bytes(bytes(AT.size))
+    with (folder / "at").open("r+b") as file:
+        at = mmap.mmap(file.fileno(), AT.size)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        target = make_target(name, Path(scratch))
+        _bound_memory()
+        until = time.monotonic() + seconds
+        number, done = first, 0
+        while time.monotonic() < until:
+            given = target.make(chance_of(name, seed, number))
+            AT.pack_into(at, 0, number, done)
+            if (problem := attempt(target, given)) is not None:
+                print(json.dumps({"number": number, "problem": problem}), flush=True)
+            number, done = number + 1, done + 1
+        AT.pack_into(at, 0, number, done)
+    os._exit(0)  # what hung on to threads is not waited for
+
+
+def _bound_memory() -> None:
+    with contextlib.suppress(OSError, ValueError):
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * _PAGE + _ADDRESS_SPACE, resource.RLIM_INFINITY))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), Path(sys.argv[5]))
