@@ -1,0 +1,1 @@
+"""The whole program for hours: `python -m tests.soak` says how."""

@@ -1,0 +1,176 @@
+"""python -m tests.soak --hours H: chats, batches, cancels and switches of models, and what they leave behind.
+
+An engine in this process answers batches; another, in a child as the chat has it, answers turns, and its model is
+changed now and then. After every round, when nobody has anything to do, memory, descriptors, threads and blocks are
+read, of the child's life as well as of this process. Ends with 1 where one of them grows: the middle of the last
+quarter's readings beyond that of the second's, by more than a hundredth and 8 MB of memory, or by any other thing.
+
+`--model NAME` also compares the memory that is predicted for a model with what a run of its whole context takes.
+"""
+
+import argparse
+import gc
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import mlx.core as mx
+import psutil
+
+from headrace.app.chat.conversation import Conversation
+from headrace.app.engine.client import EngineClient
+from headrace.app.engine.messages import ModelSpec
+from headrace.app.sessions.store import SessionStore
+from headrace.models.load import load_model, load_resolved
+from headrace.models.registry.resolve import resolve
+from headrace.runtime.cost import held_bytes
+from headrace.runtime.engine import Engine
+from headrace.runtime.request import Request
+from headrace.runtime.sampling import SamplingParams
+from tests.tiny_chat import IM_END, write_chat_model
+
+Reading = dict[str, int]
+_TURNS = 6  # in a round
+_LIFE = 8  # rounds between two switches of the chat's model
+
+
+class Soak:
+    """The parts that live as long as it runs."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.choose = random.Random(seed)
+        os.environ["HEADRACE_HOME"] = str(folder / "home")
+        self._models = [write_chat_model(folder / name, seed=number) for number, name in enumerate("ab")]
+        loaded = load_model(self._models[0], name="a", context=2048)
+        self._engine = Engine(loaded.network, context_limit=2048, most_running=8)
+        self._store = SessionStore(folder / "sessions.db")
+        self._client = EngineClient()
+        self._rounds = 0
+        self.did = {"turns": 0, "requests": 0, "cancels": 0, "switches": 0}
+
+    def round(self) -> Reading:
+        """Some turns and a batch, then what is held when all is quiet."""
+        if self._rounds % _LIFE == 0:
+            self._client.start(ModelSpec(str(self._models[self._rounds // _LIFE % 2])))
+            self.did["switches"] += 1
+        self._rounds += 1
+        self._talk()
+        self._batch()
+        return self._reading()
+
+    def close(self) -> None:
+        self._client.close()
+        self._store.close()
+
+    def _talk(self) -> None:
+        sampling = {"temperature": 1.0, "max_tokens": 60, "logit_bias": [f"{IM_END}=-100"]}
+        chat = Conversation(self._client, self._store, self._store.create(sampling=sampling))
+        for number in range(_TURNS):
+            chat.send(f"turn {number} " + "why " * self.choose.randrange(40))
+            stop = time.monotonic() + self.choose.uniform(0, 0.2) if self.choose.random() < 0.3 else None
+            while chat.phase != "idle":
+                chat.poll()
+                if stop is not None and time.monotonic() > stop:
+                    chat.stop()
+                    self.did["cancels"] += 1
+                    stop = None
+                time.sleep(0.002)
+            self.did["turns"] += 1
+        session = chat.session.id
+        chat.close()
+        self._store.delete(session)
+
+    def _batch(self) -> None:
+        choose = self.choose
+        requests = [
+            Request(
+                [choose.randrange(256) for _ in range(choose.choice((1, 30, 200)))],
+                max_tokens=choose.randrange(1, 60),
+                sampling=SamplingParams(temperature=choose.choice((0.0, 1.0)), seed=choose.randrange(99)),
+            )
+            for _ in range(24)
+        ]
+        running = [self._engine.submit(request) for request in requests]
+        while self._engine.has_work:
+            self._engine.step()
+            if choose.random() < 0.02:
+                choose.choice(requests).cancel.set()
+                self.did["cancels"] += 1
+            if choose.random() < 0.01:
+                self._engine.cancel(choose.choice(running))
+                self.did["cancels"] += 1
+        self.did["requests"] += len(requests)
+
+    def _reading(self) -> Reading:
+        gc.collect()
+        blocks = self._engine.load().blocks
+        own, child = psutil.Process(), psutil.Process(self._client.pid)
+        return {
+            "memory": own.memory_info().rss,
+            "MLX memory": mx.get_active_memory(),
+            "descriptors": own.num_fds(),
+            "threads": own.num_threads(),
+            "blocks held": blocks.used if blocks else 0,
+            "objects": len(gc.get_objects()) // 1000,
+            "engine memory": child.memory_info().rss,
+            "engine descriptors": child.num_fds(),
+            "engine threads": child.num_threads(),
+        }
+
+
+def grown(readings: list[Reading]) -> Iterator[str]:
+    """What grew, in words."""
+    quarter = len(readings) // 4
+    for name in readings[0]:
+        early = median(reading[name] for reading in readings[quarter : 2 * quarter])
+        late = median(reading[name] for reading in readings[-quarter:])
+        slack = early * 0.01 + (8 << 20) if "memory" in name else early * 0.01 + 1 if name == "objects" else 0
+        if late > early + slack:
+            yield f"{name} grew from {early:,.0f} to {late:,.0f}"
+
+
+def predicted_memory(name: str | None) -> tuple[int, int]:
+    """(bytes that weights and K/V of the whole context are predicted to take, the peak of MLX's memory)."""
+    loaded = load_resolved(resolve(name), context=2048)
+    cost = loaded.network.cost
+    weights = sum(array.nbytes for array in loaded.network.arrays)
+    mx.reset_peak_memory()
+    engine = Engine(loaded.network, context_limit=2048)
+    for _ in engine.generate(Request([1] * 2000, max_tokens=40, sampling=SamplingParams(temperature=0.0))):
+        pass
+    return weights + held_bytes(cost.kv, 2048), mx.get_peak_memory()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser.add_argument("--hours", type=float, default=6)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model", metavar="NAME", help="compare predicted with actual memory of this model")
+    given = parser.parse_args()
+    if given.model:
+        predicted, actual = predicted_memory(given.model)
+        print(f"{given.model}: {predicted / 1e6:.1f} MB predicted, {actual / 1e6:.1f} MB at the peak", flush=True)
+    readings: list[Reading] = []
+    until = time.monotonic() + given.hours * 3600
+    with tempfile.TemporaryDirectory() as folder:
+        soak = Soak(Path(folder), given.seed)
+        while time.monotonic() < until or len(readings) < 8:
+            readings.append(soak.round())
+        soak.close()
+    print(f"{len(readings)} rounds:", ", ".join(f"{count} {what}" for what, count in soak.did.items()))
+    for name in readings[0]:
+        values = [reading[name] for reading in readings]
+        told = {"first": values[0], "middle": median(values), "most": max(values), "last": values[-1]}
+        print(f"{name:20}", " ".join(f"{word} {value:>13,.0f}" for word, value in told.items()))
+    problems = list(grown(readings))
+    print("\n".join(problems) or "nothing grew")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
