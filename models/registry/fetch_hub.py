@@ -123,10 +123,13 @@ def _download(hub: HubId, info: Any, file: str | None, progress: Progress) -> Hu
     siblings = {sibling.rfilename: sibling for sibling in info.siblings or []}
     names = choose_files(siblings, hub.repo, file)
     commit = info.sha
-    if "config.json" in names:  # a few hundred bytes decide whether gigabytes are worth fetching
-        config = hf_hub_download(hub.repo, "config.json", revision=commit, tqdm_class=_Mute)
-        refuse_code(read_json_object(Path(config)))
     cached = {name for name in names if isinstance(try_to_load_from_cache(hub.repo, name, revision=commit), str)}
+    if "config.json" in names:  # a few hundred bytes decide whether gigabytes are worth fetching
+        config = Path(hf_hub_download(hub.repo, "config.json", revision=commit, tqdm_class=_Mute))
+        if "config.json" not in cached:
+            _verify(config, siblings["config.json"], progress)
+        refuse_code(read_json_object(config))
+        cached.add("config.json")
     sizes = {name: siblings[name].size or 0 for name in names}
     bar = _bar_class(progress, sum(sizes[name] for name in cached), sum(sizes.values()))
     folder = Path(

@@ -101,7 +101,7 @@ def test_other_bytes_than_the_hub_states(hub: HubServer, tmp_path: Path, name: s
 
 @pytest.mark.parametrize(
     "end",
-    ["config.json", "tokenizer.json", hashlib.sha256(WEIGHTS).hexdigest(), "revision/main", "api/models/org/name"],
+    ["config.json", "tokenizer.json", hashlib.sha256(WEIGHTS).hexdigest(), "api/models/org/name"],
 )
 def test_a_body_without_an_end(hub: HubServer, tmp_path: Path, end: str) -> None:
     hub.add("org/name", MODEL)
