@@ -70,6 +70,10 @@ class ResultFile:
             self._in_order = numbers
         if not self._whole:
             self._rewrite(self._kept.values())
+            start = 0
+            for digest, (_, length) in self._kept.items():  # where they are now
+                self._kept[digest] = (start, length)
+                start += length
 
     def write(self, line: Line | BadLine, document: dict[str, Any]) -> None:
         data = line_of(document)

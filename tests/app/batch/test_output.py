@@ -61,6 +61,17 @@ def test_answers_are_kept_and_errors_are_tried_again(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_going_on_in_order_behind_lines_that_failed(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    written = [good(LINES[4]), bad(LINES[0]), good(LINES[2]), bad(LINES[3]), good(LINES[1])]
+    path.write_bytes(b"".join(map(line_of, written)))
+    file = opened(path, in_order=True)
+    for number in (3, 0, 5):
+        file.write(LINES[number], good(LINES[number]))
+    file.close()
+    assert path.read_bytes() == b"".join(line_of(good(line)) for line in LINES)
+
+
 @pytest.mark.parametrize("cut", [1, 2, 30, 60])
 def test_a_torn_line_is_dropped(cut: int, tmp_path: Path) -> None:
     path = tmp_path / "out"
