@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.app.settings import checked_sampling
+from headrace.app.settings import checked_sampling, shown
 from headrace.runtime.errors import HeadraceError, UsageError
 from headrace.runtime.paths import config_dir
 from headrace.runtime.replace_file import replace_file
@@ -84,12 +84,12 @@ def _change(path: Path, change: "Callable[[TOMLDocument], object]") -> None:
 
 def _preset(path: Path, name: str, table: Any) -> Preset:
     if not isinstance(table, dict):
-        raise UsageError(f"{path}: {name} is a preset, a table, not a setting")
+        raise UsageError(f"{path}: {shown(name)} is a preset, a table, not a setting")
     values = dict(table)
     system, stop = values.pop("system", ""), values.pop("stop", None)
     if not isinstance(system, str):
-        raise UsageError(f"{path}: system in [{name}] must be a text in quotes")
+        raise UsageError(f"{path}: system in [{shown(name)}] must be a text in quotes")
     if stop is not None and not (isinstance(stop, list) and all(isinstance(text, str) and text for text in stop)):
-        raise UsageError(f"{path}: stop in [{name}] must be a list of texts")
+        raise UsageError(f"{path}: stop in [{shown(name)}] must be a list of texts")
     sampling = checked_sampling(path, name, values)
     return Preset(system, sampling if stop is None else {**sampling, "stop": stop})

@@ -172,7 +172,7 @@ def load_settings(path: Path | None = None) -> Settings:
         raise UsageError(f"{path} is not valid TOML: {_first_line(error)}") from None
     for name, table in document.items():
         if name not in _SECTIONS:
-            raise UsageError(f"{path}: unknown section [{name}]", f"known sections: {', '.join(_SECTIONS)}")
+            raise UsageError(f"{path}: unknown section [{shown(name)}]", f"known sections: {', '.join(_SECTIONS)}")
         if not isinstance(table, dict):
             raise UsageError(f"{path}: {name} is a section, not a setting")
     return Settings(**{name: _section(path, name, document.get(name, {})) for name in _SECTIONS})
@@ -232,15 +232,22 @@ def checked_sampling(path: Path, name: str, table: dict[str, Any]) -> dict[str, 
     return {key: getattr(section, key) for key in table}
 
 
+def shown(name: str) -> str:
+    """A name from a file, in an error of one line."""
+    return name if name.isprintable() and len(name) <= 80 else f"{name!a:.80}"
+
+
 def _section(path: Path, name: str, table: dict[str, Any], section: type[Any] | None = None) -> Any:
     section = section or _SECTIONS[name]
     known = {setting.name: setting for setting in fields(section)}
     for key, value in table.items():
         if key not in known:
-            raise UsageError(f"{path}: unknown setting {key} in [{name}]", f"known settings: {', '.join(known)}")
+            raise UsageError(
+                f"{path}: unknown setting {shown(key)} in [{shown(name)}]", f"known settings: {', '.join(known)}"
+            )
         wanted = _complaint(known[key], _types(section, key), value)
         if wanted:
-            raise UsageError(f"{path}: {key} in [{name}] must be {wanted}, not {value!r:.80}")
+            raise UsageError(f"{path}: {key} in [{shown(name)}] must be {wanted}, not {value!r:.80}")
     return section(**table)
 
 

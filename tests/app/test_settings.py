@@ -77,6 +77,8 @@ def test_what_the_user_set_is_taken(path: Path) -> None:
     ("text", "complaint"),
     [
         ("[chat]\nmodle = 'x'\n", "unknown setting modle in [chat]"),
+        ('[chat]\n"\\n" = 1\n', "unknown setting '\\n' in [chat]"),
+        ('["\\u001b[2J"]\n', "unknown section ['\\x1b[2J']"),
         ("[chta]\n", "unknown section [chta]"),
         ("chat = 1\n", "chat is a section"),
         ("model = 'x'\n", "unknown section [model]"),
