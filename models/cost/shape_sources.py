@@ -48,7 +48,8 @@ _STACK = re.compile(r"\.(switch_mlp|experts)\.")
 def has_shape(config: Mapping[str, Any]) -> bool:
     """Whether the matrices of this config's architecture are known here. Raises CheckpointError for broken values."""
     text = text_config(normalized(config))
-    return text.get("model_type") in _MIXTURES or decoder_config(text) is not None
+    kind = text.get("model_type")
+    return (isinstance(kind, str) and kind in _MIXTURES) or decoder_config(text) is not None
 
 
 def shape_of_config(config: Mapping[str, Any]) -> StepShape:

@@ -7,12 +7,13 @@ the patterns of the families that come without a tokenizer.json are listed here.
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.text.detokenizer import byte_alphabet
+from headrace.models.text.tokenizers_library import LARGEST_ID
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def read_tiktoken(file: Path, config: Mapping[str, Any]) -> "Tokenizer":
     Raises UnsupportedModelError for a family whose words nothing here knows how to cut, or without control tokens.
     """
     kind = config.get("tokenizer_class")
-    if kind not in _PATTERNS:
+    if not isinstance(kind, str) or kind not in _PATTERNS:
         raise UnsupportedModelError(
             f"{file.name} is a tiktoken vocabulary of {kind!r:.40}, whose words only its own code can cut",
             hint=f"take a version of the model with a tokenizer.json; known are {', '.join(_PATTERNS)}",
@@ -84,8 +85,13 @@ def read_tiktoken(file: Path, config: Mapping[str, Any]) -> "Tokenizer":
     if kind == "QWenTokenizer":
         specials = {text: len(ranks) + i for i, text in enumerate(_QWEN_SPECIALS)}
     elif named:
-        texts = {int(index): entry.get("content") for index, entry in named.items() if str(index).isdigit()}
-        for index in range(len(ranks), max(len(ranks) + 256, *(index + 1 for index in texts))):
+        texts = {
+            int(str(index)[:10]): entry.get("content") if isinstance(entry, Mapping) else None
+            for index, entry in named.items()
+            if str(index).isdigit()
+        }
+        _check_ids(texts, file)
+        for index in range(len(ranks), max([len(ranks) + 256, *(index + 1 for index in texts)])):
             specials[_text(texts.get(index, f"<|reserved_token_{index}|>"), file)] = index
     else:
         raise UnsupportedModelError(f"{file.name} stands alone: tokenizer_config.json names no control tokens")
@@ -107,6 +113,7 @@ def _build(ranks: Mapping[bytes, int], pattern: str, specials: Mapping[str, int]
     text_of = {token: token.decode("latin-1").translate(spelled) for token in ranks}
     ids = {text_of[token]: index for token, index in ranks.items()}
     vocabulary = {**ids, **specials}
+    _check_ids(vocabulary.values(), file)
     if len(set(vocabulary.values())) != len(ranks) + len(specials):
         raise CheckpointError(f"{file.name}: two tokens have the same text or number")
     if not all(bytes([byte]) in ranks for byte in range(256)):
@@ -130,6 +137,12 @@ def _build(ranks: Mapping[bytes, int], pattern: str, specials: Mapping[str, int]
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in specials])
     return tokenizer
+
+
+def _check_ids(ids: Iterable[int], file: Path) -> None:
+    """The library sets aside room for every id up to the largest."""
+    if max(ids, default=0) >= LARGEST_ID:
+        raise CheckpointError(f"{file.name}: a token has the id {max(ids)}")
 
 
 def _decoded(text: Any, file: Path) -> bytes:

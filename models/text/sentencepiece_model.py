@@ -44,6 +44,8 @@ def read_sentencepiece(file: Path, added: Mapping[int, Mapping[str, Any]]) -> tu
         raise CheckpointError(f"{file.name} is neither a SentencePiece nor a tiktoken vocabulary") from error
     trainer, normalizer = model.trainer_spec, model.normalizer_spec
     vocabulary = Vocabulary([piece.piece for piece in model.pieces], [piece.type for piece in model.pieces])
+    if not all(isinstance(token, str) for token in vocabulary.tokens):  # bytes where they are no UTF-8
+        raise CheckpointError(f"{file.name}: a token is no text")
     if not vocabulary.tokens or len(set(vocabulary.tokens)) != len(vocabulary.tokens):
         raise CheckpointError(f"{file.name}: the vocabulary is empty or holds a token twice")
     if max(map(len, vocabulary.tokens)) > _LONGEST:

@@ -25,8 +25,10 @@ _SUSPECT = re.compile(
     rb'"(?:Precompiled|FixedLength|WordPiece|WordLevel|Strip)"'
     rb'|"continuing_subword_prefix"\s*:\s*"[^"]'
     rb"|\\u00[2-7]"
+    rb"|:\s*\d{8}"
 )
 _LARGEST_PART = 1 << 20
+LARGEST_ID = 1 << 24  # the library sets aside room for every id up to the largest
 
 
 @contextmanager
@@ -66,10 +68,18 @@ def _check(document: Any) -> None:
     if not isinstance(model, Mapping):
         raise TypeError("it has no model")
     kind, vocab = model.get("type"), model.get("vocab") or {}
+    ids = [*(vocab.values() if isinstance(vocab, Mapping) else ()), *_ids_of(document.get("added_tokens"))]
+    if any(isinstance(index, int) and index >= LARGEST_ID for index in ids):
+        raise ValueError("a token has an id out of range")
     if kind in ("WordPiece", "WordLevel") and model.get("unk_token") not in vocab:
         raise ValueError(f"the {kind} model has no unknown token in its vocabulary")
     if prefix := model.get("continuing_subword_prefix"):
         _check_merges(model.get("merges") or [], len(prefix.encode()))
+
+
+def _ids_of(added: Any) -> Iterator[Any]:
+    for token in added if isinstance(added, list) else ():
+        yield token.get("id") if isinstance(token, Mapping) else None
 
 
 def _parts(part: Any) -> Iterator[Mapping[str, Any]]:

@@ -149,6 +149,39 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
+@pytest.mark.parametrize("rank", [10**9, 10**30])
+def test_a_rank_that_would_take_gigabytes_is_refused(tmp_path: Path, rank: int) -> None:
+    config = {"tokenizer_class": "QWenTokenizer"}
+    file = tiktoken(tmp_path, "qwen.tiktoken", config) / "qwen.tiktoken"
+    file.write_bytes(file.read_bytes() + b"%s %d\n" % (base64.b64encode(b"beyond"), rank))
+    with pytest.raises(CheckpointError, match="has the id"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"tokenizer_class": {"a": 1}},
+        {"tokenizer_class": ["TikTokenTokenizer"]},
+        {"tokenizer_class": "TikTokenTokenizer", "added_tokens_decoder": {"999999999": {"content": "<s>"}}},
+        {"tokenizer_class": "TikTokenTokenizer", "added_tokens_decoder": {"9" * 30: {"content": "<s>"}}},
+        {"tokenizer_class": "TikTokenTokenizer", "added_tokens_decoder": {"600": 5}},
+    ],
+)
+def test_a_tiktoken_config_of_another_shape_is_one_line(tmp_path: Path, config: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        Tokenizer.load(tiktoken(tmp_path, "x.tiktoken", config))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_sentencepiece_token_that_is_no_text_is_refused(model: Path, tmp_path: Path) -> None:
+    content = (model / "tokenizer.model").read_bytes()
+    place = content.index(b"</s>")
+    (tmp_path / "tokenizer.model").write_bytes(content[:place] + b"<\xff\xfe>" + content[place + 4 :])
+    with pytest.raises(CheckpointError, match=r"no text|neither"):
+        Tokenizer.load(tmp_path)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -62,6 +62,10 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "ends of tokens": {"decoder": {"type": "Strip", "content": "a", "start": 0, "stop": 5}},
     "WordPiece without unknown": {"model": {"type": "WordPiece", "unk_token": "?", "vocab": {"a": 0}}},
     "WordLevel without unknown": {"model": {"type": "WordLevel", "unk_token": "?", "vocab": {"a": 0}}},
+    "an id that takes gigabytes": {
+        "model": {"type": "WordLevel", "unk_token": "?", "vocab": {"a": 0, "?": 1510000000}}
+    },
+    "an added id that takes gigabytes": {"added_tokens": [{"id": 1510000000, "content": "<s>", "special": True}]},
     "half a character of a merge": {"model": BPE_OF_TWO_BYTES},
     "a prefix that is longer": {"model": BPE | {"continuing_subword_prefix": "########"}},
     "a merge that is too long": {"model": BPE | {"merges": [["a", "b"], ["ab", "ab"]]}},  # panics, at load
