@@ -90,6 +90,7 @@ class _Child:
             told = json.loads(line) if line.startswith(b"{") else None
             if told:
                 found(told["number"], told["problem"])
+        self._process.stdout.close()
         code = self._process.wait()
         watch.join()
         self._errors.seek(0)
