@@ -167,9 +167,9 @@ def _fold_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _text_of(content: Any) -> str:
     if isinstance(content, str):
         return content
-    parts = (
-        [part.get("text", "") for part in content if isinstance(part, dict)] if isinstance(content, list) else [None]
-    )
+    parts: list[Any] = [None]
+    if isinstance(content, list):
+        parts = [part.get("text", "") for part in content if isinstance(part, dict)]
     if not all(isinstance(part, str) for part in parts):
         raise UsageError("the content of a message is neither a text nor a list of parts with texts")
     return "".join(parts)
