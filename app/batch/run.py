@@ -36,6 +36,8 @@ class Tally:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    proposed_tokens: int = 0
+    accepted_tokens: int = 0
     wall_s: float = 0.0
     ttft_s: "array[float]" = field(default_factory=lambda: array("d"))
     e2e_s: "array[float]" = field(default_factory=lambda: array("d"))
@@ -134,6 +136,8 @@ class Batch:
         tally.prompt_tokens += summary.prompt_tokens
         tally.cached_tokens += summary.reused_tokens
         tally.completion_tokens += summary.completion_tokens
+        tally.proposed_tokens += summary.proposed
+        tally.accepted_tokens += summary.accepted
         tally.latencies.extend(answering.latencies)
         tally.e2e_s.append(answer.e2e_s)
         if answer.ttft_s is not None:

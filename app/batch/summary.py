@@ -41,6 +41,8 @@ def document(report: BatchReport) -> dict[str, Any]:
         "prompt_tokens": tally.prompt_tokens,
         "cached_tokens": tally.cached_tokens,
         "completion_tokens": tally.completion_tokens,
+        "proposed_tokens": tally.proposed_tokens,
+        "accepted_tokens": tally.accepted_tokens,
         "tokens_per_second": tally.tokens_per_second,
         "answers_per_second": tally.answers_per_second,
         **{f"{name}_ms": in_milliseconds(Percentiles.of(values)) for name, values in _waits(tally).items()},
@@ -60,6 +62,9 @@ def sentences(report: BatchReport) -> list[str]:
         speed = f"{rate_digits(tally.tokens_per_second)} tok/s in all, {report.parallel} at a time"
         read = f"{tally.prompt_tokens} prompt and {tally.completion_tokens} completion tokens"
         lines.append(f"{read} in {duration(tally.wall_s)}: {speed}")
+    if tally.proposed_tokens:
+        share = tally.accepted_tokens / tally.proposed_tokens
+        lines.append(f"{tally.accepted_tokens} of {tally.proposed_tokens} guessed tokens accepted ({share:.0%})")
     shown = [sanitise(f"line {number}: {error}") for number, error in tally.errors]
     if tally.failed > len(shown):
         shown.append(f"and {tally.failed - len(shown)} more, in the results")

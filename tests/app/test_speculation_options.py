@@ -68,6 +68,8 @@ def test_a_batch_asks_line_by_line(model: Path, asked: list[Request], tmp_path: 
     arguments = [str(source), "-m", str(model), "-n", "2", "--speculate", "off"]
     assert CliRunner().invoke(batch, arguments, catch_exceptions=False, standalone_mode=False).return_value == 0
     assert sorted(request.speculate for request in asked) == ["ngram", "off"]
+    done = CliRunner().invoke(batch, [str(source), "-m", str(model), "-n", "150", "-t", "0"], standalone_mode=False)
+    assert "guessed tokens accepted (" in done.stderr
     loaded = load_model(model, name="tiny")
     line = parse_line(json.dumps({"prompt": "a"}).encode(), 1, Defaults())
     assert isinstance(line, Line)
