@@ -81,8 +81,8 @@ class Model:
         mx.eval(x)
         return best_seconds(lambda: mx.eval(self.forward(x, cache, depth)), self.budget)
 
-    def pass_seconds(self, depth: int, sequences: int = 1) -> float:
-        """Time of a step of so many sequences, each over `depth` entries in blocks of its own, taken in turns."""
+    def pass_of(self, depth: int, sequences: int = 1) -> Callable[[], None]:
+        """A step of so many sequences, each over `depth` entries in blocks of its own, taken in turns."""
         s = self.shape
         store = KVStore([None] * s.layers, s.kv_heads, s.head_dim, self.ops.kv_format(mx.float32))
         each = depth // BLOCK + 1
@@ -95,7 +95,10 @@ class Model:
             rows = Pass([SequenceRows(1, depth, "decode", table) for table in tables], store)
             mx.eval(self.ops.norm_linear(self.node.run_pass(x, rows, slice(None)), self.norm, 1e-5, self.head))
 
-        return best_seconds(step, self.budget)
+        return step
+
+    def pass_seconds(self, depth: int, sequences: int = 1) -> float:
+        return best_seconds(self.pass_of(depth, sequences), self.budget)
 
 
 def best_seconds(run: Callable[[], object], seconds: float) -> float:

@@ -11,6 +11,7 @@ from tests.tiny_chat import write_chat_model
 
 HERE = Path(__file__).parent
 COVERED = {"graph_counts", "kernels", "make_model", "speculation_draws", "step_parts", "telemetry_overhead"} | {
+    "pass_parts",
     "text_flow",
     "turns",
     "ui_tax",
@@ -40,6 +41,12 @@ def test_kernels(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     run("kernels", monkeypatch, "--shape", "tiny", "--threads", "1", "--seconds", "0.001")
     native.set_threads(0)
     assert "step at depth  4096" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not native.status().available, reason="needs the native kernels")
+def test_pass_parts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run("pass_parts", monkeypatch, "--shape", "tiny", "--sequences", "1,3", "--depth", "130", "--times", "2")
+    assert "3 sequences, depth 130" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(not native.status().available, reason="needs the native kernels")
