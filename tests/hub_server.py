@@ -54,7 +54,7 @@ class HubServer:
         self.endless: set[str] = set()  # ends of paths whose body has no end, of which this much was sent at most:
         self.sent_without_end = 0
         self.tokens: list[str] = []  # "METHOD path" of requests that came with a token
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
+        self._server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self._server.daemon_threads = True
         port = self._server.server_address[1]
         self.url = f"http://127.0.0.1:{port}"
@@ -93,6 +93,11 @@ def point_at(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "AGENT_HARNESSES_PATH", str(cache / "agent_harnesses.json"))
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.delenv("HF_TOKEN", raising=False)
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *_: Any) -> None:
+        """A client that was killed, or had enough, is no error of the hub's."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -138,12 +138,11 @@ def predicted_memory(name: str | None) -> tuple[int, int]:
     """(bytes that weights and K/V of the whole context are predicted to take, the peak of MLX's memory)."""
     loaded = load_resolved(resolve(name), context=2048)
     cost = loaded.network.cost
-    weights = sum(array.nbytes for array in loaded.network.arrays)
     mx.reset_peak_memory()
     engine = Engine(loaded.network, context_limit=2048)
     for _ in engine.generate(Request([1] * 2000, max_tokens=40, sampling=SamplingParams(temperature=0.0))):
         pass
-    return weights + held_bytes(cost.kv, 2048), mx.get_peak_memory()
+    return loaded.checkpoint.nbytes + held_bytes(cost.kv, 2048), mx.get_peak_memory()
 
 
 def main() -> int:

@@ -1,5 +1,6 @@
 """Bytes and FLOPs of a step: against the tensors a real step touches, the totals, and arithmetic by hand."""
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
-from headrace.models.cost.shape_sources import shape_of_checkpoint, shape_of_config, shape_of_entry
+from headrace.models.cost.shape_sources import has_shape, shape_of_checkpoint, shape_of_config, shape_of_entry
 from headrace.models.cost.step_shape import Matrix, StepShape, total
 from headrace.models.network.decoder import Decoder
 from headrace.models.registry.catalog import load_catalog
@@ -187,3 +188,9 @@ def one_matrix(*matrices: Matrix) -> StepShape:
         source="by hand", layers=1, heads=32, kv_heads=8, head_dim=128, context_length=4096, matrices=matrices,
         vector_bytes=0, kv=[LayerKV(1, 2 * 8 * 128 * 2)], resident_bytes=10**6,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [["llama"], {"a": 1}, 3, None])
+def test_a_model_type_that_is_no_text_is_known_to_nobody(kind: Any) -> None:
+    with contextlib.suppress(CheckpointError):
+        assert not has_shape({**config_of("llama"), "model_type": kind})
