@@ -34,7 +34,7 @@ class Tuned:
         self._ways = [LlamaCpp(library, path, context, threads, KV_TYPES[kv], flash=flash) for flash in flashes]
         self._parallel: dict[tuple[LlamaCpp, int], Parallel] = {}
         self._best: dict[tuple[int, int, int, int], LlamaCpp] = {}
-        self._open_lookup = partial(Lookup, library, path, context, threads)
+        self._open_lookup = partial(Lookup, library, path, context, threads, KV_TYPES[kv], flashes)
         self._lookup: Lookup | None = None
 
     def setup(self) -> dict[str, Any]:
@@ -82,16 +82,16 @@ class Tuned:
 class Lookup:
     """Answers workloads, with whatever way was fastest for each when it was tuned: guesses, flash attention or not."""
 
-    def __init__(self, library: Any, path: str, context: int, threads: int) -> None:
+    def __init__(self, library: Any, path: str, context: int, threads: int, kv: int, flashes: tuple[bool, ...]) -> None:
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
         models = [
             library.Llama(
                 path, n_ctx=context, n_batch=max(BATCH, context), n_ubatch=UBATCH, n_threads=threads,
                 n_threads_batch=threads, n_gpu_layers=-1, flash_attn=flash, verbose=False,
-                draft_model=LlamaPromptLookupDecoding(),
+                type_k=kv, type_v=kv, draft_model=LlamaPromptLookupDecoding(),
             )
-            for flash in (True, False)
+            for flash in flashes
         ]  # fmt: skip
         lookups = [LlamaPromptLookupDecoding(num_pred_tokens=guesses) for guesses in GUESSES]
         self._ways = [(model, lookup) for model in models for lookup in lookups]
