@@ -89,7 +89,8 @@ ROOTS = ("app", "models", "runtime", "assets", "docs", "tests", "headrace")
 def paths_in(text: str) -> set[str]:
     """Every link, module to run and path in backticks; a `*` in a path has to match something."""
     linked = re.findall(r"\]\((?!https?:)([^)#]+)", text)
-    modules = [name.replace(".", "/") + ".py" for name in re.findall(r"`python -m ([\w.]+)`", text)]
+    named = [name.replace(".", "/") for name in re.findall(r"`python -m ([\w.]+)`", text)]
+    modules = [f"{name}/__main__.py" if (ROOT / name).is_dir() else f"{name}.py" for name in named]
     return {*linked, *modules, *re.findall(rf"`((?:{'|'.join(ROOTS)}|\.\w+)/[\w./*-]*)`", text)}
 
 
