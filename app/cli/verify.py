@@ -11,7 +11,7 @@ from headrace.app.kv_option import kv_option
 
 @click.command()
 @click.option("-m", "--model", metavar="MODEL", shell_complete=model_names, help="As for run.")
-@click.option("--tokens", type=click.IntRange(2, 1 << 20), default=32, metavar="N", help="Of every answer [32].")
+@click.option("--tokens", type=click.IntRange(2, 1 << 20), default=24, metavar="N", help="Of every answer [24].")
 @click.option("--sequences", type=click.IntRange(1, 256), default=16, metavar="N", help="Side by side [16].")
 @click.option("--seed", type=click.IntRange(0), default=0, metavar="N", help="Of the prompts and who joins when [0].")
 @kv_option

@@ -35,7 +35,7 @@ Begin = Callable[[int, int, str], None]
 class Plan:
     """How much to check. `tokens`: of every answer."""
 
-    tokens: int = 32
+    tokens: int = 24
     sequences: int = 16
     seed: int = 0
 
@@ -136,7 +136,7 @@ class Verification:
         yield Check("alone, as one of a queue", partial(self._few.together, 1), alone[:SHARERS])
         for size in (2, 4, 8, 16):
             if size <= most:
-                serving = self._some if size < SOME else self._all
+                serving = self._some if size <= SOME else self._all
                 yield Check(f"{size} at a time", partial(serving.together, size), alone[: len(serving.requests)])
         if most > 1:
             joining = partial(self._all.joining, most, seed)
