@@ -6,6 +6,7 @@ import pytest
 from textual.geometry import Region
 
 from headrace.app.settings import ScreenSettings, Settings
+from tests.app.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
 LEAST_CHAT = 60
@@ -177,3 +178,18 @@ def test_a_dialog_is_as_tall_as_what_is_in_it(play, key: str, size: tuple[int, i
         assert within.bottom - used <= 1, "empty lines at the end"
 
     play(scenario, size=size)
+
+
+def test_room_for_text_that_came_fast_is_not_kept_in_a_smaller_window(play) -> None:
+    engine = ScriptedEngine(pieces_per_poll=1).script(Script([f"one {n}\n\ntwo\n\nthree\n\n" for n in range(12)]))
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("go")
+        await it.pilot.resize_terminal(80, 14)
+        await it.until(lambda: it.transcript.size.height < 12)
+        *_, last, below = (row for row, _ in it.transcript._rows)
+        assert "tokens" in last.plain
+        assert not below.plain
+        assert it.transcript.top + it.transcript.size.height == len(it.transcript._rows)
+
+    play(scenario, engine)

@@ -262,6 +262,7 @@ class Transcript(Widget, can_focus=True):
         self._lay_out(0)
 
     def on_resize(self) -> None:
+        self._room = 0
         self._start_over()
         self.scroll_lines(0)
 
