@@ -32,7 +32,7 @@ Scene = Callable[["HeadraceApp", Pilot[None]], Awaitable[None]]
 async def _idle(app: HeadraceApp, pilot: Pilot[None]) -> None:
     """Wait until the model is loaded and nothing is being answered."""
     waited = 0.0
-    while app.engine.state != "ready" or app.conversation.phase != "idle":
+    while app.engine.state != "ready" or (app.comparison or app.conversation).phase != "idle":
         await pilot.pause(0.1)
         waited += 0.1
         if waited > _PATIENCE_S:
@@ -59,6 +59,30 @@ async def decode(app: HeadraceApp, pilot: Pilot[None]) -> None:
     await pilot.pause(0.6)
 
 
+async def again(app: HeadraceApp, pilot: Pilot[None]) -> None:
+    """Four answers to one question, which grew at the same time."""
+    await _ask(app, pilot, QUESTION)
+    await _ask(app, pilot, "/again 4")
+
+
+async def many(app: HeadraceApp, pilot: Pilot[None]) -> None:
+    """The decode view of several sequences, while they grow."""
+    await _ask(app, pilot, QUESTION)
+    app.screen.query_one(Prompt).put("/again 6")
+    await pilot.press("enter")
+    await pilot.pause(3.0)
+    await pilot.press("f2")
+    await pilot.pause(1.0)
+
+
+async def compare(app: HeadraceApp, pilot: Pilot[None]) -> None:
+    """The same question at two temperatures, side by side."""
+    app.screen.query_one(Prompt).put("/compare temperature=1.5")
+    await pilot.press("enter")
+    await pilot.pause(0.6)
+    await _ask(app, pilot, QUESTION)
+
+
 async def models(_: HeadraceApp, pilot: Pilot[None]) -> None:
     """The model picker."""
     await pilot.press("f5")
@@ -71,7 +95,7 @@ async def welcome(_: HeadraceApp, pilot: Pilot[None]) -> None:
     await pilot.pause(0.3)
 
 
-SCENES: dict[str, Scene] = {"chat": chat, "decode": decode, "models": models, "welcome": welcome}
+SCENES: dict[str, Scene] = {scene.__name__: scene for scene in (chat, decode, again, many, compare, models, welcome)}
 
 
 async def take(name: str, size: tuple[int, int], theme: str, out: Path) -> Path:

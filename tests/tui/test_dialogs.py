@@ -133,3 +133,14 @@ def test_ctrl_c_where_there_is_nothing_to_stop_says_how_to_leave_in_our_keys(pla
         await it.until(lambda: "Esc goes back, Ctrl+Q leaves the program" in it.text())
 
     play(scenario)
+
+
+def test_a_question_whose_title_says_all_has_no_lines_of_nothing(play) -> None:
+    async def scenario(it: Driver) -> None:
+        it.app.push_screen(Choose("which one?", "", ANSWERS))
+        await it.until(lambda: "which one?" in it.text())
+        lines = it.text().splitlines()
+        first = next(n for n, line in enumerate(lines) if "do it" in line)
+        assert "which one?" in lines[first - 2]
+
+    play(scenario)

@@ -66,14 +66,15 @@ class Choose(Question):
     """One of a few answers, each with a key of its own."""
 
     def __init__(self, title: str, text: str, answers: Sequence[tuple[str, str, str]]) -> None:
-        """`answers`: (result, key, what it does)."""
+        """text: "" where the title says all. answers: (result, key, what it does)."""
         super().__init__()
         self._title, self._text, self._answers = title, text, list(answers)
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as box:
             box.border_title = Content(self._title)
-            yield Static(Content(self._text), classes="question")
+            if self._text:
+                yield Static(Content(self._text), classes="question")
             yield OptionList(
                 *(
                     Option(Content.assemble((f" {key} ", "bold $text-accent"), f" {text}"), id=result)
