@@ -26,10 +26,8 @@ class NGram:
         self._tokens: Sequence[int] = ()
         self._known = 0  # tokens that were followed
         self._latest: dict[int, int] = {}  # a pair -> what comes after its latest occurrence: a position
-        self._before: list[int] = [
-            0,
-            0,
-        ]  # of each position, the occurrence before that of the pair in front of it; 0: none
+        # Of each position, the occurrence before that of the pair in front of it; 0: none, as for the first two.
+        self._before: list[int] = [0, 0]
         self._at = 0  # the position that is guessed to be said again; 0: none
         self._length = 0  # of the match in front of it
 
