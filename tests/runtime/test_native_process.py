@@ -39,6 +39,13 @@ def test_exit_while_kernels_run() -> None:
     _run("mx.async_eval(chain(20_000))")
 
 
+def test_a_weight_without_columns_divides_by_nothing() -> None:
+    _run("""
+weight = native.prepare(Weight(mx.zeros((8, 0))), mx.float32)
+assert mx.array_equal(native.linear(mx.zeros((1, 1, 0)), weight), mx.zeros((1, 1, 8)))
+""")
+
+
 def test_an_exception_while_kernels_run() -> None:
     program = "mx.async_eval(chain(5_000)); raise RuntimeError('on purpose')"
     done = subprocess.run([sys.executable, "-c", _WORK + program], capture_output=True, text=True, timeout=120)

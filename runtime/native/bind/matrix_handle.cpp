@@ -53,7 +53,7 @@ MatrixHandle::MatrixHandle(const mx::array& data, const std::optional<mx::array>
   const auto moved = [&](const mx::array& a) {
     return view_.rounds() ? interleaved(settled(a)) : in_huge_pages(settled(a));
   };
-  require(data.ndim() == 2, "a weight has two dimensions");
+  require(data.ndim() == 2 && data.shape(1) > 0, "a weight has two dimensions, and columns");
   view_.n = data.shape(0);
   view_.exact = exact;
   if (scales.has_value()) {
