@@ -59,6 +59,9 @@ def render_template(template: jinja2.Template, variables: Mapping[str, Any]) -> 
     try:
         with line_budget(len(variables["messages"])):
             for part in template.generate(variables):
+                if not isinstance(part, str):  # what a filter block made of its text
+                    check_written(part)
+                    part = str(part)
                 size += len(part)
                 check_size(size)
                 parts.append(part)

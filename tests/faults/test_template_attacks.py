@@ -147,6 +147,13 @@ def test_what_a_template_says_cannot_reach_the_terminal() -> None:
     assert str(caught.value).isprintable()
 
 
+@pytest.mark.parametrize(("block", "said"), [("last", ""), ("length", "2"), ("list", "['a', 'b']")])
+def test_a_filter_block_may_give_what_is_no_text(block: str, said: str) -> None:
+    body = "" if block == "last" else "ab"
+    source = "{% filter " + block + " %}" + body + "{% endfilter %}"
+    assert ChatTemplate({"default": source}).render(USER) == said
+
+
 def test_a_long_chat_is_within_the_limits() -> None:
     chat = [{"role": role, "content": "word " * 40} for _ in range(5000) for role in ("user", "assistant")]
     source = "{% for m in messages %}{{ m.role }}: {{ m.content | trim }}\n{% endfor %}"
