@@ -23,7 +23,7 @@ NEVER_ENDING = SamplingParams(logit_bias={IM_END: -100.0})
 
 # What a user's program may rely on. Adding is free; renaming or removing breaks programs.
 SIGNATURES = {
-    "load": ["name", "context", "quantize", "group_size", "force", "progress"],
+    "load": ["name", "context", "quantize", "group_size", "kv", "force", "progress"],
     "predict": ["name", "chip", "memory_gb", "context", "batch"],
     "Model.chat": ["self", "messages", "max_tokens", "sampling", "stop", "thinking", "cancel"],
     "Model.complete": ["self", "text", "max_tokens", "sampling", "stop", "cancel"],

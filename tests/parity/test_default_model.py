@@ -65,7 +65,9 @@ class Answers:
             return self._live[ops.name]
         network = WatchedNetwork(self._networks[ops.name])
         steps = steps_of(ops)
-        tokens, end = answer(network, Request(RECORDED[name].prompt, max_tokens=steps), context_limit=1024)
+        tokens, end = answer(
+            network, Request(RECORDED[name].prompt, max_tokens=steps, speculate="off"), context_limit=1024
+        )
         assert (len(tokens), end.reason) == (steps, "length")
         found = tokens, mx.concatenate(network.logits_seen)
         if name == LIVE:

@@ -38,7 +38,9 @@ def greedy(default_model: Path) -> Greedy:
     def run(name: str) -> tuple[list[int], list[mx.array]]:
         if name not in done:
             watched = WatchedNetwork(network)
-            tokens, _ = answer(watched, Request(EXACT[name].prompt, max_tokens=STEPS), context_limit=1024)
+            tokens, _ = answer(
+                watched, Request(EXACT[name].prompt, max_tokens=STEPS, speculate="off"), context_limit=1024
+            )
             done[name] = tokens, watched.logits_seen
         return done[name]
 

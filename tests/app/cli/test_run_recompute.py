@@ -58,7 +58,7 @@ def report(waits: Sequence[tuple[float, int]], reason: Any, ended_by_token: bool
         model="m", kind="headrace", text="", steps=steps,
         finished=Finished(reason, summary, *stop), cost=COST, request=Request([1] * PROMPT), load_s=0.0,
         tokenize_s=0.0, ttft_s=None, machine=machine(), peak=peak, beside=peak, kernels={}, versions={},
-        context_limit=1000, session=None,
+        context_limit=1000, kv=None, session=None,
     )  # fmt: skip
     parsed = json.loads(json.dumps(document(found, with_steps=True)))
     assert isinstance(parsed, dict)
