@@ -5,14 +5,15 @@ asked for. Ctrl-C prints what is done and exits with 130.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from headrace.app.cli.bench_forms import print_document
 from headrace.app.cli.completion import model_names
-from headrace.app.cli.json_output import json_text, print_json
+from headrace.app.cli.json_output import print_json
 from headrace.runtime.errors import EngineError, UsageError
 
 _LENGTHS = ("-p", "-n", "-d", "--pg", "--arrivals")  # of what is measured without --speculate
@@ -273,21 +274,11 @@ def _peers(
 
 def _print(document: dict[str, Any], form: str | None) -> None:
     """On standard output, in the form asked for."""
-    form = form or ("table" if sys.stdout.isatty() else "md")
-    if form == "table":
-        from headrace.app.bench.show.summary_view import show
-
-        show(document)
-        return
     from headrace.app.bench.show import formats
+    from headrace.app.bench.show.summary_view import show
 
-    writers: dict[str, Callable[[dict[str, Any]], str]] = {
-        "md": formats.markdown,
-        "csv": formats.csv_text,
-        "json": json_text,
-        "jsonl": formats.json_lines,
-    }
-    click.echo(writers[form](document))
+    writers = {"md": formats.markdown, "csv": formats.csv_text, "jsonl": formats.json_lines}
+    print_document(document, form, show, writers)
 
 
 def _write_report(document: dict[str, Any], path: Path) -> None:

@@ -4,12 +4,12 @@ Options of speed measurements do not go with it. Ctrl-C shows what is done and e
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from headrace.app.cli.json_output import json_text
+from headrace.app.cli.bench_forms import print_document
 from headrace.runtime.errors import UsageError
 
 _MEANT = {"models", "depths", "generates", "form", "as_json", "force", "threads", "quality", "kv", "against", "text"}
@@ -61,14 +61,5 @@ def _print(document: dict[str, Any], form: str | None) -> None:
     from headrace.app.bench.quality import show
     from headrace.app.terminal import table_width
 
-    form = form or ("table" if sys.stdout.isatty() else "md")
-    if form == "table":
-        show.show(document, table_width(sys.stdout))
-        return
-    writers: dict[str, Callable[[dict[str, Any]], str]] = {
-        "md": show.markdown,
-        "csv": show.csv_text,
-        "json": json_text,
-        "jsonl": show.json_lines,
-    }
-    click.echo(writers[form](document))
+    writers = {"md": show.markdown, "csv": show.csv_text, "jsonl": show.json_lines}
+    print_document(document, form, lambda found: show.show(found, table_width(sys.stdout)), writers)

@@ -28,13 +28,6 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineCl
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SessionStore]:
-    store = SessionStore(tmp_path / "sessions.db")
-    yield store
-    store.close()
-
-
-@pytest.fixture
 def chat(client: EngineClient, store: SessionStore, default_model: Path) -> Conversation:
     chat = Conversation(client, store, store.create(model=str(default_model), sampling={"temperature": 0}))
     chat.load_model()

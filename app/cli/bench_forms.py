@@ -1,0 +1,25 @@
+"""A benchmark's document on standard output, in the form asked for."""
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from headrace.app.cli.json_output import json_text
+
+Document = dict[str, Any]
+
+
+def print_document(
+    document: Document,
+    form: str | None,
+    table: Callable[[Document], None],
+    writers: Mapping[str, Callable[[Document], str]],
+) -> None:
+    """form: "table", "json" or one of `writers`; None: the table on a terminal, "md" elsewhere."""
+    form = form or ("table" if sys.stdout.isatty() else "md")
+    if form == "table":
+        table(document)
+    else:
+        click.echo({"json": json_text, **writers}[form](document))
