@@ -15,6 +15,7 @@ accepts a little more, and says something else for the same seed; compare Daliri
 was not accepted is rolled back, and nothing is built ahead on a pass with guesses.
 """
 
+import math
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Row
@@ -23,6 +24,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
+from headrace.runtime.errors import EngineError
 from headrace.runtime.network import Network
 from headrace.runtime.prefill import feed
 from headrace.runtime.request import TokenLogprobs
@@ -63,6 +65,7 @@ class Flight:
     ahead: bool = False  # built before the one before it had landed
     logprobs: dict[Sequence, list[Logprobs]] = field(default_factory=dict)  # of each row
     appended: list[mx.array] = field(default_factory=list)  # of passes that choose no token
+    logits: list[mx.array] = field(default_factory=list)  # (N, 1): of the tokens
 
     @property
     def guesses(self) -> int:
@@ -78,10 +81,18 @@ class Flight:
         )
 
     def land(self) -> list[int]:
-        """Wait for the device; the chosen tokens."""
+        """Wait for the device; the chosen tokens. EngineError where the logit of one is no number."""
         if self.appended:
             mx.eval(self.appended)
-        return [] if self.token is None else cast(list[int], self.token.tolist())
+        tokens = [] if self.token is None else cast(list[int], self.token.tolist())
+        if not all(
+            math.isfinite(logit) for logits in self.logits for [logit] in cast(list[list[float]], logits.tolist())
+        ):
+            raise EngineError(
+                "the model computes what is not finite (NaN or infinity), so its tokens would mean nothing",
+                "fetch its files anew; if that changes nothing, they need more range than is computed with",
+            )
+        return tokens
 
 
 def start(network: Network[Any], shares: list[Share], before: Flight | None) -> Flight:
@@ -97,7 +108,7 @@ def start(network: Network[Any], shares: list[Share], before: Flight | None) -> 
     if chosen:
         flight.token = chosen[0] if len(chosen) == 1 else mx.concatenate(chosen)
         kept = [array for rows in flight.logprobs.values() for values in rows for array in values]
-        mx.async_eval(flight.token, *kept, *flight.appended)
+        mx.async_eval(flight.token, *flight.logits, *kept, *flight.appended)
     else:
         mx.async_eval(*flight.appended)
     return flight
@@ -118,6 +129,7 @@ def _begin(network: Network[Any], group: list[Share], before: Flight | None, fli
     def sample(logits: mx.array) -> mx.array:
         samplers = [cast(Sampler, share.sequence.sampler) for share in choosing]
         chosen = choose(samplers, logits, [share.guesses for share in choosing])
+        flight.logits.append(mx.take_along_axis(logits, chosen[:, None], axis=-1))  # NaN is chosen before any number
         first = 0
         for share in choosing:
             if (top := share.sequence.request.logprobs) is not None:

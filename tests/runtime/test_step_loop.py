@@ -8,7 +8,9 @@ import pytest
 
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine import Engine
+from headrace.runtime.errors import EngineError
 from headrace.runtime.request import CancelFlag, Event, Finished, Request, Step
+from headrace.runtime.sampling import SamplingParams
 from tests.watched import WatchedNetwork, answer, committed, same_rows, step_by_step
 
 PROMPT = [5, 17, 3, 88, 42, 9, 61]
@@ -122,3 +124,22 @@ def test_of_the_step_built_ahead_the_last_tokens_entry_stays(
     else:
         assert tokens == expected
     assert len(watched.fed) - 1 == steps + looked_ahead  # at a known end nothing is built ahead at all
+
+
+class SpoiledToken(WatchedNetwork):
+    """What is computed of one token is NaN, as of a damaged row of weights."""
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        x = super().embed(tokens)
+        return mx.where((tokens == 9)[..., None], float("nan"), x)
+
+
+@pytest.mark.parametrize("params", [SamplingParams(temperature=0), SamplingParams(temperature=1, top_k=5, seed=1)])
+@pytest.mark.parametrize("prompt", [[5, 9, 17, 3], [5, 17, 3, 9]], ids=["prefill", "decode"])
+def test_nan_in_keys_or_in_a_query_comes_out_as_an_error(
+    network: Decoder, prompt: list[int], params: SamplingParams
+) -> None:
+    with pytest.raises(EngineError, match="not finite"):
+        answer(SpoiledToken(network), Request(prompt, sampling=params, max_tokens=3))
+    tokens, _ = answer(network, Request(PROMPT, sampling=params, max_tokens=3))
+    assert len(tokens) == 3

@@ -199,7 +199,7 @@ struct Kernels {
   void (*merge)(const QueryRows& rows, const QueryRows& other, int64_t dim);
   void (*settle)(const QueryRows& rows, int64_t count, int64_t dim, float* const* out);
 
-  // Passes over logits, n a multiple of kScorePad. out = x / divisor, and the largest of it, past what is no number;
+  // Passes over logits, n a multiple of kScorePad. out = x / divisor, and the largest of it, or NaN where one is no number;
   // out = e^(x - top), 0 for what is no number, and its sum; those of x above a limit.
   float (*divided)(const float* x, int64_t n, float divisor, float* out);
   float (*exponentials)(const float* x, int64_t n, float top, float* out);

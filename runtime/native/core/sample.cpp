@@ -45,7 +45,7 @@ struct Candidates {
   }
 };
 
-// Divided logits into x, whose end is padded; returns the largest.
+// Divided logits into x, whose end is padded; returns the largest, or NaN where one is no number.
 float fill(const Kernels& kernels, const float* logits, int64_t n, float divisor, float* x) {
   const int64_t whole = n / kScorePad * kScorePad;
   float top = kernels.divided(logits, whole, divisor, x);
@@ -53,13 +53,16 @@ float fill(const Kernels& kernels, const float* logits, int64_t n, float divisor
     float rest[kScorePad];
     std::fill(rest, rest + kScorePad, kNever);
     std::copy(logits + whole, logits + n, rest);
-    top = std::max(top, kernels.divided(rest, kScorePad, divisor, x + whole));
+    const float last = kernels.divided(rest, kScorePad, divisor, x + whole);
+    if (!(last <= top)) top = std::isnan(top) ? top : last;
   }
   return top;
 }
 
+// Of NaN, the first that is no number.
 uint32_t first_of(const float* x, int64_t n, float value) {
-  const float* at = std::find(x, x + n, value);
+  const auto odd = [](float each) { return !(each < -kNever); };  // infinite, too: sums of both infinities are no number
+  const float* at = std::isnan(value) ? std::find_if(x, x + n, odd) : std::find(x, x + n, value);
   return at == x + n ? 0 : static_cast<uint32_t>(at - x);
 }
 

@@ -14,10 +14,10 @@ struct SampleRule {
 };
 
 // The token of logits (n) that 53 bits of `random` draw, in the order of the vocabulary. Of equal logits at a cut the first
-// stay. Where no logit is finite, the first of the largest, or 0.
+// stay. Where no logit is finite, the first of the largest; the first that is no number, where there is one, for whoever looks.
 uint32_t sample(const Kernels& kernels, const float* logits, int64_t n, const SampleRule& rule, uint64_t random);
 
-// The first of the largest; 0 where there is none.
+// The first of the largest, or the first that is no number.
 uint32_t likeliest(const Kernels& kernels, const float* logits, int64_t n);
 
 }  // namespace headrace

@@ -5,22 +5,24 @@
 
 namespace headrace::HEADRACE_ISA {
 
-// out = x / divisor; returns the largest. What is no number is not looked at.
+// out = x / divisor; returns the largest, or NaN where one is no number.
 inline float divided(const float* x, int64_t n, float divisor, float* out) {
-  vf highest = set1(-__builtin_inff());
+  vf highest = set1(-__builtin_inff()), total = zero();
   for (int64_t i = 0; i < n; i += W) {
     const vf here = div(load(x + i), set1(divisor));
     store(out + i, here);
     highest = max(here, highest);
+    total = add(total, here);
   }
-  return maximum(highest);
+  const float spoiled = sum(total);  // of infinities of both signs, too
+  return spoiled == spoiled ? maximum(highest) : spoiled;
 }
 
-// out = e^(x - top); returns the sum.
+// out = e^(x - top), 0 for what is no number; returns the sum.
 inline float exponentials(const float* x, int64_t n, float top, float* out) {
   vf total = zero();
   for (int64_t i = 0; i < n; i += W) {
-    const vf here = exp(sub(load(x + i), set1(top)));
+    const vf from = load(x + i), here = where_above(from, -__builtin_inff(), exp(sub(from, set1(top))));
     store(out + i, here);
     total = add(total, here);
   }

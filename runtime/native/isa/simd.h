@@ -17,10 +17,10 @@
 
 namespace headrace::HEADRACE_ISA {
 
-// e^x to about 2 ulp; 0 below -87. Range reduction by ln 2 in two parts, then a Taylor polynomial on
+// e^x to about 2 ulp; 0 below -87, and NaN of NaN: operands of min and max are in the order for that. Range reduction by ln 2 in two parts, then a Taylor polynomial on
 // |r| <= ln(2) / 2, where its remainder is under one part in 10^8.
 inline vf exp(vf x) {
-  const vf bounded = min(max(x, set1(-87.0f)), set1(88.0f));
+  const vf bounded = min(set1(88.0f), max(set1(-87.0f), x));
   const vf whole = round_even(mul(bounded, set1(1.44269504f)));
   vf r = fma(whole, set1(-0.693359375f), bounded);
   r = fma(whole, set1(2.12194440e-4f), r);
@@ -32,7 +32,7 @@ inline vf exp(vf x) {
   p = fma(p, r, set1(0.5f));
   p = fma(p, r, set1(1.0f));
   p = fma(p, r, set1(1.0f));
-  return where_above(x, -87.0f, times_power_of_two(p, whole));
+  return unless_below(x, -87.0f, times_power_of_two(p, whole));
 }
 
 inline vf tanh(vf x) { return sub(set1(1.0f), div(set1(2.0f), add(exp(add(x, x)), set1(1.0f)))); }

@@ -49,6 +49,9 @@ inline float maximum(vf v) {
 inline vf where_above(vf x, float limit, vf a) {
   return _mm256_and_ps(_mm256_cmp_ps(x, set1(limit), _CMP_GT_OQ), a);
 }
+inline vf unless_below(vf x, float limit, vf a) {
+  return _mm256_and_ps(_mm256_cmp_ps(x, set1(limit), _CMP_NLE_UQ), a);
+}
 inline vf round_even(vf x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline vf times_power_of_two(vf x, vf whole) {
   const vi exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127)), 23);

@@ -40,6 +40,10 @@ inline float maximum(vf v) { return _mm512_reduce_max_ps(v); }
 inline vf where_above(vf x, float limit, vf a) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, set1(limit), _CMP_GT_OQ), a);
 }
+// a unless x <= limit, else 0: a where x is NaN, too.
+inline vf unless_below(vf x, float limit, vf a) {
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, set1(limit), _CMP_NLE_UQ), a);
+}
 inline vf round_even(vf x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline vf times_power_of_two(vf x, vf whole) { return _mm512_scalef_ps(x, whole); }
 

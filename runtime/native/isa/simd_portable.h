@@ -66,6 +66,7 @@ inline float maximum(vf v) {
 }
 
 inline vf where_above(vf x, float limit, vf a) { return x > set1(limit) ? a : vf{}; }
+inline vf unless_below(vf x, float limit, vf a) { return x <= set1(limit) ? vf{} : a; }
 // Adding 1.5 * 2^23 leaves no fraction bits; exact for |x| < 2^22. Kept from being simplified: no -ffast-math here.
 inline vf round_even(vf x) {
   const vf big = set1(12582912.0f);

@@ -199,7 +199,7 @@ void test_case(const Kernels& kernels, const Case& c) {
 }
 
 // Of `spoiled` (query, key or value) one number of the last token is not finite: nor is what that token makes of it.
-void test_spoiled(const Kernels& kernels, Type type, int64_t spoiled, float with) {
+void test_spoiled(const Kernels& kernels, Type type, Phase phase, int64_t spoiled, float with, float softcap) {
   constexpr int64_t kLength = 9, kDim = 32;
   auto projected = random_floats(kLength * 3 * kDim);
   projected[((kLength - 1) * 3 + spoiled) * kDim + 5] = with;
@@ -211,9 +211,10 @@ void test_spoiled(const Kernels& kernels, Type type, int64_t spoiled, float with
   call.kv_type = type;
   call.heads = call.kv_heads = 1;
   call.dim = kDim;
+  call.rule.softcap = softcap;
   call.out = out.as<float>();
   Contiguous buffers(call, keys.as<char>(), values.as<char>(), kLength);
-  buffers.rows(1, kLength, 0, Phase::prefill);
+  buffers.rows(1, kLength, 0, phase);
   run_attend(Pool::shared(), kernels, call);
   bool finite = true;
   for (int64_t d = 0; d < kDim; ++d) finite = finite && std::isfinite(out.as<float>()[(kLength - 1) * kDim + d]);
@@ -374,11 +375,13 @@ void test_attention(const Kernels& kernels) {
       }
     }
   }
-  if (kernels.rounds_attention) {
-    for (const float with : {std::nanf(""), INFINITY}) {
+  for (const Type type : kTypes) {
+    for (const Phase phase : {Phase::prefill, Phase::decode}) {
+      const bool rounds = phase == Phase::prefill && kernels.rounds_attention && type != Type::f32;
       for (const int64_t spoiled : {0, 1, 2}) {
-        test_spoiled(kernels, Type::f16, spoiled, with);
-        test_spoiled(kernels, Type::bf16, spoiled, with);
+        for (const float softcap : {0.0f, 5.0f}) test_spoiled(kernels, type, phase, spoiled, std::nanf(""), softcap);
+        // Of an infinite key or query a score may be -inf, without weight.
+        if (rounds || spoiled == 2) test_spoiled(kernels, type, phase, spoiled, INFINITY, 0);
       }
     }
   }

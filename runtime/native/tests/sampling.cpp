@@ -106,7 +106,8 @@ void test_sampling(const Kernels& kernels) {
     logits.assign(37, -1);
     logits[20] = value;
     const uint32_t token = sample(kernels, logits.data(), 37, {.top_p = 0.5}, ~uint64_t{0});
-    check(token < 37 && (value > 0 ? token == 20 : token != 20), "one odd logit", kernels.name);
+    check(token < 37 && (value < 0 ? token != 20 : token == 20), "one odd logit", kernels.name);
+    check(value < 0 || likeliest(kernels, logits.data(), 37) == 20, "the likeliest is the odd logit", kernels.name);
   }
 }
 
