@@ -78,7 +78,7 @@ class LayerPlan:
 class Packings:
     """How K and V are packed (runtime/native/core/packed.h). Raises ValueError for what the kernels do not know."""
 
-    def __init__(self, key_bits: int, value_bits: int, group: int) -> None: ...
+    def __init__(self, key_bits: int, key_group: int, value_bits: int, value_group: int) -> None: ...
 
 class Pass:
     """The rows of a pass and their blocks. Raises ValueError where tables and slabs do not fit."""

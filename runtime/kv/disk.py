@@ -20,7 +20,7 @@ from struct import calcsize, error, pack, unpack_from
 from headrace.runtime.kv.chain import digest
 from headrace.runtime.ops import BLOCK
 
-_MAGIC = b"headkv\0\1"
+_MAGIC = b"headkv\0\2"
 _KEY = 16  # bytes of keys and of the digest at the end
 _HEAD = f"<{_KEY}s{_KEY}sHH"
 _ABSENT = 2**64 - 1

@@ -151,7 +151,7 @@ def packs(head_dim: int) -> bool:
 def _packings(kv: KVFormat) -> "_native.Packings":
     """How a packed format is written and read; what is stored plainly has none."""
     if kv not in _packed:
-        _packed[kv] = _native.Packings(kv.keys.bits, kv.values.bits, kv.keys.group)
+        _packed[kv] = _native.Packings(kv.keys.bits, kv.keys.group, kv.values.bits, kv.values.group)
     return _packed[kv]
 
 

@@ -148,10 +148,10 @@ LayerBlocks Pass::layer(int group, int index, const AttendCall& plan) const {
   return {cache, 2 * index * half, (2 * index + 1) * half, each};
 }
 
-Packings packings_of(int key_bits, int value_bits, int group) {
+Packings packings_of(int key_bits, int key_group, int value_bits, int value_group) {
   require((key_bits == 8 || key_bits == 4) && (value_bits == 8 || value_bits == 4), "K/V are packed to 8 or 4 bits");
-  require(group == 32 || group == 64, "groups of K/V have 32 or 64 numbers");
-  return {{key_bits, group}, {value_bits, group}};
+  require((key_group == 32 || key_group == 64) && (value_group == 32 || value_group == 64), "groups of K/V have 32 or 64 numbers");
+  return {{key_bits, key_group}, {value_bits, value_group}};
 }
 
 void write_block(const mx::array& slab, int block, const mx::array& entries) {

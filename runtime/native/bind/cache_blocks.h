@@ -64,9 +64,9 @@ class Pass : public std::enable_shared_from_this<Pass> {
   std::vector<std::shared_ptr<const CacheBlocks>> groups_;
 };
 
-// How people's formats are packed: bits of keys, bits of values, and the numbers that share a scale. Throws std::invalid_argument for
-// what the kernels do not know.
-Packings packings_of(int key_bits, int value_bits, int group);
+// How people's formats are packed: bits, and the numbers that share a scale. Throws std::invalid_argument for what the kernels do not
+// know.
+Packings packings_of(int key_bits, int key_group, int value_bits, int value_group);
 
 // Writes entries (layers, 2, Hkv, n, D) to the first n rows of one slab's block, at once, or all of a packed one (layers, Hkv, bytes).
 // Throws std::invalid_argument where they do not fit.

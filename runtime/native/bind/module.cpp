@@ -86,7 +86,7 @@ NB_MODULE(_native, m) {
            "eps"_a, "activation"_a, "experts"_a.none() = nb::none());
 
   nb::class_<hr::Packings>(m, "Packings")
-      .def(nb::new_(&hr::packings_of), "key_bits"_a, "value_bits"_a, "group"_a);
+      .def(nb::new_(&hr::packings_of), "key_bits"_a, "key_group"_a, "value_bits"_a, "value_group"_a);
   nb::class_<hr::Pass>(m, "Pass")
       .def(nb::new_([](const std::vector<int>& counts, const std::vector<int>& offsets, const std::vector<bool>& prefill,
                        const std::vector<hr::Pass::Tables>& tables,

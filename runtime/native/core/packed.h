@@ -9,8 +9,9 @@
 //
 // - keys: tiles of kTile entries; in a tile, dword j of an entry has its numbers from j * 32 / bits on, and those of all entries are
 //   side by side.
-// - values: group by group; in a group, a dword has four entries' bytes, and those of its numbers are side by side. Of 4 bits, a byte
-//   has two numbers of one entry, half the group apart: no two entries share a byte, so that threads can write side by side.
+// - values: group by group; in a group, a dword has four entries' bytes (the first, third, second, fourth: pairs of codes are bytes
+//   two apart), and those of its numbers are side by side. Of 4 bits, a byte has two numbers of one entry, half the group apart: no
+//   two entries share a byte, so that threads can write side by side.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +36,7 @@ struct PackedPart {
 
 // Floats that attend_packed needs beside scores, for `queries` of size `dim`.
 inline int64_t packed_scratch(int64_t queries, int64_t dim) {
-  return queries * (dim / 2 + 2 * (dim / 16) + kAttendChunk / 2) + kAttendChunk;
+  return queries * (dim / 2 + 2 * (dim / 16) + kAttendChunk) + kAttendChunk;
 }
 
 }  // namespace headrace

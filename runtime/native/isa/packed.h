@@ -78,10 +78,13 @@ inline void pack_key(const float* row, int64_t dim, const Packing& packing, int6
   });
 }
 
+// Where a dword of values has its entries: pairs of codes are bytes two apart.
+constexpr int byte_of(int64_t entry) { return static_cast<int>(entry >> 1 | (entry & 1) << 1); }
+
 inline void pack_value(const float* row, int64_t dim, const Packing& packing, int64_t entry, char* values) {
   pack_row(row, dim, packing, entry, values, [&](char* to, const uint8_t* codes, int64_t begin, int64_t size) {
     const int64_t across = packing.bits == 8 ? size : size / 2;
-    to += kAttendChunk * begin * packing.bits / 8 + entry / 4 * across * 4 + entry % 4;
+    to += kAttendChunk * begin * packing.bits / 8 + entry / 4 * across * 4 + byte_of(entry % 4);
     for (int64_t i = 0; i < across; ++i) {
       to[4 * i] = static_cast<char>(packing.bits == 8 ? codes[i] : codes[i] | codes[i + across] << 4);
     }
@@ -140,10 +143,10 @@ inline void unpack_values(const char* values, int64_t dim, const Packing& packin
         for (int e = 0; e < 4; ++e) {
           float* to = out + (entry - begin + e) * dim + d + i;
           if (packing.bits == 8) {
-            store_first(to, fma(code_at(words, 8 * e, 8), scale[e], offset[e]), here);
+            store_first(to, fma(code_at(words, 8 * byte_of(e), 8), scale[e], offset[e]), here);
           } else {
-            store_first(to, fma(code_at(words, 8 * e, 4), scale[e], offset[e]), here);
-            store_first(to + across, fma(code_at(words, 8 * e + 4, 4), scale[e], offset[e]), here);
+            store_first(to, fma(code_at(words, 8 * byte_of(e), 4), scale[e], offset[e]), here);
+            store_first(to + across, fma(code_at(words, 8 * byte_of(e) + 4, 4), scale[e], offset[e]), here);
           }
         }
       }
@@ -154,7 +157,7 @@ inline void unpack_values(const char* values, int64_t dim, const Packing& packin
 // --- attending ----------------------------------------------------------------------------------------------------
 
 inline float whole_word(float x) {  // the bits of a whole number's dword; 0 for NaN, which scales tell of
-  return __builtin_bit_cast(float, static_cast<int32_t>(x == x ? x : 0.0f));
+  return __builtin_bit_cast(float, static_cast<int32_t>(x > -2e9f && x < 2e9f ? x : 0.0f));
 }
 
 // A query as keys meet it: pairs in the order of their codes; of each group the sum of its rounded numbers, and -128 times that
@@ -183,10 +186,9 @@ struct Ahead {
   const char* end;
   const char* next;
 
-  [[gnu::always_inline]] void request(const char* at) const {
+  [[gnu::always_inline]] const char* of(const char* at) const {
     const char* later = at + kBytesAhead;
-    if (later >= end) later = next == nullptr ? at : next + (later - end);
-    __builtin_prefetch(later);
+    return later < end ? later : next == nullptr ? at : next + (later - end);
   }
 };
 
@@ -196,6 +198,7 @@ inline void score_tile(const char* keys, const PackedPart& part, const Packing& 
                        int64_t first, float* scores, int64_t ld, const Ahead& ahead) {
   constexpr int V = kTileVectors, kSteps = 16 / Bits, kApart = W == 16 ? 2 : 1;  // sums of their own: one alone would be waited for
   const char* codes = keys + part.codes + first * dim * Bits / 8;
+  const char* later = ahead.of(codes);
   vf total[Q][V];
   for (int j = 0; j < Q; ++j) {
     for (int v = 0; v < V; ++v) total[j][v] = zero();
@@ -210,7 +213,7 @@ inline void score_tile(const char* keys, const PackedPart& part, const Packing& 
       }
     }
     for (; word < end; ++word) {
-      ahead.request(codes + word * 4 * kTile);
+      __builtin_prefetch(later + word * 4 * kTile);
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) {
         const vi words = load_words(reinterpret_cast<const uint32_t*>(codes + (word * kTile + v * W) * 4));
@@ -220,7 +223,7 @@ inline void score_tile(const char* keys, const PackedPart& part, const Packing& 
 #pragma GCC unroll 4
           for (int j = 0; j < Q; ++j) {
             vi& to = acc[j][v][s % kApart];
-            to = dot_pairs(to, code, set1_word(q[j].pairs + word * kSteps + s));
+            to = dot_pairs_with(to, code, q[j].pairs + word * kSteps + s);
           }
         }
       }
@@ -251,78 +254,110 @@ struct Weights {
 
 inline void round_weights(const float* scores, const char* scales, const char* offsets, int64_t begin, int64_t end,
                           float* added, Weights& weights) {
-  vf spoiled = zero(), shifted = zero();
+  vf largest = set1(1e-30f), total = zero(), shifted = zero();
   for (int64_t p = begin; p < end; p += W) {
-    const vf weight = load(scores + p);
-    store(added + p, where_above(weight, 0.0f, mul(weight, load_as<Type::f16>(scales, p))));
+    const vf weight = load(scores + p), here = where_above(weight, 0.0f, mul(weight, load_as<Type::f16>(scales, p)));
+    store(added + p, here);
+    largest = max(largest, here);
+    total = add(total, here);
     if (offsets != nullptr) shifted = add(shifted, where_above(weight, 0.0f, mul(weight, load_as<Type::f16>(offsets, p))));
   }
-  const float top = largest(added + begin, end - begin, spoiled);
-  const float all = round_values<2>(added + begin, end - begin, 32767 / top, weights.pairs + begin / 2);
-  weights.unit = top / 32767 + sum(spoiled);
-  weights.bias = whole_word(-128.0f * all);
+  const float top = maximum(largest), spoiled = sum(total) * 0.0f;  // NaN where anything is not finite
+  const vf factor = set1(32767 / top);
+  vi all{};
+  for (int64_t p = begin; p < end; p += W) {
+    const vi whole = to_whole(mul(load(added + p), factor));
+    store_halves(weights.pairs + p / 2, whole);
+    all = add_words(all, whole);
+  }
+  weights.unit = top / 32767 + spoiled;
+  weights.bias = whole_word(-128.0f * sum(to_float(all)));
   weights.offset = sum(shifted);
 }
 
-// acc[j][at, ...) of V vectors of a group's dwords, `across` to a row of four entries, from the i-th on: all entries [begin, end).
-template <int Bits, int Q, int V>
-inline void weigh_codes(const char* codes, int64_t across, int64_t i, int64_t begin, int64_t end, const Weights* weights,
-                        Softmax* states, int64_t at, const Ahead& ahead) {
+// Chunks whose values are weighed side by side: each is a stream of its own.
+struct Weighed {
+  const char* values;
+  const float* scores;
+  Softmax* states;
+  Ahead ahead;
+};
+
+// acc[s][j][at, ...) of V vectors of a group's dwords, `across` to a row of four entries, from the i-th on: all entries [begin, end) of
+// S chunks.
+template <int Bits, int Q, int V, int S>
+inline void weigh_codes(const Weighed* chunks, int64_t codes_at, int64_t across, int64_t i, int64_t begin, int64_t end,
+                        const Weights (*weights)[Q], int64_t at) {
   constexpr int H = 8 / Bits;  // numbers of a byte
   const int64_t here = across - i < W ? across - i : W;
-  vi acc[Q][V][H][2];
-  for (int j = 0; j < Q; ++j) {
-    for (int v = 0; v < V; ++v) {
-      for (int h = 0; h < H; ++h) {
-        acc[j][v][h][0] = Bits == 8 ? set1_word(&weights[j].bias) : vi{};
-        acc[j][v][h][1] = vi{};
-      }
-    }
-  }
-  for (int64_t p = begin; p < end; p += 4) {
-    const char* row = codes + (p / 4 * across + i) * 4;
-    for (int64_t byte = 0; byte < V * W * 4; byte += 64) ahead.request(row + byte);
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) {
-      const auto* from = reinterpret_cast<const uint32_t*>(row) + v * W;
-      const vi words = here == W ? load_words(from) : load_first_words(from, here);
-#pragma GCC unroll 4
-      for (int s = 0; s < 2 * H; ++s) {
-        const vi code = pairs<Bits>(words, s);
-#pragma GCC unroll 4
-        for (int j = 0; j < Q; ++j) {
-          vi& to = acc[j][v][s % H][s / H];
-          to = dot_pairs(to, code, set1_word(weights[j].pairs + p / 2 + s / H));
+  vi acc[S][Q][V][H][2];
+  for (int s = 0; s < S; ++s) {
+    for (int j = 0; j < Q; ++j) {
+      for (int v = 0; v < V; ++v) {
+        for (int h = 0; h < H; ++h) {
+          acc[s][j][v][h][0] = Bits == 8 ? set1_word(&weights[s][j].bias) : vi{};
+          acc[s][j][v][h][1] = vi{};
         }
       }
     }
   }
-  for (int j = 0; j < Q; ++j) {
-    for (int v = 0; v < V; ++v) {
-      for (int h = 0; h < H; ++h) {
-        const vf whole = to_float(add_words(acc[j][v][h][0], acc[j][v][h][1]));
-        vf out = mul(whole, set1(weights[j].unit));
-        if (Bits == 4) out = add(out, set1(weights[j].offset));
-        store_first(states[j].acc + at + i + v * W + h * across, out, here);
+  for (int64_t p = begin; p < end; p += 4) {
+#pragma GCC unroll 2
+    for (int s = 0; s < S; ++s) {
+      const char* row = chunks[s].values + codes_at + (p / 4 * across + i) * 4;
+      const char* later = chunks[s].ahead.of(row);
+      for (int64_t byte = 0; byte < V * W * 4; byte += 64) __builtin_prefetch(later + byte);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) {
+        const auto* from = reinterpret_cast<const uint32_t*>(row) + v * W;
+        const vi words = here == W ? load_words(from) : load_first_words(from, here);
+#pragma GCC unroll 4
+        for (int step = 0; step < 2 * H; ++step) {
+          const vi code = pairs<Bits>(words, step);
+#pragma GCC unroll 4
+          for (int j = 0; j < Q; ++j) {
+            vi& to = acc[s][j][v][step % H][step / H];
+            to = dot_pairs_with(to, code, weights[s][j].pairs + p / 2 + step / H);
+          }
+        }
+      }
+    }
+  }
+  for (int s = 0; s < S; ++s) {
+    for (int j = 0; j < Q; ++j) {
+      for (int v = 0; v < V; ++v) {
+        for (int h = 0; h < H; ++h) {
+          const vf whole = to_float(add_words(acc[s][j][v][h][0], acc[s][j][v][h][1]));
+          vf out = mul(whole, set1(weights[s][j].unit));
+          if (Bits == 4) out = add(out, set1(weights[s][j].offset));
+          store_first(chunks[s].states[j].acc + at + i + v * W + h * across, out, here);
+        }
       }
     }
   }
 }
 
-template <int Bits, int Q>
-inline void weigh_packed(const char* values, const Packing& packing, int64_t dim, const float* scores, int64_t begin,
-                         int64_t end, float* added, Weights* weights, Softmax* states, const Ahead& ahead) {
-  constexpr int V = Bits == 8 ? (W == 16 ? 2 : kTileVectors) : (W == 4 ? 2 : 1);
+template <int Bits, int Q, int S>
+inline void weigh_packed(const Weighed* chunks, const Packing& packing, int64_t dim, int64_t begin, int64_t end, float* room) {
+  constexpr int V = Bits == 8 ? (W == 16 ? (Q < 4 ? 2 : 1) : kTileVectors) : (W == 4 ? 2 : 1);
+  Weights weights[S][Q];
+  for (int s = 0; s < S; ++s) {
+    for (int j = 0; j < Q; ++j, room += kAttendChunk / 2) weights[s][j].pairs = room;
+  }
   const PackedPart part(packing, dim);
   for (int64_t d = 0, g = 0; d < dim; d += packing.group, ++g) {
     const int64_t size = dim - d < packing.group ? dim - d : packing.group, across = Bits == 8 ? size : size / 2;
-    const char* codes = values + part.codes + kAttendChunk * d * Bits / 8;
-    const char* scales = values + part.scales + g * kAttendChunk * 2;
-    const char* offsets = Bits == 8 ? nullptr : values + part.offsets + g * kAttendChunk * 2;
-    for (int j = 0; j < Q; ++j) round_weights(scores + j * kAttendChunk, scales, offsets, begin, end, added, weights[j]);
+    for (int s = 0; s < S; ++s) {
+      const char* scales = chunks[s].values + part.scales + g * kAttendChunk * 2;
+      const char* offsets = Bits == 8 ? nullptr : chunks[s].values + part.offsets + g * kAttendChunk * 2;
+      for (int j = 0; j < Q; ++j) {
+        round_weights(chunks[s].scores + j * kAttendChunk, scales, offsets, begin, end, room, weights[s][j]);
+      }
+    }
+    const int64_t codes = part.codes + kAttendChunk * d * Bits / 8;
     int64_t i = 0;
-    for (; i + V * W <= across; i += V * W) weigh_codes<Bits, Q, V>(codes, across, i, begin, end, weights, states, d, ahead);
-    for (; i < across; i += W) weigh_codes<Bits, Q, 1>(codes, across, i, begin, end, weights, states, d, ahead);
+    for (; i + V * W <= across; i += V * W) weigh_codes<Bits, Q, V, S>(chunks, codes, across, i, begin, end, weights, d);
+    for (; i < across; i += W) weigh_codes<Bits, Q, 1, S>(chunks, codes, across, i, begin, end, weights, d);
   }
 }
 
@@ -333,14 +368,11 @@ inline void attend_packed_of(const Chunk* chunks, int64_t count, const Packings&
   const PackedPart keys(packings.keys, dim), values(packings.values, dim);
   const int64_t groups = packings.keys.groups(dim);
   PackedQuery query[Q];
-  Weights weights[Q];
   float* room = scores + count * Q * ld;
   for (int j = 0; j < Q; ++j) {
     query[j] = {room, room + dim / 2, room + dim / 2 + groups, 0};
     round_query<K>(q[j], dim, packings.keys, query[j]);
     room += dim / 2 + 2 * groups;
-    weights[j].pairs = room;
-    room += ld / 2;
   }
   const auto ahead_of = [&](const Chunk& chunk) { return Ahead{chunk.values + values.bytes, chunk.next}; };
   const auto begin_of = [](const Chunk& chunk) { return chunk.first / kTile * kTile; };
@@ -365,10 +397,21 @@ inline void attend_packed_of(const Chunk* chunks, int64_t count, const Packings&
       const int64_t begin = begin_of(chunk), lo = chunk.first - begin;
       softmax_row(scores + (s * Q + j) * ld + begin, end_of(chunk) - begin, lo, lo + chunk.n, rule, &state);
     }
-    if (chunk.n <= 0) continue;
-    const auto weigh = packings.values.bits == 8 ? weigh_packed<8, Q> : weigh_packed<4, Q>;
-    weigh(chunk.values, packings.values, dim, scores + s * Q * ld, begin_of(chunk), end_of(chunk), room, weights, states + s * Q,
-          ahead_of(chunk));
+  }
+  const auto weighed = [&](int64_t s) {
+    return Weighed{chunks[s].values, scores + s * Q * ld, states + s * Q, ahead_of(chunks[s])};
+  };
+  for (int64_t s = 0; s < count; ++s) {
+    const int64_t begin = begin_of(chunks[s]), end = end_of(chunks[s]);
+    if (chunks[s].n <= 0) continue;
+    if (s + 1 < count && chunks[s + 1].n > 0 && begin_of(chunks[s + 1]) == begin && end_of(chunks[s + 1]) == end) {
+      const Weighed both[] = {weighed(s), weighed(s + 1)};
+      (packings.values.bits == 8 ? weigh_packed<8, Q, 2> : weigh_packed<4, Q, 2>)(both, packings.values, dim, begin, end, room);
+      ++s;
+    } else {
+      const Weighed one = weighed(s);
+      (packings.values.bits == 8 ? weigh_packed<8, Q, 1> : weigh_packed<4, Q, 1>)(&one, packings.values, dim, begin, end, room);
+    }
   }
 }
 

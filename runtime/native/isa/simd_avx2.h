@@ -122,8 +122,14 @@ inline vi next_pairs(vi words) {
 }
 inline vi set1_word(const float* p) { return _mm256_set1_epi32(__builtin_bit_cast(int, *p)); }
 inline vi dot_pairs(vi acc, vi a, vi b) { return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)); }
+inline vi dot_pairs_with(vi acc, vi a, const float* pair) { return dot_pairs(acc, a, set1_word(pair)); }
 inline vi add_words(vi a, vi b) { return _mm256_add_epi32(a, b); }
 inline vf to_float(vi v) { return _mm256_cvtepi32_ps(v); }
+inline void store_halves(float* p, vi whole) {
+  const __m128i packed = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
+}
+inline vi to_whole(vf v) { return _mm256_cvtps_epi32(v); }
 inline vi join_pairs(vf low, vf high) {
   return _mm256_blend_epi16(_mm256_cvtps_epi32(low), _mm256_slli_epi32(_mm256_cvtps_epi32(high), 16), 0xaa);
 }

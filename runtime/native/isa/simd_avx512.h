@@ -115,8 +115,18 @@ inline vi dot_pairs(vi acc, vi a, vi b) {
   asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
   return acc;
 }
+// The same with one pair for all lanes.
+inline vi dot_pairs_with(vi acc, vi a, const float* pair) {
+  asm("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(a), "m"(*pair));
+  return acc;
+}
 inline vi add_words(vi a, vi b) { return _mm512_add_epi32(a, b); }
 inline vf to_float(vi v) { return _mm512_cvtepi32_ps(v); }
+// The nearest whole numbers; those of 16 bits, one behind the other.
+inline void store_halves(float* p, vi whole) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(whole));
+}
+inline vi to_whole(vf v) { return _mm512_cvtps_epi32(v); }
 inline vi join_pairs(vf low, vf high) {
   const vi raised = _mm512_slli_epi32(_mm512_cvtps_epi32(high), 16);
   return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_cvtps_epi32(low), raised);

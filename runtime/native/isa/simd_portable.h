@@ -132,8 +132,15 @@ inline vi dot_pairs(vi acc, vi a, vi b) {
   return (vi)((vs)acc + low + high);
 }
 #endif
+inline vi dot_pairs_with(vi acc, vi a, const float* pair) { return dot_pairs(acc, a, set1_word(pair)); }
 inline vi add_words(vi a, vi b) { return a + b; }
 inline vf to_float(vi v) { return __builtin_convertvector((vs)v, vf); }
+inline vi to_whole(vf v) { return (vi)__builtin_convertvector(round_even(v), vs); }
+inline void store_halves(float* p, vi whole) {
+  uint16_t halves[W];
+  for (int i = 0; i < W; ++i) halves[i] = static_cast<uint16_t>(whole[i]);
+  __builtin_memcpy(p, halves, sizeof halves);
+}
 inline vi join_pairs(vf low, vf high) {
   return ((vi)__builtin_convertvector(round_even(low), vs) & 0xffffu) |
          ((vi)__builtin_convertvector(round_even(high), vs) << 16);
