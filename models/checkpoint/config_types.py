@@ -5,7 +5,6 @@ zero turns nothing the right way, and a division by zero ends the process. Keys 
 and so is null, which says nothing.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,10 +25,11 @@ _NUMBERS_OF = (
 )  # fmt: skip
 _POSITIVE = (
     "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon", "rope_theta",
-    "rope_local_base_freq", "rotary_emb_base", "partial_rotary_factor", "rotary_pct", "query_pre_attn_scalar",
+    "rope_local_base_freq", "rotary_emb_base", "query_pre_attn_scalar",
     "attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale",
     "routed_scaling_factor", "attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap",
 )  # fmt: skip
+_SHARES = ("partial_rotary_factor", "rotary_pct")
 _FLAGS = (
     "tie_word_embeddings", "attention_bias", "mlp_bias", "norm_topk_prob", "use_qk_norm", "use_sliding_window",
     "qk_layernorm", "use_parallel_residual", "use_bias", "use_conv_bias", "rope_traditional",
@@ -47,8 +47,8 @@ _ROPE_NEEDS = {
     "su": ("short_factor", "long_factor"),
 }
 _ROPE_POSITIVE = (
-    "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "partial_rotary_factor",
-    "attention_factor", "short_mscale", "long_mscale",
+    "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor",
+    "short_mscale", "long_mscale",
 )  # fmt: skip
 _LAYER_KINDS = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
 
@@ -76,6 +76,8 @@ def _check_rope(name: str, section: Mapping[str, Any]) -> None:
         return
     for key in _ROPE_POSITIVE:
         _check(section, key, _each(_positive), "a positive number", name)
+    for key in _SHARES:
+        _check(section, key, _each(_share), "above 0 and at most 1", name)
     _check(section, "original_max_position_embeddings", _count, "a positive integer", name)
     stated = [section[key] for key in ("rope_type", "type") if key in section]
     if section and not any(isinstance(kind, str) for kind in stated) and (stated or "rope_theta" not in section):
@@ -108,7 +110,11 @@ def _number_of(value: Any) -> bool:
 
 
 def _positive(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value) and 0 < value < 1e30
+    return not isinstance(value, bool) and isinstance(value, int | float) and 0 < value < 1e30
+
+
+def _share(value: Any) -> bool:
+    return _positive(value) and value <= 1
 
 
 def _flag(value: Any) -> bool:
@@ -128,6 +134,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (_COUNTS, _each(_count), "a positive integer"),
     (_NUMBERS_OF, _each(_number_of), "a whole number"),
     (_POSITIVE, _each(_positive), "a positive number"),
+    (_SHARES, _each(_share), "above 0 and at most 1"),
     (_FLAGS, _flag, "true or false"),
     (_LISTS, lambda value: isinstance(value, list), "a list"),
     (_KINDS, lambda value: isinstance(value, list) and all(isinstance(kind, str) for kind in value), "a list of names"),

@@ -21,11 +21,11 @@ def make_rope(config: RopeConfig, head_dim: int, context_length: int, *, long: b
     Raises CheckpointError where the scaling section lacks a number.
     """
     dims = int(head_dim * config.share)
-    base = [config.theta ** (i / dims) for i in range(0, dims, 2)]
     scaling = config.scaling or {}
     try:
-        if not base or dims % 2 or dims > head_dim:
+        if dims < 1 or dims % 2 or dims > head_dim:
             raise ValueError(f"{dims} of {head_dim} dimensions of a head cannot turn")
+        base = [config.theta ** (i / dims) for i in range(0, dims, 2)]
         if config.kind == "longrope":
             periods, amplitude = _longrope(base, context_length, scaling, long)
         else:

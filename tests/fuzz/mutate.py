@@ -69,7 +69,8 @@ def value(chance: random.Random, depth: int = 2) -> Any:
         if chance.random() < 0.5:
             return [value(chance, depth - 1) for _ in range(chance.randrange(4))]
         return {chance.choice(TEXTS): value(chance, depth - 1) for _ in range(chance.randrange(4))}
-    return chance.choice(VALUES) if chance.random() < 0.8 else chance.randint(-20, 300)
+    # A copy: what is put into one document must not be changed with it, in all that come after.
+    return copy.deepcopy(chance.choice(VALUES)) if chance.random() < 0.8 else chance.randint(-20, 300)
 
 
 def mutated_value(chance: random.Random, document: Any, *, changes: int | None = None) -> Any:

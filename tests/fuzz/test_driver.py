@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.driver import fuzz
-from tests.fuzz.target import BROKEN
+from tests.fuzz.mutate import VALUES, mutated_value
+from tests.fuzz.target import BROKEN, chance_of
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is measured as Linux tells it")
@@ -20,3 +21,12 @@ def test_every_kind_of_problem_is_found(tmp_path: Path) -> None:
     saved = [path.read_text() for path in tmp_path.iterdir()]
     assert len(saved) > 5
     assert all(text.startswith(f"python -m tests.fuzz {BROKEN} --seed 1 --only ") for text in saved)
+
+
+def test_a_document_is_decided_by_its_number_alone() -> None:
+    before = repr(VALUES)
+    for number in range(300):
+        chance, document = chance_of("document", 1, number), {"a": [1, {"b": {}}]}
+        for _ in range(3):  # a part that was put in is a place for the next change
+            document = mutated_value(chance, document, changes=5)
+    assert repr(VALUES) == before

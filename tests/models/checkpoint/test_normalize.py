@@ -153,3 +153,16 @@ def test_whatever_a_config_holds_it_is_read_or_refused(kind: str, changes: dict[
         assert "\n" not in str(error)  # noqa: PT017
         return
     assert normalized(once) == once
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**400), float("inf"), float("nan"), 2**53])
+@pytest.mark.parametrize("key", ["partial_rotary_factor", "hidden_size", "num_experts", "rope_theta"])
+def test_numbers_that_no_float_holds_are_refused_by_name(key: str, number: float) -> None:
+    for config in ({key: number}, {"rope_parameters": {"rope_type": "default", key: number}}):
+        if "rope_parameters" in config and key in ("hidden_size", "num_experts"):
+            continue  # nothing reads them there
+        if key == "rope_theta" and number == 2**53:
+            continue  # a base like another
+        with pytest.raises(CheckpointError, match=key) as caught:
+            normalized({"model_type": "llama", **config})
+        assert len(str(caught.value)) < 200
