@@ -172,11 +172,14 @@ class Engine:
                 for sequence in self._scheduler.admit():
                     self._admit(sequence, events)
                 landing, self._flight = self._flight, None
-                if landing is not None and landing.decides:  # what comes next has to be known first
+                decided = landing is not None and landing.decides
+                if landing is not None and decided:  # what comes next has to be known first
                     self._land(landing, events)
                     landing = None
                 shares = self._guesses.add(self._scheduler.plan(), self._scheduler.extend)
                 self._flight = self._start(shares, landing)
+                if decided and self._flight is not None:
+                    self._flight.started = self._landed  # guessing is part of what it takes
                 if landing is not None:
                     self._land(landing, events)
                 if self._flight is not None and self._flight.token is None:  # prompts alone: nothing to run ahead of
@@ -280,7 +283,7 @@ class Engine:
     def _proposer(self, sequence: Sequence) -> Proposer | None:
         match sequence.request.speculate:
             case "ngram":
-                return NGram()
+                return NGram(drawn=sequence.request.sampling.temperature > 0)
             case "draft":
                 assert self._draft is not None
                 return Draft(

@@ -1,37 +1,52 @@
 """How many guesses a pass takes: what they promise, against what rows more have cost on this machine and model.
 
-A pass of B sequences and G guesses takes r(B, G) times one without guesses. r begins as a guess itself and follows what
-passes took; the passes without, which it is relative to, are looked at again every now and then, since the memory's
-speed drifts and contexts grow. Nothing is measured but the passes there are.
+A pass of B sequences and G guesses takes r(B, G) times one without guesses. r begins as a guess itself, or as what was
+remembered (`runtime.speculation.costs`), and follows what passes took; the passes without, which it is relative to,
+are looked at again every now and then, since the memory's speed drifts and contexts grow. Nothing is measured but the
+passes there are, so only a few numbers of rows are used: each is soon well known, and kernels, which compute rows in
+fours and eights, cost little less for those between. One pass in a hundred takes many times as long for reasons of
+somebody else's; a single one therefore moves r the less the more is known.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-GAIN = 1.04  # a pass with guesses must promise so many times the tokens per second
+ROWS = (2, 4, 8, 12, 16, 24, 32)  # of a pass with guesses, of all sequences
 GUESSES = 30  # in a pass, of all sequences
+_GAIN = 1.03  # a pass with guesses must promise so many times the tokens per second
 _ROW = 0.25  # of a step, for a row more, before anything was measured
 _WAIT = 0.10  # of a step: a pass with guesses starts when the one before it has landed
-_NEW = 0.2  # the weight of a new measurement
-_RENEWED = 0.5  # of one after passes with guesses
+_NEW = 0.2  # the weight of a new measurement of a pass without
+_RENEWED = 0.4  # of one after passes with guesses
+_LEAST = 0.06  # the weight of a new measurement of a pass with guesses, when many were seen
+_KNOWN = 4  # measurements that a remembered one is worth at most: it may be stale
 _FRESH = 64  # passes with guesses that a pass without is good to compare with
 _DEAR = 256  # times that guesses were too dear before it is seen whether they still are
 _FAR = 3.0  # times as much as expected: more is somebody else's work
+
+Costs = Mapping[tuple[int, int], tuple[float, int]]
+"""(sequences, guesses) -> (r, how many passes that rests on)"""
 
 
 class _Curve:
     """r(B, G) for one B: measured where there were passes, in between and beyond as those would have it."""
 
-    def __init__(self, sequences: int) -> None:
+    def __init__(self, sequences: int, remembered: Costs) -> None:
         slope = _ROW / (1 + _ROW * (sequences - 1))
-        self._expected = [1.0, *(1 + _WAIT + slope * guesses for guesses in range(1, GUESSES + 1))]
+        self._expected = {
+            rows - sequences: 1 + _WAIT + slope * (rows - sequences) for rows in ROWS if 0 < rows - sequences <= GUESSES
+        }
         self.plain_s: float | None = None
         self.age = 0  # passes with guesses since the newest without
         self.forget()
+        for guesses in self._expected:
+            if (known := remembered.get((sequences, guesses))) is not None:
+                self.ratios[guesses], self.seen[guesses] = known[0], min(known[1], _KNOWN)
+        self._fill()
 
     def forget(self) -> None:
         """Nothing of passes with guesses was seen."""
-        self.ratios = list(self._expected)
-        self._seen = [0] * len(self.ratios)
+        self.ratios = dict(self._expected)
+        self.seen = dict.fromkeys(self._expected, 0)
         self.refused = 0
 
     def plain(self, seconds: float) -> None:
@@ -44,39 +59,38 @@ class _Curve:
 
     def guessed(self, guesses: int, seconds: float) -> None:
         self.age += 1
-        if self.plain_s is None:
+        if self.plain_s is None or guesses not in self.ratios:
             return
-        before = self.ratios[guesses]
-        measured = min(seconds / self.plain_s, _FAR * before)
-        self._seen[guesses] += 1
-        self.ratios[guesses] = max(1.0, before + max(_NEW, 1 / (1 + self._seen[guesses])) * (measured - before))
+        before, seen = self.ratios[guesses], self.seen[guesses]
+        far = max(1.25, 1 + (_FAR - 1) / (1 + seen))
+        measured = max(before / far, min(seconds / self.plain_s, before * far))
+        self.ratios[guesses] = max(1.0, before + max(_LEAST, 1 / (2 + seen)) * (measured - before))
+        self.seen[guesses] = seen + 1
         self._fill()
 
     def _fill(self) -> None:
-        """What was not measured, from what was next to it."""
-        known = [0, *(guesses for guesses, seen in enumerate(self._seen) if seen)]
-        for low, high in zip(known, [*known[1:], len(self.ratios)], strict=True):
-            for guesses in range(low + 1, high):
-                self.ratios[guesses] = self._between(guesses, low, high)
-
-    def _between(self, guesses: int, low: int, high: int) -> float:
-        """As expected of rows, but as much dearer as what was measured on either side."""
-        expected = self._expected[guesses] - 1
-        dearer = [(self.ratios[at] - 1) / (self._expected[at] - 1) for at in (low, high) if 0 < at < len(self.ratios)]
-        return 1 + expected * sum(dearer) / len(dearer)
+        """What was not measured: as expected of rows, but as much dearer as what was measured on either side."""
+        known = [guesses for guesses, seen in self.seen.items() if seen]
+        for guesses, expected in self._expected.items():
+            if known and not self.seen[guesses]:
+                sides = {max((at for at in known if at < guesses), default=known[0])}
+                sides.add(min((at for at in known if at > guesses), default=known[-1]))
+                dearer = [(self.ratios[at] - 1) / (self._expected[at] - 1) for at in sides]
+                self.ratios[guesses] = 1 + (expected - 1) * sum(dearer) / len(dearer)
 
 
 class Controller:
-    """One engine's."""
+    """One engine's. remembered: what was `known` when an engine like it was here before."""
 
-    def __init__(self) -> None:
+    def __init__(self, remembered: Costs | None = None) -> None:
+        self._remembered = remembered or {}
         self._curves: dict[int, _Curve] = {}
 
     def took(self, sequences: int, guesses: int, seconds: float, *, ahead: bool) -> None:
         """So long for a pass of decoding sequences. ahead: it was started before the one before it had landed."""
         curve = self._curve(sequences)
         if guesses:
-            curve.guessed(min(guesses, GUESSES), seconds)
+            curve.guessed(guesses, seconds)
         elif ahead:
             curve.plain(seconds)
 
@@ -92,9 +106,11 @@ class Controller:
             return counts
         # Of one sequence they fall, so the best of all are of each a beginning.
         ordered = sorted(((promise, row) for row, own in enumerate(promises) for promise in own), reverse=True)
-        best, taken, said, price = GAIN, 0, float(sequences), price_s / curve.plain_s
+        best, taken, said, price = _GAIN, 0, float(sequences), price_s / curve.plain_s
         for guesses, (promise, _) in enumerate(ordered[:GUESSES], 1):
             said += promise
+            if guesses not in curve.ratios:
+                continue
             gain = said / (sequences * (curve.ratios[guesses] + guesses * price))
             if gain > best:
                 best, taken = gain, guesses
@@ -102,12 +118,25 @@ class Controller:
             curve.refused += 1
             if curve.refused >= _DEAR:
                 curve.forget()
-                taken = 1
+                taken = min(curve.ratios, default=0)
         for _, row in ordered[:taken]:
             counts[row] += 1
         return counts
 
+    @property
+    def known(self) -> Costs:
+        """What passes with guesses have taken, those of before included."""
+        return {
+            **self._remembered,
+            **{
+                (sequences, guesses): (curve.ratios[guesses], seen)
+                for sequences, curve in self._curves.items()
+                for guesses, seen in curve.seen.items()
+                if seen
+            },
+        }
+
     def _curve(self, sequences: int) -> _Curve:
         if sequences not in self._curves:
-            self._curves[sequences] = _Curve(sequences)
+            self._curves[sequences] = _Curve(sequences, self._remembered)
         return self._curves[sequences]
