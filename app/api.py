@@ -28,6 +28,7 @@ from headrace.models.text.answer import Completed, Part, TextChunk, answer
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.runtime.engine import Engine
 from headrace.runtime.errors import EngineError
+from headrace.runtime.guess_costs import KeptCosts
 from headrace.runtime.request import CancelFlag, PrefillProgress, Request
 from headrace.runtime.sampling import SamplingParams
 
@@ -43,7 +44,12 @@ class Model:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
-        self._engine = Engine(loaded.network, context_limit=loaded.context_limit, keep_prefix=True)
+        self._engine = Engine(
+            loaded.network,
+            context_limit=loaded.context_limit,
+            keep_prefix=True,
+            guess_costs=KeptCosts(loaded.network.cost),
+        )
         self._prompts = ChatPrompt(loaded.tokenizer)
         self._thread = threading.get_ident()
         self.name = loaded.name

@@ -24,6 +24,7 @@ from headrace.runtime.caches import make_caches
 from headrace.runtime.decode import Flight, agreed, read, start
 from headrace.runtime.draft import Draft
 from headrace.runtime.errors import EngineError, PoolFullError, UsageError
+from headrace.runtime.guess_costs import KeptCosts
 from headrace.runtime.guesses import Guesses, follow
 from headrace.runtime.machine.memory import POOL, wired
 from headrace.runtime.machine.out_of_memory import memory_errors
@@ -78,7 +79,8 @@ class Engine:
     most_running: sequences served at a time; others wait. kv_memory: bytes that the K/V of all of them may take; None
     for what the machine has free, and never less than one sequence may need. kv_key: what tells K/V apart on disk.
     pace: how prompts are cut, where the measured speed shall not say it. draft: a smaller network with the same
-    vocabulary, for requests that are to be speculated on with it.
+    vocabulary, for requests that are to be speculated on with it. guess_costs: where what passes with guesses take is
+    remembered.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Engine:
         kv_key: bytes = b"",
         pace: Pace | None = None,
         draft: Network[Any] | None = None,
+        guess_costs: KeptCosts | None = None,
     ) -> None:
         self.network = network
         self.context_limit = context_limit
@@ -102,7 +105,7 @@ class Engine:
         self._pace = pace or Pace()
         self._scheduler = Scheduler(self._room, self._pace, most_running, shared=self.caches.pool is not None)
         self._draft = draft
-        self._guesses = Guesses(network.vocab_size)
+        self._guesses = Guesses(network.vocab_size, guess_costs)
         self._flight: Flight | None = None  # the pass under way
         self._landed = 0.0  # when the newest pass had landed
         self._ended: list[Sequence] = []  # whose caches are still to be kept or given back
@@ -436,3 +439,4 @@ class Engine:
             mx.synchronize()
             self.caches.rest()
             mx.clear_cache()
+            self._guesses.keep()

@@ -9,20 +9,24 @@ from itertools import accumulate
 from operator import mul
 
 from headrace.runtime import sequence as sequences
+from headrace.runtime.guess_costs import KeptCosts
 from headrace.runtime.scheduler import Share
 from headrace.runtime.speculation.controller import Controller
 from headrace.runtime.speculation.proposer import MOST
 
 Extend = Callable[[Share, tuple[int, ...], str], Share]
 Sequenced = sequences.Sequence
+_NEWS = 16  # passes with guesses that are worth writing a file
 
 
 class Guesses:
-    """One engine's. vocab_size: a guess beyond it is none."""
+    """One engine's. vocab_size: a guess beyond it is none. costs: where what passes cost is remembered, if anywhere."""
 
-    def __init__(self, vocab_size: int) -> None:
-        self.controller = Controller()
+    def __init__(self, vocab_size: int, costs: KeptCosts | None = None) -> None:
+        self.controller = Controller(costs.recall() if costs else None)
         self._vocab_size = vocab_size
+        self._costs = costs
+        self._kept = 0  # passes with guesses, when costs were last kept
 
     def add(self, shares: list[Share], extend: Extend) -> list[Share]:
         """The pass with guesses where they pay: `extend` gives a share its own, as far as there is room."""
@@ -36,6 +40,12 @@ class Guesses:
         return [
             self._with(share, count, extend) if count else share for share, count in zip(shares, counts, strict=True)
         ]
+
+    def keep(self) -> None:
+        """Remember what passes cost, where enough of them are new."""
+        if self._costs is not None and self.controller.passes - self._kept >= _NEWS:
+            self._kept = self.controller.passes
+            self._costs.keep(self.controller.known)
 
     def _with(self, share: Share, count: int, extend: Extend) -> Share:
         """A share with its guesses. A proposer that raises is not asked again."""

@@ -163,9 +163,13 @@ def _answer(
     from headrace.models.registry.background_check import BackgroundCheck
     from headrace.models.text.chat_prompt import ChatPrompt
     from headrace.runtime.engine import Engine
+    from headrace.runtime.guess_costs import KeptCosts
 
     raise_damage(BackgroundCheck(resolved))
-    engine = Engine(loaded.network, context_limit=loaded.context_limit, most_running=parallel, draft=draft)
+    costs = KeptCosts(loaded.network.cost)
+    engine = Engine(
+        loaded.network, context_limit=loaded.context_limit, most_running=parallel, draft=draft, guess_costs=costs
+    )
     asking = Asking(loaded, ChatPrompt(loaded.tokenizer), drafted=draft is not None)
     progress = ProgressLine(quiet=quiet)
     numbers = [line.number for line in lines] if in_order else None

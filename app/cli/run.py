@@ -116,6 +116,7 @@ def run(
     from headrace.models.text.answer import answer
     from headrace.models.text.chat_prompt import ChatPrompt
     from headrace.runtime.engine import Engine
+    from headrace.runtime.guess_costs import KeptCosts
     from headrace.runtime.request import Request
     from headrace.runtime.sampling import SamplingParams
 
@@ -174,7 +175,8 @@ def run(
         speculate=speculation(speculate, draft=guessing is not None),
     )
     tokenized = time.perf_counter()
-    engine = Engine(loaded.network, context_limit=loaded.context_limit, draft=guessing)
+    costs = KeptCosts(loaded.network.cost)
+    engine = Engine(loaded.network, context_limit=loaded.context_limit, draft=guessing, guess_costs=costs)
     with closing(session), first_interrupt_cancels(request.cancel):
         stream = AnswerStream(submitted, echo=not as_json, quiet=quiet)
         try:

@@ -23,6 +23,7 @@ from headrace.models.load import LoadedModel
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.runtime.engine import Engine
 from headrace.runtime.errors import UsageError
+from headrace.runtime.guess_costs import KeptCosts
 from headrace.runtime.network import Network
 from headrace.runtime.request import CancelFlag
 from headrace.runtime.sampling import SEEDS, SamplingParams
@@ -100,7 +101,10 @@ def run_samples(
         )
         for number in range(1, count + 1)
     ]
-    engine = Engine(loaded.network, context_limit=loaded.context_limit, most_running=count, draft=draft)
+    costs = KeptCosts(loaded.network.cost)
+    engine = Engine(
+        loaded.network, context_limit=loaded.context_limit, most_running=count, draft=draft, guess_costs=costs
+    )
     progress = ProgressLine(quiet=quiet)
     samples = Samples(count, echo=not as_json, before=progress.before(sys.stdout))
     tally = Tally(total=count, kept=0)

@@ -31,6 +31,7 @@ from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.runtime import ops
 from headrace.runtime.engine import Engine
 from headrace.runtime.errors import HeadraceError
+from headrace.runtime.guess_costs import KeptCosts
 from headrace.runtime.machine import memory
 from headrace.runtime.machine.bandwidth import measure_peak, read_now
 from headrace.runtime.machine.compute import cached_compute, measure_compute
@@ -53,7 +54,14 @@ class EngineHost:
         self._resolved = resolved
         self._load_s = load_s
         limit, key = loaded.context_limit, kv_key(resolved.path, loaded.network)
-        self._engine = Engine(loaded.network, context_limit=limit, keep_prefix=True, kv_key=key, draft=draft)
+        self._engine = Engine(
+            loaded.network,
+            context_limit=limit,
+            keep_prefix=True,
+            kv_key=key,
+            draft=draft,
+            guess_costs=KeptCosts(loaded.network.cost),
+        )
         self._prompts = ChatPrompt(loaded.tokenizer)
         self._kept = KeptChats(self._engine, kept_bytes())
         self._serving = Serving(loaded, self._engine, self._prompts, self._kept, self._mbu, drafted=draft is not None)

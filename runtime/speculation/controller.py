@@ -1,18 +1,19 @@
 """How many guesses a pass takes: what they promise, against what rows more have cost on this machine and model.
 
 A pass of B sequences and G guesses takes r(B, G) times one without guesses. r begins as a guess itself, or as what was
-remembered (`runtime.speculation.costs`), and follows what passes took; the passes without, which it is relative to,
+remembered (`runtime.guess_costs`), and follows what passes took; the passes without, which it is relative to,
 are looked at again every now and then, since the memory's speed drifts and contexts grow. Nothing is measured but the
 passes there are, so only a few numbers of rows are used: each is soon well known, and kernels, which compute rows in
 fours and eights, cost little less for those between. One pass in a hundred takes many times as long for reasons of
 somebody else's; a single one therefore moves r the less the more is known.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 ROWS = (2, 4, 8, 12, 16, 24, 32)  # of a pass with guesses, of all sequences
 GUESSES = 30  # in a pass, of all sequences
-_GAIN = 1.03  # a pass with guesses must promise so many times the tokens per second
+_GAIN = 1.05  # a pass with guesses must promise so many times the tokens per second
 _ROW = 0.25  # of a step, for a row more, before anything was measured
 _WAIT = 0.10  # of a step: a pass with guesses starts when the one before it has landed
 _NEW = 0.2  # the weight of a new measurement of a pass without
@@ -22,6 +23,7 @@ _KNOWN = 4  # measurements that a remembered one is worth at most: it may be sta
 _FRESH = 64  # passes with guesses that a pass without is good to compare with
 _DEAR = 256  # times that guesses were too dear before it is seen whether they still are
 _FAR = 3.0  # times as much as expected: more is somebody else's work
+_NEAR = 1.25  # of one that many passes have shown
 
 Costs = Mapping[tuple[int, int], tuple[float, int]]
 """(sequences, guesses) -> (r, how many passes that rests on)"""
@@ -32,21 +34,22 @@ class _Curve:
 
     def __init__(self, sequences: int, remembered: Costs) -> None:
         slope = _ROW / (1 + _ROW * (sequences - 1))
-        self._expected = {
-            rows - sequences: 1 + _WAIT + slope * (rows - sequences) for rows in ROWS if 0 < rows - sequences <= GUESSES
-        }
+        counts = [rows - sequences for rows in ROWS if 0 < rows - sequences <= GUESSES]
+        self._prior = {guesses: 1 + _WAIT + slope * guesses for guesses in counts}
         self.plain_s: float | None = None
         self.age = 0  # passes with guesses since the newest without
         self.forget()
-        for guesses in self._expected:
-            if (known := remembered.get((sequences, guesses))) is not None:
-                self.ratios[guesses], self.seen[guesses] = known[0], min(known[1], _KNOWN)
-        self._fill()
+        known = {guesses: remembered[sequences, guesses] for guesses in counts if (sequences, guesses) in remembered}
+        self._expected = _bent(self._prior, {guesses: ratio for guesses, (ratio, _) in known.items()})
+        self._worth = {guesses: min(seen, _KNOWN) for guesses, (_, seen) in known.items()}
+        self.ratios = dict(self._expected)
 
     def forget(self) -> None:
-        """Nothing of passes with guesses was seen."""
-        self.ratios = dict(self._expected)
-        self.seen = dict.fromkeys(self._expected, 0)
+        """Nothing of passes with guesses was seen, here or before."""
+        self._expected = self._prior
+        self._worth: dict[int, int] = {}  # passes that what is remembered is worth
+        self.ratios = dict(self._prior)
+        self.seen = dict.fromkeys(self._prior, 0)
         self.refused = 0
 
     def plain(self, seconds: float) -> None:
@@ -61,22 +64,25 @@ class _Curve:
         self.age += 1
         if self.plain_s is None or guesses not in self.ratios:
             return
-        before, seen = self.ratios[guesses], self.seen[guesses]
-        far = max(1.25, 1 + (_FAR - 1) / (1 + seen))
+        before, seen = self.ratios[guesses], self.seen[guesses] + self._worth.get(guesses, 0)
+        far = max(_NEAR, 1 + (_FAR - 1) / math.sqrt(1 + seen))
         measured = max(before / far, min(seconds / self.plain_s, before * far))
         self.ratios[guesses] = max(1.0, before + max(_LEAST, 1 / (2 + seen)) * (measured - before))
-        self.seen[guesses] = seen + 1
-        self._fill()
+        self.seen[guesses] += 1
+        self.ratios = _bent(self._expected, {at: self.ratios[at] for at, seen in self.seen.items() if seen})
 
-    def _fill(self) -> None:
-        """What was not measured: as expected of rows, but as much dearer as what was measured on either side."""
-        known = [guesses for guesses, seen in self.seen.items() if seen]
-        for guesses, expected in self._expected.items():
-            if known and not self.seen[guesses]:
-                sides = {max((at for at in known if at < guesses), default=known[0])}
-                sides.add(min((at for at in known if at > guesses), default=known[-1]))
-                dearer = [(self.ratios[at] - 1) / (self._expected[at] - 1) for at in sides]
-                self.ratios[guesses] = 1 + (expected - 1) * sum(dearer) / len(dearer)
+
+def _bent(expected: Mapping[int, float], measured: Mapping[int, float]) -> dict[int, float]:
+    """What was measured, and what was not: as expected, but as much dearer as what was measured on either side."""
+    bent = {**expected, **measured}
+    for guesses in expected.keys() - measured.keys() if measured else ():
+        sides = {
+            max((at for at in measured if at < guesses), default=min(measured)),
+            min((at for at in measured if at > guesses), default=max(measured)),
+        }
+        dearer = sum((measured[at] - 1) / max(expected[at] - 1, _WAIT) for at in sides) / len(sides)
+        bent[guesses] = 1 + (expected[guesses] - 1) * dearer
+    return bent
 
 
 class Controller:
@@ -85,11 +91,13 @@ class Controller:
     def __init__(self, remembered: Costs | None = None) -> None:
         self._remembered = remembered or {}
         self._curves: dict[int, _Curve] = {}
+        self.passes = 0  # with guesses
 
     def took(self, sequences: int, guesses: int, seconds: float, *, ahead: bool) -> None:
         """So long for a pass of decoding sequences. ahead: it was started before the one before it had landed."""
         curve = self._curve(sequences)
         if guesses:
+            self.passes += 1
             curve.guessed(guesses, seconds)
         elif ahead:
             curve.plain(seconds)
@@ -125,15 +133,12 @@ class Controller:
 
     @property
     def known(self) -> Costs:
-        """What passes with guesses have taken, those of before included."""
+        """What passes with guesses have taken, of so many sequences as there were."""
         return {
-            **self._remembered,
-            **{
-                (sequences, guesses): (curve.ratios[guesses], seen)
-                for sequences, curve in self._curves.items()
-                for guesses, seen in curve.seen.items()
-                if seen
-            },
+            (sequences, guesses): (curve.ratios[guesses], seen)
+            for sequences, curve in self._curves.items()
+            for guesses, seen in curve.seen.items()
+            if seen
         }
 
     def _curve(self, sequences: int) -> _Curve:

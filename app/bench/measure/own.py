@@ -20,6 +20,7 @@ from headrace.app.speculation import speculation
 from headrace.runtime.cost import StepCost
 from headrace.runtime.engine import Engine
 from headrace.runtime.errors import EngineError
+from headrace.runtime.guess_costs import KeptCosts
 from headrace.runtime.network import Network
 from headrace.runtime.request import Event, Finished, Request, Step
 from headrace.runtime.sequence import Sequence
@@ -137,7 +138,12 @@ class OwnEngine:
         """Answered with speculation and without, by an engine that finds the prompt in its cache."""
         if test.batch not in self._asking:
             self._asking[test.batch] = Engine(
-                self._network, context_limit=self._limit, keep_prefix=True, most_running=test.batch, draft=self._draft
+                self._network,
+                context_limit=self._limit,
+                keep_prefix=True,
+                most_running=test.batch,
+                draft=self._draft,
+                guess_costs=KeptCosts(self.cost),
             )
         self._asked[test] += 1
         way = speculation(None, draft=self._draft is not None)
