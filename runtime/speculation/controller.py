@@ -47,7 +47,7 @@ class _Curve:
     def forget(self) -> None:
         """Nothing of passes with guesses was seen, here or before."""
         self._expected = self._prior
-        self._worth: dict[int, int] = {}  # passes that what is remembered is worth
+        self._worth = dict[int, int]()  # passes that what is remembered is worth
         self.ratios = dict(self._prior)
         self.seen = dict.fromkeys(self._prior, 0)
         self.refused = 0
