@@ -11,16 +11,17 @@
       -> min-p                   tokens below p times the most likely one's probability go (arXiv:2407.01082)
       -> draw                    from what is left, with the request's own random key
 
-Penalties and temperature are computed in float32; SamplingParams refuses what would leave its range there.
-From the temperature on it is one operation of `runtime.ops`: on the CPU, sorting a vocabulary or taking its
-exponentials costs stock MLX milliseconds. Same seed, same machine, same tokens. Everything stays on the device:
-nothing here waits for a value.
+All is computed in float32; SamplingParams refuses what would leave its range there. From the temperature on it is one
+operation of `runtime.ops` for the rows of all sequences, each by its own rule and key: what a row draws does not depend
+on the others. Keys are numbers of the host, tokens and counts stay on the device: nothing here waits for a value. Same
+seed, same machine, same tokens.
 B = sequences, V = vocabulary.
 """
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -28,7 +29,8 @@ from functools import cache
 import mlx.core as mx
 
 from headrace.runtime.errors import UsageError
-from headrace.runtime.ops import select
+from headrace.runtime.ops import SampleRule, select
+from headrace.runtime.random_keys import split
 
 SEEDS = 2**64
 LARGEST = 1e6  # of temperature and penalties: beyond any use, and times any count still a float32
@@ -80,65 +82,75 @@ class SamplingParams:
 
 
 class Sampler:
-    """Chooses one token per sequence and step. One sampler serves one request: it counts what was said."""
+    """Chooses a sequence's tokens. One sampler serves one request: it counts what was said, and has a key of its own.
+
+    `choose` asks it to `begin`, what it makes of logits (`adjust`), and says what it `chose`; `settle` comes last.
+    """
 
     def __init__(self, params: SamplingParams, *, vocab_size: int, prompt: Sequence[int]) -> None:
         self._params = params
-        self._ops = select()
-        self._key = mx.random.key(secrets.randbits(64) if params.seed is None else params.seed)
+        self._key = secrets.randbits(64) if params.seed is None else params.seed
         self._bias = _bias_row(params.logit_bias, vocab_size)
-        self._penalises = (
-            params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
-        )
-        self._states: list[tuple[mx.array, mx.array | None]] = []  # after each row of a run
-        self.plain = params.greedy and self._bias is None and not self._penalises  # the likeliest, and nothing else
+        penalises = params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
+        self._states: list[tuple[int, mx.array | None]] = []  # after each row of a choice
+        self.adjusts = self._bias is not None or penalises  # logits, before they are chosen from
+        self.plain = params.greedy and not self.adjusts  # the likeliest, and nothing else
+        self.rule = SampleRule()
+        if not params.greedy:
+            top_k, top_p = min(params.top_k, vocab_size), max(params.top_p, SMALLEST_P)
+            self.rule = SampleRule(params.temperature, top_k, top_p, params.min_p)
         self._counts: mx.array | None = None  # (1, V): occurrences among generated tokens
-        if self._penalises:
+        if penalises:
             self._counts = mx.zeros((1, vocab_size), mx.int32)
             self._in_prompt = mx.zeros((1, vocab_size), mx.bool_)
             if prompt:
                 self._in_prompt[:, mx.array(list(prompt))] = True
 
     def __call__(self, logits: mx.array) -> mx.array:
-        """logits (B, V) -> chosen token ids (B,) uint32."""
-        params = self._params
+        """logits (1, V) -> chosen token id (1,) uint32."""
+        return choose([self], logits)
+
+    def begin(self, guesses: Sequence[int] = ()) -> list[int]:
+        """The keys of the next choice, and of one behind each guess, as if all before it had been said."""
+        keys, counts = [], self._counts
+        self._states = []
+        for guess in (None, *guesses):
+            if counts is not None and guess is not None:
+                counts = counts.at[:, mx.array([guess])].add(1)
+            key = 0
+            if self.rule.temperature:
+                self._key, key = split(self._key)
+            keys.append(key)
+            self._states.append((self._key, counts))
+        return keys
+
+    def adjust(self, logits: mx.array) -> mx.array:
+        """Bias and penalties, for the choices begun. logits (N, V) -> (N, V) float32."""
+        logits = logits.astype(mx.float32)
         if self._bias is not None:
-            logits = logits + self._bias.astype(logits.dtype)
-        if self._counts is not None:
-            logits = self._penalise(logits, self._counts)
-        token = self._ops.likeliest(logits) if params.greedy else self._draw(logits)
-        if self._counts is not None:
-            self._counts = self._counts.at[:, token].add(1)
-        return token
+            logits = logits + self._bias
+        counts = [counts for _, counts in self._states if counts is not None]
+        return self._penalise(logits, mx.concatenate(counts)) if counts else logits
 
-    def run(self, logits: mx.array, guesses: Sequence[int]) -> mx.array:
-        """The choice at each row of a run, as if all guesses before it had been said -> (1 + G,) uint32.
+    def chose(self, tokens: mx.array) -> None:
+        """`tokens` (N,) are the choices."""
+        self._states = [
+            (key, counts if counts is None else counts.at[:, tokens[row : row + 1]].add(1))
+            for row, (key, counts) in enumerate(self._states)
+        ]
 
-        logits (1 + G, V): of a token and the guesses behind it. `settle` has to follow before anything else is chosen.
-        """
-        counts = self._counts
-        chosen = [self(logits[:1])]
-        self._states = [(self._key, self._counts)]
-        for row, guess in enumerate(guesses, 1):
-            if counts is not None:
-                self._counts = counts = counts.at[:, mx.array([guess])].add(1)
-            chosen.append(self(logits[row : row + 1]))
-            self._states.append((self._key, self._counts))
-        return mx.concatenate(chosen)
+    def settle(self, tokens: int) -> None:
+        """Of the choices so many were said, one at least: key and counts are those after them."""
+        if self._states:
+            self._key, self._counts = self._states[tokens - 1]
+            self._states = []
 
     def fork(self) -> "Sampler":
         """One that chooses from here on what this one would, which stays as it is."""
         return copy(self)
 
-    def settle(self, tokens: int) -> None:
-        """Of a run so many tokens were said, one at least: key and counts are those after them."""
-        if self._states:
-            self._key, self._counts = self._states[tokens - 1]
-            self._states.clear()
-
     def _penalise(self, logits: mx.array, counts: mx.array) -> mx.array:
         params = self._params
-        logits = logits.astype(mx.float32)
         generated = counts > 0
         if params.repetition_penalty != 1:
             penalty = params.repetition_penalty
@@ -150,33 +162,64 @@ class Sampler:
             logits = logits - params.frequency_penalty * counts.astype(logits.dtype)
         return logits
 
-    def _draw(self, logits: mx.array) -> mx.array:
-        """Divide, filter and draw. logits (B, V) -> (B,)."""
-        params = self._params
-        self._key, key = mx.random.split(self._key)
-        return self._ops.sample(
-            logits.astype(mx.float32),
-            key,
-            params.temperature,
-            params.top_k,
-            max(params.top_p, SMALLEST_P),
-            params.min_p,
-        )
 
+def choose(
+    samplers: Sequence[Sampler],
+    logits: mx.array,
+    guesses: Sequence[Sequence[int]] = (),
+    errors: dict[int, Exception] | None = None,
+) -> mx.array:
+    """A token for each row by its sequence's own sampler, all in one operation. logits (N, V) -> (N,) uint32.
 
-def choose(samplers: Sequence[Sampler], logits: mx.array, guesses: Sequence[Sequence[int]] = ()) -> mx.array:
-    """A token for each row by its sequence's own sampler. logits (N, V) -> (N,) uint32.
-
-    A sequence has one row, and where `guesses` has some for it, one more behind it for each of them.
+    A sequence has one row, and where `guesses` has some for it, one more behind it for each of them; then `settle` has
+    to say how many were right. errors: takes what a sampler raises, by its place, whose tokens then mean nothing; None
+    for raising it.
     """
     if all(sampler.plain for sampler in samplers):
         return select().likeliest(logits)
-    chosen, row = [], 0
-    for sampler, guessed in zip(samplers, guesses or [()] * len(samplers), strict=True):
-        own = logits[row : row + 1 + len(guessed)]
-        chosen.append(sampler.run(own, guessed) if guessed else sampler(own))
-        row += 1 + len(guessed)
-    return chosen[0] if len(chosen) == 1 else mx.concatenate(chosen)
+    rules: list[SampleRule] = []
+    keys: list[int] = []
+    adjusted: dict[int, tuple[slice, mx.array]] = {}
+    for place, (sampler, guessed) in enumerate(zip(samplers, guesses or [()] * len(samplers), strict=True)):
+        rows = slice(len(rules), len(rules) + 1 + len(guessed))
+        rules += [sampler.rule] * (1 + len(guessed))
+        keys += [0] * (1 + len(guessed))
+        with _kept(errors, place):
+            keys[rows] = sampler.begin(guessed)
+            if sampler.adjusts:
+                adjusted[place] = rows, sampler.adjust(logits[rows])
+    tokens = select().sample(_with_rows(logits, adjusted.values()), rules, keys)
+    for place, sampler in enumerate(samplers):
+        with _kept(errors, place):
+            if place in adjusted:
+                sampler.chose(tokens[adjusted[place][0]])
+            if not guesses or not guesses[place]:
+                sampler.settle(1)
+    return tokens
+
+
+def _with_rows(logits: mx.array, adjusted: Iterable[tuple[slice, mx.array]]) -> mx.array:
+    """logits (N, V), some of its rows in place of what they were -> (N, V) float32."""
+    logits, parts, row = logits.astype(mx.float32), [], 0
+    for rows, own in adjusted:
+        if row < rows.start:
+            parts.append(logits[row : rows.start])
+        parts.append(own)
+        row = rows.stop
+    if row < logits.shape[0]:
+        parts.append(logits[row:] if row else logits)
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+
+@contextmanager
+def _kept(errors: dict[int, Exception] | None, place: int) -> Iterator[None]:
+    """What is raised within goes to `errors`, if there are any to take it."""
+    try:
+        yield
+    except Exception as error:
+        if errors is None:
+            raise
+        errors.setdefault(place, error)
 
 
 def check_bias(bias: Mapping[int, float], vocab_size: int) -> None:

@@ -14,7 +14,16 @@ from headrace.runtime import environment
 from headrace.runtime.kv_format import KVFormat
 from headrace.runtime.ops import native, reference
 from headrace.runtime.ops.passes import BLOCK, KVGroup, KVStore, Pass, Phase, SequenceRows
-from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Mixture, Projections, Rope, Weight
+from headrace.runtime.ops.weights import (
+    AttentionSpec,
+    LayersNode,
+    LayerWeights,
+    Mixture,
+    Projections,
+    Rope,
+    SampleRule,
+    Weight,
+)
 
 __all__ = [
     "BLOCK",
@@ -29,6 +38,7 @@ __all__ = [
     "Phase",
     "Projections",
     "Rope",
+    "SampleRule",
     "SequenceRows",
     "Weight",
     "describe",
@@ -69,9 +79,7 @@ class Ops(Protocol):
     def write_block(self, store: KVStore, group: int, block: int, entries: mx.array) -> None: ...
     def attend_pass(self, qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -> mx.array: ...
     def likeliest(self, logits: mx.array) -> mx.array: ...
-    def sample(
-        self, logits: mx.array, key: mx.array, temperature: float, top_k: int, top_p: float, min_p: float
-    ) -> mx.array: ...
+    def sample(self, logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[int]) -> mx.array: ...
     def fuse(self, layers: Sequence[LayerWeights], eps: float, activation: str, /) -> LayersNode | None: ...
 
 

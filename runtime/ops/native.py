@@ -17,7 +17,16 @@ from headrace.runtime import environment
 from headrace.runtime.kv_format import FLOAT16, KVFormat, plain
 from headrace.runtime.ops import reference
 from headrace.runtime.ops.passes import KVStore, Pass, Phase
-from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Mixture, Projections, Rope, Weight
+from headrace.runtime.ops.weights import (
+    AttentionSpec,
+    LayersNode,
+    LayerWeights,
+    Mixture,
+    Projections,
+    Rope,
+    SampleRule,
+    Weight,
+)
 
 _missing: str | None = None
 if TYPE_CHECKING:
@@ -295,18 +304,12 @@ def likeliest(logits: mx.array) -> mx.array:
     """The token of the largest logit. (B, V) -> (B,) uint32."""
     if logits.dtype != mx.float32:
         return reference.likeliest(logits)
-    return _native.sample(logits, None, 1.0, 0, 1.0, 0.0)
+    return _native.sample(logits, (), ())
 
 
-def sample(logits: mx.array, key: mx.array, temperature: float, top_k: int, top_p: float, min_p: float) -> mx.array:
-    """Divide, filter and draw in one node. logits (B, V) float32 -> (B,) uint32.
-
-    A key is 64 random bits, all that a draw needs: it goes through the kept tokens in the order of the vocabulary, to
-    where that share of their mass ends.
-    """
-    rows = logits.shape[0]
-    keys = key[None] if rows == 1 else mx.random.split(key, rows)
-    return _native.sample(logits, keys, temperature, top_k, top_p, min_p)
+def sample(logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[int]) -> mx.array:
+    """A token for each row by its own rule and 64 random bits, in one node. logits (B, V) float32 -> (B,) uint32."""
+    return _native.sample(logits, rules, keys)
 
 
 def fuse(layers: Sequence[LayerWeights], eps: float, activation: str) -> LayersNode | None:

@@ -4,14 +4,23 @@ Contract: activations keep their dtype from end to end (no float32 constant may 
 T = new tokens, E = model width, F = feed-forward width, H and Hkv = query and key-value heads, D = head size.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 import mlx.core as mx
 
 from headrace.runtime.kv_format import KVFormat, plain
 from headrace.runtime.ops import groups_of_16
 from headrace.runtime.ops.passes import BLOCK, KVStore, Pass, Phase
-from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Mixture, Projections, Weight
+from headrace.runtime.ops.weights import (
+    AttentionSpec,
+    LayersNode,
+    LayerWeights,
+    Mixture,
+    Projections,
+    SampleRule,
+    Weight,
+)
 
 name = "reference"
 _SORTED = 64  # choices of experts from which on it pays to order them
@@ -343,29 +352,35 @@ def likeliest(logits: mx.array) -> mx.array:
     return mx.argmax(logits, axis=-1)
 
 
-def sample(logits: mx.array, key: mx.array, temperature: float, top_k: int, top_p: float, min_p: float) -> mx.array:
-    """Divide by the temperature, keep the top-k (0: all), top-p (1: all) and min-p (0: all) of it, and draw.
+def sample(logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[int]) -> mx.array:
+    """A token for each row by its own rule: divide by the temperature, keep top-k, top-p and min-p of it, and draw.
 
-    logits (B, V) float32, key: MLX's random state -> (B,) uint32. The stages: `runtime.sampling`.
+    logits (B, V) float32 -> (B,) uint32. A key is 64 random bits, all that a draw needs: it goes through the kept
+    tokens in the order of the vocabulary, to where that share of their mass ends. Of equal logits at a cut the first
+    stay. A row's token is the same whatever rows are beside it.
     """
-    logits = logits / temperature
-    ids = None  # token of each column, where columns are no longer the vocabulary
-    if 0 < top_k < logits.shape[-1]:
-        ids = mx.argpartition(-logits, kth=top_k - 1, axis=-1)[:, :top_k]
-        logits = mx.take_along_axis(logits, ids, axis=-1)
-    if top_p < 1:
+    greedy = [rule.temperature == 0 for rule in rules]
+    best = likeliest(logits)
+    if all(greedy):
+        return best
+
+    def column(values: Iterable[float]) -> mx.array:
+        return mx.array(list(values), mx.float32)[:, None]
+
+    size = logits.shape[-1]
+    mass = mx.softmax(logits / column(rule.temperature or 1.0 for rule in rules), axis=-1)
+    if any(0 < rule.top_k < size or rule.top_p < 1 for rule in rules):
         order = mx.argsort(-logits, axis=-1)
-        logits = _keep_top_p(mx.take_along_axis(logits, order, axis=-1), top_p)
-        ids = order if ids is None else mx.take_along_axis(ids, order, axis=-1)
-    if min_p > 0:
-        floor = mx.max(logits, axis=-1, keepdims=True) + mx.log(mx.array(min_p))
-        logits = mx.where(logits < floor, -mx.inf, logits)
-    column = mx.random.categorical(logits, axis=-1, key=key)
-    return column if ids is None else mx.take_along_axis(ids, column[:, None], axis=-1)[:, 0]
-
-
-def _keep_top_p(descending: mx.array, p: float) -> mx.array:
-    """Keep columns until their mass reaches p, the one that crosses it included. (B, n) sorted -> (B, n)."""
-    probabilities = mx.softmax(descending, axis=-1)
-    before = mx.cumsum(probabilities, axis=-1) - probabilities
-    return mx.where(before < p, descending, -mx.inf)
+        sorted_mass = mx.take_along_axis(mass, order, axis=-1)
+        kept = mx.arange(size) < column(rule.top_k or size for rule in rules)
+        sorted_mass = mx.where(kept, sorted_mass, 0.0)
+        before = mx.cumsum(sorted_mass, axis=-1) - sorted_mass
+        edges = column(rule.top_p if rule.top_p < 1 else math.inf for rule in rules)
+        kept &= before < edges * sorted_mass.sum(axis=-1, keepdims=True)
+        mass = mx.put_along_axis(mx.zeros_like(mass), order, mx.where(kept, sorted_mass, 0.0), axis=-1)
+    floor = column(rule.min_p for rule in rules) * mass.max(axis=-1, keepdims=True)
+    mass = mx.where(mass < floor, 0.0, mass)
+    reached = mx.where(mass > 0, mx.cumsum(mass, axis=-1), 0.0)  # a parallel sum may grow where nothing is added
+    points = column((key >> 40) * 2.0**-24 for key in keys)
+    drawn = mx.argmax(reached > points * reached.max(axis=-1, keepdims=True), axis=-1)  # the first
+    return mx.where(mx.array(greedy), best, drawn) if any(greedy) else drawn

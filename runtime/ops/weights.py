@@ -6,7 +6,7 @@ Plain data. Shapes use N = output features, K = input features, G = group size, 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 
@@ -15,6 +15,15 @@ from headrace.runtime.ops.passes import Pass, Phase
 Projections = mx.array | list[mx.array]
 """q, k and v of new tokens: one above the other, (B, T, (H + 2 Hkv) * D), or, from weights that could not be stacked,
 the three apart, (B, T, H * D) and twice (B, T, Hkv * D)."""
+
+
+class SampleRule(NamedTuple):
+    """How a row's token is chosen: the likeliest at temperature 0, else drawn. The stages: `runtime.sampling`."""
+
+    temperature: float = 0.0
+    top_k: int = 0  # 0: all
+    top_p: float = 1.0  # 1: all
+    min_p: float = 0.0  # 0: all
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

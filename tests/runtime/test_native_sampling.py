@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from headrace.runtime.ops import native
+from headrace.runtime.ops import Ops, SampleRule, native, reference
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="needs the native kernels")
 
@@ -37,9 +37,35 @@ def test_what_the_kernels_draw_is_what_a_sort_of_everything_says(
     ends = np.cumsum(weights[kept]) / weights[kept].sum()
     keys = random.integers(0, 2**32, (64, 2), dtype=np.uint32)
     for key in keys:
-        point = (int(key[0]) << 32 | int(key[1])) / 2**64
-        token = native.sample(mx.array(x)[None], mx.array(key), 1.0, top_k, top_p, min_p).item()
+        whole = int(key[0]) << 32 | int(key[1])
+        token = native.sample(mx.array(x)[None], [SampleRule(1.0, top_k, top_p, min_p)], [whole]).item()
         place = np.searchsorted(kept, token)
         assert place < len(kept)
         assert kept[place] == token or slack > 1e-4
-        assert ends[place] - weights[token] / weights[kept].sum() - slack <= point <= ends[place] + slack
+        assert ends[place] - weights[token] / weights[kept].sum() - slack <= whole / 2**64 <= ends[place] + slack
+
+
+RULES = [SampleRule(), *(SampleRule(0.5 + 0.2 * i, *cuts) for i, cuts in enumerate(CUTS)), SampleRule(1.3)]
+
+
+@pytest.mark.parametrize("ops", [native, reference])
+def test_rows_by_rules_of_their_own_choose_what_they_choose_alone(ops: Ops) -> None:
+    random = np.random.default_rng(5)
+    for _ in range(20):
+        logits = mx.array(random.normal(size=(len(RULES), 3001)).astype(np.float32) * 3)
+        keys = [int(key) for key in random.integers(0, 2**64, len(RULES), dtype=np.uint64)]
+        alone = [ops.sample(logits[i : i + 1], [RULES[i]], [keys[i]]).item() for i in range(len(RULES))]
+        assert ops.sample(logits, RULES, keys).tolist() == alone
+        order = random.permutation(len(RULES)).tolist()
+        mixed = ops.sample(logits[mx.array(order)], [RULES[i] for i in order], [keys[i] for i in order])
+        assert mixed.tolist() == [alone[i] for i in order]
+
+
+def test_both_draw_the_same_tokens_with_the_same_keys() -> None:
+    """But where a share of the mass ends so near to the point that float32 sees it on the other side."""
+    random = np.random.default_rng(6)
+    logits = mx.array(random.normal(size=(900, 3001)).astype(np.float32) * 3)
+    rules = [RULES[i % len(RULES)] for i in range(900)]
+    keys = [int(key) for key in random.integers(0, 2**64, 900, dtype=np.uint64)]
+    fast, stock = (np.array(ops.sample(logits, rules, keys)) for ops in (native, reference))
+    assert np.mean(fast == stock) > 0.99

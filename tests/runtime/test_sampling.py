@@ -13,8 +13,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from headrace.runtime.errors import UsageError
-from headrace.runtime.ops import native
-from headrace.runtime.sampling import LARGEST, Sampler, SamplingParams, logprobs
+from headrace.runtime.ops import native, select
+from headrace.runtime.random_keys import split
+from headrace.runtime.sampling import LARGEST, Sampler, SamplingParams, choose, logprobs
 
 VOCAB = 12
 DRAWS = 500
@@ -91,7 +92,7 @@ def sampler(params: SamplingParams, prompt: Sequence[int] = (), said: Sequence[i
 def draw(params: SamplingParams, logits: Sequence[float], draws: int = DRAWS, **told: Any) -> Counter[int]:
     """`draws` independent choices from the same logits."""
     batch = mx.broadcast_to(mx.array(list(logits)), (draws, VOCAB))
-    return Counter(sampler(params, **told)(batch).tolist())  # type: ignore[arg-type]
+    return Counter(choose([sampler(params, **told)] * draws, batch).tolist())  # type: ignore[arg-type]
 
 
 settings_ = st.builds(
@@ -281,3 +282,38 @@ def test_the_largest_penalties_stay_apart_on_half_precision_logits(dtype: mx.Dty
 def test_bias_outside_the_vocabulary_is_refused(token: int) -> None:
     with pytest.raises(UsageError, match=str(token)):
         sampler(SamplingParams(logit_bias={token: 1.0}))
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_keys_are_split_as_mlx_splits_them(key: int) -> None:
+    array = mx.random.split(mx.array([key >> 32, key & 2**32 - 1], mx.uint32))
+    assert split(key) == tuple(first << 32 | second for first, second in array.tolist())  # type: ignore[union-attr]
+
+
+def test_sequences_choose_in_one_operation_what_each_chooses_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever their temperatures, cuts, penalties, keys and guesses, over several steps."""
+    ways = [
+        SamplingParams(),
+        SamplingParams(temperature=0.7, top_k=5, seed=1),
+        SamplingParams(temperature=1.4, top_p=0.8, frequency_penalty=0.4, seed=2),
+        SamplingParams(repetition_penalty=1.3, logit_bias={3: 1.0}),
+        SamplingParams(temperature=1.0, min_p=0.1, seed=3),
+        SamplingParams(temperature=1.0, seed=4),
+    ]
+    together, apart = ([sampler(params, [1, 2]) for params in ways] for _ in range(2))
+    random = np.random.default_rng(9)
+    for step in range(12):
+        guesses = [[int(g) for g in random.integers(0, VOCAB, (i + step) % 3)] for i in range(len(ways))]
+        rows = [mx.array(random.normal(size=(1 + len(own), VOCAB)).astype(np.float32)) for own in guesses]
+        alone = [choose([one], own, [guessed]).tolist() for one, own, guessed in zip(apart, rows, guesses, strict=True)]
+        calls: list[Any] = []
+        with monkeypatch.context() as patch:
+            ops = select()
+            patch.setattr(
+                ops, "sample", lambda *given, call=ops.sample, calls=calls: calls.append(given) or call(*given)
+            )
+            chosen = choose(together, mx.concatenate(rows), guesses).tolist()
+        assert len(calls) == 1
+        assert chosen == [token for own in alone for token in own]
+        for sampler_, own in zip([*together, *apart], guesses * 2, strict=True):
+            sampler_.settle(1 + len(own) // 2)

@@ -4,6 +4,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "../core/pool.h"
@@ -113,7 +114,16 @@ NB_MODULE(_native, m) {
   }, "shape"_a, "dtype"_a);
   m.def("grow", &hr::grow_buffer, "buffer"_a, "capacity"_a);
 
-  m.def("sample", &hr::sample_tokens, "logits"_a, "keys"_a.none(), "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a);
+  m.def("sample", [](const hr::mx::array& logits, const std::vector<std::tuple<float, int64_t, double, float>>& rules,
+                     const std::vector<uint64_t>& keys) {
+    if (rules.size() != keys.size()) throw std::invalid_argument("every rule needs a key");
+    std::vector<hr::SampleRow> rows;
+    for (std::size_t i = 0; i < rules.size(); ++i) {
+      const auto& [temperature, top_k, top_p, min_p] = rules[i];
+      rows.push_back({{temperature, top_k, top_p, min_p}, keys[i]});
+    }
+    return hr::sample_tokens(logits, std::move(rows));
+  }, "logits"_a, "rules"_a, "keys"_a);
 
   nb::class_<hr::StreamingRead>(m, "StreamingRead")
       .def(nb::init<std::size_t, int, int>(), "bytes"_a, "threads"_a, "streams"_a, nb::call_guard<nb::gil_scoped_release>())

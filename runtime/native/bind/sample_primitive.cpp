@@ -15,28 +15,26 @@
 namespace headrace {
 namespace {
 
-// Inputs: logits, and keys where tokens are drawn. Output: tokens.
+// Input: logits. Output: tokens.
 class Sample : public Node {
  public:
-  Sample(mx::Stream stream, const SampleRule& rule) : Node(stream), rule_(rule) {}
+  Sample(mx::Stream stream, std::vector<SampleRow> rows) : Node(stream), rows_(std::move(rows)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     mx::array& out = outputs[0];
     out.set_data(mx::allocator::malloc(out.nbytes()));
-    const bool draws = inputs.size() == 2;
-    auto task = [rule = rule_, draws, batch = inputs[0].shape(0), n = inputs[0].shape(1), logits = Rows(inputs[0]),
-                 keys = Rows(inputs[draws ? 1 : 0]), to = out.data<uint32_t>()] {
-      std::vector<char> logits_copy, keys_copy;
-      const float* row = logits.read<float>(logits_copy);
-      const uint32_t* key = draws ? keys.read<uint32_t>(keys_copy) : nullptr;
+    auto task = [rows = rows_, batch = inputs[0].shape(0), n = inputs[0].shape(1), logits = Rows(inputs[0]),
+                 to = out.data<uint32_t>()] {
+      std::vector<char> copy;
+      const float* first = logits.read<float>(copy);
       const Kernels& kernels = best_kernels();
       Pool::shared().label(Work::sampling);
       Pool::shared().run(batch, [&](Tasks& tasks) {
         while (tasks.next()) {
           const int64_t b = tasks.index();
-          const float* x = row + b * n;
-          to[b] = draws ? sample(kernels, x, n, rule, uint64_t{key[2 * b]} << 32 | key[2 * b + 1])
-                        : likeliest(kernels, x, n);
+          const float* x = first + b * n;
+          const bool draws = !rows.empty() && rows[b].rule.temperature > 0;
+          to[b] = draws ? sample(kernels, x, n, rows[b].rule, rows[b].random) : likeliest(kernels, x, n);
         }
       });
     };
@@ -46,7 +44,7 @@ class Sample : public Node {
   const char* name() const override { return "HeadraceSample"; }
 
  private:
-  SampleRule rule_;
+  std::vector<SampleRow> rows_;
 };
 
 void require(bool fits, const char* what) {
@@ -55,16 +53,11 @@ void require(bool fits, const char* what) {
 
 }  // namespace
 
-mx::array sample_tokens(const mx::array& logits, const std::optional<mx::array>& keys, float temperature, int top_k,
-                        double top_p, float min_p) {
+mx::array sample_tokens(const mx::array& logits, std::vector<SampleRow> rows) {
   require(logits.dtype() == mx::float32 && logits.ndim() == 2 && logits.shape(1) > 0, "logits must be (B, V) float32");
-  require(!keys.has_value() || (keys->dtype() == mx::uint32 && keys->shape() == mx::Shape{logits.shape(0), 2}),
-          "keys must be (B, 2) uint32");
-  require(!keys.has_value() || temperature > 0, "a temperature must be above 0");
-  std::vector<mx::array> inputs{logits};
-  if (keys.has_value()) inputs.push_back(*keys);
-  return mx::array({logits.shape(0)}, mx::uint32,
-                   std::make_shared<Sample>(cpu_stream(), SampleRule{temperature, top_k, top_p, min_p}), std::move(inputs));
+  require(rows.empty() || static_cast<int>(rows.size()) == logits.shape(0), "every row of logits needs a rule");
+  for (const SampleRow& row : rows) require(row.rule.temperature >= 0, "a temperature must be 0 or more");
+  return mx::array({logits.shape(0)}, mx::uint32, std::make_shared<Sample>(cpu_stream(), std::move(rows)), {logits});
 }
 
 }  // namespace headrace

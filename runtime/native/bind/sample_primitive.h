@@ -1,17 +1,24 @@
 // Token selection as a node of MLX's lazy graph.
 #pragma once
 
-#include <optional>
+#include <cstdint>
+#include <vector>
 
+#include "../core/sample.h"
 #include "mlx/array.h"
 
 namespace headrace {
 
 namespace mx = mlx::core;
 
-// logits (B, V) float32, keys (B, 2) uint32 of MLX's random state, 64 random bits a row -> tokens (B) uint32: see core/sample.h.
-// Without keys the likeliest. Throws std::invalid_argument for other shapes and types.
-mx::array sample_tokens(const mx::array& logits, const std::optional<mx::array>& keys, float temperature, int top_k,
-                        double top_p, float min_p);
+// How a row's token is chosen: the likeliest at temperature 0, else drawn with 64 random bits.
+struct SampleRow {
+  SampleRule rule;
+  uint64_t random = 0;
+};
+
+// logits (B, V) float32, a rule for every row, or none for the likeliest of all -> tokens (B) uint32: see core/sample.h.
+// Throws std::invalid_argument for other shapes and types.
+mx::array sample_tokens(const mx::array& logits, std::vector<SampleRow> rows);
 
 }  // namespace headrace

@@ -194,16 +194,17 @@ class Bindings(_Kernels):
             case 6:
                 batch = chance.choice((1, 2, 5))
                 logits = array(chance, (batch, rows), mx.float32)
-                keys = array(chance, (batch, 2), mx.uint32) if chance.random() < 0.8 else None
-                temperature, top_k = chance.choice((1.0, 0.7, *_FLOATS)), chance.choice((0, 5, *_ODD))
-                return kernels.sample(
-                    logits,
-                    keys,
-                    temperature,
-                    top_k,
-                    chance.choice((1.0, 0.9, *_FLOATS)),
-                    chance.choice((0.0, 0.05, *_FLOATS)),
-                )
+                rules = [
+                    (
+                        chance.choice((0.0, 1.0, 0.7, *_FLOATS)),
+                        chance.choice((0, 5, *_ODD)),
+                        chance.choice((1.0, 0.9, *_FLOATS)),
+                        chance.choice((0.0, 0.05, *_FLOATS)),
+                    )
+                    for _ in range(chance.choice((0, batch, batch, batch, batch + 1)))
+                ]
+                keys = [chance.getrandbits(64) for _ in range(len(rules) + (chance.random() < 0.1))]
+                return kernels.sample(logits, rules, keys)
             case 7:
                 buffer = array(chance, (1, 2, chance.choice(_SIZES), 16), chance.choice(_DTYPES[2:5]))
                 return kernels.grow(buffer, chance.choice((*_SIZES, -1)))

@@ -1,0 +1,25 @@
+"""Keys of randomness, 64 bits each: `split` makes two of one, as `mx.random.split` does, without a node in a graph.
+
+Threefry-2x32 of 20 rounds (Salmon et al., SC 2011), on counters 0 and 2, and 1 and 3. Both blocks go through the rounds
+at once, as two lanes of one number.
+"""
+
+_WORD = 2**32 - 1
+_LANES = _WORD | _WORD << 64
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = 0x1BD11BDA
+
+
+def split(key: int) -> tuple[int, int]:
+    """(the key to go on with, the key to use now)."""
+    words = key >> 32, key & _WORD
+    schedule = [word | word << 64 for word in (*words, words[0] ^ words[1] ^ _PARITY)]
+    x = schedule[0] + (0 | 1 << 64) & _LANES
+    y = schedule[1] + (2 | 3 << 64) & _LANES
+    for group in range(5):
+        for rotation in _ROTATIONS[group % 2]:
+            x = x + y & _LANES
+            y = (y << rotation | y >> 32 - rotation) & _LANES ^ x
+        x = x + schedule[(group + 1) % 3] & _LANES
+        y = y + schedule[(group + 2) % 3] + (group + 1) * (1 | 1 << 64) & _LANES
+    return (x & _WORD) << 32 | x >> 64, (y & _WORD) << 32 | y >> 64
