@@ -40,10 +40,11 @@ class ModelNotFoundError(HeadraceError):
 class CheckpointError(HeadraceError):
     """A checkpoint's files are broken, truncated, hostile or contradict each other.
 
-    Of a long message, as a name in such a file can make it, both ends are kept.
+    A name in such a file may be of any length and lines: of a long message both ends are kept.
     """
 
     def __init__(self, message: str, hint: str | None = None) -> None:
+        message = " ".join(message.splitlines())
         super().__init__(message if len(message) <= 600 else f"{message[:400]} … {message[-150:]}", hint)
 
 

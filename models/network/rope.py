@@ -14,6 +14,8 @@ from headrace.models.network.config import RopeConfig
 from headrace.runtime.errors import CheckpointError
 from headrace.runtime.ops import Rope
 
+_WIDEST = 1 << 16  # of a head: what a config says before any tensor was looked at
+
 
 def make_rope(config: RopeConfig, head_dim: int, context_length: int, *, long: bool = False) -> Rope:
     """The rotation a layer applies; of LongRoPE's two that for `long` sequences, or for those of the original context.
@@ -23,7 +25,7 @@ def make_rope(config: RopeConfig, head_dim: int, context_length: int, *, long: b
     dims = int(head_dim * config.share)
     scaling = config.scaling or {}
     try:
-        if dims < 1 or dims % 2 or dims > head_dim:
+        if dims < 1 or dims % 2 or dims > min(head_dim, _WIDEST):
             raise ValueError(f"{dims} of {head_dim} dimensions of a head cannot turn")
         base = [config.theta ** (i / dims) for i in range(0, dims, 2)]
         if config.kind == "longrope":

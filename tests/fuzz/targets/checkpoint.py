@@ -90,7 +90,9 @@ class Config:
         for name, case in json.loads(RECORDED.read_text()).items():
             arrays = {key: (weight(key, shape), "F32") for key, shape in case["tensors"].items()}
             self._bases.append((write_tensors(folder / f"r-{name}", arrays, case["config"]), case["config"]))
-        self.run((len(self._bases) - 1, json.dumps(case["config"]).encode()))  # what it imports takes a second
+        for place, (_, config) in enumerate(self._bases):  # what one of them is the first to import takes seconds
+            with suppress(HeadraceError):
+                self.run((place, json.dumps(config).encode()))
 
     def make(self, chance: random.Random) -> tuple[int, bytes]:
         place = chance.randrange(len(self._bases))

@@ -116,6 +116,12 @@ def test_broken_sections_are_one_error(kind: str, scaling: dict[str, Any]) -> No
         periods(1e4, 64, kind, scaling)
 
 
+@pytest.mark.parametrize(("head_dim", "share"), [(64, 2.0**53), (64, 1e-9), (64, 0.515625), (2**30, 1.0)])
+def test_a_head_that_cannot_turn_so_is_refused_before_its_periods_are_listed(head_dim: int, share: float) -> None:
+    with pytest.raises(CheckpointError, match="dimensions of a head cannot turn"):
+        make_rope(RopeConfig(1e4, "default", None, share), head_dim, 64)
+
+
 @given(
     st.sampled_from(["linear", "llama3", "yarn"]),
     st.dictionaries(
