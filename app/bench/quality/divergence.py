@@ -14,6 +14,10 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+Row = NDArray[np.float32]
 
 _LARGE = 8.0  # from a |c| like this on the divergence is large, the plain form exact enough, and exp(-c) is not safe
 
@@ -40,26 +44,31 @@ class Divergence:
 
 
 def divergence(reference: mx.array, other: mx.array, targets: mx.array) -> Divergence:
-    """reference, other: logits (N, V) of the same rows; targets (N,): the tokens that the text goes on with."""
-    a, b = reference.astype(mx.float32), other.astype(mx.float32)
-    log_p, log_q = _log_softmax(a), _log_softmax(b)
-    p = mx.exp(log_p)
-    difference = a - b
-    c = difference - (p * difference).sum(axis=-1, keepdims=True)
-    small = mx.log1p((p * (mx.expm1(-mx.clip(c, -_LARGE, _LARGE)) + c)).sum(axis=-1))
-    plain = (p * (log_p - log_q)).sum(axis=-1)
-    kl = mx.where(mx.abs(c).max(axis=-1) < _LARGE, small, plain)
-    agrees = mx.argmax(a, axis=-1) == mx.argmax(b, axis=-1)
-    column = targets[:, None]
-    found = [
-        mx.maximum(kl, 0.0),
-        agrees.astype(mx.float32),
-        -mx.take_along_axis(log_p, column, axis=-1)[:, 0],
-        -mx.take_along_axis(log_q, column, axis=-1)[:, 0],
-    ]
-    mx.eval(found)
-    return Divergence(*[cast(list[float], values.tolist()) for values in found])
+    """reference, other: logits (N, V) of the same rows; targets (N,): the tokens that the text goes on with.
+
+    Row by row in NumPy, which takes a twentieth of MLX's time on a CPU.
+    """
+    found = Divergence()
+    a, b = (np.array(logits.astype(mx.float32), copy=False) for logits in (reference, other))
+    with np.errstate(all="ignore"):  # of tokens that are never said
+        for p_logits, q_logits, target in zip(a, b, cast(list[int], targets.tolist()), strict=True):
+            log_p, log_q = _log_softmax(p_logits), _log_softmax(q_logits)
+            found.kl.append(max(_kl(log_p, log_q, p_logits - q_logits), 0.0))
+            found.agrees.append(float(p_logits.argmax() == q_logits.argmax()))
+            found.reference_nll.append(-float(log_p[target]))
+            found.nll.append(-float(log_q[target]))
+    return found
 
 
-def _log_softmax(logits: mx.array) -> mx.array:
-    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+def _kl(log_p: Row, log_q: Row, difference: Row) -> float:
+    p = np.exp(log_p)
+    c = difference - p.dot(difference)
+    if np.abs(c).max() < _LARGE:
+        return float(np.log1p(p.dot(np.expm1(-c) + c)))
+    return float(p.dot(log_p - log_q))
+
+
+def _log_softmax(logits: Row) -> Row:
+    shifted = logits - logits.max()
+    shifted -= np.log(np.exp(shifted).sum())
+    return shifted
