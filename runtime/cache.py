@@ -296,16 +296,16 @@ class KVCache(Lengths):
         for span, first, capacity in placed:
             kept = slice(first - span.first, max(first, self.length) - span.first)
             for layer in span.layers if (first, capacity) != (span.first, span.capacity) else ():
-                self._move(self._keys, layer, kept, capacity)
-                self._move(self._values, layer, kept, capacity)
+                self._move(layer, kept, capacity)
             self._begin(span, first)
             span.capacity = capacity
 
-    def _move(self, buffers: list[mx.array], layer: int, kept: slice, capacity: int) -> None:
-        """Rows `kept` of a layer's buffer into a new one; the old one's memory goes back at once."""
-        buffers[layer] = self._ops.grow(buffers[layer][:, :, kept], capacity)
-        mx.eval(buffers[layer])
-        mx.clear_cache()
+    def _move(self, layer: int, kept: slice, capacity: int) -> None:
+        """Rows `kept` of a layer's buffers into new ones, one by one; the old one's memory goes back at once."""
+        for buffers in (self._keys, self._values):
+            buffers[layer] = self._ops.grow(buffers[layer][:, :, kept], capacity)
+            mx.eval(buffers[layer])
+            mx.clear_cache()
 
     def _begin(self, span: _Span, first: int) -> None:
         span.first = first
@@ -329,9 +329,13 @@ class KVCache(Lengths):
 
     @property
     def arrays(self) -> list[mx.array]:
-        held = [*self._keys, *self._values]
+        held = self._held
         pending = self._before if self._newest is None else self._newest
         return held if pending is None else cast(list[mx.array], mx.depends(held, pending))
+
+    @property
+    def _held(self) -> list[mx.array]:
+        return [*self._keys, *self._values]
 
     def _empty(self, entries: int) -> mx.array:
         shape = self._shape

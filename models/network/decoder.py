@@ -33,6 +33,7 @@ from headrace.runtime.ops import (
     Rope,
     Weight,
 )
+from headrace.runtime.packed_cache import PackedCache
 
 
 class Decoder:
@@ -123,8 +124,11 @@ class Decoder:
         return network_cost(self.config, weight_bytes=nbytes, weight_count=count, kv=self.kv_shape.format)
 
     def make_cache(self, limit: int) -> KVCache | PagedCache:
-        if self.kv_shape.format.packed:  # into blocks alone
-            return KVPool(self.kv_shape, self._ops, limit).make_cache(limit)
+        if self.kv_shape.format.packed:
+            if self.pages:  # the kernels read them in blocks
+                return KVPool(self.kv_shape, self._ops, limit).make_cache(limit)
+            scales = mx.float16 if self._dtype == mx.float32 else self._dtype
+            return PackedCache(self.kv_shape, limit=limit, ops=self._ops, dtype=scales)
         return KVCache(self.kv_shape, limit=limit, ops=self._ops)
 
     def make_pool(self, entries: int, kept: int, key: bytes = b"") -> KVPool | None:

@@ -33,4 +33,5 @@ def stored_kv(config: DecoderConfig | None, ops: Ops, dtype: mx.Dtype, wanted: K
         reason = f"the {ops.name} operations do not attend to packed heads of {config.head_dim}"
     if reason is not None:
         raise UsageError(f"K/V cannot be {wanted.name} here: {reason}", _HINT)
-    return wanted
+    assert config is not None
+    return ops.packed_format(wanted, config.head_dim)

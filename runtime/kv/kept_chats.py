@@ -97,7 +97,7 @@ def _publish(pool: KVPool, block: Stored, before: Link, held: list[tuple[int, in
 def _stored(pool: KVPool, group: int, block: int | None, entries: int) -> bytes | None:
     if block is None:
         return None
-    held = mx.contiguous(pool.slabs.read(group, block, entries))
+    held = mx.contiguous(pool.slabs.read_alone(group, block, entries))
     return np.array(held.view(mx.uint8), copy=False).tobytes()
 
 

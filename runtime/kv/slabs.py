@@ -63,6 +63,11 @@ class Slabs:
         held = self.store.block(group, block)
         return held if self.shape.format.packed else held[..., :entries, :]
 
+    def read_alone(self, group: int, block: int, entries: int) -> mx.array:
+        """`read`, without a trace of what others left in the block: zeros behind a packed one's first entries."""
+        held = self.read(group, block, entries)
+        return self.ops.cut_block(self.store, held, entries) if self.shape.format.packed and entries < BLOCK else held
+
     def write(self, group: int, block: int, entries: mx.array) -> None:
         """The same into a block, at once."""
         self.settle()

@@ -157,6 +157,11 @@ def packs(head_dim: int) -> bool:
     return head_dim % 16 == 0
 
 
+def packed_format(kv: KVFormat, _head_dim: int) -> KVFormat:
+    """How a packed format is stored here: as it says itself."""
+    return kv
+
+
 def _packings(kv: KVFormat) -> "_native.Packings":
     """How a packed format is written and read; what is stored plainly has none."""
     if kv not in _packed:
@@ -251,6 +256,11 @@ def pages(spec: AttentionSpec) -> bool:
 def slab(blocks: int, block_shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
     """Room for K/V, (blocks, *block_shape), where each row begins on a cache line."""
     return _native.slab([blocks, *block_shape], dtype)
+
+
+def cut_block(store: KVStore, block: mx.array, entries: int) -> mx.array:
+    """A packed block (L, Hkv, bytes) without what lies behind its first entries: zeros are there instead."""
+    return _native.cut_block(block, entries, _packings(store.format), store.head_dim)
 
 
 def write_block(store: KVStore, group: int, block: int, entries: mx.array) -> None:

@@ -6,10 +6,11 @@ T = new tokens, E = model width, F = feed-forward width, H and Hkv = query and k
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 
-from headrace.runtime.kv_format import KVFormat, plain
+from headrace.runtime.kv_format import Coding, KVFormat, plain
 from headrace.runtime.ops import groups_of_16
 from headrace.runtime.ops.passes import BLOCK, KVStore, Pass, Phase
 from headrace.runtime.ops.weights import (
@@ -52,9 +53,18 @@ def kv_format(compute: mx.Dtype) -> KVFormat:
     return plain(compute)
 
 
-def packs(_head_dim: int) -> bool:
-    """Whether attention reads packed formats of such heads: stock MLX would have to unpack the cache in every step."""
-    return False
+def packs(head_dim: int) -> bool:
+    """Whether attention reads packed formats of such heads: MLX quantizes in whole groups of 32."""
+    return head_dim % 32 == 0
+
+
+def packed_format(kv: KVFormat, head_dim: int) -> KVFormat:
+    """How a packed format is stored here: groups have an offset, too, and so 64 numbers where 8 bits can."""
+
+    def coding(wanted: Coding) -> Coding:
+        return Coding(wanted.bits, group=64 if wanted.bits == 8 and head_dim % 64 == 0 else 32, beside=4)
+
+    return replace(kv, keys=coding(kv.keys), values=coding(kv.values))
 
 
 def grow(buffer: mx.array, capacity: int) -> mx.array:
@@ -117,7 +127,7 @@ def glu(gate: mx.array, up: mx.array, activation: str) -> mx.array:
 
     `activation` is "silu", "gelu" (the tanh approximation) or "clamped" (GPT-OSS's). One kernel on a GPU.
     """
-    return (_FUSED if _on_gpu() else _GATED)[activation](gate, up)
+    return (_FUSED if on_gpu() else _GATED)[activation](gate, up)
 
 
 def norm_glu(x: mx.array, norm: mx.array, eps: float, w: Weight, activation: str) -> mx.array:
@@ -185,26 +195,28 @@ def attend(
     (out (B, T, H * D), keys, values): the buffers with the rows of [offset, offset + T) written. Only what is returned
     is to be used afterwards. Both phases attend alike here.
     """
-    q, k, v = _split_heads(qkv, spec)
+    q, k, v = split_heads(qkv, spec)
     batch, _, length, _ = q.shape
     row = offset - first
     end = row + length
-    keys[:, :, row:end] = _place(k, spec.k_norm, offset, spec).astype(keys.dtype)
+    keys[:, :, row:end] = place(k, spec.k_norm, offset, spec).astype(keys.dtype)
     values[:, :, row:end] = v.astype(values.dtype)
-    q = _place(q, spec.q_norm, offset, spec)
+    q = place(q, spec.q_norm, offset, spec)
 
     # Nothing before `start` is visible to any of the T queries: leave it unread.
     start = 0 if spec.window is None else max(0, row - spec.window + 1)
     seen_keys = keys[:, :, start:end].astype(q.dtype)
     seen_values = values[:, :, start:end].astype(q.dtype)
-    mask = _mask(length, end - start, spec.window)
-    if spec.softcap is None:
-        out = mx.fast.scaled_dot_product_attention(
-            q, seen_keys, seen_values, scale=spec.scale, mask=mask, sinks=spec.sinks
-        )
-    else:
-        out = _softcapped_attention(q, seen_keys, seen_values, mask, spec)
+    out = attended(q, seen_keys, seen_values, spec)
     return out.transpose(0, 2, 1, 3).reshape(batch, length, -1), keys, values
+
+
+def attended(q: mx.array, keys: mx.array, values: mx.array, spec: AttentionSpec) -> mx.array:
+    """Queries (B, H, T, D) of the last positions over all that they may see (B, Hkv, S, D) -> (B, H, T, D)."""
+    masked = mask(q.shape[2], keys.shape[2], spec.window)
+    if spec.softcap is not None:
+        return _softcapped_attention(q, keys, values, masked, spec)
+    return mx.fast.scaled_dot_product_attention(q, keys, values, scale=spec.scale, mask=masked, sinks=spec.sinks)
 
 
 def pages(_spec: AttentionSpec) -> bool:
@@ -217,6 +229,11 @@ def slab(blocks: int, block_shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
     zeros = mx.zeros((blocks, *block_shape), dtype)
     mx.eval(zeros)
     return zeros
+
+
+def cut_block(store: KVStore, _block: mx.array, _entries: int) -> mx.array:
+    """Of packed blocks, which there are none of here."""
+    raise ValueError(f"{store.format.name} blocks are not read by stock MLX operations")
 
 
 def write_block(store: KVStore, group: int, block: int, entries: mx.array) -> None:
@@ -288,11 +305,11 @@ _GATED = {"silu": _silu_gated, "gelu": _gelu_gated, "clamped": _clamped_gated}
 _FUSED = {name: mx.compile(gated, shapeless=True) for name, gated in _GATED.items()}
 
 
-def _on_gpu() -> bool:
+def on_gpu() -> bool:
     return mx.default_device().type != mx.DeviceType.cpu
 
 
-def _split_heads(qkv: Projections, spec: AttentionSpec) -> tuple[mx.array, mx.array, mx.array]:
+def split_heads(qkv: Projections, spec: AttentionSpec) -> tuple[mx.array, mx.array, mx.array]:
     """(B, T, (H + 2 Hkv) * D), or its three parts -> q (B, H, T, D), k and v (B, Hkv, T, D)."""
 
     def heads(x: mx.array) -> mx.array:
@@ -305,7 +322,7 @@ def _split_heads(qkv: Projections, spec: AttentionSpec) -> tuple[mx.array, mx.ar
     return q, k, v
 
 
-def _place(x: mx.array, norm: mx.array | None, offset: int, spec: AttentionSpec) -> mx.array:
+def place(x: mx.array, norm: mx.array | None, offset: int, spec: AttentionSpec) -> mx.array:
     """Per-head norm and rotation of queries or keys. x (B, heads, T, D) -> the same shape."""
     if norm is not None:
         x = mx.fast.rms_norm(x, norm, spec.norm_eps)
@@ -318,7 +335,7 @@ def _place(x: mx.array, norm: mx.array | None, offset: int, spec: AttentionSpec)
     return mx.fast.rope(x, rope.dims, traditional=False, base=None, scale=1.0, offset=offset, freqs=rope.periods)
 
 
-def _mask(queries: int, keys: int, window: int | None) -> mx.array | str | None:
+def mask(queries: int, keys: int, window: int | None) -> mx.array | str | None:
     """What SDPA needs to keep `queries` last positions from looking ahead or past the window."""
     if queries == 1:
         return None  # a window has already been cut from the keys
@@ -329,8 +346,16 @@ def _mask(queries: int, keys: int, window: int | None) -> mx.array | str | None:
     return (k <= q) & (k > q - window)
 
 
+def hidden(scores: mx.array, masked: mx.array | str | None) -> mx.array:
+    """Scores (..., T, S) that nobody may see as the least there are, as a mask of SDPA's says."""
+    length, entries = scores.shape[-2:]
+    if isinstance(masked, str):
+        masked = mx.arange(entries - length, entries)[:, None] >= mx.arange(entries)[None]
+    return scores if masked is None else mx.where(masked, scores, mx.array(mx.finfo(scores.dtype).min, scores.dtype))
+
+
 def _softcapped_attention(
-    q: mx.array, keys: mx.array, values: mx.array, mask: mx.array | str | None, spec: AttentionSpec
+    q: mx.array, keys: mx.array, values: mx.array, masked: mx.array | str | None, spec: AttentionSpec
 ) -> mx.array:
     """Attention with soft-capped scores (Gemma 2, arXiv:2408.00118); MLX has no fused form of it."""
     assert spec.softcap is not None
@@ -338,11 +363,7 @@ def _softcapped_attention(
     batch, heads, length, dim = q.shape
     grouped = (q * spec.scale).reshape(batch, spec.kv_heads, heads // spec.kv_heads, length, dim)
     scores = grouped @ keys[:, :, None].swapaxes(-1, -2)  # (B, Hkv, H / Hkv, T, keys)
-    scores = mx.tanh(scores / spec.softcap) * spec.softcap
-    if isinstance(mask, str):
-        mask = mx.arange(keys.shape[2] - length, keys.shape[2])[:, None] >= mx.arange(keys.shape[2])[None]
-    if mask is not None:
-        scores = mx.where(mask, scores, mx.array(mx.finfo(scores.dtype).min, scores.dtype))
+    scores = hidden(mx.tanh(scores / spec.softcap) * spec.softcap, masked)
     weights = mx.softmax(scores, axis=-1, precise=True)
     return (weights @ values[:, :, None]).reshape(batch, heads, length, dim)
 

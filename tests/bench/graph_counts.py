@@ -133,7 +133,7 @@ def _as_on_a_gpu() -> Iterator[None]:
         patch.object(mx.fast, "rms_norm", rms_norm),
         patch.object(mx.fast, "rope", rope),
         patch.object(mx.fast, "scaled_dot_product_attention", attention),
-        patch.object(reference, "_on_gpu", lambda: True),
+        patch.object(reference, "on_gpu", lambda: True),
     ):
         yield
 

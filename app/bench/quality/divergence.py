@@ -69,6 +69,6 @@ def _kl(log_p: Row, log_q: Row, difference: Row) -> float:
 
 
 def _log_softmax(logits: Row) -> Row:
-    shifted = logits - logits.max()
+    shifted: Row = logits - logits.max()
     shifted -= np.log(np.exp(shifted).sum())
     return shifted

@@ -181,6 +181,25 @@ void write_block(const mx::array& slab, int block, const mx::array& entries) {
   }
 }
 
+mx::array cut_block(const mx::array& block, int entries, const Packings& packings, int dim) {
+  require(packings.keys.bits != 0 && dim > 0 && dim % 16 == 0 && entries >= 0, "only packed blocks are cut");
+  const int64_t each = head_bytes(packings, dim), values_at = PackedPart(packings.keys, dim).bytes;
+  require(block.ndim() == 3 && block.dtype() == mx::uint8 && block.shape(2) == each, "a packed block is (layers, Hkv, bytes)");
+  const mx::array from = settled(block);
+  mx::array cut(mx::allocator::malloc(from.nbytes()), from.shape(), mx::uint8);
+  char* to = cut.data<char>();
+  std::memcpy(to, from.data<char>(), from.nbytes());
+  const Kernels& kernels = best_kernels();
+  const std::vector<float> zeros(static_cast<size_t>(dim), 0.0f);
+  for (size_t at = 0; at < from.nbytes(); at += static_cast<size_t>(each)) {
+    for (int64_t entry = entries; entry < kBlock; ++entry) {
+      kernels.pack_key(zeros.data(), dim, packings.keys, entry, to + at);
+      kernels.pack_value(zeros.data(), dim, packings.values, entry, to + at + values_at);
+    }
+  }
+  return cut;
+}
+
 mx::array grow_buffer(const mx::array& buffer, int capacity) {
   require(buffer.ndim() == 4 && buffer.shape(2) <= capacity, "a buffer must be (B, Hkv, entries, D), and no longer than asked for");
   mx::array from = buffer;

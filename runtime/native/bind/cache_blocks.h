@@ -72,6 +72,10 @@ Packings packings_of(int key_bits, int key_group, int value_bits, int value_grou
 // Throws std::invalid_argument where they do not fit.
 void write_block(const mx::array& slab, int block, const mx::array& entries);
 
+// A packed block (layers, Hkv, bytes) of heads of size `dim` with its first `entries`, and zeros behind them. Throws
+// std::invalid_argument where sizes do not fit.
+mx::array cut_block(const mx::array& block, int entries, const Packings& packings, int dim);
+
 // The buffer (B, Hkv, entries, D) with room for `capacity` entries: a copy, zeros beyond what it had, in memory of its own. Throws
 // std::invalid_argument for other shapes.
 mx::array grow_buffer(const mx::array& buffer, int capacity);

@@ -108,6 +108,7 @@ NB_MODULE(_native, m) {
         "prefill"_a = true);
   m.def("layers_pass", &hr::layers_pass, "x"_a, "rows"_a, "places"_a, "plans"_a);
   m.def("attend_pass", &hr::attend_pass, "qkv"_a, "rows"_a, "group"_a, "index"_a, "plan"_a);
+  m.def("cut_block", &hr::cut_block, "block"_a, "entries"_a, "packings"_a, "head_dim"_a);
   m.def("write_block", &hr::write_block, "slab"_a, "block"_a, "entries"_a);
   m.def("slab", [](const std::vector<int>& shape, hr::mx::Dtype dtype) {
     return hr::zeros_on_lines(hr::mx::Shape(shape.begin(), shape.end()), dtype);

@@ -114,6 +114,21 @@ def test_it_comes_back_from_disk(decoder: Decoder, tmp_path: Path) -> None:
     assert mx.array_equal(say(decoder, back, [7, 8]), say(decoder, cache, [7, 8]))
 
 
+def test_no_trace_of_others_goes_to_disk(decoder: Decoder, tmp_path: Path) -> None:
+    for name, before in (("fresh", []), ("used", [5] * (4 * BLOCK))):
+        pool = KVPool(decoder.kv_shape, decoder.ops, LIMIT, b"key")
+        if before:
+            another = pool.make_cache(LIMIT)
+            feed(decoder, another, before)
+            another.close()
+        cache = pool.make_cache(LIMIT)
+        answered(decoder, cache)
+        cache.publish(SAID, end=True)
+        assert keep(pool, SAID, DiskStore(tmp_path / name, 1 << 30)) == 4
+    fresh, used = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("fresh", "used"))
+    assert fresh == used
+
+
 def test_it_says_about_what_half_precision_says(directory: Path, kv: KVFormat) -> None:
     plain, packed = (load_decoder(directory, native, kv=form) for form in (FLOAT16, kv))
     theirs, ours = (answered(network, network.make_cache(LIMIT)) for network in (plain, packed))
