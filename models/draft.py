@@ -1,19 +1,37 @@
 """A draft model beside the one that answers: both have to mean the same by every token."""
 
+from collections.abc import Sequence
+
 from headrace.models.load import LoadedModel, load_resolved
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.models.text.tokenizer import Tokenizer
-from headrace.runtime.errors import UsageError
+from headrace.runtime.cost import LayerKV, held_bytes, longest_context
+from headrace.runtime.errors import NotEnoughMemoryError, UsageError
+from headrace.runtime.machine import memory
+from headrace.runtime.units import format_bytes
 
 
 def load_draft(resolved: ResolvedModel, model: LoadedModel) -> LoadedModel:
-    """Load a draft for `model`. Raises what `load_resolved` raises, UsageError for another
-    vocabulary or a network that cannot guess."""
+    """Load a draft for `model`. Raises what `load_resolved` raises, UsageError for another vocabulary or a network that
+    cannot guess, NotEnoughMemoryError where the K/V of both do not fit beside each other."""
     draft = load_resolved(resolved)
     if not draft.network.rolls_back:
         raise UsageError(f"{draft.name} cannot be a draft: its cache does not take back what was guessed wrong")
     check_same_vocabulary(model.tokenizer, draft.tokenizer, draft.name)
+    check_room([*model.network.cost.kv, *draft.network.cost.kv], model.context_limit, draft.name)
     return draft
+
+
+def check_room(kv: Sequence[LayerKV], tokens: int, name: str) -> None:
+    """Raises NotEnoughMemoryError where the K/V of both do not fit. kv: the layers of both; weights are loaded."""
+    budget = memory.budget()
+    if budget is None or (fitting := longest_context(kv, budget.usable, tokens)) >= tokens:
+        return
+    raise NotEnoughMemoryError(
+        f"{name} cannot be a draft here: with its own, the K/V of {tokens:,} tokens take "
+        f"{format_bytes(held_bytes(kv, tokens))}, but {format_bytes(budget.usable)} may be used",
+        f"a context of {fitting:,} tokens would fit: --context {fitting}",
+    )
 
 
 def check_same_vocabulary(ours: Tokenizer, theirs: Tokenizer, name: str) -> None:

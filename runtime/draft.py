@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from headrace.runtime.decode import agreed, decode_step
 from headrace.runtime.network import Network
-from headrace.runtime.prefill import feed, prefill
+from headrace.runtime.prefill import ChunkSizer, feed, prefill
 from headrace.runtime.sampling import Sampler
 from headrace.runtime.speculation.acceptance import Acceptance
 from headrace.runtime.speculation.proposer import MOST
@@ -36,6 +36,7 @@ class Draft:
         self._network = network
         self._sampler = sampler
         self._cache = network.make_cache(limit)
+        self._sizer = ChunkSizer()
         self._acceptance = Acceptance([_CHANCE] * (MOST + 1))
         self._tokens: Sequence[int] = ()
         self._known = 0  # tokens, when it guessed last
@@ -57,8 +58,12 @@ class Draft:
         return [self._acceptance.chance(place) for place in range(most)]
 
     def propose(self, count: int) -> Sequence[int]:
-        """See `Proposer`. Reads what is new first: a prompt the first time."""
-        self._read()
+        """See `Proposer`. Reads what is new first; of a prompt a chunk a time, and guesses nothing until it is through.
+
+        So an answer goes on meanwhile, and a cancel is heard between two chunks.
+        """
+        if not self._read():
+            return ()
         began = time.perf_counter()
         sampler = self._sampler()
 
@@ -75,15 +80,15 @@ class Draft:
         self.price_s += (_NEW if self.price_s else 1.0) * (took - self.price_s)
         return guesses
 
-    def _read(self) -> None:
-        """All tokens but the last."""
+    def _read(self) -> bool:
+        """All tokens but the last, or a chunk of them; whether these were all."""
         new = self._tokens[self._cache.length : -1]
         if len(new) > _RUN:
-            for _ in prefill(self._network, self._cache, new):
-                pass
-        elif new:
+            return next(prefill(self._network, self._cache, new, self._sizer)) == len(new)
+        if new:
             feed(self._network, self._cache, mx.array(list(new), mx.uint32), "decode")
             self._cache.commit(len(new))
+        return True
 
 
 def _fit(logits: mx.array, vocab_size: int) -> mx.array:

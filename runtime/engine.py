@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Row
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, cast
 
@@ -76,11 +76,11 @@ class Engine:
     """Runs one network. `context_limit` bounds the cache entries of a generation: an answer's last token needs none.
 
     keep_prefix: a conversation. K/V outlive their request, and of the next prompt only what is new is prefilled.
-    most_running: sequences served at a time; others wait. kv_memory: bytes that the K/V of all of them may take; None
-    for what the machine has free, and never less than one sequence may need. kv_key: what tells K/V apart on disk.
-    pace: how prompts are cut, where the measured speed shall not say it. draft: a smaller network with the same
-    vocabulary, for requests that are to be speculated on with it. guess_costs: where what passes with guesses take is
-    remembered.
+    most_running: sequences served at a time; others wait. kv_memory: bytes that the K/V of all of them may take, a
+    draft's included; None for what the machine has free, and never less than one sequence may need. kv_key: what
+    tells K/V apart on disk. pace: how prompts are cut, where the measured speed shall not say it. draft: a smaller
+    network with the same vocabulary, for requests that are to be speculated on with it. guess_costs: where what
+    passes with guesses take is remembered.
     """
 
     def __init__(
@@ -101,7 +101,10 @@ class Engine:
         self._keeps = keep_prefix
         self.caches = make_caches(network, context_limit, most_running, keep_prefix, kv_key)
         self._cost = network.cost
-        self._room = Room(self._cost, context_limit, kv_memory)
+        held = replace(self._cost, kv=[*self._cost.kv, *draft.cost.kv]) if draft else self._cost
+        self._held = held.kv_bytes(context_limit)
+        self._weights = self._cost.weight_bytes + (draft.cost.weight_bytes if draft else 0)
+        self._room = Room(held, context_limit, kv_memory)
         self._pace = pace or Pace()
         self._scheduler = Scheduler(self._room, self._pace, most_running, shared=self.caches.pool is not None)
         self._draft = draft
@@ -425,7 +428,7 @@ class Engine:
         if self._at_work is None:
             mx.reset_peak_memory()
             self._at_work = ExitStack()
-            self._at_work.enter_context(wired(self._cost.weight_bytes, self._cost.kv_bytes(self.context_limit)))
+            self._at_work.enter_context(wired(self._weights, self._held))
 
     def _rest(self) -> None:
         """Nothing is left to do: give memory back."""

@@ -70,7 +70,7 @@ def chat(
         engines = [EngineClient(draft)]
 
         def second_engine() -> EngineClient:
-            engines.append(EngineClient())
+            engines.append(EngineClient(draft))
             return engines[-1]
 
         limit = context or settings.chat.context or None

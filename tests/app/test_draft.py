@@ -1,6 +1,7 @@
 """`--draft`: a model that guesses for another, which changes nothing of what that says."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from headrace.app.cli.draft import chosen_draft
 from headrace.app.cli.run import run
 from headrace.app.engine.host import EngineHost
 from headrace.app.engine.messages import Delta, Generate, ModelSpec
-from headrace.models.draft import load_draft
+from headrace.models.draft import check_room, load_draft
 from headrace.models.load import load_model
 from headrace.models.registry.resolve import resolve
-from headrace.runtime.errors import UsageError
+from headrace.runtime.cost import LayerKV
+from headrace.runtime.errors import NotEnoughMemoryError, UsageError
+from headrace.runtime.machine.memory import Budget
 from headrace.runtime.request import CancelFlag
 from tests.tiny_chat import write_chat_model
 
@@ -55,6 +58,16 @@ def test_an_answer_is_the_same_with_a_draft(model: Path, options: tuple[str, ...
     assert {step["source"] for step in alone["steps"]} == {None}
     assert {step["source"] for step in drafted["steps"]} <= {None, "draft"}
     assert drafted["decode_steps"] + drafted["accepted_tokens"] == alone["decode_steps"]
+
+
+def test_a_draft_whose_kv_do_not_fit_beside_the_models_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    kv = [LayerKV(2, 64), LayerKV(1, 32)]  # the model's, the draft's
+    for free, fits in ((160 * 100, True), (160 * 60, False)):
+        found = Budget(total=1 << 30, free=free, reserve=0, source="available RAM")
+        monkeypatch.setattr("headrace.models.draft.memory.budget", lambda found=found: found)
+        with nullcontext() if fits else pytest.raises(NotEnoughMemoryError, match="K/V of 100 tokens") as raised:
+            check_room(kv, 100, "tiny")
+    assert raised.value.hint == "a context of 60 tokens would fit: --context 60"
 
 
 def test_a_batch_takes_one_and_so_do_settings(model: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from headrace.app.sessions.records import Message
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.speculation import SpeculationSection, acceptance_cells, guessed
 from headrace.app.tui.decode.speed import SpeedFacts
+from headrace.app.tui.screens.compare_pane import FigureLines, Figures
 from headrace.app.tui.transcript.entry import Entry, Look, Standing
 from headrace.app.tui.transcript.guessed import guessed_lines
 from headrace.runtime.telemetry import StepRecord
@@ -53,6 +54,15 @@ def test_the_section_tells_tokens_from_steps() -> None:
     metrics.submitted()
     assert not metrics.guessing
     assert [line.plain for line in section.lines(metrics, 40, 5)] == ["no guesses in this answer"]
+
+
+def test_a_side_of_a_comparison_tells_tokens_from_steps() -> None:
+    metrics = LiveMetrics()
+    lines = FigureLines(metrics)
+    lines._figures = Figures(tokens=10)
+    assert lines.lines(metrics, 60, 3)[2].plain.startswith("10 tokens ")
+    metrics.stepped(STEPS)
+    assert lines.lines(metrics, 60, 3)[2].plain.startswith("10 tokens 2.25 a step")
 
 
 def test_acceptance_over_time_is_drawn_where_something_was_guessed() -> None:

@@ -15,6 +15,7 @@ from headrace.app.sessions.records import Message
 from headrace.app.tui.decode.feed import feed, met
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.section import Lines, bar, spread
+from headrace.app.tui.decode.speculation import guessed
 from headrace.app.tui.transcript.entry import Standing
 from headrace.app.tui.transcript.transcript import Transcript
 
@@ -66,6 +67,8 @@ class FigureLines(Lines):
         figures, (tokens, limit) = self._figures, self._fill
         rate = Content.assemble((f"{rate_digits(figures.rate)}", "bold"), (" tok/s", "$quiet"), self._ratio())
         said = Content.assemble(f"{figures.tokens:,}", (" tokens", "$quiet"))
+        if (found := guessed(list(metrics.steps))) is not None:  # of the answer that grows or grew here
+            said = said.append(Content.assemble(f" {found.tokens / found.steps:.2f}", (" a step", "$quiet")))
         held = Content.assemble(("context ", "$quiet"), f"{tokens:,}", (f" / {limit:,}" if limit else "", "$quiet"))
         state = Content.styled(*self._state)
         if state.cell_length + rate.cell_length + 2 > width:

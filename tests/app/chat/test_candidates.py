@@ -37,6 +37,14 @@ def answers(talk: Conversation) -> list[str]:
     return [message.content for message in talk.store.messages(talk.session.id) if message.role == "assistant"]
 
 
+def test_candidates_speculate_as_the_session_does(talk: Conversation, engine: ScriptedEngine) -> None:
+    talk.set_sampling({**talk.session.sampling, "speculate": "off"})
+    before = len(engine.commands)
+    it = Candidates(talk, 2)
+    over(it)
+    assert [command.speculate for command in engine.commands[before:]] == ["off", "off"]
+
+
 def test_candidates_grow_at_the_same_time_and_one_is_taken(talk: Conversation, engine: ScriptedEngine) -> None:
     talk.set_sampling({"seed": 5})
     engine.script(*(Script((f"{n}", "a", "b")) for n in range(3)))

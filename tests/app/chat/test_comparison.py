@@ -132,6 +132,15 @@ def test_stopping_a_gives_b_its_turn(talk: Conversation) -> None:
     assert [side.messages[-1].finish_reason for side in it.sides] == ["cancelled", "cancelled"]
 
 
+def test_each_side_speculates_as_its_settings_say(talk: Conversation) -> None:
+    talk.set_sampling({"speculate": "off"})
+    it = Comparison(talk, replace(AnswerSetup.of(talk.session), sampling={"speculate": "ngram"}), no_second)
+    it.ask("Which?")
+    until_over(it)
+    assert [command.speculate for command in engine_of(talk).commands] == ["off", "ngram"]
+    assert all("speculate" not in command.sampling for command in engine_of(talk).commands)
+
+
 def test_again_keeps_what_was_said_before(talk: Conversation) -> None:
     it = Comparison(talk, WARM, no_second)
     with pytest.raises(UsageError, match="nothing was asked"):
