@@ -1,4 +1,6 @@
-"""80 SIGKILLs at random moments of a chat: 48 of the process that writes sessions, 32 of the engine.
+"""28 SIGKILLs at random moments of a chat: 16 of the process that writes sessions, 12 of the engine.
+
+`python -m tests.fuzz.kills` does as many as one likes.
 
 Several of either at a time, so that the databases of killed writers are shared with living ones and the machine's
 cores are kept busy. No kill may leave a database that cannot be read, lose a message that was complete, lose of a
@@ -30,7 +32,7 @@ from tests.tiny_chat import IM_END, write_chat_model
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LANES = 4
-WRITER_KILLS, ENGINE_KILLS = 48, 32
+WRITER_KILLS, ENGINE_KILLS = 16, 12
 PATIENCE_S = 60
 
 

@@ -1,7 +1,7 @@
 """The real default model, float32 on the CPU: our greedy decode against mlx-lm's own class on the same weights.
 
 128 tokens on every prompt against what mlx-lm answered when it was recorded; and mlx-lm itself, here and now, on one.
-Where the native kernels run, the stock operations, which are thirty times slower there, do the first 32 of one prompt.
+Where the native kernels run, the stock operations, which are thirty times slower there, do the first 16 of one prompt.
 There it need not generate as well: one forward pass over prompt and answer gives its choice at every position, and if
 each equals our token, its greedy answer is ours.
 """
@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.real, pytest.mark.peer]
 
 RECORDED = read(Path(__file__).with_name("mlx_lm_greedy.json"))
 STEPS = 128
-LIVE, LIVE_STEPS = "prose", 32
-EXACT_STEPS = 48
+LIVE, LIVE_STEPS = "prose", 16
+EXACT_STEPS = 24
 CASES = [
     pytest.param(ops, name, id=f"{ops.name}-{name}")
     for ops in KERNELS
@@ -124,7 +124,7 @@ def test_all_logits_equal_mlx_lms(answers: Answers, peer_logits: Any, ops: Ops) 
 
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 def test_however_the_prompt_is_cut_up(networks: dict[str, Decoder], ops: Ops) -> None:
-    """Whole, in chunks of 64 or 7, or one token at a time: the same logits and the same cache."""
+    """Whole, in chunks of 64 or 7 (all that the slow operations do), or one by one: the same logits, the same cache."""
     network = networks[ops.name]
     tokens = RECORDED["digits" if ops is not reference else "prose"].prompt
     length = len(tokens)
@@ -141,7 +141,7 @@ def test_however_the_prompt_is_cut_up(networks: dict[str, Decoder], ops: Ops) ->
         return network.logits(hidden), committed_rows(cache)
 
     whole, whole_rows = feed(length)
-    for size in (1, 7, 64):
+    for size in (1, 7, 64) if ops is not reference else (7,):
         cut, rows = feed(size)
         assert float((mx.abs(cut - whole).max() / mx.abs(whole).max()).item()) < limit(ops)
         for a, b in zip(rows, whole_rows, strict=True):

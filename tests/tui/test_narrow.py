@@ -39,12 +39,12 @@ def asked(columns: int) -> Settings:
     return Settings(screen=ScreenSettings(decode_view_width=columns))
 
 
-@pytest.mark.parametrize("columns", [30, 46, 115, 120])
+@pytest.mark.parametrize("columns", [46, 120])
 def test_the_chat_keeps_its_room_in_every_window(play, columns: int) -> None:
     async def scenario(it: Driver) -> None:
-        for _ in ("narrow", "wide or off", "off or narrow"):
+        for sizes, _ in ((SIZES, "narrow"), (SIZES[::3], "wide or off"), (SIZES[1::3], "off or narrow")):
             before = widths(it)
-            for width, height in SIZES:
+            for width, height in sizes:
                 await it.pilot.resize_terminal(width, height)
                 await it.until(lambda width=width: sum(widths(it)) == width)
                 assert widths(it)[0] >= min(LEAST_CHAT, width)
@@ -55,7 +55,7 @@ def test_the_chat_keeps_its_room_in_every_window(play, columns: int) -> None:
     play(scenario, settings=asked(columns))
 
 
-@pytest.mark.parametrize("width", range(1, 11))
+@pytest.mark.parametrize("width", [1, 2, 3, 6, 10])
 def test_a_window_of_a_few_columns_can_be_written_in(play, width: int) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("h", "i")

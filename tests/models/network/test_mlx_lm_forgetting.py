@@ -3,7 +3,7 @@
 Recurrent state, windows and chunks, by themselves, beside ordinary layers and within them, as mlx-lm's classes have.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -83,11 +83,22 @@ FORGETFUL: dict[str, dict[str, Any]] = {
         "attention_window_size": WINDOW, "block_types": ["recurrent", "recurrent", "attention"], "num_hidden_layers": 3,
     },
 }  # fmt: skip
+KINDS = ["mamba", "gpt_oss", "falcon_h1", "llama4"]  # a state, a window, a state beside entries, chunks
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], MlxLmNetwork]:
+    return cache(lambda name: load(write(tmp_path_factory.mktemp("forgetful"), FORGETFUL[name])))
 
 
 @pytest.fixture(scope="module", params=FORGETFUL)
-def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MlxLmNetwork:
-    return load(write(tmp_path_factory.mktemp("forgetful"), FORGETFUL[request.param]))
+def network(request: pytest.FixtureRequest, made: Callable[[str], MlxLmNetwork]) -> MlxLmNetwork:
+    return made(request.param)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def one_of_its_kind(request: pytest.FixtureRequest, made: Callable[[str], MlxLmNetwork]) -> MlxLmNetwork:
+    return made(request.param)
 
 
 @cache
@@ -159,12 +170,9 @@ class Chat:
         return said, len(prompt) - first
 
 
-ENDS = [end_by_length, end_by_stop_token, end_by_cancel, end_by_closing]
-
-
-@pytest.mark.parametrize("end", ENDS)
-def test_the_next_turn_reads_only_what_is_new(network: MlxLmNetwork, end: Any) -> None:
-    chat = Chat(network)
+@pytest.mark.parametrize("end", [end_by_length, end_by_stop_token, end_by_cancel, end_by_closing])
+def test_the_next_turn_reads_only_what_is_new(one_of_its_kind: MlxLmNetwork, end: Any) -> None:
+    chat = Chat(one_of_its_kind)
     said, read = chat.ask(FIRST, end)
     assert read == len(FIRST)
     question = [1, 2, 3, 4]
@@ -190,8 +198,8 @@ def test_what_was_changed_is_read_again_and_little_else(network: MlxLmNetwork) -
     assert chat.ask([*FIRST[:-3], 9, 9, 9, 9])[1] <= OPENING + 2  # the first turn
 
 
-def test_a_turn_whose_thinking_is_dropped_is_read_from_its_prompts_end(network: MlxLmNetwork) -> None:
-    chat = Chat(network)
+def test_a_turn_whose_thinking_is_dropped_is_read_from_its_prompts_end(one_of_its_kind: MlxLmNetwork) -> None:
+    chat = Chat(one_of_its_kind)
     opening, thought = [90, 91], [80, 81, 82]
     said, _ = chat.ask([*FIRST, *opening, *thought])
     answer = said[5:]
@@ -200,8 +208,8 @@ def test_a_turn_whose_thinking_is_dropped_is_read_from_its_prompts_end(network: 
     assert read <= len(prompt) - len(FIRST) + OPENING
 
 
-def test_an_error_in_the_middle_costs_the_cache_and_nothing_else(network: MlxLmNetwork) -> None:
-    chat = Chat(network)
+def test_an_error_in_the_middle_costs_the_cache_and_nothing_else(one_of_its_kind: MlxLmNetwork) -> None:
+    chat = Chat(one_of_its_kind)
     said, _ = chat.ask(FIRST)
     at = len(chat.watched.fed) + 5
 
@@ -218,8 +226,8 @@ def test_an_error_in_the_middle_costs_the_cache_and_nothing_else(network: MlxLmN
     assert chat.ask(prompt)[1] == len(prompt)
 
 
-def test_reading_ahead_changes_nothing_and_is_not_lost(network: MlxLmNetwork) -> None:
-    chat = Chat(network)
+def test_reading_ahead_changes_nothing_and_is_not_lost(one_of_its_kind: MlxLmNetwork) -> None:
+    chat = Chat(one_of_its_kind)
     said, _ = chat.ask(FIRST)
     draft = [*FIRST, *said, *FIRST[:20]]
     for typed in (draft[:-8], draft[:-2], draft):
