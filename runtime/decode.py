@@ -64,6 +64,7 @@ class Flight:
     token: mx.array | None = None
     ahead: bool = False  # built before the one before it had landed
     logprobs: dict[Sequence, list[Logprobs]] = field(default_factory=dict)  # of each row
+    errors: dict[Sequence, Exception] = field(default_factory=dict)  # that samplers raised: their tokens mean nothing
     appended: list[mx.array] = field(default_factory=list)  # of passes that choose no token
     logits: list[mx.array] = field(default_factory=list)  # (N, 1): of the tokens
 
@@ -128,7 +129,9 @@ def _begin(network: Network[Any], group: list[Share], before: Flight | None, fli
 
     def sample(logits: mx.array) -> mx.array:
         samplers = [cast(Sampler, share.sequence.sampler) for share in choosing]
-        chosen = choose(samplers, logits, [share.guesses for share in choosing])
+        errors: dict[int, Exception] = {}
+        chosen = choose(samplers, logits, [share.guesses for share in choosing], errors)
+        flight.errors |= {choosing[place].sequence: error for place, error in errors.items()}
         flight.logits.append(mx.take_along_axis(logits, chosen[:, None], axis=-1))  # NaN is chosen before any number
         first = 0
         for share in choosing:

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Row
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, cast
@@ -23,15 +23,15 @@ from headrace.runtime.cache import Cache
 from headrace.runtime.caches import make_caches
 from headrace.runtime.decode import Flight, agreed, read, start
 from headrace.runtime.draft import Draft
-from headrace.runtime.errors import EngineError, PoolFullError, UsageError
+from headrace.runtime.errors import EngineError, PoolFullError, UsageError, expected
 from headrace.runtime.guess_costs import KeptCosts
 from headrace.runtime.guesses import Guesses, follow
 from headrace.runtime.machine.memory import POOL, wired
-from headrace.runtime.machine.out_of_memory import memory_errors
+from headrace.runtime.machine.out_of_memory import memory_errors, ran_out
 from headrace.runtime.network import Network
 from headrace.runtime.pace import Pace
 from headrace.runtime.prefill import chunk_end, prefill
-from headrace.runtime.request import Event, Finished, FinishReason, Request, Step
+from headrace.runtime.request import Event, Failed, Finished, FinishReason, Request, Step
 from headrace.runtime.room import Room
 from headrace.runtime.sampling import Sampler
 from headrace.runtime.scheduler import Scheduler, Share
@@ -250,6 +250,8 @@ class Engine:
         try:
             while sequence.state != "finished":
                 for _, event in self.step():
+                    if isinstance(event, Failed):
+                        raise event.error
                     yield event
         finally:
             self._generating = False
@@ -265,12 +267,13 @@ class Engine:
         for sequence in heard:
             if sequence.state == "finished":  # before, or just now: it may be among those heard twice
                 continue
-            if sequence.wants_to_end:
-                events.append((sequence, self._finish(sequence, "cancelled")))
-            elif sequence.stop_id is not None:
-                events.append((sequence, self._finish(sequence, "stop", sequence.stop_id)))
-            elif not sequence.left and not sequence.pending:
-                events.append((sequence, self._finish(sequence, "length")))
+            with self._own_errors(sequence, events):
+                if sequence.wants_to_end:
+                    events.append((sequence, self._finish(sequence, "cancelled")))
+                elif sequence.stop_id is not None:
+                    events.append((sequence, self._finish(sequence, "stop", sequence.stop_id)))
+                elif not sequence.left and not sequence.pending:
+                    events.append((sequence, self._finish(sequence, "length")))
 
     def _admit(self, sequence: Sequence, events: list[Delivery]) -> None:
         """Give a sequence its cache."""
@@ -332,7 +335,10 @@ class Engine:
             if sequence.state == "finished":
                 continue
             if share.chooses:
-                events.append(self._chosen(share, chosen, flight))
+                with self._own_errors(sequence, events):
+                    if sequence in flight.errors:
+                        raise flight.errors[sequence]
+                    events.append(self._chosen(share, chosen, flight))
                 continue
             sequence.cache.commit(share.count)
             if share.phase == "prefill":
@@ -399,10 +405,25 @@ class Engine:
         self._scheduler.remove(sequence)
         self._ended.append(sequence)
 
+    @contextmanager
+    def _own_errors(self, sequence: Sequence, events: list[Delivery]) -> Iterator[None]:
+        """What is raised within is the sequence's own, and ends it alone."""
+        try:
+            yield
+        except Exception as error:
+            if ran_out(error) or sequence.state == "finished":
+                raise
+            self._scheduler.remove(sequence)
+            sequence.failed = True
+            self._ended.append(sequence)
+            events.append((sequence, Failed(expected(error))))
+
     def _put_away(self) -> None:
         """Keep or let go of the caches of those that ended."""
         for sequence in self._ended:
-            if sequence.cache is not None:
+            if sequence.cache is not None and sequence.failed:
+                sequence.cache.close()
+            elif sequence.cache is not None:
                 self.caches.end(sequence.cache, sequence.tokens)
             self._let_go(sequence)
         self._ended.clear()

@@ -74,3 +74,12 @@ class EngineError(HeadraceError):
 
 class SessionError(HeadraceError):
     """A stored conversation does not exist, or the database cannot be read or written."""
+
+
+def expected(error: Exception) -> HeadraceError:
+    """The error itself, or, where nobody expected it, an EngineError that names it."""
+    if isinstance(error, HeadraceError):
+        return error
+    named = EngineError(f"the answer failed: {type(error).__name__}: {error}")
+    named.__cause__ = error
+    return named

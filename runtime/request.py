@@ -1,6 +1,7 @@
 """What goes into the engine and what comes out: a request, and the events it is answered with.
 
-Token ids only. Every generation ends with exactly one `Finished`, whatever ended it.
+Token ids only. Every generation ends with exactly one `Finished`, whatever ended it; or, where one of several
+sequences cannot go on for a reason of its own, with `Failed`.
 """
 
 import threading
@@ -8,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from headrace.runtime.errors import ContextLimitError, UsageError
+from headrace.runtime.errors import ContextLimitError, HeadraceError, UsageError
 from headrace.runtime.sampling import SamplingParams
 from headrace.runtime.speculation.proposer import Speculation
 from headrace.runtime.telemetry import StepRecord, Summary
@@ -106,4 +107,11 @@ class Finished:
     stop_record: StepRecord | None = None
 
 
-Event = PrefillProgress | Step | Finished
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """What is the sequence's own (its sampler, its stop ids, its cancel flag) raised an error; others go on."""
+
+    error: HeadraceError
+
+
+Event = PrefillProgress | Step | Finished | Failed

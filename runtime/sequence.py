@@ -40,6 +40,7 @@ class Sequence:
     promised: int = 0  # entries there is room for
     marks: bool = False
     cancelled: bool = False
+    failed: bool = False  # what its cache holds is not to be trusted
     proposer: Proposer | None = None
     guessed: int = 0  # entries of guesses in a pass under way: they are last
     stop_id: int | None = None  # what ended the turn, where its `Finished` is still to come

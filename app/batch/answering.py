@@ -57,7 +57,7 @@ class Answering:
         self._ttft_s: float | None = None
 
     def take(self, event: Event) -> Answer | None:
-        """What the next event of its sequence says; the answer, once that was the last."""
+        """What the next event of its sequence says; the answer, once that was the last. Raises what it failed with."""
         part = self._text.part(event)
         if isinstance(part, TextChunk | Completed) and part.text:
             if self._ttft_s is None:

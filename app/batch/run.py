@@ -15,7 +15,7 @@ from headrace.app.batch.line import BadLine, Line
 from headrace.app.batch.output import Output
 from headrace.app.batch.result import Answer, failure, result
 from headrace.runtime.engine import Engine
-from headrace.runtime.errors import HeadraceError
+from headrace.runtime.errors import HeadraceError, expected
 from headrace.runtime.request import CancelFlag
 from headrace.runtime.sequence import Sequence
 
@@ -120,9 +120,17 @@ class Batch:
     def _step(self) -> int:
         tokens = 0
         for sequence, event in self._engine.step():
-            answering = self._running[sequence]
+            answering = self._running.get(sequence)
+            if answering is None:  # it failed here
+                continue
             before = answering.tokens
-            answer = answering.take(event)
+            try:
+                answer = answering.take(event)
+            except Exception as error:
+                del self._running[sequence]
+                self._engine.cancel(sequence)
+                self._fail(answering.line, expected(error))
+                continue
             tokens += answering.tokens - before
             if answer is not None:
                 del self._running[sequence]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.app.engine.kept_chats import KeptChats
-from headrace.app.engine.messages import Done, Generate, Prefill, Served
+from headrace.app.engine.messages import Done, Failed, Generate, Prefill, Served
 from headrace.app.engine.outbox import Outbox, Send
 from headrace.app.engine.prompt_fit import PromptFit
 from headrace.app.sampling_options import sampling_settings
@@ -18,6 +18,7 @@ from headrace.models.load import LoadedModel
 from headrace.models.text.answer import AnswerText, Completed, TextChunk
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.runtime.engine import Engine
+from headrace.runtime.errors import HeadraceError, expected
 from headrace.runtime.request import CancelFlag, Finished, Request
 from headrace.runtime.sampling import SamplingParams
 from headrace.runtime.sequence import Sequence
@@ -95,8 +96,14 @@ class Serving:
         """One step of all. Raises what `Engine.step` raises: then nothing is being answered any more, see `lost`."""
         batch = 0
         for sequence, event in self._engine.step():
-            answering = self._open[sequence]
-            part = answering.text.part(event)
+            answering = self._open.get(sequence)
+            if answering is None:  # it failed here
+                continue
+            try:
+                part = answering.text.part(event)
+            except Exception as error:
+                self._failed(sequence, expected(error), send)
+                continue
             if isinstance(part, TextChunk):
                 batch = part.step.record.batch
                 self._tokens += len(part.step.tokens)
@@ -116,6 +123,13 @@ class Serving:
                 self._tell(send)
         elif not self._open:
             self._tokens = 0
+
+    def _failed(self, sequence: Sequence, error: HeadraceError, send: Send) -> None:
+        """One request ends with its error; what it had said is there."""
+        answering = self._open.pop(sequence)
+        self._engine.cancel(sequence)
+        answering.outbox.flush()
+        send(Failed(answering.command.id, str(error), error.hint))
 
     def lost(self) -> list[int]:
         """The requests that were being answered when `step` raised: all of them."""

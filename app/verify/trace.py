@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.runtime.kv.paged_cache import PagedCache
 from headrace.runtime.ops import BLOCK
-from headrace.runtime.request import Event, Step, TokenLogprobs
+from headrace.runtime.request import Event, Failed, Step, TokenLogprobs
 
 TOP = 8
 
@@ -28,7 +28,9 @@ class Trace:
     entries: dict[tuple[int, int], bytes] = field(default_factory=dict)  # (layer group, position) -> digest of K/V
 
     def add(self, event: Event) -> None:
-        """What an event of the sequence brought."""
+        """What an event of the sequence brought. Raises what it failed with."""
+        if isinstance(event, Failed):
+            raise event.error
         if isinstance(event, Step):
             assert event.logprobs is not None, "requests of a verification ask for them"
             self.tokens += event.tokens

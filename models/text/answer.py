@@ -11,7 +11,7 @@ from typing import Literal
 from headrace.models.text.stop_strings import StopMatcher
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.engine import Engine
-from headrace.runtime.request import Event, Finished, PrefillProgress, Request, Step
+from headrace.runtime.request import Event, Failed, Finished, PrefillProgress, Request, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class AnswerText:
         self._said = 0  # tokens up to where it stopped
 
     def part(self, event: Event) -> Part:
-        """What an event of the engine says."""
+        """What an event of the engine says. Raises what a `Failed` failed with."""
         if isinstance(event, Step):
             return self._step(event)
         if isinstance(event, Finished):
@@ -73,6 +73,8 @@ class AnswerText:
                 held, at_end = self._matcher.flush()
                 rest, self._stopped = certain + held, self._stopped or at_end
             return Completed(rest, replace(event, reason="stop", stop_id=None) if self._stopped else event)
+        if isinstance(event, Failed):
+            raise event.error
         return event
 
     def _step(self, step: Step) -> TextChunk:

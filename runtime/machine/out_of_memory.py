@@ -23,6 +23,11 @@ def mentioned_in(text: str) -> bool:
     return _WORDS.search(text) is not None
 
 
+def ran_out(error: Exception) -> bool:
+    """Whether this is the device, or the host, saying so."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and mentioned_in(str(error)))
+
+
 @contextmanager
 def memory_errors(weight_bytes: int) -> Iterator[None]:
     """Turns a device's out-of-memory error within the block into NotEnoughMemoryError; all others pass.
@@ -32,7 +37,7 @@ def memory_errors(weight_bytes: int) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if isinstance(error, RuntimeError) and not mentioned_in(str(error)):
+        if not ran_out(error):
             raise
         raise NotEnoughMemoryError(_figures(str(error), weight_bytes), HINT) from error
 

@@ -15,7 +15,7 @@ from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine import Engine
 from headrace.runtime.errors import ContextLimitError, EngineError, NotEnoughMemoryError, UsageError
 from headrace.runtime.ops import reference
-from headrace.runtime.request import CancelFlag, Event, Finished, PrefillProgress, Request, Step
+from headrace.runtime.request import CancelFlag, Event, Failed, Finished, PrefillProgress, Request, Step
 from headrace.runtime.sampling import SamplingParams
 from headrace.runtime.sequence import Sequence
 from tests.kernels import FAST
@@ -246,6 +246,56 @@ def test_an_error_loses_them_all_and_the_engine_is_ready_again(network: Decoder)
     engine.network = network
     request = Request(prompt_of(0, 5), max_tokens=5)
     assert said(serve(engine, [request])[0]) == said(alone(network, request))
+
+
+class _Wrong:
+    """Stop ids and a cancel flag that raise, the third time that they are asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __contains__(self, _token: int) -> bool:
+        return bool(self)
+
+    def __bool__(self) -> bool:
+        self.asked += 1
+        if self.asked == 3:
+            raise ValueError("wrong")
+        return False
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("part", ["begin", "adjust", "chose", "stop_ids", "cancel"])
+def test_what_raises_in_one_sequence_ends_that_one_alone(network: Decoder, part: str, keeps: bool) -> None:
+    engine = Engine(network, context_limit=LIMIT, keep_prefix=keeps)
+    sequences = [engine.submit(request) for request in REQUESTS[:6]]
+    wrong = _Wrong()
+    given: dict[str, Any] = {part: wrong} if part in ("stop_ids", "cancel") else {}
+    broken = engine.submit(Request(prompt_of(8, 6), max_tokens=30, sampling=PENALISED, **given))
+    if not given:
+        assert broken.sampler is not None
+        right = getattr(broken.sampler, part)
+        setattr(broken.sampler, part, lambda *told: bool(wrong) or right(*told))
+    events = drive(engine)
+    last = events[broken].pop()
+    assert isinstance(last, Failed)
+    assert isinstance(last.error, EngineError)
+    assert str(last.error) == "the answer failed: ValueError: wrong"
+    again = Request(prompt_of(8, 6), max_tokens=30, sampling=PENALISED)
+    tokens = said(alone(network, again))
+    assert said(events[broken]) == tokens[: len(said(events[broken]))]
+    for sequence, request in zip(sequences, REQUESTS, strict=False):
+        assert said(events[sequence]) == said(alone(network, request))
+    assert engine.load().kv_used_bytes == 0
+    assert broken.cache is None
+    assert said(serve(engine, [again])[0]) == tokens
+
+
+def test_one_generation_raises_what_its_sampler_does(network: Decoder) -> None:
+    engine = Engine(network, context_limit=LIMIT)
+    with pytest.raises(EngineError, match="ValueError: wrong"):
+        list(engine.generate(Request(prompt_of(8, 6), max_tokens=30, stop_ids=_Wrong())))  # type: ignore[arg-type]
+    assert len(list(engine.generate(REQUESTS[0]))) > 1
 
 
 def test_memory_comes_back_when_all_have_ended(network: Decoder) -> None:

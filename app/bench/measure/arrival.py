@@ -12,7 +12,7 @@ from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Arrival, Sample
 from headrace.runtime.engine import Engine
 from headrace.runtime.errors import EngineError
-from headrace.runtime.request import Finished, Request, Step
+from headrace.runtime.request import Failed, Finished, Request, Step
 from headrace.runtime.sequence import Sequence
 
 
@@ -57,6 +57,6 @@ def _steps(
         for sequence, event in engine.step():
             if isinstance(event, Step):
                 found[sequence].append(event.record.latency_s)
-            elif isinstance(event, Finished):
+            elif isinstance(event, Finished | Failed):
                 raise EngineError(f"{test.label}: a sequence ended while it was measured")
     return found

@@ -22,7 +22,7 @@ from headrace.runtime.engine import Engine
 from headrace.runtime.errors import EngineError
 from headrace.runtime.guess_costs import KeptCosts
 from headrace.runtime.network import Network
-from headrace.runtime.request import Event, Finished, Request, Step
+from headrace.runtime.request import Event, Failed, Finished, Request, Step
 from headrace.runtime.sequence import Sequence
 from headrace.runtime.telemetry import StepRecord, Summary
 
@@ -112,7 +112,7 @@ class OwnEngine:
         while len(steps) < test.generate - 1:
             together = len(begun) == test.batch
             for sequence, event in engine.step():
-                if isinstance(event, Finished):
+                if isinstance(event, Finished | Failed):
                     raise EngineError(f"{test.label}: a sequence ended before the others had begun")
                 if isinstance(event, Step):
                     begun.add(sequence)

@@ -15,7 +15,7 @@ from headrace.app.bench.measure.workloads import load_workloads
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.runtime.engine import Engine
 from headrace.runtime.errors import EngineError
-from headrace.runtime.request import Finished, Request, Step
+from headrace.runtime.request import Failed, Finished, Request, Step
 from headrace.runtime.sampling import SamplingParams
 from headrace.runtime.sequence import Sequence
 from headrace.runtime.speculation.proposer import Speculation
@@ -120,6 +120,8 @@ def _answer(engine: Engine, test: Test, question: Question, seed: int, speculate
             elif isinstance(event, Finished):
                 running.discard(sequence)
                 record = event.stop_record
+            elif isinstance(event, Failed):
+                raise event.error
             if record is None:
                 continue
             waiting.discard(sequence)

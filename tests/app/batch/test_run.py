@@ -17,9 +17,11 @@ from headrace.app.batch.run import Batch, Tally
 from headrace.models.load import LoadedModel, load_model
 from headrace.models.text.answer import Completed, TextChunk, answer
 from headrace.models.text.chat_prompt import ChatPrompt
+from headrace.models.text.stop_strings import StopMatcher
 from headrace.runtime.engine import Engine
 from headrace.runtime.errors import ContextLimitError
 from headrace.runtime.request import CancelFlag
+from headrace.runtime.sampling import Sampler
 from tests.tiny_chat import IM_END, write_chat_model
 
 DEFAULTS = Defaults(options={"max_tokens": 12}, model="tiny")
@@ -103,6 +105,34 @@ def test_a_stop_string_ends_its_own_line_alone(model: LoadedModel) -> None:
     assert (cut["finish_reason"], cut["ended_by"]) == ("stop", "stop_string")
     assert cut["text"] == whole[: whole.index(stop)]
     assert full["text"] == whole
+
+
+@pytest.mark.parametrize("part", [Sampler.adjust, StopMatcher.feed])
+def test_what_raises_in_one_answer_costs_only_its_line(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch, part: Callable[..., Any]
+) -> None:
+    """A sampler in the engine, and a stop rule of the text."""
+    lines: list[dict[str, Any]] = [
+        {"prompt": "a", "max_tokens": 30},
+        {"prompt": "b", "max_tokens": 30, "stop": "@@", "frequency_penalty": 0.5},
+        {"prompt": "c", "max_tokens": 30, "temperature": 1, "seed": 3},
+    ]
+    whole = [alone(model, line) for line in lines]
+    called: list[object] = []
+
+    def failing(self: Any, *given: Any) -> Any:
+        if isinstance(self, Sampler) or self._stops:
+            called.append(self)
+            if len(called) == 5:
+                raise ValueError("wrong")
+        return part(self, *given)
+
+    monkeypatch.setattr(Sampler if part is Sampler.adjust else StopMatcher, part.__name__, failing)
+    results, tally = run(model, lines)
+    first, failed, third = sorted(results, key=lambda said: int(said["line"]))
+    assert failed["error"] == {"code": "failed", "message": "the answer failed: ValueError: wrong"}
+    assert [first["text"], third["text"]] == [whole[0], whole[2]]
+    assert (tally.answered, tally.failed, tally.left) == (2, 1, 0)
 
 
 def test_a_bad_line_costs_only_itself(model: LoadedModel) -> None:
