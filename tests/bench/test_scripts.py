@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from headrace.runtime import ops
 from headrace.runtime.ops import native
 from tests.tiny_chat import write_chat_model
 
 HERE = Path(__file__).parent
 COVERED = {"graph_counts", "kernels", "make_model", "speculation_draws", "step_parts", "telemetry_overhead"} | {
+    "kv_peak",
     "pass_parts",
     "text_flow",
     "turns",
@@ -61,6 +63,12 @@ def test_step_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pyt
 def test_speculation_draws(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     run("speculation_draws", monkeypatch, "200")
     assert "a biased rule" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not ops.select().packs(32), reason="needs operations that read packed K/V")
+def test_kv_peak(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("kv_peak", monkeypatch, "-m", str(write_chat_model(tmp_path / "tiny")), "-p", "40", "--kv", "q8")
+    assert '"kv": "q8", "tokens": 40' in capsys.readouterr().out
 
 
 def test_make_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -52,6 +52,23 @@ def in_formats(model: "LoadedModel", formats: Sequence[str]) -> list["LoadedMode
     ]
 
 
+def check_room(models: Sequence["LoadedModel"], tokens: int) -> None:
+    """Raises NotEnoughMemoryError where caches of so many tokens do not fit side by side, one for each of `models`.
+
+    These share weights, which are in memory.
+    """
+    import mlx.core as mx
+
+    from headrace.models.cost.costs import working_memory
+    from headrace.runtime.machine import memory
+
+    free, weights = memory.budget(), models[0].network.cost.weight_bytes
+    if free is not None and len(models) > 1:
+        caches = sum(model.network.cost.kv_bytes(tokens) for model in models)
+        overhead = working_memory(on_gpu=mx.default_device().type == mx.DeviceType.gpu)
+        memory.check_fits(weights, caches, overhead, replace(free, free=free.free + weights), tokens)
+
+
 def kv_ratios(results: Sequence[Result], models: Sequence["LoadedModel"]) -> list[dict[str, Any]]:
     """Speed of each of `models`, a model in several formats, over the first one's, with a 95 % interval."""
     entries = {(entry["model"], _test(entry)): entry for entry in results if entry["engine"] == "headrace"}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headrace.app.bench.measure.document import Document, document, model_document, power_notes
-from headrace.app.bench.measure.kv_formats import in_formats, kv_ratios
+from headrace.app.bench.measure.kv_formats import check_room, in_formats, kv_ratios
 from headrace.app.bench.measure.memory_speed import MemorySpeed
 from headrace.app.bench.measure.own import OwnEngine
 from headrace.app.bench.measure.pair import questions
@@ -66,7 +66,10 @@ def run(options: Options, show: Show) -> Document:
     busy = _busy(host)
     with ExitStack() as stack:
         opened = [_load(name, options) for name in options.models]
-        loaded = [variant for model, _ in opened for variant in in_formats(model, options.kv)]
+        beside = [in_formats(model, options.kv) for model, _ in opened]
+        for formats in beside if not options.force else ():
+            check_room(formats, max(test.tokens for test in options.tests))
+        loaded = [variant for formats in beside for variant in formats]
         reader = stack.enter_context(streaming_reader(host)) if options.measure_memory else None
         held = reader.pass_bytes if reader and host.backend != "cpu" else 0
         limit = max(test.tokens for test in options.tests)
@@ -93,7 +96,7 @@ def run(options: Options, show: Show) -> Document:
         if not results:
             raise KeyboardInterrupt
         models = [model_document(model) for model in loaded]
-        formats = [kv_ratios(results, in_formats(model, options.kv)) for model, _ in opened]
+        ratios = [kv_ratios(results, formats) for formats in beside]
         deepest = max(test.depth for test in options.tests)
         compute = _compute_ceiling(results) if options.measure_memory and not interrupted else None
         asks = any(test.workload for test in options.tests)
@@ -114,7 +117,7 @@ def run(options: Options, show: Show) -> Document:
         rounds=rounds,
         interrupted=interrupted,
         profile=profiled,
-        kv_ratios=[ratio for rows in formats for ratio in rows],
+        kv_ratios=[ratio for rows in ratios for ratio in rows],
         run_costs=costs,
         identity=identity(results, expected),
     )

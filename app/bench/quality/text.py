@@ -13,7 +13,7 @@ from headrace.runtime.errors import UsageError
 from headrace.runtime.paths import ASSETS
 
 SHIPPED = ASSETS / "quality_text.txt"
-DEPTHS, SCORED = (0, 1024, 4096), 768
+DEPTHS, SCORED = (0, 1024, 4096), 512
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import mlx.core as mx
 import pytest
 
 from headrace.app.bench.measure.child import ChildProcess
-from headrace.app.bench.measure.kv_formats import check_formats, kv_ratios, peer_kv_type
+from headrace.app.bench.measure.kv_formats import check_formats, check_room, kv_ratios, peer_kv_type
 from headrace.app.bench.measure.llama_bench import LlamaBench
 from headrace.app.bench.measure.peers import _CHILDREN
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.show.formats import kv_ratio_line
+from headrace.models.cost.costs import working_memory
 from headrace.models.load import LoadedModel
-from headrace.runtime.errors import UsageError
+from headrace.runtime.errors import NotEnoughMemoryError, UsageError
+from headrace.runtime.machine import memory
 from tests.app.cli.test_bench import LLAMA_BENCH
 from tests.app.cli.test_bench_threads import FAKE
 
@@ -97,3 +100,17 @@ def test_llama_cpp_python_gets_the_same_format(
         assert len(child.measure(Test(0, 4)).latencies_s) == 3
     finally:
         child.close()
+
+
+def test_caches_side_by_side_have_to_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    def model(per_token: int) -> LoadedModel:
+        cost = SimpleNamespace(weight_bytes=1 << 30, kv_bytes=lambda tokens: per_token * tokens)
+        return cast(LoadedModel, SimpleNamespace(network=SimpleNamespace(cost=cost)))
+
+    both = [model(1 << 20), model(1 << 19)]
+    free = 1500 * (1 << 20) + working_memory(on_gpu=mx.default_device().type == mx.DeviceType.gpu)
+    monkeypatch.setattr(memory, "budget", lambda: memory.Budget(2 * free, free, 0, "available RAM"))
+    check_room(both, 1000)
+    check_room(both[:1], 1001)
+    with pytest.raises(NotEnoughMemoryError, match="KV cache for 1,001 tokens"):
+        check_room(both, 1001)
