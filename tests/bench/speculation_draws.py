@@ -1,6 +1,7 @@
 """The G-tests of tests/runtime/test_speculation_distribution.py with as many draws as one has time for.
 
-python -m tests.bench.speculation_draws 50000
+python -m tests.bench.speculation_draws 50000             # every stage of sampling, and a biased rule
+python -m tests.bench.speculation_draws 50000 all top-p   # some of them
 """
 
 import sys
@@ -16,14 +17,20 @@ from tests.runtime.test_speculation_distribution import (
     passes,
 )
 
+BIASED = "a biased rule"
+
 
 def main() -> None:
     draws = int(sys.argv[1]) if len(sys.argv) > 1 else 50_000
+    chosen = sys.argv[2:] or [*STAGES, BIASED]
     for stage, params in STAGES.items():
+        if stage not in chosen:
+            continue
         for guess in (of_the_prompt, of_a_draft):
             print(stage, guess.__name__, passes(answers(params, draws, guess, agreed), joint(params)), flush=True)
-    biased = answers(STAGES["temperature"], draws, of_the_prompt, lenient)
-    print("a biased rule", passes(biased, joint(STAGES["temperature"])))
+    if BIASED in chosen:
+        found = answers(STAGES["temperature"], draws, of_the_prompt, lenient)
+        print(BIASED, passes(found, joint(STAGES["temperature"])))
 
 
 if __name__ == "__main__":
