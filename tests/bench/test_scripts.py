@@ -14,6 +14,7 @@ HERE = Path(__file__).parent
 COVERED = {"graph_counts", "kernels", "make_model", "speculation_draws", "step_parts", "telemetry_overhead"} | {
     "kv_peak",
     "pass_parts",
+    "speculation_replay",
     "text_flow",
     "turns",
     "ui_tax",
@@ -69,6 +70,13 @@ def test_speculation_draws(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 def test_kv_peak(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("kv_peak", monkeypatch, "-m", str(write_chat_model(tmp_path / "tiny")), "-p", "40", "--kv", "q8")
     assert '"kv": "q8", "tokens": 40' in capsys.readouterr().out
+
+
+def test_speculation_replay(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("speculation_replay", monkeypatch, str(write_chat_model(tmp_path / "tiny")), "--tokens", "24")
+    assert "edit     at 0:   24 tokens" in capsys.readouterr().out
 
 
 def test_make_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
