@@ -21,6 +21,7 @@ from headrace.models.gguf.names import targets
 from headrace.models.gguf.tokenizer import build_tokenizer, tokenizer_config
 from headrace.models.gguf.vocabulary import read_vocabulary
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+from tests.fuzz.mutate import changed
 from tests.models.gguf.build import VARIANTS, write_gguf
 
 SMALL: dict[str, Any] = {
@@ -186,13 +187,6 @@ MUTATIONS = st.one_of(
 )
 
 
-def mutate(content: bytes, kind: str, place: int, value: int) -> bytes:
-    width = {"u8": 1, "u32": 4, "u64": 8}.get(kind)
-    if width is not None:
-        return content[:place] + (value % 256**width).to_bytes(width, "little") + content[place + width :]
-    return content[:place] + (content[place + value :] if kind == "cut" else bytes(value) + content[place:])
-
-
 def test_the_file_to_be_mutated_is_sound() -> None:
     with scratch(WHOLE) as (path, target):
         convert_gguf(path, target)
@@ -203,7 +197,7 @@ def test_the_file_to_be_mutated_is_sound() -> None:
 def test_a_mutated_file_converts_or_is_refused(mutations: list[tuple[str, int, int]]) -> None:
     content = WHOLE
     for mutation in mutations:
-        content = mutate(content, *mutation)
+        content = changed(content, *mutation)
     with scratch(content) as (path, target), contextlib.suppress(CheckpointError):
         convert_gguf(path, target)
 

@@ -100,7 +100,7 @@ class _Child:
             return None
         begun = self._place.exists() and (self.at[1] > 0 or self._killed is None)
         where = "" if begun else " before its first input"
-        return self._killed or f"{last}\nthe process ended with {code}{where}"
+        return f"{last}\n{self._killed or f'the process ended with {code}{where}'}"
 
     _killed: str | None = None
 

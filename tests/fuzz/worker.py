@@ -6,6 +6,7 @@ of JSON to standard output for every finding.
 """
 
 import contextlib
+import faulthandler
 import json
 import mmap
 import os
@@ -23,6 +24,8 @@ from tests.fuzz.target import MAX_BYTES, MAX_MESSAGE, MAX_SECONDS, Target, chanc
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 AT = struct.Struct("<qq")  # the input's number, those done
+_STACKS_S = 50.0  # after so many of one input, or a few less, where every thread is goes to standard error
+_ARMED_S = 5.0  # how often that is put off: each time takes a thread
 _ADDRESS_SPACE = 4 << 30  # beyond what it has at the start: what asks for more gets a MemoryError, not the machine
 
 
@@ -81,10 +84,13 @@ def main(name: str, seed: int, first: int, seconds: float, folder: Path) -> None
         target = make_target(name, Path(scratch))
         _bound_memory()
         until = time.monotonic() + seconds
-        number, done = first, 0
+        number, done, armed = first, 0, -_ARMED_S
         while time.monotonic() < until:
-            given = target.make(chance_of(name, seed, number))
             AT.pack_into(at, 0, number, done)
+            if (now := time.monotonic()) - armed >= _ARMED_S:
+                faulthandler.dump_traceback_later(_STACKS_S)
+                armed = now
+            given = target.make(chance_of(name, seed, number))
             if (problem := attempt(target, given)) is not None:
                 print(json.dumps({"number": number, "problem": problem}), flush=True)
             number, done = number + 1, done + 1
