@@ -1,8 +1,15 @@
-"""Writing a file whole or not at all: whoever reads it, after a crash too, finds the old text or the new one."""
+"""Writing a file whole or not at all: whoever reads it, after a crash too, finds the old text or the new one.
+
+It is written beside its place, as NAME.PROCESS. What a killed process left there goes with the next write.
+"""
 
 import contextlib
 import os
+import re
+import time
 from pathlib import Path
+
+_LEFT_S = 60.0  # younger ones may be of a process that has no number here, as in another container
 
 
 def replace_file(path: Path, text: str) -> None:
@@ -17,3 +24,25 @@ def replace_file(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
         raise
+    with contextlib.suppress(OSError):
+        _remove_leftovers(path)
+
+
+def _remove_leftovers(path: Path) -> None:
+    """What processes that were killed while they wrote this file left beside it."""
+    ours = re.compile(re.escape(path.name) + r"\.([1-9][0-9]{0,9})")
+    for other in path.parent.iterdir():
+        named = ours.fullmatch(other.name)
+        if named and not _runs(int(named[1])) and time.time() - other.lstat().st_mtime > _LEFT_S:
+            other.unlink()
+
+
+def _runs(process: int) -> bool:
+    """Whether there is a process of this number; also true where that cannot be told."""
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        pass
+    return True

@@ -10,6 +10,7 @@ import fcntl
 import io
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -43,6 +44,8 @@ class ResultFile:
         self._path = Path(os.path.realpath(path))
         with self._errors():
             self._file = self._claim(self._path, os.O_RDWR | os.O_CREAT)
+        with contextlib.suppress(OSError):
+            self._remove_leftovers()
         try:
             self._kept, self._whole = self._read()
         except BaseException:
@@ -139,6 +142,13 @@ class ResultFile:
                 raise
         self._file.close()
         self._file = new
+
+    def _remove_leftovers(self) -> None:
+        """Rewrites that were killed before they were whole: who holds the file is the only one that may rewrite it."""
+        ours = re.compile(re.escape(f".{self._path.name}.") + "[1-9][0-9]{0,9}")
+        for other in self._path.parent.iterdir():
+            if ours.fullmatch(other.name):
+                other.unlink()
 
     def _claim(self, path: Path, flags: int) -> io.FileIO:
         file = io.FileIO(path, "r+", opener=lambda name, _mode: os.open(name, flags | os.O_CLOEXEC, 0o666))

@@ -10,7 +10,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headrace.runtime.errors import SessionError
@@ -99,6 +99,7 @@ class Database:
         self._durable: bool | None = None  # what transactions are now; None: as SQLite has it
         with self._explained():
             path.parent.mkdir(parents=True, exist_ok=True)
+            _make_private(path)
             uri = path.absolute().as_uri() + ("?immutable=1" if _is_at_rest(path) else "")
             # Statements commit by themselves outside of `transaction`.
             self._connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_MS / 1000)
@@ -195,6 +196,12 @@ class Database:
         except OSError as error:
             hint = _WRITABLE if isinstance(error, PermissionError) or error.errno == errno.EROFS else None
             raise SessionError(f"{self.path} cannot be opened: {error.strerror}", hint) from error
+
+
+def _make_private(path: Path) -> None:
+    """An empty file of the user's alone where there is none; the files that SQLite makes beside it are as it is."""
+    with suppress(OSError):  # SQLite says what is wrong
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 def _is_at_rest(path: Path) -> bool:

@@ -1,5 +1,8 @@
 """A file is there whole, old or new, whatever happens to its writer."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,3 +41,18 @@ def test_a_writer_that_fails_half_way_leaves_the_old_text_and_nothing_else(
         replace_file(file, "new\n")
     assert file.read_bytes() == b"old\n"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_what_a_killed_writer_left_goes_and_nothing_else_does(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    file = tmp_path / "settings.toml"
+    left = tmp_path / f"settings.toml.{gone.pid}"
+    new, running = tmp_path / f"settings.toml.{2**22 + 5}", tmp_path / f"settings.toml.{os.getppid()}"
+    others = [running, *(tmp_path / f"{name}{gone.pid}" for name in ("settings.toml.0", "settings.toml.b", "x.toml."))]
+    for path in (left, *others):
+        path.write_text("half")
+        os.utime(path, (1e9, 1e9))
+    new.write_text("half")  # so young that it may be another machine's that has this folder, too
+    replace_file(file, "whole")
+    assert set(tmp_path.iterdir()) == {file, new, *others}

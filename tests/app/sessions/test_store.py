@@ -1,10 +1,12 @@
 """The session store against what people do to it, one process and two, and against damaged files."""
 
+import os
 import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,18 @@ def answered(store: SessionStore, session_id: str, question: str, answer: str, p
     said = store.begin_answer(session_id, asked.id, "m")
     store.grow(said.id, answer)
     return store.finish(said.id, "stop", METRICS).id
+
+
+def test_conversations_are_for_their_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        with closing(SessionStore(tmp_path / "sessions.db")) as store:
+            store.create()
+            modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.glob("sessions.db*")}
+    finally:
+        os.umask(before)
+    assert modes.keys() == {"sessions.db", "sessions.db-wal", "sessions.db-shm"}
+    assert set(modes.values()) == {0o600}, modes
 
 
 def test_what_is_stored_comes_back(store: SessionStore, tmp_path: Path) -> None:
