@@ -378,7 +378,7 @@ def sample(logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[int]) -
 
     logits (B, V) float32 -> (B,) uint32. A key is 64 random bits, all that a draw needs: it goes through the kept
     tokens in the order of the vocabulary, to where that share of their mass ends. Of equal logits at a cut the first
-    stay. A row's token is the same whatever rows are beside it.
+    stay; where one is no number, that is chosen. A row's token is the same whatever rows are beside it.
     """
     greedy = [rule.temperature == 0 for rule in rules]
     best = likeliest(logits)
@@ -404,4 +404,5 @@ def sample(logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[int]) -
     reached = mx.where(mass > 0, mx.cumsum(mass, axis=-1), 0.0)  # a parallel sum may grow where nothing is added
     points = column((key >> 40) * 2.0**-24 for key in keys)
     drawn = mx.argmax(reached > points * reached.max(axis=-1, keepdims=True), axis=-1)  # the first
-    return mx.where(mx.array(greedy), best, drawn) if any(greedy) else drawn
+    draws = mx.isfinite(logits.max(axis=-1)) & ~mx.array(greedy)
+    return mx.where(draws, drawn, best)

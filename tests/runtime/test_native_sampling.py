@@ -61,6 +61,17 @@ def test_rows_by_rules_of_their_own_choose_what_they_choose_alone(ops: Ops) -> N
         assert mixed.tolist() == [alone[i] for i in order]
 
 
+@pytest.mark.parametrize("ops", [native, reference])
+def test_what_is_no_number_is_chosen_in_its_own_row_alone(ops: Ops) -> None:
+    logits = mx.array(np.random.default_rng(1).normal(size=(len(RULES), 40)).astype(np.float32))
+    keys = list(range(1 << 60, (1 << 60) + len(RULES)))
+    right: list[int] = ops.sample(logits, RULES, keys).tolist()  # type: ignore[assignment]
+    for row in range(len(RULES)):
+        spoiled = mx.array(logits)
+        spoiled[row, 7] = float("nan")
+        assert ops.sample(spoiled, RULES, keys).tolist() == [*right[:row], 7, *right[row + 1 :]]
+
+
 def test_both_draw_the_same_tokens_with_the_same_keys() -> None:
     """But where a share of the mass ends so near to the point that float32 sees it on the other side."""
     random = np.random.default_rng(6)
