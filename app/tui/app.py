@@ -194,27 +194,19 @@ class HeadraceApp(PolledApp):
         from headrace.app.chat.comparison import Comparison
         from headrace.app.tui.screens.compare_screen import CompareScreen
 
-        try:
-            self.comparison = Comparison(self.conversation, other, self._second_engine, **self._load_with)
-        except HeadraceError as error:
-            self.refuse(error)
-        else:
-            self._compare_screen = CompareScreen(self, self.comparison)
-            self.push_screen(self._compare_screen)
+        self.comparison = Comparison(self.conversation, other, self._second_engine, **self._load_with)
+        self._compare_screen = CompareScreen(self, self.comparison)
+        self.push_screen(self._compare_screen)
 
     def again(self, count: int) -> None:
         """See `ChatApp`."""
         from headrace.app.chat.candidates import Candidates
         from headrace.app.tui.screens.again_screen import AgainScreen
 
-        try:
-            candidates = self.comparison = Candidates(self.conversation, count)
-        except HeadraceError as error:
-            self.refuse(error)
-        else:
-            self._meet_several(candidates)
-            self._compare_screen = AgainScreen(self, candidates)
-            self.push_screen(self._compare_screen)
+        candidates = self.comparison = Candidates(self.conversation, count)
+        self._meet_several(candidates)
+        self._compare_screen = AgainScreen(self, candidates)
+        self.push_screen(self._compare_screen)
 
     def end_comparison(self, side: Side | None) -> None:
         """See `ChatApp`."""

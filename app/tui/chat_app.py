@@ -51,10 +51,10 @@ class ChatApp(Protocol):
         """Go on with a session, or begin a new one with the settings of the old."""
 
     def compare(self, other: AnswerSetup) -> None:
-        """Ask this session's setup and another one the same; `end_comparison` leaves."""
+        """Ask this session's setup and another one the same; `end_comparison` leaves. Raises HeadraceError."""
 
     def again(self, count: int) -> None:
-        """Grow so many answers to the last question; `end_comparison` leaves."""
+        """Grow so many answers to the last question; `end_comparison` leaves. Raises UsageError."""
 
     def end_comparison(self, side: Side | None) -> None:
         """Go on with what this side said, its model and its settings; None: as it was before.

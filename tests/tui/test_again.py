@@ -83,6 +83,7 @@ def test_the_chosen_one_scrolls(play) -> None:
         a, b = (pane.transcript for pane in screen.panes)
         await it.until(lambda: a.top > 0 and b.top > 0)
         ends = a.top, b.top
+        assert a.top + a.size.height == len(a._rows)  # no room is left for more
         await it.press("up", "up")
         assert (a.top, b.top) == (ends[0] - 2, ends[1])
         await it.press("ctrl+home")
@@ -134,6 +135,7 @@ def test_what_is_no_number_of_answers_is_refused(play, command: str, refusal: st
         await it.write(command)
         await it.until(lambda: refusal in it.text(), refusal)
         assert isinstance(it.app.screen, ChatScreen)
+        assert it.prompt.text == command
 
     play(scenario, scripted())
 

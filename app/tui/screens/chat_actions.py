@@ -41,6 +41,10 @@ class ChatActions(TakeOut):
             self._conversation.send(message_text(text))
         self._show_answer()
 
+    def carry_out(self, name: str, argument: str) -> None:
+        """The slash command of this name. Raises HeadraceError where it is refused."""
+        getattr(self, f"do_{name}")(argument)
+
     def do_file(self, path: str) -> None:
         """A file that can be attached stays in the input, with a line below it for the message."""
         if not path:
@@ -126,9 +130,16 @@ class ChatActions(TakeOut):
         if not another or (wanted := to_fetch(setup.model)) is None:
             self._headrace.compare(setup)
         else:
-            self._screen.app.push_screen(
-                fetch_question(wanted), lambda answer: self._headrace.compare(setup) if answer == "fetch" else None
-            )
+
+            def resolve(answer: str | None) -> None:
+                if answer != "fetch":
+                    return
+                try:
+                    self._headrace.compare(setup)
+                except HeadraceError as error:  # what was idle when it was asked may not be any more
+                    self._headrace.refuse(error)
+
+            self._screen.app.push_screen(fetch_question(wanted), resolve)
 
     def do_edit(self, which: str) -> None:
         """The last message of the user, or with `answer` the last answer, into the input."""

@@ -145,6 +145,6 @@ class ChatKeys(ScrollingScreen):
     def run_command(self, name: str, argument: str) -> None:
         """Carry out a slash command; what it refuses is said, nothing breaks."""
         try:
-            getattr(self.actions, f"do_{name}")(argument)
+            self.actions.carry_out(name, argument)
         except HeadraceError as error:
             self.headrace.refuse(error)

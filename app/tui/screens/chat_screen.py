@@ -255,7 +255,7 @@ class ChatScreen(ChatKeys):
             elif invocation.command is None:
                 raise UsageError(f"there is no command /{invocation.name}; F1 lists them")
             else:
-                self.run_command(invocation.command.name, invocation.argument)
+                self.actions.carry_out(invocation.command.name, invocation.argument)
         except HeadraceError as error:
             self.prompt.put_back(event.typed)
             self.headrace.refuse(error)

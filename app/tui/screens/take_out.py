@@ -8,7 +8,7 @@ from headrace.app.sessions.records import Message
 from headrace.app.tui.input.browser import open_address
 from headrace.app.tui.screens.chat_view import Actions
 from headrace.app.tui.transcript.message_parts import code_blocks, web_addresses
-from headrace.runtime.errors import UsageError
+from headrace.runtime.errors import HeadraceError, UsageError
 
 _KEYS = "123456789abcdefghijklmnopqrstuvwxyz"
 _SHOWN = 60  # characters of a code block's first line
@@ -74,9 +74,16 @@ class TakeOut(Actions):
             take(0)
             return
         answers = [(str(n), _KEYS[n] if n < len(_KEYS) else " ", name) for n, name in enumerate(names)]
-        self._screen.app.push_screen(
-            Choose(title, "", answers), lambda chosen: take(int(chosen)) if chosen is not None else None
-        )
+
+        def resolve(chosen: str | None) -> None:
+            if chosen is None:
+                return
+            try:
+                take(int(chosen))
+            except HeadraceError as error:
+                self._headrace.refuse(error)
+
+        self._screen.app.push_screen(Choose(title, "", answers), resolve)
 
 
 def _first_line(block: str) -> str:

@@ -232,6 +232,8 @@ class Transcript(Widget, can_focus=True):
             grown, self._laid_out = len(self._rows) - self._laid_out, len(self._rows)
             if grown >= _FAST:
                 self._room = max(self._room, min(grown + 1, self.size.height // _ROOM_SHARE))
+        else:
+            self._room = 0
         top = self._last_top if self.following and self.entries else min(self.top, self._last_top)
         moved, self.top = top != self.top, top
         more_below = not self.following and (self.more_below or 0 < kept + len(before) < len(self._rows))
