@@ -122,7 +122,8 @@ def prepare(home: Path, tokens: int, *, panel: bool) -> dict[str, str]:
     (home / "config").mkdir()
     (home / "data" / "models").symlink_to(data_dir() / "models")
     (home / "cache").symlink_to(cache_dir())
-    settings = f"[sampling]\ntemperature = 0.0\nmax_tokens = {tokens}\n[screen]\ndecode_view = {str(panel).lower()}\n"
+    sampling = f'[sampling]\ntemperature = 0.0\nmax_tokens = {tokens}\nspeculate = "off"\n'  # a step is a token
+    settings = f"{sampling}[screen]\ndecode_view = {str(panel).lower()}\n"
     (home / "config" / "settings.toml").write_text(settings)
     return {**os.environ, "HEADRACE_HOME": str(home), "TERM": "xterm-256color", "COLORTERM": "truecolor"}
 
@@ -247,7 +248,7 @@ def in_streaming_run(home: Path, tokens: int, env: dict[str, str], size: tuple[i
 
 
 def _run(tokens: int) -> list[str]:
-    return [sys.executable, "-m", "headrace", "run", PROMPT, "-n", str(tokens), "-t", "0"]
+    return [sys.executable, "-m", "headrace", "run", PROMPT, "-n", str(tokens), "-t", "0", "--speculate", "off"]
 
 
 def main() -> None:

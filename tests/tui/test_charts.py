@@ -220,6 +220,8 @@ def test_the_history_has_an_entry_for_each_second_of_decoding() -> None:
 
 
 def test_history_bars_have_round_ticks() -> None:
+    lines = [line.plain for line in bar_chart([1.0, 4.0, 6.0], 6.0, "", 20, 7, "", whole=True)]
+    assert [line[:2] for line in lines] == ["6┤", " │", "4┤", " │", "2┤", " │", "0┤"]
     lines = [line.plain for line in bar_chart([60.0, 70.0, 65.0], 74.0, "tok/s", 30, 5, "")]
     assert lines[0].startswith("tok/s┤")
     assert [line.partition("┤")[0].strip() for line in lines[1:] if "┤" in line] == ["50", "0"]

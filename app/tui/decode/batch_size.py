@@ -36,7 +36,7 @@ class BatchSizeSection(Section):
             return [Content.styled("no passes yet", "$faint"), *foot]
         top, lines = max(len(batch.rows), *batch.batches), height - len(foot)
         sizes = squeezed(list(batch.batches), 2 * (width - _AXIS))
-        return [*bar_chart(sizes, float(top), "batch", width, lines, "$primary", whole=True), *foot]
+        return [*bar_chart(sizes, float(top), "", width, lines, "$primary", whole=True), *foot]
 
 
 def squeezed(values: Sequence[float], most: int) -> list[float]:

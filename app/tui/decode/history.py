@@ -11,6 +11,7 @@ from headrace.app.tui.decode.section import Section
 
 _FULL = 1.05  # a chart reaches this far above its highest bar
 _ROWS_A_TICK = 1.5
+_ROWS_A_WHOLE_TICK = 2.0  # nearer, their distances would differ by a half
 _LEAST = 12  # cells that a chart can be read in
 
 
@@ -44,15 +45,20 @@ def bar_chart(
 ) -> list[Content]:
     """`height` lines of bars with round ticks at the left and, above the ticks, what is shown. top: above zero.
 
-    whole: there is nothing between two whole numbers.
+    name: "" leaves its place to a tick. whole: there is nothing between two whole numbers, of which `top` is one.
     """
-    most = max(1, int(height / _ROWS_A_TICK))
-    places = ticks(0.0, top, min(most, int(top)) if whole else most)
+    if whole:
+        most = max(1, int((height - 1) / _ROWS_A_WHOLE_TICK))
+        count = next(count for count in range(min(most, int(top)), 0, -1) if top % count == 0)
+        places = [top / count * place for place in range(count + 1)]
+    else:
+        places = ticks(0.0, top, max(1, int(height / _ROWS_A_TICK)))
     names = [""] * height
     for value, label in zip(places, labels(places), strict=True):
         names[height - 1 - max(0, dots_of(value, top, height) - 1) // 4] = label
     left = max(len(name), *(len(label) for label in names)) + 1
-    names[0] = name
+    if name:
+        names[0] = name
     drawn = bars(values, top, width - left, height)
     return [
         Content.assemble((f"{label:>{left - 1}}{'┤' if label else '│'}", "$quiet"), (text, style))
