@@ -399,8 +399,10 @@ def test_menu_moves_closes_and_fills_in(play) -> None:
         assert it.prompt.text == "/export "
         it.prompt.put("")
         await it.press("slash")
+        menu = it.app.screen.query_one(CompletionMenu)
+        assert menu.virtual_size.height == menu.option_count  # also beside the panel an entry is a line
         await it.press("escape")
-        assert not it.app.screen.query_one(CompletionMenu).display
+        assert not menu.display
         assert it.app.conversation.messages == []
 
     play(scenario)

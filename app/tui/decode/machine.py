@@ -41,7 +41,7 @@ def crowd_text(load: Load) -> str:
     """In plain words, that others take what decoding needs."""
     who = sanitise(load.busiest)[:_NAME]
     most = f", {who} most" if who else ""
-    return f"answers come slower: others take {load.other_cpus:.1f} of {load.cpus} CPUs{most}"
+    return f"slowed down: others take {load.other_cpus:.1f} of {load.cpus} CPUs{most}"
 
 
 def _measured(load: Load, width: int) -> list[Content]:
