@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from headrace.models.registry.resolve import ResolvedModel
 
 _CHECK_BYTES = 256 << 20  # of weights, whose checksum takes a fraction of a second
-_CHECK_S = 1.0
 
 
 def resolved_model(model: str | None, *, quiet: bool) -> "ResolvedModel":
@@ -45,7 +44,6 @@ def raise_damage(check: "BackgroundCheck") -> None:
     """Raises CheckpointError where the model's files are known not to be what was installed. A model so small that it
     is read in no time is read here, once; larger ones in chats, in benchmarks and by `models verify`."""
     if 0 < check.unread_bytes <= _CHECK_BYTES:
-        check.start()
-        check.wait(_CHECK_S)
+        check.read()
     if check.damage is not None:
         raise check.damage

@@ -84,12 +84,16 @@ class BackgroundCheck:
 
     def _run(self, found: Callable[[CheckpointError], None]) -> None:
         _step_back()
+        self.read()
+        if (damage := self.damage) is not None:
+            found(damage)
+
+    def read(self) -> None:
+        """Read what has to be read, here and now."""
         for name, entry in self._unread.items():
             problems = content_problems(self._model.path, {name: entry}, self._wait_its_turn)
             _note(self._model.path / name, entry, problems)
             self.problems += problems
-        if (damage := self.damage) is not None:
-            found(damage)
 
 
 def _step_back() -> None:
