@@ -186,6 +186,13 @@ def test_code_lines_too_long_are_folded_not_lost() -> None:
     assert "".join(lines) == code
 
 
+@pytest.mark.parametrize("look", [{}, {"ansi": True}, {"ansi": True, "dark": False}])
+def test_what_a_language_does_not_know_is_not_marked_as_wrong(look: dict[str, bool]) -> None:
+    lines = render("```python\nname = ```js\n```", 40, **look)
+    assert lines[-1].plain == "▏ name = ```js"
+    assert not any("red" in str(span.style) or "error" in str(span.style) for span in lines[-1].spans)
+
+
 def test_bars_stand_on_zero() -> None:
     assert bars([0.0, 4.0, 8.0, 8.0], top=8.0, width=2, height=2) == [" ⣿", "⢸⣿"]
     assert bars([1e-9], top=1.0, width=1, height=1) == ["⢀"]  # above zero shows a dot

@@ -1,7 +1,11 @@
-"""How code is coloured: textual's theme, quieter. Imports Pygments, so it is imported with the first code block."""
+"""How code is coloured: textual's themes, quieter. Imports Pygments, so it is imported with the first code block.
+
+What a language does not know is no error here: code that is being written has a string that does not end yet, and
+models put one language into a block of another.
+"""
 
 from pygments.token import Token
-from textual.highlight import HighlightTheme
+from textual.highlight import ANSIDarkHighlightTheme, ANSILightHighlightTheme, HighlightTheme
 
 
 class CodeTheme(HighlightTheme):
@@ -17,4 +21,17 @@ class CodeTheme(HighlightTheme):
         Token.Operator: "",
         Token.Operator.Word: "$text-accent",
         Token.Comment: "italic $quiet",
+        Token.Error: "",
     }
+
+
+class AnsiDarkCodeTheme(ANSIDarkHighlightTheme):
+    """In the terminal's own colours."""
+
+    STYLES = {**ANSIDarkHighlightTheme.STYLES, Token.Error: ""}  # noqa: RUF012
+
+
+class AnsiLightCodeTheme(ANSILightHighlightTheme):
+    """In the terminal's own colours."""
+
+    STYLES = {**ANSILightHighlightTheme.STYLES, Token.Error: ""}  # noqa: RUF012

@@ -124,16 +124,12 @@ class _Renderer:
     def _highlighted(self, code: str, language: str) -> Content:
         if not language:
             return Content.styled(code, "$text")
-        from textual import highlight  # brings Pygments: with the first code block
+        from textual.highlight import highlight  # brings Pygments: with the first code block
 
-        theme: type[highlight.HighlightTheme]
-        if self._ansi:
-            theme = (highlight.ANSILightHighlightTheme, highlight.ANSIDarkHighlightTheme)[self._dark]
-        else:
-            from headrace.app.tui.transcript.code_theme import CodeTheme
+        from headrace.app.tui.transcript.code_theme import AnsiDarkCodeTheme, AnsiLightCodeTheme, CodeTheme
 
-            theme = CodeTheme
-        return highlight.highlight(code, language=language, theme=theme)
+        ansi = AnsiDarkCodeTheme if self._dark else AnsiLightCodeTheme
+        return highlight(code, language=language, theme=ansi if self._ansi else CodeTheme)
 
 
 def code_lines(code: str, width: int) -> list[Content]:
