@@ -448,7 +448,7 @@ def test_the_file_command_waits_for_the_message(play, home: Path) -> None:
 def test_a_file_that_cannot_be_attached_is_said(play, path: str) -> None:
     async def scenario(it: Driver) -> None:
         await it.write(f"/file {path}")
-        assert it.prompt.text == ""
+        assert it.prompt.text == f"/file {path}"
         assert any(toast.severity == "error" for toast in it.app._notifications)
         assert it.said == []
 

@@ -1,6 +1,7 @@
 """The identity checks find nothing where there is nothing, and a row that its neighbours change."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,12 @@ def model(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = quantize_model(plain, tmp_path_factory.mktemp("quantized") / "tiny")
     write_byte_tokenizer(directory)
     return directory
+
+
+@pytest.fixture(autouse=True)
+def _nothing_fell_back_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process of its own: other tests of this one may have had operations that the kernels do not know."""
+    monkeypatch.setattr(native, "_fallbacks", Counter())
 
 
 def invoke(*arguments: str) -> Result:
