@@ -52,7 +52,7 @@ def pack(x: mx.array, coding: Coding, dtype: mx.Dtype) -> Rows:
     """x (..., D) as codes; scales and offsets in `dtype`."""
     codes, scales, offsets = mx.quantize(x.astype(dtype), group_size=coding.group, bits=coding.bits)
     # Comparing finds no extremes in what is no number: without this it would come back as one.
-    spoiled = 0 * x.reshape(*scales.shape, coding.group).sum(axis=-1)
+    spoiled = (0 * x).reshape(*scales.shape, coding.group).sum(axis=-1)
     return Rows(codes, scales + spoiled.astype(dtype), offsets)
 
 

@@ -103,6 +103,12 @@ def test_what_is_not_finite_is_not_hidden(kv: KVFormat, spoiled: int, count: int
     assert not mx.isfinite(out[0, -1]).any().item()
 
 
+def test_large_keys_in_half_precision_stay_finite() -> None:
+    coding = reference.packed_format(Q8, 64).keys
+    rows = packed.pack(mx.full((1, 1, 1, 64), 3000, mx.float16), coding, mx.float16)  # 64 of them have no sum in it
+    assert mx.isfinite(rows.scales).all().item()
+
+
 @pytest.mark.parametrize("kv", PACKED, ids=lambda kv: kv.name)
 def test_it_says_about_what_full_precision_says(directory: Path, kv: KVFormat) -> None:
     exact = load_decoder(directory, reference, kv=FLOAT32)
