@@ -28,6 +28,7 @@ from headrace.app.engine.messages import (
     Failed,
     Prefill,
     PrefixCached,
+    Ready,
     one_line,
 )
 from headrace.app.sampling_options import CHAT_SAMPLING
@@ -53,6 +54,7 @@ class Conversation(LeavingOut):
     ) -> None:
         """`session` None begins a new one. `context`, `kv`: how to load models, see `ModelSpec`."""
         super().__init__(engine, store, session if session is not None else store.create(), context, kv)
+        self._unasked: int | None = None  # the question that no model could be loaded for: asked once there is one
 
     # --- what a person does ----------------------------------------------------------------------------------
 
@@ -198,6 +200,10 @@ class Conversation(LeavingOut):
                     self.context_tokens = event.tokens + 1  # the prompt's last token is fed by the first step
             case Failed(id=None):
                 self.notice = one_line(event.message, event.hint)
+            case Ready():
+                unasked, self._unasked = self._unasked, None
+                if unasked is not None and unasked == self.leaf and self.messages[-1].role == "user":
+                    self._ask(unasked)
             case Damaged():
                 self.damage = self.notice = one_line(event.message, event.hint)
             case Prefill() | Delta() | Done() | Dropped() | ContextFull() | Failed() | Abandoned():
@@ -217,6 +223,9 @@ class Conversation(LeavingOut):
                     self._stop_sending(event.messages)
             case ContextFull():
                 self._no_room(turn, event)
+            case Failed() if self.engine.state == "failed":  # for want of a model: why, was said when that failed
+                self._end_turn(turn, "failed")
+                self._unasked = self.leaf
             case Failed():
                 self._end_turn(turn, "failed")
                 self.notice = one_line(event.message, event.hint)

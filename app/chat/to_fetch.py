@@ -23,9 +23,11 @@ class ToFetch:
     free_bytes: int
 
     @property
-    def size(self) -> str:
-        """`2.12 GiB to download`, or that it is not known."""
-        return "size not known yet" if self.bytes is None else f"{format_bytes(self.bytes)} to download"
+    def download(self) -> str:
+        """`2.12 GiB to download from org/name on the hub`; where only the hub knows how much, that it is not known."""
+        if self.bytes is None:
+            return f"from {self.origin}, size not known yet"
+        return f"{format_bytes(self.bytes)} to download from {self.origin}"
 
     @property
     def room(self) -> str:

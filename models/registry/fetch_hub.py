@@ -28,6 +28,7 @@ from headrace.runtime.errors import FetchError, HeadraceError, ModelNotFoundErro
 
 _API_TIMEOUT_SECONDS = 15.0
 _CHUNK = 4 << 20
+_DOWNLOAD_CHUNK = 256 << 10
 _SLACK_BYTES = 32 << 20  # beyond what the hub says a download has: more is one without an end
 _Result = TypeVar("_Result")
 
@@ -52,7 +53,7 @@ def fetch_hub(hub: HubId, *, file: str | None = None, progress: Progress = silen
     Raises ModelNotFoundError, FetchError (network, permission, damaged download) or CheckpointError (not a model we
     may open).
     """
-    with only_sound_answers():
+    with only_sound_answers(), _small_chunks():
         return _fetch(hub, file, progress)
 
 
@@ -268,6 +269,21 @@ def _interruptible(work: Callable[[], _Result], bar: type[_Mute]) -> _Result:
         except (KeyboardInterrupt, SystemExit):  # the latter from a SIGTERM
             bar.stop.set()
             raise
+
+
+@contextmanager
+def _small_chunks() -> Iterator[None]:
+    """While the block lasts, huggingface_hub says how far it is after every 256 KiB.
+
+    Its own 10 MiB are minutes of silence on a slow connection, and as much that is fetched again when it breaks.
+    """
+    from huggingface_hub import constants
+
+    usual, constants.DOWNLOAD_CHUNK_SIZE = constants.DOWNLOAD_CHUNK_SIZE, _DOWNLOAD_CHUNK
+    try:
+        yield
+    finally:
+        constants.DOWNLOAD_CHUNK_SIZE = usual
 
 
 @contextmanager

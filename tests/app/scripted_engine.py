@@ -221,7 +221,11 @@ class ScriptedEngine:
     def _load(self) -> list[Event]:
         if self.load_failure is not None:
             self.state = "failed"
-            return [Failed(None, self.load_failure, None)]
+            waiting, self._waiting = self._waiting, deque()
+            return [
+                Failed(None, self.load_failure, None),
+                *(Failed(command.id, "no model is loaded", None) for command in waiting),
+            ]
         self.state, self.card = "ready", self.card_to_load
         return [LoadProgress("loading weights", 0, None), Ready(self.card_to_load)]
 

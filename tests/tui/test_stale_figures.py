@@ -53,6 +53,11 @@ def test_what_the_cache_holds_is_within_its_limit(play) -> None:
     play(scenario)
 
 
+def test_without_a_model_nothing_is_said_of_its_cache() -> None:
+    metrics = LiveMetrics()
+    assert [line.plain for line in CacheSection(metrics).lines(metrics, 60, 4)] == ["no model yet"]
+
+
 def test_turns_and_speed_are_those_of_the_session(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("one")

@@ -22,6 +22,8 @@ class CacheSection(Section):
         subtitle = f"─ limit {format_bytes(limit)}" if limit else ""
         if str(self.border_subtitle or "") != subtitle:
             self.border_subtitle = Content(subtitle)
+        if not model.name:  # zero bytes would be a figure
+            return [Content.styled("no model yet", "$quiet")]
         tokens = Content.assemble(
             (f"{fill.tokens:,}", "bold"),
             (f" of {model.context_limit:,} tokens" if model.context_limit else " tokens", "$quiet"),

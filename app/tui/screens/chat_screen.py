@@ -155,14 +155,14 @@ class ChatScreen(ChatKeys):
 
     def _follow_loading(self, events: Sequence[Event], *, empty: bool) -> None:
         """How far a model is that has to be fetched first."""
-        fetching, state = self._fetching, self.headrace.engine.state
+        fetching, state, now = self._fetching, self.headrace.engine.state, time.monotonic()
         progress = [event for event in events if isinstance(event, LoadProgress)]
         for event in progress:
-            fetching.take(event, time.monotonic())
+            fetching.take(event, now)
         if progress and fetching.active and not self._looked_up:
             self._looked_up = True
             self.run_worker(self._look_up, thread=True)
-        if progress and state == "loading":
+        if state == "loading" and (fetching.look(now) or progress):
             if empty:
                 self._show_welcome()
             self._show_notice()

@@ -176,7 +176,7 @@ class ModelsScreen(ModalScreen[str | None]):
 
 def fetch_question(wanted: ToFetch, *, fits: bool | None = None) -> Choose:
     """Whether to fetch it; the answer is `fetch` or None. fits: in this machine's memory, as far as known."""
-    facts = [f"{wanted.size} from {wanted.origin}; {wanted.room}."]
+    facts = [f"{wanted.download}; {wanted.room}."]
     if fits is False:
         facts.append("It is too big for this machine's memory.")
     answers = [("fetch", "y", "fetch it"), ("leave", "n", "leave it")]

@@ -4,6 +4,7 @@ Fed with the engine's progress; knows no widget.
 """
 
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from textual.content import Content
@@ -18,25 +19,44 @@ if TYPE_CHECKING:
 _NO_FETCHING = ("starting", "loading weights")  # stages of a model that is here already
 _SPAN_S = 5.0  # the speed is that of the last so many seconds
 _LEAST_S = 0.5  # over less nothing is said of it
+_SILENT_S = 8.0  # without a byte for so long, that is said in the speed's place
 _BAR = 24
 
 
 class Fetching:
-    """`take` what the engine says; `facts` are what the catalog knows, once somebody looked."""
+    """`take` what the engine says, `look` at the clock; `facts` are what the catalog knows, once somebody looked."""
 
     def __init__(self) -> None:
         self.facts: ToFetch | None = None
         self._now: LoadProgress | None = None
-        self._seen: deque[tuple[float, int]] = deque()  # when, and how many bytes were here
+        self._seen: deque[tuple[float, int]] = deque()  # when more was here, and how many bytes then
+        self._first = 0  # bytes that were here when this stage began
+        self._at = 0.0
 
     def take(self, event: LoadProgress, now: float) -> None:
         """The engine is so far; `now`: seconds of a clock that only goes on."""
         if self._now is None or event.stage != self._now.stage:
             self._seen.clear()
+            self._first = event.done
         self._now = event
-        self._seen.append((now, event.done))
-        while now - self._seen[0][0] > _SPAN_S:
+        if not self._seen or event.done != self._seen[-1][1]:
+            self._seen.append((now, event.done))
+        while len(self._seen) > 2 and now - self._seen[1][0] >= _SPAN_S:  # two, however slowly bytes come
             self._seen.popleft()
+        self.look(now)
+
+    def look(self, now: float) -> bool:
+        """It is `now`. Whether a silence became long enough to say, or a second longer."""
+        before, self._at = self.silent_s, now
+        return (before and int(before)) != (self.silent_s and int(self.silent_s))
+
+    @property
+    def silent_s(self) -> float | None:
+        """Seconds in which nothing of the download came; None where some does, or nothing is downloaded."""
+        if self._now is None or self._now.stage != "downloading":
+            return None
+        silent = self._at - self._seen[-1][0]
+        return silent if silent >= _SILENT_S else None
 
     @property
     def active(self) -> bool:
@@ -44,8 +64,8 @@ class Fetching:
 
     @property
     def bytes_per_second(self) -> float | None:
-        """Of the download; None while it is not known."""
-        if self._now is None or self._now.stage != "downloading":
+        """Of the download; None while it is not known, or none comes."""
+        if self._now is None or self._now.stage != "downloading" or self.silent_s is not None:
             return None
         (began, first), (last, here) = self._seen[0], self._seen[-1]
         return (here - first) / (last - began) if last - began >= _LEAST_S else None
@@ -59,10 +79,11 @@ class Fetching:
             parts.append(f"{format_bytes(self._now.done)} of {format_bytes(self._now.total)}")
         elif self._now.done:
             parts.append(format_bytes(self._now.done))
-        speed = self.bytes_per_second
-        if speed is not None:
-            parts.append(f"{format_bytes(round(speed))}/s" if speed > 0 else "nothing comes")
-            if self._now.total and speed > 0:
+        if self.silent_s is not None:
+            parts.append(f"nothing came for {_span(self.silent_s)}")
+        elif speed := self.bytes_per_second:
+            parts.append(f"{format_bytes(round(speed))}/s")
+            if self._now.total:
                 parts.append(f"about {_span((self._now.total - self._now.done) / speed)} left")
         return " · ".join(parts)
 
@@ -70,8 +91,11 @@ class Fetching:
         """What the first minute shows."""
         lines = [Content.assemble("fetching ", (sanitise(self.facts.name if self.facts else name), "bold"), ", once")]
         if self.facts is not None:
-            lines.append(Content.styled(f"{self.facts.size} from {self.facts.origin}", "$quiet"))
-            lines.append(Content.styled(self.facts.room, "$quiet"))
+            facts = self.facts
+            if facts.bytes is None and self._now is not None and self._now.total:  # only the hub knew
+                facts = replace(facts, bytes=self._now.total - self._first)
+            lines.append(Content.styled(facts.download, "$quiet"))
+            lines.append(Content.styled(facts.room, "$quiet"))
         lines.append(Content(""))
         if self._now is not None and self._now.total:
             cells = round(min(1.0, self._now.done / self._now.total) * _BAR)
@@ -100,8 +124,8 @@ def failure_lines(name: str, why: str) -> list[Content]:
     ]
     ways = (
         ("F8", "tries again"),
-        ("F5", "picks another model; an installed one needs no network"),
-        ("Ctrl+Q", "leaves; `headrace chat -m PATH` takes a .gguf file"),
+        ("F5", "picks another; installed ones need no network"),
+        ("Ctrl+Q", "leaves; `headrace -m FILE.gguf` needs no hub"),
     )
     return lines + [Content.assemble((f"{key:>6}", "bold $text-accent"), (f" {text}", "$quiet")) for key, text in ways]
 

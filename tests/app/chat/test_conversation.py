@@ -379,6 +379,24 @@ def test_a_model_that_cannot_be_loaded(engine: ScriptedEngine, store: SessionSto
         chat.send("hello?")
 
 
+def test_a_question_that_waited_for_a_model_is_asked_when_one_can_be_loaded(
+    engine: ScriptedEngine, store: SessionStore
+) -> None:
+    engine.load_failure = "the hub cannot be reached"
+    chat = Conversation(engine, store)
+    chat.load_model()
+    chat.send("hello?")
+    chat.poll()
+    assert (chat.notice, chat.phase, engine.state) == ("the hub cannot be reached", "idle", "failed")
+    engine.load_failure = None
+    engine.restart()
+    until_idle(chat)
+    assert shown(chat) == ["hello?", "Hello, world."]
+    chat.load_model()
+    chat.poll()
+    assert (chat.phase, len(engine.commands)) == ("idle", 2)
+
+
 def test_one_answer_at_a_time_and_nothing_without_words(chat: Conversation, engine: ScriptedEngine) -> None:
     for action in (chat.continue_answer, chat.regenerate, lambda: chat.send("  \n ")):
         with pytest.raises(UsageError):

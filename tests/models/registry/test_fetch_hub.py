@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,13 @@ def test_progress_goes_from_nothing_to_all_and_then_verifies(hub: HubServer) -> 
     assert counts == sorted(counts)
     assert counts[-1] == total
     assert reports[-1] == ("verifying", len(WEIGHTS), len(WEIGHTS))
+
+
+def test_progress_comes_in_steps_that_a_slow_connection_takes_seconds_for(hub: HubServer) -> None:
+    hub.add("org/name", {**MODEL, "model.safetensors": shard({"a": tensor("U8", [3 << 20], 0)}, 3 << 20)})
+    counts: list[int] = []
+    fetch_hub(HUB, progress=lambda stage, done, _: counts.append(done) if stage == "downloading" else None)
+    assert max(after - before for before, after in pairwise(counts)) <= 256 << 10
 
 
 def test_second_fetch_sends_no_weights_again(hub: HubServer) -> None:
