@@ -63,10 +63,8 @@ class Conversation(LeavingOut):
         self._ready_to_ask()
         content, attachments = parse_message(text)
         draft = self.draft.count_of(text)
-        if draft is not None and draft.tokens > draft.longest and self._alone:
-            raise UsageError(
-                context_full_notice(draft.tokens, self.context_limit or draft.longest, "shorten the message")
-            )
+        if draft is not None and (least := draft.tokens if self._alone else draft.message) > draft.longest:
+            raise UsageError(context_full_notice(least, self.context_limit or draft.longest, "shorten the message"))
         self._typed = content, text
         return self._add_and_ask(self.messages[-1].id if self.messages else None, content, attachments)
 

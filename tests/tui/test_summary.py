@@ -41,6 +41,24 @@ def test_a_summary_shows_and_folds(play) -> None:
     play(scenario, full())
 
 
+def test_enter_folds_a_summary_that_was_selected(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await summarised(it)
+        await it.press("ctrl+up")
+        assert "Fold" not in it.text()
+        await it.press("up")
+        while it.transcript.entries[it.transcript.selected or 0].message.id != MARK:
+            await it.press("up")
+        await it.until(lambda: "⏎ Fold" in it.text())
+        await it.press("enter")
+        assert HEAD in it.text()
+        assert "They spoke of mills." not in it.text()
+        await it.press("enter")
+        assert "They spoke of mills." in it.text()
+
+    play(scenario, full(), size=(80, 24))
+
+
 def test_a_summary_can_be_changed_and_that_undone(play) -> None:
     async def scenario(it: Driver) -> None:
         await summarised(it)

@@ -103,6 +103,39 @@ def test_what_is_known_to_be_too_long_is_not_sent(play) -> None:
     play(scenario)
 
 
+def test_what_is_too_long_for_a_whole_context_is_not_sent_after_other_turns_either(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("first")
+        await typed(it, "a long story")
+        counted(it, 900)
+        await it.until(lambda: "too long" in it.text())
+        await it.press("enter")
+        await it.until(lambda: "shorten the message" in it.text())
+        assert it.said == ["first", "Hello, world."]
+        assert it.prompt.text == "a long story"
+
+    play(scenario)
+
+
+def test_a_full_context_is_not_called_a_long_message(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("first")
+        await typed(it, "short")
+        it.engine._backlog.append(DraftCounted(it.engine.ahead[-1].id, 900, 448, 3))
+        await it.until(lambda: "the context is full" in it.text())
+        assert "too long" not in it.text()
+
+    play(scenario)
+
+
+def test_a_paste_is_folded_with_words_that_fit_its_size(play) -> None:
+    async def scenario(it: Driver) -> None:
+        it.prompt.paste("word " * 2000)
+        assert it.prompt.text == "[pasted text 1: 1 line, 10,000 characters]"
+
+    play(scenario)
+
+
 @pytest.mark.parametrize("turns", [0, 1])
 def test_what_turns_out_too_long_comes_back(play, home: Path, turns: int) -> None:
     """Sent before it was counted; alone, or after the older turns were left out. The next message goes without it."""

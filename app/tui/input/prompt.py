@@ -21,7 +21,7 @@ from headrace.app.tui.input.fields import Area, joiner, takes
 
 _BIG_PASTE = 2000  # characters from which a paste is folded into one line
 _PLACEHOLDER = "message, or / for commands"
-_FOLDED = "[pasted text {number}: {lines} lines, {characters} characters]"
+_FOLDED = "[pasted text {number}: {lines}, {characters:,} characters]"
 
 
 class Prompt(Area):
@@ -138,8 +138,8 @@ class Prompt(Area):
         """Below the text, while there is any: the tokens it has, as last counted, and how many there is room for."""
         counted = draft is not None and draft.message and self.text.strip()  # 0: of what stood there before
         size = f"{draft.message:,} of {draft.room:,} tokens" if draft is not None and counted else ""
-        too_long = draft is not None and bool(size) and draft.tokens > draft.longest
-        size = f"▲ {size}: too long" if too_long else size
+        if draft is not None and size and draft.tokens > draft.longest:
+            size = f"▲ {size}: too long" if draft.room else "▲ the context is full: some of it has to go first"
         if str(self.border_subtitle or "") != size:
             self.border_subtitle = Content(size)
 
@@ -210,7 +210,9 @@ class Prompt(Area):
         """Type it. A lot of text is folded into one line, so that it can be worked around; it is sent whole."""
         text = sanitise(pasted)
         if len(text) > _BIG_PASTE:
-            folded = _FOLDED.format(number=len(self._pastes) + 1, lines=text.count("\n") + 1, characters=len(text))
+            breaks = text.count("\n")
+            lines = f"{breaks + 1:,} lines" if breaks else "1 line"
+            folded = _FOLDED.format(number=len(self._pastes) + 1, lines=lines, characters=len(text))
             self._pastes[folded] = text
             text = folded
         self.type(text)

@@ -43,6 +43,8 @@ _KEYS = (
             ("o", "open one of its links in the browser"),
             ("e  r  n  d", "edit, regenerate, continue, delete"),
             ("[  ]", "the branch before, after"),
+            ("Enter", "fold or unfold a summary, thinking"),
+            ("u", "on a summary: undo it, send all again"),
             ("Esc", "back to the input"),
         ),
     ),

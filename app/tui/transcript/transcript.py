@@ -43,6 +43,7 @@ class Transcript(Widget, can_focus=True):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "select(-1)", "Message up"),
         Binding("down,j", "select(1)", "Message down"),
+        Binding("enter", "fold", "Fold"),
         Binding("c", "act('copy')", "Copy"),
         Binding("b", "act('copy_code')", "Copy code"),
         Binding("o", "act('open_link')", "Open link"),
@@ -363,6 +364,7 @@ class Transcript(Widget, can_focus=True):
 
     def _show_details(self) -> None:
         """All that is known of the selected message, plain words below every other."""
+        self.refresh_bindings()
         different = [place for place, entry in enumerate(self.entries) if entry.detail(place == self.selected)]
         if different:
             self._lay_out(different[0])
@@ -371,7 +373,28 @@ class Transcript(Widget, can_focus=True):
         """Letters are commands for a message that was selected on purpose, and text otherwise."""
         if action in ("act", "select") and self.selected is None:
             return False
+        if action == "fold":
+            return self._section is not None
         return super().check_action(action, parameters)
+
+    @property
+    def _section(self) -> str | None:
+        """What of the selected message can be folded."""
+        if self.selected is None or self.selected >= len(self._starts):
+            return None
+        kinds = {self._rows[line][1] for line in self._lines_of(self.selected)}
+        return next((kind for kind in ("summary", "thinking") if kind in kinds), None)
+
+    def _fold(self, section: str | None) -> None:
+        if section == "thinking":
+            self.show_thinking = not self.show_thinking
+        elif section == "summary":
+            self.show_summary = not self.show_summary
+
+    def action_fold(self) -> None:
+        """Fold or unfold the section of the selected message."""
+        self._fold(self._section)
+        self.action_select(0)
 
     def action_act(self, action: str) -> None:
         if self.selected is not None:
@@ -395,10 +418,7 @@ class Transcript(Widget, can_focus=True):
         if 0 <= line < len(self._rows) and self.entries:
             if self.has_focus:
                 self.selected = self._entry_at(line)
-            if self._rows[line][1] == "thinking":
-                self.show_thinking = not self.show_thinking
-            elif self._rows[line][1] == "summary":
-                self.show_summary = not self.show_summary
+            self._fold(self._rows[line][1])
             self._show_details()
             self.refresh()
 
