@@ -136,6 +136,19 @@ def test_a_paste_is_folded_with_words_that_fit_its_size(play) -> None:
     play(scenario)
 
 
+def test_what_was_read_in_a_pause_is_not_counted_again(play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading_ahead, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(reading_ahead, "_COUNT_S", 0.1)
+
+    async def scenario(it: Driver) -> None:
+        await typed(it, "why?")
+        asked = len(it.engine.ahead)
+        await it.pilot.pause(0.2)
+        assert len(it.engine.ahead) == asked
+
+    play(scenario)
+
+
 @pytest.mark.parametrize("turns", [0, 1])
 def test_what_turns_out_too_long_comes_back(play, home: Path, turns: int) -> None:
     """Sent before it was counted; alone, or after the older turns were left out. The next message goes without it."""

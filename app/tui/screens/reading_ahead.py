@@ -36,7 +36,13 @@ class ReadingAhead:
         """Ask when nothing happened for a while, from now."""
         if self._pause is not None:
             self._pause.stop()
-        self._pause = self._screen.set_timer(_PAUSE_S, lambda: self._ask(True))
+        self._pause = self._screen.set_timer(_PAUSE_S, self._paused)
+
+    def _paused(self) -> None:
+        if self._counting is not None:  # what is read is counted, too
+            self._counting.stop()
+            self._counting = None
+        self._ask(True)
 
     def _count(self) -> None:
         self._counting = None
