@@ -6,6 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from textual.content import Content
+from textual.highlight import HighlightTheme
+from textual.markup import parse_style
 
 from headrace.app.answer_phrases import duration, rate_digits
 from headrace.app.chat.attachments import take_attachments
@@ -21,6 +23,7 @@ from headrace.app.tui.input.paths import as_typed, completions, typed_path
 from headrace.app.tui.screens.chat_actions import ChatActions
 from headrace.app.tui.screens.parameters import PARAMETERS, read_parameter, write_parameter
 from headrace.app.tui.status_bar import Status, StatusBar
+from headrace.app.tui.transcript.code_theme import AnsiDarkCodeTheme, AnsiLightCodeTheme
 from headrace.app.tui.transcript.entry import Entry, Look, Standing
 from headrace.app.tui.transcript.growing_markdown import GrowingMarkdown
 from headrace.app.tui.transcript.markdown_lines import parser, render
@@ -191,6 +194,12 @@ def test_what_a_language_does_not_know_is_not_marked_as_wrong(look: dict[str, bo
     lines = render("```python\nname = ```js\n```", 40, **look)
     assert lines[-1].plain == "▏ name = ```js"
     assert not any("red" in str(span.style) or "error" in str(span.style) for span in lines[-1].spans)
+
+
+@pytest.mark.parametrize("theme", [AnsiDarkCodeTheme, AnsiLightCodeTheme])
+def test_every_style_of_code_in_the_terminals_colours_is_one(theme: type[HighlightTheme]) -> None:
+    for style in theme.STYLES.values():
+        parse_style(style)
 
 
 def test_bars_stand_on_zero() -> None:

@@ -10,6 +10,7 @@ import pytest
 from headrace.app.settings import ScreenSettings, Settings, load_settings, settings_path
 from headrace.app.tui.app import HeadraceApp
 from headrace.app.tui.themes import after_terminal
+from tests.app.scripted_engine import Script
 from tests.tui.conftest import Driver
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,11 +95,15 @@ def test_no_color_leaves_the_terminals_own_two(play, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("theme", ["ansi-dark", "ansi-light", "nord", "textual-light"])
 def test_other_themes_draw_too(play, theme: str) -> None:
+    code = '```python\n@cached\ndef __len__(self):\n    """Why."""\n    return self.n + len(\'x\')  # 1\n```\n\n'
+
     async def scenario(it: Driver) -> None:
         await it.ask("hello")
         it.app.theme = theme
-        await it.pilot.pause()
-        assert "Hello, world." in it.text()
+        it.engine.script(Script([code, "```html\n<a href='b'>c</a>\n```"]))
+        await it.ask("and code?")
+        assert "return self.n" in it.text()
+        assert "href='b'" in it.text()
         await it.press("f2")
         assert "roofline" in it.text()
 

@@ -25,13 +25,22 @@ class CodeTheme(HighlightTheme):
     }
 
 
+# In the terminal's own colours some of textual's are no colours ("ansi_greenb"), which ends the chat at a string.
+_MENDED: dict[tuple[str, ...], str] = {
+    Token.Error: "",
+    Token.Literal.String: "ansi_green",
+    Token.Name.Attribute: "",
+    Token.Name.Function.Magic: "ansi_blue",
+}
+
+
 class AnsiDarkCodeTheme(ANSIDarkHighlightTheme):
     """In the terminal's own colours."""
 
-    STYLES = {**ANSIDarkHighlightTheme.STYLES, Token.Error: ""}  # noqa: RUF012
+    STYLES = {**ANSIDarkHighlightTheme.STYLES, **_MENDED}  # noqa: RUF012
 
 
 class AnsiLightCodeTheme(ANSILightHighlightTheme):
     """In the terminal's own colours."""
 
-    STYLES = {**ANSILightHighlightTheme.STYLES, Token.Error: ""}  # noqa: RUF012
+    STYLES = {**ANSILightHighlightTheme.STYLES, **_MENDED}  # noqa: RUF012
