@@ -23,10 +23,10 @@ constexpr int band_vectors(int rows) {
   constexpr int kWhole = static_cast<int>(kBand) / W;
   return kAccumulators / rows < kWhole ? kAccumulators / rows : kWhole;
 }
-// Bands side by side, at most, for so many rows: whole ones alone, with half the accumulators.
+// Bands side by side, at most, for so many rows: whole ones alone. The words of a single row want as many registers as its sums.
 constexpr int bands_at_once(int rows) {
   constexpr int kWhole = static_cast<int>(kBand) / W;
-  const int room = kAccumulators / 2 / (rows * kWhole);
+  const int room = kAccumulators / ((rows < 2 ? 2 : rows) * kWhole);
   return room < 1 ? 1 : room < kMostBands ? room : kMostBands;
 }
 
@@ -67,17 +67,23 @@ template <class F, Type T, int M, int R, int B>
 #pragma GCC unroll 16
     for (int r = 0; r < B * R; ++r) store(&out[m][r / R * kBand + lane + r % R * W], zero());
   }
+  const float* rows[M];  // hidden from the compiler, which else keeps an offset for every row and step, more than registers hold
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+    rows[m] = x + m * ldx;
+    asm("" : "+r"(rows[m]));
+  }
   for (int64_t g = 0; g < groups; ++g) {
     const bool inside = g + groups_ahead < groups;
     const Streams& later = inside ? here : next;
     const int64_t later_group = g + groups_ahead - (inside ? 0 : groups);
     const char* words_ahead = later.words + later_group * group_bytes + lane * static_cast<int64_t>(sizeof(uint32_t));
     vi dot[kChains][M][B * R] = {};
-    for (int64_t i = 0; i < group_words; ++i, words += kBand, x += kHalf, words_ahead += kBand * sizeof(uint32_t)) {
-      vi left[B * R];
+    for (int64_t i = 0; i < group_words; ++i, words += kBand, words_ahead += kBand * sizeof(uint32_t)) {
+      vi packed[B * R];
 #pragma GCC unroll 16
       for (int r = 0; r < B * R; ++r) {
-        left[r] = load_words(words + r / R * apart + r % R * W);
+        packed[r] = load_words(words + r / R * apart + r % R * W);
         if (r % R * W % 16 == 0) {
           __builtin_prefetch(words_ahead + r / R * later.words_apart + r % R * W * static_cast<int>(sizeof(uint32_t)));
         }
@@ -86,17 +92,19 @@ template <class F, Type T, int M, int R, int B>
       for (int s = 0; s < kHalf; ++s) {
         vi weights[B * R];
 #pragma GCC unroll 16
-        for (int r = 0; r < B * R; ++r) {
-          weights[r] = F::take(left[r]);
-          left[r] = next_pairs<F::kBits>(left[r]);
-        }
+        for (int r = 0; r < B * R; ++r) weights[r] = F::take(packed[r], s);
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m) {
-          const vi xs = set1_word(x + m * ldx + s);
+          const vi xs = set1_word(rows[m] + s);
           vi(&sum)[B * R] = dot[s % kChains][m];
 #pragma GCC unroll 16
           for (int r = 0; r < B * R; ++r) sum[r] = dot_pairs(sum[r], weights[r], xs);
         }
+      }
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) {
+        rows[m] += kHalf;
+        asm("" : "+r"(rows[m]));
       }
     }
     vf scale[B * R], offset[B * R];
@@ -155,7 +163,7 @@ inline void multiply_bands(const Matrix& w, const float* x, int64_t ldx, int64_t
       const int64_t parts = (left + most - 1) / most;
       return (left + parts - 1) / parts;
     };
-    const int64_t here = batch == 1 ? at_once(bands_at_once(1)) : batch == 2 ? at_once(bands_at_once(2)) : 1;
+    const int64_t here = at_once(bands_at_once(batch < 2 ? 1 : batch < 4 ? 2 : batch < 8 ? 4 : 8));
     const auto all = [&]<int B>(std::integral_constant<int, B> width) {
       int64_t m = 0;
       const auto rows_of = [&]<int M>(std::integral_constant<int, M> count) {

@@ -112,13 +112,11 @@ inline vi load_first_words(const uint32_t* p, int64_t n) {
 
 // Two 16-bit numbers a dword, as in simd_avx512.h.
 inline void store_words(float* p, vi v) { _mm256_storeu_si256(reinterpret_cast<vi*>(p), v); }
+inline vi shift_right(vi words, int bits) { return _mm256_srli_epi32(words, bits); }
 template <int Bits>
 inline vi pairs(vi words, int step) {
-  return _mm256_and_si256(_mm256_srli_epi32(words, step * Bits), _mm256_set1_epi32(((1 << Bits) - 1) * 0x10001));
-}
-template <int Bits>
-inline vi next_pairs(vi words) {
-  return _mm256_srli_epi32(words, Bits);
+  if (step == 16 / Bits - 1) return _mm256_srli_epi16(words, 16 - Bits);
+  return _mm256_and_si256(shift_right(words, step * Bits), _mm256_set1_epi32(((1 << Bits) - 1) * 0x10001));
 }
 inline vi set1_word(const float* p) { return _mm256_set1_epi32(__builtin_bit_cast(int, *p)); }
 inline vi dot_pairs(vi acc, vi a, vi b) { return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)); }

@@ -96,18 +96,14 @@ inline void store_first_f16(uint16_t* p, vf v, int64_t n) {
 inline vi load_words(const uint32_t* p) { return _mm512_loadu_si512(p); }
 inline vi load_first_words(const uint32_t* p, int64_t n) { return _mm512_maskz_loadu_epi32(first(n), p); }
 
-// Two 16-bit numbers a dword (see rounded.h): values `step` and `step + 16 / Bits` of packed weights; sums of products;
-// the numbers of two vectors of whole floats.
+// Two 16-bit numbers a dword (see rounded.h): values `step` and `step + 16 / Bits` of packed weights, the last of which a shift of
+// 16-bit lanes leaves alone; sums of products; the numbers of two vectors of whole floats.
 inline void store_words(float* p, vi v) { _mm512_storeu_si512(p, v); }
+inline vi shift_right(vi words, int bits) { return _mm512_srli_epi32(words, static_cast<unsigned>(bits)); }
 template <int Bits>
 inline vi pairs(vi words, int step) {
-  using Unsigned = uint32_t __attribute__((vector_size(64)));
-  const auto shifted = (Unsigned)words >> static_cast<uint32_t>(step * Bits);
-  return _mm512_and_si512((vi)shifted, _mm512_set1_epi32(((1 << Bits) - 1) * 0x10001));
-}
-template <int Bits>
-inline vi next_pairs(vi words) {
-  return _mm512_srli_epi32(words, Bits);
+  if (step == 16 / Bits - 1) return _mm512_srli_epi16(words, 16 - Bits);
+  return _mm512_and_si512(shift_right(words, step * Bits), _mm512_set1_epi32(((1 << Bits) - 1) * 0x10001));
 }
 inline vi set1_word(const float* p) { return _mm512_set1_epi32(__builtin_bit_cast(int, *p)); }
 // In assembly, for compilers that copy the sum around the intrinsic.

@@ -106,13 +106,10 @@ inline vi load_first_words(const uint32_t* p, int64_t n) {
 
 // Two 16-bit numbers a dword, as in simd_avx512.h.
 inline void store_words(float* p, vi v) { __builtin_memcpy(p, &v, sizeof v); }
+inline vi shift_right(vi words, int bits) { return words >> static_cast<uint32_t>(bits); }
 template <int Bits>
 inline vi pairs(vi words, int step) {
-  return (words >> static_cast<uint32_t>(step * Bits)) & (((1u << Bits) - 1) * 0x10001u);
-}
-template <int Bits>
-inline vi next_pairs(vi words) {
-  return words >> static_cast<uint32_t>(Bits);
+  return shift_right(words, step * Bits) & (((1u << Bits) - 1) * 0x10001u);
 }
 inline vi set1_word(const float* p) {
   const uint32_t word = __builtin_bit_cast(uint32_t, *p);

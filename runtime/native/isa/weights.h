@@ -2,7 +2,7 @@
 //
 // A format names: kBlock, the values in a block; kSteps, the vectors they come out as; load, the block's raw
 // bits (load_last where the row ends inside it); value, vector `step` of them, to be scaled after `adapt` has fitted
-// scale and offset to how values come out; where it can round (rounded.h), take, the pair of values that is lowest in every
+// scale and offset to how values come out; where it can round (rounded.h), take, pair `step` of the values in every
 // dword, with fit to do the same. kAffine: whether there are offsets. Their order is the format's own ("prepared order"); `source` tells
 // which value of the row it is.
 #pragma once
@@ -30,7 +30,7 @@ struct Words {
   }
   static vf value(Raw raw, int step) { return quant<Bits>(raw, step); }
   static void adapt(vf& scale, vf& offset) { decode<Bits>(scale, offset); }
-  static vi take(vi words) { return pairs<Bits>(words, 0); }
+  static vi take(vi words, int step) { return pairs<Bits>(words, step); }
   static void fit(vf&, vf&) {}
   static int64_t source(int step, int lane) { return lane * kSteps + step; }
   static Spread spread(int64_t group_shift) { return Spread(static_cast<int>(group_shift) - __builtin_ctz(kSteps)); }
@@ -41,7 +41,7 @@ struct Fp4 : Words<4> {
   static constexpr bool kAffine = false;
   static vf value(Raw raw, int step) { return fp4(raw, step); }
   static void adapt(vf&, vf&) {}
-  static vi take(vi words) { return fp4_pairs(words); }
+  static vi take(vi words, int step) { return fp4_pairs(shift_right(words, 4 * step)); }
   static void fit(vf& scale, vf& offset) {
     offset = mul(scale, set1(-6.0f));
     scale = mul(scale, set1(0.5f));
