@@ -6,8 +6,9 @@ MEMORY_CONTEXT tokens and what the program itself takes.
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.app.kv_fits import Fits, kv_fits
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
@@ -18,8 +19,11 @@ from headrace.models.registry.resolve import DEFAULT_MODEL, ResolvedModel, resol
 from headrace.models.registry.source import LocalGGUF, parse_source
 from headrace.models.registry.store import Store, StoredModel, directory_bytes
 from headrace.runtime.cost import StepCost
-from headrace.runtime.errors import CheckpointError, UnsupportedModelError
-from headrace.runtime.kv_format import FLOAT16
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError, UsageError
+from headrace.runtime.kv_format import FLOAT16, FORMATS
+
+if TYPE_CHECKING:
+    from headrace.models.network.mlx_lm import MlxLmNetwork
 
 MEMORY_CONTEXT = 4096
 
@@ -63,7 +67,8 @@ def checkpoint_document(model: ResolvedModel, usable: int | None = None) -> Docu
     )  # brings mlx, which only this question needs
 
     checkpoint = open_checkpoint(model.path)
-    cost = _step_cost(checkpoint)
+    network = _mlx_lm_network(checkpoint) if network_kind(checkpoint) == "mlx-lm" else None
+    cost = checkpoint_cost(checkpoint) or (network.cost if network else None)
     context = context_length(checkpoint)
     at = min(MEMORY_CONTEXT, context)
     return {
@@ -89,7 +94,7 @@ def checkpoint_document(model: ResolvedModel, usable: int | None = None) -> Docu
         "bytes_per_step": cost.step_bytes(at) if cost is not None else None,
         "memory_context": at,
         "memory_bytes": _memory(checkpoint, cost, at),
-        "context_fits": _fits(checkpoint, cost, context, usable),
+        "context_fits": _fits(checkpoint, cost, context, usable, network),
     }
 
 
@@ -190,17 +195,14 @@ def _installed(model: StoredModel, entry: CatalogEntry | None, usable: int | Non
     return document
 
 
-def _step_cost(checkpoint: Checkpoint) -> StepCost | None:
-    """With K/V in half precision; None where not even mlx-lm has a network for the checkpoint."""
-    cost = checkpoint_cost(checkpoint)
-    if cost is not None:
-        return cost
+def _mlx_lm_network(checkpoint: Checkpoint) -> "MlxLmNetwork | None":
+    """Made, but none of its arrays is read; None where not even mlx-lm has a network for the checkpoint."""
     import mlx.core as mx
 
     from headrace.models.network.mlx_lm import MlxLmNetwork  # half a second of imports, which a list does not spend
 
     try:
-        return MlxLmNetwork(checkpoint, device=mx.DeviceType.gpu).cost  # made, but none of its arrays is read
+        return MlxLmNetwork(checkpoint, device=mx.DeviceType.gpu)
     except UnsupportedModelError:
         return None
 
@@ -210,17 +212,32 @@ def _memory(checkpoint: Checkpoint, cost: StepCost | None, context: int) -> int 
     return None if cost is None else checkpoint.nbytes + cost.kv_bytes(context) + WORKING_MEMORY
 
 
-def _fits(checkpoint: Checkpoint, cost: StepCost | None, context: int, usable: int | None) -> Fits | None:
-    """Context that fits in each format; in f16 alone where K/V cannot be had in another."""
+def _fits(
+    checkpoint: Checkpoint,
+    cost: StepCost | None,
+    context: int,
+    usable: int | None,
+    network: "MlxLmNetwork | None" = None,
+) -> Fits | None:
+    """Context that fits in each format; in f16 alone where K/V cannot be had in another.
+
+    network: of mlx-lm's, for models that run through it; without, what these can beside f16 is not found out.
+    """
     if cost is None or usable is None:
         return None
-    try:
-        shape = shape_of_checkpoint(checkpoint)
-    except UnsupportedModelError:  # mlx-lm's classes run it
-        return {FLOAT16.name: max(0, cost.longest_context(usable - checkpoint.nbytes - WORKING_MEMORY, context))}
-    from headrace.models.load import many_sequences  # brings mlx
+    from headrace.models.load import own_decoder  # brings mlx
+    from headrace.models.network.long_rope_decoder import long_rope
 
-    return kv_fits(shape, usable, packs=many_sequences(checkpoint) == "batched")
+    config = own_decoder(checkpoint)
+    if config is not None:
+        return kv_fits(shape_of_checkpoint(checkpoint), usable, packs=long_rope(config) is None)
+    costs = {FLOAT16.name: cost}
+    if network is not None:
+        for kind in FORMATS[1:]:
+            with suppress(UsageError):
+                costs[kind.name] = network.with_kv(kind).cost
+    room = usable - checkpoint.nbytes - WORKING_MEMORY
+    return {name: max(0, each.longest_context(room, context)) for name, each in costs.items()}
 
 
 def _disk_bytes(path: Path) -> int:

@@ -7,6 +7,7 @@ decided here, once: headrace's own where it has one, mlx-lm's classes otherwise.
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +23,6 @@ from headrace.models.checkpoint.text_part import TextPart, text_part
 from headrace.models.checkpoint.validation import blamed_on_store
 from headrace.models.cost.costs import working_memory
 from headrace.models.network.config import DecoderConfig, decoder_config
-from headrace.models.network.decoder import Decoder
 from headrace.models.network.decoder_costs import kv_layers
 from headrace.models.network.dtypes import compute_dtype
 from headrace.models.network.long_rope_decoder import long_rope
@@ -41,6 +41,7 @@ NetworkKind = Literal["headrace", "mlx-lm"]
 KVChoice = KVFormat | Literal["auto"] | None
 """How K/V are to be stored. auto: unquantized unless the context wanted does not fit, then the best that fits. None:
 unquantized."""
+_Sized = tuple[Callable[[], Network[Any]], int, Sequence[LayerKV]]
 LEAST_CONTEXT = 512  # a shorter one is not offered unasked
 _LARGEST_SETTING = 2.0**63  # that generation_config.json may hold: larger ones are no counts, and no settings either
 
@@ -57,7 +58,7 @@ class LoadedModel:
     context_limit: int
     generation_defaults: dict[str, Any]
     notes: list[str] = field(default_factory=list)  # what people should know of what was loaded, a line each
-    kv: KVFormat | None = None  # how K/V are stored; None: as mlx-lm's classes do
+    kv: KVFormat | None = None  # how K/V are stored; None: as mlx-lm's classes do by themselves
 
 
 def own_decoder(checkpoint: Checkpoint) -> DecoderConfig | None:
@@ -136,8 +137,8 @@ def load_model(
     if requantize is not None and checkpoint.quantization is not None:
         raise UsageError("the checkpoint is quantized already", "--quantize takes a plain one")
     limit = wanted = context or longest
-    stored = _fitting_kv(checkpoint, config, requantize, limit) if kv == "auto" else kv
-    make, weights, layers = _sized(checkpoint, config, requantize, stored)
+    sized = partial(_sized, checkpoint, config, requantize)
+    stored, (make, weights, layers) = _fitting_kv(sized, limit) if kv == "auto" else (kv, sized(kv))
     if not force:
         limit = _fitting_context(weights, layers, limit, asked=context is not None)
     # Both read megabytes from disk and hold no interpreter lock for long: a cold start pays for the longer one only.
@@ -159,7 +160,7 @@ def load_model(
             *_notes(name, checkpoint, native=config is not None and ops.select() is ops.native),
             *(_kv_note(stored, wanted, limit) if kv == "auto" else ()),
         ],
-        kv=network.kv_shape.format if isinstance(network, Decoder) else None,
+        kv=network.kv_format,
     )
 
 
@@ -194,7 +195,7 @@ def _tokenizer(directory: Path) -> Tokenizer:
 
 def _sized(
     checkpoint: Checkpoint, config: DecoderConfig | None, requantize: Quantization | None, wanted: KVFormat | None
-) -> tuple[Callable[[], Network[Any]], int, Sequence[LayerKV]]:
+) -> _Sized:
     """(what makes the network, bytes of its weights, K/V of its layers), without reading a weight.
 
     Headers tell it of headrace's own decoder. mlx-lm's classes have to be made first, for sizes that hold whatever
@@ -204,8 +205,7 @@ def _sized(
     if config is None:
         from headrace.models.network.mlx_lm import MlxLmNetwork
 
-        stored_kv(None, ops.select(), mx.float32, wanted)
-        network = MlxLmNetwork(checkpoint, device=device, requantize=requantize)
+        network = MlxLmNetwork(checkpoint, device=device, requantize=requantize, kv=wanted)
         return lambda: network, sum(array.nbytes for array in network.arrays), network.cost.kv
     part = text_part(checkpoint)
     dtype = compute_dtype(device, stored_dtype(part.tensors), checkpoint.config)
@@ -224,18 +224,15 @@ def _decoder(
     return make_decoder(config, Parameters(checkpoint, kernels, dtype, requantize), kernels, dtype, kv)
 
 
-def _fitting_kv(
-    checkpoint: Checkpoint, config: DecoderConfig | None, requantize: Quantization | None, wanted: int
-) -> KVFormat | None:
-    """The best format in which `wanted` tokens fit; the smallest where they do in none. None: there is no choice."""
-    chosen = None
-    for kind in FORMATS if config is not None else ():
+def _fitting_kv(sized: Callable[[KVFormat], _Sized], wanted: int) -> tuple[KVFormat, _Sized]:
+    """The best format in which `wanted` tokens fit, and what `sized` says of it; the smallest where they do in none."""
+    chosen, found = FORMATS[0], sized(FORMATS[0])
+    for kind in FORMATS[1:]:
+        if _room(*found[1:], wanted, memory.budget()) >= wanted:
+            break
         with suppress(UsageError):  # of those that the network can
-            _, weights, layers = _sized(checkpoint, config, requantize, kind)
-            chosen = kind
-            if _room(weights, layers, wanted, memory.budget()) >= wanted:
-                break
-    return chosen
+            chosen, found = kind, sized(kind)
+    return chosen, found
 
 
 def _fitting_context(weights: int, kv: Sequence[LayerKV], limit: int, *, asked: bool) -> int:

@@ -7,6 +7,7 @@ import mlx.core as mx
 
 from headrace.runtime.cache import Cache
 from headrace.runtime.cost import StepCost
+from headrace.runtime.kv_format import KVFormat
 from headrace.runtime.ops import Phase
 
 C = TypeVar("C", bound=Cache)
@@ -22,6 +23,11 @@ class Network(Protocol[C]):
 
     @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def kv_format(self) -> KVFormat | None:
+        """How its caches store K/V; None where that is theirs to know."""
+        ...
 
     @property
     def arrays(self) -> list[mx.array]:

@@ -97,12 +97,21 @@ def predict(
 
 
 def _stored(shape: "StepShape", kv: str, targets: "Sequence[Target]", context: int, sequences: int) -> "StepShape":
-    """With K/V as asked; `auto`: as so many sequences with `context` tokens fit on the first target."""
+    """With K/V as asked; `auto`: as so many sequences with `context` tokens fit on the first target.
+
+    Raises UsageError for a format that is none, or that nothing stores this model's K/V as.
+    """
     from headrace.app.predict.prediction import fitting_kv
     from headrace.runtime.kv_format import FLOAT16, kv_format
 
     if kv != "auto":
-        return shape.with_kv(kv_format(kv))
+        known = kv_format(kv)
+        if (stored := next((kind for kind in shape.kv_formats if kind.name == kv), None)) is None:
+            raise UsageError(
+                f"this model's K/V cannot be {known.name}",
+                f"what they can be: {', '.join(kind.name for kind in shape.kv_formats)}",
+            )
+        return shape.with_kv(stored)
     return shape.with_kv(fitting_kv(shape, targets[0], context, sequences) if targets else FLOAT16)
 
 

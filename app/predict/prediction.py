@@ -13,7 +13,7 @@ from headrace.app.predict.fit_store import MeasuredFit
 from headrace.app.predict.published import Assumptions
 from headrace.models.cost.costs import working_memory
 from headrace.models.cost.step_shape import StepShape
-from headrace.runtime.kv_format import FORMATS, Q8, KVFormat
+from headrace.runtime.kv_format import Q8, KVFormat
 
 # macOS lets a GPU use about three quarters of the memory unless told otherwise (recommendedMaxWorkingSetSize).
 USABLE_SHARE = 0.75
@@ -138,18 +138,23 @@ def levers(shape: StepShape) -> list[Lever]:
     return [
         Lever("weights at 8 bits", shape.stored_at(8)),
         Lever("weights at 4 bits", shape.stored_at(4)),
-        *([] if shape.kv_format.packed else [Lever("KV cache at 8 bits", shape.with_kv(Q8))]),
+        *(Lever("KV cache at 8 bits", shape.with_kv(kind)) for kind in _eight_bits(shape)),
         Lever("4 sequences a step", shape, batch=4),
     ]
 
 
 def fitting_kv(shape: StepShape, target: Target, context: int, sequences: int = 1) -> KVFormat:
     """The best format in which so many sequences of `context` tokens fit; the smallest where they do in none."""
-    for kind in FORMATS:
+    for kind in shape.kv_formats:
         most = most_sequences(shape.with_kv(kind), target, context)
         if most is None or most >= sequences:
             return kind
-    return FORMATS[-1]
+    return shape.kv_formats[-1]
+
+
+def _eight_bits(shape: StepShape) -> list[KVFormat]:
+    """What would store K/V in 8 bits; empty where they are in few bits, or cannot be."""
+    return [] if shape.kv_format.packed else [kind for kind in shape.kv_formats if kind.name == Q8.name]
 
 
 def summarise_assumptions(targets: Sequence[Target], assumed: Assumptions, kv: KVFormat) -> list[str]:

@@ -6,6 +6,7 @@ A config alone is enough: parameters get the shapes and types that its quantizat
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -16,8 +17,10 @@ from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.cost.step_shape import Matrix, StepShape
 from headrace.models.network.mlx_lm_costs import Measured, is_matrix, measure, weights_per_element
+from headrace.models.network.mlx_lm_kv import quantized
 from headrace.models.network.mlx_lm_load import load, of_config, refused
 from headrace.runtime.cost import LayerKV
+from headrace.runtime.kv_format import FLOAT16, FORMATS
 
 
 def shape_of_mlx_lm_checkpoint(checkpoint: Checkpoint) -> StepShape:
@@ -50,6 +53,10 @@ def _shape(model: Any, config: Mapping[str, Any], name: str, source: str) -> Ste
         vector_bytes=max(0, measured.cost.weight_bytes - sum(matrix.step_bytes for matrix in matrices)),
         kv=_merged(measured.cost.kv),
         resident_bytes=sum(array.nbytes for _, array in tree_flatten(model.parameters())),
+        kv_formats=[
+            FLOAT16,
+            *(kind for kind in map(partial(quantized, model), FORMATS[1:]) if not isinstance(kind, str)),
+        ],
     )
 
 

@@ -27,7 +27,7 @@ from headrace.models.network.decoder_costs import kv_layers
 from headrace.models.network.gpt_oss import stacks_of
 from headrace.runtime.cost import FLOAT_MODES, quantized_bytes
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
-from headrace.runtime.kv_format import FLOAT16
+from headrace.runtime.kv_format import FLOAT16, Q4, Q8
 
 if TYPE_CHECKING:
     from headrace.models.registry.catalog import CatalogEntry
@@ -68,7 +68,9 @@ def shape_of_config(config: Mapping[str, Any]) -> StepShape:
             return bias + rows * columns * (width or 0) // 8 + rows * columns // group
         return bias + (rows * columns * plain if width is None else quantized_bytes(rows * columns, width, group))
 
-    return _build(_decoder(config), size_of, f"config.json, {_described(section, dtype)}")
+    shape = _build(_decoder(config), size_of, f"config.json, {_described(section, dtype)}")
+    # mlx-lm's classes run those.
+    return replace(shape, kv_formats=(FLOAT16, Q8, Q4)) if config.get("model_type") in _MIXTURES else shape
 
 
 def shape_of_checkpoint(checkpoint: Checkpoint) -> StepShape:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from headrace.runtime.cost import LayerKV, StepCost, attention_flops_per_entry, quantized_bytes, visible
-from headrace.runtime.kv_format import FLOAT16, KVFormat
+from headrace.runtime.kv_format import FLOAT16, FORMATS, KVFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,7 @@ class StepShape:
     """A decoder's reads. `vector_bytes`: norms and whatever else is read once per step but multiplies no matrix.
 
     kv: as in `StepCost`. resident_bytes: all weights in memory, read or not. source: where the shapes come from.
+    kv_format: what `kv` is in. kv_formats: what K/V can be stored as, the largest first.
     """
 
     source: str
@@ -83,6 +84,7 @@ class StepShape:
     kv: Sequence[LayerKV]
     resident_bytes: int
     kv_format: KVFormat = FLOAT16
+    kv_formats: Sequence[KVFormat] = FORMATS
 
     @property
     def parameters(self) -> int:

@@ -76,6 +76,11 @@ class Decoder:
         """Of what it computes in."""
         return self._dtype
 
+    @property
+    def kv_format(self) -> KVFormat:
+        """How K/V are stored."""
+        return self.kv_shape.format
+
     def with_kv(self, kv: KVFormat) -> "Decoder":
         """The same weights, K/V stored as `kv`, which `models.network.stored_kv` has allowed."""
         twin = copy(self)

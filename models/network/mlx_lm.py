@@ -6,6 +6,8 @@ happens only here.
 """
 
 from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -15,30 +17,62 @@ from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.network.long_rope import CHUNK, LongRope, said_before
 from headrace.models.network.mlx_lm_cache import MlxLmCache
-from headrace.models.network.mlx_lm_costs import measure
+from headrace.models.network.mlx_lm_costs import layers_kv, measure
+from headrace.models.network.mlx_lm_kv import make_parts, quantized
 from headrace.models.network.mlx_lm_load import load, quantize, refused
+from headrace.models.network.stored_kv import refused as refused_kv
+from headrace.runtime.kv_format import KVFormat
 from headrace.runtime.ops import Phase
 
 
 class MlxLmNetwork:
-    """A network (see `runtime.network`) around an mlx-lm model. Until `arrays` are evaluated no weight is read."""
+    """A network (see `runtime.network`) around an mlx-lm model. Until `arrays` are evaluated no weight is read.
+
+    kv: how K/V are to be stored, if not as the class does; raises UsageError where they cannot.
+    """
 
     joins = False
 
     def __init__(
-        self, checkpoint: Checkpoint, *, device: mx.DeviceType, requantize: Quantization | None = None
+        self,
+        checkpoint: Checkpoint,
+        *,
+        device: mx.DeviceType,
+        requantize: Quantization | None = None,
+        kv: KVFormat | None = None,
     ) -> None:
         self._model = load(checkpoint, device)
         if requantize is not None:
             quantize(self._model, requantize)
         self.arrays = [array for _, array in tree_flatten(self._model.parameters()) if isinstance(array, mx.array)]
+        self.kv_format: KVFormat | None = None  # None: as the class does
         try:
             measured = measure(self._model, checkpoint.config)
         except Exception as error:
             raise refused(checkpoint.config, checkpoint.path.name, error) from error
         self._long_rope = LongRope.of(self._model, checkpoint.config)
         self.vocab_size, self.cost = measured.vocab_size, measured.cost
+        if kv is not None and kv.packed:
+            self._store(kv)
         self.rolls_back = self._long_rope is None and not self.make_cache(1).needs_marks
+
+    def with_kv(self, kv: KVFormat) -> "MlxLmNetwork":
+        """The same weights, K/V stored as `kv`. Raises UsageError where they cannot."""
+        twin = copy(self)
+        twin._store(kv)
+        return twin
+
+    def _store(self, kv: KVFormat) -> None:
+        stored = None
+        if kv.packed:
+            if self._long_rope is not None:
+                raise refused_kv(kv, "LongRoPE turns keys anew as a sequence grows")
+            found = quantized(self._model, kv)
+            if isinstance(found, str):
+                raise refused_kv(kv, found)
+            stored = found
+        self.kv_format = stored
+        self.cost = replace(self.cost, kv=layers_kv(self._model, self._fresh_parts))
 
     def make_cache(self, limit: int) -> MlxLmCache:
         return MlxLmCache(self._fresh_parts(), limit, self.cost.kv)
@@ -78,6 +112,4 @@ class MlxLmNetwork:
         return x[:, -1]
 
     def _fresh_parts(self) -> list[Any]:
-        from mlx_lm.models.cache import make_prompt_cache
-
-        return list(make_prompt_cache(self._model))
+        return make_parts(self._model, self.kv_format)

@@ -32,13 +32,8 @@ def measure(model: Any, config: Mapping[str, Any]) -> Measured:
     """The cost of a step of `model`. Raises whatever its class raises for a config that it does not expect."""
     from mlx_lm.models.cache import make_prompt_cache
 
-    def probe(tokens: int) -> list[Any]:
-        parts = list(make_prompt_cache(model))
-        model(mx.zeros((1, tokens), mx.int32), cache=parts)  # shapes only: never evaluated
-        return parts
-
     vocab_size = int(model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1])
-    kv = _layers_kv(probe)
+    kv = layers_kv(model, lambda: list(make_prompt_cache(model)))
     shares = touched_shares(model, config, vocab_size)
     return Measured(vocab_size, shares, _step_cost(model, config, shares, kv))
 
@@ -56,8 +51,14 @@ def _step_cost(model: Any, config: Mapping[str, Any], shares: Mapping[str, float
     return StepCost(round(nbytes), 2 * round(weights), kv, attention_flops_per_entry(heads, head_dim))
 
 
-def _layers_kv(probe: Callable[[int], Sequence[Any]]) -> list[LayerKV]:
-    """K/V of every cache. `probe(n)` gives the caches as n tokens leave them, unevaluated."""
+def layers_kv(model: Any, make_parts: Callable[[], list[Any]]) -> list[LayerKV]:
+    """K/V of every cache that `make_parts` makes for `model`."""
+
+    def probe(tokens: int) -> list[Any]:
+        parts = make_parts()
+        model(mx.zeros((1, tokens), mx.int32), cache=parts)  # shapes only: never evaluated
+        return parts
+
     parts = leaves(probe(1))
     found = [_of_keys(part) for part in parts]
     if None in found:
@@ -67,12 +68,16 @@ def _layers_kv(probe: Callable[[int], Sequence[Any]]) -> list[LayerKV]:
 
 
 def _of_keys(part: Any) -> list[LayerKV] | None:
-    """From the shapes (1, Hkv, capacity, D) of keys and values; state that does not grow has none. None: not known."""
+    """From the shapes (1, Hkv, capacity, D) of keys and values; state that does not grow has none. None: not known.
+
+    Quantized, they are several arrays each: codes, scales and offsets.
+    """
     from mlx_lm.models.cache import ArraysCache
 
-    keys, values = getattr(part, "keys", None), getattr(part, "values", None)
-    if isinstance(keys, mx.array) and isinstance(values, mx.array):
-        row = sum(int(a.shape[1]) * int(a.shape[3]) * a.dtype.size for a in (keys, values))
+    keys, values = ([leaf for _, leaf in tree_flatten(getattr(part, name, None))] for name in ("keys", "values"))
+    arrays = [leaf for leaf in (*keys, *values) if isinstance(leaf, mx.array)]
+    if arrays and len(arrays) == len(keys) + len(values):
+        row = sum(int(array.shape[1]) * int(array.shape[3]) * array.dtype.size for array in arrays)
         return [LayerKV(1, row, getattr(part, "max_size", None))]
     return [] if isinstance(part, ArraysCache) else None
 

@@ -1,4 +1,4 @@
-"""How a network's K/V are stored: what was asked for, or why this network cannot.
+"""How our decoder's K/V are stored: what was asked for, or why this network cannot. See `mlx_lm_kv` for mlx-lm's.
 
 Unquantized formats are the operations' choice (`Ops.kv_format`): asking for f16 asks for that.
 """
@@ -15,23 +15,25 @@ from headrace.runtime.ops import Ops
 _HINT = "--kv f16 keeps them unquantized"
 
 
-def stored_kv(config: DecoderConfig | None, ops: Ops, dtype: mx.Dtype, wanted: KVFormat | None) -> KVFormat:
-    """The format of a decoder that computes in `dtype`; config: None for mlx-lm's classes, whose caches are their own.
+def stored_kv(config: DecoderConfig, ops: Ops, dtype: mx.Dtype, wanted: KVFormat | None) -> KVFormat:
+    """The format of a decoder that computes in `dtype`.
 
     Raises UsageError, naming the format, where K/V cannot be `wanted`.
     """
     if wanted is None or not wanted.packed:
         return ops.kv_format(dtype)
     reason = None
-    if config is None:
-        reason = "mlx-lm's classes run this model, with caches of their own"
-    elif long_rope(config) is not None:
+    if long_rope(config) is not None:
         reason = "LongRoPE turns keys anew as a sequence grows"
     elif environment.exact():
         reason = "HEADRACE_EXACT asks for float32 throughout"
     elif not ops.packs(config.head_dim):
         reason = f"the {ops.name} operations do not attend to packed heads of {config.head_dim}"
     if reason is not None:
-        raise UsageError(f"K/V cannot be {wanted.name} here: {reason}", _HINT)
-    assert config is not None
+        raise refused(wanted, reason)
     return ops.packed_format(wanted, config.head_dim)
+
+
+def refused(wanted: KVFormat, reason: str) -> UsageError:
+    """K/V cannot be `wanted`."""
+    return UsageError(f"K/V cannot be {wanted.name} here: {reason}", _HINT)

@@ -219,10 +219,25 @@ def test_auto_is_unquantized_where_nothing_else_can_be(directory: Path, monkeypa
     assert load_model(directory, name="tiny", kv="auto").kv is None  # mlx-lm's classes
 
 
+def test_auto_quantizes_what_mlx_lms_classes_run(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "rope_traditional": True}))
+    plain, q8 = (load_model(directory, name="tiny", kv=kv).network.cost for kv in (FLOAT16, Q8))
+    beside = open_checkpoint(directory).nbytes + WORKING_MEMORY
+    with_memory(monkeypatch, beside + plain.kv_bytes(CONTEXT))
+    model = load_model(directory, name="tiny", kv="auto")
+    assert (model.kv, model.context_limit, model.notes) == (None, CONTEXT, [])
+    with_memory(monkeypatch, beside + q8.kv_bytes(CONTEXT))
+    model = load_model(directory, name="tiny", kv="auto")
+    assert model.kv is not None
+    assert (model.kv.name, model.context_limit) == ("q8", CONTEXT)
+    assert model.notes == ["K/V are stored as q8, since 4,096 tokens do not fit as f16"]
+
+
 @pytest.mark.parametrize(
     ("changes", "kv", "reason"),
     [
-        ({"rope_traditional": True}, Q8, "mlx-lm's classes run this model"),
+        ({"rope_traditional": True}, K8V4, "mlx-lm's classes run this model"),
         ({"model_type": "phi3", **LONG_ROPE}, Q8, "LongRoPE turns keys anew"),
         ({}, Q4, "do not attend to packed heads of 32"),
     ],

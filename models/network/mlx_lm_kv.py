@@ -1,0 +1,69 @@
+"""K/V of mlx-lm's classes in fewer bits: in mlx-lm's own quantized caches, where a class can do with them.
+
+mlx-lm quantizes its plain caches, keys and values in as many bits each. Whether a class attends to what such a cache
+gives (most call mlx-lm's attention, which does; others take the arrays apart) is seen by letting it build a pass. What
+is quantized is so from the first token on: mlx-lm's own generator leaves the first chunk of a prompt as it is.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from headrace.runtime import environment
+from headrace.runtime.kv_format import Coding, KVFormat
+from headrace.runtime.ops import reference
+
+
+def make_parts(model: Any, stored: KVFormat | None) -> list[Any]:
+    """Empty caches for one sequence, one a layer. stored: what `quantized` gave; None for the class's own choice."""
+    from mlx_lm.models.cache import make_prompt_cache
+
+    parts = list(make_prompt_cache(model))
+    if stored is None:
+        return parts
+    return [part.to_quantized(group_size=stored.keys.group, bits=stored.keys.bits) for part in parts]
+
+
+def quantized(model: Any, wanted: KVFormat) -> KVFormat | str:
+    """How `model` stores K/V as the packed format `wanted`, or why it cannot. Evaluates nothing."""
+    from mlx_lm.models.cache import KVCache
+
+    if environment.exact():
+        return "HEADRACE_EXACT asks for float32 throughout"
+    if wanted.keys.bits != wanted.values.bits:
+        return "mlx-lm's classes run this model, whose caches have keys and values in as many bits each"
+    parts = make_parts(model, None)
+    if others := sorted({type(part).__name__ for part in parts if type(part) is not KVCache}):
+        return f"mlx-lm's classes run this model, and mlx-lm does not quantize a {others[0]}"
+    _build(model, parts)
+    arrays = _arrays([(part.keys, part.values) for part in parts])
+    dims = {int(array.shape[-1]) for array in arrays}
+    if not all(reference.packs(dim) for dim in dims):
+        return f"MLX quantizes groups of 32, and this model has heads of {min(dims)}"
+    stored = _in_groups(wanted, dims, beside=2 * max(array.dtype.size for array in arrays))
+    packed = make_parts(model, stored)
+    try:
+        _build(model, packed)
+    except Exception:  # whatever a class raises that takes arrays for granted
+        return "mlx-lm's class for this model does not attend to quantized caches"
+    return stored
+
+
+def _in_groups(wanted: KVFormat, dims: Iterable[int], beside: int) -> KVFormat:
+    """In groups that divide heads of all `dims`. beside: bytes of a scale and an offset, which are as wide as K/V."""
+    group = min(reference.packed_format(wanted, dim).keys.group for dim in dims)
+    coding = Coding(wanted.keys.bits, group, beside)
+    return replace(wanted, keys=coding, values=coding)
+
+
+def _build(model: Any, parts: list[Any]) -> None:
+    """The graphs of a pass over several tokens and of a step after it, never evaluated."""
+    for tokens in (2, 1):
+        model(mx.zeros((1, tokens), mx.int32), cache=parts)
+
+
+def _arrays(tree: Any) -> list[mx.array]:
+    return [leaf for _, leaf in tree_flatten(tree) if isinstance(leaf, mx.array)]
