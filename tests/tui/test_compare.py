@@ -7,7 +7,9 @@ import pytest
 
 from headrace.app.presets import Preset, save_preset
 from headrace.app.settings import ScreenSettings, Settings
+from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.screens.chat_screen import ChatScreen
+from headrace.app.tui.screens.compare_pane import FigureLines, Figures
 from headrace.app.tui.screens.compare_screen import CompareScreen
 from headrace.app.tui.screens.dialogs import Choose
 from tests.app.scripted_engine import CARD, Script, ScriptedEngine
@@ -240,3 +242,14 @@ def test_it_looks_as_it_did(play, tmp_path, size: tuple[int, int]) -> None:
 
     play(scenario, scripted(A, B), size=size, settings=Settings(screen=ScreenSettings(theme="headrace-dark")))
     compare(picture[0], name, tmp_path / f"{name}.svg")
+
+
+@pytest.mark.parametrize("width", [56, 60, 67, 68, 77])
+def test_a_bar_of_mbu_stands_on_both_sides_or_on_none(width: int) -> None:
+    lines = FigureLines(LiveMetrics())
+    drawn = []
+    for figures in (Figures(9, 80.0, 0.05, 0.4, 33, 0), Figures(9, 80.0, 12.25, 0.4, 12_000, 11_264)):
+        lines._figures = figures
+        drawn.append(lines.lines(lines.metrics, width, 4)[1].plain)
+    assert all(len(line) <= width and "MBU  40%" in line for line in drawn)
+    assert len({"█" in line for line in drawn}) == 1

@@ -193,3 +193,17 @@ def test_room_for_text_that_came_fast_is_not_kept_in_a_smaller_window(play) -> N
         assert it.transcript.top + it.transcript.size.height == len(it.transcript._rows)
 
     play(scenario, engine)
+
+
+@pytest.mark.parametrize(("width", "last"), [(60, "fits"), (80, "context"), (120, "licence"), (200, "licence")])
+def test_models_have_the_columns_that_there_is_room_for_and_no_half_ones(play, width: int, last: str) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("f5")
+        await it.until(lambda: "qwen3-0.6b" in it.text())
+        lines = it.text().split("\n")
+        head = next(part for line in lines for part in line.split("│") if "memory" in part and "model" in part)
+        assert head.split()[-1] == last
+        assert "…" not in head
+        assert "…" not in next(line for line in lines if "qwen3-0.6b" in line)
+
+    play(scenario, size=(width, 40))

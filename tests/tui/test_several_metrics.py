@@ -10,6 +10,7 @@ from headrace.app.tui.decode.batch_size import squeezed
 from headrace.app.tui.decode.feed import feed
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.pool_map import parts, pool_map
+from headrace.app.tui.decode.sequences import SequencesSection
 from headrace.runtime.telemetry import PoolStats
 from tests.app.scripted_engine import COST, record, summary
 
@@ -25,6 +26,22 @@ def delta(number: int, steps: range, batch: int) -> Delta:
 
 def done(number: int, said: int, reason: str = "stop") -> Done:
     return Done(number, reason, summary(20, 0, said), 0.0, 0.1, False, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("width", "height", "beside"), [(130, 20, True), (56, 20, False), (36, 12, False)])
+def test_where_there_is_room_the_steps_of_each_are_a_chart(width: int, height: int, beside: bool) -> None:
+    metrics = LiveMetrics()
+    metrics.several((7, 9))
+    feed(metrics, [delta(7, range(40), 2), delta(9, range(20), 2), Served({}, 0, 0.0, (), 0, 0, 0, None)])
+    lines = [line.plain for line in SequencesSection(metrics).lines(metrics, width, height)]
+    assert len(lines) <= height
+    assert all(len(line) <= width for line in lines)
+    assert [line[:1] for line in lines if line[:1].strip() and line[:1] < "⠀"] == ["1", "2"]
+    charted = [any("⠀" <= cell <= "⣿" for cell in line) for line in lines]
+    assert charted[1:].count(True) >= 2
+    assert ("latency" in lines[0]) == beside
+    short = SequencesSection(metrics).lines(metrics, 36, 4)
+    assert not any("⠀" <= cell <= "⣿" for line in short for cell in line.plain)
 
 
 def test_a_row_for_each() -> None:

@@ -1,4 +1,4 @@
-"""Answers that grow side by side: a row each."""
+"""Answers that grow side by side: a row each, with a chart of the latency of its steps where there is room."""
 
 from collections.abc import Sequence
 
@@ -6,10 +6,15 @@ from textual.content import Content
 
 from headrace.app.answer_phrases import rate_digits
 from headrace.app.tui.decode.batch_metrics import OVER, Row, RowPhase
+from headrace.app.tui.decode.braille import bars
+from headrace.app.tui.decode.latency_chart import HEADROOM
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.section import Section
 
 _COLUMNS = (("", 3), ("phase", 10), ("tokens", 7), ("tok/s", 7), ("p50 ms", 7), ("p95 ms", 7), ("max", 7))
+_BETWEEN = 3  # cells between figures and chart
+_LEAST = 16  # cells that a chart can be read in
+_TALLEST = 8  # lines of one, the row's own included
 _WORDS: dict[RowPhase, str] = {
     "waiting": "… waiting",
     "prefill": "◌ prefill",
@@ -29,7 +34,7 @@ class SequencesSection(Section):
     def news(self, metrics: LiveMetrics) -> object:
         return None if metrics.batch is None else (id(metrics), metrics.version)
 
-    def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
+    def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         if metrics.batch is None:
             return []
         shown, used = 0, 0
@@ -40,7 +45,23 @@ class SequencesSection(Section):
         head = "".join(
             f"{name:<{cells}}" if n < 2 else f"{name:>{cells}}" for n, (name, cells) in enumerate(_COLUMNS[:shown])
         )
-        return [Content.styled(head, "$quiet"), *(_line(row, shown) for row in metrics.batch.rows)]
+        rows, room = metrics.batch.rows, width - used - _BETWEEN
+        top = HEADROOM * max((itl.p95 for row in rows if (itl := row.itl)), default=0.0)
+        tall, beside = min(_TALLEST, (height - 1) // len(rows)), room >= _LEAST
+        if not top or tall < (1 if beside else 2):
+            return [Content.styled(head, "$quiet"), *(_line(row, shown) for row in rows)]
+        scale = f"{'':{_BETWEEN}}latency, bars to {_milliseconds(top)} ms" if beside else ""
+        lines = [Content.styled(head + scale, "$quiet")]
+        for row in rows:
+            style = "$secondary" if row.phase in OVER else "$primary"
+            figures, latencies = _line(row, shown), list(row.latencies_s)
+            if beside:
+                left = [figures, *[Content(" " * used)] * (tall - 1)]
+                charted = zip(left, bars(latencies, top, room, tall), strict=True)
+                lines += [Content.assemble(cells, " " * _BETWEEN, (chart, style)) for cells, chart in charted]
+            else:
+                lines += [figures, *(Content.styled(chart, style) for chart in bars(latencies, top, width, tall - 1))]
+        return lines
 
 
 def _line(row: Row, shown: int) -> Content:

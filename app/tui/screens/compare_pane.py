@@ -20,6 +20,7 @@ from headrace.app.tui.transcript.entry import Standing
 from headrace.app.tui.transcript.transcript import Transcript
 
 _BAR = 10  # cells
+_BAR_FROM = 68  # cells that a bar has room in beside any figures: never on one side alone
 _CLEARLY = 1.05  # times as fast: less is what one machine does from one minute to the next
 _PENDING = -1  # id of the stand-in for an answer without text
 
@@ -88,10 +89,9 @@ class FigureLines(Lines):
         whole = first + before if figures.reused else first
         mbu = "–" if figures.mbu is None else f"{figures.mbu:.0%}"
         share = Content.assemble(("MBU ", "$quiet"), f"{mbu:>4}")
-        with_bar = Content.assemble(share, " ", bar(figures.mbu or 0.0, _BAR, "$primary"))
-        forms = ((whole, with_bar), (whole, share), (first, share))
-        left, right = next((form for form in forms if sum(part.cell_length for part in form) < width), forms[-1])
-        return spread(left, right, width)
+        if width >= _BAR_FROM:
+            share = Content.assemble(share, " ", bar(figures.mbu or 0.0, _BAR, "$primary"))
+        return spread(whole if whole.cell_length + share.cell_length < width else first, share, width)
 
     def _ratio(self) -> Content:
         """How many times as fast as the other side."""

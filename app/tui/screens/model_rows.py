@@ -21,6 +21,7 @@ class ModelRow:
     context: int | None
     context_fits: str
     quantization: str
+    licence: str
     fits: bool | None
     tokens_per_second: float | None
     problem: str | None
@@ -57,6 +58,7 @@ def model_rows(card: ModelCard | None, measured_gb_s: float | None) -> list[Mode
                 context=document["context"],
                 context_fits=fits_text(document["context_fits"], document["context"]),
                 quantization=document["quantization"] or "",
+                licence=str(document.get("licence") or ""),
                 fits=memory <= usable if memory is not None and usable is not None else None,
                 tokens_per_second=peak / weights if peak and weights and document["name"] not in mixtures else None,
                 problem=document.get("problem"),

@@ -1,5 +1,6 @@
 """The model picker: what is installed, what the catalog offers, whether it fits and how fast it can be. Pulls, too."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -19,8 +20,19 @@ from headrace.app.tui.screens.model_rows import ModelRow, model_rows
 from headrace.runtime.errors import HeadraceError
 from headrace.runtime.units import format_bytes
 
-_METRICS_HEAD = f"{'size':>9}{'memory':>10}  {'fits':<7}{'tok/s ≤':>8}{'context':>9}"
+# What stands beside a name, cells of it with the gap before it, and on which side of them; from the right, what does
+# not fit goes.
+_COLUMNS = (
+    ("size", 9, ">"),
+    ("memory", 10, ">"),
+    ("fits", 9, "<"),
+    ("tok/s ≤", 8, ">"),
+    ("context", 9, ">"),
+    ("weights", 9, "<"),
+    ("licence", 14, "<"),
+)
 _LONGEST_NAME = 40  # cells
+_MARK, _DEFAULT = 2, " default"
 
 
 class ModelsScreen(ModalScreen[str | None]):
@@ -82,11 +94,20 @@ class ModelsScreen(ModalScreen[str | None]):
         current = self._headrace.metrics.model.name
         models.clear_options()
         width = max(20, models.scrollable_content_region.width - 1)
-        name_cells = max(12, min(_LONGEST_NAME, width - 2 - len(_METRICS_HEAD)))
-        self.query_one("#model-head", Static).update(
-            Content.styled(f"  {'model':<{name_cells}}{_METRICS_HEAD}", "$quiet").truncate(width, ellipsis=True)
+        longest = max(len(sanitise(row.name)) + len(_DEFAULT) * row.is_default for row in rows)
+        name_cells = max(
+            12, min(_LONGEST_NAME, longest + 1, width - _MARK - sum(cells for _, cells, _ in _COLUMNS[:5]))
         )
-        lines = [_line(row, row.name == current, name_cells).truncate(width, ellipsis=True) for row in rows]
+        shown, room = 0, width - _MARK - name_cells
+        while shown < len(_COLUMNS) and _COLUMNS[shown][1] <= room:
+            room -= _COLUMNS[shown][1]
+            shown += 1
+        name_cells = min(_LONGEST_NAME, longest + 1, name_cells + room)
+        head = Content.assemble(
+            f"{'':{_MARK}}{'model':<{name_cells}}", *_cells([name for name, _, _ in _COLUMNS], shown)
+        )
+        self.query_one("#model-head", Static).update(Content.styled(head.plain, "$quiet"))
+        lines = [_line(row, row.name == current, name_cells, shown).truncate(width, ellipsis=True) for row in rows]
         models.add_options(
             [Option(line, id=row.name, disabled=bool(row.problem)) for line, row in zip(lines, rows, strict=True)]
         )
@@ -183,23 +204,34 @@ def fetch_question(wanted: ToFetch, *, fits: bool | None = None) -> Choose:
     return Choose(sanitise(f"fetch {wanted.name}?"), sanitise(" ".join(facts)), answers)
 
 
-def _line(row: ModelRow, current: bool, name_cells: int) -> Content:
-    """One model; ● is loaded, ✓ installed, ↓ can be fetched."""
+def _line(row: ModelRow, current: bool, name_cells: int, shown: int) -> Content:
+    """One model; ● is loaded, ✓ installed, ↓ can be fetched. shown: how many of `_COLUMNS` there is room for."""
     mark = ("●", "bold $text-success") if current else ("✓", "$text-success") if row.installed else ("↓", "$quiet")
     if row.problem:
         return Content.assemble(("✗ ", "$text-error"), f"{sanitise(row.name)}  {sanitise(row.problem)}")
     fits = {True: ("yes", "$text-success"), False: ("too big", "$text-error"), None: ("?", "$quiet")}[row.fits]
-    speed = f"{row.tokens_per_second:,.0f}" if row.tokens_per_second else "–"
-    memory = format_bytes(row.memory_bytes) if row.memory_bytes is not None else "–"
-    context = f"{row.context:,}" if row.context else "–"
     name = Content.assemble(
-        (sanitise(row.name), "bold" if row.installed else ""), (" default" if row.is_default else "", "$quiet")
+        (sanitise(row.name), "bold" if row.installed else ""), (_DEFAULT if row.is_default else "", "$quiet")
     )
-    return Content.assemble(
-        mark,
-        " ",
-        name.truncate(name_cells, ellipsis=True, pad=True),
-        f"{format_bytes(row.bytes):>9}{memory:>10}  ",
-        (f"{fits[0]:<7}", fits[1]),
-        f"{speed:>8}{context:>9}",
-    )
+    facts: list[str | Content] = [
+        format_bytes(row.bytes),
+        format_bytes(row.memory_bytes) if row.memory_bytes is not None else "–",
+        Content.styled(*fits),
+        f"{row.tokens_per_second:,.0f}" if row.tokens_per_second else "–",
+        f"{row.context:,}" if row.context else "–",
+        Content.styled(sanitise(row.quantization) or "–", "$quiet"),
+        Content.styled(sanitise(row.licence) or "–", "$quiet"),
+    ]
+    return Content.assemble(mark, " ", name.truncate(name_cells, ellipsis=True, pad=True), *_cells(facts, shown))
+
+
+def _cells(texts: Sequence[str | Content], shown: int) -> list[Content]:
+    """The first `shown` of these, each in the cells of its column."""
+    made = []
+    for text, (_, cells, side) in zip(texts[:shown], _COLUMNS, strict=False):
+        content = text if isinstance(text, Content) else Content(text)
+        if side == ">":
+            made.append(Content.assemble(" " * (cells - content.cell_length), content))
+        else:
+            made.append(Content.assemble("  ", content.truncate(cells - 2, ellipsis=True, pad=True)))
+    return made
