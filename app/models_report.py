@@ -80,7 +80,7 @@ def checkpoint_document(model: ResolvedModel, usable: int | None = None) -> Docu
         "licence": model.licence,
         "architecture": checkpoint.config.get("model_type"),
         "decoder": network_kind(checkpoint),
-        "sequences": many_sequences(checkpoint),
+        "sequences": many_sequences(checkpoint, network),
         "speculates": _speculates(checkpoint),
         "context": context,
         "quantization": quantization_document(checkpoint),

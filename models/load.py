@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
 
@@ -36,6 +36,9 @@ from headrace.runtime.kv_format import FORMATS, KVFormat
 from headrace.runtime.machine import memory
 from headrace.runtime.machine.out_of_memory import memory_errors
 from headrace.runtime.network import Network
+
+if TYPE_CHECKING:
+    from headrace.models.network.mlx_lm import MlxLmNetwork
 
 NetworkKind = Literal["headrace", "mlx-lm"]
 KVChoice = KVFormat | Literal["auto"] | None
@@ -72,10 +75,15 @@ def network_kind(checkpoint: Checkpoint) -> NetworkKind:
     return "mlx-lm" if own_decoder(checkpoint) is None else "headrace"
 
 
-def many_sequences(checkpoint: Checkpoint) -> Literal["batched", "turns"]:
-    """Whether several sequences share a pass of the network that runs this checkpoint, or take turns. Headers only."""
+def many_sequences(checkpoint: Checkpoint, network: "MlxLmNetwork | None") -> Literal["batched", "steps", "turns"]:
+    """Whether several sequences share passes, only their steps (prompts take turns), or none. Reads no weights.
+
+    network: of mlx-lm's, where its classes run this checkpoint.
+    """
     config = own_decoder(checkpoint)
-    return "batched" if config is not None and long_rope(config) is None else "turns"
+    if config is None:
+        return "steps" if network is not None and network.can_join else "turns"
+    return "batched" if long_rope(config) is None else "turns"
 
 
 def takes_guesses(checkpoint: Checkpoint) -> bool:

@@ -102,9 +102,9 @@ def start(network: Network[Any], shares: list[Share], before: Flight | None) -> 
     Shares that choose come first; of them those first that are fed what `before`, the pass under way, chooses.
     Sequences whose caches the network cannot join take turns.
     """
-    joined = len(shares) > 1 and network.joins
-    flight = Flight(shares, len(shares) if joined else 1, time.perf_counter(), ahead=before is not None)
-    tokens = [_begin(network, group, before, flight) for group in ([shares] if joined else [[s] for s in shares])]
+    groups = _groups(network, shares)
+    flight = Flight(shares, len(groups[0]), time.perf_counter(), ahead=before is not None)
+    tokens = [_begin(network, group, before, flight) for group in groups]
     chosen = [token for token in tokens if token is not None]
     if chosen:
         flight.token = chosen[0] if len(chosen) == 1 else mx.concatenate(chosen)
@@ -113,6 +113,18 @@ def start(network: Network[Any], shares: list[Share], before: Flight | None) -> 
     else:
         mx.async_eval(*flight.appended)
     return flight
+
+
+def _groups(network: Network[Any], shares: list[Share]) -> list[list[Share]]:
+    """The shares by pass, in their order: one for all, one for those that choose, or one for each."""
+    if len(shares) > 1 and network.joins:
+        choosing = sum(share.chooses for share in shares)
+        for together in dict.fromkeys((len(shares), choosing)):
+            first = shares[:together]
+            rows = [(share.count, share.phase) for share in first]
+            if together > 1 and network.shares_pass([share.sequence.cache for share in first], rows):
+                return [first, *([share] for share in shares[together:])]
+    return [[share] for share in shares]
 
 
 def _begin(network: Network[Any], group: list[Share], before: Flight | None, flight: Flight) -> mx.array | None:

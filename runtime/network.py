@@ -52,6 +52,10 @@ class Network(Protocol[C]):
         """A `KVPool` that makes caches for `join`, of at most so many entries together; None where there is none."""
         ...
 
+    def shares_pass(self, caches: Sequence[C], rows: Sequence[tuple[int, Phase]], /) -> bool:
+        """Where it `joins`: whether a pass of so many rows of each, of the phase named, is to be shared."""
+        ...
+
     def join(self, caches: Sequence[C], rows: Sequence[tuple[int, Phase]], /) -> Any:
         """The caches of several sequences as one, for a pass (1, N) of so many rows of each, of the phase named."""
         ...

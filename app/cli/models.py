@@ -29,6 +29,7 @@ from headrace.runtime.units import format_bytes
 _LABEL = 14
 _SEQUENCES = {
     "batched": "several at once share a pass (`batch`, `run --samples`)",
+    "steps": "several at once share a pass to decode, and take turns with their prompts",
     "turns": "several at once take turns, a pass each",
 }
 _SPECULATES = {

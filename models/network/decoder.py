@@ -139,6 +139,10 @@ class Decoder:
     def make_pool(self, entries: int, kept: int, key: bytes = b"") -> KVPool | None:
         return KVPool(self.kv_shape, self._ops, entries, key, kept) if self.pages else None
 
+    def shares_pass(self, _caches: Sequence[object], _rows: Sequence[tuple[int, Phase]]) -> bool:
+        """Rows of any kind do."""
+        return True
+
     def join(
         self, caches: Sequence[KVCache | PagedCache], rows: Sequence[tuple[int, Phase]]
     ) -> JoinedCache | JoinedPages:

@@ -18,6 +18,7 @@ from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.network.long_rope import CHUNK, LongRope, said_before
 from headrace.models.network.mlx_lm_cache import MlxLmCache
 from headrace.models.network.mlx_lm_costs import layers_kv, measure
+from headrace.models.network.mlx_lm_joined import JoinedMlxLm, agrees, can_join, worth_joining
 from headrace.models.network.mlx_lm_kv import make_parts, quantized
 from headrace.models.network.mlx_lm_load import load, quantize, refused
 from headrace.models.network.stored_kv import refused as refused_kv
@@ -30,8 +31,6 @@ class MlxLmNetwork:
 
     kv: how K/V are to be stored, if not as the class does; raises UsageError where they cannot.
     """
-
-    joins = False
 
     def __init__(
         self,
@@ -52,6 +51,8 @@ class MlxLmNetwork:
             raise refused(checkpoint.config, checkpoint.path.name, error) from error
         self._long_rope = LongRope.of(self._model, checkpoint.config)
         self.vocab_size, self.cost = measured.vocab_size, measured.cost
+        self._can_join: bool | None = None  # None: not asked yet
+        self._agrees: bool | None = None  # whether sequences say together what they say alone; None: not seen yet
         if kv is not None and kv.packed:
             self._store(kv)
         self.rolls_back = self._long_rope is None and not self.make_cache(1).needs_marks
@@ -72,6 +73,7 @@ class MlxLmNetwork:
                 raise refused_kv(kv, found)
             stored = found
         self.kv_format = stored
+        self._can_join = self._agrees = None
         self.cost = replace(self.cost, kv=layers_kv(self._model, self._fresh_parts))
 
     def make_cache(self, limit: int) -> MlxLmCache:
@@ -80,16 +82,41 @@ class MlxLmNetwork:
     def make_pool(self, _entries: int, _kept: int, _key: bytes = b"") -> None:
         return None
 
-    def join(self, _caches: Sequence[MlxLmCache], _rows: Sequence[tuple[int, Phase]]) -> MlxLmCache:
-        """Not to be had: `joins` says so."""
-        raise NotImplementedError
+    @property
+    def can_join(self) -> bool:
+        """Whether steps of several sequences can be built, as far as shapes tell. Reads no weight."""
+        if self._can_join is None:
+            self._can_join = self._long_rope is None and can_join(self._model, self._fresh_parts)
+        return self._can_join
+
+    @property
+    def joins(self) -> bool:
+        """Whether steps can share a pass: `can_join`, and the first time it is asked, whether they say the same."""
+        if not self.can_join:
+            return False
+        if self._agrees is None:
+            self._agrees = agrees(self._model, self._fresh_parts)
+        return self._agrees
+
+    def shares_pass(self, caches: Sequence[MlxLmCache], rows: Sequence[tuple[int, Phase]]) -> bool:
+        """Steps of one token do, as long as their contexts are short beside the weights."""
+        lengths = [cache.length for cache in caches]
+        return all(row == (1, "decode") for row in rows) and worth_joining(
+            lengths, self.cost.weight_bytes, self.cost.kv
+        )
+
+    def join(self, caches: Sequence[MlxLmCache], _rows: Sequence[tuple[int, Phase]]) -> JoinedMlxLm:
+        return JoinedMlxLm(caches)
 
     def embed(self, tokens: mx.array) -> mx.array:
         """tokens (B, T), unchanged: the model embeds them itself."""
         return tokens
 
-    def layers(self, tokens: mx.array, cache: MlxLmCache) -> mx.array:
+    def layers(self, tokens: mx.array, cache: MlxLmCache | JoinedMlxLm) -> mx.array:
         """tokens (B, T) -> logits (B, T, V)."""
+        if isinstance(cache, JoinedMlxLm):
+            together: mx.array = self._model(tokens.T, cache=cache.parts)  # (N, 1) -> (N, 1, V)
+            return together.swapaxes(0, 1)
         if self._long_rope is not None:
             self._turn(self._long_rope, tokens, cache)
         logits: mx.array = self._model(tokens, cache=cache.parts)
