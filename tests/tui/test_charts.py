@@ -212,6 +212,7 @@ def test_the_history_has_an_entry_for_each_second_of_decoding() -> None:
     history.add([record(n, 20) for n in range(4)])
     history.end_turn()  # three steps say nothing
     assert len(history.samples) == 3
+    history.add([record(n, 1000 + n) for n in range(8)])  # seven tokens are no point of the chart either
     assert [context for context, _ in history.speeds()] == [32 + 64 * n for n in range(7)]
     assert history.gb_s == pytest.approx(sum(s.achieved_gb_s for s in history.samples) / 3)
     copy = history.copy()

@@ -14,7 +14,7 @@ SAMPLE_S = 1.0  # of decoding, for one entry of the history
 KEPT = 512
 BUCKET = 64  # context tokens that count as the same
 _RECENT = 30  # entries
-_LEAST_STEPS = 8  # of an answer's last part, to be an entry too
+_LEAST_STEPS = 8  # of an answer's last part, to be an entry too; tokens of a bucket: fewer are one slow step's
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,12 @@ class DecodeHistory:
         self._tokens, self._steps, self._seconds, self._bytes = 0, 0, 0.0, 0
 
     def speeds(self) -> list[tuple[int, float]]:
-        """(context in tokens, tokens per second there), the shortest context first."""
+        """(context in tokens, tokens per second there), the shortest context first; none of a few tokens alone."""
         half = BUCKET // 2
         return [
-            (bucket * BUCKET + half, tokens / seconds) for bucket, (tokens, seconds) in sorted(self._by_context.items())
+            (bucket * BUCKET + half, tokens / seconds)
+            for bucket, (tokens, seconds) in sorted(self._by_context.items())
+            if tokens >= _LEAST_STEPS
         ]
 
     @property
