@@ -95,9 +95,7 @@ def test_predict_keeps_its_speeds(terminal: Any, width: int, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_fit_chips_and_models_list_keep_theirs(
-    terminal: Any, width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fit_chips_and_models_list_keep_theirs(terminal: Any, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # What fits follows the memory that is free: other tests must not change it between two of these tables.
     monkeypatch.setattr("headrace.app.cli.models.usable_memory", lambda: 20 << 30)
     for command, *arguments in (
