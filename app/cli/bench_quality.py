@@ -36,7 +36,7 @@ def bench_quality(ctx: click.Context, options: Mapping[str, Any]) -> int:
     found = run(
         Options(
             model=chosen_model(models[0] if models else None, load_settings()),
-            kv=_formats(options["kv"], options["against"]),
+            kv=None if options["kv"] is None else [name.strip() for name in options["kv"].split(",")],
             against=options["against"],
             depths=parse_counts(options["depths"], "-d") if "depths" in given else None,
             scored=scored[0],
@@ -46,15 +46,6 @@ def bench_quality(ctx: click.Context, options: Mapping[str, Any]) -> int:
     )
     _print(found, "json" if options["as_json"] else options["form"])
     return 130 if found["interrupted"] else 0
-
-
-def _formats(kv: str | None, against: tuple[str, ...]) -> list[str]:
-    """The names given; all that there are where nothing else is to be compared."""
-    from headrace.runtime.kv_format import FLOAT16, FORMATS
-
-    if kv is not None:
-        return [name.strip() for name in kv.split(",")]
-    return [] if against else [known.name for known in FORMATS if known != FLOAT16]
 
 
 def _print(document: dict[str, Any], form: str | None) -> None:

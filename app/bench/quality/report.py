@@ -25,13 +25,12 @@ def document(
     others: Sequence[LoadedModel],
     options: Options,
     variants: Sequence[Variant],
-    left_out: Sequence[int],
+    notes: Sequence[str],
     *,
     interrupted: bool,
 ) -> Document:
-    """Of what is found. `left_out`: depths that did not fit."""
+    """Of what is found. `notes`: what was left out, and why."""
     file = options.text or SHIPPED
-    notes = [f"depth {depth:,} is left out: text and model do not reach that far" for depth in left_out]
     return {
         "schema": SCHEMA,
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

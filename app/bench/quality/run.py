@@ -20,7 +20,7 @@ from headrace.models.load import LoadedModel, load_resolved
 from headrace.models.network.kv_twin import with_kv
 from headrace.models.registry.resolve import resolve
 from headrace.runtime.errors import UsageError
-from headrace.runtime.kv_format import kv_format
+from headrace.runtime.kv_format import FORMATS, KVFormat, kv_format
 from headrace.runtime.network import Network
 from headrace.runtime.ops import Phase
 
@@ -29,9 +29,7 @@ PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
 def run(options: Options) -> Document:
     """Do it. Raises HeadraceError for what cannot be loaded or compared, KeyboardInterrupt before anything is done."""
-    formats = [kv_format(name) for name in dict.fromkeys(options.kv)]
-    if not formats and not options.against:
-        raise UsageError("nothing to compare", "--kv q8,q4 names formats of K/V, --against other models")
+    asked_formats = None if options.kv is None else [kv_format(name) for name in dict.fromkeys(options.kv)]
     text = read_text(options.text)
     reference, *others = [_load(name, options.force) for name in (options.model, *dict.fromkeys(options.against))]
     for other in others:
@@ -39,7 +37,8 @@ def run(options: Options) -> Document:
     depths, asked = options.depths or DEPTHS, options.depths is not None
     room = min(model.context_limit for model in (reference, *others))
     found = passages(text, reference.tokenizer, depths, options.scored, room, asked=asked)
-    variants = [Variant(kind.name, "kv", with_kv(reference.network, kind)) for kind in formats]
+    notes: list[str] = []
+    variants = _formats(reference.network, asked_formats, notes) if asked_formats or not options.against else []
     variants += [Variant(other.name, "weights", other.network) for other in others]
     progress, interrupted = ProgressLine("passage"), False
     try:
@@ -50,8 +49,31 @@ def run(options: Options) -> Document:
         progress.clear()
     if not variants[0].found:
         raise KeyboardInterrupt
-    left_out = [depth for depth in depths if depth not in found]
-    return document(reference, others, options, variants, left_out, interrupted=interrupted)
+    notes += [
+        f"depth {depth:,} is left out: text and model do not reach that far" for depth in depths if depth not in found
+    ]
+    return document(reference, others, options, variants, notes, interrupted=interrupted)
+
+
+def _formats(network: Network[Any], asked: Sequence[KVFormat] | None, notes: list[str]) -> list[Variant]:
+    """`network` with K/V in each format. asked None: in every packed one that it can have, a note for each other.
+
+    Raises UsageError for a format that was asked for and cannot be had, or where none can.
+    """
+    if asked is not None:
+        return [Variant(kind.name, "kv", with_kv(network, kind)) for kind in asked]
+    variants: list[Variant] = []
+    refusals: list[UsageError] = []
+    for kind in FORMATS:
+        if kind.packed:
+            try:
+                variants.append(Variant(kind.name, "kv", with_kv(network, kind)))
+            except UsageError as refused:
+                refusals.append(refused)
+    if not variants:
+        raise refusals[0]
+    notes += [f"left out: {refused}" for refused in refusals]
+    return variants
 
 
 def measure(

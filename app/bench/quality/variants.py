@@ -16,11 +16,12 @@ Condition = tuple[int, Phase]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`kv`: names of formats, held against the K/V that the model has by default. `against`: other models, held
-    against it. `depths` None: DEPTHS, as far as text and model go."""
+    """`kv`: names of formats, held against the K/V that the model has by default; None: all packed ones it can have,
+    or none where there is `against`. `against`: other models, held against it. `depths` None: DEPTHS, as far as text
+    and model go."""
 
     model: str | None
-    kv: Sequence[str] = ()
+    kv: Sequence[str] | None = None
     against: Sequence[str] = ()
     depths: Sequence[int] | None = None
     scored: int = SCORED

@@ -140,6 +140,24 @@ def test_formats_of_kv_cost_the_more_the_fewer_bits_they_have(plain: Path) -> No
         assert 0.3 < a / b < 3
 
 
+def test_formats_that_a_model_cannot_have_are_left_out_by_name(tmp_path: Path) -> None:
+    """mlx-lm's caches have as many bits for keys as for values."""
+    model = write_chat_model(tmp_path / "tiny", context=600, rope_traditional=True)
+    done = invoke("-m", str(model), "-d", "0", "-n", "8", "--json")
+    found = json.loads(done.stdout)
+    assert done.return_value == 0
+    assert {entry["variant"] for entry in found["results"]} == {"q8", "q4"}
+    assert any(note.startswith("left out: K/V cannot be k8v4 here") for note in found["notes"])
+    with pytest.raises(UsageError, match="cannot be k8v4"):
+        invoke("-m", str(model), "-d", "0", "-n", "8", "--kv", "q8,k8v4")
+
+
+def test_a_model_that_has_no_format_but_f16_has_nothing_to_compare(tmp_path: Path) -> None:
+    model = write_chat_model(tmp_path / "tiny", context=600, head_dim=16, rope_traditional=True)
+    with pytest.raises(UsageError, match="K/V cannot be q8 here"):
+        invoke("-m", str(model), "-d", "0", "-n", "8")
+
+
 def test_the_same_tokens_are_scored_at_every_depth(plain: Path) -> None:
     tokenizer = Tokenizer.load(plain)
     found = passages("x" * 50 + "abcdefgh", tokenizer, (0, 10, 49), 8, 600, asked=True)
