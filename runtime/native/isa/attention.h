@@ -27,7 +27,6 @@ inline vf soft_cap(vf score, ScoreRule rule) {
 template <Type T, int Q>
 inline void score_block(const HeadCache& kv, const float* const* q, int64_t begin, int64_t end, float* scores,
                         int64_t ld, const char* ahead) {
-  vf dots[Q][W];
   for (int p = 0; p < W; p += 4) {
     int64_t at[4];
     for (int i = 0; i < 4; ++i) {
@@ -46,11 +45,8 @@ inline void score_block(const HeadCache& kv, const float* const* q, int64_t begi
         for (int i = 0; i < 4; ++i) acc[j][i] = fma(query, key[i], acc[j][i]);
       }
     }
-    for (int j = 0; j < Q; ++j) {
-      for (int i = 0; i < 4; ++i) dots[j][p + i] = acc[j][i];
-    }
+    for (int j = 0; j < Q; ++j) store_sums4(scores + j * ld + p, acc[j][0], acc[j][1], acc[j][2], acc[j][3]);
   }
-  for (int j = 0; j < Q; ++j) store(scores + j * ld, sums(dots[j]));
 }
 
 // scores[0, n) become exp(soft-capped score - top) within [lo, hi) and 0 outside; n is padded to whole vectors. Moves the
