@@ -30,7 +30,7 @@ def phrases(tokens: int, tokens_per_second: float | None, ttft_s: float | None, 
 
     mbu: a fraction of the measured peak.
     """
-    parts = [f"{tokens} tokens"]
+    parts = [f"{tokens:,} token{'' if tokens == 1 else 's'}"]
     if tokens_per_second is not None:
         parts.append(f"{rate_digits(tokens_per_second)} tok/s")
     if ttft_s is not None:

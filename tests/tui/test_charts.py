@@ -1,6 +1,7 @@
 """The charts of the decode view as plain functions: ticks, what is cut, dotted lines, colours. No widget, no clock."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -214,7 +215,7 @@ def test_the_history_has_an_entry_for_each_second_of_decoding() -> None:
     assert len(history.samples) == 3
     history.add([record(n, 1000 + n) for n in range(8)])  # seven tokens are no point of the chart either
     assert [context for context, _ in history.speeds()] == [32 + 64 * n for n in range(7)]
-    assert history.gb_s == pytest.approx(sum(s.achieved_gb_s for s in history.samples) / 3)
+    assert history.token_gb_s == pytest.approx(sum(s.achieved_gb_s for s in history.samples) / 3)
     copy = history.copy()
     history.add([record(n, 20) for n in range(400)])
     assert len(copy.samples) == 3
@@ -258,9 +259,22 @@ def test_the_cache_says_how_long_it_lasts() -> None:
     lines = [line.plain for line in CacheSection(metrics).lines(metrics, 50, 4)]
     assert lines[-1].startswith(f"{512 - 219} more until full")
     here, limit = COST.step_bytes(219), COST.step_bytes(511)
-    expected = (512 - 219) * (here + limit) / 2 / ((metrics.history.gb_s or 0) * 1e9)
+    expected = (512 - 219) * (here + limit) / 2 / ((metrics.history.token_gb_s or 0) * 1e9)
     assert seconds_until_full(metrics) == pytest.approx(expected)
     assert "s of decoding" in lines[-1]
+
+
+def test_guesses_that_are_right_bring_the_end_of_the_context_closer() -> None:
+    """As many tokens a step as there were: four, each of which the steps alone would have taken four times as long."""
+    plain, guessed = _answering(), LiveMetrics()
+    guessed.ready(*facts(CARD))
+    guessed.submitted()
+    guessed.stepped([replace(record(n, 20 + n), proposed=3, accepted=3) for n in range(200)])
+    assert (seconds_until_full(guessed) or 0) == pytest.approx((seconds_until_full(plain) or 0) / 4)
+    rate, peak = guessed.history.token_gb_s or 0, guessed.machine.measured_gb_s or 0
+    assert expected_rate(COST, rate, 120) == pytest.approx(guessed.rate_average, rel=0.05)
+    chart = context_chart(COST, peak, 4 * peak, [], 512, 40, 8)  # beyond the roofline, and on the chart
+    assert any(cell not in " ⠁⠂⠄⡀⠈⠐⠠⢀" for line in chart[:1] for cell in line.plain.partition("│")[2])
 
 
 def test_the_legend_leaves_out_what_does_not_fit() -> None:

@@ -72,8 +72,8 @@ def _until_full(metrics: LiveMetrics, width: int) -> Content:
 
 
 def seconds_until_full(metrics: LiveMetrics) -> float | None:
-    """From here to the context limit, every step at the bandwidth decoding has had; None where that is not known."""
-    cost, achieved = metrics.model.cost, metrics.history.gb_s
+    """From here to the context limit, every step as decoding has been; None where that is not known."""
+    cost, achieved = metrics.model.cost, metrics.history.token_gb_s
     if cost is None or not achieved:
         return None
     here, limit = metrics.fill.tokens, metrics.model.context_limit

@@ -1,8 +1,8 @@
 """Speed against context: what was measured, and the curve that follows from this model's shapes.
 
 Every token makes the next step read more of the KV cache, by how much is known exactly. So two curves can be drawn over
-all of the context: the roofline (every byte at the measured peak) and what to expect (every byte at the bandwidth that
-decoding has had so far). The points are measured.
+all of the context: the roofline (every byte at the measured peak, a token a step) and what to expect (every byte at the
+bandwidth that decoding has had so far, as many tokens a step as came of it). The points are measured.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ class ContextSpeedSection(Section):
 
     def news(self, metrics: LiveMetrics) -> object:
         """A few more tokens move nothing that can be seen, nor does a bandwidth that is nearly the same."""
-        achieved, peak, model = metrics.history.gb_s, metrics.machine.measured_gb_s, metrics.model
+        achieved, peak, model = metrics.history.token_gb_s, metrics.machine.measured_gb_s, metrics.model
         share = round(achieved / peak * _STEPS) if achieved and peak else None
         return id(metrics), metrics.fill.tokens // BUCKET, share, peak, model.name, model.context_limit, metrics.phase
 
@@ -40,7 +40,7 @@ class ContextSpeedSection(Section):
         cost, peak = metrics.model.cost, metrics.machine.measured_gb_s
         if cost is None or peak is None or height < 4 or width < 20:
             return [Content.styled("after the first answer", "$faint")]
-        achieved = metrics.history.gb_s
+        achieved = metrics.history.token_gb_s
         span = span_of(metrics.fill.tokens, metrics.model.context_limit)
         chart = context_chart(cost, peak, achieved, metrics.history.speeds(), span, width, height - 1)
         return [*chart, _legend(cost, peak, achieved, span, width)]
@@ -70,7 +70,8 @@ def context_chart(
 ) -> list[Content]:
     """`height` lines of `width` cells. measured: (context, tokens per second). span: tokens the chart is wide."""
     rows = height - 1
-    top = max([expected_rate(cost, peak_gb_s, 0), *(rate for _, rate in measured)]) * _FULL
+    highest = max(peak_gb_s, achieved_gb_s or 0.0)  # guesses that are right go past the peak
+    top = max([expected_rate(cost, highest, 0), *(rate for _, rate in measured)]) * _FULL
     places = ticks(0.0, top, max(1, int(rows / _ROWS_A_TICK)))
     names = [""] * rows
     for value, label in zip(places, labels(places), strict=True):

@@ -23,6 +23,7 @@ class Sample:
 
     tokens_per_second: float
     achieved_gb_s: float
+    tokens_per_step: float  # above one where guesses were right
 
 
 class DecodeHistory:
@@ -64,15 +65,20 @@ class DecodeHistory:
         ]
 
     @property
-    def gb_s(self) -> float | None:
-        """The bandwidth decoding has had of late, computed; None before there is an entry."""
+    def token_gb_s(self) -> float | None:
+        """The bandwidth at which tokens came of late if each had read all that a step reads; None before an entry.
+
+        Without guesses that is what steps achieved, computed. A guess that was right brings its token with the bytes
+        of another's step: so it is what says when the tokens to come will be there.
+        """
         recent = list(self.samples)[-_RECENT:]
-        return sum(sample.achieved_gb_s for sample in recent) / len(recent) if recent else None
+        return sum(sample.achieved_gb_s * sample.tokens_per_step for sample in recent) / len(recent) if recent else None
 
     def copy(self) -> "DecodeHistory":
         """One that stays as it is."""
         return deepcopy(self)
 
     def _sample(self) -> None:
-        self.samples.append(Sample(self._tokens / self._seconds, self._bytes / self._seconds / 1e9))
+        tokens, steps, seconds = self._tokens, self._steps, self._seconds
+        self.samples.append(Sample(tokens / seconds, self._bytes / seconds / 1e9, tokens / steps))
         self._tokens, self._steps, self._seconds, self._bytes = 0, 0, 0.0, 0

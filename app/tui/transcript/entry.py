@@ -260,7 +260,7 @@ def metrics_text(metrics: TurnMetrics) -> list[str]:
     """All that is known of what an answer cost."""
     parts = phrases(metrics.completion_tokens, metrics.decode_tokens_per_second, metrics.ttft_s, metrics.mbu)
     if metrics.reused_tokens:
-        parts.append(f"reused {metrics.reused_tokens} of {metrics.prompt_tokens}")
+        parts.append(f"reused {metrics.reused_tokens:,} of {metrics.prompt_tokens:,}")
     return parts
 
 

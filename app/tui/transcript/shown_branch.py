@@ -74,6 +74,6 @@ def _waiting(conversation: Conversation, metrics: LiveMetrics) -> str:
     if conversation.phase == "waiting" and conversation.engine.state == "loading":
         return "waiting for the model to load …"
     if metrics.phase == "prefill" and metrics.prefill_total:
-        reused = f", {metrics.reused} reused" if metrics.reused else ""
-        return f"reading the prompt: {metrics.prefill_done} of {metrics.prefill_total} tokens{reused}"
+        reused = f", {metrics.reused:,} reused" if metrics.reused else ""
+        return f"reading the prompt: {metrics.prefill_done:,} of {metrics.prefill_total:,} tokens{reused}"
     return "▍"
