@@ -81,7 +81,7 @@ class Choose(Question):
                     for result, key, text in self._answers
                 )
             )
-            yield Static(Content.styled("↑ ↓ and Enter, or the letter · Esc cancels", "$quiet"), classes="hint")
+            yield Static(Content.styled("↑ ↓ and Enter, or its key · Esc cancels", "$quiet"), classes="hint")
 
     def on_mount(self) -> None:
         self.query_one(OptionList).focus()

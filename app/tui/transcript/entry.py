@@ -204,7 +204,10 @@ class Entry:
         rows: list[Row] = []
         if meta := self._meta():
             rows += [BLANK] if apart else []
-            rows.append((Content.styled(meta, "$quiet").truncate(look.width, ellipsis=True), "meta"))
+            said = Content.styled(meta, "$quiet")
+            # All of it is asked for with a selection, so all of it is there.
+            lines = said.wrap(look.width) if self._detailed else [said.truncate(look.width, ellipsis=True)]
+            rows += [(line, "meta") for line in lines]
         if self._detailed and (made := " · ".join(self._made())):
             rows.append((Content.styled(made, "$quiet").truncate(look.width, ellipsis=True), "meta"))
         return rows
