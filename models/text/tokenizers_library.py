@@ -129,8 +129,9 @@ def check_charsmap(data: bytes) -> None:
     if len(data) < 8 or not size or size % 4 or 4 + size > len(data):
         raise ValueError("the character map is cut off")
     units = np.frombuffer(data, "<u4", size // 4, 4).astype(np.int64)
-    texts = data[4 + size :]
-    texts.decode()
+    texts = np.frombuffer(data, np.uint8, offset=4 + size)
+    texts.tobytes().decode()
+    begins = np.append(texts & 0xC0 != 0x80, True)  # where a value may point: characters' first bytes, and the end
     bases = (units >> 10) << ((units & 0x200) >> 6)
     labels = units & 0x800000FF
     seen = np.zeros(len(units), bool)
@@ -141,7 +142,7 @@ def check_charsmap(data: bytes) -> None:
         if places.max() >= len(units):
             raise ValueError("the character map points outside of itself")
         values = units[places[:, 0]][(units[nodes] >> 8) & 1 == 1] & 0x7FFFFFFF
-        if any(value > len(texts) or not _begins_character(texts, value) for value in values):
+        if len(values) and (values.max() >= len(begins) or not begins[values].all()):
             raise ValueError("the character map points outside of its texts")
         next_nodes = places[:, 1:][labels[places[:, 1:]] == np.arange(1, 256)]
         nodes = np.unique(next_nodes[~seen[next_nodes]])
