@@ -94,11 +94,11 @@ class Lines(Widget):
         return [strip.crop(crop.x, crop.right) for strip in strips]
 
     def _line(self, place: int) -> Strip:
-        """A line as it goes to the terminal, without the frame around it."""
+        """A line as it goes to the terminal, without the frame around it, as wide as that leaves it."""
         content = self._lines[place]
         kept = self._drawn.get(place)
         if kept is None or kept[0] is not content:
-            strip = self._brush.strip(content, self.content_size.width)
+            strip = self._brush.strip(content, self._inner[1] - self._inner[0])
             for line_filter in self.get_line_filters():
                 strip = strip.apply_filter(line_filter, self._ground)
             kept = self._drawn[place] = content, strip

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from typing import ClassVar
 
 from textual import events
@@ -62,15 +63,17 @@ class ChatKeys(ScrollingScreen):
     def conversation(self) -> Conversation:
         return self.headrace.conversation
 
-    @property
+    # Widgets that are there as long as the screen is, and asked for with every look.
+
+    @cached_property
     def prompt(self) -> Prompt:
         return self.query_one(Prompt)
 
-    @property
+    @cached_property
     def transcript(self) -> Transcript:
         return self.query_one(Transcript)
 
-    @property
+    @cached_property
     def find_bar(self) -> FindBar:
         return self.query_one(FindBar)
 

@@ -120,13 +120,13 @@ class Transcript(Widget, can_focus=True):
         typed = self.entries[-1].type_on(message)
         if typed is None:
             return False
-        first = self._starts[-1] + typed[0]
-        if first + len(typed[1]) - 1 > self.top + self.size.height:  # but for the blank line below
+        first, (width, height) = self._starts[-1] + typed[0], self.size  # textual looks that up on the screen
+        if first + len(typed[1]) - 1 > self.top + height:  # but for the blank line below
             return False
         del self._rows[first:]
         self._rows += typed[1]
-        seen = min(len(typed[1]), self.top + self.size.height - first)
-        return put(self, Region(0, first - self.top, self.size.width, seen))
+        seen = min(len(typed[1]), self.top + height - first)
+        return put(self, Region(0, first - self.top, width, seen))
 
     def settle(self) -> None:
         """Give what has grown its colours, if they were left out to be quick."""
