@@ -1,5 +1,6 @@
 """A paste is one piece of text, whatever is in it and however the terminal's bytes are cut; nothing in it is a key."""
 
+import time
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from textual import events
 from textual.message import Message
 
-from headrace.app.tui.textual_overrides.paste import PasteParser
+from headrace.app.tui.textual_overrides.paste import PATIENCE_S, PasteParser
 from tests.tui.conftest import Driver
 
 BEGIN, END = b"\x1b[200~", b"\x1b[201~"
@@ -57,6 +58,18 @@ def test_nothing_is_a_key_where_the_beginning_was_long_in_coming(monkeypatch: py
     assert [seen(message) for message in parser.tick()] == [repr(events.Key("escape", "\x1b"))]
     assert [seen(message) for message in parser.feed("[200~\x11\x1b[20")] == []
     assert [seen(message) for message in (*parser.tick(), *parser.feed("1~"))] == ["\x11"]
+
+
+def test_a_beginning_that_comes_slowly_is_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut within the mark by more than textual waits for a key; only much later is it what somebody typed."""
+    monkeypatch.setattr("textual._parser.get_time", lambda: float("inf"))
+    parser = PasteParser()
+    assert [*parser.feed("\x1b[20"), *parser.tick()] == []
+    assert [seen(message) for message in parser.feed("0~\x11\x1b[201~a")] == ["\x11", repr(events.Key("a", "a"))]
+    assert [*parser.feed("\x1b[2"), *parser.tick()] == []
+    later = time.monotonic() + 2 * PATIENCE_S
+    monkeypatch.setattr("headrace.app.tui.textual_overrides.paste.time.monotonic", lambda: later)
+    assert seen([*parser.tick()][-1]) == repr(events.Key("2", "2"))
 
 
 def test_what_is_pasted_is_shown_and_sent_alike(play) -> None:

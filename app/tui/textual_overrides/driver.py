@@ -15,11 +15,11 @@ from textual.constants import ESCAPE_DELAY
 from textual.drivers.linux_driver import LinuxDriver
 
 from headrace.app.tui.textual_overrides.ground import QUESTION, GroundAnswer, can_be_asked
-from headrace.app.tui.textual_overrides.paste import PasteParser
+from headrace.app.tui.textual_overrides.paste import PATIENCE_S, PasteParser
 
 _CHUNK = 1 << 12
 _LOOK_S = 0.1  # between looks for the end of an escape sequence, and for the end
-_WATCHFUL_S = ESCAPE_DELAY + 3 * _LOOK_S  # after the last byte: nothing is held back for longer
+_WATCHFUL_S = max(ESCAPE_DELAY, PATIENCE_S) + 3 * _LOOK_S  # after the last byte: nothing is held back for longer
 
 
 class TerminalDriver(LinuxDriver):

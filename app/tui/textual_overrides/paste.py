@@ -5,6 +5,7 @@ keys: a log with colours in it pressed Enter, a Ctrl+Q in it left the app. Here 
 first `ESC [ 201 ~` after it is kept from that parser, however the terminal's bytes are cut into reads.
 """
 
+import time
 from collections.abc import Generator, Iterable
 
 from textual import events
@@ -12,6 +13,9 @@ from textual._xterm_parser import BRACKETED_PASTE_END, BRACKETED_PASTE_START, XT
 from textual.message import Message
 
 from headrace.app.tui.textual_overrides.ground import GroundAnswer
+
+_NO_KEY = len("\x1b[2")  # hardly anybody types that much of the mark
+PATIENCE_S = 0.6  # with the rest of it: a slow connection's reads are further apart than a key's bytes
 
 
 class PasteParser(XTermParser):
@@ -22,6 +26,7 @@ class PasteParser(XTermParser):
         self._ground = ground or GroundAnswer()
         self._pasted: list[str] | None = None  # what came of a paste that has not ended
         self._tail = ""  # the end of what came, where the next mark may have begun
+        self._tail_at = 0.0  # when that came
         self._gave_up = False  # textual took that beginning for keys, because the rest was long in coming
 
     def feed(self, data: str) -> Iterable[Message]:
@@ -37,6 +42,8 @@ class PasteParser(XTermParser):
     def tick(self) -> Iterable[Message]:
         if held := self._ground.give_up():
             yield from super().feed(held)
+        if len(self._tail) >= _NO_KEY and time.monotonic() < self._tail_at + PATIENCE_S:
+            return
         for message in super().tick():
             self._gave_up = True
             yield message
@@ -46,7 +53,7 @@ class PasteParser(XTermParser):
         seen = self._tail + data
         found = seen.find(BRACKETED_PASTE_START)
         if found < 0:
-            self._tail = _beginning(seen, BRACKETED_PASTE_START)
+            self._tail, self._tail_at = _beginning(seen, BRACKETED_PASTE_START), time.monotonic()
             self._gave_up = False
             yield from self._pass_on(data)
             return ""
