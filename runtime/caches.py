@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from headrace.runtime.cache import Cache
 from headrace.runtime.kv.paged_cache import KVPool, PagedCache
+from headrace.runtime.kv.slot_cache import SlotCache, SlotPool
 from headrace.runtime.network import Network
 from headrace.runtime.ops import BLOCK
 from headrace.runtime.prefix import Prefix
@@ -39,6 +40,10 @@ class Caches(Protocol):
         """Nothing more is appended to the cache; its committed entries are of the first of `tokens`."""
         ...
 
+    def give_way(self) -> None:
+        """Sequences were promised memory: give up what is kept beside their caches and does not fit any more."""
+        ...
+
     def rest(self) -> None:
         """There is no sequence left: give back what is not to be kept."""
         ...
@@ -48,13 +53,28 @@ class Caches(Protocol):
         ...
 
 
-def make_caches(network: Network[Any], limit: int, most_running: int, keep: bool, key: bytes = b"") -> Caches:
-    """In blocks of one pool, where the network has one. limit: entries of a sequence, at most; key: see `BlockPool`."""
+def make_caches(
+    network: Network[Any],
+    limit: int,
+    most_running: int,
+    keep: bool,
+    key: bytes = b"",
+    spare: Callable[[int], int] | None = None,
+) -> Caches:
+    """In blocks of one pool, where the network has one. limit: entries of a sequence, at most; key: see `BlockPool`.
+
+    spare: see `SlotSlabs`.
+    """
 
     def make_pool() -> Any:
-        return network.make_pool(most_running * (limit + BLOCK), limit, key)  # never full: `Room` is tighter
+        pool = network.make_pool(most_running * (limit + BLOCK), limit, key)  # never full: `Room` is tighter
+        if isinstance(pool, SlotPool) and spare is not None:
+            pool.slabs.spare = spare
+        return pool
 
     pool = make_pool()
+    if isinstance(pool, SlotPool):
+        return Slots(pool, make_pool, limit, keep)
     return OwnBuffers(network, limit, keep) if pool is None else Pooled(pool, make_pool, limit, keep)
 
 
@@ -80,6 +100,9 @@ class Pooled:
             cache.publish(tokens, end=True)
         cache.close()
 
+    def give_way(self) -> None:
+        """Blocks that nobody holds are given up where one is needed."""
+
     def rest(self) -> None:
         if self._keep:
             self.pool.give_back()
@@ -87,6 +110,52 @@ class Pooled:
             self.pool.clear()
 
     def clear(self) -> None:
+        self.pool = self._make_pool()
+
+
+class Slots:
+    """Each sequence has buffers of its own, and what several begin with is in blocks of a pool as well.
+
+    The buffers of the last one outlive it while it was alone: there may be no memory for blocks beside them.
+    """
+
+    def __init__(self, pool: SlotPool, make_pool: Callable[[], SlotPool], limit: int, keep: bool) -> None:
+        self.pool = pool
+        self._make_pool = make_pool
+        self._limit = limit
+        self._keep = keep
+        self._last = Prefix()
+
+    def begin(self, prompt: Sequence[int]) -> SlotCache:
+        found = self.pool.blocks.lookup(prompt[:-1], answers=self._keep).length
+        cache = self._last.take(prompt)
+        if isinstance(cache, SlotCache) and cache.committed >= found:
+            return cache
+        del cache  # its memory is needed
+        slot = self.pool.make_slot(self._limit)
+        slot.resume(prompt[:-1], answers=self._keep)
+        return slot
+
+    def fed(self, cache: SlotCache, tokens: Sequence[int]) -> None:
+        cache.publish(tokens)
+
+    def end(self, cache: SlotCache, tokens: Sequence[int]) -> None:
+        if self._keep:
+            cache.publish(tokens, end=True)
+        if self._keep and len(self.pool.slabs.slots) == 1:
+            self._last.keep(cache, tokens)
+        else:
+            cache.close()
+
+    def give_way(self) -> None:
+        self.pool.give_way()
+
+    def rest(self) -> None:
+        if not self._keep:
+            self.pool.clear()
+
+    def clear(self) -> None:
+        self._last.clear()
         self.pool = self._make_pool()
 
 
@@ -111,6 +180,9 @@ class OwnBuffers:
     def end(self, cache: Cache, tokens: Sequence[int]) -> None:
         if self._kept:
             self._kept.keep(cache, tokens)
+
+    def give_way(self) -> None:
+        pass
 
     def rest(self) -> None:
         pass

@@ -99,12 +99,12 @@ class Engine:
         self.network = network
         self.context_limit = context_limit
         self._keeps = keep_prefix
-        self.caches = make_caches(network, context_limit, most_running, keep_prefix, kv_key)
         self._cost = network.cost
         held = replace(self._cost, kv=[*self._cost.kv, *draft.cost.kv]) if draft else self._cost
         self._held = held.kv_bytes(context_limit)
         self._weights = self._cost.weight_bytes + (draft.cost.weight_bytes if draft else 0)
         self._room = Room(held, context_limit, kv_memory)
+        self.caches = make_caches(network, context_limit, most_running, keep_prefix, kv_key, self._room.spare)
         self._pace = pace or Pace()
         self._scheduler = Scheduler(self._room, self._pace, most_running, shared=self.caches.pool is not None)
         self._draft = draft
@@ -175,7 +175,9 @@ class Engine:
                         self._rest()
                     return events
                 self._work()
-                for sequence in self._scheduler.admit():
+                admitted = self._scheduler.admit()
+                self.caches.give_way()
+                for sequence in admitted:
                     self._admit(sequence, events)
                 landing, self._flight = self._flight, None
                 decided = landing is not None and landing.decides
@@ -183,6 +185,7 @@ class Engine:
                     self._land(landing, events)
                     landing = None
                 shares = self._guesses.add(self._scheduler.plan(), self._scheduler.extend)
+                self.caches.give_way()
                 self._flight = self._start(shares, landing)
                 if decided and self._flight is not None:
                     self._flight.started = self._landed  # guessing is part of what it takes
@@ -214,6 +217,7 @@ class Engine:
                     until = chunk_end(cache.committed, end, cache.needs_marks)
                     for _ in prefill(self.network, cache, prompt[cache.committed : until], self._pace.alone):
                         cache.mark()
+                        self.caches.give_way()
                         if stop():
                             end = 0
                             break
@@ -375,7 +379,8 @@ class Engine:
     def _prompted(self, sequence: Sequence, events: list[Delivery]) -> None:
         """A chunk of a sequence's prompt is in the cache."""
         cache: Cache = sequence.cache
-        self.caches.fed(cache, sequence.tokens)
+        if self._keeps or not self._generating:  # else nobody will ever begin like it
+            self.caches.fed(cache, sequence.tokens)
         if cache.committed > sequence.told:  # else it had stepped back and gets again what it had
             sequence.told = cache.committed
             events.append((sequence, sequence.progress()))

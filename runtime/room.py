@@ -50,6 +50,10 @@ class Room:
         sequence.promised = entries
         return True
 
+    def spare(self, taken: int) -> int:
+        """Bytes that nothing is promised of, nor among the `taken` ones of caches."""
+        return self.total - max(self.used, taken)
+
     def release(self, sequence: Sequence) -> None:
         """The sequence's cache is gone."""
         self.used -= self._cost.kv_bytes(sequence.promised)

@@ -8,6 +8,7 @@ import mlx.core as mx
 from headrace.runtime.decode import decode_step
 from headrace.runtime.engine import Engine
 from headrace.runtime.kv.paged_cache import PagedCache
+from headrace.runtime.kv.slot_cache import SlotPool
 from headrace.runtime.network import Network
 from headrace.runtime.ops import Projections
 from headrace.runtime.prefill import prefill
@@ -43,8 +44,9 @@ class WatchedNetwork:
         """Its caches are watched as well. None for caches that forget: those of a pool do not."""
         pool = None if self._forgets else self._network.make_pool(*arguments)
         if pool is not None:
-            make = pool.make_cache
-            pool.make_cache = lambda limit: self._watch(make(limit))
+            name = "make_slot" if isinstance(pool, SlotPool) else "make_cache"
+            make = getattr(pool, name)
+            setattr(pool, name, lambda limit: self._watch(make(limit)))
         return pool
 
     def _watch(self, cache: Any) -> Any:

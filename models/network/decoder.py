@@ -21,6 +21,7 @@ from headrace.runtime.cost import StepCost
 from headrace.runtime.joined_cache import JoinedCache
 from headrace.runtime.kv.joined_pages import JoinedPages
 from headrace.runtime.kv.paged_cache import KVPool, PagedCache
+from headrace.runtime.kv.slot_cache import SlotPool
 from headrace.runtime.kv_format import KVFormat
 from headrace.runtime.ops import (
     AttentionSpec,
@@ -137,7 +138,9 @@ class Decoder:
         return KVCache(self.kv_shape, limit=limit, ops=self._ops)
 
     def make_pool(self, entries: int, kept: int, key: bytes = b"") -> KVPool | None:
-        return KVPool(self.kv_shape, self._ops, entries, key, kept) if self.pages else None
+        if not self.pages and self.kv_format.packed:  # rows of MLX's own layout, which no block has
+            return None
+        return (KVPool if self.pages else SlotPool)(self.kv_shape, self._ops, entries, key, kept)
 
     def shares_pass(self, _caches: Sequence[object], _rows: Sequence[tuple[int, Phase]]) -> bool:
         """Rows of any kind do."""

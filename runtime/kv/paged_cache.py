@@ -109,12 +109,15 @@ class KVPool:
     """
 
     def __init__(self, shape: KVShape, ops: Ops, entries: int, key: bytes = b"", kept: int | None = None) -> None:
-        self.slabs = Slabs(shape, ops)
+        self.slabs = self._make_slabs(shape, ops)
         windows = self.slabs.windows
         most = -(-entries // BLOCK)
         spans = [2 * (window + BESIDE_WINDOW) if window else entries for window in windows]
         bounds = [-(-min(span, kept or entries) // BLOCK) + 1 for span in spans]
         self.blocks = BlockPool(windows, [most] * len(windows), self.slabs.set_aside, key, bounds if kept else None)
+
+    def _make_slabs(self, shape: KVShape, ops: Ops) -> Slabs:
+        return Slabs(shape, ops)
 
     def make_cache(self, limit: int) -> PagedCache:
         """An empty cache for one sequence of at most `limit` tokens."""

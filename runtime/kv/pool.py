@@ -29,8 +29,9 @@ class Found:
 class BlockPool:
     """Blocks of one network. windows: of each layer group; most: how many blocks each may have.
 
-    set_aside(group, blocks) makes at most so many more and says how many. key: what must be equal for K/V to be
-    (weights, format, kernels). kept: how many blocks of each group there may be for the sake of cached ones.
+    set_aside(group, blocks) makes at most so many more and says how many: with none, cached ones are given up. key:
+    what must be equal for K/V to be (weights, format, kernels). kept: how many blocks of each group there may be for
+    the sake of cached ones.
     """
 
     def __init__(
@@ -125,6 +126,12 @@ class BlockPool:
         """Forget what blocks hold; cached ones are free then."""
         for link in list(self.chains.root.after.values()):
             self._remove(link)
+
+    def give_up(self, group: int, first: int) -> None:
+        """Forget what the group's blocks from number `first` on hold."""
+        for block in [block for block in self._links[group] if block >= first]:
+            if block in self._links[group]:  # it was not forgotten with one before it
+                self._forget(group, block)
 
     def _forget(self, group: int, block: int) -> None:
         """The block's entries are gone; and where every token sees them, so is all that comes after them."""

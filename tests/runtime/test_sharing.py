@@ -5,7 +5,7 @@ from itertools import chain
 import pytest
 
 from headrace.models.network.decoder import Decoder
-from headrace.runtime.caches import Pooled
+from headrace.runtime.caches import Pooled, Slots
 from headrace.runtime.engine import Engine
 from headrace.runtime.kv.pool import PoolStats
 from headrace.runtime.ops import BLOCK
@@ -17,12 +17,12 @@ SYSTEM = [(7 * i * i + 3 * i + 5) % 96 for i in range(2 * BLOCK + 30)]
 
 
 @pytest.fixture(scope="module")
-def network(paged: Decoder) -> Decoder:
-    return paged
+def network(either: Decoder) -> Decoder:
+    return either
 
 
 def stats(engine: Engine) -> PoolStats:
-    assert isinstance(engine.caches, Pooled)
+    assert isinstance(engine.caches, Pooled | Slots)
     return engine.caches.pool.blocks.stats
 
 

@@ -1,0 +1,139 @@
+"""Prefixes copied out of one sequence's buffers into another's: the same bits, in no more memory than is spare."""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from headrace.models.network.decoder import Decoder
+from headrace.runtime.cache import CHUNK
+from headrace.runtime.caches import Slots
+from headrace.runtime.engine import Engine
+from headrace.runtime.kv.disk import DiskStore
+from headrace.runtime.kv.kept_chats import bring_back, keep
+from headrace.runtime.kv.slot_cache import SlotCache, SlotPool
+from headrace.runtime.ops import BLOCK, reference
+from headrace.runtime.request import Request, Step
+from tests.pooled import feed, say
+from tests.tiny import load_decoder, write_model
+from tests.watched import answer, split
+
+CHAT = [(7 * i * i + 3 * i) % 96 for i in range(6 * BLOCK + 50)]
+ANSWER = CHAT[6 * BLOCK - 10 :]  # the end of it
+LIMIT = 8 * BLOCK
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3", "mistral-window"])
+def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    return load_decoder(write_model(tmp_path_factory.mktemp("model"), request.param), reference)
+
+
+def new_pool(network: Decoder) -> SlotPool:
+    pool = network.make_pool(LIMIT, LIMIT)
+    assert isinstance(pool, SlotPool)
+    return pool
+
+
+def said(network: Decoder, pool: SlotPool) -> SlotCache:
+    """A sequence that was asked and answered, and left what it has."""
+    slot = pool.make_slot(LIMIT)
+    feed(network, slot, CHAT[: -len(ANSWER)])
+    slot.publish(CHAT)
+    say(network, slot, ANSWER)
+    slot.publish(CHAT, end=True)
+    assert pool.blocks.stats.used == 0
+    return slot
+
+
+def goes_on_alike(network: Decoder, ours: SlotCache, theirs: SlotCache) -> bool:
+    return bool(mx.array_equal(say(network, ours, [7, 8, 9]), say(network, theirs, [7, 8, 9])))
+
+
+def test_a_sequence_goes_on_from_a_copy_as_from_its_own(network: Decoder) -> None:
+    pool = new_pool(network)
+    own, copy = said(network, pool), pool.make_slot(LIMIT)
+    assert copy.resume(CHAT, answers=True) == len(CHAT)
+    assert goes_on_alike(network, copy, own)
+    copy.trim(len(CHAT))
+    total = pool.blocks.stats.total
+    copy.publish(CHAT, end=True)
+    assert pool.blocks.stats.total == total  # all of it was there
+    assert pool.blocks.stats.used == 0
+
+
+def test_without_answers_a_prompt_begins_with_what_was_prefilled(network: Decoder) -> None:
+    pool = new_pool(network)
+    said(network, pool)
+    slot = pool.make_slot(LIMIT)
+    reused = slot.resume(CHAT)
+    assert reused in (0, len(CHAT) - len(ANSWER))  # 0: a window that ends there lacks blocks
+    if reused:
+        cold = pool.make_slot(LIMIT)
+        feed(network, cold, CHAT[:reused])
+        assert goes_on_alike(network, slot, cold)
+
+
+def test_it_comes_back_from_disk(network: Decoder, tmp_path: Path) -> None:
+    first, second = new_pool(network), new_pool(network)
+    own = said(network, first)
+    store = DiskStore(tmp_path, 1 << 30)
+    assert keep(first, CHAT, store) == 7
+    assert bring_back(second, CHAT, store) == 7
+    slot = second.make_slot(LIMIT)
+    assert slot.resume(CHAT, answers=True) == len(CHAT)
+    assert goes_on_alike(network, slot, own)
+
+
+def test_what_there_is_no_memory_for_is_not_stored(buffered: Decoder) -> None:
+    pool = new_pool(buffered)
+    three = 3 * pool.slabs.block_bytes(0)
+    pool.slabs.spare = lambda _taken: three
+    said(buffered, pool)
+    assert pool.slabs.nbytes == three
+    slot = pool.make_slot(LIMIT)
+    assert slot.resume(CHAT) == 3 * BLOCK  # the beginning, not the end
+    other = pool.make_slot(LIMIT)
+    feed(buffered, other, [5, *CHAT[:BLOCK]])
+    other.publish([5, *CHAT[:BLOCK]])  # the least recently used gives place
+    assert pool.make_slot(LIMIT).resume([5, *CHAT]) == BLOCK
+    assert pool.make_slot(LIMIT).resume(CHAT) == 2 * BLOCK
+    pool.slabs.spare = lambda _taken: 0
+    pool.give_way()
+    assert (pool.slabs.nbytes, pool.blocks.stats.total) == (0, 0)
+    assert pool.make_slot(LIMIT).resume(CHAT) == 0
+
+
+def test_sequences_go_before_what_is_kept(buffered: Decoder) -> None:
+    """Promised to sequences and taken by blocks, together never more than K/V may take; and all of it is used."""
+    memory = buffered.cost.kv_bytes(5 * CHUNK)
+    engine = Engine(buffered, context_limit=2 * CHUNK, keep_prefix=True, kv_memory=memory)
+    prompts = [[number, *CHAT[: CHUNK - 9 + 20 * number]] for number in range(4)]
+    most = 0
+    for together in (1, 4, 2):
+        requests = [Request(prompt, max_tokens=30) for prompt in prompts[:together]]
+        tokens: dict[Any, list[int]] = {engine.submit(request): [] for request in requests}
+        while engine.has_work:
+            for sequence, event in engine.step():
+                tokens[sequence] += event.tokens if isinstance(event, Step) else ()
+            load = engine.load()
+            assert load.kv_used_bytes + load.pool_bytes <= memory
+            most = max(most, load.kv_used_bytes + load.pool_bytes)
+        for request, ours in zip(requests, tokens.values(), strict=True):
+            assert ours == answer(buffered, request, 2 * CHUNK)[0]
+    assert most > memory * 0.9
+
+
+def test_a_chat_too_long_for_both_goes_on_from_its_own_buffers(buffered: Decoder) -> None:
+    memory = buffered.cost.kv_bytes(4 * CHUNK)
+    engine = Engine(buffered, context_limit=4 * CHUNK, keep_prefix=True, kv_memory=memory)
+    list(engine.generate(Request(CHAT, max_tokens=2)))
+    _, end = split(list(engine.generate(Request([*CHAT, 4, 5], max_tokens=2))))
+    assert end.summary.reused_tokens == len(CHAT)
+
+
+def test_packed_kv_stay_in_buffers_of_their_own(buffered: Decoder) -> None:
+    from headrace.runtime.kv_format import Q8
+
+    assert buffered.with_kv(Q8).make_pool(LIMIT, LIMIT) is None
+    assert isinstance(Engine(buffered, context_limit=LIMIT).caches, Slots)
