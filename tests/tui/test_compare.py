@@ -86,6 +86,7 @@ def test_both_answer_what_is_typed_and_again(play) -> None:
         await it.pilot.press("ctrl+s")  # the palette's entry, by its key
         await it.until(lambda: isinstance(it.app.screen, Choose))
         assert "the same model at temperature 1.2" in it.text()
+        assert "the same model at temperature 0.7" not in it.text()  # which is what it answers with
         await it.press("escape")
         await it.until(lambda: isinstance(it.app.screen, ChatScreen))
         screen = await compared(it, "/compare temperature 0", "What turns?")

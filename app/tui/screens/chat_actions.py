@@ -111,7 +111,7 @@ class ChatActions(TakeOut):
         if other:
             self._compare(read_setup(other, here))
             return
-        offered = suggestions(here, installed_models())
+        offered = suggestions(here, installed_models(), self._conversation.effective["temperature"])
         words = [said if not text else f"{said}  /compare {text}" for said, text in offered]
         self._pick(
             "compare with what?", words, lambda number: self._compare(read_setup(offered[number][1], here)), always=True

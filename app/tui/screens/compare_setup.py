@@ -55,14 +55,16 @@ def installed_models() -> list[str]:
     return list(Store().names())
 
 
-def suggestions(session: AnswerSetup, models: list[str]) -> list[tuple[str, str]]:
-    """What to compare with, most telling first: in words, and as it would be written. models: the installed ones."""
+def suggestions(session: AnswerSetup, models: list[str], temperature: float) -> list[tuple[str, str]]:
+    """What to compare with, most telling first: in words, and as it would be written.
+
+    models: the installed ones. temperature: the session's, in effect; set, the model's own or the chat's.
+    """
     other = [(f"another model: {name}", name) for name in models if name != session.model_name]
     presets = [(f"the preset {name}", f"preset={shlex.quote(name)}") for name in load_presets()]
-    here = session.sampling.get("temperature")
     warmth = [
         (f"the same model at temperature {value:g}" + (", greedy" if not value else ""), f"temperature={value:g}")
         for value in (0.0, 0.7, 1.2)
-        if value != here
+        if value != temperature
     ]
     return [*other, *presets, *warmth, ("the same once more", "")]
