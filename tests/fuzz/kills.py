@@ -7,11 +7,8 @@ has.
 
 import argparse
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,14 +17,15 @@ from typing import Any
 
 import pytest
 
+from headrace.models.registry.store import Store
 from tests.checkpoints import shard, tensor
 from tests.faults.test_kills import kill_engines
 from tests.faults.test_ui_kills import kill_chats
 from tests.faults.trace import trace_engines
+from tests.fuzz.forked import run
 from tests.hub_server import HubServer
 from tests.tiny_chat import IM_END, write_chat_model
 
-ROOT = Path(__file__).resolve().parents[2]
 LINES = 40  # of a batch
 
 
@@ -58,16 +56,17 @@ def batches(folder: Path, times: int, seed: int) -> str:
     ]
     source.write_text("".join(json.dumps({**line, "logit_bias": {str(IM_END): -100}}) + "\n" for line in asked))
     command = ["batch", str(source), "-m", str(model), "--parallel", "4", "-q", "-o"]
-    started = time.monotonic()
-    _run(folder, [*command, str(expected)])
-    takes = time.monotonic() - started
+    errors = folder / "errors"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEADRACE_HOME", str(folder))
+        takes = _undisturbed([*command, str(expected)], errors)
     answers = _texts(expected)
     assert len(answers) == LINES
     kills = whole = torn = 0
     while kills < times:
         before = _texts(out) if out.exists() else {}
         options = ["--in-order"] if choose.random() < 0.5 else []
-        killed = _run(folder, [*command, str(out), *options], choose.uniform(0.3, 1.1) * takes)
+        killed = run([*command, str(out), *options], errors, choose.uniform(0.3, 1.1) * takes)
         kills += killed
         content = out.read_bytes() if out.exists() else b""
         torn += not content.endswith(b"\n") and bool(content)
@@ -95,57 +94,52 @@ def _texts(path: Path) -> dict[str, str]:
 
 
 def downloads(folder: Path, times: int, seed: int) -> str:
-    """Models pulled from a slow hub until they are there: every byte the hub's, and before that no model at all."""
+    """Models pulled from a slow hub until they are there: every file and byte the hub's, before that no model."""
     choose = random.Random(seed)
     files = write_chat_model(folder / "model")
     content = {path.name: path.read_bytes() for path in files.iterdir()}
-    content["model-extra.safetensors"] = shard({"extra": tensor("U8", [3_000_000], 0)}, 3_000_000)
+    content["model-extra.safetensors"] = shard({"extra": tensor("U8", [1_000_000], 0)}, 1_000_000)
     kills = whole = resumed = 0
-    with HubServer() as hub:
+    with HubServer() as hub, pytest.MonkeyPatch.context() as patch:
         hub.add("org/name", content)
         hub.pace_s = 0.02
-        home, cache = folder / "home", folder / "cache"
+        home, cache, errors = folder / "home", folder / "cache", folder / "errors"
         hubs = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(cache), "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1"}
-        started = time.monotonic()
-        _run(
-            folder / "first",
-            ["models", "pull", "org/name"],
-            **{**hubs, "HF_HUB_CACHE": str(folder / "first" / "cache")},
-        )
-        takes = time.monotonic() - started
+        for name, value in {**hubs, "HEADRACE_HOME": str(home)}.items():
+            patch.setenv(name, value)
+        takes = _undisturbed(["models", "pull", "org/name"], errors)
+        _remove(cache, home)
         while kills < times:
-            killed = _run(home, ["models", "pull", "org/name"], choose.uniform(0.2, 1.1) * takes, **hubs)
+            killed = run(["models", "pull", "org/name"], errors, choose.uniform(0.0, 1.1) * takes)
             kills += killed
             for blob in cache.rglob("snapshots/*/*"):
                 assert blob.read_bytes() == content[blob.name], f"{blob.name} is there and is not whole"
-            resumed += any(cache.rglob("*.incomplete"))
-            stored = [path for path in (home / "data" / "models").glob("*/headrace.json") if path.parent.name[0] != "."]
-            for path in stored:
-                json.loads(path.read_text())
+            resumed += killed and any(cache.rglob("*.incomplete"))
+            store = Store(home / "data" / "models")
+            stored = [store.get(name) for name in store.names()]
+            for model in filter(None, stored):
+                assert {
+                    path.name: path.read_bytes() for path in model.path.iterdir() if path.name in content
+                } == content
             if not killed:
-                _run(home, ["models", "verify"], **hubs)
-                assert stored or any(cache.rglob("snapshots/*/model.safetensors"))
+                run(["models", "verify"], errors)
+                assert store.names() == ["org--name"]
                 whole += 1
-                subprocess.run(["rm", "-rf", str(cache), str(home)], check=True)
+                _remove(cache, home)
     return f"{whole} models whole after all, {resumed} kills left the beginning of a file"
 
 
-def _run(home: Path, arguments: list[str], seconds: float | None = None, **more: str) -> bool:
-    """Run headrace; whether it was killed after so many seconds. Raises AssertionError where it fails by itself."""
-    code = "from headrace.app.cli.main import main; main()"
-    environment = {**os.environ, "HEADRACE_HOME": str(home), **more}
-    with subprocess.Popen(
-        [sys.executable, "-c", code, *arguments], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
-    ) as process:  # fmt: skip
-        try:
-            _, errors = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            return True
-        assert process.returncode == 0, errors.decode()[-2000:]
-    return False
+def _undisturbed(command: list[str], errors: Path) -> float:
+    """Seconds that a run takes whose process has been forked before: the first one starts what forks."""
+    run(["--version"], errors)
+    started = time.monotonic()
+    run(command, errors)
+    return time.monotonic() - started
+
+
+def _remove(*folders: Path) -> None:
+    for folder in folders:
+        shutil.rmtree(folder)
 
 
 KINDS: dict[str, Callable[[Path, int, int], str]] = {
