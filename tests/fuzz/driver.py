@@ -1,6 +1,7 @@
 """Runs targets in children, some at a time: a child that dies or hangs is a finding, and the next goes on behind it."""
 
 import json
+import os
 import re
 import struct
 import subprocess
@@ -21,6 +22,8 @@ from tests.fuzz.worker import AT
 ROOT = Path(__file__).resolve().parents[2]
 HANGS_S = 60.0  # without an end to one input, on however busy a machine
 STARTS_S = 120.0
+# Where targets write: where there is one, a file system in memory, since what is synced to a disk is waited for.
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 _SAVED = 3  # inputs of each kind of problem
 _OUR_FRAME = re.compile(r'File "[^"]*?/((?:app|models|runtime|tests)/[^"]+)", line (\d+)')
 
@@ -46,7 +49,7 @@ def fuzz(names: Sequence[str], *, seed: int, seconds: float, jobs: int, saved: P
 def _fuzz_one(name: str, seed: int, seconds: float, saved: Path) -> Report:
     report = Report(name, seed)
     until, first = time.monotonic() + seconds, 0
-    with tempfile.TemporaryDirectory(prefix="headrace-fuzz-") as folder:
+    with tempfile.TemporaryDirectory(prefix="headrace-fuzz-", dir=IN_MEMORY) as folder:
         while (left := until - time.monotonic()) > 0:
             child = _Child(name, seed, first, left, Path(folder))
             how = child.wait(lambda number, problem: _note(report, number, problem, saved))
