@@ -26,7 +26,10 @@ _SUSPECT = re.compile(
     rb'|"continuing_subword_prefix"\s*:\s*"[^"]'
     rb"|\\u00[2-7]"
     rb"|:\s*\d{8}"
+    rb'|"content"\s*:\s*"[^"]{100}'
 )
+_COPIES = 4  # of a part that makes texts longer, in a file that is not looked at for that: what sound files have
+_MOST_GROWTH = 1 << 10  # of a text, by all that replaces and spells out what is in it
 _LARGEST_PART = 1 << 20
 LARGEST_ID = 1 << 24  # the library sets aside room for every id up to the largest
 
@@ -52,7 +55,7 @@ def load_tokenizer(file: Path) -> "Tokenizer":
 
     with library_errors(f"{file.name} cannot be read"):
         content = file.read_bytes()
-        if _SUSPECT.search(content):
+        if _SUSPECT.search(content) or any(content.count(part) > _COPIES for part in (b'"ByteLevel"', b'"Replace"')):
             _check(json.loads(content))
         return Tokenizer.from_str(content.decode())
 
@@ -64,6 +67,7 @@ def _check(document: Any) -> None:
     for name in ("normalizer", "pre_tokenizer", "decoder"):
         for part in _parts(document.get(name)):
             _check_part(part)
+    _check_growth(document.get("normalizer"), document.get("pre_tokenizer"))
     model = document.get("model")
     if not isinstance(model, Mapping):
         raise TypeError("it has no model")
@@ -108,6 +112,21 @@ def _check_part(part: Mapping[str, Any]) -> None:
         raise ValueError("it cuts texts into pieces of length 0")
     if kind == "Strip" and part.get("stop"):  # of a decoder: panics at the first token that is shorter
         raise ValueError("it strips the ends of tokens")
+
+
+def _check_growth(*steps: Any) -> None:
+    """Steps that make a text longer multiply: sixty of them in a row take all memory."""
+    growth = 1.0
+    for step in steps:
+        for part in _parts(step):
+            if part.get("type") == "ByteLevel":
+                growth *= 2  # what is spelled out once has two bytes a character
+            elif part.get("type") == "Replace":
+                pattern = part.get("pattern")
+                replaced = pattern.get("String") if isinstance(pattern, Mapping) else None
+                growth *= max(1.0, len(part["content"]) / len(replaced) if replaced else 1 + len(part["content"]))
+    if growth > _MOST_GROWTH:
+        raise ValueError(f"it makes texts more than {_MOST_GROWTH} times as long")
 
 
 def _check_merges(merges: list[Any], prefix: int) -> None:

@@ -261,6 +261,15 @@ def test_tables_that_do_not_fit_are_refused(ops: Ops) -> None:
         ops.write_block(store, 0, 2, mx.zeros(group.block_shape, mx.float16))
 
 
+@pytest.mark.skipif(not native.status().available, reason="of the kernels")
+def test_what_is_no_slab_is_refused() -> None:
+    for shape in ((), (3,), (1, 1, 2, 1, 128)):
+        slab = mx.zeros(shape, mx.float16)
+        mx.eval(slab)
+        with pytest.raises(ValueError, match="6 dimensions"):
+            native._native.write_block(slab, 0, mx.zeros((1, 2, 1, 1, 16), mx.float16))
+
+
 class Together:
     """A network's layers over a pass: what a batched cache does."""
 

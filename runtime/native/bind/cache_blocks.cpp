@@ -156,6 +156,7 @@ Packings packings_of(int key_bits, int key_group, int value_bits, int value_grou
 
 void write_block(const mx::array& slab, int block, const mx::array& entries) {
   require(slab.flags().row_contiguous && slab.is_available(), "a slab must be evaluated");
+  require(slab.ndim() == 6 || slab.ndim() == 4, "slabs have 6 dimensions, packed ones 4");
   require(block >= 0 && block < slab.shape(0), "the slab has no such block");
   if (slab.ndim() == 4) {
     require(entries.dtype() == slab.dtype() && entries.ndim() == 3 &&
@@ -165,7 +166,6 @@ void write_block(const mx::array& slab, int block, const mx::array& entries) {
     std::memcpy(const_cast<char*>(slab.data<char>()) + block * from.nbytes(), from.data<char>(), from.nbytes());
     return;
   }
-  require(slab.ndim() == 6, "slabs have 6 dimensions, packed ones 4");
   require(entries.ndim() == 5 && entries.dtype() == slab.dtype() && entries.shape(0) == slab.shape(1) &&
               entries.shape(1) == 2 && entries.shape(2) == slab.shape(3) && entries.shape(3) <= slab.shape(4) &&
               entries.shape(4) == slab.shape(5),

@@ -47,6 +47,13 @@ BPE_OF_TWO_BYTES = {
     "vocab": {"a": 0, "\u20ac": 1, "a\u20ac": 2, "\u00e9b": 3},
     "merges": [["a", "\u20ac"]],
 }
+SPELLED = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+
+
+def replaced(content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": "a"}, "content": content}
+
+
 HOSTILE: dict[str, dict[str, Any]] = {
     "no character map": {"normalizer": charsmap([], b"")},
     "a character map that is cut off": {"normalizer": charsmap([0] * 8, b"x", size=0xFFFFFFFC)},
@@ -59,6 +66,9 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "not base64": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "?"}},
     "deep inside": {"normalizer": {"type": "Sequence", "normalizers": [charsmap([0] * 8, b"x")]}},
     "pieces of length 0": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    "bytes spelled out sixty times": {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [SPELLED] * 60}},
+    "letters doubled thirty times": {"normalizer": {"type": "Sequence", "normalizers": [replaced("aa")] * 30}},
+    "a letter that becomes a book": {"normalizer": replaced("a" * 2000)},
     "ends of tokens": {"decoder": {"type": "Strip", "content": "a", "start": 0, "stop": 5}},
     "WordPiece without unknown": {"model": {"type": "WordPiece", "unk_token": "?", "vocab": {"a": 0}}},
     "WordLevel without unknown": {"model": {"type": "WordLevel", "unk_token": "?", "vocab": {"a": 0}}},
