@@ -14,7 +14,7 @@
 
 namespace headrace::HEADRACE_ISA {
 
-constexpr int64_t kBytesAhead = 1024;  // of the arithmetic that packed entries are asked for
+constexpr int64_t kBytesAhead = 4096;  // of the arithmetic that packed entries are asked for
 constexpr int kTileVectors = kTile / W;
 constexpr int64_t kMostGroup = 64;
 static_assert(kTile % W == 0 && kAttendChunk % kTile == 0);
@@ -213,7 +213,7 @@ inline void score_tile(const char* keys, const PackedPart& part, const Packing& 
       }
     }
     for (; word < end; ++word) {
-      __builtin_prefetch(later + word * 4 * kTile);
+      request(later + word * 4 * kTile);
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) {
         const vi words = load_words(reinterpret_cast<const uint32_t*>(codes + (word * kTile + v * W) * 4));
@@ -306,7 +306,7 @@ inline void weigh_codes(const Weighed* chunks, int64_t codes_at, int64_t across,
     for (int s = 0; s < S; ++s) {
       const char* row = chunks[s].values + codes_at + (p / 4 * across + i) * 4;
       const char* later = chunks[s].ahead.of(row);
-      for (int64_t byte = 0; byte < V * W * 4; byte += 64) __builtin_prefetch(later + byte);
+      for (int64_t byte = 0; byte < V * W * 4; byte += 64) request(later + byte);
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) {
         const auto* from = reinterpret_cast<const uint32_t*>(row) + v * W;
