@@ -6,12 +6,9 @@
 
 namespace headrace::HEADRACE_ISA {
 
-// Entries ahead of the arithmetic that each chunk's keys and values are asked for, as far as the L2: they come from memory once a cache
-// is long, and what is under way to the L1 holds up what is read meanwhile.
+// Entries ahead of the arithmetic that each chunk's keys and values are asked for: they come from memory once a cache is long.
 constexpr int64_t kEntriesAhead = 64;
 static_assert(kAttendChunk % W == 0 && kEntriesAhead % W == 0);
-
-inline void request(const void* line) { __builtin_prefetch(line, 0, 2); }
 
 // One request a cache line of a row of `bytes`. A row at a time, as the arithmetic goes: a core has room for so many requests, and
 // whatever asks for more at once waits.

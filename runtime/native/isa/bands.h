@@ -85,7 +85,7 @@ template <class F, Type T, int M, int R, int B>
       for (int r = 0; r < B * R; ++r) {
         packed[r] = load_words(words + r / R * apart + r % R * W);
         if (r % R * W % 16 == 0) {
-          __builtin_prefetch(words_ahead + r / R * later.words_apart + r % R * W * static_cast<int>(sizeof(uint32_t)));
+          request(words_ahead + r / R * later.words_apart + r % R * W * static_cast<int>(sizeof(uint32_t)));
         }
       }
 #pragma GCC unroll 8
@@ -116,8 +116,8 @@ template <class F, Type T, int M, int R, int B>
       F::fit(scale[r], offset[r]);
       if (r % R == 0) {
         const int64_t to = r / R * later.scales_apart + (later_group * kBand + lane) * size_of(T);
-        __builtin_prefetch(later.scales + to);
-        if constexpr (F::kAffine) __builtin_prefetch(later.offsets + to);
+        request(later.scales + to);
+        if constexpr (F::kAffine) request(later.offsets + to);
       }
     }
 #pragma GCC unroll 8
