@@ -37,7 +37,8 @@ uint64_t sum_of(const char* data, std::size_t bytes) {
         Part parts[kLine / sizeof(Part)];
         std::memcpy(parts, line, sizeof parts);
         total[s] += (parts[0] + parts[1]) + (parts[2] + parts[3]);
-        __builtin_prefetch(line + kAhead);  // past the end of a strand: that of the next stream, or what follows all
+        // As far as the L2, like weights. Past the end of a strand: that of the next stream, or what follows all.
+        __builtin_prefetch(line + kAhead, 0, 2);
       }
     }
   }
