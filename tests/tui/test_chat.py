@@ -304,11 +304,11 @@ def test_parameters_screen_keeps_all_or_nothing(play) -> None:
         it.app.screen.query_one("#temperature", Input).value = "0.5"
         it.app.screen.query_one("#seed", Input).value = "many"
         await it.press("ctrl+s")
-        assert "✗ seed must be" in it.text()
+        await it.until(lambda: "✗ seed must be" in it.text())
         assert it.app.conversation.session.sampling == {}
         it.app.screen.query_one("#seed", Input).value = "7"
         await it.press("ctrl+s")
-        assert isinstance(it.app.screen, ChatScreen)
+        await it.until(lambda: isinstance(it.app.screen, ChatScreen))
         assert it.app.conversation.session.sampling == {"temperature": 0.5, "seed": 7}
 
     play(scenario)
