@@ -305,6 +305,10 @@ def test_parameters_screen_keeps_all_or_nothing(play) -> None:
         it.app.screen.query_one("#seed", Input).value = "many"
         await it.press("ctrl+s")
         await it.until(lambda: "✗ seed must be" in it.text())
+        it.app.screen.query_one("#temperature", Input).focus()
+        await it.until(lambda: "✗ seed must be" not in it.text())
+        it.app.screen.query_one("#seed", Input).focus()  # whenever focus comes, it does not hide why
+        await it.until(lambda: "✗ seed must be" in it.text())
         assert it.app.conversation.session.sampling == {}
         it.app.screen.query_one("#seed", Input).value = "7"
         await it.press("ctrl+s")

@@ -34,6 +34,7 @@ class ParametersScreen(ModalScreen[None]):
         recommended = card.generation_defaults if card is not None else {}
         self._recommended = recommended_settings(recommended)
         self._otherwise = chat_sampling({}, recommended)
+        self._refused: tuple[str, Content] | None = None  # the field, and why
 
     def compose(self) -> ComposeResult:
         session = self._conversation.session
@@ -62,7 +63,10 @@ class ParametersScreen(ModalScreen[None]):
         return f"chat: {self._otherwise[name]:g}" if name in CHAT_SAMPLING and name in self._otherwise else "default"
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
-        """The line at the bottom says in full what the field is."""
+        """The line at the bottom says in full what the field is, or why its value was refused."""
+        if self._refused is not None and event.widget.id == self._refused[0]:
+            self._say(self._refused[1])
+            return
         about = next((_about(parameter) for parameter in PARAMETERS if parameter.name == event.widget.id), "")
         self._say(Content.styled(about or "what the model is told before the conversation", "$quiet"))
 
@@ -74,14 +78,16 @@ class ParametersScreen(ModalScreen[None]):
 
     def action_save(self) -> None:
         """All or nothing: the first value that cannot be is named and nothing changes."""
+        self._refused = None
         values: dict[str, Any] = {}
         for parameter in PARAMETERS:
             field = self.query_one(f"#{parameter.name}", Input)
             try:
                 values[parameter.name] = read_parameter(parameter.name, field.value)
             except UsageError as error:
-                field.focus()
-                self.call_after_refresh(self._say, Content.styled(f"✗ {error}", "bold $text-error"))
+                self._refused = parameter.name, Content.styled(f"✗ {error}", "bold $text-error")
+                self._say(self._refused[1])
+                field.focus()  # says so again, whenever that comes about
                 return
         try:
             self._conversation.set_system(self.query_one("#system", TextArea).text.strip())
