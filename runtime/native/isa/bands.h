@@ -20,8 +20,9 @@ constexpr int64_t kWordsAhead = 2048;
 // Rows of activations that meet a word at once, at most, and the vectors of a band that registers allow beside them.
 constexpr int kMostRows = kAccumulators / 2 < 8 ? kAccumulators / 2 : 8;
 constexpr int band_vectors(int rows) {
-  constexpr int kWhole = static_cast<int>(kBand) / W;
-  return kAccumulators / rows < kWhole ? kAccumulators / rows : kWhole;
+  int vectors = static_cast<int>(kBand) / W;
+  while (vectors * rows > kAccumulators) vectors /= 2;
+  return vectors;
 }
 // Bands side by side, at most, for so many rows: whole ones alone. The words of a single row want as many registers as its sums.
 constexpr int bands_at_once(int rows) {
@@ -153,28 +154,41 @@ inline void multiply_bands(const Matrix& w, const float* x, int64_t ldx, int64_t
     const int64_t end = row + rows < start + B * kBand ? row + rows : start + B * kBand;
     for (int i = 0; i < M; ++i) {
       float* to = y + (m + i) * ldy + begin - row;
-      __builtin_memcpy(to, &out[i][begin - start], static_cast<size_t>(end - begin) * sizeof(float));
+      if (end - begin == B * kBand) {
+        __builtin_memcpy(to, out[i], sizeof out[i]);  // of a size that is known: moves, no call
+      } else {
+        __builtin_memcpy(to, &out[i][begin - start], static_cast<size_t>(end - begin) * sizeof(float));
+      }
     }
   };
+  // Rows in parts as even as can be, each of which unpacks the words anew: nine are four and five, not eight and one.
+  const int64_t parts = (batch + kMostRows - 1) / kMostRows, most = (batch + parts - 1) / parts;
   for (int64_t band = row / kBand; band < end_band;) {
     const int64_t left = end_band - band;
-    // As even as can be: six bands are three and three.
-    const auto at_once = [&](int64_t most) {
-      const int64_t parts = (left + most - 1) / most;
-      return (left + parts - 1) / parts;
+    // Six bands are three and three.
+    const auto at_once = [&](int64_t bands) {
+      const int64_t times = (left + bands - 1) / bands;
+      return (left + times - 1) / times;
     };
-    const int64_t here = at_once(bands_at_once(batch < 2 ? 1 : batch < 4 ? 2 : batch < 8 ? 4 : 8));
+    const int64_t here = at_once(bands_at_once(static_cast<int>(most)));
     const auto all = [&]<int B>(std::integral_constant<int, B> width) {
       int64_t m = 0;
       const auto rows_of = [&]<int M>(std::integral_constant<int, M> count) {
-        if constexpr (B <= bands_at_once(M)) {
-          for (; batch - m >= M; m += M) take(m, band, count, width);
-        }
+        if constexpr (M <= kMostRows && B <= bands_at_once(M)) take(m, band, count, width);
+        m += M;
       };
-      if constexpr (kMostRows == 8) rows_of(std::integral_constant<int, 8>{});
-      rows_of(std::integral_constant<int, 4>{});
-      rows_of(std::integral_constant<int, 2>{});
-      rows_of(std::integral_constant<int, 1>{});
+      for (int64_t part = 0; part < parts; ++part) {
+        switch ((batch + part) / parts) {
+          case 8: rows_of(std::integral_constant<int, 8>{}); break;
+          case 7: rows_of(std::integral_constant<int, 7>{}); break;
+          case 6: rows_of(std::integral_constant<int, 6>{}); break;
+          case 5: rows_of(std::integral_constant<int, 5>{}); break;
+          case 4: rows_of(std::integral_constant<int, 4>{}); break;
+          case 3: rows_of(std::integral_constant<int, 3>{}); break;
+          case 2: rows_of(std::integral_constant<int, 2>{}); break;
+          default: rows_of(std::integral_constant<int, 1>{}); break;
+        }
+      }
     };
     switch (here) {
       case 4: all(std::integral_constant<int, 4>{}); break;
