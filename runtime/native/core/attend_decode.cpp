@@ -62,6 +62,21 @@ struct Split {
     }
   }
 
+  // Keys that are read after those of a group, of which `chunk` would be the next one's: the head's, or the `side`-th chunk of the head,
+  // or sequence, that follows. Short sequences are over before what is read of them could have been asked for.
+  const char* next_keys(const AttendCall& call, const Portion& portion, int64_t kv_head, int64_t chunk, int64_t at) const {
+    const Portion* whose = &portion;
+    if (chunk >= portion.chunks) {
+      chunk = at;
+      if (++kv_head == call.kv_heads) {
+        kv_head = 0;
+        if (++whose == portions.data() + portions.size()) return nullptr;
+      }
+      if (chunk >= whose->chunks) return nullptr;
+    }
+    return static_cast<const char*>(head_block(call, whose->rows, kv_head, (whose->first + chunk) * kAttendChunk).keys);
+  }
+
   // Of one query: its head's sink, where there is one, then its chunks.
   int64_t states(const Portion& portion) const { return sinks + portion.chunks; }
 
@@ -111,18 +126,13 @@ void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, c
       const int64_t from = (portion.first + begin + s) * kAttendChunk;
       const int64_t first = std::max(seen, from), end = std::min(position + 1, from + kAttendChunk);
       chunks[s] = {nullptr, nullptr, end - first, nullptr, first - from};
-      if (end > first && call.packed()) {
+      if (end > first) {
         const HeadCache cache = head_block(call, rows, kv_head, from);
-        chunks[s].keys = static_cast<const char*>(cache.keys);
-        chunks[s].values = static_cast<const char*>(cache.values);
-      } else if (end > first) {
-        const HeadCache cache = head_block(call, rows, kv_head, from);
-        chunks[s].keys = static_cast<const char*>(cache.keys) + (first - from) * row_bytes;
-        chunks[s].values = static_cast<const char*>(cache.values) + (first - from) * row_bytes;
+        const int64_t skipped = call.packed() ? 0 : (first - from) * row_bytes;
+        chunks[s].keys = static_cast<const char*>(cache.keys) + skipped;
+        chunks[s].values = static_cast<const char*>(cache.values) + skipped;
       }
-      if (last && begin + s + split.side < portion.chunks) {
-        chunks[s].next = static_cast<const char*>(head_block(call, rows, kv_head, from + split.side * kAttendChunk).keys);
-      }
+      if (last) chunks[s].next = split.next_keys(call, portion, kv_head, begin + split.side + s, s);
       for (int64_t j = 0; j < shared; ++j) found[s * shared + j].acc = accumulators + state(s, j) * dim;
     }
     if (call.packed()) {

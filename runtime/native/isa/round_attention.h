@@ -46,7 +46,7 @@ inline vf squares_of(const void* row, int64_t at, int64_t dim) {
 template <Type T>
 inline void request_block(const void* rows, int64_t entry, int64_t dim) {
   const char* row = static_cast<const char*>(rows) + (entry + kRoundedEntries) * dim * size_of(T);
-  for (int64_t byte = 0; byte < dim * size_of(T); byte += 64) __builtin_prefetch(row + byte);
+  for (int64_t byte = 0; byte < dim * size_of(T); byte += 64) request(row + byte);
 }
 
 // What takes a query to its length, or its largest number to what 16 bits hold.
