@@ -12,10 +12,12 @@ from headrace.runtime.errors import CheckpointError
 
 # Whole numbers of one or more. Some families have a list of them, one for each layer.
 _COUNTS = (
-    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim",
-    "vocab_size", "max_position_embeddings", "n_embd", "n_head", "n_layer", "n_positions", "n_ctx", "n_group",
-    "topk_group", "state_size", "conv_kernel", "original_max_position_embeddings",
+    "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim",
+    "vocab_size", "max_position_embeddings", "n_embd", "n_head", "n_positions", "n_ctx", "n_group", "topk_group",
+    "state_size", "conv_kernel", "original_max_position_embeddings",
 )  # fmt: skip
+# Of layers, each of which takes memory before anything says that it has no weights.
+_LAYERS, MOST_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers"), 10_000
 # Whole numbers, of which there may be none.
 _NUMBERS_OF = (
     "intermediate_size", "num_experts", "num_local_experts", "num_experts_per_tok", "n_routed_experts",
@@ -132,6 +134,7 @@ def _each(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (_COUNTS, _each(_count), "a positive integer"),
+    (_LAYERS, lambda value: _count(value) and value <= MOST_LAYERS, f"from 1 to {MOST_LAYERS:,}"),
     (_NUMBERS_OF, _each(_number_of), "a whole number"),
     (_POSITIVE, _each(_positive), "a positive number"),
     (_SHARES, _each(_share), "above 0 and at most 1"),
