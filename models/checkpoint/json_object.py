@@ -26,6 +26,12 @@ def repeated_key(pairs: Iterable[tuple[str, Any]]) -> str | None:
     return None
 
 
+def check_unicode(content: bytes, value: Any) -> None:
+    """Raises UnicodeEncodeError, a ValueError, if a text in `value`, read from `content`, has a lone surrogate."""
+    if _SURROGATE.search(content):
+        json.dumps(value, ensure_ascii=False).encode()
+
+
 def read_json_object(file: Path) -> dict[str, Any]:
     """The object in `file`. Raises CheckpointError if it cannot be read, is absurdly large or is no JSON object.
 
@@ -35,8 +41,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
         if file.stat().st_size > _MAX_BYTES:
             raise ValueError(f"it is larger than {_MAX_BYTES >> 20} MiB")
         value = json.loads(content := file.read_bytes())
-        if _SURROGATE.search(content):
-            json.dumps(value, ensure_ascii=False).encode()  # UnicodeEncodeError, a ValueError
+        check_unicode(content, value)
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file.name} cannot be read: {error}") from error
     if not isinstance(value, dict):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.models.checkpoint.foreign.formats import Foreign, recognise
-from headrace.models.checkpoint.json_object import repeated_key
+from headrace.models.checkpoint.json_object import check_unicode, repeated_key
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.tensor_info import DTYPE_BYTES, TensorInfo
 from headrace.runtime.errors import CheckpointError
@@ -200,9 +200,12 @@ def _read_json_object(root: Path, name: str, limit: int = MAX_CONFIG_BYTES) -> d
 
 
 def _parse_object(data: bytes, where: str) -> dict[str, Any]:
-    """JSON as the format allows it: an object, UTF-8, no repeated keys, no NaN, no abysmal nesting."""
+    """JSON as the format allows it: an object, UTF-8, no lone surrogates, no repeated keys, no NaN, no abysmal nesting."""
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+        check_unicode(data, value)
+    except UnicodeEncodeError as error:
+        raise CheckpointError(f"{where} has a text that is no Unicode: a lone surrogate") from error
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{where} is not UTF-8 text") from error
     except RecursionError as error:

@@ -9,6 +9,7 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.runtime.errors import CheckpointError
 from tests.checkpoints import header, shard, tensor, write
 
 
@@ -110,3 +111,12 @@ def test_needs_neither_numpy_nor_mlx(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == []
+
+
+def test_a_lone_surrogate_in_a_config_is_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "rope_scaling": {"rope_type": "\\udfff\\ud800"}}')
+    with pytest.raises(CheckpointError, match="no Unicode: a lone surrogate"):
+        open_checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "name": "\\ud83d\\ude00"}')
+    assert open_checkpoint(tmp_path).config["name"] == "😀"
