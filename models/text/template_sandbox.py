@@ -80,7 +80,7 @@ def compile_template(source: str) -> jinja2.Template:
         raise CheckpointError(f"the chat template cannot be read: {_one_line(error)}") from error
 
 
-_DATA_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+_DATA_ERRORS = (ArithmeticError, AttributeError, LookupError, NameError, TypeError, ValueError)
 
 
 def _one_line(error: BaseException) -> str:

@@ -61,6 +61,12 @@ def test_tools_choose_the_tool_template() -> None:
     assert template.render([USER], tools=[{"name": "é<"}]) == '[{"name": "é<"}]'
 
 
+def test_a_number_beyond_all_numbers_is_one_error() -> None:
+    """Jinja writes it into the code that it makes as `inf`, which is no name there."""
+    with pytest.raises(CheckpointError, match="the chat template failed: name 'inf' is not defined"):
+        ChatTemplate({"default": "{{ 1e999 - messages[0].content }}"}).render([USER])
+
+
 def test_json_is_written_as_transformers_does() -> None:
     value = {"b": ["<&'>", 1.5, None, True], "a": "é"}
     for options in ({}, {"indent": 4}, {"sort_keys": True}, {"separators": (",", ":")}, {"ensure_ascii": True}):
