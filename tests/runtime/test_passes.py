@@ -263,11 +263,16 @@ def test_tables_that_do_not_fit_are_refused(ops: Ops) -> None:
 
 @pytest.mark.skipif(not native.status().available, reason="of the kernels")
 def test_what_is_no_slab_is_refused() -> None:
+    entries = mx.zeros((1, 2, 1, 1, 16), mx.float16)
     for shape in ((), (3,), (1, 1, 2, 1, 128)):
         slab = mx.zeros(shape, mx.float16)
         mx.eval(slab)
         with pytest.raises(ValueError, match="6 dimensions"):
-            native._native.write_block(slab, 0, mx.zeros((1, 2, 1, 1, 16), mx.float16))
+            native._native.write_block(slab, 0, entries)
+    only_keys = mx.zeros((1, 1, 1, 1, 128, 16), mx.float16)
+    mx.eval(only_keys)
+    with pytest.raises(ValueError, match="entries must be"):  # values would be written behind its end
+        native._native.write_block(only_keys, 0, entries)
 
 
 class Together:

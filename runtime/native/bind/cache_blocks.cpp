@@ -167,7 +167,7 @@ void write_block(const mx::array& slab, int block, const mx::array& entries) {
     return;
   }
   require(entries.ndim() == 5 && entries.dtype() == slab.dtype() && entries.shape(0) == slab.shape(1) &&
-              entries.shape(1) == 2 && entries.shape(2) == slab.shape(3) && entries.shape(3) <= slab.shape(4) &&
+              slab.shape(2) == 2 && entries.shape(1) == 2 && entries.shape(2) == slab.shape(3) && entries.shape(3) <= slab.shape(4) &&
               entries.shape(4) == slab.shape(5),
           "entries must be (layers, 2, Hkv, n, D) of the slab's type");
   if (entries.size() == 0) return;
