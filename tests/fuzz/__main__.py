@@ -61,4 +61,6 @@ def _only(name: str, seed: int, number: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # MLX aborts at exit where a thread that computed is gone: those that made a finding's input again

@@ -65,7 +65,7 @@ def array(chance: random.Random, shape: Any, dtype: mx.Dtype | None = None) -> m
     if odd < 0.08 and shape:
         shape[chance.randrange(len(shape))] = chance.choice(_SIZES)
     elif odd < 0.1:
-        shape = [chance.choice(_SIZES[:8]) for _ in range(chance.randrange(6))]
+        shape = [chance.choice(_SIZES[:6]) for _ in range(chance.randrange(6))]
     if math.prod(shape) > _LARGEST:  # by one odd size among others: memory that no kernel asked for
         shape = [min(size, 64) for size in shape]
     dtype = dtype if dtype is not None and chance.random() < 0.93 else chance.choice(_DTYPES)
