@@ -2,14 +2,19 @@
 
 Alone, a prompt's chunks take about TARGET_S each. Beside sequences that decode they are as long as lets a pass take
 STRETCH times what the decoding alone takes: those sequences keep flowing, and the prompt gets the rest of the time.
+Measured are medians of the newest passes: one that somebody else's work held up says nothing of the next.
 """
+
+import statistics
+from collections import deque
 
 from headrace.runtime.prefill import ChunkSizer
 
 STRETCH = 2.4
 SMALLEST = 8  # tokens: fewer make a pass hardly shorter
 STEP = 2  # tokens that a budget grows by: on a slow machine hardly more than SMALLEST fit into a pass
-_NEW = 0.2  # the weight of a new measurement
+_STEPS = 15  # passes of decoding sequences only that are looked at; they soon forget another number of sequences
+_CHUNKS = 7  # passes with prompts beside: a token costs more with every one
 
 
 class Pace:
@@ -17,28 +22,37 @@ class Pace:
 
     def __init__(self) -> None:
         self.alone = ChunkSizer()
-        self._step_s: float | None = None  # a pass of decoding sequences only
-        self._token_s: float | None = None  # what a prompt's token adds to it
+        self._step_s = _Recent(_STEPS)  # a pass of decoding sequences only
+        self._token_s = _Recent(_CHUNKS)  # what a prompt's token adds to it
 
     def budget(self, beside: bool) -> int:
         """Prompt tokens that the next pass may take, beside decoding sequences or alone."""
         if not beside:
             return self.alone.size
-        if self._step_s is None or self._token_s is None:
+        step_s, token_s = self._step_s.median, self._token_s.median
+        if step_s is None or token_s is None:
             return SMALLEST
-        affordable = int((STRETCH - 1) * self._step_s / max(self._token_s, 1e-9))
+        affordable = int((STRETCH - 1) * step_s / max(token_s, 1e-9))
         return max(SMALLEST, min(self.alone.size, affordable // STEP * STEP))
 
     def took(self, rows: int, fed: int, seconds: float) -> None:
         """So long for a pass of `rows` decoding sequences and `fed` tokens of prompts."""
         if not fed:
-            self._step_s = _moved(self._step_s, seconds)
+            self._step_s.add(seconds)
         elif not rows:
             self.alone.took(fed, seconds)
-            self._token_s = _moved(self._token_s, seconds / fed)
-        elif self._step_s is not None:
-            self._token_s = _moved(self._token_s, max(0.0, seconds - self._step_s) / fed)
+            self._token_s.add(seconds / fed)
+        elif (step_s := self._step_s.median) is not None:
+            self._token_s.add(max(0.0, seconds - step_s) / fed)
 
 
-def _moved(mean: float | None, value: float) -> float:
-    return value if mean is None else mean + _NEW * (value - mean)
+class _Recent:
+    """The median of the newest values; None before there are any."""
+
+    def __init__(self, most: int) -> None:
+        self._values: deque[float] = deque(maxlen=most)
+        self.median: float | None = None
+
+    def add(self, value: float) -> None:
+        self._values.append(value)
+        self.median = statistics.median(self._values)

@@ -200,7 +200,7 @@ def _read_json_object(root: Path, name: str, limit: int = MAX_CONFIG_BYTES) -> d
 
 
 def _parse_object(data: bytes, where: str) -> dict[str, Any]:
-    """JSON as the format allows it: an object, UTF-8, no lone surrogates, no repeated keys, no NaN, no abysmal nesting."""
+    """JSON as the format allows it: an object, valid Unicode, no repeated keys, no NaN, no abysmal nesting."""
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
         check_unicode(data, value)
