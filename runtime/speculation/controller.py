@@ -3,15 +3,14 @@
 A pass of B sequences and G guesses takes r(B, G) times one without guesses. r begins as a guess itself, or as what was
 remembered (`runtime.guess_costs`), and follows what passes took; the passes without, which it is relative to,
 are looked at again every now and then, since the memory's speed drifts and contexts grow. Nothing is measured but the
-passes there are, so only a few numbers of rows are used: each is soon well known, and kernels, which compute rows in
-fours and eights, cost little less for those between. One pass in a hundred takes many times as long for reasons of
-somebody else's; a single one therefore moves r the less the more is known.
+passes there are, so only a few numbers of rows are used: each is soon well known. One pass in a hundred takes many
+times as long for reasons of somebody else's; a single one therefore moves r the less the more is known.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 
-ROWS = (2, 4, 8, 12, 16, 24, 32)  # of a pass with guesses, of all sequences
+ROWS = (2, 3, 4, 6, 8, 12, 16, 24, 32)  # of a pass with guesses, of all sequences
 GUESSES = 30  # in a pass, of all sequences
 _GAIN = 1.05  # a pass with guesses must promise so many times the tokens per second
 _ROW = 0.25  # of a step, for a row more, before anything was measured
