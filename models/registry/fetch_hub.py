@@ -306,6 +306,13 @@ def _no_requests_after(stop: threading.Event) -> Iterator[None]:
 
 
 def _unreachable(hub: HubId) -> FetchError:
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return FetchError(
+            f"cannot fetch {hub}: HF_HUB_OFFLINE is set, and the local cache does not have it whole",
+            "unset HF_HUB_OFFLINE, or pass a local directory or .gguf file",
+        )
     return FetchError(
         f"cannot fetch {hub}: the hub cannot be reached, and the local cache does not have it whole",
         "check the network (HF_ENDPOINT and proxies apply), or pass a local directory or .gguf file",

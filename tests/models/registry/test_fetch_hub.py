@@ -201,6 +201,15 @@ def test_without_network_the_cache_serves(hub: HubServer, tmp_path: Path, monkey
     assert "\n" not in str(caught.value)
 
 
+def test_offline_by_choice_is_said_so(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.add("org/name", MODEL)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for fetch in (fetch_config, fetch_hub):
+        with pytest.raises(FetchError, match="HF_HUB_OFFLINE is set") as caught:
+            fetch(HUB)
+        assert "unset HF_HUB_OFFLINE" in (caught.value.hint or "")
+
+
 def test_deleting_from_the_cache(hub: HubServer) -> None:
     hub.add("org/name", MODEL)
     files = fetch_hub(HUB)
