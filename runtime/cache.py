@@ -17,6 +17,7 @@ what was appended.
 B = sequences, T = new tokens, E = model width, H / Hkv = query / key-value heads, D = head dimension.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, cast
 
@@ -211,6 +212,17 @@ class _Span:
         wanted = max(end - first, min(2 * self.capacity, self.capacity + GROWTH, most))
         return first, -(-wanted // CHUNK) * CHUNK
 
+    def shared_capacity(self, limit: int) -> int:
+        """Rows as well for others of about as many entries: a power of two, or from GROWTH on a multiple of it."""
+        alike = -(-self.capacity // GROWTH) * GROWTH
+        while CHUNK < alike <= GROWTH and alike // 2 >= self.capacity:
+            alike //= 2
+        most = limit if self.window is None else min(limit, self.window - 1 + 2 * ROLLBACK)
+        return max(self.capacity, min(alike, -(-most // CHUNK) * CHUNK))
+
+
+Placed = tuple[_Span, int, int]  # with the first position and the capacity that it is to have
+
 
 class KVCache(Lengths):
     """Contiguous buffers per layer; layers of one window share where theirs begin.
@@ -293,7 +305,11 @@ class KVCache(Lengths):
         if all((first, capacity) == (span.first, span.capacity) for span, first, capacity in placed):
             return
         mx.eval(self.arrays)  # what is to be copied has to be there, and so has what is written in place
-        for span, first, capacity in placed:
+        self._place(placed)
+
+    def _place(self, spans: Sequence[Placed]) -> None:
+        """Move rows to where they are to be."""
+        for span, first, capacity in spans:
             kept = slice(first - span.first, max(first, self.length) - span.first)
             for layer in span.layers if (first, capacity) != (span.first, span.capacity) else ():
                 self._move(layer, kept, capacity)

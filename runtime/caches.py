@@ -143,6 +143,7 @@ class Slots:
         if self._keep:
             cache.publish(tokens, end=True)
         if self._keep and len(self.pool.slabs.slots) == 1:
+            cache.leave()
             self._last.keep(cache, tokens)
         else:
             cache.close()

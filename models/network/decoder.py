@@ -20,8 +20,9 @@ from headrace.runtime.cache import KVCache, KVShape, LayerCache
 from headrace.runtime.cost import StepCost
 from headrace.runtime.joined_cache import JoinedCache
 from headrace.runtime.kv.joined_pages import JoinedPages
+from headrace.runtime.kv.joined_slots import JoinedSlots
 from headrace.runtime.kv.paged_cache import KVPool, PagedCache
-from headrace.runtime.kv.slot_cache import SlotPool
+from headrace.runtime.kv.slot_cache import SlotCache, SlotPool
 from headrace.runtime.kv_format import KVFormat
 from headrace.runtime.ops import (
     AttentionSpec,
@@ -54,6 +55,7 @@ class Decoder:
         self._table = parameters.matrix("model.embed_tokens", config.vocab_size, width)
         self._layers = _read_layers(config, parameters)
         self.pages = all(ops.pages(layer.attention) for layer in self._layers)
+        self._in_slots = all(ops.slots(layer.attention) for layer in self._layers)
         self._layer_groups = self._fuse(ops)
         self._norm = parameters.vector("model.norm.weight", width, config.norm_weight_offset)
         tied = config.tied_embeddings or "lm_head.weight" not in parameters
@@ -151,7 +153,10 @@ class Decoder:
     ) -> JoinedCache | JoinedPages:
         """All of them of one pool, or each by itself."""
         paged = [cache for cache in caches if isinstance(cache, PagedCache)]
-        return JoinedPages(paged, rows) if len(paged) == len(caches) else JoinedCache(caches, rows)
+        if len(paged) == len(caches):
+            return JoinedPages(paged, rows)
+        slots = self._in_slots and all(isinstance(cache, SlotCache) for cache in caches)
+        return (JoinedSlots if slots else JoinedCache)(caches, rows)
 
     def embed(self, tokens: mx.array) -> mx.array:
         """tokens (B, T) -> (B, T, E)."""

@@ -253,6 +253,11 @@ def pages(spec: AttentionSpec) -> bool:
     return _plan(spec) is not None
 
 
+def slots(_spec: AttentionSpec) -> bool:
+    """Whether stock operations may append to the buffers of several sequences: kernels write theirs in place."""
+    return False
+
+
 def slab(blocks: int, block_shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
     """Room for K/V, (blocks, *block_shape), where each row begins on a cache line."""
     return _native.slab([blocks, *block_shape], dtype)

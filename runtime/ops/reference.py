@@ -187,26 +187,27 @@ def attend(
     spec: AttentionSpec,
     first: int = 0,
     _phase: Phase = "prefill",
+    slot: int = 0,
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Rotate, append K/V to the cache, and attend causally over everything in it.
 
     qkv (B, T, (H + 2 Hkv) * D) or its three parts; keys, values (B, Hkv, capacity, D) with the entries of positions
     [first, offset) in use, in their first rows, and room for T more; nothing before `first` may be visible. Returns
     (out (B, T, H * D), keys, values): the buffers with the rows of [offset, offset + T) written. Only what is returned
-    is to be used afterwards. Both phases attend alike here.
+    is to be used afterwards. Both phases attend alike here. slot: of the sequence in buffers of several.
     """
     q, k, v = split_heads(qkv, spec)
     batch, _, length, _ = q.shape
     row = offset - first
-    end = row + length
-    keys[:, :, row:end] = place(k, spec.k_norm, offset, spec).astype(keys.dtype)
-    values[:, :, row:end] = v.astype(values.dtype)
+    end, own = row + length, slice(slot, slot + batch)
+    keys[own, :, row:end] = place(k, spec.k_norm, offset, spec).astype(keys.dtype)
+    values[own, :, row:end] = v.astype(values.dtype)
     q = place(q, spec.q_norm, offset, spec)
 
     # Nothing before `start` is visible to any of the T queries: leave it unread.
     start = 0 if spec.window is None else max(0, row - spec.window + 1)
-    seen_keys = keys[:, :, start:end].astype(q.dtype)
-    seen_values = values[:, :, start:end].astype(q.dtype)
+    seen_keys = keys[own, :, start:end].astype(q.dtype)
+    seen_values = values[own, :, start:end].astype(q.dtype)
     out = attended(q, seen_keys, seen_values, spec)
     return out.transpose(0, 2, 1, 3).reshape(batch, length, -1), keys, values
 
@@ -222,6 +223,11 @@ def attended(q: mx.array, keys: mx.array, values: mx.array, spec: AttentionSpec)
 def pages(_spec: AttentionSpec) -> bool:
     """Whether attention reads blocks where they are. Here it copies all of a sequence's into one buffer, every step."""
     return False
+
+
+def slots(spec: AttentionSpec) -> bool:
+    """Whether one operation is the attention of several sequences (`runtime.ops.slots`): softcaps have none."""
+    return spec.softcap is None
 
 
 def slab(blocks: int, block_shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
@@ -322,8 +328,8 @@ def split_heads(qkv: Projections, spec: AttentionSpec) -> tuple[mx.array, mx.arr
     return q, k, v
 
 
-def place(x: mx.array, norm: mx.array | None, offset: int, spec: AttentionSpec) -> mx.array:
-    """Per-head norm and rotation of queries or keys. x (B, heads, T, D) -> the same shape."""
+def place(x: mx.array, norm: mx.array | None, offset: int | mx.array, spec: AttentionSpec) -> mx.array:
+    """Per-head norm and rotation of queries or keys. x (B, heads, T, D) -> the same shape. offset: of all, or (B,)."""
     if norm is not None:
         x = mx.fast.rms_norm(x, norm, spec.norm_eps)
     rope = spec.rope

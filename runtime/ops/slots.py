@@ -1,0 +1,78 @@
+"""Attention of several sequences at once in stock MLX: the K/V of each lie in a slot of the same buffers.
+
+Contract: what a row gets is what `reference.attend` gives it alone, but for the order of additions. One new token of
+each sequence; whatever lies in a slot behind a sequence's entries, or before its window, adds nothing to it.
+N = rows, S = slots that are read: all up to the last row's. Those of sequences without a row are read in vain.
+"""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from headrace.runtime.ops.reference import place, split_heads
+from headrace.runtime.ops.weights import AttentionSpec, Projections
+
+
+class SlotRows:
+    """Where the rows of a pass go and what they see, in layers of one window. Made anew for every pass.
+
+    Row i is the token at position offsets[i] of the sequence in slots[i], whose buffers begin with position firsts[i].
+    """
+
+    def __init__(self, slots: list[int], offsets: list[int], firsts: list[int], window: int | None) -> None:
+        places = [offset - first for offset, first in zip(offsets, firsts, strict=True)]
+        begins = [0 if window is None else max(0, place - window + 1) for place in places]
+        self.read = max(slots) + 1
+        self.begin, self.end = min(begins), max(places) + 1
+        self.place = places[0] if _one(places) else None  # where all write, if they do
+        self.offset = offsets[0] if _one(offsets) else mx.array(offsets, mx.int32)
+        self.in_order = slots == list(range(self.read))
+        self.slots = mx.array(slots, mx.int32)
+        self.places = mx.array(places, mx.int32)
+        rows = [0] * self.read  # of each slot; where it has none any will do
+        for row, slot in enumerate(slots):
+            rows[slot] = row
+        self.rows = mx.array(rows, mx.int32)
+        # On CUDA an array mask rules MLX's fused attention out; Metal's vector attention skips keys that are masked, so
+        # that padding costs little there. Sequences of one length need none.
+        self.mask: mx.array | None = None  # (S, 1, 1, end - begin)
+        if self.place is None or not _one(begins):
+            entries = mx.arange(self.begin, self.end)
+            first, last = mx.array(begins)[self.rows, None], self.places[self.rows, None]
+            self.mask = ((entries >= first) & (entries <= last))[:, None, None]
+
+
+def _one(values: Sequence[int]) -> bool:
+    return len(set(values)) == 1
+
+
+def attend_slots(
+    qkv: Projections, keys: mx.array, values: mx.array, rows: SlotRows, spec: AttentionSpec
+) -> tuple[mx.array, mx.array, mx.array]:
+    """Rotate, append each row's K/V in its slot, and attend over what is in it.
+
+    qkv (1, N, (H + 2 Hkv) * D) or its three parts; keys, values (slots, Hkv, capacity, D) -> (out (1, N, H * D), keys,
+    values), of which only what is returned is to be used afterwards.
+    """
+    parts = [qkv] if isinstance(qkv, mx.array) else qkv
+    apart = [part.swapaxes(0, 1) for part in parts]  # (N, 1, ...)
+    q, k, v = split_heads(apart[0] if isinstance(qkv, mx.array) else apart, spec)  # (N, H or Hkv, 1, D)
+    k = place(k, spec.k_norm, rows.offset, spec).astype(keys.dtype)
+    q = place(q, spec.q_norm, rows.offset, spec)
+    v = v.astype(values.dtype)
+    if rows.in_order and rows.place is not None:
+        keys[: rows.read, :, rows.place : rows.place + 1] = k
+        values[: rows.read, :, rows.place : rows.place + 1] = v
+    else:
+        keys[rows.slots, :, rows.places] = k[:, :, 0]
+        values[rows.slots, :, rows.places] = v[:, :, 0]
+    seen_keys, seen_values = (held[: rows.read, :, rows.begin : rows.end].astype(q.dtype) for held in (keys, values))
+    out = mx.fast.scaled_dot_product_attention(
+        q if rows.in_order else q[rows.rows],
+        seen_keys,
+        seen_values,
+        scale=spec.scale,
+        mask=rows.mask,
+        sinks=spec.sinks,
+    )  # (S, H, 1, D)
+    return (out if rows.in_order else out[rows.slots]).reshape(1, len(rows.slots), -1), keys, values
