@@ -1,8 +1,9 @@
 """Fetching models from the hub through huggingface_hub, into the hub's own shared cache.
 
 The revision is resolved to a commit first, so one model is one commit. The user's HF_ENDPOINT, HF_HOME, HF_TOKEN
-and HF_HUB_OFFLINE apply; interrupted downloads resume; large files are compared with the sha256 the hub states.
-Without network, what the cache already has is used.
+and HF_HUB_OFFLINE apply; a connection that breaks is taken up where it broke, a download that was ended keeps the
+files it had whole; large files are compared with the sha256 the hub states. Without network, what the cache already has
+is used.
 
     fetch_hub(HubId("org/name")) -> HubFiles(commit, folder, gguf or None, licence)
 """
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 from headrace.models.background import run_in_background
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.checkpoint.safetensors import refuse_code
+from headrace.models.registry.hub_cache import remove_leftovers
 from headrace.models.registry.hub_files import choose_files
 from headrace.models.registry.hub_guard import check_commit, only_sound_answers
 from headrace.models.registry.progress import Progress, silent
@@ -30,6 +32,7 @@ _API_TIMEOUT_SECONDS = 15.0
 _CHUNK = 4 << 20
 _DOWNLOAD_CHUNK = 256 << 10
 _SLACK_BYTES = 32 << 20  # beyond what the hub says a download has: more is one without an end
+_KEPT = "run it again: files that are whole are kept"
 _Result = TypeVar("_Result")
 
 
@@ -147,6 +150,7 @@ def _download(hub: HubId, info: Any, file: str | None, progress: Progress) -> Hu
     for name in names:
         if name not in cached:
             _verify(folder / name, siblings[name], progress)
+    remove_leftovers(folder / name for name in names)
     gguf = folder / names[0] if names[0].endswith(".gguf") else None
     stated = {name: str(siblings[name].lfs.sha256) for name in names if siblings[name].lfs is not None}
     return HubFiles(hub.repo, commit, folder, gguf, _licence(info), names, stated)
@@ -343,7 +347,7 @@ def _explain(error: Exception, hub: HubId) -> HeadraceError:
             "check the spelling; for a private one log in (`hf auth login`) or set HF_TOKEN",
         )
     if isinstance(error, errors.LocalEntryNotFoundError) or _is_offline(error):
-        return FetchError(f"the connection to the hub broke while fetching {hub}", "run it again: the download resumes")
+        return FetchError(f"the connection to the hub broke while fetching {hub}", _KEPT)
     if isinstance(error, errors.HfHubHTTPError):
         status = error.response.status_code
         hint = "the token in use is not accepted: check HF_TOKEN" if status in {401, 403} else "try again later"
@@ -351,4 +355,4 @@ def _explain(error: Exception, hub: HubId) -> HeadraceError:
     if isinstance(error, errors.HFValidationError):
         return ModelNotFoundError(f"{hub} is not a name the hub allows")
     reason = "".join(character if character.isprintable() else " " for character in str(error))[:200]
-    return FetchError(f"fetching {hub} failed: {reason}", "run it again: the download resumes")
+    return FetchError(f"fetching {hub} failed: {reason}", _KEPT)

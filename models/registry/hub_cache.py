@@ -1,6 +1,15 @@
-"""Deleting a model from the hub's shared cache. Only whole revisions, through huggingface_hub's own bookkeeping."""
+"""Deleting from the hub's shared cache: whole revisions, through huggingface_hub's own bookkeeping, and what downloads
+that were killed left beside a file that is whole by now, which nothing would ever use or delete."""
 
+import glob
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
+
+# A running download writes more often than that, or it gives up: for where a lock of another machine's does not reach.
+_STILL_S = 60.0
 
 
 def cached_bytes(repo: str, commit: str) -> int:
@@ -32,3 +41,29 @@ def _strategy(repo: str, commit: str) -> Any:
         for revision in cached.revisions
     )
     return cache.delete_revisions(commit) if known else None
+
+
+def remove_leftovers(files: Iterable[Path]) -> None:
+    """Delete the beginnings of these files of a snapshot that no running download holds."""
+    from filelock import FileLock, Timeout
+
+    for blob in (file.resolve() for file in files):
+        # huggingface_hub begins a new one at each attempt, named by the content's digest and a number of its own.
+        beginnings = blob.parent.glob(f"{glob.escape(blob.name)}.*.incomplete")
+        if not (still := [path for path in beginnings if _still(path)]):
+            continue
+        locks = blob.parents[2] / ".locks" / blob.parents[1].name  # of the repository
+        # Whoever fetches that content holds this one until it is there. NotImplementedError: there are no locks here.
+        with (
+            suppress(Timeout, OSError, NotImplementedError),
+            FileLock(locks / f"{blob.name}.lock", timeout=0, mode=0o664),  # the mode that huggingface_hub gives it
+        ):
+            for path in still:
+                path.unlink(missing_ok=True)
+
+
+def _still(path: Path) -> bool:
+    try:
+        return time.time() - path.stat().st_mtime > _STILL_S
+    except FileNotFoundError:
+        return False

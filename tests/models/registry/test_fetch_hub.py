@@ -1,6 +1,8 @@
 """Fetching from a hub, spoken to over real HTTP on the loopback interface by the real huggingface_hub."""
 
+import hashlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -9,10 +11,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.registry.fetch_hub import HubFiles, fetch_config, fetch_hub
-from headrace.models.registry.hub_cache import cached_bytes, delete_cached
+from headrace.models.registry.hub_cache import cached_bytes, delete_cached, remove_leftovers
 from headrace.models.registry.source import HubId
 from headrace.runtime.errors import (
     CheckpointError,
@@ -220,7 +223,49 @@ def test_deleting_from_the_cache(hub: HubServer) -> None:
     assert delete_cached("org/name", files.commit) == 0
 
 
-def test_ctrl_c_ends_a_stalled_download_and_the_next_run_resumes(hub: HubServer, tmp_path: Path) -> None:
+def test_the_beginnings_of_files_that_nobody_fetches_go(hub: HubServer) -> None:
+    hub.add("org/name", MODEL)
+    folder = fetch_hub(HUB).folder
+    blob = (folder / "model.safetensors").resolve()
+    dead, held, fresh, other = (
+        blob.with_name(f"{name}.incomplete")
+        for name in (f"{blob.name}.01234567", f"{(folder / 'tokenizer.json').resolve().name}.0", f"{blob.name}.1", "2")
+    )
+    for path in (dead, held, fresh, other):
+        path.write_bytes(b"x")
+    for path in (dead, held, other):
+        os.utime(path, (0, 0))
+    lock = blob.parents[2] / ".locks" / "models--org--name" / f"{held.name.split('.')[0]}.lock"
+    with FileLock(lock):  # as a download of the same content in another process
+        fetch_hub(HUB)
+    assert sorted(blob.parent.glob("*.incomplete")) == sorted((held, fresh, other))
+    fetch_hub(HUB)
+    assert sorted(blob.parent.glob("*.incomplete")) == sorted((fresh, other))
+    assert open_checkpoint(folder).nbytes == 400_000
+
+
+def test_a_running_download_holds_the_lock_that_we_ask_for(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 1)
+    hub.add("org/name", MODEL)
+    hub.stall = threading.Event()
+    fetching = threading.Thread(target=lambda: fetch_hub(HUB))
+    fetching.start()
+    assert hub.stall.wait(120)
+    try:
+        digest = hashlib.sha256(WEIGHTS).hexdigest()
+        (beginning,) = tmp_path.rglob(f"{digest}.*.incomplete")
+        os.utime(beginning, (0, 0))
+        remove_leftovers([beginning.with_name(digest)])
+        assert beginning.exists()
+    finally:
+        hub.stall = None
+        fetching.join()
+    assert not beginning.exists()
+
+
+def test_ctrl_c_ends_a_stalled_download_and_the_next_run_fetches_it(hub: HubServer, tmp_path: Path) -> None:
     hub.add("org/name", MODEL)
     hub.stall = threading.Event()
     script = (
