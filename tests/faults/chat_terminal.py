@@ -9,7 +9,9 @@ import subprocess
 import sys
 import termios
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 120
@@ -23,20 +25,25 @@ class Chat:
     def __init__(self, home: Path, *arguments: str, first: str = "") -> None:
         self._ours, theirs = os.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", f"{first}\nfrom headrace.app.cli.main import main\nmain()", "chat", *arguments],
-            cwd=ROOT,
-            env={**os.environ, "HEADRACE_HOME": str(home), "TERM": "xterm-256color"},
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-        )
+        given = {"HEADRACE_HOME": str(home), "TERM": "xterm-256color"}
+        self.process = self._start(["chat", *arguments], theirs, given, first)
         os.close(theirs)
         self.written = b""
         self._stalled = False
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
+
+    def _start(self, arguments: Sequence[str], terminal: int, environment: Mapping[str, str], first: str) -> Any:
+        """A process as `subprocess` has them: here it is an interpreter of its own."""
+        return subprocess.Popen(
+            [sys.executable, "-c", f"{first}\nfrom headrace.app.cli.main import main\nmain()", *arguments],
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            start_new_session=True,
+        )
 
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())

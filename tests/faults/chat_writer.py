@@ -1,9 +1,11 @@
 """A chat that never ends, for tests that kill it: a Conversation with a scripted engine, as fast as it goes.
 
 Run as `python -m tests.faults.chat_writer DATABASE SEED`. Every line on standard output is a promise about what is
-in the database now: `message ID LENGTH CRC whole` or `message ID LENGTH CRC growing`.
+in the database now: `message ID LENGTH CRC whole` or `message ID LENGTH CRC growing`. Every piece that the engine
+says has a number that none had before, the first of a generation a multiple of MOST.
 """
 
+import itertools
 import random
 import sys
 import zlib
@@ -15,6 +17,7 @@ from headrace.app.sessions.records import Message
 from headrace.app.sessions.store import SessionStore
 from tests.app.scripted_engine import Script, ScriptedEngine
 
+MOST = 40  # pieces of a generation
 WORDS = ("water ", "wheel ", "über ", "字", "🙂 ", "`code`\n", "<think>\n", "mill ")
 
 
@@ -47,8 +50,9 @@ def main(database: Path, seed: int) -> None:
     chat.load_model()
     chat.poll()
     print("ready", flush=True)
-    while True:
-        pieces = [choose.choice(WORDS) for _ in range(choose.randrange(1, 40))]
+    for generation in itertools.count(1):
+        count = choose.randrange(1, MOST)
+        pieces = [f"{generation * MOST + piece} {choose.choice(WORDS)}" for piece in range(count)]
         engine.script(Script(pieces=pieces, prompt_tokens=choose.randrange(2, 99)))
         engine.pieces_per_poll = choose.randrange(1, 9)
         answers = [message for message in chat.messages if message.role == "assistant"]

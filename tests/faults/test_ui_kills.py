@@ -29,13 +29,15 @@ SAMPLING = {"temperature": 1.0, "logit_bias": [f"{IM_END}=-100"]}  # every answe
 SHORT, LONG = 1000, 1_000_000  # tokens: some are whole between two polls, some are killed before they are
 
 
-def talk_until_killed(home: Path, store: SessionStore, session: Session, choose: random.Random, asked: int) -> int:
+def talk_until_killed(
+    home: Path, store: SessionStore, session: Session, choose: random.Random, asked: int, kind: type[Chat]
+) -> int:
     """One life of the chat; how many questions there were by its end. Checks what it left."""
     before = store.messages(session.id)
     said, answers = len(before), len(generated(home))
     moment = choose.choice(("starting", "talking", "answering", "answering"))
     store.set_sampling(session.id, {**SAMPLING, "max_tokens": LONG if moment == "answering" else SHORT})
-    chat = Chat(home, "--resume", session.id)
+    chat = kind(home, "--resume", session.id)
     try:
         until = time.monotonic() + (choose.uniform(0, 1) if moment == "starting" else PATIENCE_S)
         first = asked
@@ -95,7 +97,7 @@ def check(store: SessionStore, session: Session, before: list[Message], shown: s
     assert len(questions) == len(set(questions))
 
 
-def kill_chats(folder: Path, kills: int, seed: int = 0) -> tuple[int, int]:
+def kill_chats(folder: Path, kills: int, seed: int = 0, kind: type[Chat] = Chat) -> tuple[int, int]:
     """Kill it so often, below this folder: how many questions there were, and how many answers were cut short."""
     model = write_chat_model(folder / "model", context=1_000_000)
 
@@ -106,7 +108,7 @@ def kill_chats(folder: Path, kills: int, seed: int = 0) -> tuple[int, int]:
         for life in range(kills // LANES):
             if life % LIVES == 0:
                 session = store.create(model=str(model))
-            asked = talk_until_killed(home, store, session, choose, asked)
+            asked = talk_until_killed(home, store, session, choose, asked, kind)
         assert store.db.rows("PRAGMA foreign_key_check") == []
         store.db.run("INSERT INTO message_index(message_index, rank) VALUES ('integrity-check', 1)")
         said = [message for entry in store.sessions() for message in store.messages(entry.session.id)]

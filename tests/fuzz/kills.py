@@ -1,4 +1,5 @@
-"""python -m tests.fuzz.kills chat|engine|batch|download --times N: SIGKILLs at random moments, and what they left.
+"""python -m tests.fuzz.kills KIND --times N: SIGKILLs at random moments of a writer of sessions, of a whole chat, of
+its engine, of a batch or of a download, and what they left.
 
 Nothing may be unreadable, and nothing that was done may be lost or be there twice. What was done, a trace says that the
 program does not write: what engines generated (`tests.faults.trace`), what an undisturbed batch answers, what a hub
@@ -22,17 +23,23 @@ from tests.checkpoints import shard, tensor
 from tests.faults.test_kills import kill_engines
 from tests.faults.test_ui_kills import kill_chats
 from tests.faults.trace import trace_engines
-from tests.fuzz.forked import run
+from tests.faults.writer_kills import kill_writers
+from tests.fuzz.forked import ForkedChat, run
 from tests.hub_server import HubServer
 from tests.tiny_chat import IM_END, write_chat_model
 
 LINES = 40  # of a batch
 
 
+def writers(folder: Path, times: int, seed: int) -> str:
+    promises, answers = kill_writers(folder / "sessions.db", times, seed)
+    return f"{promises} promises, {answers} answers"
+
+
 def chats(folder: Path, times: int, seed: int) -> str:
     with pytest.MonkeyPatch.context() as patch:
         trace_engines(patch)
-        asked, cut_short = kill_chats(folder, times, seed)
+        asked, cut_short = kill_chats(folder, times, seed, ForkedChat)
     return f"{asked} questions, {cut_short} answers cut short"
 
 
@@ -143,7 +150,7 @@ def _remove(*folders: Path) -> None:
 
 
 KINDS: dict[str, Callable[[Path, int, int], str]] = {
-    "chat": chats, "engine": engines, "batch": batches, "download": downloads,
+    "writer": writers, "chat": chats, "engine": engines, "batch": batches, "download": downloads,
 }  # fmt: skip
 
 

@@ -1,11 +1,14 @@
-"""Runs of headrace in forks: done, failed by themselves, or killed, and told apart."""
+"""Runs of headrace in forks: done, failed by themselves, or killed, and told apart; a chat that draws its screen."""
 
 import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.fuzz.forked import run
+from tests.faults.chat_terminal import PATIENCE_S
+from tests.fuzz.forked import ForkedChat, run
 
 
 def test_runs_are_done_killed_or_fail(tmp_path: Path) -> None:
@@ -15,3 +18,16 @@ def test_runs_are_done_killed_or_fail(tmp_path: Path) -> None:
     assert run(["batch", str(requests), "-m", str(tmp_path)], errors, 0.2) is True
     with pytest.raises(AssertionError, match="No such file"):
         run(["batch", str(tmp_path / "none.jsonl"), "-m", str(tmp_path)], errors)
+
+
+def test_a_chat_draws_its_screen_and_is_killed(tmp_path: Path) -> None:
+    chat = ForkedChat(tmp_path, "-m", str(tmp_path / "none"))
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while not chat.shows("message, or / for commands"):
+            assert chat.process.poll() is None, chat.written
+            assert time.monotonic() < deadline, chat.written
+            time.sleep(0.05)
+    finally:
+        chat.kill()
+    assert chat.process.poll() == -signal.SIGKILL
