@@ -151,7 +151,7 @@ class Decoder:
     def join(
         self, caches: Sequence[KVCache | PagedCache], rows: Sequence[tuple[int, Phase]]
     ) -> JoinedCache | JoinedPages:
-        """All of them of one pool, or each by itself."""
+        """All of them of one pool, or in slots that attend at once, or each by itself."""
         paged = [cache for cache in caches if isinstance(cache, PagedCache)]
         if len(paged) == len(caches):
             return JoinedPages(paged, rows)
