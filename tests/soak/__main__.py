@@ -5,13 +5,14 @@ changed now and then. After every round, when nobody has anything to do, memory,
 read, of the child's life as well as of this process. Ends with 1 where one of them grows: the middle of the last
 quarter's readings beyond that of the second's, by more than a hundredth and 8 MB of memory, or by any other thing.
 
-`--model NAME` also compares the memory that is predicted for a model with what a run of its whole context takes.
+`--model NAME` also compares the memory that is predicted for a model with what this process takes for a whole context.
 """
 
 import argparse
 import gc
 import os
 import random
+import resource
 import sys
 import tempfile
 import time
@@ -26,6 +27,7 @@ from headrace.app.chat.conversation import Conversation
 from headrace.app.engine.client import EngineClient
 from headrace.app.engine.messages import ModelSpec
 from headrace.app.sessions.store import SessionStore
+from headrace.models.cost.costs import working_memory
 from headrace.models.load import load_model, load_resolved
 from headrace.models.registry.resolve import resolve
 from headrace.runtime.cost import held_bytes
@@ -37,6 +39,8 @@ from tests.tiny_chat import IM_END, write_chat_model
 Reading = dict[str, int]
 _TURNS = 6  # in a round
 _LIFE = 8  # rounds between two switches of the chat's model
+_LAST = 40  # tokens of a context that are generated
+_RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 class Soak:
@@ -134,15 +138,16 @@ def grown(readings: list[Reading]) -> Iterator[str]:
             yield f"{name} grew from {early:,.0f} to {late:,.0f}"
 
 
-def predicted_memory(name: str | None) -> tuple[int, int]:
-    """(bytes that weights and K/V of the whole context are predicted to take, the peak of MLX's memory)."""
-    loaded = load_resolved(resolve(name), context=2048)
-    cost = loaded.network.cost
-    mx.reset_peak_memory()
-    engine = Engine(loaded.network, context_limit=2048)
-    for _ in engine.generate(Request([1] * 2000, max_tokens=40, sampling=SamplingParams(temperature=0.0))):
+def predicted_memory(name: str | None, context: int) -> tuple[int, int]:
+    """(bytes that a process is predicted to take, as before loading; the most that this one took for the context)."""
+    loaded = load_resolved(resolve(name), context=context)
+    engine = Engine(loaded.network, context_limit=context)
+    prompt = [1] * (context - _LAST)
+    for _ in engine.generate(Request(prompt, max_tokens=_LAST, sampling=SamplingParams(temperature=0.0))):
         pass
-    return loaded.checkpoint.nbytes + held_bytes(cost.kv, 2048), mx.get_peak_memory()
+    kv, weights = held_bytes(loaded.network.cost.kv, context), loaded.checkpoint.nbytes
+    working = working_memory(on_gpu=mx.default_device().type == mx.DeviceType.gpu)
+    return weights + kv + working, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
 
 
 def main() -> int:
@@ -150,9 +155,10 @@ def main() -> int:
     parser.add_argument("--hours", type=float, default=6)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", metavar="NAME", help="compare predicted with actual memory of this model")
+    parser.add_argument("--context", type=int, default=8192, help="for so many tokens")
     given = parser.parse_args()
     if given.model:
-        predicted, actual = predicted_memory(given.model)
+        predicted, actual = predicted_memory(given.model, given.context)
         print(f"{given.model}: {predicted / 1e6:.1f} MB predicted, {actual / 1e6:.1f} MB at the peak", flush=True)
     readings: list[Reading] = []
     until = time.monotonic() + given.hours * 3600
