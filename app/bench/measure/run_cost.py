@@ -18,6 +18,7 @@ from headrace.app.predict.acceptance import GUESSES, break_even
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.caches import make_caches
 from headrace.runtime.decode import decode_step
+from headrace.runtime.ops import select
 from headrace.runtime.prefill import prefill
 from headrace.runtime.sampling import Sampler, SamplingParams
 
@@ -33,7 +34,7 @@ def run_costs(network: object, *, depth: int = DEPTH, rounds: int = ROUNDS) -> d
     """
     if not isinstance(network, Decoder):
         return None
-    draw = random.Random(0)
+    draw, likeliest = random.Random(0), select().likeliest
     sampler = Sampler(SamplingParams(), vocab_size=network.vocab_size, prompt=())
     limit = depth + (rounds + 1) * (_STEPS + 1) + GUESSES[-1] + 8
     cache = make_caches(network, limit, most_running=1, keep=False).begin([0])
@@ -46,7 +47,7 @@ def run_costs(network: object, *, depth: int = DEPTH, rounds: int = ROUNDS) -> d
         for guesses in GUESSES if turn % 2 else GUESSES[::-1]:
             tokens = mx.array([draw.randrange(network.vocab_size) for _ in range(guesses + 1)], mx.uint32)
             began = time.perf_counter()
-            decode_step(network, cache, _likeliest, tokens, guesses + 1).tolist()
+            decode_step(network, cache, likeliest, tokens, guesses + 1).tolist()
             times[guesses].append(time.perf_counter() - began)
             cache.rollback()
     cache.close()
@@ -61,8 +62,3 @@ def run_costs(network: object, *, depth: int = DEPTH, rounds: int = ROUNDS) -> d
 
 def _row(guesses: int, cost: float, seconds: float) -> dict[str, Any]:
     return {"guesses": guesses, "step_ms": seconds * 1e3, "cost": cost, "break_even": break_even(cost, guesses)}
-
-
-def _likeliest(logits: mx.array) -> mx.array:
-    """(rows, V) -> (rows,)"""
-    return mx.argmax(logits, axis=-1)
