@@ -71,8 +71,16 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
 
 
 def _swallowed(unraisable: "sys.UnraisableHookArgs") -> None:
-    """A signal that came while a finalizer ran, which nothing can leave by raising: raise it again, outside."""
+    """A signal that came while a finalizer ran, which nothing can leave by raising: raise it again, outside.
+
+    Of a temporary folder that a failing disk does not let go nobody hears: the command says what failed of its own.
+    """
     error = unraisable.exc_value
+    if isinstance(error, OSError):
+        from headrace.runtime.environment import debug
+
+        if not debug():
+            return
     ours = threading.current_thread() is threading.main_thread()
     if not ours or not isinstance(error, KeyboardInterrupt | SystemExit):
         sys.__unraisablehook__(unraisable)

@@ -159,3 +159,25 @@ def test_what_the_output_cannot_encode_is_escaped(encoding: str) -> None:
     e = b"\xe9" if encoding == "latin-1" else b"\\xe9"
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout == b"h" + e + b" \\u20ac \xff\n"
+
+
+@pytest.mark.parametrize(("debug", "told"), [("0", False), ("1", True)])
+def test_a_temporary_folder_that_stays_is_told_under_debug_alone(debug: str, told: bool) -> None:
+    code = """if True:
+        import weakref
+        from headrace.app.cli import main
+        class Folder: pass
+        def cannot_be_deleted(): raise OSError(5, "a failing disk")
+        def run():
+            folder = Folder()
+            weakref.finalize(folder, cannot_be_deleted)
+            del folder
+            return 1
+        main._run = run
+        main.main()
+    """
+    environment = {**os.environ, "HEADRACE_DEBUG": debug}
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert ("a failing disk" in ended.stderr) is told, ended.stderr
