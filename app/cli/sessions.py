@@ -4,6 +4,8 @@ SESSION is an id, the beginning of one, or `last`. Texts come from models: they 
 terminal would act on.
 """
 
+import errno
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -23,7 +25,8 @@ from headrace.app.sessions.search import search as search_sessions
 from headrace.app.sessions.store import SessionStore
 from headrace.app.tables import Column, print_lines, table_lines
 from headrace.app.terminal import table_width
-from headrace.runtime.errors import SessionError, UsageError
+from headrace.runtime.errors import HeadraceError, SessionError, UsageError
+from headrace.runtime.replace_file import replace_file
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
@@ -186,10 +189,17 @@ def _export(name: str, form: str, output: Path | None) -> None:
 
 
 def _write(output: Path, text: str) -> None:
+    """All of it, or what was there stays; in place only where there is nothing to put another file for: a device."""
+    whole = output.parent.is_dir() and (output.is_file() or not output.exists())
     try:
-        output.write_text(text, encoding="utf-8")
+        if whole and (not output.exists() or os.access(output, os.W_OK)):
+            replace_file(output, text)
+        else:
+            output.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"{output} cannot be written: {error.strerror}") from None
+        disk = error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no fault of the command line
+        kind = HeadraceError if disk else UsageError
+        raise kind(f"{output} cannot be written: {error.strerror}") from None
 
 
 @contextmanager

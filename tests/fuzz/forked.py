@@ -24,14 +24,14 @@ _IMPORTED = (
     "headrace.models.load", "headrace.models.registry.fetch_hub", "headrace.runtime.engine", "tests.faults.test_kills",
     "tests.faults.test_ui_kills", "tests.faults.writer_kills", "tests.hub_server", "tests.tiny_chat",
 )  # fmt: skip
-_FORKS = multiprocessing.get_context("forkserver")
+FORKS = multiprocessing.get_context("forkserver")
 # The main module is run again in every fork, as in any child of a fork server: what it imports is there, too.
-_FORKS.set_forkserver_preload([__name__, *_IMPORTED])
+FORKS.set_forkserver_preload([__name__, *_IMPORTED])
 
 
 def run(arguments: Sequence[str], errors: Path, seconds: float | None = None) -> bool:
     """Run headrace; whether it was killed after so many seconds. Raises AssertionError where it fails by itself."""
-    process = _FORKS.Process(target=_headrace, args=(list(arguments), errors))
+    process = FORKS.Process(target=_headrace, args=(list(arguments), errors))
     process.start()
     process.join(seconds)
     if process.exitcode is None:
@@ -49,7 +49,7 @@ def run(arguments: Sequence[str], errors: Path, seconds: float | None = None) ->
 def _headrace(arguments: list[str], errors: Path) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     told = os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    _run_on(arguments, (nothing, nothing, told))
+    run_on(arguments, (nothing, nothing, told))
 
 
 class ForkedChat(Chat):
@@ -68,7 +68,7 @@ class _OnTerminal:
 
     def __init__(self, arguments: Sequence[str], terminal: int, environment: Mapping[str, str]) -> None:
         given = (list(arguments), _Descriptor(terminal), dict(environment))
-        self._process = _FORKS.Process(target=_headrace_on_terminal, args=given)
+        self._process = FORKS.Process(target=_headrace_on_terminal, args=given)
         with self._one:
             self._process.start()
 
@@ -101,10 +101,10 @@ def _number_here(sent: Any) -> int:
 
 def _headrace_on_terminal(arguments: list[str], terminal: int, environment: dict[str, str]) -> None:
     os.environ.update(environment)
-    _run_on(arguments, (terminal,) * 3)
+    run_on(arguments, (terminal,) * 3)
 
 
-def _run_on(arguments: list[str], streams: Sequence[int]) -> None:
+def run_on(arguments: list[str], streams: Sequence[int]) -> None:
     from headrace.app.cli.main import main
 
     os.setsid()

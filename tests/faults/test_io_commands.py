@@ -1,0 +1,24 @@
+"""Whole commands on a disk that fails: none says that it is done when it is not, and each can be run again."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="failing calls are those of Linux")
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize(("step", "names"), [("53", ["run", "batch", "pull", "pull of parts"]), ("1", ["export over"])])
+def test_a_command_ends_with_0_only_if_its_result_is_whole(tmp_path: Path, step: str, names: list[str]) -> None:
+    command = [sys.executable, "-m", "tests.faults.io_commands", str(tmp_path), step, *names]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == len(names), done.stderr
+    for kind in found:
+        assert kind["wrong"] == 0, kind
+        assert kind["failed"] >= 1
