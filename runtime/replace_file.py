@@ -6,6 +6,7 @@ It is written beside its place, as NAME.PROCESS. What a killed process left ther
 import contextlib
 import os
 import re
+import stat
 import time
 from pathlib import Path
 
@@ -13,12 +14,14 @@ _LEFT_S = 60.0  # younger ones may be of a process that has no number here, as i
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Put `text` there, UTF-8, its folder made if need be. A symbolic link stays one. Raises OSError."""
+    """Put `text` there, UTF-8, its folder made if need be. A link stays one, and who may read it. Raises OSError."""
     path = Path(os.path.realpath(path))
     partial = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(text, encoding="utf-8")
+        with contextlib.suppress(OSError):  # nothing was there
+            partial.chmod(stat.S_IMODE(path.stat().st_mode))
         partial.replace(path)
     except OSError:
         with contextlib.suppress(OSError):

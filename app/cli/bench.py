@@ -283,9 +283,7 @@ def _print(document: dict[str, Any], form: str | None) -> None:
 
 def _write_report(document: dict[str, Any], path: Path) -> None:
     from headrace.app.bench.show.report import html
+    from headrace.app.output_file import write_output
 
-    try:
-        path.write_text(html(document), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    write_output(path, html(document))
     click.echo(f"report written to {path}", err=True)

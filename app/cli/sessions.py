@@ -4,8 +4,6 @@ SESSION is an id, the beginning of one, or `last`. Texts come from models: they 
 terminal would act on.
 """
 
-import errno
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ import click
 
 from headrace.app.cli.confirm import confirm
 from headrace.app.cli.json_output import json_text, print_json
+from headrace.app.output_file import write_output
 from headrace.app.sanitise import sanitise
 from headrace.app.sessions.examine import examine
 from headrace.app.sessions.export import to_document, to_markdown
@@ -25,8 +24,7 @@ from headrace.app.sessions.search import search as search_sessions
 from headrace.app.sessions.store import SessionStore
 from headrace.app.tables import Column, print_lines, table_lines
 from headrace.app.terminal import table_width
-from headrace.runtime.errors import HeadraceError, SessionError, UsageError
-from headrace.runtime.replace_file import replace_file
+from headrace.runtime.errors import SessionError, UsageError
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
@@ -144,7 +142,7 @@ def doctor(output: Path | None, as_json: bool) -> None:
     with _store() as store:
         found = examine(store)
     if output is not None:
-        _write(output, json_text([to_document(kept.session, kept.messages) for kept in found.sessions]) + "\n")
+        write_output(output, json_text([to_document(kept.session, kept.messages) for kept in found.sessions]) + "\n")
     messages = sum(len(kept.messages) for kept in found.sessions)
     damages = [(one, message) for one in found.sessions for message in one.messages if message.damaged]
     if as_json:
@@ -185,21 +183,7 @@ def _export(name: str, form: str, output: Path | None) -> None:
     if output is None:
         click.echo(text, nl=False)
         return
-    _write(output, text)
-
-
-def _write(output: Path, text: str) -> None:
-    """All of it, or what was there stays; in place only where there is nothing to put another file for: a device."""
-    whole = output.parent.is_dir() and (output.is_file() or not output.exists())
-    try:
-        if whole and (not output.exists() or os.access(output, os.W_OK)):
-            replace_file(output, text)
-        else:
-            output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        disk = error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no fault of the command line
-        kind = HeadraceError if disk else UsageError
-        raise kind(f"{output} cannot be written: {error.strerror}") from None
+    write_output(output, text)
 
 
 @contextmanager

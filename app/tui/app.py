@@ -37,6 +37,7 @@ from headrace.app.tui.textual_overrides.ground import Ground
 from headrace.app.tui.themes import DARK, LIGHT, after_terminal, on_ground, own_variables
 from headrace.runtime.errors import HeadraceError, SessionError
 from headrace.runtime.paths import data_dir
+from headrace.runtime.replace_file import replace_file
 
 
 class HeadraceApp(PolledApp):
@@ -292,8 +293,7 @@ class HeadraceApp(PolledApp):
 
     def _write(self, path: Path, text: str) -> None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            replace_file(path, text)
         except OSError as error:
             self.say(f"cannot write {path}: {error.strerror}", problem=True)
         else:

@@ -1,6 +1,7 @@
 """A file is there whole, old or new, whatever happens to its writer."""
 
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,15 @@ def test_a_link_to_the_file_stays_a_link(tmp_path: Path) -> None:
     replace_file(tmp_path / "settings.toml", "a = 1\n")
     assert (tmp_path / "settings.toml").is_symlink()
     assert [path.read_text() for path in (tmp_path / "dotfiles").iterdir()] == ["a = 1\n"]
+
+
+def test_who_may_read_the_old_text_may_read_the_new_one(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("old\n")
+    for mode in (0o600, 0o644):
+        file.chmod(mode)
+        replace_file(file, "new\n")
+        assert stat.S_IMODE(file.stat().st_mode) == mode
 
 
 def test_a_writer_that_fails_half_way_leaves_the_old_text_and_nothing_else(
