@@ -136,7 +136,7 @@ WHOLE = dict.fromkeys(("a.weight", "a.scales", "b.weight"), ONE)
         ({"weight_map": {"a.weight": ONE}}, "does not list"),
         ({"weight_map": WHOLE | {"a.weight": "model-other.safetensors"}}, "it is in"),
         ({"weight_map": WHOLE | {"a.weight": "a\nb"}}, "it is in"),
-        ({"weight_map": WHOLE | {"a.weight": "\ud800\x1b[2J"}}, "it is in"),
+        ({"weight_map": WHOLE | {"a.weight": "\ud800\x1b[2J"}}, "no Unicode"),
         ({"weight_map": WHOLE | {"a.weight": 7}}, "leaves the model directory"),
         ({"weight_map": WHOLE | {"a.weight": "../../etc/passwd"}}, "leaves the model directory"),
         ({"weight_map": WHOLE | {"a.weight": "/etc/passwd"}}, "leaves the model directory"),
