@@ -17,6 +17,7 @@ from headrace.runtime.kv.bank import Bank
 from headrace.runtime.kv.joined_slots import JoinedSlots
 from headrace.runtime.kv.slot_cache import SlotCache, SlotPool
 from headrace.runtime.ops import BLOCK, Phase, reference
+from headrace.runtime.pace import Pace
 from headrace.runtime.request import Request, Step
 from tests.pooled import feed
 from tests.tiny import load_decoder, write_model
@@ -337,7 +338,10 @@ def test_the_last_of_a_chat_takes_no_bank_along(llama: Decoder) -> None:
 def test_everyone_says_what_it_says_alone(llama: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Submitted at any time, some cancelled, some with guesses, in memory so short that some step back."""
     chance = random.Random(8)
-    engine = Engine(llama, context_limit=2 * CHUNK, kv_memory=llama.cost.kv_bytes(5 * CHUNK))
+    whole_prompts = Pace()  # whatever passes took: who decodes beside whom is the same on every machine
+    monkeypatch.setattr(whole_prompts, "budget", lambda _beside: CHUNK)
+    memory = llama.cost.kv_bytes(5 * CHUNK)
+    engine = Engine(llama, context_limit=2 * CHUNK, kv_memory=memory, pace=whole_prompts)
     assert isinstance(engine.caches.pool, SlotPool)
     pool, seat, together = engine.caches.pool, engine.caches.pool.seat, list[int]()
 
@@ -350,9 +354,10 @@ def test_everyone_says_what_it_says_alone(llama: Decoder, monkeypatch: pytest.Mo
     monkeypatch.setattr(pool, "seat", watched)
     to_come = [
         Request(prompt_of(chance.randint(CHUNK - 40, CHUNK - 10)), 90, speculate=chance.choice(["off", "ngram"]))
-        for _ in range(8)
+        for _ in range(5)
     ]
-    tokens: dict[Any, list[int]] = {engine.submit(to_come.pop()): [] for _ in range(3)}  # that grow at the same time
+    grow_together = [Request(prompt_of(CHUNK - 20), 90, speculate="off") for _ in range(3)]
+    tokens: dict[Any, list[int]] = {engine.submit(request): [] for request in grow_together}
     cancelled = set()
     stepped_back = 0
     while to_come or engine.has_work:
