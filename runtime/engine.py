@@ -25,7 +25,7 @@ from headrace.runtime.decode import Flight, agreed, read, start
 from headrace.runtime.draft import Draft
 from headrace.runtime.errors import EngineError, PoolFullError, UsageError, expected
 from headrace.runtime.guess_costs import KeptCosts
-from headrace.runtime.guesses import Guesses, follow
+from headrace.runtime.guesses import Guesses
 from headrace.runtime.machine.memory import POOL, wired
 from headrace.runtime.machine.out_of_memory import memory_errors, ran_out
 from headrace.runtime.network import Network
@@ -285,7 +285,6 @@ class Engine:
         sequence.marks = self._keeps and sequence.cache.needs_marks
         if self.network.rolls_back and not sequence.cache.needs_marks:
             sequence.proposer = sequence.proposer or self._proposer(sequence)
-            follow(sequence)
         if not sequence.served:
             sequence.served = True
             sequence.reused = sequence.told = sequence.cache.committed
@@ -371,7 +370,6 @@ class Engine:
             if not stop:
                 return sequence, self._finish(sequence, "stop", said[0], record)
             sequence.stop_id, sequence.left = said.pop(), 0
-        follow(sequence)
         sequence.said += len(said)
         read_values = None if values is None else tuple(read(each) for each in values[: len(said)])
         return sequence, Step(tuple(said), record, read_values)

@@ -1,7 +1,8 @@
 """Guesses for the next pass: each sequence's own proposer asked, and the controller, how many of them ride along.
 
 A sequence whose newest token is still to be read is guessed from those before it: the first guess stands for that
-token, and those after it ride along.
+token, and those after it ride along. A proposer reads what was said when it is asked: where guesses cannot pay, as with
+many sequences on a CPU, they take no time at all.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,12 +31,18 @@ class Guesses:
 
     def add(self, shares: list[Share], extend: Extend) -> list[Share]:
         """The pass with guesses where they pay: `extend` gives a share its own, as far as there is room."""
-        if not all(share.chooses for share in shares):
+        proposers = [share.sequence.proposer for share in shares]
+        if not all(share.chooses for share in shares) or not any(proposers):
             return shares
-        promises = [_promises(share.sequence) for share in shares]
-        if not any(promises):
+        pays, price_s = self.controller.pays, max(proposer.price_s for proposer in proposers if proposer)
+        if not pays(len(shares), 1.0, price_s):
             return shares
-        price_s = max(share.sequence.proposer.price_s for share in shares if share.sequence.proposer)
+        likeliest = [_likeliest(share.sequence) for share in shares]
+        if not pays(len(shares), max(likeliest), price_s):
+            return shares
+        promises = [
+            _promises(share.sequence) if chance else () for share, chance in zip(shares, likeliest, strict=True)
+        ]
         counts = self.controller.choose(promises, price_s)
         return [
             self._with(share, count, extend) if count else share for share, count in zip(shares, counts, strict=True)
@@ -65,30 +72,29 @@ class Guesses:
         return extend(share, guesses, proposer.source)
 
 
-def follow(sequence: Sequenced) -> None:
-    """Tell a sequence's proposer what there is. One that raises is not asked again."""
-    if sequence.proposer is not None:
-        try:
-            sequence.proposer.follow(sequence.tokens)
-        except Exception:
-            sequence.proposer = None
-
-
 def _unread(sequence: Sequenced) -> int:
     """Tokens that a pass under way chooses, 0 or 1."""
     return int(sequence.cache.length >= len(sequence.tokens))
 
 
+def _likeliest(sequence: Sequenced) -> float:
+    """The chance of its first guess, which is above that of those behind; 0 without any. One that raises has none."""
+    proposer = sequence.proposer
+    if proposer is None or not sequence.said or sequence.left <= 0 or (proposer.reads_all and _unread(sequence)):
+        return 0.0
+    try:
+        proposer.follow(sequence.tokens)
+        return max(proposer.chances(1), default=0.0)
+    except Exception:
+        sequence.proposer = None
+        return 0.0
+
+
 def _promises(sequence: Sequenced) -> Sequence[float]:
     """Of each guess for behind the token that is fed next: that it will be accepted."""
-    proposer, most = sequence.proposer, min(MOST, sequence.left)
-    if proposer is None or most <= 0 or not sequence.said:
-        return ()
-    unread = _unread(sequence)
-    if unread and proposer.reads_all:
-        return ()
+    proposer, most, unread = sequence.proposer, min(MOST, sequence.left), _unread(sequence)
     try:
-        return list(accumulate(proposer.chances(most + unread), mul))[unread : most + unread]
+        return list(accumulate(proposer.chances(most + unread), mul))[unread : most + unread] if proposer else ()
     except Exception:
         sequence.proposer = None
         return ()

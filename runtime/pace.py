@@ -2,13 +2,11 @@
 
 Alone, a prompt's chunks take about TARGET_S each. Beside sequences that decode they are as long as lets a pass take
 STRETCH times what the decoding alone takes: those sequences keep flowing, and the prompt gets the rest of the time.
-Measured are medians of the newest passes: one that somebody else's work held up says nothing of the next.
+Measured are medians of the newest passes (`runtime.recent`).
 """
 
-import statistics
-from collections import deque
-
 from headrace.runtime.prefill import ChunkSizer
+from headrace.runtime.recent import Recent
 
 STRETCH = 2.4
 SMALLEST = 8  # tokens: fewer make a pass hardly shorter
@@ -22,8 +20,8 @@ class Pace:
 
     def __init__(self) -> None:
         self.alone = ChunkSizer()
-        self._step_s = _Recent(_STEPS)  # a pass of decoding sequences only
-        self._token_s = _Recent(_CHUNKS)  # what a prompt's token adds to it
+        self._step_s = Recent(_STEPS)  # a pass of decoding sequences only
+        self._token_s = Recent(_CHUNKS)  # what a prompt's token adds to it
 
     def budget(self, beside: bool) -> int:
         """Prompt tokens that the next pass may take, beside decoding sequences or alone."""
@@ -44,15 +42,3 @@ class Pace:
             self._token_s.add(seconds / fed)
         elif (step_s := self._step_s.median) is not None:
             self._token_s.add(max(0.0, seconds - step_s) / fed)
-
-
-class _Recent:
-    """The median of the newest values; None before there are any."""
-
-    def __init__(self, most: int) -> None:
-        self._values: deque[float] = deque(maxlen=most)
-        self.median: float | None = None
-
-    def add(self, value: float) -> None:
-        self._values.append(value)
-        self.median = statistics.median(self._values)

@@ -12,6 +12,9 @@ from headrace.runtime.speculation.controller import Controller
 class Always(Controller):
     """Every guess rides along."""
 
+    def pays(self, _sequences: int, _chance: float, _price_s: float = 0.0) -> bool:
+        return True
+
     def choose(self, promises: Sequence[Sequence[float]], _price_s: float = 0.0) -> list[int]:
         return [len(own) for own in promises]
 

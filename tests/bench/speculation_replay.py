@@ -1,10 +1,11 @@
 """What n-gram guesses would gain on answers that are known, on a machine whose passes cost what one says: no noise.
 
-python -m tests.bench.speculation_replay [MODEL] [--costs 1:1,2:1.3,4:1.8,8:2.7,16:5] [--tokens N]
+python -m tests.bench.speculation_replay [MODEL] [--costs 1:1,2:1.1,4:1.5,8:2.4,16:4.7] [--tokens N] [--batch B]
 
 Every workload is answered plainly once, greedily and at temperature 1; then proposer, acceptance and controller run
-against the tokens in plain Python, as the engine has them do. `foresight` knows how many of its guesses are right: more
-than that no policy gets out of these guesses at these costs.
+against the tokens in plain Python, as the engine has them do: for B sequences that say the same, first with a new
+controller and then with what it has learnt. `foresight` knows how many of its guesses are right: more than that no
+policy gets out of these guesses at these costs.
 """
 
 import argparse
@@ -21,44 +22,103 @@ from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.runtime.engine import Engine
 from headrace.runtime.request import Request, Step
 from headrace.runtime.sampling import SamplingParams
-from headrace.runtime.speculation.controller import Controller
+from headrace.runtime.speculation.controller import GUESSES, Controller
 from headrace.runtime.speculation.ngram import NGram
 from headrace.runtime.speculation.proposer import MOST
 
 Cost = Callable[[int], float]
+Asked = tuple[Sequence[int], Sequence[int]]  # prompt, answer
+# Of the default model on two Zen 4 cores, as `headrace bench --speculate` gave them.
+COSTS = "1:1,2:1.13,3:1.28,4:1.45,5:1.66,6:1.88,8:2.38,10:3.02,12:3.52,16:4.7,24:7.1,32:9.5"
 WAIT = 0.1  # of a step: what a pass takes more that is not built ahead
 STEP_S = 0.01
 
 
-def replay(prompt: Sequence[int], answer: Sequence[int], cost: Cost, *, drawn: bool, foresight: bool = False) -> float:
-    """Tokens per time against those without guesses. cost: of a pass of so many rows, in passes of one."""
-    proposer, controller = NGram(drawn=drawn), Controller()
-    tokens, whole = list(prompt), [*prompt, *answer]
-    proposer.follow(tokens)
+def replay(
+    asked: Sequence[Asked], cost: Cost, *, drawn: bool, foresight: bool = False, controller: Controller | None = None
+) -> float:
+    """Tokens per time of sequences that decode together, against those without guesses.
+
+    asked: of each, prompt and answer. cost: of a pass of so many rows, in passes of one. controller: one that goes on.
+    """
+    controller = controller or Controller()
+    sequences = [_Sequence(prompt, answer, drawn) for prompt, answer in asked]
     spent, ahead, unread = 0.0, False, 0
-    while len(tokens) + unread < len(whole):
-        most = min(MOST, len(whole) - len(tokens) - unread - 1)
-        chances = proposer.chances(most + unread) if most > 0 and len(tokens) > len(prompt) else ()
-        count = 0
-        if chances and foresight:
-            right = _right(proposer.propose(most + unread), whole[len(tokens) :]) - unread
-            gains = {k: (1 + min(k, right)) / (cost(1 + k) + (0 if ahead else WAIT)) for k in range(1, right + 1)}
-            count = max(gains, key=gains.__getitem__, default=0)
-            count = count if count and gains[count] > 1 else 0
-        elif chances:
-            (count,) = controller.choose([list(accumulate(chances, mul))[unread:]])
-        guesses = proposer.propose(count + unread)[unread:] if count else ()
-        took = cost(1 + len(guesses)) + (0 if ahead else WAIT)
+    while running := [sequence for sequence in sequences if sequence.left > unread]:
+        rights = [sequence.right(unread) for sequence in running] if foresight else []
+        counts = _best(rights, cost) if foresight else _chosen(running, controller, unread)
+        took = cost(len(running) + sum(counts)) + (0 if ahead else WAIT)
         spent += took
-        if unread:  # the pass before lands meanwhile
-            tokens.append(whole[len(tokens)])
-            proposer.follow(tokens)
-        controller.took(1, len(guesses), took * STEP_S, ahead=ahead)
-        ahead = unread = not guesses
+        for sequence, count in zip(running, counts, strict=True):
+            sequence.passes(count, unread)
+        controller.took(len(running), sum(counts), took * STEP_S, ahead=ahead)
+        ahead = not any(counts)
+        unread = int(ahead)
+    plain, done = 0.0, 0
+    for running_on, length in enumerate(sorted(len(answer) for _, answer in asked)):
+        plain += (length - done) * cost(len(asked) - running_on)
+        done = length
+    return plain / spent
+
+
+class _Sequence:
+    """One whose answer is known: what is said of it so far, and who guesses the rest."""
+
+    def __init__(self, prompt: Sequence[int], answer: Sequence[int], drawn: bool) -> None:
+        self.proposer = NGram(drawn=drawn)
+        self._tokens, self._whole, self._prompt = list(prompt), [*prompt, *answer], len(prompt)
+
+    @property
+    def left(self) -> int:
+        return len(self._whole) - len(self._tokens)
+
+    def promises(self, unread: int, likeliest: bool = False) -> list[float]:
+        """As `headrace.runtime.guesses` has them; `likeliest`: of the first alone."""
+        most = min(MOST, self.left - unread - 1)
+        if most <= 0 or len(self._tokens) == self._prompt:
+            return []
+        self.proposer.follow(self._tokens)
+        if likeliest:
+            return list(self.proposer.chances(1))
+        return list(accumulate(self.proposer.chances(most + unread), mul))[unread:]
+
+    def right(self, unread: int) -> int:
+        """How many of its guesses for behind the unread token are."""
+        if not self.promises(unread):
+            return 0
+        return max(0, _right(self.proposer.propose(MOST + unread), self._whole[len(self._tokens) : -1]) - unread)
+
+    def passes(self, count: int, unread: int) -> None:
+        """A pass with so many guesses; the one before it lands meanwhile, if it is under way."""
+        guesses = self.proposer.propose(count + unread)[unread:] if count else ()
+        if unread:
+            self._tokens.append(self._whole[len(self._tokens)])
         if guesses:
-            tokens += whole[len(tokens) :][: 1 + _right(guesses, whole[len(tokens) :])]
-            proposer.follow(tokens)
-    return len(answer) / spent
+            come = self._whole[len(self._tokens) :]
+            self._tokens += come[: 1 + _right(guesses, come)]
+
+
+def _chosen(running: Sequence[_Sequence], controller: Controller, unread: int) -> list[int]:
+    """As the engine asks (`headrace.runtime.guesses`)."""
+    none = [0] * len(running)
+    if not controller.pays(len(running), 1.0):
+        return none
+    likeliest = [max(sequence.promises(unread, likeliest=True), default=0.0) for sequence in running]
+    if not controller.pays(len(running), max(likeliest)):
+        return none
+    return controller.choose([sequence.promises(unread) for sequence in running])
+
+
+def _best(rights: Sequence[int], cost: Cost) -> list[int]:
+    """Of guesses that are all right, as many as pay. Each pass with some makes itself wait, or the one behind it."""
+    rows, most = len(rights), min(sum(rights), GUESSES)
+    gains = {k: (rows + k) / rows * cost(rows) / (cost(rows + k) + WAIT) for k in range(1, most + 1)}
+    best = max(gains, key=gains.__getitem__, default=0)
+    left, counts = best if best and gains[best] > 1 else 0, list[int]()
+    for right in rights:
+        counts.append(min(right, left))
+        left -= counts[-1]
+    return counts
 
 
 def _right(guesses: Sequence[int], come: Sequence[int]) -> int:
@@ -83,7 +143,8 @@ def read_costs(text: str) -> Cost:
 def main() -> None:
     parser = argparse.ArgumentParser(description=cast(str, __doc__).splitlines()[0])
     parser.add_argument("model", nargs="?")
-    parser.add_argument("--costs", type=read_costs, default="1:1,2:1.3,4:1.8,8:2.7,12:4,16:5")
+    parser.add_argument("--costs", type=read_costs, default=COSTS)
+    parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=320)
     options = parser.parse_args()
     loaded = load_resolved(resolve(options.model))
@@ -95,11 +156,13 @@ def main() -> None:
             most = min(options.tokens, workload.max_tokens)
             request = Request(prompt, most, sampling, loaded.tokenizer.eos_ids, speculate="off")
             answer = [token for event in engine.generate(request) if isinstance(event, Step) for token in event.tokens]
-            gains = [
-                replay(prompt, answer, options.costs, drawn=temperature > 0, foresight=known) for known in (False, True)
-            ]
+            asked, drawn = [(prompt, answer)] * options.batch, temperature > 0
+            controller = Controller()
+            new, learnt = (replay(asked, options.costs, drawn=drawn, controller=controller) for _ in range(2))
+            known = replay(asked, options.costs, drawn=drawn, foresight=True)
             print(
-                f"{name:8} at {temperature:g}: {len(answer):4} tokens, {gains[0]:5.2f}x, foresight {gains[1]:5.2f}x",
+                f"{name:8} at {temperature:g}: {len(answer):4} tokens, {new:5.2f}x, then {learnt:5.2f}x,"
+                f" foresight {known:5.2f}x",
                 flush=True,
             )
 

@@ -16,7 +16,8 @@ def gain(row: float, chance: float, *, sequences: int = 1, passes: int = 600) ->
     ahead = True
     for _ in range(passes):
         promises = [[chance**place for place in range(1, 16)]] * sequences
-        counts = controller.choose(promises) if tokens else [0] * sequences
+        asked = tokens and controller.pays(sequences, chance)
+        counts = controller.choose(promises) if asked else [0] * sequences
         took = seconds(sequences + sum(counts), row) + (0.0004 if any(counts) or not ahead else 0.0)
         controller.took(sequences, sum(counts), took, ahead=ahead)
         ahead = not any(counts)
@@ -45,6 +46,41 @@ def test_nothing_is_guessed_before_a_pass_without_was_seen() -> None:
     controller.took(1, 0, 0.01, ahead=True)
     assert controller.choose([[1.0] * 15]) != [0]
     assert controller.choose([[1.0] * 15], price_s=0.02) == [0]  # guesses that cost two steps each
+
+
+def test_a_pass_with_guesses_answers_for_the_wait_behind_it() -> None:
+    """The next one without could not be built ahead, and takes longer."""
+    ratios = []
+    for next_s in (0.010, 0.014):
+        controller = Controller()
+        controller.took(1, 0, 0.010, ahead=True)
+        controller.took(1, 1, 0.012, ahead=False)
+        controller.took(1, 0, next_s, ahead=False)
+        ratios.append(controller.known[1, 1][0])
+    assert ratios[1] == pytest.approx(ratios[0] + 0.2)  # half of it: there was one such pass, and what was expected
+
+
+def test_one_pass_that_was_held_up_changes_nothing() -> None:
+    controller = Controller()
+    for took in (0.010, 0.010, 0.010, 0.5):
+        controller.took(1, 0, took, ahead=True)
+    controller.took(1, 1, 0.012, ahead=False)
+    controller.took(1, 0, 0.010, ahead=False)
+    assert controller.known[1, 1][0] == pytest.approx((1.3 + 1.2) / 2)
+
+
+def test_where_none_can_pay_nobody_is_asked_but_now_and_then() -> None:
+    controller = Controller()
+    controller.took(4, 0, 0.01, ahead=True)
+    assert controller.pays(4, 0.99)
+    assert not controller.pays(4, 0.3)
+    for guesses in range(1, GUESSES + 1):
+        controller.took(4, guesses, 10.0, ahead=False)
+        controller.took(4, guesses, 10.0, ahead=False)
+    controller.took(4, 0, 0.01, ahead=True)
+    asked = [controller.pays(4, 1.0) for _ in range(300)]
+    assert not any(asked[:200])
+    assert asked[-1]
 
 
 def test_the_best_guesses_of_all_sequences_ride_along() -> None:

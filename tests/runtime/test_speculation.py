@@ -250,6 +250,19 @@ def test_by_default_text_that_repeats_is_guessed(network: Decoder) -> None:
     assert end.summary.proposed > 0
 
 
+@pytest.mark.parametrize("pays", [True, False])
+def test_a_proposer_is_told_what_was_said_where_guesses_may_pay(
+    network: Decoder, monkeypatch: pytest.MonkeyPatch, pays: bool
+) -> None:
+    """Else it takes no time at all."""
+    engine, proposer = speculating(network), Says(lambda _tokens, _most: [])
+    told: list[int] = []
+    monkeypatch.setattr(proposer, "follow", lambda tokens: told.append(len(tokens)))
+    monkeypatch.setattr(engine._guesses.controller, "pays", lambda *_: pays)
+    run(engine, [Request(PROMPT, max_tokens=8)], [proposer])
+    assert bool(told) == pays
+
+
 def test_off_is_off(network: Decoder) -> None:
     (events,) = run(speculating(network), [Request(PROMPT[:20] * 4, max_tokens=30, speculate="off")])
     assert split(list(events))[1].summary.proposed == 0
