@@ -47,13 +47,13 @@ class _Curve:
         known = {guesses: remembered[sequences, guesses] for guesses in counts if (sequences, guesses) in remembered}
         self._expected = _bent(self._prior, {guesses: ratio for guesses, (ratio, _) in known.items()})
         self._worth = {guesses: min(seen, _KNOWN) for guesses, (_, seen) in known.items()}
-        self.ratios = dict(self._expected)
+        self._settle(self._expected)
 
     def forget(self) -> None:
         """Nothing of passes with guesses was seen, here or before."""
         self._expected = self._prior
         self._worth = dict[int, int]()  # passes that what is remembered is worth
-        self.ratios = dict(self._prior)
+        self._settle(self._prior)
         self.seen = dict.fromkeys(self._prior, 0)
         self.refused = 0
 
@@ -64,12 +64,6 @@ class _Curve:
     def plain(self, seconds: float) -> None:
         self._plain.add(seconds)
         self.age = 0
-
-    @property
-    def least(self) -> float:
-        """What the chances of guesses have to be on average for a pass with them to pay. 1 and more: none does."""
-        needed = (self._sequences * (_GAIN * ratio - 1) / guesses for guesses, ratio in self.ratios.items())
-        return min(needed, default=math.inf)
 
     def late(self, seconds: float) -> float:
         """What a pass without took longer than they do: it was not started ahead."""
@@ -84,7 +78,13 @@ class _Curve:
         measured = max(before / far, min(seconds / self.plain_s, before * far))
         self.ratios[guesses] = max(1.0, before + max(_LEAST, 1 / (2 + seen)) * (measured - before))
         self.seen[guesses] += 1
-        self.ratios = _bent(self._expected, {at: self.ratios[at] for at, seen in self.seen.items() if seen})
+        self._settle(_bent(self._expected, {at: self.ratios[at] for at, seen in self.seen.items() if seen}))
+
+    def _settle(self, ratios: Mapping[int, float]) -> None:
+        """Hold r, and `least`: what guesses' chances have to be on average for a pass to pay; from 1 on none does."""
+        self.ratios = dict(ratios)
+        needed = (self._sequences * (_GAIN * ratio - 1) / guesses for guesses, ratio in ratios.items())
+        self.least = min(needed, default=math.inf)
 
 
 def _rows(count: int) -> float:
