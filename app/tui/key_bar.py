@@ -41,6 +41,8 @@ class KeyBar(Widget, can_focus=False):
 
     def _take(self) -> None:
         """Lay out what the bindings are now: keys from the left, the palette's at the right."""
+        if not self.is_attached:  # the screen was left before its refresh
+            return
         width, bindings = self.size.width, self.screen.active_bindings
         last = bindings.get(self.app.COMMAND_PALETTE_BINDING)
         shown: dict[str, tuple[Binding, bool]] = {}

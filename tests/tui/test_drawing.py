@@ -138,3 +138,16 @@ def test_a_click_on_a_key_presses_it(play) -> None:
         assert isinstance(it.app.screen, HelpScreen)
 
     play(scenario)
+
+
+def test_keys_that_changed_as_a_screen_was_left_are_not_drawn(play) -> None:
+    """Drawing waits for a refresh, and that may come when the bar is in no screen any more."""
+
+    async def scenario(it: Driver) -> None:
+        bar = it.app.screen.query_one(KeyBar)
+        bar._bindings_changed(bar.screen)
+        await bar.remove()
+        await it.pilot.pause()
+        assert not bar.is_attached
+
+    play(scenario)
