@@ -137,14 +137,14 @@ def test_a_dash_reads_a_terminal_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_answer_is_kept_where_that_is_asked_for(ask: Ask, home: Path) -> None:
     assert ask("one", "-n", "2")["session"] is None
     assert not (home / "data" / "sessions.db").exists()
-    kept = ask("two", "-n", "2", "--save", "-s", "Be brief.", "-t", "0.5")
+    kept = ask("two", "-n", "2", "--save", "-s", "Be brief.", "-t", "0.5", "--seed", "1")
     write_settings(home, "[run]\nsave = true")
     assert ask("three", "-n", "2", "--no-save")["session"] is None
     assert ask("four", "-n", "2")["session"] is not None
     store = SessionStore()
     assert [entry.session.title for entry in store.sessions()] == ["four", "two"]
     session = store.session(kept["session"])
-    assert (session.system, session.sampling) == ("Be brief.", {"temperature": 0.5, "max_tokens": 2})
+    assert (session.system, session.sampling) == ("Be brief.", {"temperature": 0.5, "seed": 1, "max_tokens": 2})
     question, said = store.branch(session.id)
     assert (question.content, said.content, said.partial) == ("two", kept["text"], True)  # a token limit cut it short
     assert said.metrics is not None
