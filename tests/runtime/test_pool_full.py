@@ -14,10 +14,16 @@ from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.kv.slabs import Slabs
 from headrace.runtime.ops import BLOCK
 from headrace.runtime.request import Request, Step
+from tests.steady import SteadyPace
 from tests.watched import split
 
 LIMIT = 3 * BLOCK
 REQUESTS = [Request([(7 * i * i + 5 * n + 3) % 96 for i in range(BLOCK + n)], max_tokens=20 + n) for n in (-9, -2, 30)]
+
+
+def ready(network: Decoder) -> Engine:
+    """What fails at which call of an allocation depends on who is there at the same time."""
+    return Engine(network, context_limit=LIMIT, pace=SteadyPace(LIMIT))
 
 
 def said(engine: Engine) -> list[list[int]]:
@@ -45,13 +51,13 @@ def failing(function: Callable[..., Any], calls: list[int], at: range, error: Ex
 
 
 def test_without_a_block_the_youngest_steps_back_and_nobody_is_lost(paged: Decoder) -> None:
-    expected = said(Engine(paged, context_limit=LIMIT))
+    expected = said(ready(paged))
     allocate = BlockPool.allocate
     stepped_back = 0
     for at, lasting in [*((at, 1) for at in range(7)), (0, 2), (1, 2)]:
         calls: list[int] = []
         full = failing(allocate, calls, range(at, at + lasting), PoolFullError("all blocks are in use"))
-        engine = Engine(paged, context_limit=LIMIT)
+        engine = ready(paged)
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(BlockPool, "allocate", full)
             assert said(engine) == expected
@@ -62,7 +68,7 @@ def test_without_a_block_the_youngest_steps_back_and_nobody_is_lost(paged: Decod
 
 
 def test_one_that_is_alone_and_lacks_a_block_is_told(paged: Decoder) -> None:
-    engine = Engine(paged, context_limit=LIMIT)
+    engine = ready(paged)
     with pytest.MonkeyPatch.context() as patched:
         full = failing(BlockPool.allocate, [], range(1, 2), PoolFullError("all blocks are in use"))
         patched.setattr(BlockPool, "allocate", full)
@@ -74,12 +80,12 @@ def test_one_that_is_alone_and_lacks_a_block_is_told(paged: Decoder) -> None:
 def test_without_memory_for_a_slab_all_are_lost_and_the_engine_is_ready_again(paged: Decoder) -> None:
     gc.collect()  # what earlier tests left behind must not go while we weigh
     before = mx.get_active_memory()
-    expected = said(Engine(paged, context_limit=LIMIT))
+    expected = said(ready(paged))
     for at in range(3):
         with pytest.MonkeyPatch.context() as patched:
             none_left = failing(Slabs.set_aside, [], range(at, at + 1), RuntimeError("[malloc] cannot allocate"))
             patched.setattr(Slabs, "set_aside", none_left)
-            engine = Engine(paged, context_limit=LIMIT)
+            engine = ready(paged)
             try:
                 said(engine)
                 lost = False

@@ -17,9 +17,9 @@ from headrace.runtime.kv.bank import Bank
 from headrace.runtime.kv.joined_slots import JoinedSlots
 from headrace.runtime.kv.slot_cache import SlotCache, SlotPool
 from headrace.runtime.ops import BLOCK, Phase, reference
-from headrace.runtime.pace import Pace
 from headrace.runtime.request import Request, Step
 from tests.pooled import feed
+from tests.steady import SteadyPace
 from tests.tiny import load_decoder, write_model
 from tests.watched import answer
 
@@ -338,10 +338,8 @@ def test_the_last_of_a_chat_takes_no_bank_along(llama: Decoder) -> None:
 def test_everyone_says_what_it_says_alone(llama: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Submitted at any time, some cancelled, some with guesses, in memory so short that some step back."""
     chance = random.Random(8)
-    whole_prompts = Pace()  # whatever passes took: who decodes beside whom is the same on every machine
-    monkeypatch.setattr(whole_prompts, "budget", lambda _beside: CHUNK)
     memory = llama.cost.kv_bytes(5 * CHUNK)
-    engine = Engine(llama, context_limit=2 * CHUNK, kv_memory=memory, pace=whole_prompts)
+    engine = Engine(llama, context_limit=2 * CHUNK, kv_memory=memory, pace=SteadyPace(CHUNK))
     assert isinstance(engine.caches.pool, SlotPool)
     pool, seat, together = engine.caches.pool, engine.caches.pool.seat, list[int]()
 
