@@ -62,19 +62,17 @@ def ready(client: EngineClient, model: Path) -> EngineClient:
 
 
 def until(client: EngineClient, wanted: type[E], seen: list[Event] | None = None) -> E:
-    """Poll until an event of this kind comes; all events go into `seen`."""
+    """Poll until an event of this kind comes; all events up to it go into `seen`, what came with it stays to come."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
-        found = None
-        for event in client.poll():
+        events = client.poll()
+        for place, event in enumerate(events, 1):
             if seen is not None:
                 seen.append(event)
             if isinstance(event, wanted):
-                found = event
-            else:
-                assert not isinstance(event, Died), log_path().read_text()
-        if found is not None:
-            return found
+                client._backlog[:0] = events[place:]
+                return event
+            assert not isinstance(event, Died), log_path().read_text()
         time.sleep(0.005)
     raise AssertionError(f"no {wanted.__name__} came; {log_path().read_text()}")
 

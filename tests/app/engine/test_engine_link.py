@@ -29,6 +29,7 @@ def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineLink
     """To a stuttering engine that runs."""
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
     monkeypatch.setattr("headrace.app.engine.link._START", Path(__file__).with_name("stuttering_engine.py"))
+    monkeypatch.setattr("headrace.app.engine.link._GRACE_S", PATIENCE_S)  # an interpreter that ends can take its time
     link = EngineLink()
     told(link, "say 1")
     assert drained(link, 1) == [LoadProgress("saying", 0, None)]

@@ -122,7 +122,10 @@ def until(client: EngineClient, wanted: type[Any], seen: list[Event]) -> Any:
     raise AssertionError(f"no {wanted.__name__}")
 
 
-def test_from_one_process_to_the_next(model: Path, clients: list[EngineClient]) -> None:
+def test_from_one_process_to_the_next(
+    model: Path, clients: list[EngineClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.app.engine.client._LAST_S", PATIENCE_S)  # what is to be written takes what it takes
     said = ""
     for messages in ([LONG], None):
         client = EngineClient()
