@@ -16,8 +16,8 @@ _COUNTS = (
     "vocab_size", "max_position_embeddings", "n_embd", "n_head", "n_positions", "n_ctx", "n_group", "topk_group",
     "state_size", "conv_kernel", "original_max_position_embeddings",
 )  # fmt: skip
-# Of layers, each of which takes memory before anything says that it has no weights.
-_LAYERS, MOST_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers"), 10_000
+# Of layers, each of which takes memory and time before anything says that it has no weights. Models have some hundred.
+_LAYERS, MOST_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers"), 1_000
 # Whole numbers, of which there may be none.
 _NUMBERS_OF = (
     "intermediate_size", "num_experts", "num_local_experts", "num_experts_per_tok", "n_routed_experts",

@@ -169,7 +169,7 @@ def test_numbers_that_no_float_holds_are_refused_by_name(key: str, number: float
 
 
 @pytest.mark.parametrize("kind", ["llama", "phi"])
-@pytest.mark.parametrize("layers", [10_001, 1_000_000])
+@pytest.mark.parametrize("layers", [1_001, 1_000_000])
 def test_more_layers_than_any_decoder_has_are_refused_before_one_is_made(kind: str, layers: int) -> None:
-    with pytest.raises(CheckpointError, match=f"num_hidden_layers must be from 1 to 10,000, not {layers}"):
+    with pytest.raises(CheckpointError, match=f"num_hidden_layers must be from 1 to 1,000, not {layers}"):
         normalized({**config_of("llama"), "model_type": kind, "num_hidden_layers": layers})
