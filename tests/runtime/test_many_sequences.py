@@ -19,6 +19,7 @@ from headrace.runtime.request import CancelFlag, Event, Failed, Finished, Prefil
 from headrace.runtime.sampling import SamplingParams
 from headrace.runtime.sequence import Sequence
 from tests.kernels import FAST
+from tests.steady import SteadyPace
 from tests.tiny import load_decoder, quantize_model, write_model
 from tests.watched import WatchedNetwork, same_rows, split
 
@@ -132,14 +133,14 @@ def test_others_join_between_steps(network: Decoder) -> None:
 
 def test_a_prompt_is_fed_beside_those_that_decode(network: Decoder) -> None:
     watched = WatchedNetwork(network)
-    engine = Engine(watched, context_limit=LIMIT)
+    engine = Engine(watched, context_limit=LIMIT, pace=SteadyPace(50))
     first = engine.submit(Request(prompt_of(0, 4), max_tokens=60))
     while not any(isinstance(event, Step) for _, event in engine.step()):
         pass
     second = engine.submit(Request(prompt_of(1, 200), max_tokens=3))
     kinds = ["first" if sequence is first else type(event).__name__ for sequence, event in _all(engine)]
     chunks = [i for i, kind in enumerate(kinds) if kind == "PrefillProgress"]
-    assert len(chunks) > 1
+    assert len(chunks) == 4
     assert all("first" in kinds[a:b] for a, b in pairwise(chunks))
     assert any(tokens.shape[1] > 2 for tokens in watched.fed[2:])
     assert second.state == "finished"
@@ -299,6 +300,7 @@ def test_one_generation_raises_what_its_sampler_does(network: Decoder) -> None:
 
 
 def test_memory_comes_back_when_all_have_ended(network: Decoder) -> None:
+    serve(Engine(network, context_limit=LIMIT), REQUESTS)  # what is made once and stays is there
     gc.collect()
     before = mx.get_active_memory()
     engine = Engine(network, context_limit=LIMIT)
