@@ -12,10 +12,11 @@ from textual.pilot import Pilot
 
 from headrace.app.sessions.store import SessionStore
 from headrace.app.settings import Settings
-from headrace.app.tui import poll_interval
+from headrace.app.tui import poll_interval, polled_app
 from headrace.app.tui.app import HeadraceApp
 from headrace.app.tui.input.completion import CompletionMenu
 from headrace.app.tui.input.prompt import Prompt
+from headrace.app.tui.screens import chat_keys
 from headrace.app.tui.transcript.transcript import Transcript
 from tests.app.scripted_engine import ScriptedEngine
 
@@ -96,7 +97,7 @@ async def handled(*_limits: float) -> None:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home of its own, and fast polling."""
+    """A home of its own, and fast polling. What is there for seconds is there for a test, however busy the machine."""
     monkeypatch.setattr(textual.app, "wait_for_idle", handled)
     monkeypatch.setattr(textual.pilot, "wait_for_idle", handled)
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
@@ -104,6 +105,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("COLORFGBG", raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(poll_interval, "SHORTEST_S", 0.01)
+    monkeypatch.setattr(polled_app, "_NOTICE_S", 120.0)
+    monkeypatch.setattr(chat_keys, "_TWICE_S", 120.0)
     return tmp_path
 
 

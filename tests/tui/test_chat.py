@@ -474,9 +474,8 @@ def test_a_path_that_is_whole_is_sent_by_the_first_enter(play, home: Path) -> No
 def test_a_toast_leaves_the_input_free(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("ctrl+c")
-        await it.pilot.pause(0.1)
+        await it.until(lambda: "leaves" in it.text())
         (toast,) = it.app.screen.query("Toast")
-        assert "leaves" in it.text()
         assert not toast.region.overlaps(it.prompt.region)
 
     play(scenario, size=(80, 24))

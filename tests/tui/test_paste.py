@@ -1,9 +1,9 @@
 """A paste is one piece of text, whatever is in it and however the terminal's bytes are cut; nothing in it is a key."""
 
-import time
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import example, given
@@ -62,13 +62,14 @@ def test_nothing_is_a_key_where_the_beginning_was_long_in_coming(monkeypatch: py
 
 def test_a_beginning_that_comes_slowly_is_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut within the mark by more than textual waits for a key; only much later is it what somebody typed."""
+    now = 0.0
     monkeypatch.setattr("textual._parser.get_time", lambda: float("inf"))
+    monkeypatch.setattr("headrace.app.tui.textual_overrides.paste.time", SimpleNamespace(monotonic=lambda: now))
     parser = PasteParser()
     assert [*parser.feed("\x1b[20"), *parser.tick()] == []
     assert [seen(message) for message in parser.feed("0~\x11\x1b[201~a")] == ["\x11", repr(events.Key("a", "a"))]
     assert [*parser.feed("\x1b[2"), *parser.tick()] == []
-    later = time.monotonic() + 2 * PATIENCE_S
-    monkeypatch.setattr("headrace.app.tui.textual_overrides.paste.time.monotonic", lambda: later)
+    now = 2 * PATIENCE_S
     assert seen([*parser.tick()][-1]) == repr(events.Key("2", "2"))
 
 
