@@ -137,7 +137,8 @@ class Verification:
         for size in (2, 4, 8, 16):
             if size <= most:
                 serving = self._some if size <= SOME else self._all
-                yield Check(f"{size} at a time", partial(serving.together, size), alone[: len(serving.requests)])
+                together = partial(serving.together, size, FixedPace(lambda: CHUNK))  # or the fast ones end alone
+                yield Check(f"{size} at a time", together, alone[: len(serving.requests)])
         if most > 1:
             joining = partial(self._all.joining, most, seed)
             yield Check("joining, ending, cancelled, stepping back", joining, alone, cut=True)

@@ -18,6 +18,7 @@ from headrace.models.load import LoadedModel, load_model
 from headrace.models.network.decoder import Decoder
 from headrace.runtime import ops
 from headrace.runtime.ops import native
+from headrace.runtime.pace import SMALLEST, Pace
 from headrace.runtime.request import TokenLogprobs
 from tests.test_docs import check, sections
 from tests.tiny import quantize_model
@@ -127,6 +128,7 @@ def test_a_row_that_changes_beside_others_is_found(model: Path, monkeypatch: pyt
         rows = logits(self, x)  # (rows, V)
         return rows if rows.shape[0] < 3 else mx.concatenate([rows[:2], rows[2:] * 1.0001])
 
+    monkeypatch.setattr(Pace, "budget", lambda *_: SMALLEST)  # the last is read when the first has ended
     monkeypatch.setattr(Decoder, "logits", broken)
     done = invoke("-m", str(model), *SMALL)
     assert done.return_value == 1
