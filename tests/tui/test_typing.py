@@ -112,6 +112,7 @@ def test_the_command_that_was_typed_is_the_one_that_runs(play, home: Path, first
         before = set(home.rglob("*"))
         await type_at_once(it, first)
         await type_at_once(it, "/export a/talk.json\r".removeprefix(first))
+        await it.until(lambda: "wrote" in it.text())
         assert it.prompt.text == ""
         assert {path for path in set(home.rglob("*")) - before if path.is_file()} == {home / "a" / "talk.json"}
 

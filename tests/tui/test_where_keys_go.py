@@ -67,7 +67,7 @@ def test_a_notice_that_shows_is_not_said_again(play) -> None:
         for _ in range(5):
             await it.press("ctrl+g")
         it.app.say("another")
-        await it.pilot.pause()
+        await it.until(lambda: "another" in it.text())
         assert it.text().count("there is nothing to continue") == 1
         assert it.text().count("another") == 1
 

@@ -100,6 +100,7 @@ def test_a_signal_during_a_finalizer_is_not_lost(number: signal.Signals) -> None
 
 
 LINGERS = "threading.Thread(target=time.sleep, args=(3600,)).start()"
+INTERRUPTS_THE_END = "threading.Thread(target=interrupt, args=(signal.getsignal(signal.SIGINT),)).start()"
 
 
 @pytest.mark.parametrize(
@@ -107,12 +108,15 @@ LINGERS = "threading.Thread(target=time.sleep, args=(3600,)).start()"
     [
         (f"{LINGERS}; signal.raise_signal(signal.SIGINT)", 130),
         (f"{LINGERS}; signal.raise_signal(signal.SIGTERM)", 143),
-        (f"{LINGERS}; threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start(); return 3", 3),
+        (f"{LINGERS}; {INTERRUPTS_THE_END}; return 3", 3),
     ],
 )
 def test_a_process_that_is_interrupted_waits_for_no_thread(work: str, code: int) -> None:
     script = (
         "import os, signal, threading, time\n"
+        "def interrupt(handler):\n"
+        "    while signal.getsignal(signal.SIGINT) is handler: time.sleep(0.01)  # the work goes on\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
         f"def work(): {work}\n"
         "import headrace.app.cli.commands; headrace.app.cli.commands.run_command_line = work\n"
         "from headrace.app.cli.main import main; main()\n"
