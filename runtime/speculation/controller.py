@@ -29,6 +29,7 @@ _LIKELY = 0.5  # a guess that is right so often is worth one of those that were 
 _DEAR = 256  # times that guesses were too dear before it is seen whether they still are
 _FAR = 3.0  # times as much as expected: more is somebody else's work
 _NEAR = 1.25  # of one that many passes have shown
+_TICK = 1e-6  # seconds: a pass takes more, also where a coarse clock saw none of it
 
 Costs = Mapping[tuple[int, int], tuple[float, int]]
 """(sequences, guesses) -> (r, how many passes that rests on)"""
@@ -62,7 +63,7 @@ class _Curve:
         return self._plain.median
 
     def plain(self, seconds: float) -> None:
-        self._plain.add(seconds)
+        self._plain.add(max(seconds, _TICK))
         self.age = 0
 
     def late(self, seconds: float) -> float:

@@ -106,3 +106,12 @@ def test_what_was_dear_once_is_tried_again() -> None:
         else:
             controller.took(1, 0, 0.01, ahead=True)
     assert tried > 100
+
+
+def test_a_clock_too_coarse_to_see_a_pass_is_no_error() -> None:
+    controller = Controller()
+    for guesses in (0, 3, 0):
+        controller.took(1, guesses, 0.0, ahead=True)
+    assert not controller.pays(1, 1.0, price_s=0.01)
+    assert controller.choose([[1.0] * 3], price_s=0.01) == [0]
+    assert all(ratio >= 1 for ratio, _ in controller.known.values())
