@@ -1,11 +1,12 @@
-// Attention of decode rows: the cache is read once per group of heads that share it.
+// Attention of decode rows: the cache is read once per group of heads that share it, and of rows of a sequence that see the same of it.
 //
 // Positions are taken in chunks of a block each, with a softmax state of its own; the states of one query are joined at the end
 // (flash decoding: arXiv:2307.08691 turned to positions). So a query's result has the same bits however its chunks are shared out.
-// Work is split over sequences, key/value heads, groups of chunks and rows, in this order, so that several rows of a sequence find
+// Work is split over sequences, key/value heads, groups of chunks and sets of rows, in this order, so that all rows of a sequence find
 // a chunk in the cache; the chunks of a group are read side by side, because one stream at a time does not keep enough requests to
 // memory under way.
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "attend.h"
@@ -20,33 +21,39 @@ constexpr int64_t kAloneProducts = 1 << 15;  // fewer multiply-adds than this ar
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// One sequence's portion of a call. Its tasks are numbered by kv head, group of chunks, row, part of the kv head's queries.
+// One sequence's portion of a call. Its tasks are numbered by kv head, group of chunks, set of rows, part of the kv head's queries.
 struct Portion {
   const SequenceRows& rows;
   int64_t first;   // chunk that any row sees
   int64_t chunks;  // from there on
-  int64_t groups = 0;
+  int64_t groups = 0, sets = 0;
   int64_t tasks_before = 0;
   int64_t queries_before = 0, states_before = 0;  // of states: see below
 };
 
 // How the decode rows of all sequences are shared out.
 struct Split {
-  int64_t shared, parts;  // query heads per kv head; parts of those, kMaxQueries at a time
-  int64_t side;           // chunks of a group
+  int64_t shared, parts, part;  // query heads per kv head; parts of those, of so many heads
+  int64_t together;             // rows of a set
+  int64_t side;                 // chunks of a group
   int64_t sinks;
   int64_t tasks = 0, queries = 0, all_states = 0, products = 0;
   std::vector<Portion> portions;
 
-  Split(const AttendCall& call, int threads) : shared(call.heads / call.kv_heads), sinks(call.sinks != nullptr ? 1 : 0) {
-    parts = ceil_div(shared, kMaxQueries);
+  // most: queries that the kernels take at once.
+  Split(const AttendCall& call, int64_t most, int threads)
+      : shared(call.heads / call.kv_heads), sinks(call.sinks != nullptr ? 1 : 0) {
+    parts = ceil_div(shared, most);
+    part = ceil_div(shared, parts);
+    together = std::max<int64_t>(1, most / shared);
     int64_t chunks = 0;
     for (int64_t i = 0; i < call.count; ++i) {
       const SequenceRows& rows = call.sequences[i];
       if (rows.phase != Phase::decode || rows.count == 0) continue;
       const int64_t first = first_seen(call, rows.offset) / kAttendChunk, end = rows.offset + rows.count;
       portions.push_back({rows, first, ceil_div(end, kAttendChunk) - first});
-      chunks += rows.count * portions.back().chunks;
+      portions.back().sets = ceil_div(rows.count, together);
+      chunks += portions.back().sets * portions.back().chunks;
     }
     side = std::clamp<int64_t>(call.kv_heads * parts * chunks / (kTasksPerThread * threads), 1, kMostSide);
     for (Portion& portion : portions) {
@@ -55,7 +62,7 @@ struct Split {
       portion.queries_before = queries;
       portion.states_before = all_states;
       const int64_t count = portion.rows.count * call.heads, end = portion.rows.offset + portion.rows.count;
-      tasks += call.kv_heads * portion.groups * portion.rows.count * parts;
+      tasks += call.kv_heads * portion.groups * portion.sets * parts;
       queries += count;
       all_states += count * states(portion);
       products += count * std::min(portion.chunks * kAttendChunk, end) * call.dim;
@@ -91,40 +98,36 @@ struct Split {
 }  // namespace
 
 void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q) {
-  const Split split(call, pool.threads());
+  const Split split(call, call.packed() ? kPackedQueries : kMaxQueries, pool.threads());
   if (split.tasks == 0) return;
-  const int64_t dim = call.dim;
+  const int64_t dim = call.dim, row_bytes = dim * size_of(call.kv_type);
   // (sequence, query, state): accumulators, then states.
   float* accumulators = scratch(Slot::states, split.all_states * (dim + 4));
   auto* states = reinterpret_cast<Softmax*>(accumulators + split.all_states * dim);
   static_assert(sizeof(Softmax) <= 4 * sizeof(float));
 
-  const auto group = [&](int64_t index) {
-    const Portion& portion = split.portion_of<&Portion::tasks_before>(index);
+  // Entries of chunk `number` that row `t` sees.
+  const auto entries_of = [&](const Portion& portion, int64_t t, int64_t number) {
+    const int64_t from = (portion.first + number) * kAttendChunk, position = portion.rows.offset + t;
+    return std::pair(std::max(first_seen(call, position), from), std::min(position + 1, from + kAttendChunk));
+  };
+  // Rows [t, t + count) over a group of chunks from `begin` on, of which they see the same. last: nobody else will read these.
+  const auto attend = [&](const Portion& portion, int64_t kv_head, int64_t part, int64_t begin, int64_t t, int64_t count, bool last) {
     const SequenceRows& rows = portion.rows;
-    index -= portion.tasks_before;
-    const int64_t part = index % split.parts;
-    index /= split.parts;
-    const int64_t t = index % rows.count;
-    index /= rows.count;
-    const int64_t begin = index % portion.groups * split.side, kv_head = index / portion.groups;
-    const int64_t count = std::min(split.side, portion.chunks - begin);
-    const bool last = t + 1 == rows.count && part + 1 == split.parts;  // which reads these chunks
-    const int64_t position = rows.offset + t, seen = first_seen(call, position), row_bytes = dim * size_of(call.kv_type);
-    const int64_t head = kv_head * split.shared + part * kMaxQueries;
-    const int64_t shared = std::min(kMaxQueries, (kv_head + 1) * split.shared - head);
-
-    const float* queries[kMaxQueries];
+    const int64_t sides = std::min(split.side, portion.chunks - begin);
+    const int64_t head = kv_head * split.shared + part * split.part;
+    const int64_t heads = std::min(split.part, (kv_head + 1) * split.shared - head), queries = count * heads;
+    const float* asked[kMaxQueries];
     Chunk chunks[kMostSide];
     Softmax found[kMostSide * kMaxQueries];
     const auto state = [&](int64_t s, int64_t j) {
-      const int64_t number = t * call.heads + head + j;
+      const int64_t number = (t + j / heads) * call.heads + head + j % heads;
       return portion.states_before + number * split.states(portion) + split.sinks + begin + s;
     };
-    for (int64_t j = 0; j < shared; ++j) queries[j] = q + query_at(call, rows, t, head + j);
-    for (int64_t s = 0; s < count; ++s) {
+    for (int64_t j = 0; j < queries; ++j) asked[j] = q + query_at(call, rows, t + j / heads, head + j % heads);
+    for (int64_t s = 0; s < sides; ++s) {
       const int64_t from = (portion.first + begin + s) * kAttendChunk;
-      const int64_t first = std::max(seen, from), end = std::min(position + 1, from + kAttendChunk);
+      const auto [first, end] = entries_of(portion, t, begin + s);
       chunks[s] = {nullptr, nullptr, end - first, nullptr, first - from};
       if (end > first) {
         const HeadCache cache = head_block(call, rows, kv_head, from);
@@ -133,23 +136,40 @@ void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, c
         chunks[s].values = static_cast<const char*>(cache.values) + skipped;
       }
       if (last) chunks[s].next = split.next_keys(call, portion, kv_head, begin + split.side + s, s);
-      for (int64_t j = 0; j < shared; ++j) found[s * shared + j].acc = accumulators + state(s, j) * dim;
+      for (int64_t j = 0; j < queries; ++j) found[s * queries + j].acc = accumulators + state(s, j) * dim;
     }
     if (call.packed()) {
-      float* scores = scratch(Slot::scores, count * shared * kAttendChunk + packed_scratch(shared, dim));
-      kernels.attend_packed(chunks, count, call.packings, dim, queries, shared, call.rule, scores, found);
+      float* scores = scratch(Slot::scores, sides * queries * kAttendChunk + packed_scratch(queries, dim));
+      kernels.attend_packed(chunks, sides, call.packings, dim, asked, queries, call.rule, scores, found);
     } else {
-      float* scores = scratch(Slot::scores, count * shared * kAttendChunk);
-      kernels.attend_chunks(chunks, count, call.kv_type, dim, queries, shared, call.rule, scores, found);
+      float* scores = scratch(Slot::scores, sides * queries * kAttendChunk);
+      kernels.attend_chunks(chunks, sides, call.kv_type, dim, asked, queries, call.rule, scores, found);
     }
-    for (int64_t s = 0; s < count; ++s) {
-      for (int64_t j = 0; j < shared; ++j) states[state(s, j)] = found[s * shared + j];
+    for (int64_t s = 0; s < sides; ++s) {
+      for (int64_t j = 0; j < queries; ++j) states[state(s, j)] = found[s * queries + j];
     }
+  };
+  const auto task = [&](int64_t index) {
+    const Portion& portion = split.portion_of<&Portion::tasks_before>(index);
+    index -= portion.tasks_before;
+    const int64_t part = index % split.parts;
+    index /= split.parts;
+    const int64_t t = index % portion.sets * split.together, count = std::min(split.together, portion.rows.count - t);
+    index /= portion.sets;
+    const int64_t begin = index % portion.groups * split.side, kv_head = index / portion.groups;
+    const bool last = t + count == portion.rows.count && part + 1 == split.parts;
+    // What rows between the first and the last see lies between what these see.
+    bool alike = true;
+    for (int64_t number = begin; number < std::min(begin + split.side, portion.chunks); ++number) {
+      alike = alike && entries_of(portion, t, number) == entries_of(portion, t + count - 1, number);
+    }
+    if (alike) return attend(portion, kv_head, part, begin, t, count, last);
+    for (int64_t i = 0; i < count; ++i) attend(portion, kv_head, part, begin, t + i, 1, last && i + 1 == count);
   };
   pool.run(
       split.tasks,
       [&](Tasks& tasks) {
-        while (tasks.next()) group(tasks.index());
+        while (tasks.next()) task(tasks.index());
       },
       split.products * 2 > kAloneProducts);
   pool.run(

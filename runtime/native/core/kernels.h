@@ -124,7 +124,8 @@ struct Share {
 
 constexpr float kLowest = -1e37f;     // lower than any score: what has seen nothing yet has it for a top
 constexpr int64_t kScorePad = 16;     // score rows are padded to a multiple of this
-constexpr int64_t kMaxQueries = 4;    // queries that attend_chunks takes at once
+constexpr int64_t kMaxQueries = 12;   // queries that attend_chunks takes at once
+constexpr int64_t kPackedQueries = 4;  // those that attend_packed takes
 constexpr int64_t kAttendChunk = 128;  // entries of a chunk
 constexpr int64_t kBand = 32;         // rows of weights that are interleaved together
 constexpr int64_t kRoundedEntries = 64;  // cache entries in an EntryBlock
@@ -170,7 +171,7 @@ struct Kernels {
   void (*attend_chunks)(const Chunk* chunks, int64_t count, Type type, int64_t dim, const float* const* q,
                         int64_t queries, ScoreRule rule, float* scores, Softmax* states);
 
-  // The same for packed entries, with products in integers. `scores` has room for packed_scratch(queries, dim) more.
+  // The same for packed entries and kPackedQueries at most, with products in integers. `scores` has room for packed_scratch(queries, dim) more.
   void (*attend_packed)(const Chunk* chunks, int64_t count, const Packings& packings, int64_t dim, const float* const* q,
                         int64_t queries, ScoreRule rule, float* scores, Softmax* states);
 

@@ -2,6 +2,8 @@
 // arXiv:1805.02867): a running maximum and sum, and an accumulator rescaled when the maximum moves.
 #pragma once
 
+#include <type_traits>
+
 #include "elementwise.h"
 
 namespace headrace::HEADRACE_ISA {
@@ -23,7 +25,7 @@ inline vf soft_cap(vf score, ScoreRule rule) {
 }
 
 // scores[q * ld + i] = q . k for the W positions from `begin` on; positions past `end` repeat the last one. `ahead`: W rows to be asked for
-// meanwhile.
+// meanwhile, or nullptr.
 template <Type T, int Q>
 inline void score_block(const HeadCache& kv, const float* const* q, int64_t begin, int64_t end, float* scores,
                         int64_t ld, const char* ahead) {
@@ -31,7 +33,7 @@ inline void score_block(const HeadCache& kv, const float* const* q, int64_t begi
     int64_t at[4];
     for (int i = 0; i < 4; ++i) {
       at[i] = (begin + p + i < end ? begin + p + i : end - 1) * kv.dim;
-      request_row(ahead + (p + i) * kv.dim * size_of(T), kv.dim * size_of(T));
+      if (ahead != nullptr) request_row(ahead + (p + i) * kv.dim * size_of(T), kv.dim * size_of(T));
     }
     vf acc[Q][4];
     for (int j = 0; j < Q; ++j) {
@@ -85,7 +87,7 @@ inline void weigh_values(const HeadCache& kv, int64_t begin, int64_t end, int64_
     for (int v = 0; v < V; ++v) acc[j][v] = first ? zero() : load(state[j].acc + d + v * W);
   }
   for (int64_t p = begin; p < end; ++p) {
-    if (d == 0) request_row(ahead + (p - begin) * kv.dim * size_of(T), kv.dim * size_of(T));
+    if (d == 0 && ahead != nullptr) request_row(ahead + (p - begin) * kv.dim * size_of(T), kv.dim * size_of(T));
     vf value[V];
     for (int v = 0; v < V; ++v) value[v] = load_as<T>(kv.values, p * kv.dim + d + v * W);
     for (int j = 0; j < Q; ++j) {
@@ -98,10 +100,29 @@ inline void weigh_values(const HeadCache& kv, int64_t begin, int64_t end, int64_
   }
 }
 
-// Chunks are taken W entries at a time in turn: each is a stream of its own, and its values follow its keys.
-template <Type T, int Q>
-inline void attend_chunks_of(const Chunk* chunks, int64_t count, int64_t dim, const float* const* q, ScoreRule rule,
-                             float* scores, Softmax* states) {
+template <int Q, class Act>
+inline void with_number(int64_t number, int64_t first, const Act& act) {
+  if constexpr (Q > 1) {
+    if (number < Q) return with_number<Q - 1>(number, first, act);
+  }
+  act(std::integral_constant<int, Q>{}, first);
+}
+
+// act(number, first): kQueries of them at a time, or less, as even as can be; their number is a constant.
+template <class Act>
+inline void few_at_a_time(int64_t queries, const Act& act) {
+  for (int64_t first = 0, parts = (queries + kQueries - 1) / kQueries; parts > 0; --parts) {
+    const int64_t number = (queries - first + parts - 1) / parts;
+    with_number<kQueries>(number, first, act);
+    first += number;
+  }
+}
+
+// Chunks are taken W entries at a time in turn: each is a stream of its own, and its values follow its keys. All queries meet a few
+// entries before the next ones are read.
+template <Type T>
+inline void attend_chunks_as(const Chunk* chunks, int64_t count, int64_t dim, const float* const* q, int64_t queries,
+                             ScoreRule rule, float* scores, Softmax* states) {
   constexpr int64_t ld = kAttendChunk;
   constexpr int V = kPanelVectors;
   const int64_t row = dim * size_of(T);
@@ -111,17 +132,19 @@ inline void attend_chunks_of(const Chunk* chunks, int64_t count, int64_t dim, co
       if (p >= n) continue;
       const HeadCache kv{chunks[s].keys, chunks[s].values, dim, T};
       const char* later = ahead < n ? chunks[s].keys + ahead * row : chunks[s].values + (ahead - n) * row;
-      score_block<T, Q>(kv, q, p, n, scores + s * Q * ld + p, ld, later);
+      few_at_a_time(queries, [&](auto few, int64_t j) {
+        score_block<T, few()>(kv, q + j, p, n, scores + (s * queries + j) * ld + p, ld, j == 0 ? later : nullptr);
+      });
     }
   }
   for (int64_t s = 0; s < count; ++s) {
     const int64_t n = chunks[s].n, whole = (n + kScorePad - 1) / kScorePad * kScorePad;
-    for (int j = 0; j < Q; ++j) {
-      Softmax& state = states[s * Q + j];
+    for (int64_t j = 0; j < queries; ++j) {
+      Softmax& state = states[s * queries + j];
       state.top = -__builtin_inff();
       state.sum = 0;
       if (n > 0) {
-        softmax_row(scores + (s * Q + j) * ld, whole, 0, n, rule, &state);
+        softmax_row(scores + (s * queries + j) * ld, whole, 0, n, rule, &state);
       } else {
         for (int64_t d = 0; d < dim; d += W) store(state.acc + d, zero());
       }
@@ -135,24 +158,15 @@ inline void attend_chunks_of(const Chunk* chunks, int64_t count, int64_t dim, co
       const char* later = ahead < n || chunks[s].next == nullptr ? chunks[s].values + ahead * row
                                                                  : chunks[s].next + (ahead - n) * row;
       const int64_t end = p + W < n ? p + W : n;
-      const float* weights = scores + s * Q * ld + p;
-      int64_t d = 0;
-      for (; d + V * W <= dim; d += V * W) {
-        weigh_values<T, Q, V>(kv, p, end, d, weights, ld, p == 0, states + s * Q, later);
-      }
-      for (; d < dim; d += W) weigh_values<T, Q, 1>(kv, p, end, d, weights, ld, p == 0, states + s * Q, later);
+      few_at_a_time(queries, [&](auto few, int64_t j) {
+        const float* weights = scores + (s * queries + j) * ld + p;
+        const Softmax* to = states + s * queries + j;
+        const char* ask = j == 0 ? later : nullptr;
+        int64_t d = 0;
+        for (; d + V * W <= dim; d += V * W) weigh_values<T, few(), V>(kv, p, end, d, weights, ld, p == 0, to, ask);
+        for (; d < dim; d += W) weigh_values<T, few(), 1>(kv, p, end, d, weights, ld, p == 0, to, ask);
+      });
     }
-  }
-}
-
-template <Type T>
-inline void attend_chunks_as(const Chunk* chunks, int64_t count, int64_t dim, const float* const* q, int64_t queries,
-                             ScoreRule rule, float* scores, Softmax* states) {
-  switch (queries) {
-    case 1: return attend_chunks_of<T, 1>(chunks, count, dim, q, rule, scores, states);
-    case 2: return attend_chunks_of<T, 2>(chunks, count, dim, q, rule, scores, states);
-    case 3: return attend_chunks_of<T, 3>(chunks, count, dim, q, rule, scores, states);
-    default: return attend_chunks_of<T, 4>(chunks, count, dim, q, rule, scores, states);
   }
 }
 

@@ -15,6 +15,7 @@ constexpr int W = 8;
 constexpr int kPanelVectors = 2;  // a 6 x 16 tile: 12 accumulators of 16 registers
 constexpr int kTileRows = 6;
 constexpr int kAccumulators = 8;  // of products in bands.h, beside weights, of 16 registers
+constexpr int kQueries = 4;  // that a key meets at once
 constexpr bool kPairsFaster = true;
 constexpr const char* kName = "avx2";
 

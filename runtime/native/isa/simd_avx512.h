@@ -15,6 +15,7 @@ constexpr int W = 16;
 constexpr int kPanelVectors = 4;  // a 6 x 64 tile: 24 accumulators of 32 registers
 constexpr int kTileRows = 6;
 constexpr int kAccumulators = 16;  // of products in bands.h, beside weights, of 32 registers
+constexpr int kQueries = 6;  // that a key meets at once: 24 sums with four keys, of 32 registers
 constexpr bool kPairsFaster = true;  // dot_pairs multiplies more numbers in a given time than fma
 constexpr const char* kName = "avx512";
 

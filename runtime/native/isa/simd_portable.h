@@ -30,6 +30,7 @@ constexpr bool kPairsFaster = true;
 constexpr const char* kName = "portable";
 #endif
 constexpr int kTileRows = 6;
+constexpr int kQueries = 4;  // that a key meets at once
 constexpr int kAccumulators = 16;
 
 inline vf zero() { return vf{}; }
