@@ -15,6 +15,7 @@ import headrace
 from headrace import CancelFlag, Completed, HeadraceError, Model, SamplingParams, StepRecord, TextChunk, load, predict
 from headrace.runtime.errors import ContextLimitError, EngineError, UsageError
 from tests.conftest import TEST_HOME
+from tests.patience import PATIENCE_S
 from tests.test_house import ROOT
 from tests.tiny_chat import IM_END, write_chat_model
 
@@ -107,7 +108,7 @@ def test_the_readmes_example_runs_as_it_stands(default_model: Path) -> None:
     assert default_model.is_dir()
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", example()],
-        env={**os.environ, "HEADRACE_HOME": str(TEST_HOME)}, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "HEADRACE_HOME": str(TEST_HOME)}, capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert "sky" in done.stdout

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -27,7 +29,7 @@ def imported_by(tmp_path: Path, *arguments: str, home: Path | None = None, **mor
     environment = {**os.environ, "HEADRACE_HOME": str(home or tmp_path), **more}
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL,
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.tiny_chat import write_chat_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -82,7 +83,7 @@ def run_in(project: Path, command: list[str | Path], *, path: str | None) -> str
     environment["HEADRACE_HOME"] = str(project.parent / "home")
     if path is not None:
         environment["PYTHONPATH"] = path
-    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     log = project.parent / "home" / "cache" / "engine.log"
     assert done.returncode == 0, (done.stderr, log.read_text() if log.exists() else "")
     return done.stdout

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parent.parent
 pytest.importorskip("scikit_build_core", reason="builds the wheel")
 
@@ -35,7 +37,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     without_tools = {**os.environ, "PATH": str(folder)}
     command = [sys.executable, "-c", _BUILD, folder]
-    done = subprocess.run(command, cwd=ROOT, env=without_tools, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, env=without_tools, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     return folder / done.stdout.splitlines()[-1]
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 120
 _MODES = ((b"\x1b[?1049h", b"\x1b[?1049l"), (b"\x1b[?25l", b"\x1b[?25h"))  # the other screen, no cursor: on, off
 _ESCAPES = re.compile(rb"\x1b\[[0-9;:?<>=]*[A-Za-z]")
 

@@ -27,6 +27,7 @@ from tests.checkpoints import shard, tensor
 from tests.faults.io_errors import NEVER, arm, build
 from tests.fuzz.forked import FORKS, run_on
 from tests.hub_server import HubServer
+from tests.patience import PATIENCE_S
 from tests.tiny_chat import IM_END, write_chat_model
 
 _ANSWER = ["-n", "8", "-t", "0", "--logit-bias", f"{IM_END}=-100", "-q"]
@@ -128,7 +129,7 @@ def end(folder: Path, arguments: list[str], fault: Fault | None) -> tuple[int, s
     """(exit code, what it said on standard error, how many calls it made that change files)."""
     process = FORKS.Process(target=_run, args=(folder, arguments, fault))
     process.start()
-    process.join(120)
+    process.join(PATIENCE_S)
     if process.exitcode is None:
         process.kill()
         process.join()

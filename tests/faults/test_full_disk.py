@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -17,7 +19,7 @@ def test_what_was_promised_is_there(tmp_path: Path, module: str, step: str) -> N
     if module == "io_errors" and shutil.which("c++") is None:
         pytest.skip("needs a C++ compiler")
     command = [sys.executable, "-m", f"tests.faults.{module}", str(tmp_path), step]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(found) == 5, done.stderr
     for kind in found:

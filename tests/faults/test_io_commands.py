@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -16,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 @pytest.mark.parametrize(("step", "names"), [("53", ["run", "batch", "pull", "pull of parts"]), ("1", ["export over"])])
 def test_a_command_ends_with_0_only_if_its_result_is_whole(tmp_path: Path, step: str, names: list[str]) -> None:
     command = [sys.executable, "-m", "tests.faults.io_commands", str(tmp_path), step, *names]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(found) == len(names), done.stderr
     for kind in found:

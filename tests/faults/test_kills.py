@@ -20,11 +20,11 @@ from headrace.app.engine.messages import Delta, Died, Event, ModelSpec
 from headrace.app.sessions.database import Database, storable
 from headrace.app.sessions.store import SessionStore
 from tests.faults.trace import generated, trace_engines
+from tests.patience import PATIENCE_S
 from tests.tiny_chat import IM_END, write_chat_model
 
 LANES = 4
 ENGINE_KILLS = 12
-PATIENCE_S = 60
 
 
 def in_lanes(lane: Callable[[int], None]) -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.chat_terminal import PATIENCE_S, Chat
+from tests.faults.chat_terminal import Chat
+from tests.patience import PATIENCE_S
 
 SIGNAL_WHILE_MADE = """
 import importlib, os

@@ -19,12 +19,12 @@ from headrace.app.sessions.records import Message, Session
 from headrace.app.sessions.store import SessionStore
 from tests.faults.chat_terminal import Chat
 from tests.faults.trace import generated, trace_engines
+from tests.patience import PATIENCE_S
 from tests.processes import engines
 from tests.tiny_chat import IM_END, write_chat_model
 
 KILLS = 4
 LANES, LIVES = 2, 10  # at a time; of one session
-PATIENCE_S = 120
 SAMPLING = {"temperature": 1.0, "logit_bias": [f"{IM_END}=-100"]}  # every answer as long as it may be
 SHORT, LONG = 1000, 1_000_000  # tokens: some are whole between two polls, some are killed before they are
 

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from headrace.runtime.ops import native
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 
@@ -26,4 +27,4 @@ for _ in range(300):
 
 
 def test_nodes_need_no_interpreter_lock_to_die() -> None:
-    subprocess.run([sys.executable, "-c", _PROGRAM], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", _PROGRAM], check=True, timeout=PATIENCE_S)

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from headrace.runtime.ops import native
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 
@@ -34,4 +35,4 @@ assert mx.get_active_memory() < room, (mx.get_active_memory(), weights)
 
 
 def test_slabs_are_filled_and_used_again() -> None:
-    subprocess.run([sys.executable, "-c", _PROGRAM], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", _PROGRAM], check=True, timeout=PATIENCE_S)

@@ -15,9 +15,9 @@ import pytest
 from textual.app import App
 
 from headrace.app.tui.textual_overrides import driver
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 60
 SCRIPT = """
 import os, sys
 from textual import events

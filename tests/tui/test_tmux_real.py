@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from headrace.app.sessions.store import SessionStore
+from tests.patience import PATIENCE_S
 from tests.processes import engines
 
 pytestmark = [
@@ -25,7 +26,6 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 120.0  # on a machine with a lot else to do
 
 
 class Tmux:

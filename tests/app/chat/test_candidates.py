@@ -13,6 +13,7 @@ from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import EngineError, SessionError, UsageError
 from tests.app.chat.polling import until
 from tests.app.scripted_engine import Script, ScriptedEngine
+from tests.patience import PATIENCE_S
 from tests.tiny_chat import write_chat_model
 
 
@@ -178,7 +179,7 @@ def test_a_full_disk_is_said_and_tried_again(
 
 
 def waited(it: Candidates | Conversation) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_S
     while it.phase != "idle":
         assert time.monotonic() < deadline
         it.poll()

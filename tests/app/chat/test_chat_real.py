@@ -14,9 +14,9 @@ from headrace.app.engine.messages import Delta, Event
 from headrace.app.sessions.export import to_markdown
 from headrace.app.sessions.search import search
 from headrace.app.sessions.store import SessionStore
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.real
-PATIENCE_S = 120
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from headrace.app.engine.messages import Delta
 from headrace.app.models_report import memory_needed
 from headrace.app.sessions.export import to_markdown
 from headrace.app.sessions.store import SessionStore
+from tests.patience import PATIENCE_S
 from tests.tiny_chat import write_chat_model
 
-PATIENCE_S = 120
 NOISE = {"temperature": 1.0, "seed": 3, "max_tokens": 40}
 
 

@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from headrace.app.cli.batch import batch
 from headrace.app.cli.run import run
 from headrace.runtime.errors import HeadraceError, UsageError
+from tests.patience import PATIENCE_S
 from tests.test_docs import check, sections
 from tests.tiny_chat import IM_END, write_chat_model
 
@@ -164,7 +165,7 @@ def start(*arguments: str, **more: Any) -> "subprocess.Popen[bytes]":
 
 
 def wait_for_lines(path: Path, count: int) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_S
     while not path.exists() or path.read_bytes().count(b"\n") < count:
         assert time.monotonic() < deadline, "no results came"
         time.sleep(0.01)
@@ -181,7 +182,7 @@ def test_going_on_after_a_signal(number: signal.Signals, tmp_path: Path) -> None
     process = start(*arguments)
     wait_for_lines(out, 4)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     if number == signal.SIGINT:
         assert process.returncode == 130
         assert b"left" in errors
@@ -204,7 +205,7 @@ def test_a_reader_that_leaves_ends_it_without_a_word(model: Path, tmp_path: Path
     assert process.stdout.readline()
     process.stdout.close()
     assert process.stderr is not None
-    assert (process.stderr.read(), process.wait(60)) == (b"", 0)
+    assert (process.stderr.read(), process.wait(PATIENCE_S)) == (b"", 0)
     process.stderr.close()
 
 

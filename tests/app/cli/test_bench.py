@@ -15,6 +15,7 @@ from headrace.runtime import ops
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
 from headrace.runtime.machine import bandwidth
 from tests.damaged import install_damaged
+from tests.patience import PATIENCE_S
 from tests.tiny import config_of
 from tests.tiny_chat import write_chat_model
 
@@ -259,7 +260,7 @@ def test_ctrl_c_prints_what_is_done(model: Path) -> None:
 
     child = pexpect.spawn(
         sys.executable, ["-m", "headrace", "bench", "-m", str(model), "-p", "8", "-n", "4", "-r", "100000"],
-        cwd=str(Path(__file__).parents[3]), dimensions=(40, 80), encoding="utf-8", timeout=120,
+        cwd=str(Path(__file__).parents[3]), dimensions=(40, 80), encoding="utf-8", timeout=PATIENCE_S,
     )  # fmt: skip
     child.expect("round 3 ")
     child.sendintr()

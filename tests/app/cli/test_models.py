@@ -18,6 +18,7 @@ from headrace.models.registry.store import Store
 from tests.checkpoints import CONFIG, header, shard, write
 from tests.hub_server import HubServer
 from tests.models.gguf.build import write_gguf
+from tests.patience import PATIENCE_S
 from tests.tiny import write_model
 from tests.wheels import PackageIndex, build_wheel, isolate_pip
 
@@ -58,7 +59,7 @@ def run(store: Store) -> Run:
 
     def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "headrace", "models", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=600)
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=PATIENCE_S)
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
         return done
@@ -285,7 +286,9 @@ def test_rm_does_not_act_unasked(run: Run, store: Store) -> None:
 @pytest.mark.parametrize(("answer", "remains", "code"), [("y\r", False, 0), ("n\r", True, 1), ("\x03", True, 130)])
 def test_rm_asks_on_a_terminal(store: Store, answer: str, remains: bool, code: int) -> None:
     install(store)
-    child = pexpect.spawn(sys.executable, ["-m", "headrace", "models", "rm", "mine"], encoding="utf-8", timeout=120)
+    child = pexpect.spawn(
+        sys.executable, ["-m", "headrace", "models", "rm", "mine"], encoding="utf-8", timeout=PATIENCE_S
+    )
     child.expect(r"Remove mine \(.* KiB\)\? \[y/N\]")
     child.send(answer)
     child.expect(pexpect.EOF)
@@ -300,7 +303,7 @@ def test_colour_only_on_a_terminal_that_wants_it(store: Store, monkeypatch: pyte
     if no_color:
         monkeypatch.setenv("NO_COLOR", "1")
     output, status = pexpect.run(
-        f"{sys.executable} -m headrace models show mine", withexitstatus=True, env=dict(os.environ), timeout=120
+        f"{sys.executable} -m headrace models show mine", withexitstatus=True, env=dict(os.environ), timeout=PATIENCE_S
     )
     assert status == 0
     assert (b"\x1b[" in output) != no_color
@@ -310,7 +313,7 @@ def test_progress_bar_on_a_terminal_goes_away(hub: HubServer) -> None:
     hub.add("org/name", MODEL | {"model.safetensors": shard({"a": {"dtype": "U8", "shape": [300_000],
             "data_offsets": [0, 300_000]}}, 300_000)})  # fmt: skip
     child = pexpect.spawn(
-        sys.executable, ["-m", "headrace", "models", "pull", "org/name"], encoding="utf-8", timeout=120
+        sys.executable, ["-m", "headrace", "models", "pull", "org/name"], encoding="utf-8", timeout=PATIENCE_S
     )
     child.expect("Downloading")
     child.expect("org/name is ready in")
@@ -329,11 +332,11 @@ def test_ctrl_c_while_pulling_leaves_nothing(store: Store, tmp_path: Path, monke
             stderr=subprocess.PIPE,
             text=True,
         ) as process:
-            assert index.stalled.wait(120)
+            assert index.stalled.wait(PATIENCE_S)
             process.send_signal(signal.SIGINT)
-            output, errors = process.communicate(timeout=120)
+            output, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 130
         assert (output, "Traceback" in errors) == ("", False)
-        assert index.gone.wait(120)
+        assert index.gone.wait(PATIENCE_S)
     assert store.list() == []
     assert list((store.root / ".partial").iterdir()) == []

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.damaged import install_damaged
+from tests.patience import PATIENCE_S
 from tests.tiny_chat import IM_END, write_chat_model
 
 HEADRACE = [sys.executable, "-m", "headrace"]
@@ -47,7 +48,7 @@ def headrace(
         [*HEADRACE, *arguments],
         input=stdin,
         capture_output=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         env={**os.environ, "HEADRACE_HOME": str(home), **environment},
     )
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
@@ -311,7 +312,9 @@ def test_a_home_that_is_no_folder_is_one_line(command: list[str], tmp_path: Path
 
 def test_settings_that_cannot_be_written_leave_nothing(tmp_path: Path) -> None:
     program = ["/bin/sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *HEADRACE, "paths", "--write-settings"]
-    done = subprocess.run(program, capture_output=True, env={**os.environ, "HEADRACE_HOME": str(tmp_path)}, timeout=120)
+    done = subprocess.run(
+        program, capture_output=True, env={**os.environ, "HEADRACE_HOME": str(tmp_path)}, timeout=PATIENCE_S
+    )
     assert done.returncode == 1
     assert b"cannot be written" in done.stderr
     assert list((tmp_path / "config").iterdir()) == []
@@ -332,7 +335,7 @@ def test_the_first_interrupt_keeps_what_was_said(endless: Path, home: Path) -> N
     assert process.stdout is not None
     first = process.stdout.read(8)
     process.send_signal(signal.SIGINT)
-    rest, errors = process.communicate(timeout=120)
+    rest, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert len(first + rest) > 8
     assert b"Traceback" not in errors
@@ -354,7 +357,7 @@ def test_an_interrupted_json_answer_is_still_a_document(endless: Path, home: Pat
         command,
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         env={**os.environ, "HEADRACE_HOME": str(home)},
     )
     out = process.stdout
@@ -370,7 +373,7 @@ def test_a_reader_that_leaves_early_is_no_error(endless: Path, home: Path) -> No
     assert process.stderr is not None
     process.stdout.read(4)
     process.stdout.close()
-    assert process.wait(timeout=120) == 0
+    assert process.wait(timeout=PATIENCE_S) == 0
     assert process.stderr.read() == b""
     process.stderr.close()
 

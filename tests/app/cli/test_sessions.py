@@ -11,6 +11,7 @@ import pytest
 
 from headrace.app.sessions.records import Attachment, TurnMetrics
 from headrace.app.sessions.store import SessionStore
+from tests.patience import PATIENCE_S
 
 METRICS = TurnMetrics(20, 12, 7, 0.05, 300.0, 150.0, 15.0, 0.31, 9000)
 EVIL = "\x1b]52;c;ZXZpbA==\x07\u202etxet\x9b31m"
@@ -49,7 +50,7 @@ def headrace(home: Path, *arguments: str, code: int = 0) -> subprocess.Completed
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
-        timeout=120,
+        timeout=PATIENCE_S,
         env={**os.environ, "HEADRACE_HOME": str(home)},
     )
     assert done.returncode == code, done.stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.tiny_chat import IM_END, write_chat_model
 from tests.wheels import PackageIndex, build_wheel, isolate_pip
 
@@ -24,7 +25,7 @@ def shell(redirection: str, model: Path, home: Path, *more: str) -> subprocess.C
         ["/bin/sh", "-c", f'exec "$@" {redirection}', "sh", *command],
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         env={**os.environ, "HEADRACE_HOME": str(home)},
     )
 
@@ -58,7 +59,7 @@ def test_an_interrupt_during_an_import_is_no_traceback(module: str, model: Path,
         [sys.executable, "-c", script, "run", "hi", "-m", str(model)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         env={**os.environ, "HEADRACE_HOME": str(tmp_path)},
     )
     assert (done.returncode, done.stdout, done.stderr.strip()) == (130, b"", b"")
@@ -79,7 +80,7 @@ def test_many_interrupts_are_no_traceback(tmp_path: Path) -> None:
     for _ in range(10):
         process.send_signal(signal.SIGINT)
         time.sleep(0.003)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, errors.strip()) == (130, b"")
 
 
@@ -95,7 +96,7 @@ def test_a_signal_during_a_finalizer_is_not_lost(number: signal.Signals) -> None
         "import headrace.app.cli.commands; headrace.app.cli.commands.run_command_line = work\n"
         "from headrace.app.cli.main import main; main()\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stderr) == (128 + number, b"")
 
 
@@ -121,7 +122,7 @@ def test_a_process_that_is_interrupted_waits_for_no_thread(work: str, code: int)
         "import headrace.app.cli.commands; headrace.app.cli.commands.run_command_line = work\n"
         "from headrace.app.cli.main import main; main()\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stderr) == (code, b"")
 
 
@@ -144,10 +145,10 @@ def test_termination_ends_the_download_and_leaves_nothing(
     with PackageIndex(links, stall=True) as index:
         isolate_pip(monkeypatch, index=index.url)
         with subprocess.Popen([sys.executable, "-c", script]) as process:
-            assert index.stalled.wait(120)
+            assert index.stalled.wait(PATIENCE_S)
             process.send_signal(number)
-            assert process.wait(timeout=120) == 128 + number
-        assert index.gone.wait(120)
+            assert process.wait(timeout=PATIENCE_S) == 128 + number
+        assert index.gone.wait(PATIENCE_S)
     assert not (tmp_path / "store" / "tiny").exists()
     assert not list((tmp_path / "store" / ".partial").glob("*"))
 
@@ -159,7 +160,7 @@ def test_what_the_output_cannot_encode_is_escaped(encoding: str) -> None:
         "print('h\\u00e9 \\u20ac \\udcff')\n"
     )
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120, env=environment)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=PATIENCE_S, env=environment)
     e = b"\xe9" if encoding == "latin-1" else b"\\xe9"
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout == b"h" + e + b" \\u20ac \xff\n"
@@ -182,6 +183,6 @@ def test_a_temporary_folder_that_stays_is_told_under_debug_alone(debug: str, tol
     """
     environment = {**os.environ, "HEADRACE_DEBUG": debug}
     command = [sys.executable, "-c", code]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert ended.returncode == 1
     assert ("a failing disk" in ended.stderr) is told, ended.stderr

@@ -36,10 +36,10 @@ from headrace.app.engine.messages import (
 )
 from headrace.runtime.errors import EngineError
 from tests.damaged import install_damaged
+from tests.patience import PATIENCE_S
 from tests.tiny_chat import IM_END
 
 E = TypeVar("E")
-PATIENCE_S = 120
 HELLO = [{"role": "user", "content": "hello"}]
 ENDLESS = {"temperature": 1.0, "seed": 1, "logit_bias": [f"{IM_END}=-100"]}  # until the context is full
 ROOMY = 100_000  # tokens of context: half a minute of the tiny model, so that what is stopped was still going on

@@ -17,8 +17,8 @@ from headrace.app.engine.messages import Delta, Died, Done, Event, LoadProgress,
 from headrace.app.engine.process import Outlet
 from headrace.app.engine.wire import Unpacker, pack, socket_pair
 from tests.app.scripted_engine import record, summary
+from tests.patience import PATIENCE_S
 
-PATIENCE_S = 120
 MESSAGES = st.lists(
     st.one_of(st.text(), st.binary(max_size=300), st.integers(), st.tuples(st.text(), st.none())), max_size=20
 )

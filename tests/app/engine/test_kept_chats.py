@@ -14,11 +14,11 @@ from headrace.app.settings import save_setting
 from headrace.runtime.ops import BLOCK, native
 from headrace.runtime.paths import kept_chats_dir
 from headrace.runtime.request import CancelFlag
+from tests.patience import PATIENCE_S
 from tests.tiny_chat import write_chat_model
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="only the kernels' K/V are in blocks")
 LONG = {"role": "user", "content": "tell me of the mill race and of the wheel that it drives " * 10}
-PATIENCE_S = 60
 
 
 @pytest.fixture(scope="module")

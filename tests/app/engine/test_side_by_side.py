@@ -14,11 +14,11 @@ from headrace.app.engine.messages import ContextFull, Delta, Done, Event, Failed
 from headrace.app.engine.process import Server
 from headrace.runtime.errors import NotEnoughMemoryError
 from headrace.runtime.request import CancelFlag
+from tests.patience import PATIENCE_S
 from tests.tiny_chat import IM_END
 
 HELLO = [{"role": "user", "content": "hello"}]
 NO_END = {"temperature": 1.0, "logit_bias": [f"{IM_END}=-100"]}
-PATIENCE_S = 120
 
 
 @pytest.fixture(scope="module")

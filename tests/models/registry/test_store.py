@@ -18,6 +18,7 @@ import pytest
 from headrace.models.registry.store import Store, directory_bytes
 from headrace.runtime.errors import CheckpointError, FetchError, HeadraceError, UsageError
 from tests.checkpoints import write
+from tests.patience import PATIENCE_S
 
 NAME = "tiny-1"
 
@@ -212,7 +213,7 @@ def test_two_processes_build_once(store: Store, tmp_path: Path) -> None:
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(120)
+        worker.join(PATIENCE_S)
     assert [worker.exitcode for worker in workers] == [0, 0]
     assert mark.read_text() == "x"
     assert store.get(NAME) is not None
@@ -241,7 +242,7 @@ def installing(store: Store, name: str) -> Iterator[Callable[[], None]]:
             stdin.flush()
 
         yield finish
-        assert other.wait(120) == 0
+        assert other.wait(PATIENCE_S) == 0
 
 
 def test_a_model_being_installed_cannot_be_removed_nor_swept(store: Store) -> None:
