@@ -151,11 +151,10 @@ def load_model(
         limit = _fitting_context(weights, layers, limit, asked=context is not None)
     # Both read megabytes from disk and hold no interpreter lock for long: a cold start pays for the longer one only.
     with run_in_background(lambda: _tokenizer(checkpoint.path)) as tokenizer:
-        with memory_errors(weights):
+        with memory_errors(weights), memory.reading_weights():
             network = make()
             mx.eval(network.arrays)
             mx.synchronize()
-        mx.clear_cache()  # what it took to prepare the weights; kept, it would come on top of the first answer's peak
     return LoadedModel(
         name=name,
         checkpoint=checkpoint,

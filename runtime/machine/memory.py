@@ -5,6 +5,8 @@ container's limit where that is tighter. CUDA: the card's free memory. Metal: th
 macOS already keeps below the RAM; free RAM is no measure there, since macOS makes room by compressing others.
 """
 
+import ctypes
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from headrace.runtime.units import format_bytes
 
 # Bytes of freed buffers that MLX may keep for the next operations: enough for those of a prefill chunk to go round.
 POOL = 512 << 20
+READING = 8 << 20  # the same while weights are read: a layer's, but never a whole embedding table beside its copy
 _RESERVE_SHARE = 0.05
 _RESERVE_LEAST = 256 << 20
 # Pinned memory is linked to kernel panics on macOS (mlx issue 3186, mlx-lm issue 883), so it is pinned only where the
@@ -83,6 +86,25 @@ def check_fits(
         f"({limit.source} {format_bytes(limit.free)} less {format_bytes(limit.reserve)} reserve)",
         _what_would_fit(limit.usable - weight_bytes - overhead_bytes, fitting),
     )
+
+
+@contextmanager
+def reading_weights() -> Iterator[None]:
+    """While weights are read and prepared: what has been copied goes back to the system, not into MLX's pool.
+
+    So it does at the end with what the allocator kept in pieces, which would come on top of the first answer's peak.
+    """
+    import mlx.core as mx
+
+    before = mx.set_cache_limit(READING)
+    try:
+        yield
+        mx.clear_cache()
+    finally:
+        mx.set_cache_limit(before)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # of glibc
+    if trim is not None:
+        trim(0)
 
 
 @contextmanager
