@@ -19,10 +19,10 @@ def kv_fits(shape: "StepShape", usable: int | None, *, packs: bool) -> Fits | No
     """
     if usable is None:
         return None
-    from headrace.models.cost.costs import WORKING_MEMORY
+    from headrace.models.cost.costs import working_memory
     from headrace.runtime import ops
 
-    room = usable - shape.resident_bytes - WORKING_MEMORY
+    room = usable - shape.resident_bytes - working_memory(shape)
     formats = FORMATS if packs and ops.select().packs(shape.head_dim) else (FLOAT16,)
     return {kind.name: max(0, shape.with_kv(kind).cost.longest_context(room, shape.context_length)) for kind in formats}
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.app.kv_fits import Fits, kv_fits
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
-from headrace.models.cost.costs import WORKING_MEMORY, checkpoint_cost
+from headrace.models.cost.costs import checkpoint_cost, shape_to_run, working_memory
 from headrace.models.cost.shape_sources import shape_of_checkpoint, shape_of_entry
 from headrace.models.registry.catalog import CatalogEntry, HubRepo, load_catalog
 from headrace.models.registry.resolve import DEFAULT_MODEL, ResolvedModel, resolve
@@ -209,7 +209,9 @@ def _mlx_lm_network(checkpoint: Checkpoint) -> "MlxLmNetwork | None":
 
 def _memory(checkpoint: Checkpoint, cost: StepCost | None, context: int) -> int | None:
     """Bytes it takes with `context` tokens in the cache; None where the size of a token is not known."""
-    return None if cost is None else checkpoint.nbytes + cost.kv_bytes(context) + WORKING_MEMORY
+    return (
+        None if cost is None else checkpoint.nbytes + cost.kv_bytes(context) + working_memory(shape_to_run(checkpoint))
+    )
 
 
 def _fits(
@@ -236,7 +238,7 @@ def _fits(
         for kind in FORMATS[1:]:
             with suppress(UsageError):
                 costs[kind.name] = network.with_kv(kind).cost
-    room = usable - checkpoint.nbytes - WORKING_MEMORY
+    room = usable - checkpoint.nbytes - working_memory(shape_to_run(checkpoint))
     return {name: max(0, each.longest_context(room, context)) for name, each in costs.items()}
 
 

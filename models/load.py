@@ -21,7 +21,7 @@ from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.checkpoint.tensor_info import stored_dtype
 from headrace.models.checkpoint.text_part import TextPart, text_part
 from headrace.models.checkpoint.validation import blamed_on_store
-from headrace.models.cost.costs import working_memory
+from headrace.models.cost.costs import shape_to_run, working_memory
 from headrace.models.network.config import DecoderConfig, decoder_config
 from headrace.models.network.decoder_costs import kv_layers
 from headrace.models.network.dtypes import compute_dtype
@@ -145,16 +145,20 @@ def load_model(
     if requantize is not None and checkpoint.quantization is not None:
         raise UsageError("the checkpoint is quantized already", "--quantize takes a plain one")
     limit = wanted = context or longest
+    working = working_memory(shape_to_run(checkpoint, config))
     sized = partial(_sized, checkpoint, config, requantize)
-    stored, (make, weights, layers) = _fitting_kv(sized, limit) if kv == "auto" else (kv, sized(kv))
+    stored, (make, weights, layers) = _fitting_kv(sized, limit, working) if kv == "auto" else (kv, sized(kv))
     if not force:
-        limit = _fitting_context(weights, layers, limit, asked=context is not None)
+        limit = _fitting_context(weights, layers, working, limit, asked=context is not None)
     # Both read megabytes from disk and hold no interpreter lock for long: a cold start pays for the longer one only.
-    with run_in_background(lambda: _tokenizer(checkpoint.path)) as tokenizer:
-        with memory_errors(weights), memory.reading_weights():
-            network = make()
-            mx.eval(network.arrays)
-            mx.synchronize()
+    with (
+        run_in_background(lambda: _tokenizer(checkpoint.path)) as tokenizer,
+        memory_errors(weights),
+        memory.reading_weights(),
+    ):
+        network = make()
+        mx.eval(network.arrays)
+        mx.synchronize()
     return LoadedModel(
         name=name,
         checkpoint=checkpoint,
@@ -231,34 +235,30 @@ def _decoder(
     return make_decoder(config, Parameters(checkpoint, kernels, dtype, requantize), kernels, dtype, kv)
 
 
-def _fitting_kv(sized: Callable[[KVFormat], _Sized], wanted: int) -> tuple[KVFormat, _Sized]:
+def _fitting_kv(sized: Callable[[KVFormat], _Sized], wanted: int, working: int) -> tuple[KVFormat, _Sized]:
     """The best format in which `wanted` tokens fit, and what `sized` says of it; the smallest where they do in none."""
     chosen, found = FORMATS[0], sized(FORMATS[0])
     for kind in FORMATS[1:]:
-        if _room(*found[1:], wanted, memory.budget()) >= wanted:
+        if _room(*found[1:], working, wanted, memory.budget()) >= wanted:
             break
         with suppress(UsageError):  # of those that the network can
             chosen, found = kind, sized(kind)
     return chosen, found
 
 
-def _fitting_context(weights: int, kv: Sequence[LayerKV], limit: int, *, asked: bool) -> int:
+def _fitting_context(weights: int, kv: Sequence[LayerKV], working: int, limit: int, *, asked: bool) -> int:
     """The context to run with: `limit`, or, where nobody asked for a particular one, what memory allows of it."""
     budget = memory.budget()
-    room = _room(weights, kv, limit, budget)
+    room = _room(weights, kv, working, limit, budget)
     if not asked:
         limit = min(limit, max(room, LEAST_CONTEXT))
-    memory.check_fits(weights, held_bytes(kv, limit), _working_memory(), budget, limit, fitting=room)
+    memory.check_fits(weights, held_bytes(kv, limit), working, budget, limit, fitting=room)
     return limit
 
 
-def _room(weights: int, kv: Sequence[LayerKV], limit: int, budget: memory.Budget | None) -> int:
+def _room(weights: int, kv: Sequence[LayerKV], working: int, limit: int, budget: memory.Budget | None) -> int:
     """The most tokens, up to `limit`, whose K/V fit beside the weights."""
-    return limit if budget is None else longest_context(kv, budget.usable - weights - _working_memory(), limit)
-
-
-def _working_memory() -> int:
-    return working_memory(on_gpu=mx.default_device().type == mx.DeviceType.gpu)
+    return limit if budget is None else longest_context(kv, budget.usable - weights - working, limit)
 
 
 def _quantized_bytes(part: TextPart, kind: Quantization) -> int:

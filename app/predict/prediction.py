@@ -69,7 +69,7 @@ def predict(shape: StepShape, target: Target, assumed: Assumptions, context: int
     seconds = step_seconds(shape, target, assumed, weights + kv)
     if seconds is not None:  # nothing is faster than the roofline
         seconds = max(seconds, least)
-    memory = shape.resident_bytes + batch * cost.kv_bytes(context) + working_memory(on_gpu=target.apple)
+    memory = shape.resident_bytes + batch * cost.kv_bytes(context) + working_memory(shape, on_gpu=target.apple)
     return Prediction(
         context=context,
         batch=batch,
@@ -112,7 +112,7 @@ def largest_context(shape: StepShape, target: Target) -> int | None:
     """The longest context that fits and that the model was made for; 0 if the weights alone do not fit."""
     if target.memory is None:
         return None
-    room = target.memory - shape.resident_bytes - working_memory(on_gpu=target.apple)
+    room = target.memory - shape.resident_bytes - working_memory(shape, on_gpu=target.apple)
     return shape.cost.longest_context(room, shape.context_length)
 
 
@@ -120,7 +120,7 @@ def most_sequences(shape: StepShape, target: Target, context: int) -> int | None
     """How many sequences of `context` tokens fit side by side; 0 if the weights alone do not; None if unknown."""
     if target.memory is None:
         return None
-    room = target.memory - shape.resident_bytes - working_memory(on_gpu=target.apple)
+    room = target.memory - shape.resident_bytes - working_memory(shape, on_gpu=target.apple)
     return max(0, room // max(1, shape.cost.kv_bytes(context)))
 
 

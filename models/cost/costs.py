@@ -2,20 +2,76 @@
 
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.cost.shape_sources import shape_of_checkpoint
+from headrace.models.cost.step_shape import StepShape
+from headrace.models.network.config import DecoderConfig
 from headrace.runtime.cost import StepCost
 from headrace.runtime.errors import UnsupportedModelError
 from headrace.runtime.machine import memory
+from headrace.runtime.machine.hardware import machine
 
-WORKING_MEMORY = 150 << 20  # besides weights and KV cache: activations of a prefill chunk, the program itself
+# Fitted to the peaks (ru_maxrss) of Linux processes with models of 0.1 to 0.9 GB and chunks of 512 rows.
+# Bytes of Python, MLX, the kernels, the libraries of text. A GPU's own libraries are not measured, and counted amply.
+_PROGRAM = {False: 42_000_000, True: 100_000_000}
+_TOKEN = 300  # bytes of a tokenizer for each entry of its vocabulary
+_PARSED = 100  # bytes more of each while its file is read
+_ROWS = {False: 512, True: 2048}  # of a chunk at most, on a GPU or not: `runtime.prefill.LARGEST`
+_FLOAT = 4
+_SCORES = 96 << 20  # bytes: scores of attention in stock MLX on a CPU, whose chunks are as short as it is slow
 
 
-def working_memory(*, on_gpu: bool) -> int:
-    """Bytes besides weights and KV cache, at most.
+def working_memory(shape: StepShape, *, on_gpu: bool | None = None) -> int:
+    """Bytes besides weights and KV cache, at most: the program, and the larger of what a chunk and what loading takes.
 
-    A GPU's chunks are larger: what they free is kept, up to a bound, until the prompt is read. A buffer of K/V that
-    grows takes that room while it is copied, not more.
+    on_gpu: None for this machine's device. With E the hidden size, F the feed-forward's (0 where all of it is
+    experts'), H * D the width of all heads, V the vocabulary, A active experts of size X:
+
+        program     42 MB (on a GPU 100) + 300 V
+        chunk       4 (4 E + 3 F + 3 H D + A (2 X + 1.25 E)) for each of its rows: 512, on a GPU 2048
+        loading     8 MiB + 100 V + a layer's gate and up twice (read, and stacked), or a stack of experts
+
+    A chunk's rows are the residual stream in and out of a pass and of the next, gate and up with what the kernels
+    round for them, queries and heads; the kernels' scratch keeps a quarter more. On a GPU, what operations free is
+    kept, up to a bound, until the prompt is read: that comes on top. A buffer of K/V that grows takes that room while
+    it is copied, not more. Stock MLX on a CPU keeps scores of attention too.
     """
-    return WORKING_MEMORY + (memory.POOL if on_gpu else 0)
+    if on_gpu is None:
+        on_gpu = machine().backend != "cpu"
+    head = next((matrix for matrix in shape.matrices if matrix.output), None)
+    vocabulary, hidden = (head.rows, head.columns) if head else (0, 0)
+    beside = (memory.POOL if on_gpu else 0) + (_SCORES if not on_gpu and _is_stock(shape) else 0)
+    most = max(_FLOAT * _ROWS[on_gpu] * _row(shape, hidden), _loading(shape) + _PARSED * vocabulary)
+    return _PROGRAM[on_gpu] + _TOKEN * vocabulary + most + beside
+
+
+def _row(shape: StepShape, hidden: int) -> int:
+    """Numbers that one row of a chunk takes."""
+    heads = shape.heads * shape.head_dim
+    dense = [matrix for matrix in shape.matrices if not matrix.output and matrix.share == 1]
+    widest = max((max(matrix.rows, matrix.columns) for matrix in dense), default=0)
+    inner = widest if widest > max(hidden, heads) else 0  # what is no wider is attention's, or the router
+    experts = [matrix for matrix in shape.matrices if matrix.share < 1]
+    routed = max((round(m.share * m.count / _layers(shape)) * min(m.rows, m.columns) for m in experts), default=0)
+    active = max((round(m.share * m.count / _layers(shape)) for m in experts), default=0)
+    return 4 * hidden + 3 * inner + 3 * heads + 2 * routed + active * hidden * 5 // 4
+
+
+def _loading(shape: StepShape) -> int:
+    """Bytes that reading a layer's largest weights takes besides where they end."""
+    layers = [matrix for matrix in shape.matrices if not matrix.output]
+    stacks = max((m.nbytes * m.count // _layers(shape) for m in layers if m.share < 1), default=0)
+    dense = max((matrix.nbytes for matrix in layers if matrix.share == 1), default=0)
+    return memory.READING + max(stacks, 4 * dense)
+
+
+def _layers(shape: StepShape) -> int:
+    return max(1, shape.layers)
+
+
+def _is_stock(shape: StepShape) -> bool:
+    """Whether stock MLX computes it on a CPU."""
+    from headrace.runtime import ops
+
+    return shape.stock or ops.select() is not ops.native
 
 
 def checkpoint_cost(checkpoint: Checkpoint) -> StepCost | None:
@@ -24,3 +80,16 @@ def checkpoint_cost(checkpoint: Checkpoint) -> StepCost | None:
         return shape_of_checkpoint(checkpoint).cost
     except UnsupportedModelError:
         return None
+
+
+def shape_to_run(checkpoint: Checkpoint, decoder: DecoderConfig | None = None) -> StepShape:
+    """The shape from headers; where the matrices are not known by name, from mlx-lm's class. Raises what that does.
+
+    decoder: as for `shape_of_checkpoint`.
+    """
+    try:
+        return shape_of_checkpoint(checkpoint, decoder)
+    except UnsupportedModelError:
+        from headrace.models.cost.mlx_lm_shape import shape_of_mlx_lm_checkpoint
+
+        return shape_of_mlx_lm_checkpoint(checkpoint)

@@ -57,6 +57,7 @@ def _shape(model: Any, config: Mapping[str, Any], name: str, source: str) -> Ste
             FLOAT16,
             *(kind for kind in map(partial(quantized, model), FORMATS[1:]) if not isinstance(kind, str)),
         ],
+        stock=True,
     )
 
 

@@ -70,15 +70,18 @@ def shape_of_config(config: Mapping[str, Any]) -> StepShape:
 
     shape = _build(_decoder(config), size_of, f"config.json, {_described(section, dtype)}")
     # mlx-lm's classes run those.
-    return replace(shape, kv_formats=(FLOAT16, Q8, Q4)) if config.get("model_type") in _MIXTURES else shape
+    return replace(shape, kv_formats=(FLOAT16, Q8, Q4), stock=True) if config.get("model_type") in _MIXTURES else shape
 
 
-def shape_of_checkpoint(checkpoint: Checkpoint) -> StepShape:
-    """From the headers of a checkpoint: exact, whatever is in it. Only its text part is loaded, so only that counts."""
+def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = None) -> StepShape:
+    """From the headers of a checkpoint: exact, whatever is in it. Only its text part is loaded, so only that counts.
+
+    decoder: what its configuration says, where that has been worked out.
+    """
     part = text_part(checkpoint)
     if part.config.get("model_type") in _MIXTURES:  # whose tensors have names that are not known here
         return replace(shape_of_config(checkpoint.config), resident_bytes=part.nbytes)
-    config = _decoder(part.config)
+    config = decoder or _decoder(part.config)
     sizes: Counter[str] = Counter()
     for name, tensor in part.tensors.items():
         stacks = stacks_of(name) or [_ONE_EXPERT.sub(".switch_mlp.", name)]

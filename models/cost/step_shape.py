@@ -70,7 +70,7 @@ class StepShape:
     """A decoder's reads. `vector_bytes`: norms and whatever else is read once per step but multiplies no matrix.
 
     kv: as in `StepCost`. resident_bytes: all weights in memory, read or not. source: where the shapes come from.
-    kv_format: what `kv` is in. kv_formats: what K/V can be stored as, the largest first.
+    kv_format: what `kv` is in. kv_formats: what K/V can be stored as, the largest first. stock: only mlx-lm runs it.
     """
 
     source: str
@@ -85,6 +85,7 @@ class StepShape:
     resident_bytes: int
     kv_format: KVFormat = FLOAT16
     kv_formats: Sequence[KVFormat] = FORMATS
+    stock: bool = False
 
     @property
     def parameters(self) -> int:

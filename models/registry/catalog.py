@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from headrace.models.cost.costs import WORKING_MEMORY
-from headrace.models.cost.shape_sources import KV
+from headrace.models.cost.costs import working_memory
+from headrace.models.cost.shape_sources import KV, shape_of_entry
 from headrace.runtime.errors import ModelNotFoundError
 from headrace.runtime.paths import ASSETS
 
@@ -84,7 +84,7 @@ class CatalogEntry:
     def memory_bytes(self, context: int) -> int:
         """Memory to run with `context` tokens: weights, KV cache, and what the program itself takes."""
         used = min(context, self.context)
-        return self.weight_bytes + used * self.shape.kv_bytes_per_token + WORKING_MEMORY
+        return self.weight_bytes + used * self.shape.kv_bytes_per_token + working_memory(shape_of_entry(self))
 
 
 @cache

@@ -4,7 +4,7 @@ import pytest
 
 from headrace.app.kv_fits import fits_short, fits_text, kv_fits
 from headrace.app.kv_option import KV_NAMES, PACKED, kv_choice
-from headrace.models.cost.costs import WORKING_MEMORY
+from headrace.models.cost.costs import working_memory
 from headrace.models.cost.shape_sources import shape_of_entry
 from headrace.models.registry.catalog import find
 from headrace.runtime import ops
@@ -22,7 +22,7 @@ def _packs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_packs")
 def test_fewer_bytes_hold_more_context() -> None:
     tokens = 10_000
-    room = SHAPE.resident_bytes + WORKING_MEMORY + SHAPE.with_kv(Q8).cost.kv_bytes(tokens)
+    room = SHAPE.resident_bytes + working_memory(SHAPE) + SHAPE.with_kv(Q8).cost.kv_bytes(tokens)
     found = kv_fits(SHAPE, room, packs=True)
     assert found is not None
     assert list(found) == [kind.name for kind in FORMATS]

@@ -11,7 +11,7 @@ from headrace.models import load
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost import shape_sources
-from headrace.models.cost.costs import WORKING_MEMORY
+from headrace.models.cost.costs import shape_to_run, working_memory
 from headrace.models.load import (
     LEAST_CONTEXT,
     context_length,
@@ -43,6 +43,11 @@ LONG_ROPE = {"rope_scaling": FACTORS, "original_max_position_embeddings": 64}
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     return write_chat_model(tmp_path / "model", context=CONTEXT)
+
+
+def working(directory: Path) -> int:
+    """Bytes that the model takes beside weights and K/V."""
+    return working_memory(shape_to_run(open_checkpoint(directory)))
 
 
 def with_memory(monkeypatch: pytest.MonkeyPatch, usable: int | None) -> None:
@@ -134,7 +139,7 @@ def test_float32_throughout_where_it_is_asked_for(directory: Path, monkeypatch: 
 def test_without_a_wish_the_context_is_what_fits(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = open_checkpoint(directory)
     per_token = load_model(directory, name="tiny").network.cost.kv_bytes_per_token
-    needed = checkpoint.nbytes + WORKING_MEMORY
+    needed = checkpoint.nbytes + working(directory)
     for room, limit in ((CONTEXT, CONTEXT), (CONTEXT - 1, CONTEXT - 1), (1000, 1000)):
         with_memory(monkeypatch, needed + room * per_token)
         assert load_model(directory, name="tiny").context_limit == limit
@@ -151,7 +156,7 @@ def test_layers_with_a_window_leave_room_for_more_context(
     cost = load_model(directory, name="tiny").network.cost
     room = cost.kv_bytes(2000)
     assert room < 2000 * cost.kv_bytes_per_token
-    with_memory(monkeypatch, open_checkpoint(directory).nbytes + WORKING_MEMORY + room)
+    with_memory(monkeypatch, open_checkpoint(directory).nbytes + working(directory) + room)
     assert load_model(directory, name="tiny").context_limit == (2000 if "full_attention" in layers else CONTEXT)
 
 
@@ -163,7 +168,9 @@ def test_what_is_quantized_while_loading_needs_the_memory_of_what_it_becomes(
     stored = sum(array.nbytes for array in quantized.network.arrays)
     per_token = quantized.network.cost.kv_bytes_per_token
     assert stored < open_checkpoint(directory).nbytes
-    with_memory(monkeypatch, open_checkpoint(directory).nbytes * 2 // 3 + WORKING_MEMORY + LEAST_CONTEXT * per_token)
+    with_memory(
+        monkeypatch, open_checkpoint(directory).nbytes * 2 // 3 + working(directory) + LEAST_CONTEXT * per_token
+    )
     assert load_model(directory, name="tiny", requantize=kind).context_limit >= LEAST_CONTEXT
     with pytest.raises(NotEnoughMemoryError):
         load_model(directory, name="tiny")
@@ -178,7 +185,7 @@ def test_kv_formats_count_and_are_kept(directory: Path, monkeypatch: pytest.Monk
     assert packed.kv_shape.format is Q4
     assert packed.cost.kv_bytes_per_token == packed.kv_shape.bytes_per_token < plain.cost.kv_bytes_per_token
     room = plain.cost.kv_bytes(LEAST_CONTEXT)
-    with_memory(monkeypatch, open_checkpoint(directory).nbytes + WORKING_MEMORY + room)
+    with_memory(monkeypatch, open_checkpoint(directory).nbytes + working(directory) + room)
     assert load_model(directory, name="tiny", kv=Q4).context_limit > load_model(directory, name="tiny").context_limit
 
 
@@ -186,7 +193,7 @@ def test_auto_is_the_best_format_in_which_the_context_fits(directory: Path, monk
     monkeypatch.setattr(ops.select(), "packs", lambda _head_dim: True)
     usual = ops.select().kv_format(mx.float32)
     costs = {kind: load_model(directory, name="tiny", kv=kind).network.cost for kind in (FLOAT16, Q8, K8V4, Q4)}
-    beside = open_checkpoint(directory).nbytes + WORKING_MEMORY
+    beside = open_checkpoint(directory).nbytes + working(directory)
 
     def chosen(room: int, context: int | None = None) -> tuple[KVFormat | None, int, list[str]]:
         with_memory(monkeypatch, beside + room)
@@ -210,7 +217,7 @@ def test_auto_is_the_best_format_in_which_the_context_fits(directory: Path, monk
 def test_auto_is_unquantized_where_nothing_else_can_be(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops.select(), "packs", lambda _head_dim: False)
     cost = load_model(directory, name="tiny").network.cost
-    with_memory(monkeypatch, open_checkpoint(directory).nbytes + WORKING_MEMORY + cost.kv_bytes(1000))
+    with_memory(monkeypatch, open_checkpoint(directory).nbytes + working(directory) + cost.kv_bytes(1000))
     model = load_model(directory, name="tiny", kv="auto")
     assert (model.kv, model.context_limit, model.notes) == (ops.select().kv_format(mx.float32), 1000, [])
     config = json.loads((directory / "config.json").read_text())
@@ -223,7 +230,7 @@ def test_auto_quantizes_what_mlx_lms_classes_run(directory: Path, monkeypatch: p
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "rope_traditional": True}))
     plain, q8 = (load_model(directory, name="tiny", kv=kv).network.cost for kv in (FLOAT16, Q8))
-    beside = open_checkpoint(directory).nbytes + WORKING_MEMORY
+    beside = open_checkpoint(directory).nbytes + working(directory)
     with_memory(monkeypatch, beside + plain.kv_bytes(CONTEXT))
     model = load_model(directory, name="tiny", kv="auto")
     assert (model.kv, model.context_limit, model.notes) == (None, CONTEXT, [])
@@ -267,7 +274,9 @@ def test_k_and_v_count_where_mlx_lms_classes_run(directory: Path, monkeypatch: p
     assert (model.kind, model.context_limit) == ("mlx-lm", CONTEXT)
     per_token = model.network.cost.kv_bytes_per_token
     assert per_token > 0
-    with_memory(monkeypatch, sum(array.nbytes for array in model.network.arrays) + WORKING_MEMORY + 1000 * per_token)
+    with_memory(
+        monkeypatch, sum(array.nbytes for array in model.network.arrays) + working(directory) + 1000 * per_token
+    )
     assert load_model(directory, name="tiny").context_limit == 1000
     before = mx.get_active_memory()
     with pytest.raises(NotEnoughMemoryError, match=r"KV cache for 1,001 tokens"):
@@ -277,13 +286,13 @@ def test_k_and_v_count_where_mlx_lms_classes_run(directory: Path, monkeypatch: p
 
 def test_what_does_not_fit_is_refused_with_what_would(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     per_token = load_model(directory, name="tiny").network.cost.kv_bytes_per_token
-    with_memory(monkeypatch, open_checkpoint(directory).nbytes + WORKING_MEMORY + 1000 * per_token)
+    with_memory(monkeypatch, open_checkpoint(directory).nbytes + working(directory) + 1000 * per_token)
     with pytest.raises(NotEnoughMemoryError) as caught:
         load_model(directory, name="tiny", context=CONTEXT)
     assert caught.value.hint is not None
     assert "1,000" in caught.value.hint or "1000" in caught.value.hint
     assert load_model(directory, name="tiny", context=CONTEXT, force=True).context_limit == CONTEXT
-    with_memory(monkeypatch, WORKING_MEMORY + LEAST_CONTEXT * per_token // 2)  # not even the shortest one fits
+    with_memory(monkeypatch, working(directory) + LEAST_CONTEXT * per_token // 2)  # not even the shortest one fits
     with pytest.raises(NotEnoughMemoryError):
         load_model(directory, name="tiny")
 

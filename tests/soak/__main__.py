@@ -12,7 +12,6 @@ import argparse
 import gc
 import os
 import random
-import resource
 import sys
 import tempfile
 import time
@@ -27,20 +26,16 @@ from headrace.app.chat.conversation import Conversation
 from headrace.app.engine.client import EngineClient
 from headrace.app.engine.messages import ModelSpec
 from headrace.app.sessions.store import SessionStore
-from headrace.models.cost.costs import working_memory
-from headrace.models.load import load_model, load_resolved
-from headrace.models.registry.resolve import resolve
-from headrace.runtime.cost import held_bytes
+from headrace.models.load import load_model
 from headrace.runtime.engine import Engine
 from headrace.runtime.request import Request
 from headrace.runtime.sampling import SamplingParams
+from tests.soak.memory import predicted_memory
 from tests.tiny_chat import IM_END, write_chat_model
 
 Reading = dict[str, int]
 _TURNS = 6  # in a round
 _LIFE = 8  # rounds between two switches of the chat's model
-_LAST = 40  # tokens of a context that are generated
-_RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 class Soak:
@@ -138,18 +133,6 @@ def grown(readings: list[Reading]) -> Iterator[str]:
             yield f"{name} grew from {early:,.0f} to {late:,.0f}"
 
 
-def predicted_memory(name: str | None, context: int) -> tuple[int, int]:
-    """(bytes that a process is predicted to take, as before loading; the most that this one took for the context)."""
-    loaded = load_resolved(resolve(name), context=context)
-    engine = Engine(loaded.network, context_limit=context)
-    prompt = [1] * (context - _LAST)
-    for _ in engine.generate(Request(prompt, max_tokens=_LAST, sampling=SamplingParams(temperature=0.0))):
-        pass
-    kv, weights = held_bytes(loaded.network.cost.kv, context), loaded.checkpoint.nbytes
-    working = working_memory(on_gpu=mx.default_device().type == mx.DeviceType.gpu)
-    return weights + kv + working, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--hours", type=float, default=6)
@@ -159,7 +142,8 @@ def main() -> int:
     given = parser.parse_args()
     if given.model:
         predicted, actual = predicted_memory(given.model, given.context)
-        print(f"{given.model}: {predicted / 1e6:.1f} MB predicted, {actual / 1e6:.1f} MB at the peak", flush=True)
+        told = f"{predicted / 1e6:.1f} MB predicted, {actual / 1e6:.1f} MB at the peak: {predicted / actual - 1:+.1%}"
+        print(f"{given.model}: {told}", flush=True)
     readings: list[Reading] = []
     until = time.monotonic() + given.hours * 3600
     with tempfile.TemporaryDirectory() as folder:

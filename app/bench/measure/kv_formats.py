@@ -57,15 +57,13 @@ def check_room(models: Sequence["LoadedModel"], tokens: int) -> None:
 
     These share weights, which are in memory.
     """
-    import mlx.core as mx
-
-    from headrace.models.cost.costs import working_memory
+    from headrace.models.cost.costs import shape_to_run, working_memory
     from headrace.runtime.machine import memory
 
     free, weights = memory.budget(), models[0].network.cost.weight_bytes
     if free is not None and len(models) > 1:
         caches = sum(model.network.cost.kv_bytes(tokens) for model in models)
-        overhead = working_memory(on_gpu=mx.default_device().type == mx.DeviceType.gpu)
+        overhead = working_memory(shape_to_run(models[0].checkpoint))
         memory.check_fits(weights, caches, overhead, replace(free, free=free.free + weights), tokens)
 
 

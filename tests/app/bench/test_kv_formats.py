@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import mlx.core as mx
 import pytest
 
 from headrace.app.bench.measure.child import ChildProcess
@@ -15,12 +14,14 @@ from headrace.app.bench.measure.llama_bench import LlamaBench
 from headrace.app.bench.measure.peers import _CHILDREN
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.show.formats import kv_ratio_line
-from headrace.models.cost.costs import working_memory
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.cost.costs import shape_to_run, working_memory
 from headrace.models.load import LoadedModel
 from headrace.runtime.errors import NotEnoughMemoryError, UsageError
 from headrace.runtime.machine import memory
 from tests.app.cli.test_bench import LLAMA_BENCH
 from tests.app.cli.test_bench_threads import FAKE
+from tests.tiny import write_model
 
 # Which says what it was told, as the real one does, in its settings.
 TELLS = LLAMA_BENCH.replace('"flash_attn": True', '"flash_attn": True, "type_k": options.get("-ctk", "f16")')
@@ -102,13 +103,15 @@ def test_llama_cpp_python_gets_the_same_format(
         child.close()
 
 
-def test_caches_side_by_side_have_to_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caches_side_by_side_have_to_fit_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = open_checkpoint(write_model(tmp_path, "llama"))
+
     def model(per_token: int) -> LoadedModel:
         cost = SimpleNamespace(weight_bytes=1 << 30, kv_bytes=lambda tokens: per_token * tokens)
-        return cast(LoadedModel, SimpleNamespace(network=SimpleNamespace(cost=cost)))
+        return cast(LoadedModel, SimpleNamespace(network=SimpleNamespace(cost=cost), checkpoint=checkpoint))
 
     both = [model(1 << 20), model(1 << 19)]
-    free = 1500 * (1 << 20) + working_memory(on_gpu=mx.default_device().type == mx.DeviceType.gpu)
+    free = 1500 * (1 << 20) + working_memory(shape_to_run(checkpoint))
     monkeypatch.setattr(memory, "budget", lambda: memory.Budget(2 * free, free, 0, "available RAM"))
     check_room(both, 1000)
     check_room(both[:1], 1001)

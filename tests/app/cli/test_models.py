@@ -13,7 +13,8 @@ from typing import Any
 import pexpect
 import pytest
 
-from headrace.models.cost.costs import WORKING_MEMORY
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.cost.costs import shape_to_run, working_memory
 from headrace.models.registry.store import Store
 from tests.checkpoints import CONFIG, header, shard, write
 from tests.hub_server import HubServer
@@ -147,7 +148,8 @@ def test_show_sizes_what_mlx_lms_classes_run(run: Run, store: Store) -> None:
     assert "share a pass to decode" in run("show", "mine").stdout
     weights, cache = document["weight_bytes"], 256 * document["kv_bytes_per_token"]
     assert cache > 0
-    assert document["memory_bytes"] == weights + cache + WORKING_MEMORY
+    working = working_memory(shape_to_run(open_checkpoint(config.parent)))
+    assert document["memory_bytes"] == weights + cache + working
     listed = next(row for row in json.loads(run("list", "--json").stdout) if row["name"] == "mine")
     assert listed["memory_bytes"] is None  # a list does not take the time to find out
 

@@ -83,10 +83,10 @@ def test_roofline_memory_and_context_by_hand() -> None:
     assert found.step_bytes == step
     assert found.roofline == pytest.approx(100e9 / step)
     assert found.expected == pytest.approx(1 / (32 * 1e-4 + step / 50e9))
-    assert found.memory == SHAPE.resident_bytes + 1000 * 131072 + working_memory(on_gpu=True)
+    assert found.memory == SHAPE.resident_bytes + 1000 * 131072 + working_memory(SHAPE, on_gpu=True)
     assert found.fits is True
     longest = largest_context(SHAPE, target)
-    assert longest == (10 * 2**30 - SHAPE.resident_bytes - working_memory(on_gpu=True)) // 131072
+    assert longest == (10 * 2**30 - SHAPE.resident_bytes - working_memory(SHAPE, on_gpu=True)) // 131072
     assert predict(SHAPE, target, assumptions("mlx-lm"), longest).fits
     assert not predict(SHAPE, target, assumptions("mlx-lm"), longest + 1).fits
 

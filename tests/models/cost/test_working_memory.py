@@ -1,0 +1,93 @@
+"""Memory beside weights and K/V: sums by hand, and what a process with the default model really takes."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.cost.costs import shape_to_run, working_memory
+from headrace.models.cost.shape_sources import shape_of_config
+from headrace.runtime import ops
+from headrace.runtime.machine import memory
+from headrace.runtime.ops import native
+from headrace.runtime.prefill import LARGEST
+from tests.conftest import TEST_HOME
+from tests.tiny import config_of, write_model
+
+_E, _F, _H, _D, _V = 2048, 8192, 32, 64, 128256
+_LLAMA = {
+    **config_of("llama"), "hidden_size": _E, "intermediate_size": _F, "num_attention_heads": _H, "head_dim": _D,
+    "num_key_value_heads": 8, "num_hidden_layers": 16, "vocab_size": _V,
+    "quantization": {"group_size": 64, "bits": 4},
+}  # fmt: skip
+_SCRIPT = """
+import json
+from headrace.runtime import prefill
+from headrace.runtime.kv_format import kv_format
+from tests.soak.memory import predicted_memory
+prefill.FIRST, prefill.TARGET_S = 512, 1e6  # as on a machine that is fast enough
+print(json.dumps(predicted_memory(None, {context}, kv_format({kv!r}))))
+"""
+natively = pytest.mark.skipif(not native.status().available, reason="the kernels were not built")
+
+
+@natively
+def test_the_sum_by_hand() -> None:
+    program = 42_000_000 + 300 * _V
+    row = 4 * (4 * _E + 3 * _F + 3 * _H * _D)
+    assert working_memory(shape_of_config(_LLAMA), on_gpu=False) == program + 512 * row
+    on_gpu = working_memory(shape_of_config(_LLAMA), on_gpu=True)
+    assert on_gpu == program + 58_000_000 + 2048 * row + memory.POOL
+
+
+@natively
+def test_experts_count_by_what_is_active_of_them_and_read_of_them() -> None:
+    count, active, size = 64, 8, 512
+    mixture = {
+        "model_type": "qwen3_moe", "num_experts": count, "num_experts_per_tok": active, "moe_intermediate_size": size,
+        "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True,
+    }  # fmt: skip
+    program = 42_000_000 + 300 * _V
+    row = 4 * (4 * _E + 3 * _H * _D + active * (2 * size + _E * 5 // 4))
+    shape = shape_of_config({**_LLAMA, **mixture})
+    assert working_memory(shape, on_gpu=False) == program + 512 * row
+    stack = count * 4 * size * _E * 9 // 16  # of four times as many, a layer's are more than a chunk's rows
+    many = shape_of_config({**_LLAMA, **mixture, "num_experts": 4 * count})
+    assert working_memory(many, on_gpu=False) == program + memory.READING + stack + 100 * _V
+
+
+def test_rows_are_those_of_the_largest_chunk() -> None:
+    shape = shape_of_config({**_LLAMA, "intermediate_size": 40_000})
+    wider = shape_of_config({**_LLAMA, "intermediate_size": 50_000})
+    for device, rows in LARGEST.items():
+        on_gpu = device.name == "gpu"
+        more = working_memory(wider, on_gpu=on_gpu) - working_memory(shape, on_gpu=on_gpu)
+        assert more == rows * 4 * 3 * 10_000
+
+
+def test_stock_operations_on_a_cpu_keep_scores_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = shape_to_run(open_checkpoint(write_model(tmp_path, "llama")))
+    stock = working_memory(replace(shape, stock=True), on_gpu=False)
+    monkeypatch.setenv("HEADRACE_KERNELS", "reference")
+    assert working_memory(shape, on_gpu=False) == stock
+    if native.status().available:
+        monkeypatch.setattr(ops, "select", lambda: native)
+        assert working_memory(shape, on_gpu=False) < stock
+
+
+@pytest.mark.real
+@natively
+@pytest.mark.skipif(sys.platform != "linux", reason="peaks are of Linux processes")
+@pytest.mark.usefixtures("default_model")
+@pytest.mark.parametrize(("context", "kv"), [(2048, "f16"), (4096, "q8")])
+def test_a_process_takes_what_is_predicted(context: int, kv: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(TEST_HOME))
+    monkeypatch.delenv("HEADRACE_KERNELS", raising=False)
+    script = _SCRIPT.format(context=context, kv=kv)
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300)
+    predicted, peak = json.loads(said.stdout)
+    assert predicted == pytest.approx(peak, rel=0.05)
