@@ -106,3 +106,16 @@ def test_nothing_else_wires_memory() -> None:
     sources = [path for layer in ("app", "models", "runtime") for path in (root / layer).rglob("*.py")]
     callers = [path.name for path in sources if "set_wired_limit(" in path.read_text()]
     assert callers == ["memory.py"]
+
+
+def test_what_weights_were_read_into_goes_back_at_once() -> None:
+    before = mx.set_cache_limit(memory.POOL)
+    try:
+        with memory.reading_weights():
+            mx.eval(mx.zeros(4 * memory.READING, mx.uint8))
+            assert mx.get_cache_memory() <= memory.READING
+            mx.eval(mx.zeros(memory.READING // 2, mx.uint8))
+        assert mx.get_cache_memory() == 0
+        assert mx.set_cache_limit(before) == memory.POOL
+    finally:
+        mx.set_cache_limit(before)
