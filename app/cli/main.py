@@ -45,7 +45,8 @@ def _end_soon(code: int) -> None:
         signal.signal(number, leave)
         atexit.register(signal.signal, number, signal.SIG_IGN)  # Python's last act would be to have them kill
     if code > 128:
-        signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S)
+        # Again and again: one that comes as the main thread begins to wait for another does not wake it.
+        signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S, _PATIENCE_S)
 
 
 def _run() -> int:

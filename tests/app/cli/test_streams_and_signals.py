@@ -126,6 +126,23 @@ def test_a_process_that_is_interrupted_waits_for_no_thread(work: str, code: int)
     assert (done.returncode, done.stderr) == (code, b"")
 
 
+def test_an_alarm_that_wakes_nobody_is_not_the_last() -> None:
+    """As one does that comes between a thread's last look for signals and its wait."""
+    script = (
+        "import signal, threading, time\n"
+        "lost, take = [], signal.signal\n"
+        "def losing(number, handler):\n"
+        "    def second(*heard): handler(*heard) if lost else lost.append(number)\n"
+        "    return take(number, second if number == signal.SIGALRM and callable(handler) else handler)\n"
+        "signal.signal = losing\n"
+        f"def work(): {LINGERS}; signal.raise_signal(signal.SIGTERM)\n"
+        "import headrace.app.cli.commands; headrace.app.cli.commands.run_command_line = work\n"
+        "import headrace.app.cli.main as main; main._PATIENCE_S = 0.05; main.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stderr) == (143, b"")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_termination_ends_the_download_and_leaves_nothing(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
