@@ -7,6 +7,7 @@ from textual.command import CommandPalette
 from headrace.app.tui.screens import reading_ahead
 from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.dialogs import Choose
+from headrace.app.tui.screens.models_screen import ModelsScreen
 from headrace.app.tui.screens.parameters_screen import ParametersScreen
 from headrace.runtime.errors import SessionError
 from tests.app.scripted_engine import Script, ScriptedEngine, with_context
@@ -142,5 +143,18 @@ def test_a_question_whose_title_says_all_has_no_lines_of_nothing(play) -> None:
         lines = it.text().splitlines()
         first = next(n for n, line in enumerate(lines) if "do it" in line)
         assert "which one?" in lines[first - 2]
+
+    play(scenario)
+
+
+def test_models_that_were_read_when_their_screen_was_left_meet_nobody(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("f5")
+        await it.until(lambda: "qwen3-0.6b" in it.text())
+        screen = it.app.screen
+        assert isinstance(screen, ModelsScreen)
+        await it.press("escape")
+        await it.until(lambda: isinstance(it.app.screen, ChatScreen) and not screen.children)
+        screen._fill(screen._rows)
 
     play(scenario)

@@ -17,9 +17,14 @@ from headrace.app.tui.input.fields import Field
 _FOOTER = 1  # line below a dialog's list that shows the keys
 
 
+def is_open(screen: Screen[Any]) -> bool:
+    """Whether its widgets are there: what waits for a refresh or a thread may come when the screen is being left."""
+    return screen.is_mounted and screen.display
+
+
 def fit_list(screen: Screen[Any]) -> None:
     """Let a list be as long as what is in it, and no longer than its dialog has room for; after each change."""
-    if not screen.is_mounted:
+    if not is_open(screen):
         return
     box, options = screen.query_one(".dialog"), screen.query_one(".dialog OptionList", OptionList)
     others = [child for child in box.children if child is not options and child.display]

@@ -15,7 +15,7 @@ from headrace.app.chat.to_fetch import ToFetch, to_fetch
 from headrace.app.engine.messages import ModelCard
 from headrace.app.sanitise import sanitise
 from headrace.app.tui.chat_app import ChatApp
-from headrace.app.tui.screens.dialogs import Choose, fit_list
+from headrace.app.tui.screens.dialogs import Choose, fit_list, is_open
 from headrace.app.tui.screens.model_rows import ModelRow, model_rows
 from headrace.runtime.errors import HeadraceError
 from headrace.runtime.units import format_bytes
@@ -86,7 +86,7 @@ class ModelsScreen(ModalScreen[str | None]):
 
     def _fill(self, rows: list[ModelRow]) -> None:
         """The list, in columns for the width there is."""
-        if not self.is_mounted or not rows:
+        if not is_open(self) or not rows:
             return
         models = self.query_one("#models", OptionList)
         at = models.highlighted
