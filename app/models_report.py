@@ -179,20 +179,22 @@ def _installed(model: StoredModel, entry: CatalogEntry | None, usable: int | Non
         "quantization": None,
         "problem": None,
     }
-    if entry is not None:
-        return {**_available(entry, usable), **{key: value for key, value in document.items() if value is not None}}
     try:
         checkpoint = open_checkpoint(model.path)
         context = checkpoint.config.get("max_position_embeddings")
         document["context"] = context if isinstance(context, int) else None
         at = min(MEMORY_CONTEXT, document["context"] or MEMORY_CONTEXT)
-        cost = checkpoint_cost(checkpoint)
+        document["memory_context"], cost = at, checkpoint_cost(checkpoint)
         document["memory_bytes"] = _memory(checkpoint, cost, at)
         document["context_fits"] = _fits(checkpoint, cost, document["context"] or MEMORY_CONTEXT, usable)
         document["quantization"] = next(iter(quantization_document(checkpoint)["formats"]), None)
     except CheckpointError as error:  # one broken model must not hide the others
         document["problem"] = str(error)
-    return document
+    if entry is None:
+        return document
+    # The catalog knows it by better names; what it takes is what its headers say, as `checkpoint_document` has it.
+    document["quantization"] = None
+    return {**_available(entry, usable), **{key: value for key, value in document.items() if value is not None}}
 
 
 def _mlx_lm_network(checkpoint: Checkpoint) -> "MlxLmNetwork | None":

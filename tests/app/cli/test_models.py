@@ -104,6 +104,15 @@ def test_list_puts_what_is_installed_first(run: Run, store: Store) -> None:
     assert "installed" in run("list").stdout
 
 
+@pytest.mark.parametrize("name", ["mine", "smollm2-135m"])
+def test_list_and_show_agree_on_memory(name: str, run: Run, store: Store) -> None:
+    install(store, name)
+    listed = next(row for row in json.loads(run("list", "--json").stdout) if row["name"] == name)
+    shown = json.loads(run("show", name, "--json").stdout)
+    for key in ("memory_bytes", "memory_context", "context"):
+        assert listed[key] == shown[key], key
+
+
 def test_list_survives_a_broken_model(run: Run, store: Store) -> None:
     install(store)
     (store.root / "mine" / "model.safetensors").write_bytes(b"broken")
