@@ -42,7 +42,7 @@ def test_closed_streams_are_as_good_as_the_null_device(redirection: str, model: 
 def test_an_answer_that_cannot_be_written_is_one_line(more: tuple[str, ...], model: Path, tmp_path: Path) -> None:
     done = shell("> /dev/full", model, tmp_path, *more)
     assert done.returncode == 1
-    assert done.stderr == b"headrace: cannot write the output: No space left on device\n"
+    assert done.stderr == b"headrace: cannot write to standard output: No space left on device\n"
 
 
 @pytest.mark.parametrize("module", ["click", "headrace.app.cli.run", "headrace.models.load", "mlx.core"])
