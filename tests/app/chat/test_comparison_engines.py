@@ -69,7 +69,7 @@ def test_two_models_side_by_side(clients: list[EngineClient], store: SessionStor
     one, two = (write_chat_model(tmp_path / name, seed=seed) for seed, name in enumerate(("one", "two")))
     needed = memory_needed(str(two))
     assert needed is not None
-    assert needed > 150 << 20  # the program itself counts
+    assert needed > 40 << 20  # the program itself counts
     talk = Conversation(clients[0], store, store.create(model=str(one), sampling=NOISE))
     talk.load_model()
     wait(talk, lambda: clients[0].state == "ready")
