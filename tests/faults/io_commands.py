@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headrace.app.bench.compare.history import History
 from headrace.app.sessions.store import SessionStore
 from headrace.models.registry.store import Store
 from tests.checkpoints import shard, tensor
@@ -84,6 +85,18 @@ def models(work: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.name in _HUB}
 
 
+def benched(work: Path) -> list[Any]:
+    """The document on standard output, the page, and whether the run is kept: not its figures, which differ."""
+    page = (work / "out").read_text("utf-8").rstrip()
+    with History(work / "home" / "data" / "bench.sqlite") as history:
+        kept = [sorted(document) for _, document in history.documents()]
+    return [sorted(json.loads(stdout(work))), page[-len("</html>") :], kept[-1]]
+
+
+def settings(work: Path) -> str:
+    return (work / "home" / "config" / "settings.toml").read_text("utf-8")
+
+
 _HUB: set[str] = set()  # names of the files that the hub has
 
 
@@ -113,6 +126,7 @@ def commands(folder: Path, hub: HubServer) -> dict[str, Command]:
 
     pull = ["models", "pull", "-q"]
     export = ["sessions", "export", "last", "-o", out]
+    bench = ["bench", "-m", model, "-p", "8", "-n", "4", "-d", "0", "-r", "1", "--no-pg", "-o", "json"]
     return {
         "run": Command(["run", "hi", "-m", model, "--save", *_ANSWER], said),
         "batch": Command(["batch", str(source), "-o", out, "-m", model, *_ANSWER], results),
@@ -122,6 +136,8 @@ def commands(folder: Path, hub: HubServer) -> dict[str, Command]:
         "export": Command(export, file),
         "export over": Command([*export, "--force"], file, there),
         "doctor": Command(["sessions", "doctor", "--export", out], file),
+        "bench": Command([*bench, "--report", out, "--save"], benched),
+        "settings": Command(["paths", "--write-settings"], settings),
     }
 
 
@@ -178,6 +194,10 @@ def one(folder: Path, command: Command, fault: Fault, expected: Any) -> tuple[in
         return code, "the file that was there is neither the old one nor the new one"
     if code == 0:
         return code, ""
+    if "--export" in command.arguments and (folder / "work" / "out").exists():
+        return code, "" if file(
+            folder / "work"
+        ) == expected else "half a file is there, that the next one will not replace"
     code_again, told, _ = end(folder, command.arguments, None)
     made = command.made(folder / "work") if code_again == 0 else None
     if "run" in command.arguments and made is not None:

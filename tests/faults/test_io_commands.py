@@ -15,7 +15,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 @pytest.mark.skipif(sys.platform != "linux", reason="failing calls are those of Linux")
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
-@pytest.mark.parametrize(("step", "names"), [("53", ["run", "batch", "pull", "pull of parts"]), ("1", ["export over"])])
+@pytest.mark.parametrize(
+    ("step", "names"), [("53", ["run", "batch", "pull", "pull of parts"]), ("1", ["export over", "doctor", "settings"])]
+)
 def test_a_command_ends_with_0_only_if_its_result_is_whole(tmp_path: Path, step: str, names: list[str]) -> None:
     command = [sys.executable, "-m", "tests.faults.io_commands", str(tmp_path), step, *names]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)

@@ -3,6 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,11 +24,11 @@ create table if not exists run (
 
 
 class History:
-    """The database, opened (and made) on construction. Raises HeadraceError where that fails."""
+    """The database, opened (and made) on construction. Raises HeadraceError where that fails, or anything later."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path or data_dir() / "bench.sqlite"
-        try:
+        with self._errors():
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(self._path)
             (version,) = self._database.execute("pragma user_version").fetchone()
@@ -36,8 +37,6 @@ class History:
             with self._database:
                 self._database.execute(_CREATE)
                 self._database.execute(f"pragma user_version = {_VERSION}")
-        except (OSError, sqlite3.Error) as error:
-            raise HeadraceError(f"cannot use {self._path}: {error}") from None
 
     def __enter__(self) -> Self:
         return self
@@ -48,32 +47,40 @@ class History:
     def add(self, document: dict[str, Any]) -> int:
         """Keep a run; returns its number."""
         row = (document["created"], document["device"]["name"], document["model"]["name"], json.dumps(document))
-        try:
-            with self._database:
-                cursor = self._database.execute(
-                    "insert into run (created, device, model, document) values (?, ?, ?, ?)", row
-                )
-        except sqlite3.Error as error:
-            raise HeadraceError(f"cannot save the run: {error}") from None
+        with self._errors(), self._database:
+            cursor = self._database.execute(
+                "insert into run (created, device, model, document) values (?, ?, ?, ?)", row
+            )
         return int(cursor.lastrowid or 0)
 
     def get(self, number: int) -> dict[str, Any]:
         """The document of a run. Raises UsageError if there is none of that number."""
-        row = self._database.execute("select document from run where id = ?", (number,)).fetchone()
+        with self._errors():
+            row = self._database.execute("select document from run where id = ?", (number,)).fetchone()
         if row is None:
             raise UsageError(f"there is no saved run {number}", "`headrace bench history` lists them")
         return _document(number, row[0])
 
     def delete(self, number: int) -> None:
         """Forget a run. Raises UsageError if there is none of that number."""
-        with self._database:
+        with self._errors(), self._database:
             if self._database.execute("delete from run where id = ?", (number,)).rowcount == 0:
                 raise UsageError(f"there is no saved run {number}", "`headrace bench history` lists them")
 
     def documents(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """(number, document) of all runs, oldest first."""
-        for number, text in self._database.execute("select id, document from run order by created, id"):
+        with self._errors():
+            rows = self._database.execute("select id, document from run order by created, id").fetchall()
+        for number, text in rows:
             yield number, _document(number, text)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """What the file or its disk does, as HeadraceError."""
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            raise HeadraceError(f"cannot use {self._path}: {error}") from None
 
 
 def _document(number: int, text: str) -> dict[str, Any]:

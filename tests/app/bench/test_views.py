@@ -4,6 +4,9 @@ import csv
 import io
 import json
 import re
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -258,6 +261,26 @@ def test_a_file_that_is_no_database_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "bench.sqlite").write_text("this is a shopping list, and rather a long one at that " * 40)
     with pytest.raises(HeadraceError, match="cannot use"):
         History(tmp_path / "bench.sqlite")
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda kept: kept.add(DOCUMENT),
+        lambda kept: kept.get(1),
+        lambda kept: kept.delete(1),
+        lambda kept: list(kept.documents()),
+    ],
+)
+def test_a_database_that_breaks_while_it_is_open_is_a_clear_error(
+    tmp_path: Path, use: Callable[[History], object]
+) -> None:
+    path = tmp_path / "bench.sqlite"
+    with History(path) as kept:
+        with closing(sqlite3.connect(path)) as other:
+            other.execute("drop table run")
+        with pytest.raises(HeadraceError, match=re.escape(f"cannot use {path}: ")):
+            use(kept)
 
 
 @pytest.mark.parametrize(
