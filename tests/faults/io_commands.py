@@ -195,9 +195,8 @@ def one(folder: Path, command: Command, fault: Fault, expected: Any) -> tuple[in
     if code == 0:
         return code, ""
     if "--export" in command.arguments and (folder / "work" / "out").exists():
-        return code, "" if file(
-            folder / "work"
-        ) == expected else "half a file is there, that the next one will not replace"
+        whole = file(folder / "work") == expected
+        return code, "" if whole else "half a file is there, that the next one will not replace"
     code_again, told, _ = end(folder, command.arguments, None)
     made = command.made(folder / "work") if code_again == 0 else None
     if "run" in command.arguments and made is not None:
