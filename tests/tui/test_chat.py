@@ -747,6 +747,17 @@ def test_the_status_line_leaves_out_what_the_panel_says(play) -> None:
     play(scenario, size=(160, 40))
 
 
+def test_the_status_line_has_no_speed_where_there_is_no_answer(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("hello")
+        await it.until(lambda: "tok/s" in it.text().splitlines()[0])
+        await it.press("ctrl+up", "d", "y")
+        await it.until(lambda: it.said == ["hello"])
+        await it.until(lambda: "tok/s" not in it.text().splitlines()[0])
+
+    play(scenario, size=(90, 30))
+
+
 def test_all_that_an_answer_cost_is_said_while_it_is_selected(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("hello")

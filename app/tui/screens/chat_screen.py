@@ -183,9 +183,10 @@ class ChatScreen(ChatKeys):
         self.transcript.welcome(lines)
 
     def tell_status(self) -> None:
-        """The line at the top."""
-        panel = self.query_one(DecodePanel)
-        self.query_one(StatusBar).tell(self.headrace.status(), with_speed=not panel.display)
+        """The line at the top. How fast the last answer came is said beside an answer, where the panel does not."""
+        answered = any(message.role == "assistant" for message in self.conversation.messages)
+        with_speed = answered and not self.query_one(DecodePanel).display
+        self.query_one(StatusBar).tell(self.headrace.status(), with_speed=with_speed)
 
     def _state_changed(self, *, empty: bool) -> None:
         """Keys, hints and the notice follow the state."""
