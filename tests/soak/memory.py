@@ -5,6 +5,7 @@ For a process of its own: its peak is of all that it ever did.
 
 import resource
 import sys
+from pathlib import Path
 
 from headrace.models.cost.costs import shape_to_run, working_memory
 from headrace.models.load import load_resolved
@@ -16,7 +17,6 @@ from headrace.runtime.request import Request
 from headrace.runtime.sampling import SamplingParams
 
 _LAST = 40  # tokens of a context that are generated
-_RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def predicted_memory(name: str | None, context: int, kv: KVFormat = FLOAT16) -> tuple[int, int]:
@@ -27,5 +27,12 @@ def predicted_memory(name: str | None, context: int, kv: KVFormat = FLOAT16) -> 
     for _ in engine.generate(Request(prompt, max_tokens=_LAST, sampling=SamplingParams(temperature=0.0))):
         pass
     entries, weights = held_bytes(loaded.network.cost.kv, context), loaded.checkpoint.nbytes
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
-    return weights + entries + working_memory(shape_to_run(loaded.checkpoint)), peak
+    return weights + entries + working_memory(shape_to_run(loaded.checkpoint)), _peak()
+
+
+def _peak() -> int:
+    """Bytes. On Linux `ru_maxrss` would be that of whoever started this process, where it was larger."""
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
