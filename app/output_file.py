@@ -11,7 +11,7 @@ _DISK = frozenset([errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EFBIG])  # no fa
 
 
 def write_output(path: Path, text: str) -> None:
-    """Put `text` there, UTF-8; in place only where there is nothing to put another file for: a device.
+    """Put `text` there, UTF-8; in place only where no other file can be put there: a device, a closed folder.
 
     Raises UsageError for a path that nothing can be written to, HeadraceError where the disk fails.
     """

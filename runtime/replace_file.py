@@ -1,6 +1,7 @@
 """Writing a file whole or not at all: whoever reads it, after a crash too, finds the old text or the new one.
 
-It is written beside its place, as NAME.PROCESS. What a killed process left there goes with the next write.
+It is written beside its place, as .NAME.headrace-PROCESS: a name that nobody else gives, since what a killed process
+left there goes with the next write.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ _LEFT_S = 60.0  # younger ones may be of a process that has no number here, as i
 def replace_file(path: Path, text: str) -> None:
     """Put `text` there, UTF-8, its folder made if need be. A link stays one, and who may read it. Raises OSError."""
     path = Path(os.path.realpath(path))
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    partial = path.with_name(f".{path.name}.headrace-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(text, encoding="utf-8")
@@ -33,7 +34,7 @@ def replace_file(path: Path, text: str) -> None:
 
 def _remove_leftovers(path: Path) -> None:
     """What processes that were killed while they wrote this file left beside it."""
-    ours = re.compile(re.escape(path.name) + r"\.([1-9][0-9]{0,9})")
+    ours = re.compile(re.escape(f".{path.name}.headrace-") + "([1-9][0-9]{0,9})")
     for other in path.parent.iterdir():
         named = ours.fullmatch(other.name)
         if named and not _runs(int(named[1])) and time.time() - other.lstat().st_mtime > _LEFT_S:

@@ -126,7 +126,7 @@ class ResultFile:
 
     def _rewrite(self, slices: Iterable[tuple[int, int]]) -> None:
         """The file with these lines alone, in this order; whole or not at all."""
-        partial = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        partial = self._path.with_name(f".{self._path.name}.headrace-{os.getpid()}")
         with self._errors():
             new = self._claim(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
             try:
@@ -145,7 +145,7 @@ class ResultFile:
 
     def _remove_leftovers(self) -> None:
         """Rewrites that were killed before they were whole: who holds the file is the only one that may rewrite it."""
-        ours = re.compile(re.escape(f".{self._path.name}.") + "[1-9][0-9]{0,9}")
+        ours = re.compile(re.escape(f".{self._path.name}.headrace-") + "[1-9][0-9]{0,9}")
         for other in self._path.parent.iterdir():
             if ours.fullmatch(other.name):
                 other.unlink()

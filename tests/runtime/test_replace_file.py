@@ -57,9 +57,11 @@ def test_what_a_killed_writer_left_goes_and_nothing_else_does(tmp_path: Path) ->
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         pass
     file = tmp_path / "settings.toml"
-    left = tmp_path / f"settings.toml.{gone.pid}"
-    new, running = tmp_path / f"settings.toml.{2**22 + 5}", tmp_path / f"settings.toml.{os.getppid()}"
-    others = [running, *(tmp_path / f"{name}{gone.pid}" for name in ("settings.toml.0", "settings.toml.b", "x.toml."))]
+    beside = ".settings.toml.headrace-"
+    left = tmp_path / f"{beside}{gone.pid}"
+    new, running = tmp_path / f"{beside}{2**22 + 5}", tmp_path / f"{beside}{os.getppid()}"
+    names = ("settings.toml.", ".settings.toml.", f"{beside}0", f"{beside}b", ".x.toml.headrace-")  # the user's
+    others = [running, *(tmp_path / f"{name}{gone.pid}" for name in names)]
     for path in (left, *others):
         path.write_text("half")
         os.utime(path, (1e9, 1e9))

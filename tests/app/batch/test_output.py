@@ -129,8 +129,8 @@ def test_two_cannot_write_to_one_file(tmp_path: Path) -> None:
 
 def test_what_killed_rewrites_left_goes_and_nothing_else_does(tmp_path: Path) -> None:
     path = tmp_path / "out"
-    others = [tmp_path / name for name in (".out.bak", "out.123", ".out2.123", ".out.123x")]
-    for name in (*others, tmp_path / ".out.123", tmp_path / ".out.4194999"):
+    others = [tmp_path / name for name in (".out.bak", ".out.123", "out.123", ".out.headrace-x")]
+    for name in (*others, tmp_path / ".out.headrace-123", tmp_path / ".out.headrace-4194999"):
         name.write_text("half")
     opened(path).close()
     assert set(tmp_path.iterdir()) == {path, *others}
