@@ -4,11 +4,13 @@ An engine in this process answers batches; another, in a child as the chat has i
 changed now and then. After every round, when nobody has anything to do, memory, descriptors, threads and blocks are
 read, of the child's life as well as of this process. Ends with 1 where one of them grows: the middle of the last
 quarter's readings beyond that of the second's, by more than a hundredth and 8 MB of memory, or by any other thing.
+Says every minute how far it is; Ctrl-C ends it and tells what was seen until then.
 
 `--model NAME` also compares the memory that is predicted for a model with what this process takes for a whole context.
 """
 
 import argparse
+import contextlib
 import gc
 import os
 import random
@@ -35,6 +37,8 @@ from tests.tiny_chat import IM_END, write_chat_model
 
 Reading = dict[str, int]
 _TURNS = 6  # in a round
+_LEAST = 8  # rounds that say anything
+_TOLD_S = 60.0
 _LIFE = 8  # rounds between two switches of the chat's model
 
 
@@ -61,6 +65,9 @@ class Soak:
         self._talk()
         self._batch()
         return self._reading()
+
+    def summary(self) -> str:
+        return ", ".join(f"{count:,} {what}" for what, count in self.did.items())
 
     def close(self) -> None:
         self._client.close()
@@ -133,6 +140,19 @@ def grown(readings: list[Reading]) -> Iterator[str]:
             yield f"{name} grew from {early:,.0f} to {late:,.0f}"
 
 
+def _soak(soak: Soak, seconds: float) -> list[Reading]:
+    """Rounds for so long, or until Ctrl-C."""
+    readings: list[Reading] = []
+    started = told = time.monotonic()
+    with contextlib.suppress(KeyboardInterrupt):
+        while (now := time.monotonic()) < started + seconds or len(readings) < _LEAST:
+            readings.append(soak.round())
+            if now > told + _TOLD_S:
+                told = now
+                print(f"{(now - started) / 60:.0f} of {seconds / 60:.0f} minutes: {soak.summary()}", file=sys.stderr)
+    return readings
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--hours", type=float, default=6)
@@ -144,14 +164,14 @@ def main() -> int:
         predicted, actual = predicted_memory(given.model, given.context)
         told = f"{predicted / 1e6:.1f} MB predicted, {actual / 1e6:.1f} MB at the peak: {predicted / actual - 1:+.1%}"
         print(f"{given.model}: {told}", flush=True)
-    readings: list[Reading] = []
-    until = time.monotonic() + given.hours * 3600
     with tempfile.TemporaryDirectory() as folder:
         soak = Soak(Path(folder), given.seed)
-        while time.monotonic() < until or len(readings) < 8:
-            readings.append(soak.round())
+        readings = _soak(soak, given.hours * 3600)
         soak.close()
-    print(f"{len(readings)} rounds:", ", ".join(f"{count} {what}" for what, count in soak.did.items()))
+    if len(readings) < _LEAST:
+        print(f"stopped after {len(readings)} rounds: too few to tell")
+        return 130
+    print(f"{len(readings)} rounds:", soak.summary())
     for name in readings[0]:
         values = [reading[name] for reading in readings]
         told = {"first": values[0], "middle": median(values), "most": max(values), "last": values[-1]}
