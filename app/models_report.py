@@ -7,12 +7,13 @@ MEMORY_CONTEXT tokens and what the program itself takes.
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.app.kv_fits import Fits, kv_fits
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
-from headrace.models.cost.costs import checkpoint_cost, shape_to_run, working_memory
+from headrace.models.cost.costs import checkpoint_cost, held_weights, shape_to_run, working_memory
 from headrace.models.cost.shape_sources import shape_of_checkpoint, shape_of_entry
 from headrace.models.registry.catalog import CatalogEntry, HubRepo, load_catalog
 from headrace.models.registry.resolve import DEFAULT_MODEL, ResolvedModel, resolve
@@ -211,9 +212,10 @@ def _mlx_lm_network(checkpoint: Checkpoint) -> "MlxLmNetwork | None":
 
 def _memory(checkpoint: Checkpoint, cost: StepCost | None, context: int) -> int | None:
     """Bytes it takes with `context` tokens in the cache; None where the size of a token is not known."""
-    return (
-        None if cost is None else checkpoint.nbytes + cost.kv_bytes(context) + working_memory(shape_to_run(checkpoint))
-    )
+    if cost is None:
+        return None
+    shape = shape_to_run(checkpoint)
+    return held_weights(checkpoint, shape) + cost.kv_bytes(context) + working_memory(shape)
 
 
 def _fits(
@@ -234,13 +236,16 @@ def _fits(
 
     config = own_decoder(checkpoint)
     if config is not None:
-        return kv_fits(shape_of_checkpoint(checkpoint), usable, packs=long_rope(config) is None)
+        shape = shape_of_checkpoint(checkpoint)
+        held = replace(shape, resident_bytes=held_weights(checkpoint, shape))
+        return kv_fits(held, usable, packs=long_rope(config) is None)
     costs = {FLOAT16.name: cost}
     if network is not None:
         for kind in FORMATS[1:]:
             with suppress(UsageError):
                 costs[kind.name] = network.with_kv(kind).cost
-    room = usable - checkpoint.nbytes - working_memory(shape_to_run(checkpoint))
+    shape = shape_to_run(checkpoint)
+    room = usable - held_weights(checkpoint, shape) - working_memory(shape)
     return {name: max(0, each.longest_context(room, context)) for name, each in costs.items()}
 
 

@@ -21,7 +21,8 @@ from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.checkpoint.tensor_info import stored_dtype
 from headrace.models.checkpoint.text_part import TextPart, text_part
 from headrace.models.checkpoint.validation import blamed_on_store
-from headrace.models.cost.costs import shape_to_run, working_memory
+from headrace.models.cost.costs import held_weights, shape_to_run, working_memory
+from headrace.models.cost.step_shape import StepShape
 from headrace.models.network.config import DecoderConfig, decoder_config
 from headrace.models.network.decoder_costs import kv_layers
 from headrace.models.network.dtypes import compute_dtype
@@ -145,8 +146,9 @@ def load_model(
     if requantize is not None and checkpoint.quantization is not None:
         raise UsageError("the checkpoint is quantized already", "--quantize takes a plain one")
     limit = wanted = context or longest
-    working = working_memory(shape_to_run(checkpoint, config))
-    sized = partial(_sized, checkpoint, config, requantize)
+    shape = shape_to_run(checkpoint, config)
+    working = working_memory(shape)
+    sized = partial(_sized, checkpoint, config, requantize, shape)
     stored, (make, weights, layers) = _fitting_kv(sized, limit, working) if kv == "auto" else (kv, sized(kv))
     if not force:
         limit = _fitting_context(weights, layers, working, limit, asked=context is not None)
@@ -205,7 +207,11 @@ def _tokenizer(directory: Path) -> Tokenizer:
 
 
 def _sized(
-    checkpoint: Checkpoint, config: DecoderConfig | None, requantize: Quantization | None, wanted: KVFormat | None
+    checkpoint: Checkpoint,
+    config: DecoderConfig | None,
+    requantize: Quantization | None,
+    shape: StepShape,
+    wanted: KVFormat | None,
 ) -> _Sized:
     """(what makes the network, bytes of its weights, K/V of its layers), without reading a weight.
 
@@ -220,7 +226,7 @@ def _sized(
         return lambda: network, sum(array.nbytes for array in network.arrays), network.cost.kv
     part = text_part(checkpoint)
     dtype = compute_dtype(device, stored_dtype(part.tensors), checkpoint.config)
-    weights = part.nbytes if requantize is None else _quantized_bytes(part, requantize)
+    weights = held_weights(checkpoint, shape) if requantize is None else _quantized_bytes(part, requantize)
     kv = stored_kv(config, ops.select(), dtype, wanted)
     return lambda: _decoder(checkpoint, config, dtype, requantize, kv), weights, kv_layers(config, kv)
 

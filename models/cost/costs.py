@@ -1,6 +1,10 @@
-"""What a checkpoint's step costs, before anything is loaded, and what memory there has to be beside the weights."""
+"""What a checkpoint's step costs, before anything is loaded, and what memory its weights and all beside them take."""
+
+from math import prod
 
 from headrace.models.checkpoint.safetensors import Checkpoint
+from headrace.models.checkpoint.tensor_info import FLOATS, stored_dtype
+from headrace.models.checkpoint.text_part import text_part
 from headrace.models.cost.shape_sources import shape_of_checkpoint
 from headrace.models.cost.step_shape import StepShape
 from headrace.models.network.config import DecoderConfig
@@ -41,6 +45,22 @@ def working_memory(shape: StepShape, *, on_gpu: bool | None = None) -> int:
     beside = (memory.POOL if on_gpu else 0) + (_SCORES if not on_gpu and _is_stock(shape) else 0)
     most = max(_FLOAT * _ROWS[on_gpu] * _row(shape, hidden), _loading(shape) + _PARSED * vocabulary)
     return _PROGRAM[on_gpu] + _TOKEN * vocabulary + most + beside
+
+
+def held_weights(checkpoint: Checkpoint, shape: StepShape) -> int:
+    """Bytes of the weights in memory, as they are once loaded: stock MLX keeps floats in what it computes in.
+
+    That is float32 on a CPU: half precision takes twice its bytes of the file there. The kernels read it as it is.
+    """
+    part = text_part(checkpoint)
+    if not _is_stock(shape):
+        return part.nbytes
+    import mlx.core as mx
+
+    from headrace.models.network.dtypes import compute_dtype
+
+    dtype = compute_dtype(mx.default_device().type, stored_dtype(part.tensors), checkpoint.config)
+    return sum(prod(info.shape) * dtype.size if info.dtype in FLOATS else info.nbytes for info in part.tensors.values())
 
 
 def _row(shape: StepShape, hidden: int) -> int:

@@ -7,7 +7,7 @@ import resource
 import sys
 from pathlib import Path
 
-from headrace.models.cost.costs import shape_to_run, working_memory
+from headrace.models.cost.costs import held_weights, shape_to_run, working_memory
 from headrace.models.load import load_resolved
 from headrace.models.registry.resolve import resolve
 from headrace.runtime.cost import held_bytes
@@ -26,8 +26,8 @@ def predicted_memory(name: str | None, context: int, kv: KVFormat = FLOAT16) -> 
     prompt = [1] * (context - _LAST)
     for _ in engine.generate(Request(prompt, max_tokens=_LAST, sampling=SamplingParams(temperature=0.0))):
         pass
-    entries, weights = held_bytes(loaded.network.cost.kv, context), loaded.checkpoint.nbytes
-    return weights + entries + working_memory(shape_to_run(loaded.checkpoint)), _peak()
+    shape, entries = shape_to_run(loaded.checkpoint), held_bytes(loaded.network.cost.kv, context)
+    return held_weights(loaded.checkpoint, shape) + entries + working_memory(shape), _peak()
 
 
 def _peak() -> int:

@@ -6,17 +6,18 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
-from headrace.models.cost.costs import shape_to_run, working_memory
+from headrace.models.cost.costs import held_weights, shape_to_run, working_memory
 from headrace.models.cost.shape_sources import shape_of_config
 from headrace.runtime import ops
 from headrace.runtime.machine import memory
-from headrace.runtime.ops import native
+from headrace.runtime.ops import native, reference
 from headrace.runtime.prefill import LARGEST
 from tests.conftest import TEST_HOME
-from tests.tiny import config_of, write_model
+from tests.tiny import config_of, load_decoder, quantize_model, write_model
 
 _E, _F, _H, _D, _V = 2048, 8192, 32, 64, 128256
 _LLAMA = {
@@ -77,6 +78,23 @@ def test_stock_operations_on_a_cpu_keep_scores_too(tmp_path: Path, monkeypatch: 
     if native.status().available:
         monkeypatch.setattr(ops, "select", lambda: native)
         assert working_memory(shape, on_gpu=False) < stock
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32])
+def test_stock_operations_on_a_cpu_hold_floats_as_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: mx.Dtype
+) -> None:
+    plain = write_model(tmp_path / "plain", "llama", dtype=dtype)
+    for directory in (plain, quantize_model(plain, tmp_path / "quantized")):
+        monkeypatch.setenv("HEADRACE_KERNELS", "reference")
+        checkpoint = open_checkpoint(directory)
+        arrays = load_decoder(directory, reference, mx.float32).arrays
+        shape = shape_to_run(checkpoint)
+        assert held_weights(checkpoint, shape) == sum(array.nbytes for array in arrays)
+        if native.status().available:
+            monkeypatch.setattr(ops, "select", lambda: native)
+            assert held_weights(checkpoint, shape) == checkpoint.nbytes
+            monkeypatch.undo()
 
 
 @pytest.mark.real
