@@ -269,6 +269,8 @@ def test_what_is_no_slab_is_refused() -> None:
         mx.eval(slab)
         with pytest.raises(ValueError, match="6 dimensions"):
             native._native.write_block(slab, 0, entries)
+        with pytest.raises(ValueError, match="6 dimensions"):
+            native._native.Pass([1], [0], [False], [[[0]]], [[slab]])
     only_keys = mx.zeros((1, 1, 1, 1, 128, 16), mx.float16)
     mx.eval(only_keys)
     with pytest.raises(ValueError, match="entries must be"):  # values would be written behind its end

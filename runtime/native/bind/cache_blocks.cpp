@@ -56,7 +56,8 @@ LayerBlocks contiguous_blocks(const mx::array& keys, const mx::array& values, co
   require(keys.ndim() == 4 && keys.shape() == values.shape() && keys.dtype() == values.dtype() &&
               keys.shape(0) == batch && keys.shape(1) == plan.kv_heads && keys.shape(3) == plan.dim,
           "keys and values must be (B, Hkv, capacity, D)");
-  require(first >= 0 && offset >= first && offset - first + length <= keys.shape(2),
+  const int64_t end = int64_t{offset} + length;
+  require(first >= 0 && offset >= first && end - first <= keys.shape(2),
           "the cache has no room for these tokens");
   require(first <= first_seen(plan, offset), "the cache has dropped what these tokens see");
   auto cache = std::make_shared<CacheBlocks>();
@@ -66,7 +67,7 @@ LayerBlocks contiguous_blocks(const mx::array& keys, const mx::array& values, co
   const int64_t apart = hold(*cache, values).data<char>() - base;
   const int64_t row_bytes = plan.dim * size_of(cache->type), head_bytes = row_bytes * keys.shape(2);
   for (int64_t b = 0; b < batch; ++b) {
-    std::vector<char*> blocks(static_cast<size_t>(blocks_for(offset + length)));
+    std::vector<char*> blocks(static_cast<size_t>(blocks_for(end)));
     for (size_t i = 0; i < blocks.size(); ++i) {
       blocks[i] = base + b * plan.kv_heads * head_bytes + (static_cast<int64_t>(i) * kBlock - first) * row_bytes;
     }
@@ -85,14 +86,15 @@ Pass::Pass(const std::vector<int>& counts, const std::vector<int>& offsets, cons
     const mx::Shape& shape = slabs[group][0].shape();
     const mx::Dtype dtype = slabs[group][0].dtype();
     cache->packings = packings;
+    require(shape.size() == (packings.keys.bits != 0 ? 4 : 6), "slabs have 6 dimensions, packed ones 4");
     cache->layers = shape[1];
     if (packings.keys.bits != 0) {
-      require(shape.size() == 4 && dtype == mx::uint8 && dim > 0 && dim % 16 == 0 && shape[3] == head_bytes(packings, dim),
+      require(dtype == mx::uint8 && dim > 0 && dim % 16 == 0 && shape[3] == head_bytes(packings, dim),
               "packed slabs must be (blocks, layers, Hkv, bytes of 128 entries)");
       cache->kv_heads = shape[2];
       cache->dim = dim;
     } else {
-      require(shape.size() == 6 && shape[2] == 2 && shape[4] == kBlock, "slabs must be (blocks, layers, 2, Hkv, 128, D)");
+      require(shape[2] == 2 && shape[4] == kBlock, "slabs must be (blocks, layers, 2, Hkv, 128, D)");
       cache->type = type_of(dtype);
       cache->kv_heads = shape[3];
       cache->dim = shape[5];
