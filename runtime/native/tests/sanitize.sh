@@ -6,8 +6,8 @@
 #   runtime/native/tests/sanitize.sh [address|thread|plain|aarch64|python]...
 #
 # The default is address and thread. plain: as released; memory beyond every buffer is out of bounds there too. aarch64:
-# cross-compiled and emulated (Debian: g++-aarch64-linux-gnu, qemu-user). python: the kernels' Python tests on a module
-# built for the address sanitizer; PYTHON=... has what the package needs. BUILD=... names the build folder; SETS=best
+# cross-compiled and emulated (Debian: g++-aarch64-linux-gnu, qemu-user). python: the kernels' Python tests, and a minute
+# of fuzzing them, on a module built for the address sanitizer; PYTHON=... has what the package needs. BUILD=... names the build folder; SETS=best
 # runs this processor's best instruction set only.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../../.." && pwd)
@@ -69,11 +69,20 @@ for kind in "$@"; do
         -DCMAKE_CXX_FLAGS="-O0 -g1 -fsanitize=address" >/dev/null
       cmake --build "$build/python" --parallel "$(nproc)" --target _native >/dev/null
       mkdir -p "$tree"
-      cp -R "$root"/{app,models,runtime,tests,assets,pyproject.toml} "$tree"
+      cp -R "$root"/{headrace,app,models,runtime,tests,assets,pyproject.toml} "$tree"
       cp "$build"/python/_native*.so "$tree/runtime"
+      # An editable install's finder comes before every path, and would give the module that is installed.
+      echo "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in type(f).__module__]" \
+        >"$tree/sitecustomize.py"
       echo "== python"
-      (cd "$tree" && LD_PRELOAD="$(c++ -print-file-name=libasan.so) $(c++ -print-file-name=libstdc++.so)" \
-        "$python" -m pytest -p no:cacheprovider tests/runtime/test_native_{kernels,lifetime,weights}.py)
+      (
+        cd "$tree"
+        export PYTHONPATH=$tree LD_PRELOAD
+        LD_PRELOAD="$(c++ -print-file-name=libasan.so) $(c++ -print-file-name=libstdc++.so)"
+        "$python" -c "from headrace.runtime.ops import native; assert native._native.__file__.startswith('$tree/')"
+        "$python" -m pytest -p no:cacheprovider tests/runtime/test_native_{kernels,lifetime,weights}.py
+        "$python" -m tests.fuzz kernels kernel-pass --seconds 60
+      )
       ;;
     *)
       echo "address, thread, plain, aarch64 or python, not $kind" >&2
