@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.app.file_lock import alone_with
 from headrace.app.settings import checked_sampling, shown
 from headrace.runtime.errors import HeadraceError, UsageError
 from headrace.runtime.paths import config_dir
@@ -64,22 +65,26 @@ def save_preset(name: str, preset: Preset, path: Path | None = None) -> None:
 
 def delete_preset(name: str, path: Path | None = None) -> None:
     """Raises UsageError where there is none of that name."""
-    path = path or presets_path()
-    if name not in load_presets(path):
-        raise UsageError(f"there is no preset {name}")
-    _change(path, lambda document: document.remove(name))
+
+    def remove(document: "TOMLDocument") -> None:
+        if name not in document:
+            raise UsageError(f"there is no preset {name}")
+        document.remove(name)
+
+    _change(path or presets_path(), remove)
 
 
 def _change(path: Path, change: "Callable[[TOMLDocument], object]") -> None:
     import tomlkit
 
-    load_presets(path)  # a file that cannot be understood is not touched
-    document = tomlkit.parse(path.read_text(encoding="utf-8")) if path.exists() else tomlkit.document()
-    change(document)
-    try:
-        replace_file(path, tomlkit.dumps(document))
-    except OSError as error:
-        raise HeadraceError(f"{path} cannot be written: {error.strerror}") from None
+    with alone_with(path):
+        load_presets(path)  # a file that cannot be understood is not touched
+        document = tomlkit.parse(path.read_text(encoding="utf-8")) if path.exists() else tomlkit.document()
+        change(document)
+        try:
+            replace_file(path, tomlkit.dumps(document))
+        except OSError as error:
+            raise HeadraceError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def _preset(path: Path, name: str, table: Any) -> Preset:

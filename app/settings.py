@@ -11,6 +11,7 @@ from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from headrace.app.file_lock import alone_with
 from headrace.app.kv_option import KV_NAMES
 from headrace.runtime import environment
 from headrace.runtime.errors import HeadraceError, UsageError
@@ -200,7 +201,10 @@ def write_default(path: Path | None = None) -> bool:
     path = path or settings_path()
     if path.exists():
         return False
-    _replace(path, default_text())
+    with alone_with(path):
+        if path.exists():  # another process came first
+            return False
+        _replace(path, default_text())
     return True
 
 
@@ -209,13 +213,14 @@ def save_setting(section: str, name: str, value: Any, path: Path | None = None) 
     import tomlkit
 
     path = path or settings_path()
-    write_default(path)
-    load_settings(path)  # a file that cannot be understood is not touched
-    _section(path, section, {name: value})
-    document = tomlkit.parse(path.read_text(encoding="utf-8"))
-    document.setdefault(section, tomlkit.table())[name] = value
-    _replace(path, tomlkit.dumps(document))
-    return load_settings(path)
+    with alone_with(path):
+        write_default(path)
+        load_settings(path)  # a file that cannot be understood is not touched
+        _section(path, section, {name: value})
+        document = tomlkit.parse(path.read_text(encoding="utf-8"))
+        document.setdefault(section, tomlkit.table())[name] = value
+        _replace(path, tomlkit.dumps(document))
+        return load_settings(path)
 
 
 def _replace(path: Path, text: str) -> None:

@@ -1,6 +1,7 @@
 """Waiting until what was written survives a power cut."""
 
 import os
+from pathlib import Path
 
 
 def to_disk(descriptor: int) -> None:
@@ -18,3 +19,12 @@ def to_disk(descriptor: int) -> None:
         except OSError:  # a file system that has no such thing: network volumes
             pass
     os.fsync(descriptor)
+
+
+def folder_to_disk(path: Path) -> None:
+    """Have a folder's names on the medium: of files that were made, renamed or deleted in it. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        to_disk(descriptor)
+    finally:
+        os.close(descriptor)

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TextIO
 from headrace.app.batch.line import BadLine, Line
 from headrace.app.batch.result import digest_of
 from headrace.runtime.errors import HeadraceError, UsageError
-from headrace.runtime.to_disk import to_disk
+from headrace.runtime.to_disk import folder_to_disk, to_disk
 
 _COPY = 1 << 20  # bytes at a time
 
@@ -135,6 +135,8 @@ class ResultFile:
                 os.fchmod(new.fileno(), os.fstat(self._file.fileno()).st_mode & 0o777)
                 to_disk(new.fileno())
                 partial.replace(self._path)
+                with contextlib.suppress(OSError):
+                    folder_to_disk(self._path.parent)
             except BaseException:
                 new.close()
                 with contextlib.suppress(OSError):

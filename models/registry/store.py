@@ -29,7 +29,7 @@ from headrace.models.registry.checksums import checksums
 from headrace.models.registry.progress import Progress, silent
 from headrace.runtime.errors import CheckpointError, HeadraceError, UsageError
 from headrace.runtime.paths import data_dir
-from headrace.runtime.to_disk import to_disk
+from headrace.runtime.to_disk import folder_to_disk, to_disk
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@%-]{0,199}")
 _OLD = ".old."  # no model name starts with a dot
@@ -158,7 +158,7 @@ class Store:
         if final.exists() or final.is_symlink():
             final.rename(old)
         staging.rename(final)
-        _sync_directory(self.root)
+        folder_to_disk(self.root)
         if old.is_symlink():
             old.unlink()
         else:
@@ -230,15 +230,7 @@ def _flush(directory: Path) -> None:
         for name in files:
             with (Path(folder) / name).open("rb") as file:
                 to_disk(file.fileno())
-        _sync_directory(Path(folder))
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        to_disk(descriptor)
-    finally:
-        os.close(descriptor)
+        folder_to_disk(Path(folder))
 
 
 def _broken(name: str, entry: Path) -> CheckpointError:

@@ -27,6 +27,14 @@ def test_a_link_to_the_file_stays_a_link(tmp_path: Path) -> None:
     assert [path.read_text() for path in (tmp_path / "dotfiles").iterdir()] == ["a = 1\n"]
 
 
+def test_a_link_into_a_folder_that_is_not_there_makes_none(tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").symlink_to(tmp_path / "dotfiles" / "settings.toml")
+    with pytest.raises(FileNotFoundError):
+        replace_file(tmp_path / "settings.toml", "a = 1\n")
+    assert not (tmp_path / "dotfiles").exists()
+    assert (tmp_path / "settings.toml").is_symlink()
+
+
 def test_who_may_read_the_old_text_may_read_the_new_one(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     file.write_text("old\n")
@@ -42,11 +50,11 @@ def test_a_writer_that_fails_half_way_leaves_the_old_text_and_nothing_else(
     file = tmp_path / "settings.toml"
     replace_file(file, "old\n")
 
-    def full(self: Path, text: str, encoding: str) -> int:
-        self.write_bytes(text[:2].encode(encoding))
+    def full(descriptor: int) -> None:
+        os.ftruncate(descriptor, 2)
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr("headrace.runtime.replace_file.to_disk", full)
     with pytest.raises(OSError, match="full"):
         replace_file(file, "new\n")
     assert file.read_bytes() == b"old\n"
