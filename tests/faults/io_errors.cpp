@@ -1,6 +1,7 @@
 // Calls that change a file under some folder, made to fail: LD_PRELOAD this, then io_errors_arm.
 //
-// From the at-th such call on (0: the first) one fails, or all do, with the errno given: ENOSPC spares what frees room. Linux, glibc.
+// From the at-th such call on (0: the first) one fails, or all do, with the errno given: ENOSPC spares what frees room.
+// 0 instead of an errno: it writes half of what it was to. -N: the signal N comes before it. Linux, glibc.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -11,6 +12,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
@@ -50,18 +52,25 @@ bool path_under(int directory, const char* path) {
   return getcwd(here, sizeof here) != nullptr && under(here);
 }
 
-// Counts a call; whether it is one that fails.
+// Counts a call; whether it is one that does not come to what it should.
 bool counted(bool frees_room) {
   const long number = calls++;
   if (number < fails_at || (number > fails_at && !fails_for_good) || (frees_room && fails_with == ENOSPC)) return false;
+  if (fails_with < 0) {
+    kill(getpid(), -fails_with);
+    return false;
+  }
   errno = fails_with;
   return true;
 }
 
-bool fails(int fd, bool frees_room = false) { return folder_length != 0 && fd_under(fd) && counted(frees_room); }
-bool fails(int directory, const char* path, bool frees_room = false) {
-  return folder_length != 0 && path_under(directory, path) && counted(frees_room);
+bool fails(int fd, bool frees_room = false) {
+  return folder_length != 0 && fd_under(fd) && counted(frees_room) && fails_with != 0;
 }
+bool fails(int directory, const char* path, bool frees_room = false) {
+  return folder_length != 0 && path_under(directory, path) && counted(frees_room) && fails_with != 0;
+}
+bool falls_short(int fd) { return folder_length != 0 && fd_under(fd) && counted(false); }
 
 bool changes(int flags) { return (flags & O_ACCMODE) != O_RDONLY || (flags & (O_CREAT | O_TRUNC)) != 0; }
 
@@ -104,6 +113,16 @@ long io_errors_calls() { return calls; }
     static const auto real = next<int (*)(int, const char*, int, ...)>(#name);         \
     return real(directory, path, flags, mode);                                         \
   }
+// Of n bytes, or n buffers.
+#define WRITE(name, parameters, types, ...)                                            \
+  ssize_t name parameters {                                                            \
+    if (falls_short(fd)) {                                                             \
+      if (fails_with != 0) return -1;                                                  \
+      n = (n + 1) / 2;                                                                 \
+    }                                                                                  \
+    static const auto real = next<ssize_t(*) types>(#name);                            \
+    return real(__VA_ARGS__);                                                          \
+  }
 // A call on a descriptor, its first argument, or on paths.
 #define ON_FD(result, name, frees, parameters, types, ...)                             \
   result name parameters {                                                             \
@@ -124,10 +143,10 @@ OPENAT(openat)
 OPENAT(openat64)
 
 using Vectors = const struct iovec*;
-ON_FD(ssize_t, write, false, (int fd, const void* data, size_t n), (int, const void*, size_t), fd, data, n)
-ON_FD(ssize_t, pwrite, false, (int fd, const void* data, size_t n, off_t at), (int, const void*, size_t, off_t), fd, data, n, at)
-ON_FD(ssize_t, pwrite64, false, (int fd, const void* data, size_t n, off64_t at), (int, const void*, size_t, off64_t), fd, data, n, at)
-ON_FD(ssize_t, writev, false, (int fd, Vectors data, int n), (int, Vectors, int), fd, data, n)
+WRITE(write, (int fd, const void* data, size_t n), (int, const void*, size_t), fd, data, n)
+WRITE(pwrite, (int fd, const void* data, size_t n, off_t at), (int, const void*, size_t, off_t), fd, data, n, at)
+WRITE(pwrite64, (int fd, const void* data, size_t n, off64_t at), (int, const void*, size_t, off64_t), fd, data, n, at)
+WRITE(writev, (int fd, Vectors data, int n), (int, Vectors, int), fd, data, n)
 ON_FD(int, fsync, false, (int fd), (int), fd)
 ON_FD(int, fdatasync, false, (int fd), (int), fd)
 ON_FD(int, ftruncate, true, (int fd, off_t n) noexcept, (int, off_t), fd, n)

@@ -2,9 +2,10 @@
 
 Run as `python -m tests.faults.io_errors FOLDER [STEP]`: each writer runs once for each call it makes that changes a
 file (open for writing, write, sync, rename, mkdir, unlink and their kin), STEP calls apart, and that call fails, alone
-or with all that follow, for want of room (ENOSPC) or for good (EIO). Then, with a sound disk again, the writer runs
-once more. Prints a line of JSON for each kind, as `full_disk` does. Linux; the calls are caught by a library that is
-compiled for it (`io_errors.cpp`) and loaded before libc.
+or with all that follow, for want of room (ENOSPC) or for good (EIO), or writes half of what it was to, as a call may:
+nothing has failed then, and the rest takes another. Then, with a sound disk again, the writer runs once more. Prints a
+line of JSON for each kind, as `full_disk` does. Linux; the calls are caught by a library that is compiled for it
+(`io_errors.cpp`) and loaded before libc.
 """
 
 import ctypes
@@ -20,6 +21,7 @@ from tests.faults.writers import DONE, FAILED, WRITERS, Writer, attempt
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 NEVER = 1 << 40
+SHORT = 0  # in the place of an errno: a write of half the bytes
 
 
 def build(folder: Path) -> Path:
@@ -31,7 +33,10 @@ def build(folder: Path) -> Path:
 
 
 def arm(folder: Path, at: int, error: int, *, for_good: bool) -> None:
-    """In this process, from now on: the at-th call under `folder` fails, and maybe all behind it."""
+    """In this process, from now on: the at-th call under `folder` fails, and maybe all behind it.
+
+    error: an errno, SHORT, or the negative number of a signal that comes before that call.
+    """
     ctypes.CDLL(None).io_errors_arm(os.fsencode(folder), ctypes.c_long(at), error, int(for_good))
 
 
@@ -52,6 +57,8 @@ def one(writer: Writer, folder: Path, at: int, error: int, *, for_good: bool) ->
     done = attempt(writer, folder, lambda: arm(folder, at, error, for_good=for_good), tidy=False)
     if done.wrong:
         return done.code, done.wrong
+    if error == SHORT and done.code != DONE:
+        return done.code, "a short write was taken for a failure"
     try:
         promised = list(done.promised)
         writer.write(folder, promised.append)
@@ -65,7 +72,7 @@ def main(folder: Path, step: int) -> None:
     for kind, writer in WRITERS.items():
         codes, wrong = [], []
         for at in range(0, count(writer, folder / kind), step):
-            for error in (errno.EIO, errno.ENOSPC):
+            for error in (errno.EIO, errno.ENOSPC, SHORT):
                 for for_good in (False, True):
                     name = f"{kind}-{at}-{error}-{for_good}"
                     code, problem = one(writer, folder / name, at, error, for_good=for_good)

@@ -1,4 +1,4 @@
-"""Sessions, results of a batch, K/V, settings and models: on a full disk, and on one that fails."""
+"""Sessions, results of a batch, K/V, settings, presets and models: on a full disk, and on one that fails."""
 
 import json
 import shutil
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.writers import WRITERS
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -21,7 +22,7 @@ def test_what_was_promised_is_there(tmp_path: Path, module: str, step: str) -> N
     command = [sys.executable, "-m", f"tests.faults.{module}", str(tmp_path), step]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(found) == 5, done.stderr
+    assert len(found) == len(WRITERS), done.stderr
     for kind in found:
         assert (kind["foreign"], kind["wrong"]) == (0, []), done.stderr
         assert kind["done"] >= 1 or module == "io_errors"

@@ -18,6 +18,7 @@ from headrace.app.batch.line import Defaults, Line
 from headrace.app.batch.output import ResultFile
 from headrace.app.batch.parse import parse_lines
 from headrace.app.batch.result import digest_of
+from headrace.app.presets import Preset, delete_preset, load_presets, save_preset
 from headrace.app.sessions.store import SessionStore
 from headrace.app.settings import load_settings, save_setting
 from headrace.models.registry.store import Store
@@ -116,8 +117,24 @@ def check_settings(folder: Path, promised: list[str], *, tidy: bool) -> None:
     found = load_settings(folder / "settings.toml").screen.theme
     themes = ("", *_THEMES)
     assert found in themes[len(promised) : len(promised) + (1 if tidy else 2)]
-    names = [path.name for path in folder.iterdir()]
-    assert not tidy or names in ([], ["settings.toml"]), "something half written was left"
+    names = {path.name for path in folder.iterdir()}
+    assert not tidy or names <= {"settings.toml", ".settings.toml.lock"}, "something half written was left"
+
+
+def write_presets(folder: Path, promise: Promise) -> None:
+    for name in _THEMES:
+        save_preset(name[:40], Preset(name), folder / "presets.toml")
+        promise(name[:40])
+    delete_preset(_THEMES[0], folder / "presets.toml")
+    promise("")
+
+
+def check_presets(folder: Path, promised: list[str], *, tidy: bool) -> None:
+    names = [name[:40] for name in _THEMES]
+    states = [names[:count] for count in range(len(names) + 1)] + [names[1:]]
+    found = load_presets(folder / "presets.toml")
+    assert list(found) in states[len(promised) : len(promised) + (1 if tidy else 2)]
+    assert all(preset.system[:40] == name for name, preset in found.items())
 
 
 def write_models(folder: Path, promise: Promise) -> None:
@@ -132,12 +149,14 @@ def write_models(folder: Path, promise: Promise) -> None:
         if name not in there:
             store.install(name, build)
         promise(name)
+    store.remove("one")
+    promise("")
 
 
 def check_models(folder: Path, promised: list[str], *, tidy: bool) -> None:
     found = [model.name for model in Store(folder / "models").list()]
-    assert found[: len(promised)] == promised
-    assert not tidy or found == promised
+    states = [[], ["one"], ["one", "two"], ["two"]]
+    assert found in states[len(promised) : len(promised) + (1 if tidy else 2)]
     for name in found:
         assert (folder / "models" / name / "model.safetensors").read_bytes() == bytes(9000)
         assert len((folder / "models" / name / "config.json").read_bytes()) == 3002
@@ -158,6 +177,7 @@ WRITERS = {
     "batch": Writer(write_batch, check_batch, 12_000),
     "kv": Writer(write_kv, check_kv, 24_000),
     "settings": Writer(write_settings, check_settings, 6_000),
+    "presets": Writer(write_presets, check_presets, 3_000),
     "models": Writer(write_models, check_models, 12_000),
 }
 
