@@ -11,6 +11,7 @@
     ├── ContextLimitError             the prompt alone is longer than the context
     ├── EngineError                   the engine was used wrongly or died
     └── SessionError                  stored conversations cannot be found, read or written
+        └── DeletedError              what was to be read or changed is not there (any more)
 
 Each carries one line for the user (`str(error)`) and, where there is something to do, a one-line `hint`.
 A traceback is shown only under HEADRACE_DEBUG=1. This module imports nothing.
@@ -74,6 +75,11 @@ class EngineError(HeadraceError):
 
 class SessionError(HeadraceError):
     """A stored conversation does not exist, or the database cannot be read or written."""
+
+
+class DeletedError(SessionError):
+    """A session or a message is not there: never, or no longer, since another process deleted it. Trying again is
+    in vain."""
 
 
 def expected(error: Exception) -> HeadraceError:

@@ -5,6 +5,7 @@ A message is in the store before the engine hears of it; how an answer gets ther
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 from headrace.app.chat.answer_setup import answer_request, settings_used
@@ -16,7 +17,7 @@ from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.messages import Delta, Done, ModelSpec
 from headrace.app.sessions.records import Attachment, Message, Session
 from headrace.app.sessions.store import SessionStore
-from headrace.runtime.errors import EngineError
+from headrace.runtime.errors import DeletedError, EngineError
 
 Phase = Literal["idle", "waiting", "prefill", "answering", "summarising"]
 
@@ -134,7 +135,13 @@ class AnsweredSession(OpenSession):
 
     def _store_answer(self, turn: Turn, reason: str, done: Done | None) -> None:
         self._unstored, self._try_again = (turn, reason, done), time.monotonic() + RETRY_S
-        turn.end(reason, done)
+        try:
+            turn.end(reason, done)
+        except DeletedError:  # in another process: said once, and not tried again
+            self._unstored = None
+            with suppress(DeletedError):  # it may have been all of the session
+                self.reload(self.store.session(self.session.id).active_leaf)
+            raise
         self._unstored = None
         tokens = self.context_tokens
         self.reload(self.leaf if turn.answer is None else turn.answer.id)

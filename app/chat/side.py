@@ -8,6 +8,7 @@ from headrace.app.chat.turn import Turn
 from headrace.app.engine.messages import Delta, Done, Generate, ModelCard, Prefill
 from headrace.app.sessions.records import Message, Session
 from headrace.app.sessions.store import SessionStore
+from headrace.runtime.errors import DeletedError
 
 SidePhase = Literal["idle", "queued", "loading", "waiting", "prefill", "answering"]
 
@@ -75,10 +76,16 @@ class Side:
                 self.messages = [*self.messages[: -1 if self.answer is not None else None], turn.answer]
 
     def end(self, reason: str, done: Done | None) -> None:
-        """Its answer is over. Raises SessionError where it cannot be stored: to be called again then."""
+        """Its answer is over. Raises SessionError where it cannot be stored: to be called again then, but after a
+        DeletedError."""
         self.phase = "idle"
         if (turn := self.turn) is None:
             return
-        turn.end(reason, done)
+        try:
+            turn.end(reason, done)
+        except DeletedError:
+            self.turn = None
+            self.show(turn.leaf.id)
+            raise
         self.turn = None
         self.show(turn.answer.id if turn.answer is not None else turn.leaf.id)

@@ -5,6 +5,7 @@ While there is one of these, its `poll` takes the place of the conversation's.
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Literal, ParamSpec
 
 from headrace.app.chat.context_question import context_full_notice
@@ -12,7 +13,7 @@ from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.side import Side
 from headrace.app.chat.turn import RETRY_S
 from headrace.app.engine.messages import Abandoned, ContextFull, Delta, Done, Event, Failed, Prefill, one_line
-from headrace.runtime.errors import EngineError, SessionError
+from headrace.runtime.errors import DeletedError, EngineError, SessionError
 
 P = ParamSpec("P")
 Phase = Literal["idle", "waiting", "prefill", "answering"]
@@ -88,7 +89,10 @@ class SideBySide:
         self._try_again = time.monotonic() + RETRY_S
         while self._unstored:
             side, reason, done = self._unstored[0]
-            side.end(reason, done)
+            try:
+                side.end(reason, done)
+            except DeletedError as error:  # in another process: not tried again
+                side.notice = str(error)
             self._unstored.pop(0)
             self.notice = None if not self._unstored and done is not None else self.notice
 
@@ -108,7 +112,13 @@ class SideBySide:
             self.notice = str(error)
 
     def _go_to(self, leaf: int | None) -> None:
-        """The conversation shows the branch that ends with this message from now on."""
-        if leaf is not None:
-            self._store.activate(self._store.message(leaf))
-        self._talk.reload(leaf)
+        """The conversation shows the branch that ends with this message from now on; where another process has deleted
+        that, what is left."""
+        try:
+            if leaf is not None:
+                self._store.activate(self._store.message(leaf))
+            self._talk.reload(leaf)
+        except DeletedError as error:
+            self._talk.notice = str(error)
+            with suppress(DeletedError):
+                self._talk.reload(self._store.session(self._talk.session.id).active_leaf)

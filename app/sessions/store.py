@@ -19,7 +19,7 @@ from headrace.app.sessions.old_journals import fold_old_journals
 from headrace.app.sessions.presence import Presence
 from headrace.app.sessions.records import Attachment, Message, Role, Session, SessionEntry, TurnMetrics
 from headrace.app.sessions.rows import lost_message, marked, message_of, readable, session_of
-from headrace.runtime.errors import SessionError, UsageError
+from headrace.runtime.errors import DeletedError, SessionError, UsageError
 from headrace.runtime.paths import data_dir
 
 _TITLE_LENGTH = 60  # characters
@@ -74,7 +74,7 @@ class SessionStore:
         """The session with this id."""
         rows = self.db.rows("SELECT * FROM sessions WHERE id = ?", session_id)
         if not rows:
-            raise SessionError(f"there is no session {session_id}", "`headrace sessions list` shows what is there")
+            raise DeletedError(f"there is no session {session_id}", "`headrace sessions list` shows what is there")
         return session_of(rows[0])
 
     def find(self, text: str) -> Session:
@@ -151,9 +151,14 @@ class SessionStore:
         sampling: Mapping[str, Any] | None = None,
         system: str | None = None,
     ) -> Message:
-        """A new message below `parent_id` (None: a first message); it becomes the active leaf."""
+        """A new message below `parent_id` (None: a first message); it becomes the active leaf.
+
+        Raises DeletedError where the session or that message is gone.
+        """
         now = time.time()
         with self.db.transaction(durable=not partial):
+            self._refuse_deleted("sessions", session_id)
+            self._refuse_deleted("messages", parent_id)
             new = self.db.run(
                 "INSERT INTO messages"
                 " (session_id, parent_id, role, content, created_at, partial, model, attachments, sampling, system)"
@@ -239,8 +244,12 @@ class SessionStore:
             )
 
     def grow(self, message_id: int, text: str, *, durable: bool = False) -> None:
-        """Append to an answer that is being written. `durable` keeps all that came before through a power cut, too."""
+        """Append to an answer that is being written. `durable` keeps all that came before through a power cut, too.
+
+        Raises DeletedError where the answer is gone.
+        """
         with self.db.transaction(durable=durable):
+            self._refuse_deleted("messages", message_id)
             self.db.run("INSERT INTO pieces (message_id, text) VALUES (?, ?)", message_id, text)
 
     def finish(
@@ -263,7 +272,7 @@ class SessionStore:
     def message(self, message_id: int) -> Message:
         rows = self.db.rows(f"{_MESSAGE} WHERE id = ?", message_id)
         if not rows:
-            raise SessionError(f"there is no message {message_id}")
+            raise DeletedError(f"there is no message {message_id}")
         return message_of(rows[0])
 
     def messages(self, session_id: str) -> list[Message]:
@@ -351,6 +360,12 @@ class SessionStore:
     def _fold(self, message_id: int) -> None:
         self.db.run(f"UPDATE messages SET content = content || {APPENDED} WHERE id = ?", message_id)
         self.db.run("DELETE FROM pieces WHERE message_id = ?", message_id)
+
+    def _refuse_deleted(self, table: str, row: int | str | None) -> None:
+        """Nothing is added to what another process deleted while it was open here."""
+        if row is not None and not self.db.rows(f"SELECT 1 FROM {table} WHERE id = ?", row):
+            what = table.removesuffix("s")
+            raise DeletedError(f"this {what} was deleted elsewhere", "open the session again, or begin another")
 
     def _refuse_damaged(self, message_id: int) -> None:
         """What is left of a damaged message stays as it is: somebody may still mend the file."""

@@ -1,6 +1,7 @@
 """Several answers to the last question at the same time, against a scripted engine: what is asked, stored and taken."""
 
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,30 @@ def test_candidates_grow_at_the_same_time_and_one_is_taken(talk: Conversation, e
     assert all(text in json for text in ("0ab", "1ab", "2ab"))
     talk.send("and then?")  # the conversation goes on
     assert engine.commands[-1].messages[1]["content"] == "1ab"
+
+
+@pytest.mark.parametrize("what", ["session", "question", "answer"])
+def test_what_another_process_deletes_meanwhile_can_be_left(
+    talk: Conversation, engine: ScriptedEngine, tmp_path: Path, what: str
+) -> None:
+    engine.script(*(Script((f"{n}", "a", "b"), hold=1) for n in range(2)))
+    it = Candidates(talk, 2)
+    until(it, lambda: all(side.answer and side.answer.content.endswith("a") for side in it.sides))
+    with closing(SessionStore(tmp_path / "sessions.db")) as other:
+        if what == "session":
+            other.delete(talk.session.id)
+        else:
+            lost = it.question if what == "question" else it.sides[0].answer
+            assert lost is not None
+            other.remove(lost)
+    engine.release()
+    over(it)
+    assert it.sides[0].notice is not None
+    assert "deleted elsewhere" in it.sides[0].notice
+    it.take(None)
+    left = {"session": ["what?", "the first"], "question": [], "answer": ["what?", "the first"]}[what]
+    assert [message.content for message in talk.messages] == left
+    assert (talk.notice is None) == (what == "answer")
 
 
 def test_stopping_keeps_what_came(talk: Conversation, engine: ScriptedEngine) -> None:

@@ -1,7 +1,7 @@
 """The chat's logic against a scripted engine: every action, every way an answer can end, and what is stored then."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ from headrace.app.chat import turn as conversation_turn
 from headrace.app.chat.conversation import Conversation
 from headrace.app.engine.messages import ContextFull, Damaged, Delta, Done, Dropped, Event
 from headrace.app.sessions.store import SessionStore
-from headrace.runtime.errors import EngineError, ModelNotFoundError, SessionError, UsageError
+from headrace.runtime.errors import DeletedError, EngineError, ModelNotFoundError, SessionError, UsageError
 from tests.app.scripted_engine import Script, ScriptedEngine, with_context
 
 
@@ -704,6 +704,45 @@ def test_leaving_with_an_answer_that_cannot_be_stored_says_so(
                 chat.close()
     chat.close()
     assert stored(chat) == ["How is it?", "It is high."]
+
+
+@pytest.mark.parametrize("what", ["session", "question", "answer"])
+def test_an_answer_that_another_process_deletes_holds_nobody_up(
+    chat: Conversation, engine: ScriptedEngine, tmp_path: Path, what: str
+) -> None:
+    ask(chat, "mill", "A waterwheel.")
+    engine.script(Script(pieces=("It ", "is ", "high."), hold=1))
+    chat.send("How is it?")
+    until_said(chat, "It is ")
+    with closing(SessionStore(tmp_path / "sessions.db")) as other:
+        if what == "session":
+            other.delete(chat.session.id)
+        else:
+            other.remove(other.message(chat.last("user" if what == "question" else "assistant").id))
+    engine.release()
+    until_idle(chat)
+    assert chat.notice is not None
+    assert "deleted elsewhere" in chat.notice
+    if what == "session":
+        with pytest.raises(DeletedError, match="this session was deleted elsewhere"):
+            chat.send("and now?")
+    else:
+        left = ["mill", "A waterwheel."] + ["How is it?"] * (what == "answer")
+        assert shown(chat) == stored(chat) == left
+        ask(chat, "and now?", "fine")
+        assert shown(chat) == stored(chat) == [*left, "and now?", "fine"]
+    chat.close()
+
+
+def test_a_question_on_a_branch_that_another_process_deleted_is_not_asked(
+    chat: Conversation, engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    ask(chat, "mill", "A waterwheel.")
+    with closing(SessionStore(tmp_path / "sessions.db")) as other:
+        other.remove(other.message(chat.last("assistant").id))
+    with pytest.raises(DeletedError, match="this message was deleted elsewhere"):
+        chat.send("and?")
+    assert len(engine.commands) == 1
 
 
 def test_a_store_that_has_failed_is_left_in_peace_for_a_while(chat: Conversation, engine: ScriptedEngine) -> None:

@@ -15,7 +15,7 @@ from headrace.app.sessions.database import VERSION
 from headrace.app.sessions.records import Attachment, TurnMetrics
 from headrace.app.sessions.search import best_line, search
 from headrace.app.sessions.store import SessionStore
-from headrace.runtime.errors import SessionError, UsageError
+from headrace.runtime.errors import DeletedError, SessionError, UsageError
 
 METRICS = TurnMetrics(20, 12, 7, 0.05, 300.0, 150.0, 15.0, 0.3, 9000)
 
@@ -228,7 +228,9 @@ def test_a_writer_waits_for_the_other(store: SessionStore, tmp_path: Path) -> No
 
 def test_a_failed_transaction_changes_nothing(store: SessionStore) -> None:
     session = store.create()
-    with pytest.raises(SessionError, match="FOREIGN KEY"):
+    with pytest.raises(SessionError, match="CHECK constraint"):
+        store.add(session.id, None, "oracle", "mill")  # type: ignore[arg-type]
+    with pytest.raises(DeletedError):
         store.add(session.id, 999, "user", "below nothing")
     assert store.messages(session.id) == []
     assert store.session(session.id).active_leaf is None
