@@ -2,8 +2,9 @@
 
 Run as `python -m tests.faults.io_commands FOLDER [STEP [COMMAND...]]`: every command, its output redirected to a file,
 runs once for each call it makes that changes a file, STEP calls apart, and that call fails, alone or with all that
-follow, for want of room (ENOSPC) or for good (EIO). Whatever happens, what was there before must be there; and with a
-sound disk again the same command must succeed and leave what it leaves where nothing ever failed. Prints a line of
+follow, for want of room (ENOSPC) or for good (EIO); or this call and all that follow write half of what they were to;
+or a signal comes before it: Ctrl-C, SIGTERM, SIGKILL. Whatever happens, what was there before must be there; and with
+a sound disk again the same command must succeed and leave what it leaves where nothing ever failed. Prints a line of
 JSON for each command, as `io_errors` does. Linux.
 """
 
@@ -13,6 +14,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -25,7 +27,7 @@ from headrace.app.bench.compare.history import History
 from headrace.app.sessions.store import SessionStore
 from headrace.models.registry.store import Store
 from tests.checkpoints import shard, tensor
-from tests.faults.io_errors import NEVER, arm, build
+from tests.faults.io_errors import NEVER, SHORT, arm, build
 from tests.fuzz.forked import FORKS, run_on
 from tests.hub_server import HubServer
 from tests.patience import PATIENCE_S
@@ -36,9 +38,26 @@ _ANSWER = ["-n", "8", "-t", "0", "--logit-bias", f"{IM_END}=-100", "-q"]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
+    """`error`, `for_good`: as `arm` has them."""
+
     at: int
     error: int
     for_good: bool
+
+    @property
+    def codes(self) -> set[int]:
+        """What a command may end with. 0: it was done, or could do without."""
+        if self.error == SHORT:
+            return {0}
+        return {0, 1} if self.error > 0 else {0, _ENDINGS[-self.error]}
+
+
+_ENDINGS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}
+_FAULTS = [
+    *((error, for_good) for error in (errno.EIO, errno.ENOSPC) for for_good in (False, True)),
+    (SHORT, True),
+    *((-number, False) for number in _ENDINGS),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +198,7 @@ def one(folder: Path, command: Command, fault: Fault, expected: Any) -> tuple[in
     begin(folder, command)
     kept = conversations(folder / "work")[0]
     code, told, _ = end(folder, command.arguments, fault)
-    if code not in (0, 1):
+    if code not in fault.codes:
         return code, f"ends with {code}: {told[-800:]}"
     if "Traceback" in told:
         return code, f"a traceback: {told[-800:]}"
@@ -238,13 +257,13 @@ def every(folder: Path, name: str, command: Command, step: int) -> dict[str, Any
     codes: Counter[int] = Counter()
     wrong = []
     for at in range(0, calls, step):
-        for error in (errno.EIO, errno.ENOSPC):
-            for for_good in (False, True):
-                fault = Fault(at, error, for_good)
-                ended, problem = one(folder, command, fault, expected)
-                codes[ended] += 1
-                wrong += [f"{fault}: {problem}"] if problem else []
-    return {"kind": name, "calls": calls, "done": codes[0], "failed": codes[1], "wrong": len(wrong), "some": wrong[:6]}
+        for error, for_good in _FAULTS:
+            fault = Fault(at, error, for_good)
+            ended, problem = one(folder, command, fault, expected)
+            codes[ended] += 1
+            wrong += [f"{fault}: {problem}"] if problem else []
+    failed = codes.total() - codes[0]
+    return {"kind": name, "calls": calls, "done": codes[0], "failed": failed, "wrong": len(wrong), "some": wrong[:6]}
 
 
 if __name__ == "__main__":

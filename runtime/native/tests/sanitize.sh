@@ -7,8 +7,8 @@
 #
 # The default is address and thread. plain: as released; memory beyond every buffer is out of bounds there too. aarch64:
 # cross-compiled and emulated (Debian: g++-aarch64-linux-gnu, qemu-user). python: the kernels' Python tests, and a minute
-# of fuzzing them, on a module built for the address sanitizer; PYTHON=... has what the package needs. BUILD=... names the build folder; SETS=best
-# runs this processor's best instruction set only.
+# of fuzzing them, on a module built for the address and undefined-behaviour sanitizers; PYTHON=... has what the package
+# needs. BUILD=... names the build folder; SETS=best runs this processor's best instruction set only.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../../.." && pwd)
 build=${BUILD:-$root/build/sanitize}
@@ -66,7 +66,7 @@ for kind in "$@"; do
       python=${PYTHON:-python3}
       tree=$build/python/tree
       cmake -S "$root" -B "$build/python" -DPython_EXECUTABLE="$(command -v "$python")" -DCMAKE_BUILD_TYPE=None \
-        -DCMAKE_CXX_FLAGS="-O0 -g1 -fsanitize=address" >/dev/null
+        -DCMAKE_CXX_FLAGS="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined" >/dev/null
       cmake --build "$build/python" --parallel "$(nproc)" --target _native >/dev/null
       mkdir -p "$tree"
       cp -R "$root"/{headrace,app,models,runtime,tests,assets,pyproject.toml} "$tree"
@@ -78,7 +78,8 @@ for kind in "$@"; do
       (
         cd "$tree"
         export PYTHONPATH=$tree LD_PRELOAD
-        LD_PRELOAD="$(c++ -print-file-name=libasan.so) $(c++ -print-file-name=libstdc++.so)"
+        LD_PRELOAD="$(c++ -print-file-name=libasan.so) $(c++ -print-file-name=libubsan.so)"
+        LD_PRELOAD+=" $(c++ -print-file-name=libstdc++.so)"
         "$python" -c "from headrace.runtime.ops import native; assert native._native.__file__.startswith('$tree/')"
         "$python" -m pytest -p no:cacheprovider tests/runtime/test_native_{kernels,lifetime,weights}.py
         "$python" -m tests.fuzz kernels kernel-pass --seconds 60
