@@ -1,15 +1,13 @@
 """Runs one untrusted Jinja chat template: no code of its own, no endless loop, no text bomb.
 
 A chat template arrives inside a checkpoint, so it is treated as hostile. It runs in Jinja's immutable sandbox, with a
-short list of filters and globals, no loader and no name that starts with `_`; `template_limits` bounds what it builds
-and how long it runs. Reading one is bounded by its length: Jinja takes time and memory in proportion to it.
+short list of filters, methods and globals (`template_guards`), no loader and no name that starts with `_`;
+`template_limits` bounds what it builds and how long it runs. Reading one is bounded by its length: Jinja takes time
+and memory in proportion to it.
 Importing this module imports jinja2 (about 35 ms): `chat_template` does so on first use only.
 """
 
-import json
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
-from functools import wraps
 from typing import Any, NoReturn
 
 import jinja2
@@ -20,16 +18,23 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from headrace.models.text.template_guards import (
+    count_call,
+    global_functions,
+    guarded_filters,
+    guarded_tests,
+    has_method,
+    weighed,
+)
 from headrace.models.text.template_limits import (
-    MAX_TEXT,
     PER_ITEM,
     TemplateRefusedError,
+    built,
     check_format,
     check_operator,
-    check_replace,
     check_size,
     check_written,
-    line_budget,
+    render_budget,
     spend,
     weight,
 )
@@ -39,25 +44,13 @@ from headrace.runtime.errors import CheckpointError
 # and Python 2 s or 256 MB to compile.
 MAX_SOURCE = 50_000
 
-# Linear in their input, or guarded below.
-_COLLECTION_FILTERS = (
-    *("abs", "attr", "count", "d", "default", "dictsort", "first", "float", "int", "items", "last", "length", "list"),
-    *("map", "max", "min", "reject", "rejectattr", "reverse", "select", "selectattr", "sort", "unique"),
-)
-_TEXT_FILTERS = ("capitalize", "e", "escape", "join", "lower", "replace", "safe", "string", "title", "trim", "upper")
-_CHEAP_METHODS = frozenset(["get", "items", "keys", "values"])
-_PER_PART = 8
-_REFUSED_STR_METHODS = frozenset(
-    ["center", "encode", "expandtabs", "format_map", "ljust", "rjust", "translate", "zfill"]
-)
-
 
 def render_template(template: jinja2.Template, variables: Mapping[str, Any]) -> str:
     """Render within the limits. Raises CheckpointError with one line if the template fails or is refused."""
     parts: list[str] = []
     size = 0
     try:
-        with line_budget(len(variables["messages"])):
+        with render_budget(variables):
             for part in template.generate(variables):
                 if not isinstance(part, str):  # what a filter block made of its text
                     check_written(part)
@@ -137,39 +130,41 @@ class _Generator(CodeGenerator):
         self.write(")")
 
     def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:  # noqa: N802
-        self.write("environment.counted(")
-        super().visit_Dict(node, frame)
-        self.write(")")
+        self.write("environment.counted({")
+        for pair in node.items:
+            self._weighed(pair.key, frame)
+            self.write(": ")
+            self.visit(pair.value, frame)
+            self.write(", ")
+        self.write("})")
+
+    def signature(self, node: Any, frame: Frame, extra_kwargs: Mapping[str, Any] | None = None) -> None:
+        if node.dyn_args is not None or node.dyn_kwargs is not None:
+            # Python would make a tuple of a text's characters; no chat template that we know has a use for it.
+            self.fail("arguments are spread with * or **", node.lineno)
+        super().signature(node, frame, extra_kwargs)
 
 
 class _Environment(ImmutableSandboxedEnvironment):
     code_generator_class = _Generator
-    intercepted_binops = frozenset(["+", "*", "**", "%"])
+    intercepted_binops = frozenset(["+", "-", "*", "/", "//", "**", "%"])
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         check_operator(operator, left, right)
-        return super().call_binop(context, operator, left, right)
+        result = super().call_binop(context, operator, left, right)
+        # What `+` and `*` make of plain texts is as long as was checked.
+        return result if type(result) is str and operator != "%" else built(result)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         # Positional names as in jinja2: a template may pass keyword arguments called `self` or `obj`.
-        owner = getattr(__obj, "__self__", None)
-        if isinstance(owner, (list, tuple, dict)) and __obj.__name__ not in _CHEAP_METHODS:
-            spend(weight(owner))
-        if isinstance(owner, str):
-            # Each part that a text is split into is an object of its own.
-            spend(len(owner) * (_PER_PART if "split" in __obj.__name__ else 1))
-            if __obj.__name__ == "replace":
-                check_replace(owner, *args)
-            elif __obj.__name__ == "join" and len(args) == 1:
-                args = (list(args[0]),)
-                check_written(*args)
-                check_size(len(owner) * len(args[0]))
-        return super().call(__context, __obj, *args, **kwargs)
+        args = count_call(__obj, args, kwargs)
+        return built(super().call(__context, __obj, *args, **kwargs))
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        return super().getitem(obj, argument if isinstance(argument, str) else weighed(argument))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if isinstance(obj, str) and attr in _REFUSED_STR_METHODS:
-            return False
-        return super().is_safe_attribute(obj, attr, value)
+        return has_method(obj, attr) and super().is_safe_attribute(obj, attr, value)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
         # Jinja would hand out a value that fails on use, and prints as nothing.
@@ -183,17 +178,11 @@ class _Environment(ImmutableSandboxedEnvironment):
 
         def checked(*args: Any, **kwargs: Any) -> str:
             check_format(pattern, *args, *kwargs.values())
-            return wrapped(*args, **kwargs)
+            return str(built(wrapped(*args, **kwargs)))
 
         return checked
 
-    def weighed(self, value: Any) -> Any:
-        """A value that is compared, and so perhaps gone through to its last part."""
-        if isinstance(value, (str, bytes)):
-            spend(len(value))
-        elif hasattr(value, "__len__") and not isinstance(value, range):
-            check_written(value)
-        return value
+    weighed = staticmethod(weighed)
 
     def counted(self, value: Any) -> Any:
         """A value that is made, or copied."""
@@ -223,6 +212,7 @@ class _Namespace(Namespace):
     """Jinja's namespace without underscored names, so that none can stand in for a Python internal."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
+        check_written(*args[1:])  # keys are hashed
         self, values = args[0], dict(*args[1:], **kwargs)
         for name in values:
             _check_name(name)
@@ -246,88 +236,12 @@ def _environment() -> _Environment:
         extensions=[ext.loopcontrols, _GenerationBlock],
         finalize=_finalize,
     )
-    filters = environment.filters
-    kept = {name: _guard_collection(filters[name]) for name in _COLLECTION_FILTERS}
-    kept |= {name: _guard_text(name, filters[name]) for name in _TEXT_FILTERS}
-    environment.filters = kept | {"tojson": _tojson, "indent": _indent, "format": _format}
-    environment.globals = {
-        "range": environment.globals["range"],  # the sandbox's: at most 100,000 items
-        "namespace": _Namespace,
-        "dict": _dict,
-        "raise_exception": _raise_exception,
-        "strftime_now": lambda form: datetime.now().strftime(form),
-    }
+    environment.filters = guarded_filters(environment.filters)
+    environment.tests = guarded_tests(environment.tests)
+    environment.globals = global_functions(environment.globals) | {"namespace": _Namespace}
     return environment
 
 
 def _finalize(value: Any) -> Any:
     check_written(value)
     return value
-
-
-def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    """A function, since the type itself would offer its methods."""
-    spend(sum(map(weight, args)) + PER_ITEM)
-    return dict(*args, **kwargs)
-
-
-def _guard_collection(function: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(function)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        for arg in args:
-            if isinstance(arg, str):
-                spend(PER_ITEM * len(arg))  # as a list of its characters
-            elif isinstance(arg, (list, tuple, dict, range)):
-                spend(weight(arg))
-        return function(*args, **kwargs)
-
-    return guarded
-
-
-def _guard_text(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(function)  # keeps the mark that says which of jinja2's contexts it takes first
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        given = [arg for arg in args if not isinstance(arg, (Context, nodes.EvalContext, jinja2.Environment))]
-        check_written(*given, *kwargs.values())
-        if name == "replace":
-            check_replace(*(str(arg) for arg in given[:3]))
-        elif name == "join" and given[1:] and hasattr(given[0], "__len__"):
-            check_size(len(given[0]) * len(str(given[1])))
-        return function(*args, **kwargs)
-
-    return guarded
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as transformers writes it for templates: no HTML escapes, no ASCII escapes by default."""
-    check_written(value)
-    if isinstance(indent, int) and indent > 16:
-        raise TemplateRefusedError("it indents JSON absurdly far")
-    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    parts, size = [], 0
-    for part in encoder.iterencode(value):
-        size += len(part)
-        check_size(size)
-        parts.append(part)
-    return "".join(parts)
-
-
-def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    prefix = width if isinstance(width, str) else " " * min(width, MAX_TEXT)
-    check_size(len(text) + (text.count("\n") + 2) * len(prefix))
-    return jinja2.filters.do_indent(text, prefix, first, blank)
-
-
-def _format(pattern: str, *args: Any, **kwargs: Any) -> str:
-    check_format(pattern, *args, *kwargs.values())
-    return jinja2.filters.do_format(pattern, *args, **kwargs)
-
-
-def _raise_exception(message: object) -> NoReturn:
-    raise jinja2.TemplateError(str(message))

@@ -104,6 +104,48 @@ WITHOUT_A_LOOP = {
     + "{{ [s] == [t] }}",
     "searches": LARGE + "{{ " + " + ".join(["x.find('b')"] * 40) + " }}",
 }
+# One call of a method, a filter or a test does it all, inside C.
+IN_ONE_CALL = {
+    "many widths": "{{ ('%(a)9999d' * 90000) % {'a': 1} }}",
+    "many precisions": "{{ ('%(a).9999f' * 90000) % {'a': 1} }}",
+    "many fields of a list": "{% set l = ['a' * 500000] %}{{ ('{0}' * 99999).format(l) | length }}",
+    "digits of an integer": "{% set x = ('f' * 200000) | int(base=16) %}{{ ('{0:b}' * 999).format(x) | length }}",
+    "long division": "{% set x = 0x" + "f" * 30000 + " %}{% set y = 0x" + "f" * 15000 + " %}" + "{{ x // y }}" * 300,
+    "bytes of an integer": "{{ (5).to_bytes(2 * 10**9, 'big') | length }}",
+    "bytes, by a filter": "{{ (5 | attr('to_bytes'))(2 * 10**9, 'big') | length }}",
+    "dictionaries from keys": "".join("{% set " + name + " = {}.fromkeys(range(99999)) %}" for name in MANY),
+    "sorting copies": "{% set x = 'a' * 900000 %}{{ ([x] * 1000) | sort | length }}",
+    "sorting by a part": "{% set x = 'a' * 900000 %}{{ ([{'a': x}] * 1000) | sort(attribute='a') | length }}",
+    "largest of long texts": LARGE + "{{ ([x, y] * 1000) | max | length }}",
+    "stripping": "{% set x = 'a' * 900000 %}{{ x.strip('c' * 900000 ~ 'a') }}",
+    "trimming": "{% set x = 'a' * 400000 %}{{ x | trim('c' * 400000 ~ 'a') }}",
+    "search from the right": "{% set x = 'a' * 900000 %}{{ x.rfind('ab' ~ 'a' * 450000) }}",
+    "part from the right": "{% set x = 'a' * 900000 %}{{ x.rpartition('ab' ~ 'a' * 450000) }}",
+    "title": "{% set x = 'Ω-' * 450000 %}" + "".join("{% set " + name + " = x | title %}" for name in MANY),
+    "capitals of three characters": "{% set x = 'ΐ' * 900000 ~ '😀' %}"
+    + "".join("{% set " + name + " = x.upper() %}" for name in MANY),
+    "escapes": "{% set x = '&' * 190000 ~ '😀' %}" + "".join("{% set " + name + " = x | e %}" for name in MANY),
+    "spelled out": "{% set x = '\U000e0001' * 90000 %}"
+    + "".join("{% set " + name + " = '%r' % x %}" for name in MANY * 3),
+    "times": "{{ strftime_now('%999d' * 150000) | length }}",
+    "lists of equals": LARGE + "{% set l = [x] * 900 %}{{ " + " + ".join(["l.count(y)"] * 60) + " }}",
+    "spread": "{{ range(*('Ω' * 900000)) }}",
+    "an error's text": doubling("{% set s = [s, s] %}", last="{{ raise_exception(s) }}"),
+    "joined": "{{ range(1000) | map('string') | join('x' * 500000) | length }}",
+    "hashed key": doubling("{% set s = (s, s) %}", last="{{ {s: 1} }}"),
+    "hashed index": doubling("{% set s = (s, s) %}", last="{{ {}[s] }}"),
+    "hashed argument": doubling("{% set s = (s, s) %}", last="{{ {}.get(s) }}"),
+    "hashed pair": doubling("{% set s = (s, s) %}", last="{{ dict([(s, 1)]) }}"),
+    "hashed name": doubling("{% set s = (s, s) %}", last="{{ namespace([(s, 1)]) }}"),
+    "hashed test": doubling("{% set s = (s, s) %}", last="{{ 1 is test(s) }}"),
+    "hashed, unique": doubling("{% set s = (s, s) %}", last="{{ [s] | unique | list }}"),
+    "compared by a test": doubling("{% set t = s %}{% set s = (s, s) %}", last="{{ s is eq((t, t)) }}"),
+    "compared by a loop": doubling(
+        "{% set t = s %}{% set s = (s, s) %}",
+        last="{% for i in (0, 1) %}{{ loop.changed(s if i else (t, t)) }}{% endfor %}",
+    ),
+    "an attribute's name": doubling("{% set s = (s, s) %}", last="{{ 1 | attr(s) }}"),
+}
 MALFORMED = {
     "unclosed": "{{ foo",
     "unknown tag": "{% frobnicate %}",
@@ -121,7 +163,7 @@ MALFORMED = {
     "source",
     [
         pytest.param(source, id=name)
-        for group in (CODE, LOOPS, BOMBS, WITHOUT_A_LOOP, MALFORMED)
+        for group in (CODE, LOOPS, BOMBS, WITHOUT_A_LOOP, IN_ONE_CALL, MALFORMED)
         for name, source in group.items()
     ],
 )
@@ -158,6 +200,13 @@ def test_a_long_chat_is_within_the_limits() -> None:
     chat = [{"role": role, "content": "word " * 40} for _ in range(5000) for role in ("user", "assistant")]
     source = "{% for m in messages %}{{ m.role }}: {{ m.content | trim }}\n{% endfor %}"
     assert len(ChatTemplate({"default": source}).render(chat)) > 2_000_000
+
+
+def test_what_a_template_may_build_grows_with_its_chat() -> None:
+    source = "{% for m in messages %}{{ m.content ~ m.content ~ m.content }}{% endfor %}"
+    assert len(ChatTemplate({"default": source}).render([{"role": "user", "content": "x" * 900_000}])) == 2_700_000
+    with pytest.raises(CheckpointError, match="more than 1000176 characters"):
+        ChatTemplate({"default": "{{ 'x' * 2700000 }}"}).render(USER)
 
 
 def test_a_long_chat_has_time_for_each_message(monkeypatch: pytest.MonkeyPatch) -> None:

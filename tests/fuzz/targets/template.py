@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace.models.text.chat_template import ChatTemplate
 from tests.families import FAMILIES
-from tests.faults.test_template_attacks import BOMBS, CODE, LOOPS, MALFORMED, WITHOUT_A_LOOP
+from tests.faults.test_template_attacks import BOMBS, CODE, IN_ONE_CALL, LOOPS, MALFORMED, WITHOUT_A_LOOP
 from tests.fuzz.mutate import TEXTS, text, value
 
 _EXPRESSIONS = (
@@ -54,7 +54,11 @@ class ChatTemplates:
 
     def __init__(self, folder: Path) -> None:
         used = [family.template for family in FAMILIES.values()]
-        hostile = [source for group in (CODE, LOOPS, BOMBS, WITHOUT_A_LOOP, MALFORMED) for source in group.values()]
+        hostile = [
+            source
+            for group in (CODE, LOOPS, BOMBS, WITHOUT_A_LOOP, IN_ONE_CALL, MALFORMED)
+            for source in group.values()
+        ]
         self._used = used
         self._hostile = [source for source in hostile if len(source) < 60_000]
 

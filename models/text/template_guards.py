@@ -1,0 +1,241 @@
+"""Jinja's filters and tests and Python's methods, as a template may use them: each costs what it reads and builds.
+
+What one call does inside C no line trace sees and nothing interrupts, so its cost is counted before it begins, with
+the worst arguments in mind: a search from the right and a strip go over their argument for every character.
+What a method's name does not say here, no template may call.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from functools import wraps
+from types import GeneratorType
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.runtime import Context, LoopContext
+
+from headrace.models.text.template_limits import (
+    MAX_TEXT,
+    PER_ITEM,
+    TemplateRefusedError,
+    built,
+    check_format,
+    check_integer,
+    check_replace,
+    check_size,
+    check_written,
+    spend,
+    weight,
+)
+
+_COLLECTION_FILTERS = (
+    *("abs", "attr", "count", "d", "default", "dictsort", "first", "float", "int", "items", "last", "length", "list"),
+    *("map", "max", "min", "reject", "rejectattr", "reverse", "select", "selectattr", "sort", "unique"),
+)
+_COMPARING_FILTERS = frozenset(["dictsort", "max", "min", "sort", "unique"])
+_TEXT_FILTERS = ("capitalize", "e", "escape", "join", "lower", "replace", "safe", "string", "title", "trim", "upper")
+_COMPARING_TESTS = (
+    *("==", "eq", "equalto", "!=", "ne", ">", "gt", "greaterthan", ">=", "ge", "<", "lt", "lessthan", "<=", "le", "in"),
+    *("divisibleby", "even", "odd", "lower", "upper", "filter", "test"),
+)
+
+_TEXT_METHODS = (
+    *("capitalize", "casefold", "count", "endswith", "find", "format", "index", "isalnum", "isalpha", "isascii"),
+    *("isdecimal", "isdigit", "isidentifier", "islower", "isnumeric", "isprintable", "isspace", "istitle", "isupper"),
+    *("join", "lower", "lstrip", "partition", "removeprefix", "removesuffix", "replace", "rfind", "rindex"),
+    *("rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith", "strip", "swapcase", "title", "upper"),
+)
+_METHODS: tuple[tuple[type | tuple[type, ...], frozenset[str]], ...] = (
+    (str, frozenset(_TEXT_METHODS)),
+    (dict, frozenset(["copy", "get", "items", "keys", "values"])),
+    ((list, tuple), frozenset(["copy", "count", "index"])),
+    ((int, float, complex, bytes, range, GeneratorType), frozenset()),
+    ((type({}.keys()), type({}.values()), type({}.items())), frozenset()),
+)
+_CHEAP_METHODS = frozenset(["get", "items", "keys", "values"])
+_PER_PART = 16  # characters that a part of a text counts for, which is an object of its own
+_LONGEST_TIME = 200
+
+
+def has_method(value: Any, name: str) -> bool:
+    """Whether a template may use this attribute of a value: for a value of Python's own types, what is listed."""
+    return next((name in names for kind, names in _METHODS if isinstance(value, kind)), True)
+
+
+def count_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Count a call of a method of text, list, dictionary or loop; returns the positional arguments to call it with."""
+    owner = getattr(function, "__self__", None)
+    if not isinstance(owner, (str, list, tuple, dict, LoopContext)):
+        return args
+    name = function.__name__
+    if isinstance(owner, str) and name == "join" and len(args) == 1:
+        args = (_listed(args[0]),)
+        check_size(len(owner) * len(args[0]))
+    size = check_written(*args, *kwargs.values())
+    if isinstance(owner, str):
+        spend(len(owner) * _cost_per_character(name, args, size))
+        if name == "replace":
+            check_replace(owner, *args)
+    elif isinstance(owner, (list, tuple)):
+        check_written(owner)  # which may be compared to the last part
+    elif isinstance(owner, dict) and name not in _CHEAP_METHODS:
+        spend(weight(owner))
+    return args
+
+
+def _cost_per_character(name: str, args: tuple[Any, ...], argument_size: int) -> int:
+    # These may compare all of their argument at every character.
+    at_each = max(argument_size, 1) if args and ("strip" in name or name.startswith("r")) else 1
+    return max(at_each, _PER_PART) if "split" in name or name == "title" else at_each
+
+
+def guarded_filters(theirs: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """Of jinja2's filters those for a template, counted."""
+    kept = {name: _guard_collection(name, theirs[name]) for name in _COLLECTION_FILTERS}
+    kept |= {name: _guard_text(name, theirs[name]) for name in _TEXT_FILTERS}
+    return kept | {"tojson": _tojson, "indent": _indent, "format": _format}
+
+
+def guarded_tests(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """All of jinja2's tests, those that compare counted."""
+    return {**theirs} | {name: _guard_test(theirs[name]) for name in _COMPARING_TESTS}
+
+
+def global_functions(theirs: dict[str, Any]) -> dict[str, Any]:
+    """What a template may call by name, `namespace` apart."""
+    return {
+        "range": theirs["range"],  # the sandbox's: at most 100,000 items
+        "dict": _dict,
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
+    }
+
+
+def weighed(value: Any) -> Any:
+    """A value that is compared or hashed, and so perhaps gone through to its last part."""
+    if isinstance(value, (str, bytes, range)):
+        spend(len(value))
+    elif hasattr(value, "__len__"):
+        check_written(value)
+    else:
+        check_integer(value)
+    return value
+
+
+def _listed(value: Any) -> Any:
+    """Something with a length and the same items."""
+    if isinstance(value, str):
+        spend(PER_ITEM * len(value))
+    return value if isinstance(value, (list, tuple)) else list(value)
+
+
+def _values(args: tuple[Any, ...]) -> list[Any]:
+    """The arguments without the context or environment that jinja2 passes first to some."""
+    return [arg for arg in args if not isinstance(arg, (Context, nodes.EvalContext, jinja2.Environment))]
+
+
+def _guard_collection(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)  # keeps the mark that says which of jinja2's contexts it takes first
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        value, *options = _values(args) or [None]
+        if name in _COMPARING_FILTERS and isinstance(value, Iterable):
+            if not hasattr(value, "__len__"):
+                listed = list(value)
+                args = tuple(listed if arg is value else arg for arg in args)
+                value = listed
+            spend(check_written(value) * len(value).bit_length())
+        if isinstance(value, str):
+            spend(PER_ITEM * len(value))  # as a list of its characters
+        elif isinstance(value, (list, tuple, dict, range)):
+            spend(weight(value))
+        if name not in ("d", "default"):
+            check_written(*options, *kwargs.values())
+        result = function(*args, **kwargs)
+        check_integer(result)
+        return result
+
+    return guarded
+
+
+def _guard_text(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        given = _values(args)
+        if name == "join" and given and not hasattr(given[0], "__len__"):
+            listed = list(given[0])
+            args = tuple(listed if arg is given[0] else arg for arg in args)
+            given[0] = listed
+        size = check_written(*given, *kwargs.values())
+        if name == "replace":
+            check_replace(*(str(arg) for arg in given[:3]))
+        elif name == "join" and given:
+            check_size(len(given[0]) * max(len(str(option)) for option in (*given[1:], *kwargs.values(), "")))
+        elif name == "title":
+            spend(size * _PER_PART)
+        elif name == "trim" and given:
+            spend(size * sum(len(str(option)) for option in (*given[1:], *kwargs.values())))
+        return built(function(*args, **kwargs))
+
+    return guarded
+
+
+def _guard_test(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def guarded(*args: Any) -> Any:
+        for arg in args:
+            weighed(arg)
+        return function(*args)
+
+    return guarded
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as transformers writes it for templates: no HTML escapes, no ASCII escapes by default."""
+    check_written(value)
+    if isinstance(indent, int) and indent > 16:
+        raise TemplateRefusedError("it indents JSON absurdly far")
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    parts, size = [], 0
+    for part in encoder.iterencode(value):
+        size += len(part)
+        check_size(size)
+        parts.append(part)
+    spend(size)
+    return "".join(parts)
+
+
+def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    prefix = width if isinstance(width, str) else " " * min(width, MAX_TEXT)
+    check_size(len(text) + (text.count("\n") + 2) * len(prefix))
+    return str(built(jinja2.filters.do_indent(text, prefix, first, blank)))
+
+
+def _format(pattern: str, *args: Any, **kwargs: Any) -> str:
+    check_format(pattern, *args, *kwargs.values())
+    return str(built(jinja2.filters.do_format(pattern, *args, **kwargs)))
+
+
+def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    """A function, since the type itself would offer its methods."""
+    check_written(*args)
+    spend(sum(map(weight, args)) + PER_ITEM)
+    return dict(*args, **kwargs)
+
+
+def _strftime_now(form: str) -> str:
+    if len(form) > _LONGEST_TIME:
+        raise TemplateRefusedError("it asks for the time in an absurdly long form")
+    return datetime.now().strftime(form)
+
+
+def _raise_exception(message: object) -> NoReturn:
+    check_written(message)
+    raise jinja2.TemplateError(str(message))
