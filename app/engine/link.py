@@ -1,4 +1,4 @@
-"""One engine process and the socket to it: start, send, receive without waiting, end. There is no thread.
+"""One engine process and the socket to it: start, send and receive without waiting, end. There is no thread.
 
 The process is a fresh interpreter in a session of its own: no signal of the terminal reaches it, nothing it prints
 reaches the terminal (it goes to a log file), and it leaves when this process does, however that happens, because
@@ -7,6 +7,7 @@ and import this program's main module again.
 """
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -49,6 +50,7 @@ class EngineLink:
             theirs.close()
             os.close(log)
         self._incoming = Unpacker()
+        self._outgoing = bytearray()  # what the process has not taken yet
         self._unread: list[Event] = []  # what came after the last `drain`, at `kill`
         self._over: float | None = None  # when the stream ended
         self._exit_told = False  # by a Died, or because `kill` ended it
@@ -58,12 +60,21 @@ class EngineLink:
         return self._process.pid
 
     def send(self, command: Command) -> None:
-        """Hand a command over. To a process that is gone it is lost: Died tells."""
-        with suppress(OSError):
-            self._socket.sendall(pack(command))
+        """Hand a command over; what the process does not take now goes with the next calls, of `drain`, too.
+
+        To a process that is gone it is lost: Died tells.
+        """
+        self._outgoing += pack(command)
+        self._hand_over()
+
+    @property
+    def behind(self) -> bool:
+        """Whether the process has not taken all that was sent: it is busy, or stopped."""
+        return bool(self._outgoing)
 
     def drain(self) -> list[Event]:
         """What has arrived since the last call. Half a message stays where it is until the other half comes."""
+        self._hand_over()
         events, self._unread = self._unread, []
         events += self._receive()
         if self._over is not None and not self._exit_told:
@@ -76,9 +87,12 @@ class EngineLink:
 
     def quit(self, seconds: float) -> None:
         """Let the process write what it still has to, for at most so long, and end it. Then as `kill`."""
+        deadline = time.monotonic() + seconds
         self.send(Quit(seconds))
+        while self.behind and select.select([], [self._socket], [], max(0.0, deadline - time.monotonic()))[1]:
+            self._hand_over()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(seconds)
+            self._process.wait(max(0.0, deadline - time.monotonic()))
         self.kill()
 
     def kill(self) -> None:
@@ -98,6 +112,15 @@ class EngineLink:
                 return log.read().decode(errors="replace")
         except OSError:
             return ""
+
+    def _hand_over(self) -> None:
+        try:
+            while self._outgoing:
+                del self._outgoing[: self._socket.send(self._outgoing, socket.MSG_DONTWAIT)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._outgoing.clear()
 
     def _receive(self) -> list[Event]:
         events: list[Event] = []

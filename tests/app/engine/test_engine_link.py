@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -106,6 +107,32 @@ def test_a_process_stopped_in_mid_message_holds_nobody_up(link: EngineLink) -> N
     told(link, "rest")
     os.kill(link.pid, signal.SIGCONT)
     assert drained(link, 1) == [LoadProgress("x" * 100, 0, None)]
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks into /proc")
+def test_a_long_command_to_a_stopped_process_holds_nobody_up(link: EngineLink) -> None:
+    told(link, "stop")
+    eventually(lambda: state(link.pid) == "T")
+    waker = threading.Timer(2.0, os.kill, (link.pid, signal.SIGCONT))  # for a sender that waits
+    waker.start()
+    told(link, "say 1" + " " * 5_000_000)
+    told(link, "say 2")
+    assert state(link.pid) == "T"
+    assert link.behind
+    assert link.drain() == []
+    waker.join()
+    assert drained(link, 3) == [LoadProgress("saying", i, None) for i in (0, 0, 1)]
+    assert not link.behind
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks into /proc")
+def test_a_stopped_process_with_a_long_command_is_left_in_time(link: EngineLink) -> None:
+    told(link, "stop")
+    eventually(lambda: state(link.pid) == "T")
+    told(link, "say 1" + " " * 5_000_000)
+    link.quit(0.2)
+    with pytest.raises(ProcessLookupError):
+        os.kill(link.pid, 0)
 
 
 @pytest.mark.parametrize(
