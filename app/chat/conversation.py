@@ -34,7 +34,7 @@ from headrace.app.engine.messages import (
 from headrace.app.sampling_options import CHAT_SAMPLING
 from headrace.app.sessions.records import Message, Session
 from headrace.app.sessions.store import SessionStore
-from headrace.runtime.errors import SessionError, UsageError
+from headrace.runtime.errors import EngineError, SessionError, UsageError
 
 P = ParamSpec("P")
 WARMER = f"temperature 0 would repeat the answer: sampled at {CHAT_SAMPLING['temperature']}"
@@ -178,10 +178,11 @@ class Conversation(LeavingOut):
         return events
 
     def _or_notice(self, action: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """A store that fails (a full disk) is said so and tried again; the chat goes on without it."""
+        """A store that fails (a full disk) is said so and tried again; the chat goes on without it, as it does where an
+        engine that was to be asked has died meanwhile."""
         try:
             action(*args, **kwargs)
-        except SessionError as error:
+        except (SessionError, EngineError) as error:
             self.notice = str(error)
 
     def _take(self, event: Event) -> None:

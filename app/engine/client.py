@@ -11,13 +11,16 @@ from headrace.app.engine.messages import (
     Abandoned,
     Cancel,
     ContextFull,
+    Delta,
     Died,
     Done,
+    Dropped,
     Event,
     Failed,
     Generate,
     ModelCard,
     ModelSpec,
+    Prefill,
     Pull,
     Pulled,
     PullFailed,
@@ -70,7 +73,8 @@ class ChatEngine(Protocol):
         ...
 
     def cancel(self, generation: int | None = None) -> None:
-        """End a submitted generation, all of them for None; each still answers with its Done (reason `cancelled`)."""
+        """End a submitted generation, all of them for None; each still answers with its Done (reason `cancelled`), or
+        with Abandoned where the model is still being loaded."""
         ...
 
     def poll(self) -> list[Event]:
@@ -130,7 +134,7 @@ class EngineClient:
         self._link.send(command)
 
     def read_ahead(self, command: ReadAhead) -> None:
-        if self._link is not None and self.state == "ready":
+        if self._link is not None and self.state == "ready" and not self._link.behind:
             self._link.send(command)
 
     def rest(self) -> None:
@@ -139,15 +143,19 @@ class EngineClient:
 
     def cancel(self, generation: int | None = None) -> None:
         if self._link is not None:
-            for one in self._open if generation is None else self._open & {generation}:
+            for one in sorted(self._open if generation is None else self._open & {generation}):
                 self._link.send(Cancel(one))
+                if self.state == "loading":  # or it would be waited for until the model is there
+                    self._open.discard(one)
+                    self._backlog.append(Abandoned(one))
 
     def poll(self) -> list[Event]:
         events, self._backlog = self._backlog, []
         if self._link is not None:
             for event in self._link.drain():
-                self._note(event)
-                events.append(event)
+                if self._is_awaited(event):
+                    self._note(event)
+                    events.append(event)
         return events + self._poll_pull()
 
     def pull(self, name: str) -> None:
@@ -180,6 +188,12 @@ class EngineClient:
         self._backlog += map(Abandoned, sorted(self._open))
         self._open.clear()
         self.card = None
+
+    def _is_awaited(self, event: Event) -> bool:
+        """Whether it is not of a generation that was abandoned while the model was loaded."""
+        if not isinstance(event, Prefill | Delta | Dropped | ContextFull | Done | Failed) or event.id is None:
+            return True
+        return event.id in self._open
 
     def _note(self, event: Event) -> None:
         if isinstance(event, Ready):

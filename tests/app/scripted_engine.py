@@ -145,7 +145,12 @@ class ScriptedEngine:
 
     def cancel(self, generation: int | None = None) -> None:
         there = {*self._playing, *(command.id for command in self._waiting)}
-        self._cancelled |= there if generation is None else there & {generation}
+        ended = there if generation is None else there & {generation}
+        if self.state == "loading":
+            self._backlog += map(Abandoned, sorted(ended))
+            self._waiting = deque(command for command in self._waiting if command.id not in ended)
+        else:
+            self._cancelled |= ended
 
     def poll(self) -> list[Event]:
         events, self._backlog = self._backlog, []

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.app.chat import turn as conversation_turn
 from headrace.app.chat.conversation import Conversation
-from headrace.app.engine.messages import ContextFull, Damaged, Delta, Done, Dropped, Event
+from headrace.app.engine.messages import ContextFull, Damaged, Delta, Done, Dropped, Event, Ready
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import DeletedError, EngineError, ModelNotFoundError, SessionError, UsageError
 from tests.app.scripted_engine import Script, ScriptedEngine, with_context
@@ -352,6 +352,38 @@ def test_sending_while_the_model_loads(engine: ScriptedEngine, store: SessionSto
     chat.send("early")
     until_idle(chat)
     assert shown(chat) == ["early", "Hello, world."]
+
+
+def test_stopping_while_the_model_loads_does_not_wait_for_it(engine: ScriptedEngine, store: SessionStore) -> None:
+    chat = Conversation(engine, store)
+    chat.load_model()
+    chat.send("early")
+    chat.stop()
+    assert chat.engine.state == "loading"
+    until_idle(chat)
+    chat.poll()
+    assert shown(chat) == stored(chat) == ["early"]
+    chat.continue_answer()
+    until_idle(chat)
+    assert shown(chat) == ["early", "Hello, world."]
+
+
+def test_an_engine_that_dies_as_soon_as_its_model_is_there_ends_nothing_else(
+    engine: ScriptedEngine, store: SessionStore
+) -> None:
+    engine.load_failure = "the hub cannot be reached"
+    chat = Conversation(engine, store)
+    chat.load_model()
+    chat.send("hello?")
+    chat.poll()
+    engine.load_failure = None
+    engine.restart()
+    engine.die()
+    engine._backlog.insert(0, Ready(engine.card_to_load))  # heard together: a chat that was suspended meanwhile
+    chat.poll()
+    assert chat.notice is not None
+    assert "killed" in chat.notice
+    assert (chat.phase, shown(chat)) == ("idle", ["hello?"])
 
 
 def test_a_question_before_the_engine_was_started_starts_it(engine: ScriptedEngine, store: SessionStore) -> None:

@@ -186,6 +186,19 @@ def test_cancelling_at_any_time(ready: EngineClient, wait_for: type[Event] | Non
     assert until(ready, Done).summary.completion_tokens == 3
 
 
+def test_what_waits_for_the_model_is_cancelled_at_once(client: EngineClient, model: Path) -> None:
+    client.start(ModelSpec(str(model), context=ROOMY))
+    client.submit(Generate(1, HELLO, ENDLESS))
+    client.submit(Generate(2, HELLO, ENDLESS, max_tokens=3))
+    client.cancel(1)
+    assert client.state == "loading"
+    events: list[Event] = []
+    done = until(client, Done, events)
+    assert events[0] == Abandoned(1)
+    assert (done.id, done.reason) == (2, "length")
+    assert not [event for event in events[1:] if getattr(event, "id", None) == 1]
+
+
 def test_failures_leave_the_engine_alive(ready: EngineClient) -> None:
     bad: list[dict[str, Any]] = [
         {"sampling": {"temperature": -1}},
