@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from headrace.app.bounded_input import DOCUMENT, read_bounded
 from headrace.runtime.errors import UsageError
 
 STDIN = "-"
@@ -13,8 +14,5 @@ def read_lines(source: str | None) -> list[bytes]:
     """Of the file `source`, or of standard input (`-`, or None where something is piped in). Raises UsageError."""
     if source is None and sys.stdin.isatty():
         raise UsageError("no requests", "headrace batch IN.jsonl, or pipe lines in")
-    try:
-        data = sys.stdin.buffer.read() if source in (None, STDIN) else Path(source).read_bytes()
-    except OSError as error:
-        raise UsageError(f"{source or 'standard input'} cannot be read: {error.strerror}") from None
+    data = read_bounded(None if source in (None, STDIN) else Path(str(source)), DOCUMENT)
     return data.removeprefix(_BYTE_ORDER_MARK).split(b"\n")

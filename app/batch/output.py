@@ -6,21 +6,25 @@ are tried again. A file that holds anything else is never touched.
 """
 
 import contextlib
+import errno
 import fcntl
 import io
 import json
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from headrace.app.batch.line import BadLine, Line
-from headrace.app.batch.result import digest_of
+from headrace.app.batch.result import digest_of, may_begin
 from headrace.runtime.errors import HeadraceError, UsageError
 from headrace.runtime.to_disk import folder_to_disk, to_disk
 
 _COPY = 1 << 20  # bytes at a time
+_LONGEST = 256 << 20  # bytes of a line: more than any answer has
+_NO_PLACE = frozenset([errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EROFS, errno.ENAMETOOLONG])
 
 
 class Output(Protocol):
@@ -41,9 +45,15 @@ class ResultFile:
     """
 
     def __init__(self, path: Path) -> None:
+        self._given = path
         self._path = Path(os.path.realpath(path))
         with self._errors():
-            self._file = self._claim(self._path, os.O_RDWR | os.O_CREAT)
+            self._file = self._claim(self._path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK)  # a FIFO has to say what it is
+            if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+                self._file.close()
+                raise UsageError(
+                    f"{path} is no file, and cannot be gone on with", "without -o, results go to standard output"
+                )
         with contextlib.suppress(OSError):
             self._remove_leftovers()
         try:
@@ -101,12 +111,15 @@ class ResultFile:
         kept: dict[str, tuple[int, int]] = {}
         start, whole = 0, True
         with self._errors():
-            for number, line in enumerate(io.BufferedReader(self._borrowed()), 1):
+            file = io.BufferedReader(self._borrowed())
+            for number, line in enumerate(iter(lambda: file.readline(_LONGEST), b""), 1):
                 if line.endswith(b"\n"):
                     digest, answered = self._digest(line, number)
                     whole = whole and answered and digest not in kept
                     if answered:
                         kept[digest] = (start, len(line))
+                elif len(line) == _LONGEST or not may_begin(line):
+                    raise self._foreign(number)
                 else:
                     whole = False
                 start += len(line)
@@ -120,9 +133,11 @@ class ResultFile:
         try:
             return digest_of(json.loads(line))
         except (ValueError, RecursionError):
-            raise UsageError(
-                f"{self._path.name} is there already, and its line {number} is no result of a batch", "give another -o"
-            ) from None
+            raise self._foreign(number) from None
+
+    def _foreign(self, number: int) -> UsageError:
+        told = f"{self._path.name} is there already, and its line {number} is no result of a batch"
+        return UsageError(told, "give another -o")
 
     def _rewrite(self, slices: Iterable[tuple[int, int]]) -> None:
         """The file with these lines alone, in this order; whole or not at all."""
@@ -166,7 +181,8 @@ class ResultFile:
         try:
             yield
         except OSError as error:
-            raise HeadraceError(f"cannot write {self._path.name}: {error.strerror}") from error
+            kind = UsageError if error.errno in _NO_PLACE else HeadraceError
+            raise kind(f"{self._given} cannot be written: {error.strerror}") from error
 
 
 class ResultStream:

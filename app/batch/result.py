@@ -20,6 +20,7 @@ _CODES = {
     NotEnoughMemoryError: ("not_enough_memory", 507),
 }
 _FAILED = ("failed", 500)
+_BEGINNINGS = (b'{"line": ', f'{{"id": "{PREFIX}'.encode())  # of a result in either form, as it is written
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,11 @@ def digest_of(document: object) -> tuple[str, bool]:
         case {"id": str(name), "custom_id": _, "response": dict(), "error": error} if name.startswith(PREFIX):
             return name.removeprefix(PREFIX), error is None
     raise ValueError("no result of a batch")
+
+
+def may_begin(torn: bytes) -> bool:
+    """Whether a line without an end may be one of an output that was cut off."""
+    return any(begin.startswith(torn) or torn.startswith(begin) for begin in _BEGINNINGS)
 
 
 def _timing(answer: Answer, summary: Summary) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 
+from headrace.app.bounded_input import PROMPT, read_bounded
 from headrace.app.chat.attachments import read_attachments, take_attachments
 from headrace.app.sessions.records import Attachment
 from headrace.runtime.errors import UsageError
@@ -32,6 +33,6 @@ def read_prompt(
 
 def _piped() -> str:
     try:
-        return sys.stdin.buffer.read().decode("utf-8")
+        return read_bounded(None, PROMPT).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"standard input is not UTF-8 text (byte {error.start})") from None

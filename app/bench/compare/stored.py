@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.app.bench.measure.document import SCHEMA
+from headrace.app.bounded_input import DOCUMENT, read_bounded
 from headrace.runtime.errors import UsageError
 
 _RESULT_KEYS = ("test", "depth", "model", "engine", "tokens_per_second", "repetitions")
@@ -13,9 +14,9 @@ _RESULT_KEYS = ("test", "depth", "model", "engine", "tokens_per_second", "repeti
 def read_document(path: Path) -> dict[str, Any]:
     """The document in `path` (the last line of it, if there are several). Raises UsageError for anything else."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {error}") from None
+        text = read_bounded(path, DOCUMENT).decode("utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not a benchmark document: it is no UTF-8 text") from None
     for candidate in (text, text.strip().rpartition("\n")[2]):
         try:
             found = json.loads(candidate)

@@ -4,10 +4,12 @@ The tokens that are scored are the last ones of the text and the same at every d
 before them differs. So a figure changes with the depth because of the depth.
 """
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.app.bounded_input import PROMPT, read_bounded
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.errors import UsageError
 from headrace.runtime.paths import ASSETS
@@ -29,10 +31,9 @@ def read_text(file: Path | None) -> str:
     """The text of a file, None for the one shipped. Raises UsageError for one that cannot be read."""
     file = file or SHIPPED
     try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UsageError(f"cannot read {file}: {reason}") from None
+        return io.StringIO(read_bounded(file, PROMPT).decode("utf-8"), newline=None).read()  # any line ends
+    except UnicodeDecodeError:
+        raise UsageError(f"{file} cannot be read: it is not UTF-8 text") from None
 
 
 def passages(

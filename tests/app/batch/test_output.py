@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from headrace.app.batch.line import BadLine, Defaults, Line
 from headrace.app.batch.output import ResultFile, ResultStream, line_of
 from headrace.app.batch.parse import parse_lines
 from headrace.app.batch.result import digest_of, failure
-from headrace.runtime.errors import HeadraceError, UsageError
+from headrace.runtime.errors import UsageError
 
 LINES = parse_lines([b'{"prompt": "%d"}' % number for number in range(6)], Defaults())
 NUMBERS = {line.digest: line.number for line in LINES}
@@ -92,7 +93,8 @@ def test_a_file_that_is_whole_is_not_written_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["my notes\n", '{"prompt": "1"}\n', "[" * 99_999 + "\n", "{}\n", "\n", '{"request": 1}\n']
+    "text",
+    ["my notes\n", '{"prompt": "1"}\n', "[" * 99_999 + "\n", "{}\n", "\n", '{"request": 1}\n', "my notes", '{"id": "a'],
 )
 def test_a_file_of_something_else_is_never_touched(text: str, tmp_path: Path) -> None:
     path = tmp_path / "notes"
@@ -161,10 +163,27 @@ def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(HeadraceError, match="cannot write no: No such file"):
+    with pytest.raises(UsageError, match="not/no cannot be written: No such file"):
         ResultFile(tmp_path / "not" / "no")
-    with pytest.raises(HeadraceError, match="Is a directory"):
+    with pytest.raises(UsageError, match="Is a directory"):
         ResultFile(tmp_path)
+
+
+def test_what_is_no_file_cannot_be_gone_on_with(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", Path("/dev/zero"), Path(os.devnull)):
+        with pytest.raises(UsageError, match="is no file"):
+            ResultFile(path)
+        assert not path.is_file()
+
+
+def test_a_line_without_an_end_is_not_read_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "out"
+    before = line_of(good(LINES[0]))
+    path.write_bytes(before[:-1] * 3)
+    monkeypatch.setattr("headrace.app.batch.output._LONGEST", 2 * len(before))
+    with pytest.raises(UsageError, match="its line 1 is no result"):
+        ResultFile(path)
 
 
 def test_a_stream_in_order_waits_for_the_line_before() -> None:

@@ -210,7 +210,7 @@ def test_every_form_has_every_condition(plain: Path, quantized: Path, form: str)
         (("--vs", "mlx-lm"), "leave out --vs"),
         (("-n", "1"), "2 or more"),
         (("-m", "a", "-m", "b"), "one model"),
-        (("--text", "/nowhere/text"), "cannot read /nowhere/text"),
+        (("--text", "/nowhere/text"), "/nowhere/text cannot be read"),
     ],
 )
 def test_what_means_nothing_is_refused(arguments: tuple[str, ...], message: str) -> None:
