@@ -10,9 +10,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from headrace.models.checkpoint.side_file import check_parts, read_side_file
 from headrace.runtime.errors import CheckpointError
 
 _MAX_BYTES = 32 << 20
+MAX_PARTS = 800_000  # the headers of a hundred thousand tensors in one shard have 700,000
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")  # as an escape or as bytes, alone or one of a pair
 
 
@@ -38,9 +40,9 @@ def read_json_object(file: Path) -> dict[str, Any]:
     No text in it has a lone surrogate, which JSON can write and no library for text takes.
     """
     try:
-        if file.stat().st_size > _MAX_BYTES:
-            raise ValueError(f"it is larger than {_MAX_BYTES >> 20} MiB")
-        value = json.loads(content := file.read_bytes())
+        content = read_side_file(file, _MAX_BYTES)
+        check_parts(content, MAX_PARTS)
+        value = json.loads(content)
         check_unicode(content, value)
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file.name} cannot be read: {error}") from error

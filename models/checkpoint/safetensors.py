@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from headrace.models.checkpoint.foreign.formats import Foreign, recognise
-from headrace.models.checkpoint.json_object import check_unicode, repeated_key
+from headrace.models.checkpoint.json_object import MAX_PARTS, check_unicode, repeated_key
 from headrace.models.checkpoint.normalize import normalized
+from headrace.models.checkpoint.side_file import check_parts
 from headrace.models.checkpoint.tensor_info import DTYPE_BYTES, TensorInfo
 from headrace.runtime.errors import CheckpointError
 
@@ -202,6 +203,7 @@ def _read_json_object(root: Path, name: str, limit: int = MAX_CONFIG_BYTES) -> d
 def _parse_object(data: bytes, where: str) -> dict[str, Any]:
     """JSON as the format allows it: an object, valid Unicode, no repeated keys, no NaN, no abysmal nesting."""
     try:
+        check_parts(data, MAX_PARTS)
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
         check_unicode(data, value)
     except UnicodeEncodeError as error:

@@ -10,6 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.checkpoint.side_file import (
+    MAX_TOKENIZER_BYTES,
+    MAX_TOKENIZER_PARTS,
+    check_parts,
+    read_side_file,
+)
 from headrace.runtime.errors import CheckpointError
 
 _OTHER_TOKENIZERS = ("tokenizer.model", "tekken.json", "*tiktoken*")  # see models/text/other_formats.py
@@ -21,7 +27,9 @@ def check_sound(directory: Path) -> None:
     if not (directory / "tokenizer.json").exists() and any(any(directory.glob(name)) for name in _OTHER_TOKENIZERS):
         return
     try:
-        json.loads((directory / "tokenizer.json").read_bytes())
+        content = read_side_file(directory / "tokenizer.json", MAX_TOKENIZER_BYTES)
+        check_parts(content, MAX_TOKENIZER_PARTS)
+        json.loads(content)
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"tokenizer.json cannot be read: {error}") from None
 

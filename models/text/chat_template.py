@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.models.checkpoint.json_object import read_json_object
+from headrace.models.checkpoint.side_file import read_side_file
 from headrace.runtime.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
     import jinja2
+
+_MAX_BYTES = 1 << 20  # of a file: `template_sandbox` takes far less
 
 Message = Mapping[str, Any]  # {"role": ..., "content": str | list of parts, ...} as in the OpenAI chat API
 
@@ -122,8 +125,8 @@ def read_sources(directory: Path, tokenizer_config: Mapping[str, Any]) -> dict[s
 
 def _read_text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_side_file(file, _MAX_BYTES).decode().replace("\r\n", "\n").replace("\r", "\n")
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{file.name} cannot be read as text") from error
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.models.checkpoint.json_object import read_json_object
+from headrace.models.checkpoint.side_file import read_side_file
 from headrace.models.text.detokenizer import byte_alphabet
 from headrace.models.text.tokenizers_library import LARGEST_ID
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _LONGEST = 1024  # bytes of a token; the work per token is quadratic in it
-_LARGEST = 64 << 20  # bytes of a file
+_LARGEST = 16 << 20  # bytes of a file: vocabularies in use have up to 4 MB
 _TEKKEN_SPECIALS = (
     "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
     "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]",
@@ -162,6 +163,7 @@ def _text(value: Any, file: Path) -> str:
 
 
 def _lines(file: Path) -> list[bytes]:
-    if file.stat().st_size > _LARGEST:
-        raise CheckpointError(f"{file.name} is larger than {_LARGEST >> 20} MiB")
-    return [line for line in file.read_bytes().splitlines() if line]
+    try:
+        return [line for line in read_side_file(file, _LARGEST).splitlines() if line]
+    except ValueError as error:
+        raise CheckpointError(f"{file.name} cannot be read: {error}") from None

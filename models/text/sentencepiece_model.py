@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.models.checkpoint.side_file import read_side_file
 from headrace.models.text.tokenizers_library import check_charsmap, library_errors
 from headrace.models.text.vocabulary import (
     SPACE_MARK,
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _UNIGRAM, _BPE = 1, 2
+_LARGEST = 32 << 20  # bytes of a file: those in use have up to 5 MB
+_FIELD, _MOST_FIELDS = b"\n", 1 << 20  # how a piece begins, and its text; a piece of two bytes takes a hundred
 _LONGEST = 1024  # characters of a token; the work per token is quadratic in it
 
 
@@ -39,7 +42,10 @@ def read_sentencepiece(file: Path, added: Mapping[int, Mapping[str, Any]]) -> tu
         ) from error
     model = sentencepiece_model_pb2.ModelProto()
     try:
-        model.ParseFromString(file.read_bytes())
+        content = read_side_file(file, _LARGEST)
+        if content.count(_FIELD) > _MOST_FIELDS:
+            raise ValueError
+        model.ParseFromString(content)
     except Exception as error:  # DecodeError, and what other releases of protobuf raise
         raise CheckpointError(f"{file.name} is neither a SentencePiece nor a tiktoken vocabulary") from error
     trainer, normalizer = model.trainer_spec, model.normalizer_spec

@@ -14,6 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.models.checkpoint.side_file import (
+    MAX_TOKENIZER_BYTES,
+    MAX_TOKENIZER_PARTS,
+    check_parts,
+    read_side_file,
+)
 from headrace.runtime.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -27,10 +33,14 @@ _SUSPECT = re.compile(
     rb"|\\u00[2-7]"
     rb"|:\s*\d{8}"
     rb'|"content"\s*:\s*"[^"]{100}'
+    rb'|"prepend"\s*:\s*"[^"]{9}'
 )
 _COPIES = 4  # of a part that makes texts longer, in a file that is not looked at for that: what sound files have
 _MOST_GROWTH = 1 << 10  # of a text, by all that replaces and spells out what is in it
+_MOST_PREPENDED = 1 << 10  # bytes, to every text
 _LARGEST_PART = 1 << 20
+_MOST_ADDED = 1 << 20  # bytes of all added tokens: the library searches texts for them with a table of all
+_MANY_ADDED = 20_000
 LARGEST_ID = 1 << 24  # the library sets aside room for every id up to the largest
 
 
@@ -54,8 +64,13 @@ def load_tokenizer(file: Path) -> "Tokenizer":
     from tokenizers import Tokenizer
 
     with library_errors(f"{file.name} cannot be read"):
-        content = file.read_bytes()
-        if _SUSPECT.search(content) or any(content.count(part) > _COPIES for part in (b'"ByteLevel"', b'"Replace"')):
+        content = read_side_file(file, MAX_TOKENIZER_BYTES)
+        check_parts(content, MAX_TOKENIZER_PARTS)
+        if (
+            _SUSPECT.search(content)
+            or any(content.count(part) > _COPIES for part in (b'"ByteLevel"', b'"Replace"', b'"Prepend"'))
+            or content.count(b'"single_word"') > _MANY_ADDED
+        ):
             _check(json.loads(content))
         return Tokenizer.from_str(content.decode())
 
@@ -68,22 +83,21 @@ def _check(document: Any) -> None:
         for part in _parts(document.get(name)):
             _check_part(part)
     _check_growth(document.get("normalizer"), document.get("pre_tokenizer"))
+    _check_growth(document.get("decoder"))
     model = document.get("model")
     if not isinstance(model, Mapping):
         raise TypeError("it has no model")
     kind, vocab = model.get("type"), model.get("vocab") or {}
-    ids = [*(vocab.values() if isinstance(vocab, Mapping) else ()), *_ids_of(document.get("added_tokens"))]
+    added = [token for token in document.get("added_tokens") or () if isinstance(token, Mapping)]
+    if sum(len(str(token.get("content")).encode()) for token in added) > _MOST_ADDED:
+        raise ValueError(f"its added tokens have more than {_MOST_ADDED} bytes")
+    ids = [*(vocab.values() if isinstance(vocab, Mapping) else ()), *(token.get("id") for token in added)]
     if any(isinstance(index, int) and index >= LARGEST_ID for index in ids):
         raise ValueError("a token has an id out of range")
     if kind in ("WordPiece", "WordLevel") and model.get("unk_token") not in vocab:
         raise ValueError(f"the {kind} model has no unknown token in its vocabulary")
     if prefix := model.get("continuing_subword_prefix"):
         _check_merges(model.get("merges") or [], len(prefix.encode()))
-
-
-def _ids_of(added: Any) -> Iterator[Any]:
-    for token in added if isinstance(added, list) else ():
-        yield token.get("id") if isinstance(token, Mapping) else None
 
 
 def _parts(part: Any) -> Iterator[Mapping[str, Any]]:
@@ -116,15 +130,19 @@ def _check_part(part: Mapping[str, Any]) -> None:
 
 def _check_growth(*steps: Any) -> None:
     """Steps that make a text longer multiply: sixty of them in a row take all memory."""
-    growth = 1.0
+    growth, prepended = 1.0, 0
     for step in steps:
         for part in _parts(step):
+            if part.get("type") == "Prepend":
+                prepended += len(part["prepend"].encode())
             if part.get("type") == "ByteLevel":
                 growth *= 2  # what is spelled out once has two bytes a character
             elif part.get("type") == "Replace":
                 pattern = part.get("pattern")
                 replaced = pattern.get("String") if isinstance(pattern, Mapping) else None
                 growth *= max(1.0, len(part["content"]) / len(replaced) if replaced else 1 + len(part["content"]))
+    if prepended > _MOST_PREPENDED:
+        raise ValueError(f"it puts more than {_MOST_PREPENDED} bytes before every text")
     if growth > _MOST_GROWTH:
         raise ValueError(f"it makes texts more than {_MOST_GROWTH} times as long")
 

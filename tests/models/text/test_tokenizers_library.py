@@ -54,6 +54,14 @@ def replaced(content: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": {"String": "a"}, "content": content}
 
 
+PREPENDED = {"type": "Prepend", "prepend": "a" * 8}
+
+
+def added(index: int, content: str) -> dict[str, Any]:
+    flags = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized", "special"], False)
+    return {"id": index, "content": content, **flags}
+
+
 HOSTILE: dict[str, dict[str, Any]] = {
     "no character map": {"normalizer": charsmap([], b"")},
     "a character map that is cut off": {"normalizer": charsmap([0] * 8, b"x", size=0xFFFFFFFC)},
@@ -69,6 +77,12 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "bytes spelled out sixty times": {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [SPELLED] * 60}},
     "letters doubled thirty times": {"normalizer": {"type": "Sequence", "normalizers": [replaced("aa")] * 30}},
     "a letter that becomes a book": {"normalizer": replaced("a" * 2000)},
+    "a book before every text": {"normalizer": {"type": "Prepend", "prepend": "a" * 2000}},
+    "pages before every text": {"normalizer": {"type": "Sequence", "normalizers": [PREPENDED] * 200}},
+    "letters that come out doubled thirty times": {"decoder": {"type": "Sequence", "decoders": [replaced("aa")] * 30}},
+    "a letter that comes out as a book": {"decoder": replaced("a" * 2000)},
+    "a library of added tokens": {"added_tokens": [added(4 + i, "a" * (i + 1)) for i in range(1500)]},
+    "very many added tokens": {"added_tokens": [added(4 + i, f"<|{i:>50}|>") for i in range(20_500)]},
     "ends of tokens": {"decoder": {"type": "Strip", "content": "a", "start": 0, "stop": 5}},
     "WordPiece without unknown": {"model": {"type": "WordPiece", "unk_token": "?", "vocab": {"a": 0}}},
     "WordLevel without unknown": {"model": {"type": "WordLevel", "unk_token": "?", "vocab": {"a": 0}}},

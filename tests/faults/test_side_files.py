@@ -1,0 +1,99 @@
+"""What stands beside the weights in place of a sound file: pipes, devices, gigabytes of nothing, millions of values."""
+
+import json
+import os
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.models.checkpoint.json_object import read_json_object
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.checkpoint.validation import check_sound
+from headrace.models.text.tokenizer import Tokenizer
+from headrace.runtime.errors import CheckpointError
+from tests.tiny import write_model
+from tests.tiny_chat import write_byte_tokenizer
+
+MORE = "additional_chat_templates/more.jinja"
+READ = ("tokenizer.json", "chat_template.jinja", "tokenizer_config.json", MORE)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    write_byte_tokenizer(tmp_path)
+    (tmp_path / MORE).parent.mkdir()
+    return tmp_path
+
+
+def pipe(file: Path) -> None:
+    os.mkfifo(file)
+
+
+def endless(file: Path) -> None:
+    file.symlink_to("/dev/zero")
+
+
+def huge(file: Path) -> None:
+    file.touch()
+    os.truncate(file, 3 << 30)  # sparse
+
+
+def folder(file: Path) -> None:
+    file.mkdir()
+
+
+def loop(file: Path) -> None:
+    file.symlink_to(file.name)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", MORE])
+@pytest.mark.parametrize("put", [pipe, endless, huge, folder, loop])
+def test_what_is_no_sound_file_is_one_line_or_not_there(
+    directory: Path, name: str, put: Callable[[Path], None]
+) -> None:
+    file = directory / name
+    file.unlink(missing_ok=True)
+    put(file)
+    tracemalloc.start()
+    try:
+        if name == "chat_template.jinja" and put is not huge:
+            assert Tokenizer.load(directory).chat_template is None
+        else:
+            with pytest.raises(CheckpointError, match=r"^\S+ cannot be read|^no tokenizer.json") as caught:
+                Tokenizer.load(directory)
+            assert "\n" not in str(caught.value)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 50e6
+
+
+@pytest.mark.parametrize("value", ["[]", "{}", "1.5", "[[]]"])
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "tokenizer.json", "model.safetensors.index.json"])
+def test_millions_of_values_are_refused_before_they_are_made(tmp_path: Path, name: str, value: str) -> None:
+    write_model(tmp_path, "llama")
+    write_byte_tokenizer(tmp_path)
+    size = 30 << 20
+    (tmp_path / name).write_text('{"weight_map": [' + (value + ",") * (size // (len(value) + 1)) + value + "]}")
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match="values"):
+            (open_checkpoint if "index" in name else Tokenizer.load)(tmp_path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 120e6
+
+
+def test_a_pipe_in_the_store_is_damage(tmp_path: Path) -> None:
+    write_model(tmp_path, "llama")
+    pipe(tmp_path / "tokenizer.json")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        check_sound(tmp_path)
+
+
+def test_long_texts_with_commas_are_no_attack(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(json.dumps({"chat_template": "a, b, [c], {d} " * 50_000}))
+    assert len(read_json_object(tmp_path / "x.json")["chat_template"]) == 750_000
