@@ -183,7 +183,7 @@ class Conversation(LeavingOut):
         try:
             action(*args, **kwargs)
         except (SessionError, EngineError) as error:
-            self.notice = str(error)
+            self.notice = one_line(str(error), error.hint)
 
     def _take(self, event: Event) -> None:
         turn = self._turn

@@ -109,7 +109,7 @@ class SideBySide:
         try:
             action(*args, **kwargs)
         except SessionError as error:
-            self.notice = str(error)
+            self.notice = one_line(str(error), error.hint)
 
     def _go_to(self, leaf: int | None) -> None:
         """The conversation shows the branch that ends with this message from now on; where another process has deleted

@@ -62,7 +62,8 @@ def sessions_state() -> State:
         return State("cannot be read", [Finding("broken", str(error), hint)])
     if said != ["ok"]:
         what = f"the conversations in {path} are damaged: {said[0]}"
-        return State("damaged", [Finding("broken", what, f"`sqlite3 {path} .recover` may save what is in it")])
+        hint = "`headrace sessions doctor --export FILE` saves what can be read"
+        return State("damaged", [Finding("broken", what, hint)])
     return State(f"{count} kept")
 
 

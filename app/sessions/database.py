@@ -20,6 +20,7 @@ _WRITABLE = "the file and its folder must be writable; HEADRACE_HOME=DIR keeps e
 _HINTS = {
     "locked": "another headrace holds it; try again",
     "full": "make room on the disk",
+    "disk I/O": "make room on the disk if it is full; if it is not, it may be failing",
     "readonly": _WRITABLE,
     "unable to open": _WRITABLE,
     "fts5": "this Python's SQLite was built without FTS5; another Python has it",

@@ -1,6 +1,7 @@
 """The session store against what people do to it, one process and two, and against damaged files."""
 
 import os
+import resource
 import sqlite3
 import subprocess
 import sys
@@ -282,6 +283,21 @@ def test_a_message_taken_back_was_never_said(store: SessionStore) -> None:
     store.take_back(store.add(session.id, answer, "user", "more"))
     assert [message.content for message in store.branch(session.id)] == ["q", "a"]
     assert store.session(session.id).title == "q"
+
+
+def test_a_disk_too_full_for_the_files_beside_it_is_not_called_damaged(store: SessionStore, tmp_path: Path) -> None:
+    answered(store, store.create().id, "q", "a")
+    store.close()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(SessionError) as refused:
+            SessionStore(tmp_path / "sessions.db")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert refused.value.hint is not None
+    assert "make room on the disk" in refused.value.hint
+    assert "away" not in refused.value.hint
 
 
 def test_a_durable_commit_leaves_nothing_in_a_macs_drive_cache(store: SessionStore) -> None:
