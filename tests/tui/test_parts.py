@@ -376,3 +376,19 @@ def test_an_entry_takes_up_what_grew() -> None:
 
 def _fields(step: StepRecord) -> dict[str, object]:
     return {name: getattr(step, name) for name in StepRecord.__slots__}
+
+
+def test_lines_of_a_message_that_fit_are_not_wrapped_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["All work and no play.", "", " \t日本", "x" * 18]
+    message = Message(1, "s", None, "user", "\n".join([*lines, "y" * 19]), 0.0)
+    wrapped: list[str] = []
+    wrap = Content.wrap
+
+    def watched(line: Content, width: int) -> list[Content]:
+        wrapped.append(line.plain)
+        return wrap(line, width)
+
+    monkeypatch.setattr(Content, "wrap", watched)
+    rows = [row.plain for row, _ in Entry(message, Standing()).rows(Look(20))]
+    assert rows[:6] == ["❯ All work and no", "  play.", "  ", "      日本", f"  {'x' * 18}", f"  {'y' * 18}"]
+    assert wrapped == ["All work and no play.", "y" * 19]

@@ -159,7 +159,7 @@ class Entry:
             self.settle()
 
     def _user_rows(self, look: Look) -> list[Row]:
-        lines = [line for part in self._safe.split("\n") for line in Content(part.expandtabs(4)).wrap(look.width - 2)]
+        lines = [line for part in self._safe.split("\n") for line in _wrapped(part.expandtabs(4), look.width - 2)]
         rows: list[Row] = []
         for place, line in enumerate(lines):
             lead = ("❯ ", "bold $text-accent") if place == 0 else ("  ", "")
@@ -265,6 +265,13 @@ def metrics_text(metrics: TurnMetrics) -> list[str]:
     if metrics.reused_tokens:
         parts.append(f"reused {metrics.reused_tokens:,} of {metrics.prompt_tokens:,}")
     return parts
+
+
+def _wrapped(text: str, width: int) -> list[Content]:
+    """A line of a message in lines of the screen. A pasted file has many, and most of them fit: to find that out costs
+    a tenth of wrapping them."""
+    line = Content(text)
+    return [line] if line.cell_length <= width else line.wrap(width)
 
 
 def _grown(markdown: GrowingMarkdown, text: str) -> GrowingMarkdown:
