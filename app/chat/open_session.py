@@ -68,8 +68,10 @@ class OpenSession:
         raise UsageError("there is no answer yet" if role == "assistant" else "nothing was asked yet")
 
     def branches(self, message_id: int) -> Branches:
-        """The alternatives at a message of the active branch."""
+        """The alternatives at a message of the active branch; of one that another process has deleted, itself alone."""
         ids = self.store.alternatives(self.message(message_id))
+        if message_id not in ids:
+            return Branches((message_id,), 0)
         return Branches(tuple(ids), ids.index(message_id))
 
     def switch_branch(self, message_id: int, step: int) -> None:

@@ -148,6 +148,38 @@ def test_the_open_session_deleted_elsewhere_is_said_too(play, home: Path) -> Non
     play(scenario)
 
 
+def test_the_open_session_deleted_elsewhere_is_said_when_more_is_asked(play, home: Path) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("mill")
+        deleted = it.app.conversation.session.id
+        delete_elsewhere(home, deleted)
+        await it.write("and?")
+        await it.until(lambda: "this session was deleted elsewhere" in it.text())
+        assert it.prompt.text == "and?"
+        await it.press("ctrl+n")
+        assert it.app.conversation.session.id != deleted
+        await it.ask("mill")
+        assert it.said == ["mill", "Hello, world."]
+
+    play(scenario)
+
+
+def test_the_open_session_deleted_while_an_answer_is_written_is_said(play, home: Path) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.write("mill")
+        await it.until(lambda: it.said[-1:] == ["Hello"])
+        delete_elsewhere(home, it.app.conversation.session.id)
+        it.engine.release()
+        await it.idle()
+        assert "deleted elsewhere" in " ".join(it.text().split())
+        assert it.said[0] == "mill"
+        await it.press("ctrl+n")
+        await it.ask("mill")
+        assert it.said == ["mill", "Hello, world."]
+
+    play(scenario, ScriptedEngine().script(Script(["Hello", ", world"], hold=1)))
+
+
 def test_deleted_while_the_new_name_is_typed(play, home: Path) -> None:
     async def scenario(it: Driver) -> None:
         deleted = await go_elsewhere(it)
