@@ -101,10 +101,13 @@ class HeadraceApp(PolledApp):
         return TerminalDriver if self.settings.screen.theme else AskingDriver
 
     async def on_event(self, event: events.Event) -> None:
-        """Keys wait for the input to be there: textual drops what nothing has the focus for."""
+        """Keys wait for the input to be there: textual drops what nothing has the focus for. Letters that are meant for
+        it take it the focus at once, which textual would do after the next of them."""
         if self._early is not None and isinstance(event, events.Key | events.Paste) and not event.is_forwarded:
             self._early.append(event)
         else:
+            if isinstance(event, events.Key) and not event.is_forwarded and isinstance(self.screen, ChatScreen):
+                self.screen.meet(event)
             await super().on_event(event)
 
     async def on_mount(self) -> None:

@@ -46,6 +46,21 @@ def test_what_is_no_command_for_a_selected_message_is_text(play) -> None:
     play(scenario)
 
 
+def test_what_is_typed_at_once_goes_to_the_input_as_a_whole(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("why?")
+        await it.press("ctrl+up")
+        for letter in "/find onrdeck":
+            it.app.post_message(events.Key({"/": "slash", " ": "space"}.get(letter, letter), letter))
+        await it.until(lambda: it.prompt.text)
+        await it.pilot.pause()
+        assert it.prompt.text == "/find onrdeck"
+        assert it.app.chat.editing is None  # type: ignore[union-attr]
+        assert len(it.engine.commands) == 1
+
+    play(scenario)
+
+
 def test_a_selection_survives_a_shorter_branch(play) -> None:
     """The key that was pressed for the branch before is pressed again, and is no text."""
 

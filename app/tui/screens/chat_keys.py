@@ -132,12 +132,13 @@ class ChatKeys(ScrollingScreen):
     def scrolled(self) -> Sequence[Transcript]:
         return (self.transcript,)
 
-    def on_key(self, event: events.Key) -> None:
-        """A letter that is no command where the keys are is meant for the input."""
-        if event.is_printable and event.character is not None and event.key not in self.active_bindings:
-            event.stop()
-            event.prevent_default()
-            self.prompt.type(event.character)
+    def meet(self, key: events.Key) -> None:
+        """Before it goes anywhere: a letter that is no command where the keys are is meant for the input, as is all
+        that comes behind it, however fast."""
+        if self.focused not in (None, self.transcript):
+            return
+        if key.is_printable and key.character is not None and key.key not in self.active_bindings:
+            self.set_focus(self.prompt)
 
     def on_paste(self, event: events.Paste) -> None:
         """As is what is pasted while the keys are elsewhere."""
