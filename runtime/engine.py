@@ -382,8 +382,7 @@ class Engine:
         if cache.committed > sequence.told:  # else it had stepped back and gets again what it had
             sequence.told = cache.committed
             events.append((sequence, sequence.progress()))
-            if cache.committed == sequence.prefill_end:
-                sequence.timeline.prefill_done()
+            sequence.timeline.prefilled()
 
     def _finish(
         self, sequence: Sequence, reason: FinishReason, stop_id: int | None = None, record: StepRecord | None = None

@@ -43,8 +43,8 @@ class Timeline:
         self._reused_tokens = reused_tokens
         self._admitted = self._prefilled = self._clock()
 
-    def prefill_done(self) -> None:
-        """Everything up to here was prefill; decode starts now."""
+    def prefilled(self) -> None:
+        """A chunk of the prompt is done. Everything up to here was prefill; after the last, decode starts now."""
         self._prefilled = self._clock()
 
     def step_done(

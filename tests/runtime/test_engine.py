@@ -138,6 +138,14 @@ def test_cancel_during_prefill_stops_after_that_chunk(network: Decoder) -> None:
     assert (said, end.reason, len(watched.fed)) == ([], "cancelled", 2)
 
 
+def test_what_was_read_before_a_cancel_took_its_time(network: Decoder) -> None:
+    cancel = CancelFlag()
+    watched = WatchedNetwork(network, on_pass=lambda n: cancel.set() if n == 0 else None)
+    _, end = answer(watched, Request(LONG, cancel=cancel), context_limit=512)
+    assert 0 < end.summary.prefill_tokens < len(LONG) - 1
+    assert end.summary.prefill_s > 0
+
+
 @pytest.mark.parametrize("at", range(2, 7))
 def test_cancel_during_decode_is_heard_within_two_steps(network: Decoder, at: int) -> None:
     cancel = CancelFlag()

@@ -187,7 +187,7 @@ def test_timelines_tell_waiting_from_prefill() -> None:
     now = iter([10.0, 12.0, 15.0, 16.0])
     timeline = Timeline(cost=COST, prompt_tokens=9, clock=lambda: next(now))
     timeline.admitted(reused_tokens=3)
-    timeline.prefill_done()
+    timeline.prefilled()
     cache: Any = SimpleNamespace(committed=9, committed_bytes=180, allocated_bytes=200)
     assert timeline.step_done(cache, batch=3).batch == 3
     summary = timeline.summary(cache, 1)

@@ -35,7 +35,7 @@ def run(submitted: float, prefilled: float, ready: Iterable[float]) -> tuple[Sum
     cache: Any = CountedCache(limit=10_000)
     cache.advance(PROMPT - 1)
     cache.commit(PROMPT - 1)
-    timeline.prefill_done()
+    timeline.prefilled()
     for _ in times:
         cache.advance(1)
         cache.commit(1)
@@ -64,7 +64,7 @@ def test_a_step_of_several_tokens_gives_each_its_part() -> None:
     cache: Any = CountedCache(limit=100)
     cache.advance(PROMPT - 1)
     cache.commit(PROMPT - 1)
-    timeline.prefill_done()
+    timeline.prefilled()
     records = []
     for tokens, proposed in ((1, 0), (4, 5), (2, 3)):
         cache.advance(proposed + 1)

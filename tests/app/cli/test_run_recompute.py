@@ -40,7 +40,7 @@ def report(waits: Sequence[tuple[float, int]], reason: Any, ended_by_token: bool
     now = [1234.5678]
     timeline = Timeline(cost=COST, prompt_tokens=PROMPT, clock=lambda: now[0])
     now[0] += 0.125
-    timeline.prefill_done()
+    timeline.prefilled()
     cache: Any = Cache()
     records = []
     for wait, tokens in waits:
