@@ -54,6 +54,7 @@ class EngineLink:
         self._unread: list[Event] = []  # what came after the last `drain`, at `kill`
         self._over: float | None = None  # when the stream ended
         self._exit_told = False  # by a Died, or because `kill` ended it
+        self._why_killed = ""  # by us, in words; else nobody here did it
 
     @property
     def pid(self) -> int:
@@ -80,9 +81,9 @@ class EngineLink:
         if self._over is not None and not self._exit_told:
             if (code := self._process.poll()) is not None:
                 self._exit_told = True
-                events.append(Died(_exit_message(code, self._said())))
+                events.append(Died(_exit_message(code, self._said(), self._why_killed)))
             elif time.monotonic() > self._over + _GRACE_S:
-                self._process.kill()
+                self._kill_for("hung up and did not end")
         return events
 
     def quit(self, seconds: float) -> None:
@@ -135,9 +136,13 @@ class EngineLink:
         except BlockingIOError:
             pass
         except Exception:  # the connection is broken, or what came was no message
-            self._process.kill()
+            self._kill_for("said what means nothing")
             self._end()
         return events
+
+    def _kill_for(self, why: str) -> None:
+        self._why_killed = self._why_killed or why
+        self._process.kill()
 
     def _end(self) -> None:
         self._over = time.monotonic()
@@ -169,9 +174,11 @@ def _open_log() -> int:
         return os.open(os.devnull, os.O_WRONLY)
 
 
-def _exit_message(code: int, said: str) -> str:
+def _exit_message(code: int, said: str, why_killed: str) -> str:
     if code == -signal.SIGABRT and mentioned_in(said):  # MLX's way, where an error comes to a thread of Metal's own
         return f"the engine's memory ran out; {HINT}"
+    if code == -signal.SIGKILL and why_killed:
+        return f"the engine {why_killed}, and was killed; {log_path()} may tell why"
     if code == -signal.SIGKILL:
         return "the engine was killed (SIGKILL); if you did not do it, the system was out of memory"
     if code < 0:

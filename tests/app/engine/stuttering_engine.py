@@ -2,7 +2,8 @@
 
 It is told by the names of ModelSpecs: `say N` sends N whole messages in one go, `half N` and `rest` the two parts of
 one that carries N bytes, `stop` and `die` end in the signals of that name, `leave` in exit code 3. `starve` ends as
-MLX does where a thread of Metal's own is told that memory ran out, `abort` in the same signal.
+MLX does where a thread of Metal's own is told that memory ran out, `abort` in the same signal. `hang up` closes the
+connection and stays.
 """
 
 import os
@@ -30,6 +31,9 @@ def main(descriptor: int) -> None:
                 rest = whole[len(whole) // 2 :]
             elif what == "rest":
                 connection.sendall(rest)
+            elif what == "hang":
+                connection.close()
+                signal.pause()
             elif what == "leave":
                 sys.exit(3)
             elif what == "starve":

@@ -175,6 +175,18 @@ def test_bytes_that_are_no_message_end_the_process(link: EngineLink, monkeypatch
     told(link, "say 1")
     (died,) = drained(link, 1)
     assert isinstance(died, Died)
+    assert "said what means nothing" in died.message
+
+
+def test_a_process_that_hangs_up_and_stays_did_not_run_out_of_memory(
+    link: EngineLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.app.engine.link._GRACE_S", 0.05)
+    told(link, "hang up")
+    (died,) = drained(link, 1)
+    assert isinstance(died, Died)
+    assert "hung up and did not end" in died.message
+    assert "memory" not in died.message
 
 
 def test_an_answer_does_not_wait_for_a_chat_that_does_not_listen() -> None:
