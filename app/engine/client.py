@@ -50,7 +50,8 @@ class ChatEngine(Protocol):
         ...
 
     def start(self, spec: ModelSpec) -> None:
-        """Load a model in a new process, ending the one before. LoadProgress and Ready (or Failed, Died) follow."""
+        """Load a model in a new process, ending the one before. LoadProgress and Ready (or Failed, Died) follow; Died
+        alone where no process can be started."""
         ...
 
     def restart(self) -> None:
@@ -118,9 +119,14 @@ class EngineClient:
         self._end()
         spec = spec if spec.draft is not None else replace(spec, draft=self._draft)
         self._spec = spec
-        self.state = "loading"
-        self._link = EngineLink()
-        self._link.send(spec)
+        try:
+            self._link = EngineLink()
+        except OSError as error:
+            self.state = "dead"
+            self._backlog.append(Died(_not_started(error)))
+        else:
+            self.state = "loading"
+            self._link.send(spec)
 
     def restart(self) -> None:
         if self._spec is None:
@@ -161,7 +167,10 @@ class EngineClient:
     def pull(self, name: str) -> None:
         if self._pull is not None:
             raise EngineError(f"{self._pull[0]} is still being fetched", "one at a time")
-        link = EngineLink()
+        try:
+            link = EngineLink()
+        except OSError as error:
+            raise EngineError(_not_started(error)) from error
         link.send(Pull(name))
         self._pull = (name, link)
 
@@ -224,3 +233,8 @@ class EngineClient:
                 self._pull = None
                 break
         return events
+
+
+def _not_started(error: OSError) -> str:
+    """There are no processes, files or memory left for one, or this Python is not where it was."""
+    return f"no process can be started: {error.strerror}"

@@ -33,6 +33,7 @@ class EngineLink:
     """A running engine process. `drain` gives its events; after the last comes a Died, unless `kill` was called."""
 
     def __init__(self) -> None:
+        """Raises OSError where no process can be started."""
         self._socket, theirs = socket_pair()
         log = _open_log()
         self._log_from = os.lseek(log, 0, os.SEEK_END)  # what this process says begins there
@@ -46,6 +47,9 @@ class EngineLink:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
+        except BaseException:
+            self._socket.close()
+            raise
         finally:
             theirs.close()
             os.close(log)

@@ -186,6 +186,23 @@ def test_cancelling_at_any_time(ready: EngineClient, wait_for: type[Event] | Non
     assert until(ready, Done).summary.completion_tokens == 3
 
 
+def test_no_process_can_be_started(ready: EngineClient, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when there is no memory for one, or this Python was removed meanwhile."""
+    monkeypatch.setattr(sys, "executable", str(model / "gone"))
+    ready.restart()
+    assert (ready.state, ready.card) == ("dead", None)
+    (died,) = ready.poll()
+    assert isinstance(died, Died)
+    assert "no process can be started: No such file" in died.message
+    with pytest.raises(EngineError):
+        ready.submit(Generate(1, HELLO))
+    with pytest.raises(EngineError, match="no process can be started"):
+        ready.pull("smollm2-135m")
+    monkeypatch.undo()
+    ready.restart()
+    until(ready, Ready)
+
+
 def test_what_waits_for_the_model_is_cancelled_at_once(client: EngineClient, model: Path) -> None:
     client.start(ModelSpec(str(model), context=ROOMY))
     client.submit(Generate(1, HELLO, ENDLESS))
