@@ -1,5 +1,8 @@
 """Small questions over the chat: keys that come too fast, the palette, and what cannot be stored on leaving."""
 
+import errno
+import os
+
 import pytest
 from textual import events
 from textual.command import CommandPalette
@@ -7,6 +10,7 @@ from textual.command import CommandPalette
 from headrace.app.tui.screens import reading_ahead
 from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.dialogs import Choose
+from headrace.app.tui.screens.model_rows import ModelRow
 from headrace.app.tui.screens.models_screen import ModelsScreen
 from headrace.app.tui.screens.parameters_screen import ParametersScreen
 from headrace.runtime.errors import SessionError
@@ -156,5 +160,21 @@ def test_models_that_were_read_when_their_screen_was_left_meet_nobody(play) -> N
         await it.press("escape")
         await it.until(lambda: isinstance(it.app.screen, ChatScreen) and not screen.children)
         screen._fill(screen._rows)
+
+    play(scenario)
+
+
+def test_models_on_a_disk_that_cannot_be_read(play, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unplugged(*_: object) -> list[ModelRow]:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "models")
+
+    monkeypatch.setattr("headrace.app.tui.screens.models_screen.model_rows", unplugged)
+
+    async def scenario(it: Driver) -> None:
+        await it.press("f5")
+        await it.until(lambda: os.strerror(errno.EIO) in " ".join(it.text().split()))
+        await it.press("escape")
+        await it.ask("still there")
+        assert it.said[0] == "still there"
 
     play(scenario)

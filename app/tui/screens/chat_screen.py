@@ -174,7 +174,7 @@ class ChatScreen(ChatKeys):
         from headrace.app.chat.to_fetch import to_fetch
 
         fetching = self._fetching
-        with suppress(HeadraceError):  # whoever loads it says so
+        with suppress(HeadraceError, OSError):  # whoever loads it says so
             fetching.facts = to_fetch(self.conversation.session.model)
 
     def _show_welcome(self) -> None:

@@ -74,7 +74,7 @@ class ModelsScreen(ModalScreen[str | None]):
         def read() -> None:
             try:
                 rows = model_rows(card, measured_gb_s)
-            except HeadraceError as error:
+            except (HeadraceError, OSError) as error:  # a disk that has gone away
                 self.app.call_from_thread(self._headrace.say, str(error), problem=True)
                 return
             self.app.call_from_thread(self._fill, rows)
