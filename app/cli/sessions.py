@@ -167,7 +167,9 @@ def doctor(output: Path | None, as_json: bool) -> None:
             where = f"session {_one_line(one.session.id)}, message {message.id}"
             click.echo(f"{where}: {', '.join(message.damaged)} damaged")
         where = f", all that can be read of them in {output}" if output is not None else ""
-        click.echo(f"{len(found.sessions)} conversations with {messages} messages{where}")
+        count = len(found.sessions)
+        said = f"{count} conversation{'' if count == 1 else 's'} with {messages} message{'' if messages == 1 else 's'}"
+        click.echo(f"{said}{where}")
     if found.is_damaged:
         hint = None if output is not None else "`headrace sessions doctor --export FILE` saves what can be read"
         raise SessionError("some of the stored conversations are damaged", hint)

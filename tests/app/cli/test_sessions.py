@@ -71,6 +71,14 @@ def test_list(home: Path, session: str) -> None:
     assert (row["id"], row["messages"], row["system"]) == (session, 3, "Be brief.")
 
 
+def test_what_was_looked_at_is_counted(home: Path, store: SessionStore, session: str) -> None:
+    assert headrace(home, "sessions", "doctor").stdout.startswith("1 conversation with ")
+    other = store.create()
+    store.add(other.id, None, "user", "one alone")
+    store.delete(session)
+    assert headrace(home, "sessions", "doctor").stdout == "1 conversation with 1 message\n"
+
+
 def test_nothing_there_yet(home: Path) -> None:
     done = headrace(home, "sessions", "list")
     assert (done.stdout, done.stderr) == ("", "no conversations yet\n")
