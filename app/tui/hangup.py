@@ -1,4 +1,5 @@
-"""Leaving in order when the terminal was closed (SIGHUP) or somebody asked this process to end (SIGTERM).
+"""Leaving in order when the terminal was closed (SIGHUP) or somebody asked this process to end (SIGTERM; SIGINT, which
+Ctrl+C is not while the keys are read as such).
 
 A terminal that is gone, or that nobody reads any more, can hold up the event loop for ever: what was drawn waits to
 be written. So the signal is heard outside the loop, a terminal that is gone is not tidied up, and a loop that does
@@ -48,7 +49,7 @@ def end_on_signals(app: App[Any], leave: Callable[[], None]) -> None:
         last.start()
         loop.call_soon_threadsafe(end, 128 + number)
 
-    for number in (signal.SIGHUP, signal.SIGTERM):
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, heard)
 
     def watch() -> None:
