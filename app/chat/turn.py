@@ -60,7 +60,7 @@ class Turn:
         self._durable_at = time.monotonic()
         self._retry_at = float("-inf")  # not before
         if self.answer is not None:
-            store.reopen(leaf.id)
+            store.reopen(leaf)
 
     def grow(self, text: str, model: str | None = None, guessed: Sequence[tuple[int, int]] = ()) -> None:
         """More of the answer; `model` is who says it, `guessed` where in it is what had been guessed.

@@ -235,13 +235,17 @@ class SessionStore:
             session_id, parent_id, "assistant", "", model=model, partial=True, sampling=sampling, system=system
         )
 
-    def reopen(self, message_id: int) -> None:
-        """An answer is continued: it is partial again, and nothing is known of how it went, until `finish`."""
+    def reopen(self, seen: Message) -> None:
+        """An answer is continued: it is partial again, and nothing is known of how it went, until `finish`.
+
+        Raises SessionError where it is not as it was seen: what two processes add would be mixed.
+        """
         with self.db.transaction():
-            self._refuse_damaged(message_id)
-            self.db.run(
-                "UPDATE messages SET partial = 1, finish_reason = NULL, figures = NULL WHERE id = ?", message_id
-            )
+            self._refuse_damaged(seen.id)
+            now = self.message(seen.id)
+            if (now.content, now.finish_reason) != (seen.content, seen.finish_reason):
+                raise SessionError("another headrace goes on with this answer", "open the session again, or ask anew")
+            self.db.run("UPDATE messages SET partial = 1, finish_reason = NULL, figures = NULL WHERE id = ?", seen.id)
 
     def grow(self, message_id: int, text: str, *, durable: bool = False) -> None:
         """Append to an answer that is being written. `durable` keeps all that came before through a power cut, too.

@@ -38,7 +38,7 @@ def write(path: Path, session: str, seed: int, say: int) -> None:
             else:
                 store.finish(message.id, "stop")
                 os.write(say, f"folded {message.id} {number}\n".encode())
-                store.reopen(message.id)
+                store.reopen(store.message(message.id))
             os.write(say, f"folded {message.id} {number}\n".encode())
 
 

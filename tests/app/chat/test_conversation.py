@@ -738,6 +738,31 @@ def test_leaving_with_an_answer_that_cannot_be_stored_says_so(
     assert stored(chat) == ["How is it?", "It is high."]
 
 
+def test_an_answer_that_another_process_goes_on_with_is_left_to_it(
+    chat: Conversation, engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    engine.script(Script(pieces=("one ",), reason="length"))
+    chat.send("count")
+    until_idle(chat)
+    with closing(SessionStore(tmp_path / "sessions.db")) as store:
+        other = Conversation(ScriptedEngine().script(Script(pieces=("two ", "three"), hold=1)), store, chat.session)
+        other.load_model()
+        other.continue_answer()
+        until_said(other, "one two ")
+        with pytest.raises(SessionError, match="another headrace goes on with this answer"):
+            chat.continue_answer()
+        assert isinstance(other.engine, ScriptedEngine)
+        other.engine.release()
+        until_idle(other)
+        with pytest.raises(SessionError, match="another headrace"):
+            chat.continue_answer()
+        assert stored(other) == ["count", "one two three"]
+    assert (chat.phase, len(engine.commands)) == ("idle", 1)
+    chat.regenerate()
+    until_idle(chat)
+    assert shown(chat) == ["count", "Hello, world."]
+
+
 @pytest.mark.parametrize("what", ["session", "question", "answer"])
 def test_an_answer_that_another_process_deletes_holds_nobody_up(
     chat: Conversation, engine: ScriptedEngine, tmp_path: Path, what: str

@@ -98,7 +98,7 @@ def test_a_damaged_message_is_shown_and_kept_as_it_is(damaged: Path) -> None:
         assert set(message.damaged) == {"content", "figures"}
         assert len(store.branch(message.session_id)) == 6
         before = rows_of(damaged)
-        for write in (lambda: store.reopen(4), lambda: store.finish(4, "stop")):
+        for write in (lambda: store.reopen(message), lambda: store.finish(4, "stop")):
             with pytest.raises(SessionError, match="message 4 is damaged"):
                 write()
         assert rows_of(damaged) == before

@@ -43,7 +43,7 @@ def asked(store: SessionStore, *, begins: str | None = None, message_id: int = N
     if begins is None:
         return Answer(session.id, message_id, question.id, "m")
     said = store.add(session.id, question.id, "assistant", begins, model="m")
-    store.reopen(said.id)
+    store.reopen(said)
     return Answer(session.id, said.id, question.id, "m", len(begins))
 
 

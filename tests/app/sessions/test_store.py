@@ -92,7 +92,7 @@ def test_continuing_appends_and_keeps_what_was_there(store: SessionStore) -> Non
     said = store.begin_answer(session.id, asked.id, None)
     store.grow(said.id, "one, ")
     assert store.finish(said.id, "cancelled", METRICS, partial=True).partial
-    store.reopen(said.id)
+    store.reopen(store.message(said.id))
     store.grow(said.id, "two")
     assert store.message(said.id).metrics is None
     whole = store.finish(said.id, "stop", METRICS)

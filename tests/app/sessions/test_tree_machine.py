@@ -71,7 +71,7 @@ class SessionTree(RuleBasedStateMachine):
     @rule(target=growing, answer=messages)
     def continue_answer(self, answer: tuple[str, int]) -> tuple[str, int]:
         if self._alive(answer):
-            self.store.reopen(answer[1])
+            self.store.reopen(self.store.message(answer[1]))
             self.model[answer[0]]["messages"][answer[1]]["partial"] = True
         return answer
 

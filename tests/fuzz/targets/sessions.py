@@ -61,7 +61,7 @@ class Journals:
             session = store.create()
             question = store.add(session.id, None, "user", "How is the river?")
             said = store.add(session.id, question.id, "assistant", "It is", model="m")
-            store.reopen(said.id)
+            store.reopen(said)
         self._answer = Answer(session.id, said.id, question.id, "m", 5)
         self._journals = self._path.with_suffix(".journals")
 
