@@ -71,12 +71,12 @@ def test_list(home: Path, session: str) -> None:
     assert (row["id"], row["messages"], row["system"]) == (session, 3, "Be brief.")
 
 
-def test_what_was_looked_at_is_counted(home: Path, store: SessionStore, session: str) -> None:
-    assert headrace(home, "sessions", "doctor").stdout.startswith("1 conversation with ")
-    other = store.create()
-    store.add(other.id, None, "user", "one alone")
-    store.delete(session)
+def test_what_was_looked_at_is_counted(home: Path, store: SessionStore) -> None:
+    session = store.create()
+    asked = store.add(session.id, None, "user", "one alone")
     assert headrace(home, "sessions", "doctor").stdout == "1 conversation with 1 message\n"
+    store.add(session.id, asked.id, "user", "and another")
+    assert headrace(home, "sessions", "doctor").stdout == "1 conversation with 2 messages\n"
 
 
 def test_nothing_there_yet(home: Path) -> None:
