@@ -3,6 +3,7 @@
 import json
 import platform
 from importlib import metadata
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 PACKAGES = ("headrace", "mlx", "mlx-lm", "tokenizers")
@@ -37,3 +38,15 @@ def own_source() -> str:
         return f"{recorded['vcs_info'].get('vcs', 'git')}+{url}"
     parts = urlsplit(url)
     return unquote(parts.path) if parts.scheme == "file" else url
+
+
+def shadowed() -> Path | None:
+    """The folder of the installed headrace where another one runs: Python looks into the folder it is started in first,
+    and a clone has one, without kernels unless it was installed with -e."""
+    try:
+        installed = Path(str(metadata.distribution("headrace").locate_file("headrace")))
+    except metadata.PackageNotFoundError:
+        return None
+    here = Path(__file__).parents[1]
+    whole = (installed / "__init__.py").is_file()  # -e leaves the kernels alone there, if anything
+    return installed if whole and not installed.samefile(here) else None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from headrace.app.cli.finding import Finding
 from headrace.app.cli.user_files import models_state, sessions_state, settings_state
-from headrace.app.versions import own_source, versions
+from headrace.app.versions import own_source, shadowed, versions
 from headrace.runtime import environment
 from headrace.runtime.machine.hardware import Machine, PowerState
 from headrace.runtime.machine.memory import Budget
@@ -162,6 +162,8 @@ def _kernels(report: Report, host: Machine) -> list[Finding]:
     what = f"the fast CPU kernels are not active: {report.kernels.get('reason', 'no reason given')}"
     if environment.reference_kernels():
         do = "unset HEADRACE_KERNELS"
+    elif (installed := shadowed()) is not None:
+        do = f"what runs is the clone in this folder: the installed one, {installed}, runs from any other"
     elif report.compiler is None:
         do = "install a C++ compiler (g++ or clang++), then reinstall headrace"
     else:

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import headrace
 from headrace.app.cli import diagnosis
 from headrace.app.cli.diagnosis import PACKAGES, DefaultModel, Place, Report, findings
 from headrace.app.cli.doctor import _draw, _plain, doctor, document, sections
 from headrace.app.cli.finding import Finding
 from headrace.app.sessions.store import SessionStore, database_path
 from headrace.app.settings import settings_path, write_default
-from headrace.app.versions import own_source
+from headrace.app.versions import own_source, shadowed
 from headrace.models.registry.store import Store
 from headrace.runtime.machine import bandwidth, peaks
 from headrace.runtime.machine.hardware import Machine, PowerState
@@ -140,6 +141,26 @@ def test_where_it_was_installed_from(recorded: str | None, source: str, monkeypa
 
     monkeypatch.setattr("headrace.app.versions.metadata.distribution", lambda _: Installed())
     assert own_source() == source
+
+
+def test_an_installed_one_behind_the_clone_that_runs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Installed:
+        def locate_file(self, name: str) -> Path:
+            return tmp_path / name
+
+    monkeypatch.delenv("HEADRACE_KERNELS", raising=False)
+    monkeypatch.setattr("headrace.app.versions.metadata.distribution", lambda _: Installed())
+    slow = replace(LINUX, kernels={"kernels": "reference", "reason": "not built"}, compiler=None)
+    assert shadowed() is None
+    assert "compiler" in findings(slow)[0].do
+    (tmp_path / "headrace").mkdir()
+    (tmp_path / "headrace" / "__init__.py").touch()
+    assert shadowed() == tmp_path / "headrace"
+    assert str(tmp_path / "headrace") in findings(slow)[0].do
+    (tmp_path / "headrace" / "__init__.py").unlink()
+    (tmp_path / "headrace").rmdir()
+    (tmp_path / "headrace").symlink_to(Path(headrace.__file__).parent)
+    assert shadowed() is None
 
 
 def test_broken_things_come_first() -> None:
