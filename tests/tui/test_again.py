@@ -94,6 +94,24 @@ def test_the_chosen_one_scrolls(play) -> None:
     play(scenario, scripted(long, long))
 
 
+def test_an_engine_that_hears_nothing_can_be_left(play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(it: Driver) -> None:
+        screen = await again(it, 2)
+        await it.until(lambda: all(side.answer for side in screen.candidates.sides))
+        monkeypatch.setattr(it.engine, "cancel", lambda _generation=None: None)
+        monkeypatch.setattr("headrace.app.tui.screens.again_screen._HEARD_WITHIN_S", 1e9)
+        await it.press("escape", "escape")
+        assert it.app.screen is screen
+        monkeypatch.setattr("headrace.app.tui.screens.again_screen._HEARD_WITHIN_S", 0.0)
+        await it.press("escape")
+        assert isinstance(it.app.screen, ChatScreen)
+        assert it.said == ["What turns?", "the first"]
+        left = [message.content for message in it.app.store.messages(it.app.conversation.session.id)]
+        assert [text[:6] for text in left] == ["What t", "the fi", "Answer", "Answer"]
+
+    play(scenario, scripted(*TEXTS[:2], hold=2))
+
+
 def test_ctrl_c_stops_all(play) -> None:
     async def scenario(it: Driver) -> None:
         screen = await again(it, 2)

@@ -3,6 +3,7 @@
 As many panes as there is room for stand in a grid; of those that there is none for, the ones around the chosen show.
 """
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from headrace.app.chat.side_by_side import Heard
 
 _WIDTH, _HEIGHT = 38, 9  # cells that a pane takes at least
+_HEARD_WITHIN_S = 2.0  # a pass over many tokens of a prompt is not cut short
 _AROUND = 3  # lines of the screen that are no panes
 
 
@@ -65,6 +67,7 @@ class AgainScreen(ScrollingScreen):
         self.panes = [CandidatePane(side, first, known, f"side-{side.name}") for side in candidates.sides]
         self.chosen = self.panes[0]
         self._grid = (0, 0)  # columns and rows there are panes in
+        self._stopped = float("inf")  # when, first
         self._busy = -1  # how many grew at the latest look
         self._told = "", 0  # what the notice says, cut for which width
 
@@ -158,7 +161,11 @@ class AgainScreen(ScrollingScreen):
         return True
 
     def action_stop(self) -> None:
-        """Stop all answers."""
+        """Stop all answers; where the engine did not hear of that for a while, go on without it."""
+        if time.monotonic() > self._stopped + _HEARD_WITHIN_S:
+            self._end(None)
+            return
+        self._stopped = min(self._stopped, time.monotonic())
         self.candidates.stop()
         self.sync()
 
