@@ -3,6 +3,7 @@
 import sys
 import time
 
+from headrace.app.sanitise import sanitise
 from headrace.app.terminal import can_redraw
 
 _EVERY_S = 0.1
@@ -21,7 +22,7 @@ class ProgressLine:
 
     def begin(self, number: int, of: int, name: str) -> None:
         """The `number`-th of so many."""
-        self._text = f"{self._what} {number} of {of}: {name}"
+        self._text = sanitise(f"{self._what} {number} of {of}: {name}")
         if self._draws:
             self.tick()
         else:

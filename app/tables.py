@@ -5,8 +5,10 @@ indented below it. Only a column that says so (`least`, for titles and names) is
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Union
+
+from headrace.app.sanitise import sanitise
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -43,7 +45,7 @@ def table_lines(
     """
     from rich.text import Text
 
-    chosen = _fitting(columns, width)
+    chosen = _fitting([replace(column, cells=[_shown(cell) for cell in column.cells]) for column in columns], width)
     groups = _groups(chosen, width)
     head = [_line([column.name for column in group], group, width, style="bold") for group in groups]
     rows = range(len(chosen[0].cells))
@@ -104,6 +106,11 @@ def _line(cells: Sequence[Cell], columns: Sequence[Column], limit: int | None, s
         line.append_text(Text.assemble(space, text) if column.right else Text.assemble(text, space))
     line.rstrip()
     return line
+
+
+def _shown(cell: Cell) -> Cell:
+    """What a cell with somebody else's words shows, which has its width: one line that drives no terminal."""
+    return sanitise(cell).replace("\n", " ") if isinstance(cell, str) else cell
 
 
 def _total(widths: Sequence[int]) -> int:

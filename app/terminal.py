@@ -6,10 +6,14 @@ Two questions, since they have two answers: may a line be drawn over, and may te
 import os
 import shutil
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, TextIO
 
+from headrace.app.sanitise import sanitise
+
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
 
 def can_redraw(stream: TextIO) -> bool:
@@ -23,11 +27,16 @@ def may_style(stream: TextIO) -> bool:
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """A rich console that styles only where that is allowed and lets no text be read as markup."""
+    """A rich console that styles only where that is allowed; no text is read as markup or drives the terminal."""
     from rich.console import Console
 
+    class Sanitised(Console):
+        def render(self, renderable: "RenderableType", options: "ConsoleOptions | None" = None) -> "Iterable[Segment]":
+            for segment in super().render(renderable, options):
+                yield segment if segment.control else segment._replace(text=sanitise(segment.text))
+
     styled = may_style(sys.stderr if stderr else sys.stdout)
-    return Console(stderr=stderr, highlight=False, markup=False, color_system="auto" if styled else None)
+    return Sanitised(stderr=stderr, highlight=False, markup=False, color_system="auto" if styled else None)
 
 
 def table_width(stream: TextIO) -> int | None:

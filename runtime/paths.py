@@ -18,7 +18,7 @@ def _under_home(kind: str) -> Path | None:
         return None
     try:
         path = Path(home).expanduser()
-        usable = path.is_dir() or not path.exists()
+        usable = next(place for place in (path, *path.absolute().parents) if place.exists()).is_dir()
     except (OSError, RuntimeError, ValueError):  # too long, an unknown ~user, not to be looked at
         usable = False
     if not usable:

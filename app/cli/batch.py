@@ -14,6 +14,7 @@ import click
 
 from headrace.app.cli.completion import model_names
 from headrace.app.cli.draft import chosen_draft, draft_option, load_draft
+from headrace.app.cli.say import say
 from headrace.app.kv_option import kv_option
 from headrace.app.sampling_options import DEFAULT_MAX_TOKENS, sampling_options
 from headrace.runtime.errors import UsageError
@@ -206,7 +207,7 @@ def _summarise(report: "BatchReport", *, as_json: bool) -> None:
         print_json(document(report))
         return
     for line in sentences(report):
-        click.echo(line, err=True)
+        say(line, err=True)
     columns = waits_table(report)
     if columns:
         print_lines(table_lines(columns, table_width(sys.stderr), rule=False), stderr=True)

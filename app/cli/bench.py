@@ -14,6 +14,7 @@ import click
 from headrace.app.cli.bench_forms import print_document
 from headrace.app.cli.completion import model_names
 from headrace.app.cli.json_output import print_json
+from headrace.app.cli.say import say
 from headrace.runtime.errors import EngineError, UsageError
 
 _LENGTHS = ("-p", "-n", "-d", "--pg", "--arrivals")  # of what is measured without --speculate
@@ -114,7 +115,7 @@ def compare(a: str, b: str, as_json: bool) -> int:
     elif sys.stdout.isatty():
         show(comparison)
     else:
-        click.echo("\n".join(lines(comparison)))
+        say("\n".join(lines(comparison)))
     return 1 if any(row["verdict"] == "slower" for row in comparison["tests"]) else 0
 
 
@@ -286,4 +287,4 @@ def _write_report(document: dict[str, Any], path: Path) -> None:
     from headrace.app.output_file import write_output
 
     write_output(path, html(document))
-    click.echo(f"report written to {path}", err=True)
+    say(f"report written to {path}", err=True)

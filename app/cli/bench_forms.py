@@ -4,9 +4,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import click
-
 from headrace.app.cli.json_output import json_text
+from headrace.app.cli.say import say
 
 Document = dict[str, Any]
 
@@ -22,4 +21,4 @@ def print_document(
     if form == "table":
         table(document)
     else:
-        click.echo({"json": json_text, **writers}[form](document))
+        say({"json": json_text, **writers}[form](document))

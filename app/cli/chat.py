@@ -10,6 +10,7 @@ import click
 
 from headrace.app.cli.completion import model_names
 from headrace.app.cli.draft import chosen_draft, draft_option
+from headrace.app.cli.say import say
 from headrace.app.kv_option import kv_option
 from headrace.app.settings import SPECULATE
 from headrace.runtime.errors import UsageError
@@ -91,7 +92,7 @@ def chat(
         finally:
             app.leave()
     if unsaved is not None:
-        click.echo(f"headrace: {unsaved}", err=True)
+        say(f"headrace: {unsaved}", err=True)
     if app.left_with is not None:
         raise app.left_with
     return app.return_code or 0

@@ -12,6 +12,7 @@ import traceback
 import click
 from click.shell_completion import CompletionItem
 
+from headrace.app.cli.say import say
 from headrace.app.cli.standard_streams import OutputError, ReaderGoneError, silence_stdout
 from headrace.runtime import environment
 from headrace.runtime.errors import HeadraceError, UsageError
@@ -171,10 +172,10 @@ def run_command_line() -> int:
         return 2
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else PROGRAM
-        _complain(_one_line(error.format_message()), f"`{command} --help` shows the options")
+        _complain(_of_click(error), f"`{command} --help` shows the options")
         return error.exit_code
     except click.ClickException as error:
-        _complain(_one_line(error.format_message()), None)
+        _complain(_of_click(error), None)
         return error.exit_code
     except HeadraceError as error:
         _debug_traceback()
@@ -187,15 +188,19 @@ def run_command_line() -> int:
     return code if isinstance(code, int) else 0
 
 
+def _of_click(error: click.ClickException) -> str:
+    return " ".join(error.format_message().split()).removesuffix(".")
+
+
 def _one_line(message: str) -> str:
-    return " ".join(message.split()).removesuffix(".")
+    return " ".join(message.splitlines())
 
 
 def _complain(message: str, hint: str | None) -> None:
     with contextlib.suppress(OSError):  # nobody may be listening there either
-        click.echo(f"headrace: {message}", err=True)
+        say(f"headrace: {_one_line(message)}", err=True)
         if hint:
-            click.echo(f"  hint: {hint}", err=True)
+            say(f"  hint: {_one_line(hint)}", err=True)
 
 
 def _debug_traceback() -> None:

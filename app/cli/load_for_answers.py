@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-import click
+from headrace.app.cli.say import say
 
 if TYPE_CHECKING:
     from headrace.models.checkpoint.quantization import Quantization
@@ -36,7 +36,7 @@ def load_noted(
 
     loaded = load_resolved(resolved, context=context, requantize=requantize, kv=kv_choice(kv), force=force)
     for note in loaded.notes:
-        click.echo(note, err=True)
+        say(note, err=True)
     return loaded
 
 

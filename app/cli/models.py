@@ -14,6 +14,7 @@ from headrace.app.cli.completion import installed_names, model_names
 from headrace.app.cli.confirm import confirm
 from headrace.app.cli.json_output import print_json
 from headrace.app.cli.models_verify import verify
+from headrace.app.cli.say import say
 from headrace.app.kv_fits import fits_short, fits_text, usable_memory
 from headrace.app.models_report import MEMORY_CONTEXT, Document, catalog_document, checkpoint_document, overview
 from headrace.app.progress import drawn_progress
@@ -112,7 +113,7 @@ def pull(
     if as_json:
         print_json(checkpoint_document(model, usable_memory()))
     elif not quiet:
-        click.echo(f"{_clean(model.name)} is ready in {model.path}")
+        say(f"{_clean(model.name)} is ready in {model.path}")
 
 
 @models.command()
@@ -159,7 +160,7 @@ def rm(name: str, yes: bool) -> None:
     freed = store.remove(entry)
     if cached:
         freed += delete_cached(repo, commit)
-    click.echo(f"removed {entry}, {format_bytes(freed)} freed")
+    say(f"removed {entry}, {format_bytes(freed)} freed")
 
 
 def _keep_quantized(

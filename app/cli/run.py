@@ -13,8 +13,10 @@ import click
 
 from headrace.app.cli.completion import model_names
 from headrace.app.cli.draft import chosen_draft, draft_option, load_draft
+from headrace.app.cli.say import say
 from headrace.app.kv_option import kv_option
 from headrace.app.sampling_options import DEFAULT_MAX_TOKENS, sampling_options, sampling_settings
+from headrace.app.sanitise import sanitise
 from headrace.app.terminal import may_style
 from headrace.runtime.errors import ContextLimitError, UsageError
 
@@ -266,7 +268,7 @@ def _report(report: "RunReport", *, as_json: bool, with_steps: bool, stats: bool
     if stats:
         rows = table(report)
         width = max(len(label) for label, _ in rows)
-        click.echo("\n".join(f"{label:<{width}}  {value}" for label, value in rows), err=True)
+        say("\n".join(f"{label:<{width}}  {value}" for label, value in rows), err=True)
     elif sys.stderr.isatty() and not quiet:
-        line = summary_line(report)
+        line = sanitise(summary_line(report))
         click.echo(click.style(line, dim=True) if may_style(sys.stderr) else line, err=True)

@@ -12,14 +12,18 @@ from collections.abc import Sequence
 from headrace.app.sessions.records import Hit
 from headrace.app.sessions.rows import message_of, readable, session_of
 from headrace.app.sessions.store import SessionStore
+from headrace.runtime.errors import SessionError
 
 _WORD = re.compile(r"\w+")
+_LONGEST = 1000  # characters: SQLite takes no pattern without end
 _AROUND = 40  # characters on either side of a find
 _COLUMNS = "messages.id AS id, session_id, title, role, messages.created_at AS created_at"
 
 
 def search(store: SessionStore, text: str, limit: int = 50) -> list[Hit]:
     """Messages that hold all words of `text`, newest first. Raises SessionError."""
+    if len(text) > _LONGEST:
+        raise SessionError(f"what is searched for is {len(text)} characters long (limit {_LONGEST})")
     words = _WORD.findall(text)
     rows: list[sqlite3.Row] = []
     if words:

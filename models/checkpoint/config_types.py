@@ -133,6 +133,7 @@ def _each(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (("model_type",), lambda value: isinstance(value, str), "a name"),
     (_COUNTS, _each(_count), "a positive integer"),
     (_LAYERS, lambda value: _count(value) and value <= MOST_LAYERS, f"from 1 to {MOST_LAYERS:,}"),
     (_NUMBERS_OF, _each(_number_of), "a whole number"),

@@ -61,6 +61,7 @@ _NESTED_DEFAULTS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 64, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "max_position_embeddings": 32768,
     },
 }  # fmt: skip
+_MOST_LEVELS = 32
 _FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
@@ -69,6 +70,8 @@ def normalized(config: Mapping[str, Any], tensors: Collection[str] = ()) -> dict
 
     Raises CheckpointError for known keys of other types than they have (see `config_types`).
     """
+    if _is_deep(config):
+        raise CheckpointError("config.json is nested too deeply")
     result: dict[str, Any] = _plain_floats(config)
     check_types(result)
     text = result.get("text_config")
@@ -78,6 +81,17 @@ def normalized(config: Mapping[str, Any], tensors: Collection[str] = ()) -> dict
                 text.setdefault(key, result.get(key) or value)
         result["text_config"] = _section(text)
     return _tied(_section(result), tensors)
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether it has levels beyond those of any config in use (six): what goes through one by recursion has to end."""
+    level = [value]
+    for _ in range(_MOST_LEVELS):
+        inner = [part for part in level if isinstance(part, dict | list)]
+        level = [child for part in inner for child in (part.values() if isinstance(part, dict) else part)]
+        if not level:
+            return False
+    return True
 
 
 def _section(config: dict[str, Any]) -> dict[str, Any]:

@@ -18,12 +18,17 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
 _UINT32, _BOOL, _STRING, _ARRAY = 4, 7, 8, 9
 
+_FLOATS = (6, 12)
+
 _MAX_DIMS = 4
 _MAX_ALIGNMENT = 1 << 16
 _MAX_NAME_BYTES = 256  # the specification stops tensor names at 64, keys in use are no longer
 # A few dozen bytes are kept per array element. The largest vocabularies in use come to 1.3 million
 # elements (tokens, scores, types and merges together).
 _MAX_ARRAY_ELEMENTS = 1 << 21
+_MAX_TEXT_BYTES = 4 << 20  # chat templates in use have up to 20,000
+_MAX_HEADER_BYTES = 48 << 20  # headers in use have up to 20 MB
+_MAX_KEYS, _MAX_TENSORS = 1 << 14, 1 << 16  # in use: some sixty, some two thousand
 
 # (elements per block, bytes per block) of the tensor types headrace converts.
 BLOCKS = {
@@ -118,6 +123,8 @@ class _Walk:
         tensor_count, key_count = self.number("Q"), self.number("Q")
         self.expect(tensor_count, 24, "tensors")
         self.expect(key_count, 13, "metadata keys")
+        if key_count > _MAX_KEYS or tensor_count > _MAX_TENSORS:
+            self.fail(f"{key_count} metadata keys and {tensor_count} tensors are more than any model has")
 
         metadata: dict[str, Value] = {}
         for _ in range(key_count):
@@ -209,8 +216,8 @@ class _Walk:
         return self.alignment
 
     def refuse_split(self, kind: int) -> int:
-        if kind not in _SCALARS:
-            self.fail("split.count is not a number")
+        if kind not in _SCALARS or kind in _FLOATS:
+            self.fail("split.count is not a whole number")
         count = self.number(_SCALARS[kind])
         if count > 1:
             raise UnsupportedModelError(
@@ -234,6 +241,8 @@ class _Walk:
         length = self.number("Q")
         start = self.position
         self.skip(length, key)
+        if length > _MAX_TEXT_BYTES:
+            self.fail(f"a text of {key} is {length} bytes long")
         try:
             return self.data[start : self.position].decode()
         except UnicodeDecodeError:
@@ -263,6 +272,8 @@ class _Walk:
     def skip(self, length: int, what: str) -> None:
         if length > self.size - self.position:
             self.fail(f"ends in the middle of {what}")
+        if self.position + length > _MAX_HEADER_BYTES:
+            self.fail(f"has a header of more than {_MAX_HEADER_BYTES >> 20} MiB")
         self.position += length
 
     def fail(self, reason: str) -> NoReturn:

@@ -304,7 +304,7 @@ def test_an_entry_whose_origin_cannot_be_read_is_diagnosed(tmp_path: Path) -> No
 @pytest.mark.parametrize("command", [["run", "hi"], ["models", "list"], ["paths"], ["sessions", "list"], ["doctor"]])
 def test_a_home_that_is_no_folder_is_one_line(command: list[str], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for home in (tmp_path / "file", Path("/dev/null")):
+    for home in (tmp_path / "file", Path("/dev/null"), tmp_path / "file" / "in" / "it"):
         done = headrace(*command, home=home)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr == f"headrace: HEADRACE_HOME is not a folder: {home}\n"

@@ -113,6 +113,8 @@ def test_search(home: Path, session: str) -> None:
     (hit,) = document(home, "search", "discarded")
     assert (hit["session_id"], hit["role"]) == (session, "assistant")
     assert headrace(home, "sessions", "search", "nowhere", code=1).stderr == "headrace: nothing found\n"
+    for long in ("x" * 60_000, "a b " * 5_000):
+        assert "characters long (limit 1000)" in headrace(home, "sessions", "search", long, code=1).stderr
 
 
 def test_rename_and_rm(home: Path, session: str) -> None:

@@ -1,0 +1,74 @@
+"""Names of models and files that would drive a terminal, in everything the commands print about them."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.patience import PATIENCE_S
+from tests.tiny_chat import write_chat_model
+
+NAME = "\x1b[31mred\x9b2J\u202e\x07"
+# ESC and the rest of C0 but tab and newline, C1, and what reorders.
+DRIVES = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_model(tmp_path_factory.mktemp("models") / NAME)
+
+
+def headrace(arguments: Sequence[str | Path], home: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from headrace.app.cli.main import main; main()", *arguments],
+        env={**os.environ, "HEADRACE_HOME": str(home)},
+        capture_output=True, encoding="utf-8", timeout=PATIENCE_S, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "predict -m", "predict --explain -m", "models show", "run -n 2 hi --stats -m", "verify -m",
+        *(f"bench -p 4 -n 4 -r 1 -o {form} -m" for form in ("md", "csv", "table", "json")),
+    ],
+)  # fmt: skip
+def test_no_command_prints_what_a_name_has_in_it(command: str, model: Path, tmp_path: Path) -> None:
+    done = headrace([*command.split(), model], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "red" in done.stdout + done.stderr
+    assert not DRIVES.search(done.stdout + done.stderr)
+
+
+@pytest.mark.parametrize("command", ["run hi -m", "predict -m", "models show", "bench -m"])
+@pytest.mark.parametrize(
+    "change",
+    [{"quantization_config": {"quant_method": NAME}}, {"model_type": NAME}, {"rope_scaling": {"type": NAME}}],
+    ids=lambda change: str(*change),
+)
+def test_no_error_says_what_a_file_has_in_it_as_it_is(
+    command: str, change: dict[str, object], model: Path, tmp_path: Path
+) -> None:
+    config = model / "config.json"
+    before = config.read_text()
+    config.write_text(json.dumps(json.loads(before) | change))
+    try:
+        done = headrace([*command.split(), model], tmp_path)
+    finally:
+        config.write_text(before)
+    assert "Traceback" not in done.stderr
+    assert not DRIVES.search(done.stdout + done.stderr)
+
+
+def test_no_error_names_a_file_as_it_is(model: Path, tmp_path: Path) -> None:
+    (tmp_path / f"{NAME}\n.bin").write_bytes(b"\xff\xfe")
+    done = headrace(["run", "hi", "-m", model, "-f", tmp_path / f"{NAME}\n.bin"], tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "red" in done.stderr
+    assert not DRIVES.search(done.stderr)
