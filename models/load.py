@@ -20,7 +20,7 @@ from headrace.models.checkpoint.quantization import Quantization, has_groups_of_
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.checkpoint.tensor_info import stored_dtype
 from headrace.models.checkpoint.text_part import TextPart, text_part
-from headrace.models.checkpoint.validation import blamed_on_store
+from headrace.models.checkpoint.validation import blamed_on_store, changed_while_read
 from headrace.models.cost.costs import held_weights, shape_to_run, working_memory
 from headrace.models.cost.step_shape import StepShape
 from headrace.models.network.config import DecoderConfig, decoder_config
@@ -156,6 +156,7 @@ def load_model(
     with (
         run_in_background(lambda: _tokenizer(checkpoint.path)) as tokenizer,
         memory_errors(weights),
+        changed_while_read(),
         memory.reading_weights(),
     ):
         network = make()

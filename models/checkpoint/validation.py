@@ -35,6 +35,17 @@ def check_sound(directory: Path) -> None:
 
 
 @contextmanager
+def changed_while_read() -> Iterator[None]:
+    """MLX's errors of reading files that were sound when they were opened, as ours: one was cut, or is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not str(error).startswith(("[read]", "[load_safetensors]")):
+            raise
+        raise CheckpointError("the weights changed or went away while they were loaded") from error
+
+
+@contextmanager
 def blamed_on_store(stored_as: str | None, directory: Path) -> Iterator[None]:
     """A CheckpointError in this block, if `directory` is a damaged entry of the store, says how to replace it."""
     try:

@@ -5,16 +5,18 @@ import os
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from headrace.models import load
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.checkpoint.validation import check_sound
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.errors import CheckpointError
 from tests.tiny import write_model
-from tests.tiny_chat import write_byte_tokenizer
+from tests.tiny_chat import write_byte_tokenizer, write_chat_model
 
 MORE = "additional_chat_templates/more.jinja"
 READ = ("tokenizer.json", "chat_template.jinja", "tokenizer_config.json", MORE)
@@ -85,6 +87,26 @@ def test_millions_of_values_are_refused_before_they_are_made(tmp_path: Path, nam
     finally:
         tracemalloc.stop()
     assert peak < 120e6
+
+
+@pytest.mark.parametrize("left", [None, 0, 0.5, 0.999])
+def test_weights_that_shrink_while_they_are_read_are_one_line(
+    left: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = write_chat_model(tmp_path / "model")
+    shard = directory / "model.safetensors"
+    sized = load.shape_to_run
+
+    def shrinking(*args: Any) -> Any:
+        if left is None:
+            shard.unlink()
+        else:
+            os.truncate(shard, int(shard.stat().st_size * left))
+        return sized(*args)
+
+    monkeypatch.setattr(load, "shape_to_run", shrinking)
+    with pytest.raises(CheckpointError, match="changed or went away while they were loaded"):
+        load.load_model(directory, name="model")
 
 
 def test_a_pipe_in_the_store_is_damage(tmp_path: Path) -> None:
