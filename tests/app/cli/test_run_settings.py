@@ -1,5 +1,6 @@
 """`headrace run` with settings, files, and conversations that are kept and gone on with. Tiny model, in-process."""
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -120,10 +121,7 @@ def test_files_go_before_the_prompt_and_piped_text_names_none(ask: Ask, tmp_path
 
 def test_a_dash_reads_a_terminal_too(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal:
-        class buffer:  # noqa: N801
-            @staticmethod
-            def read() -> bytes:
-                return b"typed\n"
+        buffer = io.BytesIO(b"typed\n")
 
         @staticmethod
         def isatty() -> bool:
