@@ -10,7 +10,8 @@ from pathlib import Path
 
 from headrace.runtime.errors import HeadraceError
 
-PATIENCE_S = 2.0  # a change takes milliseconds: whoever holds the lock for longer was stopped
+PATIENCE_S = 5.0  # a change takes milliseconds: whoever holds the lock for longer was stopped
+_LOOK_AGAIN_S = 0.01
 
 
 @contextmanager
@@ -23,8 +24,8 @@ def alone_with(path: Path) -> Iterator[None]:
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(path.with_name(f".{path.name}.lock"), timeout=PATIENCE_S, is_singleton=True)
-        lock.acquire()
+        lock = filelock.FileLock(path.with_name(f".{path.name}.lock"), is_singleton=True)
+        lock.acquire(timeout=PATIENCE_S, poll_interval=_LOOK_AGAIN_S)
     except filelock.Timeout:
         raise HeadraceError(
             f"{path} is being changed by another headrace process",

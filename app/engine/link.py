@@ -139,7 +139,9 @@ class EngineLink:
                     self._end()
         except BlockingIOError:
             pass
-        except Exception:  # the connection is broken, or what came was no message
+        except OSError:  # the connection is broken, as by a death with something unread
+            self._end()
+        except Exception:  # what came was no message
             self._kill_for("said what means nothing")
             self._end()
         return events

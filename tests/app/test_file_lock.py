@@ -11,12 +11,15 @@ from headrace.app.file_lock import alone_with
 from headrace.app.presets import load_presets
 from headrace.app.settings import Settings, load_settings, save_setting
 from headrace.runtime.errors import HeadraceError
+from tests.patience import PATIENCE_S
 
 _WRITERS, _CHANGES = 4, 12
 _PRESETS = """
 import sys
 from pathlib import Path
+from headrace.app import file_lock
 from headrace.app.presets import Preset, save_preset
+file_lock.PATIENCE_S = {patience}  # whoever waits among so many on a busy machine may wait for long
 for number in range({changes}):
     save_preset(f"{{sys.argv[2]}}-{{number}}", Preset(system="x"), Path(sys.argv[1]))
 """
@@ -32,7 +35,7 @@ with alone_with(Path(sys.argv[1])):
 
 def test_no_change_is_lost_among_writers(tmp_path: Path) -> None:
     path = tmp_path / "config" / "presets.toml"
-    script = _PRESETS.format(changes=_CHANGES)
+    script = _PRESETS.format(changes=_CHANGES, patience=PATIENCE_S)
     running = [subprocess.Popen([sys.executable, "-c", script, str(path), str(name)]) for name in range(_WRITERS)]
     assert [writer.wait() for writer in running] == [0] * _WRITERS
     wanted = {f"{writer}-{number}" for writer in range(_WRITERS) for number in range(_CHANGES)}
