@@ -12,7 +12,7 @@ from typing import Any
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.store import Store, StoredModel
 from headrace.runtime.cache_file import read_cache, write_cache
-from headrace.runtime.errors import CheckpointError, HeadraceError, ModelNotFoundError
+from headrace.runtime.errors import HeadraceError, ModelNotFoundError
 
 _CHUNK = 4 << 20
 _SEEN = ".gguf.json"
@@ -30,7 +30,7 @@ def import_gguf(file: Path, store: Store, *, progress: Progress = silent) -> Sto
         stamp = [status.st_size, status.st_mtime_ns]
         if key in seen and seen[key].get("stamp") == stamp and (known := _stored(seen[key], store)) is not None:
             return known
-        _check_magic(file)
+        _check_header(file)
         sha256 = _hash(file, status.st_size, progress)
     except OSError as error:
         raise ModelNotFoundError(f"cannot read {file}: {error.strerror}") from error
@@ -76,11 +76,11 @@ def stored_name(file: Path, sha256: str) -> str:
     return f"{re.sub(r'[.]{2,}', '.', stem)[:80]}-{sha256[:12]}"
 
 
-def _check_magic(file: Path) -> None:
-    """Before gigabytes of something else are hashed."""
-    with file.open("rb") as stream:
-        if stream.read(4) != b"GGUF":
-            raise CheckpointError(f"{file.name}: not a GGUF file (wrong magic)")
+def _check_header(file: Path) -> None:
+    """Before gigabytes of something that is refused anyway are hashed."""
+    from headrace.models.gguf.container import open_container  # numpy, which a start without conversion does not need
+
+    open_container(file)
 
 
 def _hash(file: Path, size: int, progress: Progress) -> str:

@@ -94,11 +94,15 @@ def test_broken_gguf_leaves_nothing(store: Store, tmp_path: Path) -> None:
     assert nothing_left_behind(store)
 
 
-def test_what_is_no_gguf_is_not_hashed(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "movie.gguf").write_bytes(b"RIFF" + bytes(1000))
+def test_what_is_no_sound_gguf_is_not_hashed(
+    store: Store, tmp_path: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(import_gguf, "_hash")
-    with pytest.raises(CheckpointError, match="not a GGUF file"):
-        resolve(str(tmp_path / "movie.gguf"), store=store)
+    (tmp_path / "movie.gguf").write_bytes(b"RIFF" + bytes(1000))
+    (tmp_path / "half.gguf").write_bytes(gguf.read_bytes()[: gguf.stat().st_size // 2])
+    for name, problem in (("movie.gguf", "not a GGUF file"), ("half.gguf", "half.gguf")):
+        with pytest.raises(CheckpointError, match=problem):
+            resolve(str(tmp_path / name), store=store)
 
 
 def test_broken_memory_of_ggufs_is_no_obstacle(store: Store, gguf: Path) -> None:
