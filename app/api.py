@@ -2,7 +2,7 @@
 
 The same parts as the commands use, in the same order: a model is resolved and loaded, a prompt is encoded, the engine
 generates, its tokens become text. What a model says is given as it is: whoever prints it on a terminal that model text
-must not drive sanitises it (`app.sanitise`).
+must not drive sanitises it (`app.output.sanitise`).
 
 A `Model` belongs to the thread that loaded it, and answers one prompt at a time. All errors are HeadraceErrors.
 """
@@ -11,14 +11,14 @@ import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 
-from headrace.app.kv_option import kv_choice
+from headrace.app.answer.sampling_options import sampling_settings
+from headrace.app.config.kv_option import kv_choice
 from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.app.predict.document import ENGINE
 from headrace.app.predict.prediction import Prediction
 from headrace.app.predict.prediction import predict as predict_shape
 from headrace.app.predict.published import assumptions
 from headrace.app.predict.targets import targets_for
-from headrace.app.sampling_options import sampling_settings
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.find_shape import find_shape
 from headrace.models.load import LoadedModel, load_resolved
@@ -26,11 +26,11 @@ from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.resolve import resolve
 from headrace.models.text.answer import Completed, Part, TextChunk, answer
 from headrace.models.text.chat_prompt import ChatPrompt
-from headrace.runtime.engine import Engine
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import CancelFlag, PrefillProgress, Request
 from headrace.runtime.errors import EngineError
-from headrace.runtime.guess_costs import KeptCosts
-from headrace.runtime.request import CancelFlag, PrefillProgress, Request
-from headrace.runtime.sampling import SamplingParams
+from headrace.runtime.sampling.sampler import SamplingParams
+from headrace.runtime.speculation.pass_costs import KeptCosts
 
 Message = Mapping[str, str]
 """`{"role": "system" | "user" | "assistant", "content": text}`."""

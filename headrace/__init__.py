@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from headrace.app.api import Model, load, predict
     from headrace.app.predict.prediction import Prediction
     from headrace.models.text.answer import Completed, TextChunk
+    from headrace.runtime.engine.request import CancelFlag
     from headrace.runtime.errors import HeadraceError
-    from headrace.runtime.request import CancelFlag
-    from headrace.runtime.sampling import SamplingParams
-    from headrace.runtime.telemetry import StepRecord, Summary
+    from headrace.runtime.metrics.telemetry import StepRecord, Summary
+    from headrace.runtime.sampling.sampler import SamplingParams
 
 __all__ = [
     "CancelFlag",
@@ -43,9 +43,9 @@ _HOMES = {
     "app.predict.prediction": ("Prediction",),
     "models.text.answer": ("Completed", "TextChunk"),
     "runtime.errors": ("HeadraceError",),
-    "runtime.request": ("CancelFlag",),
-    "runtime.sampling": ("SamplingParams",),
-    "runtime.telemetry": ("StepRecord", "Summary"),
+    "runtime.engine.request": ("CancelFlag",),
+    "runtime.sampling.sampler": ("SamplingParams",),
+    "runtime.metrics.telemetry": ("StepRecord", "Summary"),
 }
 
 

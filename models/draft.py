@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from headrace.models.load import LoadedModel, load_resolved
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.models.text.tokenizer import Tokenizer
-from headrace.runtime.cost import LayerKV, held_bytes, longest_context
 from headrace.runtime.errors import NotEnoughMemoryError, UsageError
 from headrace.runtime.machine import memory
-from headrace.runtime.units import format_bytes
+from headrace.runtime.metrics.cost import LayerKV, held_bytes, longest_context
+from headrace.runtime.metrics.units import format_bytes
 
 
 def load_draft(resolved: ResolvedModel, model: LoadedModel) -> LoadedModel:

@@ -31,12 +31,12 @@ from headrace.models.network.stored_kv import stored_kv
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime import ops
-from headrace.runtime.cost import LayerKV, held_bytes, longest_context
 from headrace.runtime.errors import CheckpointError, UsageError
-from headrace.runtime.kv_format import FORMATS, KVFormat
 from headrace.runtime.machine import memory
 from headrace.runtime.machine.out_of_memory import memory_errors
+from headrace.runtime.metrics.cost import LayerKV, held_bytes, longest_context
 from headrace.runtime.network import Network
+from headrace.runtime.ops.kv_format import FORMATS, KVFormat
 
 if TYPE_CHECKING:
     from headrace.models.network.mlx_lm import MlxLmNetwork

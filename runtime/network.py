@@ -5,10 +5,10 @@ from typing import Any, Protocol, TypeVar
 
 import mlx.core as mx
 
-from headrace.runtime.cache import Cache
-from headrace.runtime.cost import StepCost
-from headrace.runtime.kv_format import KVFormat
+from headrace.runtime.kv.cache import Cache
+from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.ops import Phase
+from headrace.runtime.ops.kv_format import KVFormat
 
 C = TypeVar("C", bound=Cache)
 

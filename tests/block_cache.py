@@ -1,8 +1,8 @@
 """A second KV cache that shares nothing with the first but the protocols: blocks of a few entries, out of order.
 
 Slow on purpose: every pass gathers a sequence's blocks into fresh buffers, has the operations append to them, and puts
-what was appended back, all of it evaluated at once. What a network or the engine assumes beyond `runtime.cache.Cache`
-and `LayerCache` breaks here.
+what was appended back, all of it evaluated at once. A network or an engine that assumes more than
+`runtime.kv.cache` (`Cache`, `LayerCache`) breaks here.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from headrace.models.network.decoder import Decoder
-from headrace.runtime.cache import KVShape, Lengths
+from headrace.runtime.kv.cache import KVShape, Lengths
 from headrace.runtime.ops import AttentionSpec, LayersNode, Ops, Phase, Projections
 
 BLOCK = 5  # entries; no divisor of anything

@@ -8,8 +8,8 @@ from unittest.mock import patch
 import mlx.core as mx
 import pytest
 
-from headrace.runtime.kv_format import FLOAT32, KVFormat, plain
 from headrace.runtime.ops import Ops, Weight, native, reference
+from headrace.runtime.ops.kv_format import FLOAT32, KVFormat, plain
 
 
 class Exact:

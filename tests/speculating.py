@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from headrace.runtime.engine import Engine
-from headrace.runtime.request import Event, Request
-from headrace.runtime.sequence import Sequence as Sequenced
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import Event, Request
+from headrace.runtime.engine.sequence import Sequence as Sequenced
 from headrace.runtime.speculation.controller import Controller
 
 

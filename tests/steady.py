@@ -1,6 +1,6 @@
 """A pace that no clock has a say in: who decodes beside whom is then the same on every machine."""
 
-from headrace.runtime.pace import Pace
+from headrace.runtime.engine.chunk_budget import Pace
 
 
 class SteadyPace(Pace):

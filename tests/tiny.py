@@ -16,9 +16,9 @@ from headrace.models.network.config import decoder_config
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.long_rope_decoder import make_decoder
 from headrace.models.network.parameters import Parameters
-from headrace.runtime.cost import FLOAT_MODES
-from headrace.runtime.kv_format import KVFormat
+from headrace.runtime.metrics.cost import FLOAT_MODES
 from headrace.runtime.ops import Ops, reference
+from headrace.runtime.ops.kv_format import KVFormat
 
 VOCAB, HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 96, 64, 128, 3, 4, 2, 32
 

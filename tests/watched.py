@@ -5,14 +5,14 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from headrace.runtime.decode import decode_step
-from headrace.runtime.engine import Engine
+from headrace.runtime.engine.decode import decode_step
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.prefill import prefill
+from headrace.runtime.engine.request import Event, Finished, Request, Step
 from headrace.runtime.kv.paged_cache import PagedCache
 from headrace.runtime.kv.slot_cache import SlotPool
 from headrace.runtime.network import Network
 from headrace.runtime.ops import Projections
-from headrace.runtime.prefill import prefill
-from headrace.runtime.request import Event, Finished, Request, Step
 
 
 class WatchedNetwork:

@@ -6,16 +6,16 @@ The texts of the line go the way of every other prompt: chat template, control t
 import time
 from dataclasses import dataclass
 
+from headrace.app.answer.sampling_options import DEFAULT_MAX_TOKENS
+from headrace.app.answer.speculation import speculation
 from headrace.app.batch.line import Line
 from headrace.app.batch.options import sampling_params
 from headrace.app.batch.result import Answer
-from headrace.app.sampling_options import DEFAULT_MAX_TOKENS
-from headrace.app.speculation import speculation
 from headrace.models.load import LoadedModel
 from headrace.models.text.answer import AnswerText, Completed, TextChunk, ended_by
 from headrace.models.text.chat_prompt import ChatPrompt
-from headrace.runtime.request import Event, Request
-from headrace.runtime.telemetry import StepRecord
+from headrace.runtime.engine.request import Event, Request
+from headrace.runtime.metrics.telemetry import StepRecord
 
 
 @dataclass(frozen=True)

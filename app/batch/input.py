@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from headrace.app.bounded_input import DOCUMENT, read_bounded
+from headrace.app.config.bounded_input import DOCUMENT, read_bounded
 from headrace.runtime.errors import UsageError
 
 STDIN = "-"

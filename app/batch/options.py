@@ -6,11 +6,11 @@ The names are those of `headrace run`'s options. A value of another type is refu
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from headrace.app.sampling_options import sampling_settings
-from headrace.app.settings import SPECULATE
+from headrace.app.answer.sampling_options import sampling_settings
+from headrace.app.config.settings import SPECULATE
 from headrace.models.text.stop_strings import StopMatcher
 from headrace.runtime.errors import UsageError
-from headrace.runtime.sampling import SamplingParams
+from headrace.runtime.sampling.sampler import SamplingParams
 
 _SHOWN = 40  # characters of a value that is refused
 

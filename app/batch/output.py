@@ -19,8 +19,8 @@ from typing import Any, Protocol, TextIO
 
 from headrace.app.batch.line import BadLine, Line
 from headrace.app.batch.result import digest_of, may_begin
+from headrace.runtime.config.to_disk import folder_to_disk, to_disk
 from headrace.runtime.errors import HeadraceError, UsageError
-from headrace.runtime.to_disk import folder_to_disk, to_disk
 
 _COPY = 1 << 20  # bytes at a time
 _LONGEST = 256 << 20  # bytes of a line: more than any answer has

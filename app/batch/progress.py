@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TextIO
 
-from headrace.app.answer_phrases import rate_digits
+from headrace.app.answer.phrases import rate_digits
 from headrace.app.batch.run import Batch
-from headrace.app.terminal import can_redraw, table_width
-from headrace.runtime.units import format_long
+from headrace.app.output.terminal import can_redraw, table_width
+from headrace.runtime.metrics.units import format_long
 
 _EVERY_S = 0.2
 _SPEED_S = 5.0  # the time that the speed is an average over

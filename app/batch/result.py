@@ -10,9 +10,9 @@ from typing import Any
 from headrace.app.batch.line import BadLine, Line
 from headrace.app.batch.openai_form import PREFIX, response
 from headrace.models.text.answer import EndedBy
+from headrace.runtime.engine.request import Finished
 from headrace.runtime.errors import ContextLimitError, HeadraceError, NotEnoughMemoryError, UsageError
-from headrace.runtime.request import Finished
-from headrace.runtime.telemetry import Summary, in_milliseconds
+from headrace.runtime.metrics.telemetry import Summary, in_milliseconds
 
 _CODES = {
     ContextLimitError: ("context_length_exceeded", 400),

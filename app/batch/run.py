@@ -14,10 +14,10 @@ from headrace.app.batch.answering import Answering, Asking
 from headrace.app.batch.line import BadLine, Line
 from headrace.app.batch.output import Output
 from headrace.app.batch.result import Answer, failure, result
-from headrace.runtime.engine import Engine
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import CancelFlag
+from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.errors import HeadraceError, expected
-from headrace.runtime.request import CancelFlag
-from headrace.runtime.sequence import Sequence
 
 SHOWN_ERRORS = 5
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.app.answer_phrases import duration, rate_digits
+from headrace.app.answer.phrases import duration, rate_digits
 from headrace.app.batch.run import Tally
-from headrace.app.sanitise import sanitise
-from headrace.app.tables import Column
-from headrace.runtime.telemetry import Percentiles, in_milliseconds
+from headrace.app.output.sanitise import sanitise
+from headrace.app.output.tables import Column
+from headrace.runtime.metrics.telemetry import Percentiles, in_milliseconds
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from functools import cache
 from statistics import NormalDist, fmean, median
 from typing import TypeVar
 
-from headrace.runtime.telemetry import quantile
+from headrace.runtime.metrics.telemetry import quantile
 
 __all__ = [
     "Interval",

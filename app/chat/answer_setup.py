@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from headrace.app.answer.sampling_options import CHAT_SAMPLING, chat_sampling
 from headrace.app.chat.prompt import prompt_messages
 from headrace.app.engine.messages import Generate, ModelCard
-from headrace.app.sampling_options import CHAT_SAMPLING, chat_sampling
 from headrace.app.sessions.records import Message, Session
 
 

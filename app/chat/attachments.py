@@ -19,7 +19,7 @@ from pathlib import Path, PurePath
 from headrace.app.chat.file_patterns import MOST_FILES, files_of, is_several
 from headrace.app.sessions.records import Attachment, Message
 from headrace.runtime.errors import UsageError
-from headrace.runtime.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes
 
 MAX_BYTES = 256 << 10  # one file, or all of a folder; more does not fit a context anyway
 _COMMAND = re.compile(r"^/file[ \t]+(?P<path>\S.*?)[ \t]*$\n?", re.MULTILINE)

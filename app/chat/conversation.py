@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
+from headrace.app.answer.sampling_options import CHAT_SAMPLING
 from headrace.app.chat.attachments import parse_message
 from headrace.app.chat.context_question import context_full_notice
 from headrace.app.chat.leaving_out import LeavingOut
@@ -31,7 +32,6 @@ from headrace.app.engine.messages import (
     Ready,
     one_line,
 )
-from headrace.app.sampling_options import CHAT_SAMPLING
 from headrace.app.sessions.records import Message, Session
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import EngineError, SessionError, UsageError

@@ -9,7 +9,7 @@ def fits_beside(card: ModelCard, name: str | None) -> bool:
 
     False where it is not known: what is not installed, a machine that does not say how much memory it has.
     """
-    from headrace.app.models_report import MEMORY_CONTEXT, memory_needed
+    from headrace.app.model_info.report import MEMORY_CONTEXT, memory_needed
 
     if card.budget is None:
         return False

@@ -10,7 +10,7 @@ from headrace.models.registry.catalog import HubRepo, load_catalog
 from headrace.models.registry.resolve import DEFAULT_MODEL, stored_name
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError
-from headrace.runtime.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ import sys
 import time
 from collections.abc import Iterable
 
-from headrace.app.sanitise import Sanitiser
-from headrace.app.terminal import can_redraw
+from headrace.app.output.sanitise import Sanitiser
+from headrace.app.output.terminal import can_redraw
 from headrace.models.text.answer import Completed, Part, TextChunk
-from headrace.runtime.request import Finished, Step
+from headrace.runtime.engine.request import Finished, Step
 
 _PATIENCE_S = 1.0  # how long prefill may take before its progress is shown
 _PROGRESS_WIDTH = 60

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from headrace.app.answer.sampling_options import DEFAULT_MAX_TOKENS, sampling_options
 from headrace.app.cli.completion import model_names
 from headrace.app.cli.draft import chosen_draft, draft_option, load_draft
 from headrace.app.cli.say import say
-from headrace.app.kv_option import kv_option
-from headrace.app.sampling_options import DEFAULT_MAX_TOKENS, sampling_options
+from headrace.app.config.kv_option import kv_option
 from headrace.runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from headrace.app.batch.summary import BatchReport
     from headrace.models.load import LoadedModel
     from headrace.models.registry.resolve import ResolvedModel
+    from headrace.runtime.engine.request import CancelFlag
     from headrace.runtime.network import Network
-    from headrace.runtime.request import CancelFlag
 
 STDOUT = "-"
 PARALLEL = 16
@@ -92,8 +92,8 @@ def batch(
     from headrace.app.batch.run import Tally
     from headrace.app.cli.interrupts import first_interrupt_cancels
     from headrace.app.cli.load_for_answers import load_noted, resolved_model
-    from headrace.app.settings import chosen_model, load_settings
-    from headrace.runtime.request import CancelFlag
+    from headrace.app.config.settings import chosen_model, load_settings
+    from headrace.runtime.engine.request import CancelFlag
 
     settings = load_settings()
     draft = chosen_draft(draft, settings.chat.draft, sampling)
@@ -163,8 +163,8 @@ def _answer(
     from headrace.app.cli.load_for_answers import raise_damage
     from headrace.models.registry.background_check import BackgroundCheck
     from headrace.models.text.chat_prompt import ChatPrompt
-    from headrace.runtime.engine import Engine
-    from headrace.runtime.guess_costs import KeptCosts
+    from headrace.runtime.engine.engine import Engine
+    from headrace.runtime.speculation.pass_costs import KeptCosts
 
     raise_damage(BackgroundCheck(resolved))
     costs = KeptCosts(loaded.network.cost)
@@ -200,8 +200,8 @@ def _report(resolved: "ResolvedModel", tally: "Tally", parallel: int) -> "BatchR
 def _summarise(report: "BatchReport", *, as_json: bool) -> None:
     from headrace.app.batch.summary import document, sentences, waits_table
     from headrace.app.cli.json_output import print_json
-    from headrace.app.tables import print_lines, table_lines
-    from headrace.app.terminal import table_width
+    from headrace.app.output.tables import print_lines, table_lines
+    from headrace.app.output.terminal import table_width
 
     if as_json:
         print_json(document(report))

@@ -167,7 +167,7 @@ def _bench(
     from headrace.app.bench.measure.run import Options, run
     from headrace.app.bench.measure.workloads import chosen_workloads
     from headrace.app.bench.show.live import live_view
-    from headrace.app.settings import chosen_model, load_settings
+    from headrace.app.config.settings import chosen_model, load_settings
 
     together = parse_counts(batches, "--batch")
     joining = parse_counts(arrivals, "--arrivals")
@@ -284,7 +284,7 @@ def _print(document: dict[str, Any], form: str | None) -> None:
 
 def _write_report(document: dict[str, Any], path: Path) -> None:
     from headrace.app.bench.show.report import html
-    from headrace.app.output_file import write_output
+    from headrace.app.output.output_file import write_output
 
     write_output(path, html(document))
     say(f"report written to {path}", err=True)

@@ -21,7 +21,7 @@ def bench_quality(ctx: click.Context, options: Mapping[str, Any]) -> int:
     from headrace.app.bench.quality.run import run
     from headrace.app.bench.quality.text import SCORED
     from headrace.app.bench.quality.variants import Options
-    from headrace.app.settings import chosen_model, load_settings
+    from headrace.app.config.settings import chosen_model, load_settings
 
     given = {name for name in options if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
     if others := sorted(given - _MEANT):
@@ -50,7 +50,7 @@ def bench_quality(ctx: click.Context, options: Mapping[str, Any]) -> int:
 
 def _print(document: dict[str, Any], form: str | None) -> None:
     from headrace.app.bench.quality import show
-    from headrace.app.terminal import table_width
+    from headrace.app.output.terminal import table_width
 
     writers = {"md": show.markdown, "csv": show.csv_text, "jsonl": show.json_lines}
     print_document(document, form, lambda found: show.show(found, table_width(sys.stdout)), writers)

@@ -11,8 +11,8 @@ import click
 from headrace.app.cli.completion import model_names
 from headrace.app.cli.draft import chosen_draft, draft_option
 from headrace.app.cli.say import say
-from headrace.app.kv_option import kv_option
-from headrace.app.settings import SPECULATE
+from headrace.app.config.kv_option import kv_option
+from headrace.app.config.settings import SPECULATE
 from headrace.runtime.errors import UsageError
 
 
@@ -46,9 +46,9 @@ def chat(
         raise UsageError(
             "this terminal cannot draw the chat (TERM is dumb)", "`headrace run PROMPT` needs nothing of it"
         )
+    from headrace.app.config.settings import chosen_model, load_settings
     from headrace.app.engine.client import EngineClient
     from headrace.app.sessions.unsaved import store_for_chat
-    from headrace.app.settings import chosen_model, load_settings
     from headrace.app.tui.app import HeadraceApp
     from headrace.app.tui.decode.machine_watch import MachineWatch
 

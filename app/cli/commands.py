@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 
 from headrace.app.cli.say import say
 from headrace.app.cli.standard_streams import OutputError, ReaderGoneError, silence_stdout
-from headrace.runtime import environment
+from headrace.runtime.config import environment
 from headrace.runtime.errors import HeadraceError, UsageError
 
 PROGRAM = "headrace"

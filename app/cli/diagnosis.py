@@ -15,11 +15,11 @@ from pathlib import Path
 from headrace.app.cli.finding import Finding
 from headrace.app.cli.user_files import models_state, sessions_state, settings_state
 from headrace.app.versions import own_source, shadowed, versions
-from headrace.runtime import environment
+from headrace.runtime.config import environment
 from headrace.runtime.machine.hardware import Machine, PowerState
 from headrace.runtime.machine.memory import Budget
 from headrace.runtime.machine.peaks import Peak
-from headrace.runtime.units import format_bytes, format_rate
+from headrace.runtime.metrics.units import format_bytes, format_rate
 
 PACKAGES = ("headrace", "mlx", "mlx-lm", "tokenizers", "gguf", "huggingface_hub", "textual", "matplotlib")
 _LITTLE_MEMORY = 1 << 30  # bytes: not even a 1 B model at 4 bits with its cache
@@ -202,7 +202,7 @@ def _memory(report: Report) -> list[Finding]:
 
 
 def _places() -> list[Place]:
-    from headrace.runtime import paths
+    from headrace.runtime.config import paths
 
     folders = {"models": paths.data_dir() / "models", "cache": paths.cache_dir(), "config": paths.config_dir()}
     return [_place(name, path) for name, path in folders.items()]

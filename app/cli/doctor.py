@@ -1,6 +1,6 @@
 """`headrace doctor`: the machine, its bandwidth, what runs on it, and what is wrong, on one screen or as JSON.
 
-Exit code 0 when nothing is broken, 1 when something is. Colours and layout only where `app.terminal` allows them.
+Exit code 0 when nothing is broken, 1 when something is. Colours and layout only where `app.output.terminal` allows.
 Facts and judgement come from `app.cli.diagnosis`; this module only draws them.
 """
 
@@ -14,11 +14,11 @@ import click
 from headrace.app.cli.diagnosis import Report, findings, gather
 from headrace.app.cli.finding import Finding
 from headrace.app.cli.json_output import print_json
-from headrace.app.terminal import can_redraw, may_style
+from headrace.app.output.terminal import can_redraw, may_style
 from headrace.app.versions import NOT_INSTALLED
 from headrace.runtime.machine.hardware_text import core_kinds
 from headrace.runtime.machine.peaks import RECENT_DAYS
-from headrace.runtime.units import format_bytes, format_rate
+from headrace.runtime.metrics.units import format_bytes, format_rate
 
 # Instruction sets that decide how fast the CPU kernels are, by their Linux flag; the first hit of a group is shown.
 _ISA_GROUPS = (

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from headrace.runtime.request import CancelFlag
+from headrace.runtime.engine.request import CancelFlag
 
 
 @contextmanager

@@ -15,7 +15,7 @@ _CHECK_BYTES = 256 << 20  # of weights, whose checksum takes a fraction of a sec
 
 def resolved_model(model: str | None, *, quiet: bool) -> "ResolvedModel":
     """The model's directory, fetched first if it has to be. Raises what `resolve` raises."""
-    from headrace.app.progress import drawn_progress
+    from headrace.app.output.progress import drawn_progress
     from headrace.models.registry.resolve import resolve
 
     with drawn_progress(quiet=quiet) as progress:
@@ -31,7 +31,7 @@ def load_noted(
     force: bool,
 ) -> "LoadedModel":
     """The model, loaded; what became of its weights is said on standard error. Raises what `load_resolved` raises."""
-    from headrace.app.kv_option import kv_choice
+    from headrace.app.config.kv_option import kv_choice
     from headrace.models.load import load_resolved
 
     loaded = load_resolved(resolved, context=context, requantize=requantize, kv=kv_choice(kv), force=force)

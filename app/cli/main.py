@@ -78,7 +78,7 @@ def _swallowed(unraisable: "sys.UnraisableHookArgs") -> None:
     """
     error = unraisable.exc_value
     if isinstance(error, OSError):
-        from headrace.runtime.environment import debug
+        from headrace.runtime.config.environment import debug
 
         if not debug():
             return

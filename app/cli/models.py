@@ -1,4 +1,4 @@
-"""`headrace models`: list, pull, show, rm and path. Facts come from `app.models_report`; this module asks and draws.
+"""`headrace models`: list, pull, show, rm and path. Facts come from `app.model_info.report`.
 
 Everything has --json except what prints one path or asks a question. Names, licences and origins come from
 downloaded files: they are printed without control characters.
@@ -15,17 +15,17 @@ from headrace.app.cli.confirm import confirm
 from headrace.app.cli.json_output import print_json
 from headrace.app.cli.models_verify import verify
 from headrace.app.cli.say import say
-from headrace.app.kv_fits import fits_short, fits_text, usable_memory
-from headrace.app.models_report import MEMORY_CONTEXT, Document, catalog_document, checkpoint_document, overview
-from headrace.app.progress import drawn_progress
-from headrace.app.tables import Column, print_lines, table_lines
-from headrace.app.terminal import may_style, table_width
+from headrace.app.model_info.kv_fits import fits_short, fits_text, usable_memory
+from headrace.app.model_info.report import MEMORY_CONTEXT, Document, catalog_document, checkpoint_document, overview
+from headrace.app.output.progress import drawn_progress
+from headrace.app.output.tables import Column, print_lines, table_lines
+from headrace.app.output.terminal import may_style, table_width
 from headrace.models.registry.progress import Progress
 from headrace.models.registry.resolve import ResolvedModel, resolve, stored_name
 from headrace.models.registry.source import CatalogName, parse_source
 from headrace.models.registry.store import Store, directory_bytes
 from headrace.runtime.errors import CheckpointError, ModelNotFoundError, UsageError
-from headrace.runtime.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes
 
 _LABEL = 14
 _SEQUENCES = {

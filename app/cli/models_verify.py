@@ -6,14 +6,14 @@ import click
 
 from headrace.app.cli.completion import installed_names
 from headrace.app.cli.json_output import print_json
-from headrace.app.progress import drawn_progress
-from headrace.app.sanitise import sanitise
+from headrace.app.output.progress import drawn_progress
+from headrace.app.output.sanitise import sanitise
 from headrace.models.registry.checksums import content_problems, recorded_files
 from headrace.models.registry.progress import Progress
 from headrace.models.registry.resolve import stored_name
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError, HeadraceError, ModelNotFoundError
-from headrace.runtime.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes
 
 _UNRECORDED = "not checked: it was installed before checksums were kept (`headrace models rm` and `pull` renew it)"
 

@@ -3,12 +3,12 @@
 import click
 
 from headrace.app.cli.json_output import print_json
+from headrace.app.config.presets import presets_path
+from headrace.app.config.settings import settings_path, write_default
 from headrace.app.engine.link import log_path
-from headrace.app.presets import presets_path
 from headrace.app.sessions.store import database_path
-from headrace.app.settings import settings_path, write_default
 from headrace.models.registry.store import Store
-from headrace.runtime.paths import cache_dir, kept_chats_dir
+from headrace.runtime.config.paths import cache_dir, kept_chats_dir
 
 
 @click.command()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from headrace.app.cli.json_output import print_json
-from headrace.app.kv_option import kv_option
+from headrace.app.config.kv_option import kv_option
 from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.runtime.errors import UsageError
 
@@ -62,9 +62,9 @@ def predict(
         _list_chips(as_json)
         return
     from headrace.app.bench.measure.plan import parse_counts
+    from headrace.app.config.settings import chosen_model, load_settings
     from headrace.app.predict.document import acceptance_prediction, explanation, prediction, users_prediction
     from headrace.app.predict.targets import targets_for
-    from headrace.app.settings import chosen_model, load_settings
     from headrace.models.find_shape import find_shape
 
     counts = parse_counts(contexts, "--context")
@@ -102,7 +102,7 @@ def _stored(shape: "StepShape", kv: str, targets: "Sequence[Target]", context: i
     Raises UsageError for a format that is none, or that nothing stores this model's K/V as.
     """
     from headrace.app.predict.prediction import fitting_kv
-    from headrace.runtime.kv_format import FLOAT16, kv_format
+    from headrace.runtime.ops.kv_format import FLOAT16, kv_format
 
     if kv != "auto":
         known = kv_format(kv)

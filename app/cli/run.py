@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from headrace.app.answer.sampling_options import DEFAULT_MAX_TOKENS, sampling_options, sampling_settings
 from headrace.app.cli.completion import model_names
 from headrace.app.cli.draft import chosen_draft, draft_option, load_draft
 from headrace.app.cli.say import say
-from headrace.app.kv_option import kv_option
-from headrace.app.sampling_options import DEFAULT_MAX_TOKENS, sampling_options, sampling_settings
-from headrace.app.sanitise import sanitise
-from headrace.app.terminal import may_style
+from headrace.app.config.kv_option import kv_option
+from headrace.app.output.sanitise import sanitise
+from headrace.app.output.terminal import may_style
 from headrace.runtime.errors import ContextLimitError, UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from headrace.app.cli.run_report import RunReport
     from headrace.app.cli.run_session import RunSession
     from headrace.models.load import LoadedModel
-    from headrace.runtime.request import Request
+    from headrace.runtime.engine.request import Request
 
 DEFAULT_GROUP_SIZE = 64
 _LAST = "last"
@@ -105,22 +105,22 @@ def run(
     if raw:
         _check_raw(system, sampling["thinking"], files, resume, save)
     # Kept out of the module's head: `headrace run --help` needs none of it.
+    from headrace.app.answer.speculation import speculation
     from headrace.app.cli.answer_stream import AnswerStream
     from headrace.app.cli.interrupts import first_interrupt_cancels
     from headrace.app.cli.load_for_answers import load_noted, raise_damage, resolved_model
     from headrace.app.cli.run_prompt import read_prompt
     from headrace.app.cli.run_session import RunSession
-    from headrace.app.settings import load_settings
-    from headrace.app.speculation import speculation
+    from headrace.app.config.settings import load_settings
     from headrace.models.checkpoint.quantization import Quantization
     from headrace.models.load import context_length
     from headrace.models.registry.background_check import BackgroundCheck
     from headrace.models.text.answer import answer
     from headrace.models.text.chat_prompt import ChatPrompt
-    from headrace.runtime.engine import Engine
-    from headrace.runtime.guess_costs import KeptCosts
-    from headrace.runtime.request import Request
-    from headrace.runtime.sampling import SamplingParams
+    from headrace.runtime.engine.engine import Engine
+    from headrace.runtime.engine.request import Request
+    from headrace.runtime.sampling.sampler import SamplingParams
+    from headrace.runtime.speculation.pass_costs import KeptCosts
 
     content, attachments = read_prompt(prompt, files, raw=raw)
     settings = load_settings()
@@ -212,7 +212,7 @@ def _check_raw(
 def _check_options(sampling: dict[str, Any], stops: tuple[str, ...]) -> None:
     """Raises UsageError now for what only the loaded model will be asked to do: a typo is not worth a download."""
     from headrace.models.text.stop_strings import StopMatcher
-    from headrace.runtime.sampling import SamplingParams
+    from headrace.runtime.sampling.sampler import SamplingParams
 
     SamplingParams(**sampling_settings(sampling, {}))
     StopMatcher(stops)

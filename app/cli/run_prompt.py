@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Sequence
 
-from headrace.app.bounded_input import PROMPT, read_bounded
 from headrace.app.chat.attachments import read_attachments, take_attachments
+from headrace.app.config.bounded_input import PROMPT, read_bounded
 from headrace.app.sessions.records import Attachment
 from headrace.runtime.errors import UsageError
 

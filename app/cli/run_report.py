@@ -1,6 +1,6 @@
 """The honest account of one answer: the JSON document, the full table and the one-line summary.
 
-All three show the same figures under the same names (see `runtime.telemetry` for their definitions). Bandwidth is
+All three show the same figures under the same names (defined in `runtime.metrics.telemetry`). Bandwidth is
 computed from shapes and latencies, not read from a hardware counter; every rendering says against which peak.
 """
 
@@ -9,16 +9,16 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any
 
-from headrace.app.answer_phrases import phrases
+from headrace.app.answer.phrases import phrases
 from headrace.models.text.answer import EndedBy, ended_by
-from headrace.runtime.cost import StepCost
-from headrace.runtime.kv_format import KVFormat
+from headrace.runtime.engine.request import Finished, Request, Step
 from headrace.runtime.machine.hardware import Machine
 from headrace.runtime.machine.peaks import Peak
-from headrace.runtime.request import Finished, Request, Step
-from headrace.runtime.sampling import SamplingParams
-from headrace.runtime.telemetry import Percentiles, StepRecord, Summary, in_milliseconds, mbu
-from headrace.runtime.units import format_bytes
+from headrace.runtime.metrics.cost import StepCost
+from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary, in_milliseconds, mbu
+from headrace.runtime.metrics.units import format_bytes
+from headrace.runtime.ops.kv_format import KVFormat
+from headrace.runtime.sampling.sampler import SamplingParams
 
 _CUT_SHORT = {"max_tokens": "token limit", "context_limit": "context limit", "cancelled": "stopped"}
 

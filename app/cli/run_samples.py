@@ -11,22 +11,22 @@ from typing import Any
 
 import click
 
+from headrace.app.answer.sampling_options import chat_sampling, sampling_settings
 from headrace.app.batch.answering import Asking
 from headrace.app.batch.line import BadLine, Line
 from headrace.app.batch.progress import ProgressLine
 from headrace.app.batch.run import Batch, Tally
 from headrace.app.cli.interrupts import first_interrupt_cancels
 from headrace.app.cli.json_output import print_json
-from headrace.app.sampling_options import chat_sampling, sampling_settings
-from headrace.app.sanitise import sanitise
+from headrace.app.output.sanitise import sanitise
 from headrace.models.load import LoadedModel
 from headrace.models.text.chat_prompt import ChatPrompt
-from headrace.runtime.engine import Engine
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.errors import UsageError
-from headrace.runtime.guess_costs import KeptCosts
 from headrace.runtime.network import Network
-from headrace.runtime.request import CancelFlag
-from headrace.runtime.sampling import SEEDS, SamplingParams
+from headrace.runtime.sampling.sampler import SEEDS, SamplingParams
+from headrace.runtime.speculation.pass_costs import KeptCosts
 
 Conversation = Sequence[Mapping[str, str]]
 

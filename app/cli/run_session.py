@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.app.chat.prompt import ChatMessages, draft_messages
+from headrace.app.config.settings import Settings, chosen_model
 from headrace.app.sessions.records import Attachment, Message, Session
-from headrace.app.settings import Settings, chosen_model
 from headrace.models.text.answer import Completed, Part, TextChunk
 from headrace.runtime.errors import SessionError
 

@@ -2,7 +2,7 @@
 
 import click
 
-from headrace.app.sanitise import sanitise
+from headrace.app.output.sanitise import sanitise
 
 
 def say(text: str, *, err: bool = False) -> None:

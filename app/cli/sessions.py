@@ -15,15 +15,15 @@ import click
 
 from headrace.app.cli.confirm import confirm
 from headrace.app.cli.json_output import json_text, print_json
-from headrace.app.output_file import write_output
-from headrace.app.sanitise import sanitise
+from headrace.app.output.output_file import write_output
+from headrace.app.output.sanitise import sanitise
+from headrace.app.output.tables import Column, print_lines, table_lines
+from headrace.app.output.terminal import table_width
 from headrace.app.sessions.examine import examine
 from headrace.app.sessions.export import to_document, to_markdown
 from headrace.app.sessions.kept import forget_kept_chats
 from headrace.app.sessions.search import search as search_sessions
 from headrace.app.sessions.store import SessionStore
-from headrace.app.tables import Column, print_lines, table_lines
-from headrace.app.terminal import table_width
 from headrace.runtime.errors import SessionError, UsageError
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

@@ -24,7 +24,7 @@ class State:
 
 def settings_state() -> State:
     """Whether the settings file is understood, and how much it sets."""
-    from headrace.app.settings import Settings, load_settings, settings_path
+    from headrace.app.config.settings import Settings, load_settings, settings_path
 
     path = settings_path()
     try:

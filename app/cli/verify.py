@@ -6,7 +6,7 @@ import click
 
 from headrace.app.cli.completion import model_names
 from headrace.app.cli.json_output import print_json
-from headrace.app.kv_option import kv_option
+from headrace.app.config.kv_option import kv_option
 
 
 @click.command()
@@ -22,8 +22,8 @@ def verify(
 ) -> int:
     """Check that what a sequence says does not depend on others, on chunks of its prompt, or on threads."""
     from headrace.app.cli.load_for_answers import load_noted, resolved_model
-    from headrace.app.settings import chosen_model, load_settings
-    from headrace.app.terminal import table_width
+    from headrace.app.config.settings import chosen_model, load_settings
+    from headrace.app.output.terminal import table_width
     from headrace.app.verify.checks import Plan
     from headrace.app.verify.report import show
     from headrace.app.verify.run import verify as run_checks

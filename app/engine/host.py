@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from headrace.app.config.kv_option import kv_choice
 from headrace.app.engine.kept_chats import KeptChats, kept_bytes, kv_key
 from headrace.app.engine.messages import (
     Damaged,
@@ -21,7 +22,6 @@ from headrace.app.engine.messages import (
 )
 from headrace.app.engine.outbox import Send
 from headrace.app.engine.serving import Serving
-from headrace.app.kv_option import kv_choice
 from headrace.models.draft import load_draft
 from headrace.models.load import LoadedModel, load_resolved
 from headrace.models.registry.background_check import BackgroundCheck
@@ -29,17 +29,17 @@ from headrace.models.registry.progress import Progress
 from headrace.models.registry.resolve import ResolvedModel, resolve
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.runtime import ops
-from headrace.runtime.engine import Engine
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.errors import HeadraceError
-from headrace.runtime.guess_costs import KeptCosts
 from headrace.runtime.machine import memory
 from headrace.runtime.machine.bandwidth import measure_peak, read_now
 from headrace.runtime.machine.compute import cached_compute, measure_compute
 from headrace.runtime.machine.hardware import Machine, machine
 from headrace.runtime.machine.peaks import Peak, cached_peak, correct
+from headrace.runtime.metrics.telemetry import Summary, mbu
 from headrace.runtime.network import Network
-from headrace.runtime.request import CancelFlag
-from headrace.runtime.telemetry import Summary, mbu
+from headrace.runtime.speculation.pass_costs import KeptCosts
 
 _READ_AGAIN_S = 600.0  # between two looks at the memory's speed by an idle chat
 

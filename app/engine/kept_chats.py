@@ -10,15 +10,15 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from headrace.app.settings import ChatSettings, load_settings
+from headrace.app.config.settings import ChatSettings, load_settings
 from headrace.app.versions import versions
 from headrace.runtime import ops
-from headrace.runtime.engine import Engine
+from headrace.runtime.config.paths import kept_chats_dir
+from headrace.runtime.engine.engine import Engine
 from headrace.runtime.errors import HeadraceError
 from headrace.runtime.kv import kept_chats
 from headrace.runtime.kv.disk import DiskStore
 from headrace.runtime.network import Network
-from headrace.runtime.paths import kept_chats_dir
 
 _CHATS = 8  # that wait to be written; more come only from many answers at once
 

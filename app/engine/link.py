@@ -19,8 +19,8 @@ from pathlib import Path
 
 from headrace.app.engine.messages import Command, Died, Event, Quit
 from headrace.app.engine.wire import CHUNK, Unpacker, pack, socket_pair
+from headrace.runtime.config.paths import cache_dir
 from headrace.runtime.machine.out_of_memory import HINT, mentioned_in
-from headrace.runtime.paths import cache_dir
 
 _START = Path(__file__).with_name("start.py")
 _LOG_LIMIT = 1 << 20  # bytes; a longer log is begun anew

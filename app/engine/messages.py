@@ -3,7 +3,7 @@
 Plain picklable data and nothing heavy: importing this module imports neither mlx nor a model, nor the parts of a
 `ModelCard`, which come with the first one, so that the chat's first frame does not wait for them. Every `Generate` that
 was submitted ends with exactly one of Done, ContextFull, Failed (with its id), Abandoned or Died. Text in a `Delta` is
-what the model generated, unsanitised: whoever draws it makes it safe (`app.sanitise`).
+what the model generated, unsanitised: whoever draws it makes it safe (`app.output.sanitise`).
 """
 
 import time
@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from headrace.runtime.telemetry import PoolStats, StepRecord, Summary
+from headrace.runtime.metrics.telemetry import PoolStats, StepRecord, Summary
 
 if TYPE_CHECKING:
-    from headrace.runtime.cost import StepCost
+    from headrace.runtime.engine.request import FinishReason
+    from headrace.runtime.engine.sequence import State
     from headrace.runtime.machine.hardware import Machine
     from headrace.runtime.machine.memory import Budget
     from headrace.runtime.machine.peaks import Peak
-    from headrace.runtime.request import FinishReason
-    from headrace.runtime.sequence import State
+    from headrace.runtime.metrics.cost import StepCost
 
 # --- commands ----------------------------------------------------------------------------------------------
 
@@ -46,7 +46,7 @@ class Generate:
     sampling: what the user set, by SamplingParams field; the rest is what the model recommends.
     otherwise: sampling for a model that recommends no temperature; empty: greedy.
     thinking: what the chat template of a reasoning model is told; None: nothing.
-    speculate: what guesses tokens ahead, see `app.speculation`; None: whatever there is.
+    speculate: what guesses tokens ahead, see `app.answer.speculation`; None: whatever there is.
     continue_text: the answer so far, to be continued; the deltas bring only what comes after it.
     drop_oldest: where the prompt is too long, leave out the oldest turns and say so with `Dropped`, instead of
     answering with `ContextFull`.
@@ -135,7 +135,7 @@ class ModelCard:
     spare_cpus: int  # that decoding leaves to others
     active_memory_bytes: int  # held by MLX after loading
     notes: tuple[str, ...] = ()  # what people should know of what was loaded, a line each
-    kv: str | None = None  # what K/V are stored as: a name of `runtime.kv_format`; None: as mlx-lm's classes do
+    kv: str | None = None  # what K/V are stored as: a name of `runtime.ops.kv_format`; None: as mlx-lm's classes do
     compute_flops: float | None = None  # FLOP/s, measured (see `runtime.machine.compute`); None until then
 
     @property

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from headrace.app.engine.messages import Delta, Event, Generate
-from headrace.runtime.telemetry import StepRecord
+from headrace.runtime.metrics.telemetry import StepRecord
 
 _GATHER_S = 0.07  # between two deltas: the chat looks less often, and hardly ever in vain
 _RECORDS_S = 0.4  # between two that bring the records of steps, from which figures are made

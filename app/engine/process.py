@@ -44,7 +44,7 @@ from headrace.runtime.errors import EngineError, HeadraceError
 
 if TYPE_CHECKING:
     from headrace.app.engine.host import EngineHost
-    from headrace.runtime.request import CancelFlag
+    from headrace.runtime.engine.request import CancelFlag
 
 _IDLE_S = 1.5  # without a command, before chats are kept and the machine's bandwidth is measured
 
@@ -77,7 +77,7 @@ class Inbox:
 
     def cancel_flag(self, generation: int) -> "CancelFlag":
         """The flag that a Cancel for `generation` sets, even if it came before its Generate was begun."""
-        from headrace.runtime.request import CancelFlag
+        from headrace.runtime.engine.request import CancelFlag
 
         return self._cancelled.setdefault(generation, CancelFlag())
 

@@ -8,21 +8,21 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from headrace.app.answer.sampling_options import sampling_settings
+from headrace.app.answer.speculation import speculation
 from headrace.app.engine.kept_chats import KeptChats
 from headrace.app.engine.messages import Done, Failed, Generate, Prefill, Served
 from headrace.app.engine.outbox import Outbox, Send
 from headrace.app.engine.prompt_fit import PromptFit
-from headrace.app.sampling_options import sampling_settings
-from headrace.app.speculation import speculation
 from headrace.models.load import LoadedModel
 from headrace.models.text.answer import AnswerText, Completed, TextChunk
 from headrace.models.text.chat_prompt import ChatPrompt
-from headrace.runtime.engine import Engine
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import CancelFlag, Finished, Request
+from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.errors import HeadraceError, expected
-from headrace.runtime.request import CancelFlag, Finished, Request
-from headrace.runtime.sampling import SamplingParams
-from headrace.runtime.sequence import Sequence
-from headrace.runtime.telemetry import Summary
+from headrace.runtime.metrics.telemetry import Summary
+from headrace.runtime.sampling.sampler import SamplingParams
 
 _SERVED_S = 0.5  # between two looks at all of them together
 

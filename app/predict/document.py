@@ -21,8 +21,8 @@ from headrace.app.predict.published import Assumptions, assumptions
 from headrace.models.cost.shape_sources import shape_of_entry
 from headrace.models.cost.step_shape import Operation, StepShape, total
 from headrace.models.registry.catalog import load_catalog
-from headrace.runtime.kv_format import FLOAT16
 from headrace.runtime.machine.chips import table
+from headrace.runtime.ops.kv_format import FLOAT16
 
 Document = dict[str, Any]
 _SPEEDS = ("roofline", "expected")

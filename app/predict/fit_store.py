@@ -14,10 +14,10 @@ from typing import Any
 
 from headrace.app.predict.step_cost_fit import StepCostFit
 from headrace.runtime import ops
-from headrace.runtime.cache_file import read_cache, write_cache
+from headrace.runtime.config.cache_file import read_cache, write_cache
+from headrace.runtime.config.paths import cache_dir
 from headrace.runtime.machine.hardware import Machine
 from headrace.runtime.machine.peaks import cached_peak
-from headrace.runtime.paths import cache_dir
 
 MIN_POINTS = 3  # through two every line fits
 NOISE = 0.05  # what a point may be off the line, or sure to, as a fraction

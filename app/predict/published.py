@@ -8,9 +8,9 @@ from typing import Any
 
 from headrace.models.cost.shape_sources import shape_of_config
 from headrace.models.cost.step_shape import StepShape
-from headrace.runtime.cost import quantized_bytes
+from headrace.runtime.config.paths import ASSETS
 from headrace.runtime.machine import chips
-from headrace.runtime.paths import ASSETS
+from headrace.runtime.metrics.cost import quantized_bytes
 
 
 @dataclass(frozen=True, slots=True)

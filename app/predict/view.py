@@ -4,9 +4,9 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from headrace.app.tables import Column, print_lines, table_lines
-from headrace.app.terminal import console, table_width
-from headrace.runtime.units import format_bytes
+from headrace.app.output.tables import Column, print_lines, table_lines
+from headrace.app.output.terminal import console, table_width
+from headrace.runtime.metrics.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from headrace.app.answer_phrases import phrases, sampling_text
-from headrace.app.sanitise import sanitise
+from headrace.app.answer.phrases import phrases, sampling_text
+from headrace.app.output.sanitise import sanitise
 from headrace.app.sessions.records import Message, Session, TurnMetrics
 from headrace.app.sessions.store import SessionStore
 from headrace.models.text.thinking import split_thinking

@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 
-from headrace.runtime.paths import kept_chats_dir
+from headrace.runtime.config.paths import kept_chats_dir
 
 
 def forget_kept_chats() -> None:

@@ -21,7 +21,7 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class TurnMetrics:
-    """How one answer went; names and units as in `runtime.telemetry`. None where a figure does not exist."""
+    """How one answer went; names and units as in `runtime.metrics.telemetry`. None where a figure does not exist."""
 
     prompt_tokens: int
     reused_tokens: int

@@ -19,8 +19,8 @@ from headrace.app.sessions.old_journals import fold_old_journals
 from headrace.app.sessions.presence import Presence
 from headrace.app.sessions.records import Attachment, Message, Role, Session, SessionEntry, TurnMetrics
 from headrace.app.sessions.rows import lost_message, marked, message_of, readable, session_of
+from headrace.runtime.config.paths import data_dir
 from headrace.runtime.errors import DeletedError, SessionError, UsageError
-from headrace.runtime.paths import data_dir
 
 _TITLE_LENGTH = 60  # characters
 _REMEMBERED_LENGTH = 4000  # characters

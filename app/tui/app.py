@@ -20,10 +20,10 @@ from textual.theme import Theme
 from headrace.app.chat.answer_setup import AnswerSetup
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.side import Side
+from headrace.app.config.settings import Settings, save_setting
 from headrace.app.engine.client import ChatEngine, EngineClient
 from headrace.app.sessions.records import Session
 from headrace.app.sessions.store import SessionStore
-from headrace.app.settings import Settings, save_setting
 from headrace.app.tui.decode.feed import met, stored_turns
 from headrace.app.tui.decode.machine_watch import MachineWatch
 from headrace.app.tui.hangup import end_on_signals, when_made
@@ -35,9 +35,9 @@ from headrace.app.tui.screens.decode_screen import DecodeScreen
 from headrace.app.tui.textual_overrides.driver import AskingDriver, TerminalDriver
 from headrace.app.tui.textual_overrides.ground import Ground
 from headrace.app.tui.themes import DARK, LIGHT, after_terminal, on_ground, own_variables
+from headrace.runtime.config.paths import data_dir
+from headrace.runtime.config.replace_file import replace_file
 from headrace.runtime.errors import HeadraceError, SessionError
-from headrace.runtime.paths import data_dir
-from headrace.runtime.replace_file import replace_file
 
 
 class HeadraceApp(PolledApp):

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Protocol
 from headrace.app.chat.answer_setup import AnswerSetup
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.side import Side
+from headrace.app.config.settings import Settings
 from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.messages import PullProgress
 from headrace.app.sessions.records import Session
 from headrace.app.sessions.store import SessionStore
-from headrace.app.settings import Settings
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.status_bar import Status
 from headrace.runtime.errors import HeadraceError

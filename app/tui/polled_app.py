@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from textual.app import App
 
-from headrace.app.answer_phrases import sampling_text
+from headrace.app.answer.phrases import sampling_text
 from headrace.app.chat.conversation import Conversation
+from headrace.app.config.kv_option import PACKED
 from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.messages import (
     Damaged,
@@ -24,8 +25,7 @@ from headrace.app.engine.messages import (
     Ready,
     one_line,
 )
-from headrace.app.kv_option import PACKED
-from headrace.app.sanitise import sanitise
+from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.decode.feed import feed, stored_turns
 from headrace.app.tui.decode.machine_watch import MachineWatch
 from headrace.app.tui.decode.metrics import LiveMetrics

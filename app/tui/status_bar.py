@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from textual.content import Content
 
-from headrace.app.answer_phrases import rate_digits
+from headrace.app.answer.phrases import rate_digits
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.section import Lines
 

@@ -14,12 +14,12 @@ from headrace.app.verify.serving import FixedPace, Served, Serving, Tick
 from headrace.app.verify.trace import TOP, Comparison, Trace, compare
 from headrace.models.load import LoadedModel
 from headrace.runtime import ops
-from headrace.runtime.cache import CHUNK
+from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import UsageError
+from headrace.runtime.kv.cache import CHUNK
 from headrace.runtime.machine.hardware import machine
 from headrace.runtime.ops import BLOCK, native
-from headrace.runtime.request import Request
-from headrace.runtime.sampling import SamplingParams
+from headrace.runtime.sampling.sampler import SamplingParams
 
 LENGTHS = (1, 129, 40, 250, 9, 64, 17, 200)  # of prompts: below, at and beyond what blocks and caches are cut into
 SOME = 8  # sequences where more would tell no more

@@ -12,8 +12,8 @@ import mlx.core as mx
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.load import LoadedModel
 from headrace.runtime import ops
-from headrace.runtime.kv_format import BFLOAT16, FLOAT16, FLOAT32
 from headrace.runtime.ops import native
+from headrace.runtime.ops.kv_format import BFLOAT16, FLOAT16, FLOAT32
 
 _ROUNDED_BITS = (2, 4, 8)
 # How far log probabilities may be apart that are computed in another order, by the type that most is rounded to.

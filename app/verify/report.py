@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.app.tables import Column, print_lines, table_lines
+from headrace.app.output.tables import Column, print_lines, table_lines
 from headrace.app.verify.checks import Plan, Row
 from headrace.app.verify.expectation import Expectation
 from headrace.app.verify.trace import TOP

@@ -1,6 +1,6 @@
 """A verification from model to document; Ctrl-C ends it with what is done."""
 
-from headrace.app.progress_line import ProgressLine
+from headrace.app.output.progress_line import ProgressLine
 from headrace.app.verify.checks import Plan, Row, Verification
 from headrace.app.verify.expectation import expectation
 from headrace.app.verify.report import Document, document

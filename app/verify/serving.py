@@ -12,16 +12,16 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from headrace.app.verify.trace import Trace
-from headrace.runtime.cache import CHUNK
-from headrace.runtime.engine import Engine
+from headrace.runtime.engine.chunk_budget import Pace
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import Event, Finished, Request
+from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.errors import PoolFullError
 from headrace.runtime.kv import kept_chats
+from headrace.runtime.kv.cache import CHUNK
 from headrace.runtime.kv.disk import DiskStore
 from headrace.runtime.network import Network
 from headrace.runtime.ops import Phase
-from headrace.runtime.pace import Pace
-from headrace.runtime.request import Event, Finished, Request
-from headrace.runtime.sequence import Sequence
 
 Served = tuple[list[Trace], str]
 Tick = Callable[[], None]

@@ -11,9 +11,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from headrace.runtime.engine.request import Event, Failed, Step, TokenLogprobs
 from headrace.runtime.kv.paged_cache import PagedCache
 from headrace.runtime.ops import BLOCK
-from headrace.runtime.request import Event, Failed, Step, TokenLogprobs
 
 TOP = 8
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from textual.pilot import Pilot
 
+from headrace.app.config.settings import ScreenSettings, Settings
 from headrace.app.engine.client import EngineClient
 from headrace.app.sessions.store import SessionStore
-from headrace.app.settings import ScreenSettings, Settings
 from headrace.app.tui.app import HeadraceApp
 from headrace.app.tui.decode.machine_watch import MachineWatch
 from headrace.app.tui.input.prompt import Prompt

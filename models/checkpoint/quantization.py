@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from headrace.runtime.cost import FLOAT_MODES, quantized_bytes
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError, UsageError
+from headrace.runtime.metrics.cost import FLOAT_MODES, quantized_bytes
 from headrace.runtime.ops import Weight, groups_of_16
 
 BITS = (2, 3, 4, 5, 6, 8)

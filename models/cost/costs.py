@@ -8,17 +8,17 @@ from headrace.models.checkpoint.text_part import text_part
 from headrace.models.cost.shape_sources import shape_of_checkpoint
 from headrace.models.cost.step_shape import StepShape
 from headrace.models.network.config import DecoderConfig
-from headrace.runtime.cost import StepCost
 from headrace.runtime.errors import UnsupportedModelError
 from headrace.runtime.machine import memory
 from headrace.runtime.machine.hardware import machine
+from headrace.runtime.metrics.cost import StepCost
 
 # Fitted to the peaks (ru_maxrss) of Linux processes with models of 0.1 to 0.9 GB and chunks of 512 rows.
 # Bytes of Python, MLX, the kernels, the libraries of text. A GPU's own libraries are not measured, and counted amply.
 _PROGRAM = {False: 42_000_000, True: 100_000_000}
 _TOKEN = 300  # bytes of a tokenizer for each entry of its vocabulary
 _PARSED = 100  # bytes more of each while its file is read
-_ROWS = {False: 512, True: 2048}  # of a chunk at most, on a GPU or not: `runtime.prefill.LARGEST`
+_ROWS = {False: 512, True: 2048}  # of a chunk at most, on a GPU or not: `runtime.engine.prefill.LARGEST`
 _FLOAT = 4
 _SCORES = 96 << 20  # bytes: scores of attention in stock MLX on a CPU, whose chunks are as short as it is slow
 

@@ -19,8 +19,8 @@ from headrace.models.cost.step_shape import Matrix, StepShape
 from headrace.models.network.mlx_lm_costs import Measured, is_matrix, measure, weights_per_element
 from headrace.models.network.mlx_lm_kv import quantized
 from headrace.models.network.mlx_lm_load import load, of_config, refused
-from headrace.runtime.cost import LayerKV
-from headrace.runtime.kv_format import FLOAT16, FORMATS
+from headrace.runtime.metrics.cost import LayerKV
+from headrace.runtime.ops.kv_format import FLOAT16, FORMATS
 
 
 def shape_of_mlx_lm_checkpoint(checkpoint: Checkpoint) -> StepShape:

@@ -25,9 +25,9 @@ from headrace.models.cost.step_shape import Matrix, StepShape
 from headrace.models.network.config import DecoderConfig, ExpertsConfig, LayerConfig, decoder_config
 from headrace.models.network.decoder_costs import kv_layers
 from headrace.models.network.gpt_oss import stacks_of
-from headrace.runtime.cost import FLOAT_MODES, quantized_bytes
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
-from headrace.runtime.kv_format import FLOAT16, Q4, Q8
+from headrace.runtime.metrics.cost import FLOAT_MODES, quantized_bytes
+from headrace.runtime.ops.kv_format import FLOAT16, Q4, Q8
 
 if TYPE_CHECKING:
     from headrace.models.registry.catalog import CatalogEntry

@@ -1,4 +1,4 @@
-"""Everything one pass of a decoder reads and computes, matrix by matrix: the arithmetic behind `runtime.cost`.
+"""Everything one pass of a decoder reads and computes, matrix by matrix: the arithmetic behind `runtime.metrics.cost`.
 
 A `StepShape` is made from shapes alone (`models.cost.shape_sources`). Its sums are a `StepCost`, the totals that
 telemetry, benchmarks and predictions use; its rows are what `headrace predict --explain` prints. Sizes in bytes; a FLOP
@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from headrace.runtime.cost import LayerKV, StepCost, attention_flops_per_entry, quantized_bytes, visible
-from headrace.runtime.kv_format import FLOAT16, FORMATS, KVFormat
+from headrace.runtime.metrics.cost import LayerKV, StepCost, attention_flops_per_entry, quantized_bytes, visible
+from headrace.runtime.ops.kv_format import FLOAT16, FORMATS, KVFormat
 
 
 @dataclass(frozen=True, slots=True)

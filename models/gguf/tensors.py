@@ -23,8 +23,8 @@ from gguf.quants import IQ4_NL, MXFP4, dequantize
 
 from headrace.models.gguf.container import RawTensor
 from headrace.models.gguf.header import BLOCKS
-from headrace.runtime.cost import quantized_bytes
 from headrace.runtime.errors import CheckpointError
+from headrace.runtime.metrics.cost import quantized_bytes
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[Any]  # of uint8: numpy's stubs lose it over shifts and masks

@@ -16,14 +16,14 @@ from headrace.models.network.config import DecoderConfig, ExpertsConfig, LayerCo
 from headrace.models.network.decoder_costs import network_cost
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.rope import make_rope
-from headrace.runtime.cache import KVCache, KVShape, LayerCache
-from headrace.runtime.cost import StepCost
-from headrace.runtime.joined_cache import JoinedCache
+from headrace.runtime.kv.cache import KVCache, KVShape, LayerCache
+from headrace.runtime.kv.joined_cache import JoinedCache
 from headrace.runtime.kv.joined_pages import JoinedPages
 from headrace.runtime.kv.joined_slots import JoinedSlots
+from headrace.runtime.kv.packed_cache import PackedCache
 from headrace.runtime.kv.paged_cache import KVPool, PagedCache
 from headrace.runtime.kv.slot_cache import SlotCache, SlotPool
-from headrace.runtime.kv_format import KVFormat
+from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.ops import (
     AttentionSpec,
     LayersNode,
@@ -35,7 +35,7 @@ from headrace.runtime.ops import (
     Rope,
     Weight,
 )
-from headrace.runtime.packed_cache import PackedCache
+from headrace.runtime.ops.kv_format import KVFormat
 
 
 class Decoder:

@@ -1,13 +1,13 @@
 """What one decode step of headrace's own decoder reads and computes: from its config, and its arrays' sizes.
 
-Formulas: see `runtime.cost`; `models.cost` does the same from headers and catalogs, before anything is loaded.
+Formulas: see `runtime.metrics.cost`; `models.cost` does the same from headers and catalogs, before anything is loaded.
 """
 
 from itertools import groupby
 
 from headrace.models.network.config import DecoderConfig
-from headrace.runtime.cost import LayerKV, StepCost, attention_flops_per_entry
-from headrace.runtime.kv_format import KVFormat
+from headrace.runtime.metrics.cost import LayerKV, StepCost, attention_flops_per_entry
+from headrace.runtime.ops.kv_format import KVFormat
 
 
 def network_cost(config: DecoderConfig, *, weight_bytes: int, weight_count: int, kv: KVFormat) -> StepCost:

@@ -4,8 +4,8 @@ from typing import Any
 
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.stored_kv import stored_kv
-from headrace.runtime.kv_format import KVFormat
 from headrace.runtime.network import Network
+from headrace.runtime.ops.kv_format import KVFormat
 
 
 def with_kv(network: Network[Any], wanted: KVFormat) -> Network[Any]:

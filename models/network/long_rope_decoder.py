@@ -13,9 +13,9 @@ from headrace.models.network.decoder import Decoder
 from headrace.models.network.long_rope import CHUNK, said_before
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.rope import make_rope
-from headrace.runtime.cache import KVCache
-from headrace.runtime.kv_format import KVFormat
+from headrace.runtime.kv.cache import KVCache
 from headrace.runtime.ops import Ops
+from headrace.runtime.ops.kv_format import KVFormat
 
 
 def make_decoder(

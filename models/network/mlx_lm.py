@@ -22,8 +22,8 @@ from headrace.models.network.mlx_lm_joined import JoinedMlxLm, agrees, can_join,
 from headrace.models.network.mlx_lm_kv import make_parts, quantized
 from headrace.models.network.mlx_lm_load import load, quantize, refused
 from headrace.models.network.stored_kv import refused as refused_kv
-from headrace.runtime.kv_format import KVFormat
 from headrace.runtime.ops import Phase
+from headrace.runtime.ops.kv_format import KVFormat
 
 
 class MlxLmNetwork:

@@ -13,9 +13,9 @@ from mlx.utils import tree_flatten, tree_map
 
 from headrace.models.network.cache_marks import Mark, Marks
 from headrace.models.network.mlx_lm_costs import leaves
-from headrace.runtime.cache import Lengths
-from headrace.runtime.cost import LayerKV
 from headrace.runtime.errors import EngineError
+from headrace.runtime.kv.cache import Lengths
+from headrace.runtime.metrics.cost import LayerKV
 from headrace.runtime.ops import Phase
 
 _ROOM = ("max_size", "chunk_size")  # what parts with room for so many entries call it

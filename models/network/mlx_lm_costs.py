@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from headrace.models.network.touched import owner, touched_shares
-from headrace.runtime.cost import LayerKV, StepCost, attention_flops_per_entry
+from headrace.runtime.metrics.cost import LayerKV, StepCost, attention_flops_per_entry
 
 _SHORT, _LONG = 256, 512  # tokens to see a cache grow by: multiples of what any architecture pools
 

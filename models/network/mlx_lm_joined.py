@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_map
 
-from headrace.runtime.cost import LayerKV
+from headrace.runtime.metrics.cost import LayerKV
 from headrace.runtime.ops import Phase
 
 _LENGTHS = (12, 2)  # entries of the sequences that are compared: most of the shorter one's row is padding

@@ -12,9 +12,9 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from headrace.runtime import environment
-from headrace.runtime.kv_format import Coding, KVFormat
+from headrace.runtime.config import environment
 from headrace.runtime.ops import reference
+from headrace.runtime.ops.kv_format import Coding, KVFormat
 
 
 def make_parts(model: Any, stored: KVFormat | None) -> list[Any]:

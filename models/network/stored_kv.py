@@ -7,10 +7,10 @@ import mlx.core as mx
 
 from headrace.models.network.config import DecoderConfig
 from headrace.models.network.long_rope_decoder import long_rope
-from headrace.runtime import environment
+from headrace.runtime.config import environment
 from headrace.runtime.errors import UsageError
-from headrace.runtime.kv_format import KVFormat
 from headrace.runtime.ops import Ops
+from headrace.runtime.ops.kv_format import KVFormat
 
 _HINT = "--kv f16 keeps them unquantized"
 

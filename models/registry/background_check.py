@@ -15,9 +15,9 @@ from typing import Any
 
 from headrace.models.registry.checksums import Files, content_problems, recorded_files
 from headrace.models.registry.resolve import ResolvedModel
-from headrace.runtime.cache_file import read_cache, write_cache
+from headrace.runtime.config.cache_file import read_cache, write_cache
+from headrace.runtime.config.paths import cache_dir
 from headrace.runtime.errors import CheckpointError
-from headrace.runtime.paths import cache_dir
 
 RECHECK_DAYS = 30
 _DAY = "%Y-%m-%d"

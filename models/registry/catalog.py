@@ -11,8 +11,8 @@ from typing import Any
 
 from headrace.models.cost.costs import working_memory
 from headrace.models.cost.shape_sources import KV, shape_of_entry
+from headrace.runtime.config.paths import ASSETS
 from headrace.runtime.errors import ModelNotFoundError
-from headrace.runtime.paths import ASSETS
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.store import Store, StoredModel
-from headrace.runtime.cache_file import read_cache, write_cache
+from headrace.runtime.config.cache_file import read_cache, write_cache
 from headrace.runtime.errors import HeadraceError, ModelNotFoundError
 
 _CHUNK = 4 << 20

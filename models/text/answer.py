@@ -1,7 +1,7 @@
 """Answers as text: a request's tokens through the detokenizer and the stop strings.
 
 The engine speaks token ids; this is the one place where they become text, for the command line, the chat and the
-benchmarks alike. The text is what the model said: whoever shows it on a terminal sanitises it (`app.sanitise`).
+benchmarks alike. The text is what the model said: whoever shows it on a terminal sanitises it (`app.output.sanitise`).
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -10,8 +10,8 @@ from typing import Literal
 
 from headrace.models.text.stop_strings import StopMatcher
 from headrace.models.text.tokenizer import Tokenizer
-from headrace.runtime.engine import Engine
-from headrace.runtime.request import Event, Failed, Finished, PrefillProgress, Request, Step
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import Event, Failed, Finished, PrefillProgress, Request, Step
 
 
 @dataclass(frozen=True, slots=True)

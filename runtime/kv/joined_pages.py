@@ -1,6 +1,6 @@
 """The paged caches of several sequences as one cache, for one pass through whole layers at once.
 
-As `runtime.joined_cache`, but attention too is of all rows: the operations read through each sequence's tables.
+As `runtime.kv.joined_cache`, but attention too is of all rows: the operations read through each sequence's tables.
 """
 
 from collections.abc import Sequence

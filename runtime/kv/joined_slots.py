@@ -1,6 +1,6 @@
 """Slot caches of several sequences as one cache, for one pass: those that decode in slots of a bank attend at once.
 
-As `runtime.joined_cache`, where attention goes sequence by sequence. So it does here for what one operation does not
+As `runtime.kv.joined_cache`, where attention goes sequence by sequence. So it does here for what one operation does not
 express: chunks of prompts, tokens with guesses behind them, and a sequence of whose capacity there is no other.
 N = rows of the pass, H / Hkv = query / key-value heads, D = head dimension.
 """
@@ -10,8 +10,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from headrace.runtime.joined_cache import JoinedCache
 from headrace.runtime.kv.bank import Bank
+from headrace.runtime.kv.joined_cache import JoinedCache
 from headrace.runtime.kv.slot_cache import SlotCache
 from headrace.runtime.ops import AttentionSpec, Phase, Projections
 from headrace.runtime.ops.slots import SlotRows, attend_slots

@@ -1,6 +1,6 @@
 """A sequence's K/V in blocks of a pool that many share: what the engine and the layers need of a cache.
 
-Contract: `Cache` and `LayerCache` of `runtime.cache`; a sequence gives its blocks back with `close`. `PagedPass` is the
+Contract: `Cache` and `LayerCache` of `runtime.kv.cache`; `close` gives a sequence's blocks back. `PagedPass` is the
 layers' side alone, for the rows of several sequences. What a sequence's tokens are, only the engine knows: it says so
 by `publish`, and begins with what others left by `resume` (`runtime.kv.tables`).
 E = model width, N = rows of a pass.
@@ -11,11 +11,11 @@ from typing import TypeVar, cast
 
 import mlx.core as mx
 
-from headrace.runtime.cache import KVShape
-from headrace.runtime.cost import BESIDE_WINDOW
+from headrace.runtime.kv.cache import KVShape
 from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.kv.slabs import Slabs
 from headrace.runtime.kv.tables import Tables
+from headrace.runtime.metrics.cost import BESIDE_WINDOW
 from headrace.runtime.ops import BLOCK, AttentionSpec, LayersNode, Ops, Pass, Phase, Projections, SequenceRows
 
 _Projected = TypeVar("_Projected", mx.array, Projections)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from headrace.runtime.errors import PoolFullError
 from headrace.runtime.kv.blocks import Blocks
 from headrace.runtime.kv.chain import Chains, Link
+from headrace.runtime.metrics.telemetry import PoolStats
 from headrace.runtime.ops import BLOCK
-from headrace.runtime.telemetry import PoolStats
 
 
 @dataclass(frozen=True, slots=True)

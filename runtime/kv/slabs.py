@@ -9,7 +9,7 @@ from typing import cast
 
 import mlx.core as mx
 
-from headrace.runtime.cache import KVShape
+from headrace.runtime.kv.cache import KVShape
 from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.ops import BLOCK, KVStore, Ops
 

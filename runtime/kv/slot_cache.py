@@ -13,14 +13,14 @@ from weakref import WeakSet
 
 import mlx.core as mx
 
-from headrace.runtime.cache import CHUNK, KVCache, KVShape, Placed
-from headrace.runtime.cost import ROLLBACK
 from headrace.runtime.errors import PoolFullError
 from headrace.runtime.kv.bank import Bank, Banks
+from headrace.runtime.kv.cache import CHUNK, KVCache, KVShape, Placed
 from headrace.runtime.kv.chain import Link, digest
 from headrace.runtime.kv.paged_cache import KVPool
 from headrace.runtime.kv.pool import Found
 from headrace.runtime.kv.slabs import Slabs
+from headrace.runtime.metrics.cost import ROLLBACK
 from headrace.runtime.ops import BLOCK, AttentionSpec, Ops, Projections, reference
 
 

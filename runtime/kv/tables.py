@@ -1,6 +1,6 @@
 """The blocks of one sequence: which one holds which entries, in every layer group.
 
-Contract: that of a `Cache` (`runtime.cache`) as far as it is numbers. In each group `tables` has a block for every
+Contract: that of a `Cache` (`runtime.kv.cache`) as far as it is numbers. In each group `tables` has a block for every
 BLOCK entries, LEFT for those that the group's window has left behind. Blocks are allocated by `reserve` and go back as
 soon as no entry of the sequence is in them; what others may read is copied before it is written to, by `storage`.
 Between a commit and the next `reserve`, `publish` can say which tokens the entries are of.
@@ -9,11 +9,11 @@ Between a commit and the next `reserve`, `publish` can say which tokens the entr
 from collections.abc import Sequence
 from typing import Protocol
 
-from headrace.runtime.cache import Lengths
-from headrace.runtime.cost import ROLLBACK
 from headrace.runtime.errors import PoolFullError
+from headrace.runtime.kv.cache import Lengths
 from headrace.runtime.kv.chain import Link
 from headrace.runtime.kv.pool import BlockPool, Found
+from headrace.runtime.metrics.cost import ROLLBACK
 from headrace.runtime.ops import BLOCK, Phase
 
 LEFT = -1

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from headrace.runtime.paths import ASSETS
+from headrace.runtime.config.paths import ASSETS
 
 
 @dataclass(frozen=True)

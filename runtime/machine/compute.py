@@ -12,10 +12,10 @@ from pathlib import Path
 import mlx.core as mx
 
 from headrace.runtime import ops
-from headrace.runtime.cache_file import read_cache, write_cache
+from headrace.runtime.config.cache_file import read_cache, write_cache
+from headrace.runtime.config.paths import cache_dir
 from headrace.runtime.machine.hardware import machine
 from headrace.runtime.ops import Weight
-from headrace.runtime.paths import cache_dir
 
 ROWS, FEW_ROWS = 512, 4
 _SECONDS = 0.25

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from headrace.runtime import environment
+from headrace.runtime.config import environment
 from headrace.runtime.errors import NotEnoughMemoryError
 from headrace.runtime.machine.hardware import Machine, machine, memory_available
-from headrace.runtime.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes
 
 # Bytes of freed buffers that MLX may keep for the next operations: enough for those of a prefill chunk to go round.
 POOL = 512 << 20

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from headrace.runtime.errors import NotEnoughMemoryError
 from headrace.runtime.machine.hardware import machine
-from headrace.runtime.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes
 
 _WORDS = re.compile(r"insufficient memory|out of memory|OutOfMemory|unable to allocate|maximum allowed buffer", re.I)
 _ASKED = re.compile(r"allocate (\d{1,20}) bytes")

@@ -15,9 +15,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from headrace.runtime.cache_file import read_cache, write_cache
+from headrace.runtime.config.cache_file import read_cache, write_cache
+from headrace.runtime.config.paths import cache_dir
 from headrace.runtime.machine.hardware import Machine, machine, power_state
-from headrace.runtime.paths import cache_dir
 
 RECENT_DAYS = 30
 KEPT = 16  # measurements of a machine

@@ -10,9 +10,9 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from headrace.runtime import environment
-from headrace.runtime.kv_format import KVFormat
+from headrace.runtime.config import environment
 from headrace.runtime.ops import native, reference
+from headrace.runtime.ops.kv_format import KVFormat
 from headrace.runtime.ops.passes import BLOCK, KVGroup, KVStore, Pass, Phase, SequenceRows
 from headrace.runtime.ops.weights import (
     AttentionSpec,

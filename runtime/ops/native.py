@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from headrace.runtime import environment
-from headrace.runtime.kv_format import FLOAT16, KVFormat, plain
+from headrace.runtime.config import environment
 from headrace.runtime.ops import reference
+from headrace.runtime.ops.kv_format import FLOAT16, KVFormat, plain
 from headrace.runtime.ops.passes import KVStore, Pass, Phase
 from headrace.runtime.ops.weights import (
     AttentionSpec,

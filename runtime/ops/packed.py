@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from headrace.runtime.kv_format import Coding, KVFormat
 from headrace.runtime.ops import reference
+from headrace.runtime.ops.kv_format import Coding, KVFormat
 from headrace.runtime.ops.weights import AttentionSpec, Projections
 
 FEW = 64

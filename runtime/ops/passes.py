@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-from headrace.runtime.kv_format import KVFormat
+from headrace.runtime.ops.kv_format import KVFormat
 
 BLOCK = 128  # entries: the kernels' chunk, so that a chunk lies in one block
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from headrace.runtime.kv_format import Coding, KVFormat, plain
 from headrace.runtime.ops import groups_of_16
+from headrace.runtime.ops.kv_format import Coding, KVFormat, plain
 from headrace.runtime.ops.passes import BLOCK, KVStore, Pass, Phase
 from headrace.runtime.ops.weights import (
     AttentionSpec,

@@ -18,7 +18,7 @@ the three apart, (B, T, H * D) and twice (B, T, Hkv * D)."""
 
 
 class SampleRule(NamedTuple):
-    """How a row's token is chosen: the likeliest at temperature 0, else drawn. The stages: `runtime.sampling`."""
+    """Token selection of a row: greedy at temperature 0, else sampled. The stages: `runtime.sampling.sampler`."""
 
     temperature: float = 0.0
     top_k: int = 0  # 0: all

@@ -1,7 +1,7 @@
 """How many guesses a pass takes: what they promise, against what rows more have cost on this machine and model.
 
 A pass of B sequences and G guesses takes r(B, G) times one without guesses. r begins as a guess itself, or as what was
-remembered (`runtime.guess_costs`), and follows what passes took; the passes without, which it is relative to,
+remembered (`runtime.speculation.pass_costs`), and follows measured passes; the passes without, which it is relative to,
 are looked at again every now and then, since the memory's speed drifts and contexts grow. What the pass behind one with
 guesses takes longer, since it could not be built ahead, is a part of r. Nothing is measured but the passes there are,
 so only a few numbers of rows are used: each is soon well known. One pass in a hundred takes many times as long for
@@ -11,7 +11,7 @@ reasons of somebody else's; a single one therefore moves r the less the more is 
 import math
 from collections.abc import Mapping, Sequence
 
-from headrace.runtime.recent import Recent
+from headrace.runtime.metrics.running_median import Recent
 
 ROWS = (2, 3, 4, 6, 8, 12, 16, 24, 32)  # of a pass with guesses, of all sequences
 GUESSES = 30  # in a pass, of all sequences

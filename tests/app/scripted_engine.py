@@ -29,13 +29,13 @@ from headrace.app.engine.messages import (
     Ready,
     Served,
 )
-from headrace.runtime.cost import LayerKV, StepCost
+from headrace.runtime.engine.request import FinishReason
+from headrace.runtime.engine.sequence import State
 from headrace.runtime.errors import EngineError
 from headrace.runtime.machine.hardware import Machine
 from headrace.runtime.machine.peaks import Peak
-from headrace.runtime.request import FinishReason
-from headrace.runtime.sequence import State
-from headrace.runtime.telemetry import Percentiles, PoolStats, StepRecord, Summary
+from headrace.runtime.metrics.cost import LayerKV, StepCost
+from headrace.runtime.metrics.telemetry import Percentiles, PoolStats, StepRecord, Summary
 
 COST = StepCost(
     weight_bytes=98_000_000, weight_flops=270_000_000, kv=[LayerKV(30, 768)], attention_flops_per_entry=2304

@@ -13,9 +13,9 @@ def measured(model: str | None, kv: str, tokens: int) -> dict[str, int | str]:
     """In this process."""
     from headrace.models.load import load_resolved
     from headrace.models.registry.resolve import resolve
-    from headrace.runtime.engine import Engine
-    from headrace.runtime.kv_format import kv_format
-    from headrace.runtime.request import Finished, Request
+    from headrace.runtime.engine.engine import Engine
+    from headrace.runtime.engine.request import Finished, Request
+    from headrace.runtime.ops.kv_format import kv_format
 
     loaded = load_resolved(resolve(model), kv=kv_format(kv), force=True)
     prompt = [token % loaded.network.vocab_size for token in range(7, 7 + 31 * tokens, 31)]

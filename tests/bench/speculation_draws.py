@@ -1,4 +1,4 @@
-"""The G-tests of tests/runtime/test_speculation_distribution.py with as many draws as one has time for.
+"""The G-tests of tests/runtime/speculation/test_speculation_distribution.py with as many draws as one has time for.
 
 python -m tests.bench.speculation_draws 50000             # every stage of sampling, and a biased rule
 python -m tests.bench.speculation_draws 50000 all top-p   # some of them
@@ -6,8 +6,8 @@ python -m tests.bench.speculation_draws 50000 all top-p   # some of them
 
 import sys
 
-from headrace.runtime.decode import agreed
-from tests.runtime.test_speculation_distribution import (
+from headrace.runtime.engine.decode import agreed
+from tests.runtime.speculation.test_speculation_distribution import (
     STAGES,
     answers,
     joint,

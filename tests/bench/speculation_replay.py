@@ -19,9 +19,9 @@ from headrace.app.bench.measure.workloads import load_workloads
 from headrace.models.load import load_resolved
 from headrace.models.registry.resolve import resolve
 from headrace.models.text.chat_prompt import ChatPrompt
-from headrace.runtime.engine import Engine
-from headrace.runtime.request import Request, Step
-from headrace.runtime.sampling import SamplingParams
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import Request, Step
+from headrace.runtime.sampling.sampler import SamplingParams
 from headrace.runtime.speculation.controller import GUESSES, Controller
 from headrace.runtime.speculation.ngram import NGram
 from headrace.runtime.speculation.proposer import MOST
@@ -73,7 +73,7 @@ class _Sequence:
         return len(self._whole) - len(self._tokens)
 
     def promises(self, unread: int, likeliest: bool = False) -> list[float]:
-        """As `headrace.runtime.guesses` has them; `likeliest`: of the first alone."""
+        """As `headrace.runtime.engine.drafting` has them; `likeliest`: of the first alone."""
         most = min(MOST, self.left - unread - 1)
         if most <= 0 or len(self._tokens) == self._prompt:
             return []
@@ -99,7 +99,7 @@ class _Sequence:
 
 
 def _chosen(running: Sequence[_Sequence], controller: Controller, unread: int) -> list[int]:
-    """As the engine asks (`headrace.runtime.guesses`)."""
+    """As the engine asks (`headrace.runtime.engine.drafting`)."""
     none = [0] * len(running)
     if not controller.pays(len(running), 1.0):
         return none

@@ -19,10 +19,10 @@ from headrace.app.bench.measure.profile import run_ahead
 from headrace.models.load import load_model
 from headrace.models.network.decoder import Decoder
 from headrace.models.registry.resolve import resolve
-from headrace.runtime.cache import Cache
+from headrace.runtime.engine.prefill import prefill
+from headrace.runtime.kv.cache import Cache
 from headrace.runtime.ops import native
-from headrace.runtime.prefill import prefill
-from headrace.runtime.sampling import Sampler, SamplingParams
+from headrace.runtime.sampling.sampler import Sampler, SamplingParams
 
 KINDS = ("weights", "attention", "sampling")
 

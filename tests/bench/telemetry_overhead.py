@@ -10,9 +10,9 @@ import time
 
 from headrace.models.load import load_model
 from headrace.models.registry.resolve import resolve
-from headrace.runtime.engine import Engine
-from headrace.runtime.request import Request, Step
-from headrace.runtime.timeline import Timeline
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import Request, Step
+from headrace.runtime.engine.timeline import Timeline
 
 RECORDS = 20_000
 STEPS = 64

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from headrace.runtime.telemetry import Percentiles
+from headrace.runtime.metrics.telemetry import Percentiles
 from tests.bench.ui_tax import Terminal, ask, newest_messages, prepare
 
 _PLACE = re.compile(r"\x1b\[(\d+);(\d+)H")

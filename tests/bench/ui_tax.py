@@ -37,8 +37,8 @@ from typing import Any
 
 from headrace.app.sessions.records import Message
 from headrace.app.sessions.store import SessionStore
-from headrace.runtime.paths import cache_dir, data_dir
-from headrace.runtime.telemetry import Percentiles
+from headrace.runtime.config.paths import cache_dir, data_dir
+from headrace.runtime.metrics.telemetry import Percentiles
 from tests.faults.trace import generated, traced_path
 
 ROOT = Path(__file__).resolve().parents[2]

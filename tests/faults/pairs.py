@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.app.bench.compare.history import History
-from headrace.app.settings import default_text
+from headrace.app.config.settings import default_text
 from headrace.models.registry.store import Store
 from tests.faults.io_commands import conversations, results, settings
 from tests.fuzz.forked import FORKS, run_on

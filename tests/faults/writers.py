@@ -18,9 +18,9 @@ from headrace.app.batch.line import Defaults, Line
 from headrace.app.batch.output import ResultFile
 from headrace.app.batch.parse import parse_lines
 from headrace.app.batch.result import digest_of
-from headrace.app.presets import Preset, delete_preset, load_presets, save_preset
+from headrace.app.config.presets import Preset, delete_preset, load_presets, save_preset
+from headrace.app.config.settings import load_settings, save_setting
 from headrace.app.sessions.store import SessionStore
-from headrace.app.settings import load_settings, save_setting
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import HeadraceError
 from headrace.runtime.kv.disk import DiskStore, Stored, places

@@ -21,8 +21,9 @@ _IMPORTED = (
     "huggingface_hub.file_download", "huggingface_hub.hf_api", "jinja2.sandbox", "mlx.core", "numpy", "tokenizers",
     "headrace.app.api", "headrace.app.batch.output", "headrace.app.batch.run", "headrace.app.cli.batch",
     "headrace.app.cli.chat", "headrace.app.cli.models", "headrace.app.sessions.unsaved", "headrace.app.tui.app",
-    "headrace.models.load", "headrace.models.registry.fetch_hub", "headrace.runtime.engine", "tests.faults.test_kills",
-    "tests.faults.test_ui_kills", "tests.faults.writer_kills", "tests.hub_server", "tests.tiny_chat",
+    "headrace.models.load", "headrace.models.registry.fetch_hub", "headrace.runtime.engine.engine",
+    "tests.faults.test_kills", "tests.faults.test_ui_kills", "tests.faults.writer_kills", "tests.hub_server",
+    "tests.tiny_chat",
 )  # fmt: skip
 FORKS = multiprocessing.get_context("forkserver")
 # The main module is run again in every fork, as in any child of a fork server: what it imports is there, too.

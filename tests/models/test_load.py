@@ -24,13 +24,13 @@ from headrace.models.network.decoder import Decoder
 from headrace.models.network.dtypes import compute_dtype
 from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.runtime import ops
+from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import CheckpointError, NotEnoughMemoryError, UsageError
-from headrace.runtime.kv_format import FLOAT16, K8V4, Q4, Q8, KVFormat
 from headrace.runtime.machine import memory
 from headrace.runtime.machine.memory import Budget
 from headrace.runtime.network import Network
 from headrace.runtime.ops import native
-from headrace.runtime.request import Request
+from headrace.runtime.ops.kv_format import FLOAT16, K8V4, Q4, Q8, KVFormat
 from tests.tiny import config_of, write_model
 from tests.tiny_chat import write_chat_model
 from tests.watched import WatchedNetwork, answer

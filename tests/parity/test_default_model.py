@@ -13,9 +13,9 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.network.decoder import Decoder
-from headrace.runtime.kv_format import FLOAT32
+from headrace.runtime.engine.request import Request
 from headrace.runtime.ops import Ops, reference
-from headrace.runtime.request import Request
+from headrace.runtime.ops.kv_format import FLOAT32
 from tests.kernels import KERNELS, name_of
 from tests.parity.prompts import PROMPTS
 from tests.parity.recorded import read

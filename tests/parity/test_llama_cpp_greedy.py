@@ -11,7 +11,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from headrace.runtime.request import Request
+from headrace.runtime.engine.request import Request
 from tests.kernels import FAST
 from tests.parity.prompts import PROMPTS
 from tests.parity.recorded import Answer, read

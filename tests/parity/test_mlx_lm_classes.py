@@ -8,10 +8,10 @@ import pytest
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.network.mlx_lm import MlxLmNetwork
-from headrace.runtime.cost import FLOAT_MODES
-from headrace.runtime.engine import Engine
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import Request, Step
+from headrace.runtime.metrics.cost import FLOAT_MODES
 from headrace.runtime.ops import Ops
-from headrace.runtime.request import Request, Step
 from tests.kernels import KERNELS, name_of
 from tests.tiny import VARIANTS, VOCAB, load_decoder, quantize_model, write_model
 

@@ -11,8 +11,8 @@ import pytest
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.network.mlx_lm import MlxLmNetwork
-from headrace.runtime.engine import Engine
-from headrace.runtime.request import Request
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import Request
 from tests.tiny import load_decoder, write_model
 from tests.watched import split
 

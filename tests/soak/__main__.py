@@ -29,9 +29,9 @@ from headrace.app.engine.client import EngineClient
 from headrace.app.engine.messages import ModelSpec
 from headrace.app.sessions.store import SessionStore
 from headrace.models.load import load_model
-from headrace.runtime.engine import Engine
-from headrace.runtime.request import Request
-from headrace.runtime.sampling import SamplingParams
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import Request
+from headrace.runtime.sampling.sampler import SamplingParams
 from tests.soak.memory import predicted_memory
 from tests.tiny_chat import IM_END, write_chat_model
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from headrace.models.cost.costs import held_weights, shape_to_run, working_memory
 from headrace.models.load import load_resolved
 from headrace.models.registry.resolve import resolve
-from headrace.runtime.cost import held_bytes
-from headrace.runtime.engine import Engine
-from headrace.runtime.kv_format import FLOAT16, KVFormat
-from headrace.runtime.request import Request
-from headrace.runtime.sampling import SamplingParams
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import Request
+from headrace.runtime.metrics.cost import held_bytes
+from headrace.runtime.ops.kv_format import FLOAT16, KVFormat
+from headrace.runtime.sampling.sampler import SamplingParams
 
 _LAST = 40  # tokens of a context that are generated
 

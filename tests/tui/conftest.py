@@ -10,8 +10,8 @@ import textual.app
 import textual.pilot
 from textual.pilot import Pilot
 
+from headrace.app.config.settings import Settings
 from headrace.app.sessions.store import SessionStore
-from headrace.app.settings import Settings
 from headrace.app.tui import poll_interval, polled_app
 from headrace.app.tui.app import HeadraceApp
 from headrace.app.tui.input.completion import CompletionMenu

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.app.presets import Preset, save_preset
-from headrace.app.settings import ScreenSettings, Settings
+from headrace.app.config.presets import Preset, save_preset
+from headrace.app.config.settings import ScreenSettings, Settings
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.compare_pane import FigureLines, Figures

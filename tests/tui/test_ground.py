@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual import events
 
-from headrace.app.settings import ScreenSettings, Settings
+from headrace.app.config.settings import ScreenSettings, Settings
 from headrace.app.tui.textual_overrides.ground import Ground, GroundAnswer
 from headrace.app.tui.textual_overrides.paste import PasteParser
 from tests.tui.conftest import Driver

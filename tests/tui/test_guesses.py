@@ -12,7 +12,7 @@ from headrace.app.tui.decode.speed import SpeedFacts
 from headrace.app.tui.screens.compare_pane import FigureLines, Figures
 from headrace.app.tui.transcript.entry import Entry, Look, Standing
 from headrace.app.tui.transcript.guessed import guessed_lines
-from headrace.runtime.telemetry import StepRecord
+from headrace.runtime.metrics.telemetry import StepRecord
 from tests.app.scripted_engine import Script, ScriptedEngine, record
 from tests.tui.conftest import Driver
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 from textual.geometry import Region
 
-from headrace.app.settings import ScreenSettings, Settings
+from headrace.app.config.settings import ScreenSettings, Settings
 from tests.app.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
 

@@ -9,7 +9,7 @@ from textual.content import Content
 from textual.highlight import HighlightTheme
 from textual.markup import parse_style
 
-from headrace.app.answer_phrases import duration, rate_digits
+from headrace.app.answer.phrases import duration, rate_digits
 from headrace.app.chat.attachments import take_attachments
 from headrace.app.sessions.records import Message
 from headrace.app.tui.decode.braille import Canvas, bars
@@ -29,7 +29,7 @@ from headrace.app.tui.transcript.growing_markdown import GrowingMarkdown
 from headrace.app.tui.transcript.markdown_lines import parser, render
 from headrace.app.tui.transcript.message_parts import code_blocks, web_addresses
 from headrace.runtime.errors import UsageError
-from headrace.runtime.telemetry import StepRecord
+from headrace.runtime.metrics.telemetry import StepRecord
 from tests.app.scripted_engine import CARD, record, summary
 
 BLOCKS = st.sampled_from(

@@ -1,6 +1,6 @@
 """Presets in the chat."""
 
-from headrace.app.presets import load_presets
+from headrace.app.config.presets import load_presets
 from headrace.app.tui.screens.dialogs import Choose
 from tests.tui.conftest import Driver
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from textual import events
 from textual.geometry import Region
 
-from headrace.app.sanitise import sanitise
+from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.transcript.markdown_lines import render
 from tests.app.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver

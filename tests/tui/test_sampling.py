@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from headrace.app.answer_phrases import sampling_text
-from headrace.app.sampling_options import CHAT_SAMPLING, chat_sampling
+from headrace.app.answer.phrases import sampling_text
+from headrace.app.answer.sampling_options import CHAT_SAMPLING, chat_sampling
 from tests.app.scripted_engine import CARD, ScriptedEngine
 from tests.tui.conftest import Driver
 

@@ -11,7 +11,7 @@ from headrace.app.tui.decode.feed import feed
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.pool_map import parts, pool_map
 from headrace.app.tui.decode.sequences import SequencesSection
-from headrace.runtime.telemetry import PoolStats
+from headrace.runtime.metrics.telemetry import PoolStats
 from tests.app.scripted_engine import COST, record, summary
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.app.settings import ScreenSettings, Settings
+from headrace.app.config.settings import ScreenSettings, Settings
 from tests.app.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
 

@@ -1,6 +1,6 @@
 """What the screen says is so now, of this session, and the same everywhere."""
 
-from headrace.app.answer_phrases import rate_digits
+from headrace.app.answer.phrases import rate_digits
 from headrace.app.engine.messages import Abandoned
 from headrace.app.tui.decode.cache import CacheSection
 from headrace.app.tui.decode.feed import facts, feed

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.app.settings import ScreenSettings, Settings, load_settings, settings_path
+from headrace.app.config.settings import ScreenSettings, Settings, load_settings, settings_path
 from headrace.app.tui.app import HeadraceApp
 from headrace.app.tui.themes import after_terminal
 from tests.app.scripted_engine import Script

@@ -8,7 +8,7 @@ from textual import events
 from textual.widgets import Input
 from textual.widgets.text_area import Selection
 
-from headrace.app.settings import ChatSettings, Settings
+from headrace.app.config.settings import ChatSettings, Settings
 from headrace.app.tui.screens import reading_ahead
 from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.decode_screen import DecodeScreen

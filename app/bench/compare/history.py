@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from headrace.app.bench.compare.stored import checked
+from headrace.runtime.config.paths import data_dir
 from headrace.runtime.errors import HeadraceError, UsageError
-from headrace.runtime.paths import data_dir
 
 _VERSION = 1
 _CREATE = """

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.app.bench.measure.document import SCHEMA
-from headrace.app.bounded_input import DOCUMENT, read_bounded
+from headrace.app.config.bounded_input import DOCUMENT, read_bounded
 from headrace.runtime.errors import UsageError
 
 _RESULT_KEYS = ("test", "depth", "model", "engine", "tokens_per_second", "repetitions")

@@ -10,10 +10,10 @@ from collections.abc import Sequence as Row
 
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Arrival, Sample
-from headrace.runtime.engine import Engine
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import Failed, Finished, Request, Step
+from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.errors import EngineError
-from headrace.runtime.request import Failed, Finished, Request, Step
-from headrace.runtime.sequence import Sequence
 
 
 def measure_arrival(engine: Engine, test: Test, prompts: Row[Row[int]], tokens: Callable[[int], list[int]]) -> Sample:

@@ -12,7 +12,7 @@ from headrace.app.bench.measure.pair import Question
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Sample
 from headrace.app.bench.measure.setup import Setup
-from headrace.runtime import environment
+from headrace.runtime.config import environment
 from headrace.runtime.errors import EngineError
 
 WARM_UP_TOKENS = 16

@@ -17,7 +17,7 @@ from headrace.app.bench.measure.memory_speed import MemorySpeed
 from headrace.app.bench.measure.ratios import agreement, ratios, scaling
 from headrace.app.bench.measure.result import Result
 from headrace.app.bench.measure.setup import Setup
-from headrace.app.kv_option import PACKED
+from headrace.app.config.kv_option import PACKED
 from headrace.app.predict.step_cost_fit import fit_step_cost, points_of
 from headrace.app.versions import versions
 from headrace.runtime import ops
@@ -123,7 +123,7 @@ def power_notes(power: Document) -> list[str]:
 
 def model_document(loaded: "LoadedModel") -> Document:
     """The model: where it is from, what it weighs, and a hash of it."""
-    from headrace.app.models_report import quantization_document
+    from headrace.app.model_info.report import quantization_document
 
     checkpoint, cost = loaded.checkpoint, loaded.network.cost
     origin = checkpoint.origin or {}

@@ -19,7 +19,7 @@ _PEERS = {"f16": "f16", "q8": "q8_0"}  # what llama.cpp calls the formats that i
 
 def check_formats(formats: Sequence[str], peers: Sequence[str]) -> None:
     """Raises UsageError for names that are none, `auto` among others, and peers that have no such format."""
-    from headrace.app.kv_option import kv_choice
+    from headrace.app.config.kv_option import kv_choice
 
     for name in formats:
         kv_choice(name)
@@ -44,7 +44,7 @@ def in_formats(model: "LoadedModel", formats: Sequence[str]) -> list["LoadedMode
     if len(formats) < 2:
         return [model]
     from headrace.models.network.kv_twin import with_kv
-    from headrace.runtime.kv_format import kv_format
+    from headrace.runtime.ops.kv_format import kv_format
 
     return [
         replace(model, name=f"{model.name} {name}", network=with_kv(model.network, kind), kv=kind)

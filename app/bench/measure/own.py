@@ -11,20 +11,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from headrace.app.answer.speculation import speculation
 from headrace.app.bench.measure.arrival import measure_arrival
 from headrace.app.bench.measure.pair import Question, measure_pair
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Sample
 from headrace.app.bench.measure.setup import Setup
-from headrace.app.speculation import speculation
-from headrace.runtime.cost import StepCost
-from headrace.runtime.engine import Engine
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import Event, Failed, Finished, Request, Step
+from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.errors import EngineError
-from headrace.runtime.guess_costs import KeptCosts
+from headrace.runtime.metrics.cost import StepCost
+from headrace.runtime.metrics.telemetry import StepRecord, Summary
 from headrace.runtime.network import Network
-from headrace.runtime.request import Event, Failed, Finished, Request, Step
-from headrace.runtime.sequence import Sequence
-from headrace.runtime.telemetry import StepRecord, Summary
+from headrace.runtime.speculation.pass_costs import KeptCosts
 
 WARM_UP_TOKENS = 16
 

@@ -13,13 +13,13 @@ from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Answered, Pair, Sample
 from headrace.app.bench.measure.workloads import load_workloads
 from headrace.models.text.chat_prompt import ChatPrompt
-from headrace.runtime.engine import Engine
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import Failed, Finished, Request, Step
+from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.errors import EngineError
-from headrace.runtime.request import Failed, Finished, Request, Step
-from headrace.runtime.sampling import SamplingParams
-from headrace.runtime.sequence import Sequence
+from headrace.runtime.metrics.telemetry import StepRecord
+from headrace.runtime.sampling.sampler import SamplingParams
 from headrace.runtime.speculation.proposer import Speculation
-from headrace.runtime.telemetry import StepRecord
 
 if TYPE_CHECKING:
     from headrace.models.load import LoadedModel

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headrace.app.bench.measure.workloads import Workload
+from headrace.runtime.engine.chunk_budget import SMALLEST
 from headrace.runtime.errors import UsageError
-from headrace.runtime.pace import SMALLEST
 
 MOST_TOGETHER = 256
 TEMPERATURES = (0.0, 1.0)  # of workloads

@@ -19,13 +19,13 @@ from typing import Any, cast
 import mlx.core as mx
 
 from headrace.models.network.decoder import Decoder
-from headrace.runtime.cache import Cache
-from headrace.runtime.caches import make_caches
-from headrace.runtime.decode import decode_step
+from headrace.runtime.engine.caches import make_caches
+from headrace.runtime.engine.decode import decode_step
+from headrace.runtime.engine.prefill import prefill
 from headrace.runtime.errors import UsageError
+from headrace.runtime.kv.cache import Cache
 from headrace.runtime.ops import LayersNode, LayerWeights, Ops, Projections
-from headrace.runtime.prefill import prefill
-from headrace.runtime.sampling import Sampler, SamplingParams
+from headrace.runtime.sampling.sampler import Sampler, SamplingParams
 
 ROUNDS = 30
 _KINDS = {

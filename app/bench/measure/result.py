@@ -14,7 +14,7 @@ from headrace.app.bench.measure.setup import Setup
 from headrace.app.bench.measure.speculation import speculation_of
 from headrace.app.bench.measure.typical import typical_speed
 from headrace.app.bench.stats import bootstrap, fmean, geometric_ratio, median, sd
-from headrace.runtime.telemetry import Percentiles, mbu, quantile
+from headrace.runtime.metrics.telemetry import Percentiles, mbu, quantile
 
 Result = dict[str, Any]
 DRIFT = 0.05  # as a fraction; more than that is worth a word

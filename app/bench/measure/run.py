@@ -204,8 +204,8 @@ def _damage(checks: Sequence["BackgroundCheck"]) -> list[str]:
 
 
 def _load(name: str | None, options: Options) -> tuple["LoadedModel", "BackgroundCheck"]:
-    from headrace.app.kv_option import kv_choice
-    from headrace.app.progress import drawn_progress
+    from headrace.app.config.kv_option import kv_choice
+    from headrace.app.output.progress import drawn_progress
     from headrace.models.load import load_resolved
     from headrace.models.registry.background_check import BackgroundCheck
     from headrace.models.registry.resolve import resolve
@@ -226,7 +226,7 @@ def _expected(model: "LoadedModel") -> tuple[bool, str]:
 
 
 def _draft(options: Options, model: "LoadedModel") -> "Network[Any] | None":
-    from headrace.app.progress import drawn_progress
+    from headrace.app.output.progress import drawn_progress
     from headrace.models.draft import load_draft
     from headrace.models.registry.resolve import resolve
 

@@ -16,11 +16,11 @@ import mlx.core as mx
 from headrace.app.bench.measure.profile import run_ahead
 from headrace.app.predict.acceptance import GUESSES, break_even
 from headrace.models.network.decoder import Decoder
-from headrace.runtime.caches import make_caches
-from headrace.runtime.decode import decode_step
+from headrace.runtime.engine.caches import make_caches
+from headrace.runtime.engine.decode import decode_step
+from headrace.runtime.engine.prefill import prefill
 from headrace.runtime.ops import select
-from headrace.runtime.prefill import prefill
-from headrace.runtime.sampling import Sampler, SamplingParams
+from headrace.runtime.sampling.sampler import Sampler, SamplingParams
 
 ROUNDS = 15
 DEPTH = 256

@@ -1,10 +1,10 @@
 """One repetition of one test, as a backend reports it, and what a backend is.
 
-The definitions of `runtime.telemetry` hold: decode speed is the inverse of TPOT. A prefill test is over with its first
-token, as in llama-bench and mlx-lm: its speed is the prompt's tokens over TTFT. Prompt + generation is all tokens over
-all of the time. A batch's speed is that of its sequences together. An arrival's is the prompt's over its own TTFT,
-while inter-token latencies are those of the sequences it joined. A workload's is that of decoding with speculation, of
-all its sequences from when each has its first token.
+The definitions of `runtime.metrics.telemetry` hold: decode speed is the inverse of TPOT. A prefill test is over with
+its first token, as in llama-bench and mlx-lm: its speed is the prompt's tokens over TTFT. Prompt + generation is all
+tokens over all of the time. A batch's speed is that of its sequences together. An arrival's is the prompt's over its
+own TTFT, while inter-token latencies are those of the sequences it joined. A workload's is that of decoding with
+speculation, of all its sequences from when each has its first token.
 """
 
 from collections.abc import Sequence

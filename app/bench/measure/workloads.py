@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, cast, get_args
 
+from headrace.runtime.config.paths import ASSETS
 from headrace.runtime.errors import UsageError
-from headrace.runtime.paths import ASSETS
 
 Kind = Literal["copy", "structure", "free"]
 KINDS = cast(tuple[Kind, ...], get_args(Kind))

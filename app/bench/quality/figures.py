@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from headrace.app.bench.quality.divergence import Divergence
 from headrace.app.bench.stats import bootstrap_of, fmean
-from headrace.runtime.telemetry import quantile
+from headrace.runtime.metrics.telemetry import quantile
 
 BLOCK = 32  # tokens
 TAIL = 0.99

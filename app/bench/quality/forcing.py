@@ -11,10 +11,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from headrace.runtime.caches import make_caches
+from headrace.runtime.engine.caches import make_caches
+from headrace.runtime.engine.prefill import ChunkSizer, prefill
 from headrace.runtime.network import Network
 from headrace.runtime.ops import Phase
-from headrace.runtime.prefill import ChunkSizer, prefill
 
 CHUNK = 128  # rows whose logits are given at once: with a vocabulary of 256k they take 128 MiB
 

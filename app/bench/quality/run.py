@@ -14,15 +14,15 @@ from headrace.app.bench.quality.forcing import Forced
 from headrace.app.bench.quality.report import Document, document
 from headrace.app.bench.quality.text import DEPTHS, Passage, passages, read_text
 from headrace.app.bench.quality.variants import Options, Variant
-from headrace.app.progress import drawn_progress
-from headrace.app.progress_line import ProgressLine
+from headrace.app.output.progress import drawn_progress
+from headrace.app.output.progress_line import ProgressLine
 from headrace.models.load import LoadedModel, load_resolved
 from headrace.models.network.kv_twin import with_kv
 from headrace.models.registry.resolve import resolve
 from headrace.runtime.errors import UsageError
-from headrace.runtime.kv_format import FORMATS, KVFormat, kv_format
 from headrace.runtime.network import Network
 from headrace.runtime.ops import Phase
+from headrace.runtime.ops.kv_format import FORMATS, KVFormat, kv_format
 
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
 

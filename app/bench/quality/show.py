@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.app.bench.show.formats import flat, model_line
-from headrace.app.tables import Column, print_lines, table_lines
-from headrace.runtime.units import format_bytes
+from headrace.app.output.tables import Column, print_lines, table_lines
+from headrace.runtime.metrics.units import format_bytes
 
 Document = dict[str, Any]
 _Cell = Callable[[Document], str]

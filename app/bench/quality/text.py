@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.app.bounded_input import PROMPT, read_bounded
+from headrace.app.config.bounded_input import PROMPT, read_bounded
 from headrace.models.text.tokenizer import Tokenizer
+from headrace.runtime.config.paths import ASSETS
 from headrace.runtime.errors import UsageError
-from headrace.runtime.paths import ASSETS
 
 SHIPPED = ASSETS / "quality_text.txt"
 DEPTHS, SCORED = (0, 1024, 4096), 512

@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace.app.bench.show.formats import label
 from headrace.app.bench.show.table import speed_text
-from headrace.runtime.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes
 
 Entry = dict[str, Any]
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.app.bench.show.table import speed_text
-from headrace.app.tables import Column, print_lines, table_lines
-from headrace.app.terminal import console, table_width
+from headrace.app.output.tables import Column, print_lines, table_lines
+from headrace.app.output.terminal import console, table_width
 
 _STYLES = {"slower": "bold red", "faster": "bold green", "too few repetitions": "yellow"}
 

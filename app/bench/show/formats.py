@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.app.bench.measure.setup import setup_line
 from headrace.app.bench.show.profile_view import profile_lines
-from headrace.runtime.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes
 
 Document = dict[str, Any]
 

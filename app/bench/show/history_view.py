@@ -5,8 +5,8 @@ from typing import Any
 
 from headrace.app.bench.compare.history import History
 from headrace.app.bench.show.table import speed_text
-from headrace.app.tables import Column, print_lines, table_lines
-from headrace.app.terminal import console, table_width
+from headrace.app.output.tables import Column, print_lines, table_lines
+from headrace.app.output.terminal import console, table_width
 
 Runs = list[tuple[int, dict[str, Any]]]
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from headrace.app.bench.measure.session import Progress, Results, Show
 from headrace.app.bench.show.table import results_table
-from headrace.app.terminal import can_redraw, console
-from headrace.runtime.units import format_long
+from headrace.app.output.terminal import can_redraw, console
+from headrace.runtime.metrics.units import format_long
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

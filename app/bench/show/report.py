@@ -10,7 +10,7 @@ from typing import Any
 from headrace.app.bench.show.formats import circumstances, label, percent, shown_mbu
 from headrace.app.bench.show.table import speed_text
 from headrace.runtime.errors import UsageError
-from headrace.runtime.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes
 
 Document = dict[str, Any]
 

@@ -17,7 +17,7 @@ from headrace.app.bench.show.formats import (
     step_cost_line,
 )
 from headrace.app.bench.show.table import results_table
-from headrace.app.terminal import console
+from headrace.app.output.terminal import console
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headrace.app.bench.show.formats import gain_interval, label, percent, shown_mbu
-from headrace.app.tables import Cell, Column, table_lines
-from headrace.runtime.units import format_bytes
+from headrace.app.output.tables import Cell, Column, table_lines
+from headrace.runtime.metrics.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Group

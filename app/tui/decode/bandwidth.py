@@ -6,7 +6,7 @@ from textual.content import Content
 
 from headrace.app.tui.decode.metrics import LiveMetrics, moving_share
 from headrace.app.tui.decode.section import Section, bar, spread
-from headrace.runtime.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes
 
 
 class BandwidthSection(Section):

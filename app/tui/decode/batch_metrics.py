@@ -1,7 +1,7 @@
 """Several answers that grow side by side, in figures: one row each, and all of them together. Knows no widget.
 
 A pass reads the weights once for all sequences it is for, so a token's share of them is weight bytes / batch size.
-Seconds and bytes as in `runtime.telemetry`.
+Seconds and bytes as in `runtime.metrics.telemetry`.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ from headrace.app.engine.messages import (
     Prefill,
     Served,
 )
-from headrace.runtime.telemetry import Percentiles, PoolStats, StepRecord
+from headrace.runtime.metrics.telemetry import Percentiles, PoolStats, StepRecord
 
 RowPhase = Literal["waiting", "prefill", "decode", "preempted", "done", "stopped", "failed"]
 

@@ -8,7 +8,7 @@ from textual.content import Content
 from headrace.app.tui.decode.history import bar_chart
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.section import Section, spread
-from headrace.runtime.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes
 
 _LEAST = 12  # cells that a chart can be read in
 _AXIS = 6  # cells of them left of the bars

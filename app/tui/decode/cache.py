@@ -6,7 +6,7 @@ from textual.content import Content
 
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.section import Section, spread
-from headrace.runtime.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes
 
 
 class CacheSection(Section):

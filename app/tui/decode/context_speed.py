@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 
 from textual.content import Content
 
-from headrace.app.answer_phrases import rate_digits
+from headrace.app.answer.phrases import rate_digits
 from headrace.app.tui.decode.axes import labels, marked, ticks
 from headrace.app.tui.decode.braille import Canvas
 from headrace.app.tui.decode.decode_history import BUCKET
 from headrace.app.tui.decode.layers import layered
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.section import Section
-from headrace.runtime.cost import StepCost
+from headrace.runtime.metrics.cost import StepCost
 
 _STEPS = 64  # of the measured bandwidth, of which one can be seen
 _FULL = 1.05  # the chart reaches this far above its highest value

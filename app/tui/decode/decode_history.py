@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass
 
-from headrace.runtime.telemetry import StepRecord
+from headrace.runtime.metrics.telemetry import StepRecord
 
 SAMPLE_S = 1.0  # of decoding, for one entry of the history
 KEPT = 512

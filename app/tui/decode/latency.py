@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from textual import events
 from textual.content import Content
 
-from headrace.app.answer_phrases import duration
+from headrace.app.answer.phrases import duration
 from headrace.app.tui.decode.latency_chart import latency_chart
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.section import Section, spread
-from headrace.runtime.telemetry import Percentiles, StepRecord
-from headrace.runtime.units import format_bytes
+from headrace.runtime.metrics.telemetry import Percentiles, StepRecord
+from headrace.runtime.metrics.units import format_bytes
 
 _LEAST = 12  # cells that a chart can be read in
 

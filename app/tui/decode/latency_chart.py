@@ -12,7 +12,7 @@ from textual.content import Content
 
 from headrace.app.tui.decode.axes import labels, marked, ticks
 from headrace.app.tui.decode.braille import bars, dots_of, dotted
-from headrace.runtime.telemetry import Percentiles
+from headrace.runtime.metrics.telemetry import Percentiles
 
 HEADROOM = 1.25  # the chart reaches this far above p99
 _ROWS_A_TICK = 2

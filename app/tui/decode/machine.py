@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
-from headrace.app.sanitise import sanitise
+from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.section import Section, bar
 from headrace.runtime.machine.load import Load
-from headrace.runtime.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes
 
 _LABEL = 5
 _NAME = 24  # characters of another program's name

@@ -2,7 +2,7 @@
 
 Fed by the chat as events come in, read by the view a few times a second. `version` grows with every change, so a
 view redraws only when there is news; `frozen()` is a copy that stays as it is. Bytes are computed from shapes
-(see `runtime.telemetry`), times are seconds.
+(see `runtime.metrics.telemetry`), times are seconds.
 """
 
 from collections import deque
@@ -15,9 +15,9 @@ from typing import Any, Literal
 from headrace.app.engine.messages import Event
 from headrace.app.tui.decode.batch_metrics import BatchMetrics
 from headrace.app.tui.decode.decode_history import DecodeHistory
-from headrace.runtime.cost import StepCost
 from headrace.runtime.machine.load import Load
-from headrace.runtime.telemetry import Percentiles, StepRecord, Summary, mbu
+from headrace.runtime.metrics.cost import StepCost
+from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary, mbu
 
 Phase = Literal["start", "load", "failed", "prefill", "decode", "idle", "dead"]
 

@@ -9,7 +9,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.containers import Vertical
 
-from headrace.app.settings import ScreenSettings
+from headrace.app.config.settings import ScreenSettings
 from headrace.app.tui.decode.bandwidth import BandwidthSection
 from headrace.app.tui.decode.batch_size import BatchSizeSection
 from headrace.app.tui.decode.cache import CacheSection

@@ -6,8 +6,8 @@ from textual.content import Content
 
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.section import Section, spread
-from headrace.runtime.telemetry import PoolStats
-from headrace.runtime.units import format_bytes
+from headrace.runtime.metrics.telemetry import PoolStats
+from headrace.runtime.metrics.units import format_bytes
 
 _KINDS = (
     ("▓", "shared", "$accent"),

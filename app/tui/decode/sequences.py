@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
-from headrace.app.answer_phrases import rate_digits
+from headrace.app.answer.phrases import rate_digits
 from headrace.app.tui.decode.batch_metrics import OVER, Row, RowPhase
 from headrace.app.tui.decode.braille import bars
 from headrace.app.tui.decode.latency_chart import HEADROOM

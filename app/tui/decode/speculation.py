@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from textual.content import Content
 
-from headrace.app.answer_phrases import rate_digits
+from headrace.app.answer.phrases import rate_digits
 from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.section import Section, spread
-from headrace.runtime.telemetry import StepRecord
-from headrace.runtime.units import format_bytes
+from headrace.runtime.metrics.telemetry import StepRecord
+from headrace.runtime.metrics.units import format_bytes
 
 _LEVELS = "▁▂▃▄▅▆▇█"
 _NAME = 7  # cells of a source's name and a space

@@ -10,10 +10,10 @@ from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.renderables.digits import Digits
 
-from headrace.app.answer_phrases import duration, rate_digits
+from headrace.app.answer.phrases import duration, rate_digits
 from headrace.app.tui.decode.metrics import LiveMetrics, Phase
 from headrace.app.tui.decode.section import Lines, spread
-from headrace.runtime.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes
 
 _ORDER: tuple[Phase, ...] = ("load", "prefill", "decode", "idle")
 

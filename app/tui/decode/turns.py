@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
-from headrace.app.answer_phrases import duration, rate_digits
+from headrace.app.answer.phrases import duration, rate_digits
 from headrace.app.tui.decode.metrics import LiveMetrics, Turn
 from headrace.app.tui.decode.section import Section
-from headrace.runtime.telemetry import mbu
+from headrace.runtime.metrics.telemetry import mbu
 
 _COLUMNS = (
     ("turn", 4),

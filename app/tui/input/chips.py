@@ -4,7 +4,7 @@ from textual.content import Content
 from textual.widgets import Static
 
 from headrace.app.chat.draft import Draft
-from headrace.app.sanitise import sanitise
+from headrace.app.output.sanitise import sanitise
 
 _NO_BREAK = "\u00a0"  # a space at which no line is broken
 _SHOWN = 4  # files by name; of more, how many

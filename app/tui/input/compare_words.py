@@ -3,7 +3,7 @@
 import shlex
 from dataclasses import fields
 
-from headrace.app.settings import SamplingSettings
+from headrace.app.config.settings import SamplingSettings
 from headrace.runtime.errors import HeadraceError
 
 _COMMAND = "/compare "
@@ -18,7 +18,7 @@ def compare_words(before_cursor: str) -> tuple[str, list[str]] | None:
 
 
 def _known() -> list[str]:
-    from headrace.app.presets import load_presets
+    from headrace.app.config.presets import load_presets
     from headrace.models.registry.store import Store
 
     try:

@@ -15,7 +15,7 @@ from textual.message import Message as Event
 from textual.strip import Strip
 
 from headrace.app.engine.messages import DraftCounted
-from headrace.app.sanitise import sanitise
+from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.input.completion import CompletionMenu
 from headrace.app.tui.input.fields import Area, joiner, takes
 

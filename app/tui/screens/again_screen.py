@@ -14,8 +14,8 @@ from textual.containers import Container
 from textual.content import Content
 from textual.widgets import Static
 
-from headrace.app.answer_phrases import rate_digits
-from headrace.app.sanitise import sanitise
+from headrace.app.answer.phrases import rate_digits
+from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.chat_app import ChatApp
 from headrace.app.tui.key_bar import KeyBar
 from headrace.app.tui.screens.compare_pane import ComparePane

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from textual.app import SuspendNotSupported
 
-from headrace.app.answer_phrases import sampling_text
+from headrace.app.answer.phrases import sampling_text
 from headrace.app.chat.attachments import parse_message
 from headrace.app.chat.context_question import ContextChoice
 from headrace.app.sessions.records import Message
@@ -279,7 +279,7 @@ class ChatActions(TakeOut):
 
     def do_preset(self, what: str) -> None:
         """`NAME` to take it, `save NAME` to keep what this session has, `delete NAME`; alone: choose one."""
-        from headrace.app.presets import Preset, delete_preset, load_presets, save_preset
+        from headrace.app.config.presets import Preset, delete_preset, load_presets, save_preset
 
         session = self._conversation.session
         verb, _, name = what.partition(" ")

@@ -7,10 +7,10 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
 
-from headrace.app.answer_phrases import rate_digits, sampling_text
+from headrace.app.answer.phrases import rate_digits, sampling_text
 from headrace.app.chat.side import Side
 from headrace.app.engine.messages import Event
-from headrace.app.sanitise import sanitise
+from headrace.app.output.sanitise import sanitise
 from headrace.app.sessions.records import Message
 from headrace.app.tui.decode.feed import feed, met
 from headrace.app.tui.decode.metrics import LiveMetrics

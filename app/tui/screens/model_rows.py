@@ -32,8 +32,8 @@ def model_rows(card: ModelCard | None, measured_gb_s: float | None) -> list[Mode
 
     card: the loaded model's; measured_gb_s: this machine's bandwidth, which is measured after the first load.
     """
-    from headrace.app.kv_fits import fits_text
-    from headrace.app.models_report import overview
+    from headrace.app.model_info.kv_fits import fits_text
+    from headrace.app.model_info.report import overview
     from headrace.models.registry.catalog import load_catalog
     from headrace.models.registry.store import Store
 

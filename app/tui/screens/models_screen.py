@@ -13,12 +13,12 @@ from textual.widgets.option_list import Option
 
 from headrace.app.chat.to_fetch import ToFetch, to_fetch
 from headrace.app.engine.messages import ModelCard
-from headrace.app.sanitise import sanitise
+from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.chat_app import ChatApp
 from headrace.app.tui.screens.dialogs import Choose, fit_list, is_open
 from headrace.app.tui.screens.model_rows import ModelRow, model_rows
 from headrace.runtime.errors import HeadraceError
-from headrace.runtime.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes
 
 # What stands beside a name, cells of it with the gap before it, and on which side of them; from the right, what does
 # not fit goes.

@@ -8,7 +8,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from headrace.app.chat.conversation import Conversation
-from headrace.app.sanitise import sanitise
+from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.transcript.fetching import Fetching
 
 _QUEUE_LINES = 3  # shown of the messages that wait

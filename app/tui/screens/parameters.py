@@ -1,13 +1,13 @@
 """The parameters a session can have: how each is written, read and checked. Knows no widget.
 
-The numbers that they can be are those of the settings file, all of which `runtime.sampling` takes.
+The numbers that they can be are those of the settings file, all of which `runtime.sampling.sampler` takes.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.app.settings import SPECULATE, sampling_range
+from headrace.app.config.settings import SPECULATE, sampling_range
 from headrace.runtime.errors import UsageError
 
 

@@ -17,7 +17,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Footer, Input, OptionList
 from textual.widgets.option_list import Option
 
-from headrace.app.sanitise import sanitise
+from headrace.app.output.sanitise import sanitise
 from headrace.app.sessions.kept import forget_kept_chats
 from headrace.app.sessions.records import Hit, SessionEntry
 from headrace.app.sessions.search import search

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from headrace.app.chat.attachments import unquoted
-from headrace.app.sanitise import sanitise
+from headrace.app.output.sanitise import sanitise
 from headrace.app.sessions.records import Message
 from headrace.app.tui.input.browser import open_address
 from headrace.app.tui.screens.chat_view import Actions

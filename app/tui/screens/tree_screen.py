@@ -11,7 +11,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Footer, OptionList
 from textual.widgets.option_list import Option
 
-from headrace.app.sanitise import sanitise
+from headrace.app.output.sanitise import sanitise
 from headrace.app.sessions.records import Message
 from headrace.app.sessions.tree import TreeLine, tree_lines
 from headrace.app.tui.chat_app import ChatApp

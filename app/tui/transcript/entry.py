@@ -10,8 +10,8 @@ from typing import Literal
 
 from textual.content import Content
 
-from headrace.app.answer_phrases import phrases, plain_phrases
-from headrace.app.sanitise import Sanitiser, sanitise
+from headrace.app.answer.phrases import phrases, plain_phrases
+from headrace.app.output.sanitise import Sanitiser, sanitise
 from headrace.app.sessions.export import made_with
 from headrace.app.sessions.records import Message, TurnMetrics
 from headrace.app.tui.transcript.context_mark import mark_lines

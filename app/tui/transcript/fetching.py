@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from textual.content import Content
 
 from headrace.app.engine.messages import LoadProgress
-from headrace.app.sanitise import sanitise
-from headrace.runtime.units import format_bytes
+from headrace.app.output.sanitise import sanitise
+from headrace.runtime.metrics.units import format_bytes
 
 if TYPE_CHECKING:
     from headrace.app.chat.to_fetch import ToFetch  # brings the catalog's reader, which is no part of the start

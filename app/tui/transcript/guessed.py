@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from textual.content import Content
 
-from headrace.app.sanitise import Sanitiser
+from headrace.app.output.sanitise import Sanitiser
 
 _STYLE = "underline $text-accent"
 

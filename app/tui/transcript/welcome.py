@@ -3,10 +3,10 @@
 from textual.content import Content
 
 from headrace.app.engine.client import ChatEngine
-from headrace.app.sanitise import sanitise
+from headrace.app.output.sanitise import sanitise
 from headrace.app.sessions.records import Session
 from headrace.app.tui.transcript.fetching import Fetching, failure_lines
-from headrace.runtime.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes
 
 # A mill wheel under its race, from half blocks and a line of water.
 _WATER = ("≈≈≈≈≈≈≈≈≈≈≈≈≈≈≈╮", "               ╰≈≈≈≈≈≈≈≈")

@@ -5,7 +5,7 @@
 
 namespace headrace {
 
-// The stages, as runtime/sampling.py defines them.
+// The stages, as runtime/sampling/sampler.py defines them.
 struct SampleRule {
   float temperature = 1;  // above 0
   int64_t top_k = 0;      // 0: all

@@ -18,10 +18,10 @@ from headrace.models.load import LoadedModel, load_model
 from headrace.models.text.answer import Completed, TextChunk, answer
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.models.text.stop_strings import StopMatcher
-from headrace.runtime.engine import Engine
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.errors import ContextLimitError
-from headrace.runtime.request import CancelFlag
-from headrace.runtime.sampling import Sampler
+from headrace.runtime.sampling.sampler import Sampler
 from tests.tiny_chat import IM_END, write_chat_model
 
 DEFAULTS = Defaults(options={"max_tokens": 12}, model="tiny")

@@ -11,8 +11,8 @@ from headrace.app.bench.measure.plan import Test
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.mlx_lm import MlxLmNetwork
-from headrace.runtime.cache import Lengths
 from headrace.runtime.errors import EngineError
+from headrace.runtime.kv.cache import Lengths
 from tests.tiny import load_decoder, write_model
 
 MAMBA = {

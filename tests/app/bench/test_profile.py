@@ -6,9 +6,9 @@ import mlx.core as mx
 import pytest
 
 from headrace.app.bench.measure.profile import PARTS, profile
-from headrace.runtime.engine import Engine
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.errors import UsageError
-from headrace.runtime.request import Request, Step
 from tests.tiny import VARIANTS, load_decoder, write_model
 
 

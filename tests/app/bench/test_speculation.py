@@ -21,10 +21,10 @@ from headrace.app.bench.show.summary_view import show
 from headrace.app.bench.show.table import results_table
 from headrace.app.cli.bench import bench
 from headrace.models.network.decoder import Decoder
-from headrace.runtime.engine import Engine
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import EngineError, UsageError
 from headrace.runtime.machine import bandwidth
-from headrace.runtime.request import Request
 from tests.tiny import load_decoder, write_model
 from tests.tiny_chat import write_chat_model
 

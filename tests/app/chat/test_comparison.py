@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from headrace.app import models_report
 from headrace.app.chat.answer_setup import AnswerSetup
 from headrace.app.chat.comparison import Comparison
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.side import Side
+from headrace.app.model_info import report as models_report
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import EngineError, SessionError, UsageError
 from headrace.runtime.machine.memory import Budget

@@ -13,8 +13,8 @@ from headrace.app.cli import diagnosis
 from headrace.app.cli.diagnosis import PACKAGES, DefaultModel, Place, Report, findings
 from headrace.app.cli.doctor import _draw, _plain, doctor, document, sections
 from headrace.app.cli.finding import Finding
+from headrace.app.config.settings import settings_path, write_default
 from headrace.app.sessions.store import SessionStore, database_path
-from headrace.app.settings import settings_path, write_default
 from headrace.app.versions import own_source, shadowed
 from headrace.models.registry.store import Store
 from headrace.runtime.machine import bandwidth, peaks

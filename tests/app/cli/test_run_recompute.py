@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.app.cli.run_report import RunReport, document
-from headrace.runtime.cost import LayerKV, StepCost
+from headrace.runtime.engine.request import Finished, Request, Step
+from headrace.runtime.engine.timeline import Timeline
 from headrace.runtime.machine import peaks
 from headrace.runtime.machine.hardware import machine
-from headrace.runtime.request import Finished, Request, Step
-from headrace.runtime.telemetry import Percentiles
-from headrace.runtime.timeline import Timeline
+from headrace.runtime.metrics.cost import LayerKV, StepCost
+from headrace.runtime.metrics.telemetry import Percentiles
 
 COST = StepCost(98_000_000, 2 * 98_000_000, [LayerKV(30, 768)], 4)
 PROMPT = 7
@@ -102,7 +102,7 @@ def test_every_figure_of_the_steps_can_be_computed_from_them(
 
 def test_the_panel_counts_as_the_summary_does() -> None:
     from headrace.app.tui.decode.metrics import LiveMetrics
-    from headrace.runtime.telemetry import StepRecord
+    from headrace.runtime.metrics.telemetry import StepRecord
 
     fields = {"active_memory_bytes": 0, "peak_memory_bytes": 0}
     waits = [(0.5, 1), (0.004, 3), (0.006, 1), (0.005, 2)]

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from headrace.app.config.settings import save_setting
 from headrace.app.engine.client import EngineClient
 from headrace.app.engine.host import EngineHost
 from headrace.app.engine.messages import Delta, Died, Done, Event, Generate, ModelSpec, Ready
-from headrace.app.settings import save_setting
+from headrace.runtime.config.paths import kept_chats_dir
+from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.ops import BLOCK, native
-from headrace.runtime.paths import kept_chats_dir
-from headrace.runtime.request import CancelFlag
 from tests.patience import PATIENCE_S
 from tests.tiny_chat import write_chat_model
 

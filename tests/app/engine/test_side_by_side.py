@@ -12,8 +12,8 @@ from headrace.app.engine.client import EngineClient
 from headrace.app.engine.host import EngineHost
 from headrace.app.engine.messages import ContextFull, Delta, Done, Event, Failed, Generate, ModelSpec, Ready, Served
 from headrace.app.engine.process import Server
+from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.errors import NotEnoughMemoryError
-from headrace.runtime.request import CancelFlag
 from tests.patience import PATIENCE_S
 from tests.tiny_chat import IM_END
 

@@ -23,7 +23,7 @@ from headrace.models.cost.costs import working_memory
 from headrace.models.cost.shape_sources import shape_of_entry
 from headrace.models.registry.catalog import find
 from headrace.runtime.errors import UsageError
-from headrace.runtime.kv_format import FLOAT16, FORMATS, K8V4, Q4, Q8
+from headrace.runtime.ops.kv_format import FLOAT16, FORMATS, K8V4, Q4, Q8
 
 ENGINES = ("mlx-lm", "llama.cpp")
 SHAPE = shape_of_entry(find("llama-3.1-8b"))

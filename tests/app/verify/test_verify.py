@@ -17,9 +17,9 @@ from headrace.app.verify.trace import Trace, compare
 from headrace.models.load import LoadedModel, load_model
 from headrace.models.network.decoder import Decoder
 from headrace.runtime import ops
+from headrace.runtime.engine.chunk_budget import SMALLEST, Pace
+from headrace.runtime.engine.request import TokenLogprobs
 from headrace.runtime.ops import native
-from headrace.runtime.pace import SMALLEST, Pace
-from headrace.runtime.request import TokenLogprobs
 from tests.patience import PATIENCE_S
 from tests.test_docs import check, sections
 from tests.tiny import quantize_model

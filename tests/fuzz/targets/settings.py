@@ -5,8 +5,8 @@ from pathlib import Path
 
 import tomlkit
 
-from headrace.app.presets import load_presets
-from headrace.app.settings import default_text, load_settings
+from headrace.app.config.presets import load_presets
+from headrace.app.config.settings import default_text, load_settings
 from headrace.runtime.errors import UsageError
 from tests.fuzz.mutate import mutated_bytes, mutated_value, value
 

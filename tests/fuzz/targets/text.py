@@ -6,7 +6,7 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
-from headrace.app.sanitise import Sanitiser, sanitise
+from headrace.app.output.sanitise import Sanitiser, sanitise
 from headrace.models.text.stop_strings import StopMatcher
 from headrace.models.text.tokenizer import Tokenizer
 from tests.families import FAMILIES, write_family

@@ -8,7 +8,7 @@ import pytest
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.costs import checkpoint_cost
 from headrace.models.network.mlx_lm import MlxLmNetwork
-from headrace.runtime.cost import LayerKV, StepCost
+from headrace.runtime.metrics.cost import LayerKV, StepCost
 from headrace.runtime.ops import reference
 from tests.tiny import (
     EVERY,

@@ -13,11 +13,11 @@ from headrace.models.cost.shape_sources import has_shape, shape_of_checkpoint, s
 from headrace.models.cost.step_shape import Matrix, StepShape, total
 from headrace.models.network.decoder import Decoder
 from headrace.models.registry.catalog import load_catalog
-from headrace.runtime.cost import LayerKV
+from headrace.runtime.engine.prefill import prefill
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
-from headrace.runtime.kv_format import Q8
+from headrace.runtime.metrics.cost import LayerKV
 from headrace.runtime.ops import Mixture, reference
-from headrace.runtime.prefill import prefill
+from headrace.runtime.ops.kv_format import Q8
 from tests.tiny import VARIANTS, config_of, load_decoder, quantize_model, write_model
 
 

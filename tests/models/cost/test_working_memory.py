@@ -13,9 +13,9 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.costs import held_weights, shape_to_run, working_memory
 from headrace.models.cost.shape_sources import shape_of_config
 from headrace.runtime import ops
+from headrace.runtime.engine.prefill import LARGEST
 from headrace.runtime.machine import memory
 from headrace.runtime.ops import native, reference
-from headrace.runtime.prefill import LARGEST
 from tests.conftest import TEST_HOME
 from tests.tiny import config_of, load_decoder, quantize_model, write_model
 
@@ -27,8 +27,8 @@ _LLAMA = {
 }  # fmt: skip
 _SCRIPT = """
 import json
-from headrace.runtime import prefill
-from headrace.runtime.kv_format import kv_format
+from headrace.runtime.engine import prefill
+from headrace.runtime.ops.kv_format import kv_format
 from tests.soak.memory import predicted_memory
 prefill.FIRST, prefill.TARGET_S = 512, 1e6  # as on a machine that is fast enough
 print(json.dumps(predicted_memory(None, {context}, kv_format({kv!r}))))

@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 from headrace.models.gguf import convert_gguf
 from headrace.models.load import load_model
 from headrace.models.network.config import decoder_config
-from headrace.runtime.engine import Engine
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.ops import groups_of_16
-from headrace.runtime.request import Request
 from tests.corpus import NASTY
 from tests.models.gguf.build import HERE, VARIANTS, gguf_weights, header, hf_weights, write_gguf
 from tests.tiny import load_decoder

@@ -8,8 +8,8 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.network.decoder import Decoder
+from headrace.runtime.engine.request import Request
 from headrace.runtime.ops import Ops, reference
-from headrace.runtime.request import Request
 from tests.kernels import KERNELS, name_of, tolerance
 from tests.tiny import EVERY, VOCAB, load_decoder, quantize_model, write_model
 from tests.watched import WatchedNetwork, answer, committed_rows
@@ -141,7 +141,7 @@ def test_the_engine_runs_in_half_precision(directory: Path, dtype: mx.Dtype) -> 
 
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 def test_sequences_in_a_batch_do_not_see_each_other(directory: Path, ops: Ops) -> None:
-    from headrace.runtime.cache import KVCache
+    from headrace.runtime.kv.cache import KVCache
 
     network = load_decoder(directory, ops)
     rows = [PROMPT[:21], PROMPT[21:42], PROMPT[3:24]]

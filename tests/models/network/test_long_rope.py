@@ -10,9 +10,9 @@ from mlx.utils import tree_flatten
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.network.mlx_lm import MlxLmNetwork
+from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import UnsupportedModelError
 from headrace.runtime.ops import reference
-from headrace.runtime.request import Request
 from tests.tiny import load_decoder
 from tests.watched import WatchedNetwork, answer
 

@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.models.network.mlx_lm_costs import leaves
-from headrace.runtime.prefill import prefill
+from headrace.runtime.engine.prefill import prefill
 from tests.models.network.test_mlx_lm_network import CONFIGS, WINDOW, load, write
 
 pytestmark = pytest.mark.peer

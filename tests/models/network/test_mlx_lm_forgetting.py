@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from headrace.models.network.mlx_lm import MlxLmNetwork
-from headrace.runtime.engine import Engine
-from headrace.runtime.prefill import OPENING
-from headrace.runtime.request import CancelFlag, Event, Finished, Request, Step
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.prefill import OPENING
+from headrace.runtime.engine.request import CancelFlag, Event, Finished, Request, Step
 from tests.models.network.test_mlx_lm_costs import DEEPSEEK
 from tests.models.network.test_mlx_lm_network import _BASE, CONFIGS, VOCAB, WINDOW, load, write
 from tests.watched import WatchedNetwork, split, step_by_step

@@ -11,10 +11,10 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.mlx_lm_shape import shape_of_mlx_lm_checkpoint
 from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.models.network.mlx_lm_kv import make_parts
-from headrace.runtime.engine import Engine
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import UsageError
-from headrace.runtime.kv_format import K8V4, Q4, Q8, KVFormat
-from headrace.runtime.request import Request
+from headrace.runtime.ops.kv_format import K8V4, Q4, Q8, KVFormat
 from tests.models.network.test_mlx_lm_network import CONFIGS, PROMPT, load, write
 from tests.watched import answer, split
 

@@ -11,9 +11,9 @@ from mlx.utils import tree_flatten
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.network.mlx_lm import MlxLmNetwork
-from headrace.runtime.engine import Engine
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import CancelFlag, Request, Step
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
-from headrace.runtime.request import CancelFlag, Request, Step
 from tests.watched import WatchedNetwork, answer, split, step_by_step
 
 pytestmark = pytest.mark.peer

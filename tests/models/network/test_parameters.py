@@ -13,9 +13,9 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.network.config import decoder_config
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.parameters import Parameters
+from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError, UsageError
 from headrace.runtime.ops import Ops, reference
-from headrace.runtime.request import Request
 from tests.kernels import KERNELS, name_of, tolerance
 from tests.tiny import HIDDEN, INNER, VOCAB, load_decoder, quantize_model, write_model
 from tests.watched import WatchedNetwork, answer

@@ -11,8 +11,8 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.checkpoint.text_part import text_part
 from headrace.models.cost.shape_sources import shape_of_checkpoint, shape_of_config
 from headrace.models.load import network_kind
+from headrace.runtime.engine.request import Request
 from headrace.runtime.ops import Ops
-from headrace.runtime.request import Request
 from tests.kernels import KERNELS, name_of
 from tests.tiny import config_of, load_decoder, quantize_model, random_tensors, write_model
 from tests.watched import answer

@@ -7,10 +7,10 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.network.decoder import Decoder
-from headrace.runtime import cache as caches
-from headrace.runtime.engine import Engine
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import Request, Step
+from headrace.runtime.kv import cache as caches
 from headrace.runtime.ops import Ops, reference
-from headrace.runtime.request import Request, Step
 from tests.kernels import KERNELS, name_of, tolerance
 from tests.tiny import VOCAB, load_decoder, quantize_model, write_model
 from tests.watched import split

@@ -8,8 +8,8 @@ import pytest
 from headrace.models.registry.catalog import CatalogEntry, HubRepo, Wheel, find, load_catalog
 from headrace.models.registry.resolve import DEFAULT_MODEL
 from headrace.models.registry.source import CatalogName, HubId, parse_source
+from headrace.runtime.config.paths import ASSETS
 from headrace.runtime.errors import ModelNotFoundError
-from headrace.runtime.paths import ASSETS
 
 ENTRIES = list(load_catalog().values())
 each_entry = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)

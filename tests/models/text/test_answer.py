@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from headrace.models.text.answer import AnswerText, Completed, TextChunk
-from headrace.runtime.request import Finished, Request, Step, TokenLogprobs
-from headrace.runtime.telemetry import StepRecord
+from headrace.runtime.engine.request import Finished, Request, Step, TokenLogprobs
+from headrace.runtime.metrics.telemetry import StepRecord
 
 
 class Letters:

@@ -10,14 +10,14 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.network.decoder import Decoder
-from headrace.runtime.cache import CHUNK
-from headrace.runtime.engine import Engine
-from headrace.runtime.joined_cache import JoinedCache
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.kv.bank import Bank
+from headrace.runtime.kv.cache import CHUNK
+from headrace.runtime.kv.joined_cache import JoinedCache
 from headrace.runtime.kv.joined_slots import JoinedSlots
 from headrace.runtime.kv.slot_cache import SlotCache, SlotPool
 from headrace.runtime.ops import BLOCK, Phase, reference
-from headrace.runtime.request import Request, Step
 from tests.pooled import feed
 from tests.steady import SteadyPace
 from tests.tiny import load_decoder, write_model

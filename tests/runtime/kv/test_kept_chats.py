@@ -10,8 +10,8 @@ from headrace.models.network.decoder import Decoder
 from headrace.runtime.kv.disk import DiskStore, places
 from headrace.runtime.kv.kept_chats import bring_back, keep
 from headrace.runtime.kv.paged_cache import KVPool, PagedCache
+from headrace.runtime.kv.prefix import common_prefix
 from headrace.runtime.ops import BLOCK, reference
-from headrace.runtime.prefix import common_prefix
 from tests.pooled import feed, say
 from tests.tiny import load_decoder, write_model
 

@@ -15,8 +15,8 @@ from headrace.models.network.decoder import Decoder
 from headrace.runtime.kv.disk import DiskStore
 from headrace.runtime.kv.kept_chats import bring_back, keep
 from headrace.runtime.kv.paged_cache import KVPool, PagedCache
-from headrace.runtime.kv_format import FLOAT16, K8V4, Q4, Q8, KVFormat
 from headrace.runtime.ops import BLOCK, native
+from headrace.runtime.ops.kv_format import FLOAT16, K8V4, Q4, Q8, KVFormat
 from tests.pooled import WithPool, feed, say
 from tests.tiny import load_decoder, quantize_model, write_model
 

@@ -7,14 +7,14 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.network.decoder import Decoder
-from headrace.runtime.cache import CHUNK
-from headrace.runtime.caches import Slots
-from headrace.runtime.engine import Engine
+from headrace.runtime.engine.caches import Slots
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import Request, Step
+from headrace.runtime.kv.cache import CHUNK
 from headrace.runtime.kv.disk import DiskStore
 from headrace.runtime.kv.kept_chats import bring_back, keep
 from headrace.runtime.kv.slot_cache import SlotCache, SlotPool
 from headrace.runtime.ops import BLOCK, reference
-from headrace.runtime.request import Request, Step
 from tests.pooled import feed, say
 from tests.tiny import load_decoder, write_model
 from tests.watched import answer, split
@@ -133,7 +133,7 @@ def test_a_chat_too_long_for_both_goes_on_from_its_own_buffers(buffered: Decoder
 
 
 def test_packed_kv_stay_in_buffers_of_their_own(buffered: Decoder) -> None:
-    from headrace.runtime.kv_format import Q8
+    from headrace.runtime.ops.kv_format import Q8
 
     assert buffered.with_kv(Q8).make_pool(LIMIT, LIMIT) is None
     assert isinstance(Engine(buffered, context_limit=LIMIT).caches, Slots)

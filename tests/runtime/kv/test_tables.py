@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
-from headrace.runtime.cost import ROLLBACK
 from headrace.runtime.errors import PoolFullError
 from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.kv.tables import LEFT, Tables
+from headrace.runtime.metrics.cost import ROLLBACK
 from headrace.runtime.ops import BLOCK, Phase
 
 LIMIT = 7 * BLOCK

@@ -1,0 +1,1 @@
+"""Options of an answer: one table for every command, setting and file."""

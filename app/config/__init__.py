@@ -1,0 +1,1 @@
+"""Settings, presets and bounded reads of files that the user names."""

@@ -1,0 +1,1 @@
+"""Facts about models: catalog, checkpoint headers, context that fits."""

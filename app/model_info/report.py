@@ -1,0 +1,255 @@
+"""What `headrace models` knows about a model, as plain documents: catalog facts, and what a checkpoint's headers say.
+
+No weights are read and nothing is printed here. Sizes are bytes; memory is weights, a half-precision KV cache of
+MEMORY_CONTEXT tokens and what the program itself takes.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.app.model_info.kv_fits import Fits, kv_fits
+from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
+from headrace.models.cost.costs import checkpoint_cost, held_weights, shape_to_run, working_memory
+from headrace.models.cost.shape_sources import shape_of_checkpoint, shape_of_entry
+from headrace.models.registry.catalog import CatalogEntry, HubRepo, load_catalog
+from headrace.models.registry.resolve import DEFAULT_MODEL, ResolvedModel, resolve
+from headrace.models.registry.source import LocalGGUF, parse_source
+from headrace.models.registry.store import Store, StoredModel, directory_bytes
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError, UsageError
+from headrace.runtime.metrics.cost import StepCost
+from headrace.runtime.ops.kv_format import FLOAT16, FORMATS
+
+if TYPE_CHECKING:
+    from headrace.models.network.mlx_lm import MlxLmNetwork
+
+MEMORY_CONTEXT = 4096
+
+Document = dict[str, Any]
+
+
+def overview(store: Store, usable: int | None = None) -> list[Document]:
+    """One document a model: first what is installed, then the rest of the catalog.
+
+    usable: bytes that a model may take on this machine, for `context_fits`; None where that is not known.
+    """
+    catalog = load_catalog()
+    stored = store.list()
+    names = {model.name for model in stored}
+    rows = [_installed(model, catalog.get(model.name), usable) for model in stored]
+    return rows + [_available(entry, usable) for name, entry in catalog.items() if name not in names]
+
+
+def catalog_document(entry: CatalogEntry, usable: int | None = None) -> Document:
+    """All the catalog knows of a model that is not installed. usable: as for `overview`."""
+    source = entry.source
+    origin = f"{source.repo} on the hub" if isinstance(source, HubRepo) else f"the package {source.requirement}"
+    return {
+        **_available(entry, usable),
+        "origin": origin,
+        "parameters": entry.shape.parameters,
+        "weight_bytes": entry.weight_bytes,
+        "kv_bytes_per_token": entry.shape.kv_bytes_per_token,
+    }
+
+
+def checkpoint_document(model: ResolvedModel, usable: int | None = None) -> Document:
+    """All that a model's headers, configuration and origin say. Raises CheckpointError for broken files.
+
+    usable: as for `overview`.
+    """
+    from headrace.models.load import (
+        context_length,
+        many_sequences,
+        network_kind,
+    )  # brings mlx, which only this question needs
+
+    checkpoint = open_checkpoint(model.path)
+    network = _mlx_lm_network(checkpoint) if network_kind(checkpoint) == "mlx-lm" else None
+    cost = checkpoint_cost(checkpoint) or (network.cost if network else None)
+    context = context_length(checkpoint)
+    at = min(MEMORY_CONTEXT, context)
+    return {
+        "name": model.name,
+        "installed": True,
+        "stored_as": model.stored_as,
+        "path": str(model.path),
+        "origin": model.origin,
+        "licence": model.licence,
+        "architecture": checkpoint.config.get("model_type"),
+        "decoder": network_kind(checkpoint),
+        "sequences": many_sequences(checkpoint, network),
+        "speculates": _speculates(checkpoint),
+        "context": context,
+        "quantization": quantization_document(checkpoint),
+        "stored_format": checkpoint.foreign.describe() if checkpoint.foreign is not None else None,
+        "requantized": checkpoint.inexact,
+        "weight_bytes": checkpoint.nbytes,
+        "disk_bytes": _disk_bytes(model.path),
+        "tensors": len(checkpoint.tensors),
+        "weight_bytes_per_step": cost.weight_bytes if cost is not None else None,
+        "kv_bytes_per_token": cost.kv_bytes_per_token if cost is not None else None,
+        "bytes_per_step": cost.step_bytes(at) if cost is not None else None,
+        "memory_context": at,
+        "memory_bytes": _memory(checkpoint, cost, at),
+        "context_fits": _fits(checkpoint, cost, context, usable, network),
+    }
+
+
+def _speculates(checkpoint: Checkpoint) -> bool | None:
+    """Whether guesses can be verified; None where nothing here runs the model."""
+    from headrace.models.load import takes_guesses
+
+    try:
+        return takes_guesses(checkpoint)
+    except (CheckpointError, UnsupportedModelError):
+        return None
+
+
+def memory_needed(name: str | None) -> int | None:
+    """Bytes that a model takes with MEMORY_CONTEXT tokens; None where that is not known.
+
+    Raises what `resolve` raises for what is not there: nothing is fetched, no local GGUF file converted.
+    """
+    if isinstance(parse_source(name or DEFAULT_MODEL), LocalGGUF):
+        return None
+    checkpoint = open_checkpoint(resolve(name, fetch=False).path)
+    context = checkpoint.config.get("max_position_embeddings")
+    at = min(MEMORY_CONTEXT, context) if isinstance(context, int) else MEMORY_CONTEXT
+    return _memory(checkpoint, checkpoint_cost(checkpoint), at)
+
+
+def quantization_document(checkpoint: Checkpoint) -> Document:
+    """How many modules are stored in which format, and which modules differ from the commonest one."""
+    section = checkpoint.quantization or {}
+    formats: dict[str, str] = {}
+    for tensor, info in checkpoint.tensors.items():
+        module, _, part = tensor.rpartition(".")
+        if part == "scales":
+            formats[module] = _format_of(section, module)
+        elif part == "weight" and len(info.shape) > 1:
+            formats.setdefault(module, info.dtype)
+    counts = Counter(formats.values()).most_common()
+    usual = counts[0][0] if counts else None
+    return {
+        "formats": dict(counts),
+        "differing": {module: name for module, name in formats.items() if name != usual},
+    }
+
+
+def _format_of(section: Mapping[str, Any], module: str) -> str:
+    entry = section.get(module)
+    own = entry if isinstance(entry, Mapping) else {}
+    bits, group = own.get("bits", section.get("bits")), own.get("group_size", section.get("group_size"))
+    mode = own.get("mode", section.get("mode", "affine"))
+    return f"{bits}-bit, groups of {group}" + ("" if mode == "affine" else f", {mode}")
+
+
+def _available(entry: CatalogEntry, usable: int | None) -> Document:
+    return {
+        "name": entry.name,
+        "installed": False,
+        "default": entry.name == DEFAULT_MODEL,
+        "title": entry.title,
+        "download_bytes": entry.download_bytes,
+        "memory_context": min(MEMORY_CONTEXT, entry.context),
+        "memory_bytes": entry.memory_bytes(MEMORY_CONTEXT),
+        "context": entry.context,
+        "context_fits": kv_fits(shape_of_entry(entry), usable, packs=True),
+        "quantization": entry.quantization,
+        "licence": entry.licence,
+    }
+
+
+def _installed(model: StoredModel, entry: CatalogEntry | None, usable: int | None) -> Document:
+    document: Document = {
+        "name": model.name,
+        "installed": True,
+        "default": model.name == DEFAULT_MODEL,
+        "title": model.origin.get("id", model.name),
+        "origin": model.origin.get("source"),
+        "licence": model.origin.get("licence"),
+        "disk_bytes": _disk_bytes(model.path),
+        "memory_context": MEMORY_CONTEXT,
+        "memory_bytes": None,
+        "context": None,
+        "context_fits": None,
+        "quantization": None,
+        "problem": None,
+    }
+    try:
+        checkpoint = open_checkpoint(model.path)
+        context = checkpoint.config.get("max_position_embeddings")
+        document["context"] = context if isinstance(context, int) else None
+        at = min(MEMORY_CONTEXT, document["context"] or MEMORY_CONTEXT)
+        document["memory_context"], cost = at, checkpoint_cost(checkpoint)
+        document["memory_bytes"] = _memory(checkpoint, cost, at)
+        document["context_fits"] = _fits(checkpoint, cost, document["context"] or MEMORY_CONTEXT, usable)
+        document["quantization"] = next(iter(quantization_document(checkpoint)["formats"]), None)
+    except CheckpointError as error:  # one broken model must not hide the others
+        document["problem"] = str(error)
+    if entry is None:
+        return document
+    # The catalog knows it by better names; what it takes is what its headers say, as `checkpoint_document` has it.
+    document["quantization"] = None
+    return {**_available(entry, usable), **{key: value for key, value in document.items() if value is not None}}
+
+
+def _mlx_lm_network(checkpoint: Checkpoint) -> "MlxLmNetwork | None":
+    """Made, but none of its arrays is read; None where not even mlx-lm has a network for the checkpoint."""
+    import mlx.core as mx
+
+    from headrace.models.network.mlx_lm import MlxLmNetwork  # half a second of imports, which a list does not spend
+
+    try:
+        return MlxLmNetwork(checkpoint, device=mx.DeviceType.gpu)
+    except UnsupportedModelError:
+        return None
+
+
+def _memory(checkpoint: Checkpoint, cost: StepCost | None, context: int) -> int | None:
+    """Bytes it takes with `context` tokens in the cache; None where the size of a token is not known."""
+    if cost is None:
+        return None
+    shape = shape_to_run(checkpoint)
+    return held_weights(checkpoint, shape) + cost.kv_bytes(context) + working_memory(shape)
+
+
+def _fits(
+    checkpoint: Checkpoint,
+    cost: StepCost | None,
+    context: int,
+    usable: int | None,
+    network: "MlxLmNetwork | None" = None,
+) -> Fits | None:
+    """Context that fits in each format; in f16 alone where K/V cannot be had in another.
+
+    network: of mlx-lm's, for models that run through it; without, what these can beside f16 is not found out.
+    """
+    if cost is None or usable is None:
+        return None
+    from headrace.models.load import own_decoder  # brings mlx
+    from headrace.models.network.long_rope_decoder import long_rope
+
+    config = own_decoder(checkpoint)
+    if config is not None:
+        shape = shape_of_checkpoint(checkpoint)
+        held = replace(shape, resident_bytes=held_weights(checkpoint, shape))
+        return kv_fits(held, usable, packs=long_rope(config) is None)
+    costs = {FLOAT16.name: cost}
+    if network is not None:
+        for kind in FORMATS[1:]:
+            with suppress(UsageError):
+                costs[kind.name] = network.with_kv(kind).cost
+    shape = shape_to_run(checkpoint)
+    room = usable - held_weights(checkpoint, shape) - working_memory(shape)
+    return {name: max(0, each.longest_context(room, context)) for name, each in costs.items()}
+
+
+def _disk_bytes(path: Path) -> int:
+    """What the model takes on disk; a hub snapshot is links, whose targets count."""
+    links = sum(file.stat().st_size for file in path.iterdir() if file.is_symlink() and file.exists())
+    return links + directory_bytes(path)

@@ -1,0 +1,125 @@
+"""Tables that fit their terminal: whole columns leave, the least telling first, and a figure is never cut.
+
+Where not even the columns that must stay fit side by side, a row becomes two lines: its first cell, and the others
+indented below it. Only a column that says so (`least`, for titles and names) is ever shortened, with an ellipsis.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Union
+
+from headrace.app.output.sanitise import sanitise
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+Cell = Union[str, "Text"]
+_GAP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table. `leaves`: 0 stays; of the others the one with the highest leaves first where room ends."""
+
+    name: str
+    cells: Sequence[Cell]
+    leaves: int = 0
+    right: bool = True
+    least: int | None = None  # text that may be shortened to so many characters
+
+    @property
+    def width(self) -> int:
+        return max(_length(cell) for cell in (self.name, *self.cells))
+
+    @property
+    def narrowest(self) -> int:
+        return self.width if self.least is None else min(self.width, self.least)
+
+
+def table_lines(
+    columns: Sequence[Column], width: int | None, *, header: bool = True, rule: bool = True
+) -> list["Text"]:
+    """The table as lines of at most `width` cells (None: as wide as it gets), with a bold header and a rule below it.
+
+    A line is longer only if a single figure is.
+    """
+    from rich.text import Text
+
+    chosen = _fitting([replace(column, cells=[_shown(cell) for cell in column.cells]) for column in columns], width)
+    groups = _groups(chosen, width)
+    head = [_line([column.name for column in group], group, width, style="bold") for group in groups]
+    rows = range(len(chosen[0].cells))
+    body = [_line([column.cells[row] for column in group], group, width) for row in rows for group in groups]
+    if rule:
+        head.append(Text("─" * max(line.cell_len for line in (*head, *body)), style="dim"))
+    return [*head, *body] if header else body
+
+
+def print_lines(lines: Sequence["Text"], *, stderr: bool = False) -> None:
+    """Write them as they are: no wrapping, styled only where `app.output.terminal` allows it."""
+    from headrace.app.output.terminal import console
+
+    screen = console(stderr=stderr)
+    for line in lines:
+        screen.print(line, no_wrap=True, overflow="ignore", crop=False)
+
+
+def _fitting(columns: Sequence[Column], width: int | None) -> list[Column]:
+    """The columns that there is room for; one that is empty throughout says nothing and leaves anyway."""
+    kept = [column for column in columns if not column.leaves or any(map(_length, column.cells))]
+    while width is not None and _total([column.narrowest for column in kept]) > width:
+        droppable = [column for column in kept if column.leaves]
+        if not droppable:
+            break
+        kept.remove(max(droppable, key=lambda column: column.leaves))
+    return kept
+
+
+def _groups(columns: list[Column], width: int | None) -> list[list[Column]]:
+    """The columns that share a line: all of them where there is room, else the first alone and the others below it."""
+    if width is None or _total([column.narrowest for column in columns]) <= width:
+        return [columns]
+    groups = [columns[:1], []]
+    for column in columns[1:]:
+        if groups[-1] and _GAP + _total([other.narrowest for other in (*groups[-1], column)]) > width:
+            groups.append([])
+        groups[-1].append(column)
+    indent = Column("", [""] * len(columns[0].cells))  # its gap is what indents
+    return [groups[0], *([indent, *group] for group in groups[1:] if group)]
+
+
+def _line(cells: Sequence[Cell], columns: Sequence[Column], limit: int | None, style: str = "") -> "Text":
+    """One line of cells, in the columns' widths; where that is too much, text is shortened."""
+    from rich.text import Text
+
+    widths = [column.width for column in columns]
+    for index, column in enumerate(columns):
+        if limit is not None and column.least is not None:
+            widths[index] = max(column.narrowest, widths[index] - max(0, _total(widths) - limit))
+    line = Text(style=style)
+    for number, (cell, column, width) in enumerate(zip(cells, columns, widths, strict=True)):
+        text = Text(cell) if isinstance(cell, str) else cell.copy()
+        if column.least is not None:
+            text.truncate(width, overflow="ellipsis")
+        space = " " * (width - text.cell_len)
+        line.append(" " * _GAP if number else "")
+        line.append_text(Text.assemble(space, text) if column.right else Text.assemble(text, space))
+    line.rstrip()
+    return line
+
+
+def _shown(cell: Cell) -> Cell:
+    """What a cell with somebody else's words shows, which has its width: one line that drives no terminal."""
+    return sanitise(cell).replace("\n", " ") if isinstance(cell, str) else cell
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + _GAP * (len(widths) - 1)
+
+
+def _length(cell: Cell) -> int:
+    if isinstance(cell, str):
+        from rich.cells import cell_len
+
+        return cell_len(cell)
+    return cell.cell_len

@@ -1,0 +1,44 @@
+"""What a stream's terminal may be sent: asked here by everything that draws outside the chat.
+
+Two questions, since they have two answers: may a line be drawn over, and may text have a style (colour, bold, dim)?
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, TextIO
+
+from headrace.app.output.sanitise import sanitise
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+
+
+def can_redraw(stream: TextIO) -> bool:
+    """Whether progress can be drawn in place: on a terminal that is not TERM=dumb."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def may_style(stream: TextIO) -> bool:
+    """Whether text may be styled: where lines can be drawn over, unless NO_COLOR is set."""
+    return can_redraw(stream) and not os.environ.get("NO_COLOR")
+
+
+def console(*, stderr: bool = False) -> "Console":
+    """A rich console that styles only where that is allowed; no text is read as markup or drives the terminal."""
+    from rich.console import Console
+
+    class Sanitised(Console):
+        def render(self, renderable: "RenderableType", options: "ConsoleOptions | None" = None) -> "Iterable[Segment]":
+            for segment in super().render(renderable, options):
+                yield segment if segment.control else segment._replace(text=sanitise(segment.text))
+
+    styled = may_style(sys.stderr if stderr else sys.stdout)
+    return Sanitised(stderr=stderr, highlight=False, markup=False, color_system="auto" if styled else None)
+
+
+def table_width(stream: TextIO) -> int | None:
+    """The columns a table may take: those of the terminal; None where nobody looks and nothing need leave."""
+    return shutil.get_terminal_size().columns if stream.isatty() else None

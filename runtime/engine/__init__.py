@@ -1,0 +1,1 @@
+"""Requests in, events out: scheduling, the decode loop, prefill."""

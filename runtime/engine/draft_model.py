@@ -1,0 +1,99 @@
+"""Guesses from a smaller network with the same vocabulary, which reads along with K/V of its own.
+
+It guesses what the sequence's own sampler would choose from the draft's logits, with the random keys of those very
+positions: where both networks agree on what is likely, they draw the same ("drafter-invariant" coupling, Daliri et al.
+2024, arXiv:2408.07978).
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from headrace.runtime.engine.decode import agreed, decode_step
+from headrace.runtime.engine.prefill import ChunkSizer, feed, prefill
+from headrace.runtime.network import Network
+from headrace.runtime.sampling.sampler import Sampler
+from headrace.runtime.speculation.acceptance import Acceptance
+from headrace.runtime.speculation.proposer import MOST
+
+_CHANCE = 0.7  # of a guess, before anything was seen
+_RUN = 16  # tokens that are read at once without being a prompt
+_NEW = 0.2  # the weight of a new measurement
+
+
+class Draft:
+    """A draft network's guesses for one sequence of at most `limit` entries, drawn as `sampler()` now would."""
+
+    source = "draft"
+    reads_all = True
+
+    def __init__(self, network: Network[Any], limit: int, vocab_size: int, sampler: Callable[[], Sampler]) -> None:
+        """vocab_size: rows of logits that the sampler takes; networks of one vocabulary may be padded differently."""
+        self.price_s = 0.0
+        self._vocab_size = vocab_size
+        self._network = network
+        self._sampler = sampler
+        self._cache = network.make_cache(limit)
+        self._sizer = ChunkSizer()
+        self._acceptance = Acceptance([_CHANCE] * (MOST + 1))
+        self._tokens: Sequence[int] = ()
+        self._known = 0  # tokens, when it guessed last
+        self._guesses: Sequence[int] = ()
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """See `Proposer`. Of what was guessed, K/V stay as far as it was right."""
+        came = tokens[self._known : self._known + len(self._guesses)]
+        right = agreed(came, self._guesses[: len(came)])
+        for place in range(min(right + 1, len(came))):
+            self._acceptance.saw(place, place < right)
+        if self._guesses:
+            self._cache.commit(min(right, self._cache.length - self._cache.committed))
+            self._cache.rollback()
+        self._tokens, self._known, self._guesses = tokens, len(tokens), ()
+
+    def chances(self, most: int) -> Sequence[float]:
+        """See `Proposer`."""
+        return [self._acceptance.chance(place) for place in range(most)]
+
+    def propose(self, count: int) -> Sequence[int]:
+        """See `Proposer`. Reads what is new first; of a prompt a chunk a time, and guesses nothing until it is through.
+
+        So an answer goes on meanwhile, and a cancel is heard between two chunks.
+        """
+        if not self._read():
+            return ()
+        began = time.perf_counter()
+        sampler = self._sampler()
+
+        def sample(logits: mx.array) -> mx.array:
+            return sampler(_fit(logits, self._vocab_size))
+
+        chosen = [mx.array([self._tokens[-1]], mx.uint32)]
+        for _ in range(count):
+            chosen.append(decode_step(self._network, self._cache, sample, chosen[-1]))
+        guesses: list[int] = mx.concatenate(chosen[1:]).tolist()  # type: ignore[assignment]
+        self._cache.commit(1)
+        self._guesses = guesses
+        took = (time.perf_counter() - began) / count
+        self.price_s += (_NEW if self.price_s else 1.0) * (took - self.price_s)
+        return guesses
+
+    def _read(self) -> bool:
+        """All tokens but the last, or a chunk of them; whether these were all."""
+        new = self._tokens[self._cache.length : -1]
+        if len(new) > _RUN:
+            return next(prefill(self._network, self._cache, new, self._sizer)) == len(new)
+        if new:
+            feed(self._network, self._cache, mx.array(list(new), mx.uint32), "decode")
+            self._cache.commit(len(new))
+        return True
+
+
+def _fit(logits: mx.array, vocab_size: int) -> mx.array:
+    """(1, V) of one padded vocabulary -> (1, vocab_size) of another."""
+    lacking = vocab_size - logits.shape[-1]
+    if lacking > 0:
+        return mx.pad(logits, [(0, 0), (0, lacking)], constant_values=-mx.inf)
+    return logits[:, :vocab_size] if lacking else logits

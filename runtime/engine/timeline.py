@@ -1,0 +1,120 @@
+"""The stopwatch of one generation: when what happened, the record of each step, the summary at the end.
+
+The only place that turns clock readings into the figures people see; definitions in `runtime.metrics.telemetry`.
+"""
+
+import time
+from array import array
+from collections.abc import Callable
+from math import fsum
+
+import mlx.core as mx
+
+from headrace.runtime.kv.cache import Cache
+from headrace.runtime.metrics.cost import StepCost
+from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary
+
+
+class Timeline:
+    """Started when a request is submitted. `clock` gives seconds and must be monotonic."""
+
+    def __init__(
+        self,
+        *,
+        cost: StepCost,
+        prompt_tokens: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._cost = cost
+        self._kv_written = cost.kv_bytes_written()
+        self._prompt_tokens = prompt_tokens
+        self._reused_tokens = 0
+        self._clock = clock
+        self._submitted = clock()
+        self._admitted = self._prefilled = self._submitted
+        self._last = self._submitted  # when the newest step's token could be read
+        self._latencies = array("d")  # of each step, as its record has it
+        self._tokens = array("l")  # that each said
+        self._proposed = 0
+        self._bytes = 0  # moved by all steps but the first, whose latency is not an inter-token latency
+
+    def admitted(self, reused_tokens: int) -> None:
+        """Its turn has come: everything up to here was waiting. So many tokens of the prompt are in the cache."""
+        self._reused_tokens = reused_tokens
+        self._admitted = self._prefilled = self._clock()
+
+    def prefilled(self) -> None:
+        """A chunk of the prompt is done. Everything up to here was prefill; after the last, decode starts now."""
+        self._prefilled = self._clock()
+
+    def step_done(
+        self, cache: Cache, batch: int = 1, tokens: int = 1, proposed: int = 0, source: str | None = None
+    ) -> StepRecord:
+        """A step's `tokens` have been read and as many entries committed. `batch` sequences took part in its pass.
+
+        proposed: how many had been guessed, and by what.
+        """
+        now = self._clock()
+        latency = now - (self._last if self._latencies else self._prefilled)
+        self._last = now
+        self._latencies.append(latency)
+        self._tokens.append(tokens)
+        self._proposed += proposed
+        rows = 1 + proposed
+        past = cache.committed - tokens
+        record = StepRecord(
+            index=len(self._latencies) - 1,
+            context=cache.committed,
+            latency_s=latency,
+            weight_bytes=self._cost.weight_bytes,
+            kv_bytes_read=self._cost.kv_bytes_read(past + proposed),  # by all rows of the sequence at once
+            kv_bytes_written=self._kv_written * rows,
+            kv_used_bytes=cache.committed_bytes,
+            kv_allocated_bytes=cache.allocated_bytes,
+            active_memory_bytes=mx.get_active_memory(),
+            peak_memory_bytes=mx.get_peak_memory(),
+            batch=batch,
+            proposed=proposed,
+            accepted=tokens - 1,
+            source=source,
+        )
+        if len(self._latencies) > 1:
+            self._bytes += record.step_bytes
+        return record
+
+    def unsay(self, tokens: int) -> None:
+        """The last so many tokens of the newest step do not count: the answer had ended before them."""
+        if tokens > 0:
+            self._tokens[-1] -= tokens
+
+    def summary(self, cache: Cache | None, completion_tokens: int) -> Summary:
+        """The generation so far, in figures; those of the steps come from their records, and from nothing else.
+
+        cache: None of a request whose turn never came.
+        """
+        committed, held = (cache.committed, cache.committed_bytes) if cache else (0, 0)
+        first, steps = self._latencies[:1], self._latencies[1:]
+        each = [latency / said for latency, said in zip(steps, self._tokens[1:], strict=True) for _ in range(said)]
+        decode_s = fsum(steps)  # t_last - t_first
+        return Summary(
+            prompt_tokens=self._prompt_tokens,
+            reused_tokens=self._reused_tokens,
+            prefill_tokens=max(0, min(committed, self._prompt_tokens - 1) - self._reused_tokens),
+            completion_tokens=completion_tokens,
+            steps=len(self._latencies),
+            queue_s=self._admitted - self._submitted,
+            prefill_s=self._prefilled - self._admitted,
+            first_step_s=first[0] if first else None,
+            ttft_s=self._prefilled - self._submitted + first[0] if first else None,
+            step_latency=Percentiles.of(steps),
+            step_s=decode_s / len(steps) if steps else None,
+            itl=Percentiles.of(each),
+            tpot_s=decode_s / len(each) if each else None,
+            weight_bytes_per_step=self._cost.weight_bytes,
+            kv_bytes_per_token=self._cost.kv_bytes_per_token,
+            kv_cache_bytes=held,
+            achieved_gb_s=self._bytes / decode_s / 1e9 if decode_s > 0 else None,
+            peak_memory_bytes=mx.get_peak_memory(),
+            proposed=self._proposed,
+            accepted=sum(self._tokens) - len(self._tokens),
+        )

@@ -1,0 +1,1 @@
+"""Step records, costs in bytes and FLOPs, units."""

@@ -1,0 +1,1 @@
+"""Token selection: logits to token ids, with a random key per position."""

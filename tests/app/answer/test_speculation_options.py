@@ -1,0 +1,97 @@
+"""`--speculate`, the setting, and a batch line's key: what the engine is asked in the end."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from headrace.app.answer.speculation import speculation
+from headrace.app.batch.answering import Asking
+from headrace.app.batch.line import Defaults, Line
+from headrace.app.batch.parse import parse_line
+from headrace.app.cli.batch import batch
+from headrace.app.cli.run import run
+from headrace.app.cli.run_report import RunReport, summary_line, table
+from headrace.models.load import load_model
+from headrace.models.text.chat_prompt import ChatPrompt
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import Request
+from tests.tiny_chat import write_chat_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Request]:
+    """Every request that reaches an engine."""
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    found: list[Request] = []
+    check = Engine._check
+    monkeypatch.setattr(Engine, "_check", lambda engine, request: found.append(request) or check(engine, request))
+    return found
+
+
+def test_what_people_choose_is_what_the_engine_is_asked() -> None:
+    assert speculation(None) == speculation("ngram") == "ngram"
+    assert speculation("off") == speculation("off", draft=True) == "off"
+    assert speculation(None, draft=True) == "draft"
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "expected"),
+    [
+        ((), "", "ngram"),
+        (("--speculate", "off"), "", "off"),
+        ((), '[sampling]\nspeculate = "off"\n', "off"),
+        (("--speculate", "ngram"), '[sampling]\nspeculate = "off"\n', "ngram"),
+        (("--speculate", "off", "--raw"), "", "off"),
+        (("--speculate", "off", "--samples", "2", "-t", "1"), "", "off"),
+    ],
+)
+def test_run_asks_what_was_chosen(
+    model: Path, asked: list[Request], tmp_path: Path, options: tuple[str, ...], settings: str, expected: str
+) -> None:
+    (tmp_path / "home" / "config").mkdir(parents=True)
+    (tmp_path / "home" / "config" / "settings.toml").write_text(settings)
+    arguments = ["hi", "-m", str(model), "-n", "2", *options]
+    assert CliRunner().invoke(run, arguments, catch_exceptions=False, standalone_mode=False).return_value == 0
+    assert {request.speculate for request in asked} == {expected}
+
+
+def test_a_batch_asks_line_by_line(model: Path, asked: list[Request], tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps({"prompt": "a"}) + "\n" + json.dumps({"prompt": "b", "speculate": "ngram"}) + "\n")
+    arguments = [str(source), "-m", str(model), "-n", "2", "--speculate", "off"]
+    assert CliRunner().invoke(batch, arguments, catch_exceptions=False, standalone_mode=False).return_value == 0
+    assert sorted(request.speculate for request in asked) == ["ngram", "off"]
+    done = CliRunner().invoke(batch, [str(source), "-m", str(model), "-n", "150", "-t", "0"], standalone_mode=False)
+    assert "guessed tokens accepted (" in done.stderr
+    loaded = load_model(model, name="tiny")
+    line = parse_line(json.dumps({"prompt": "a"}).encode(), 1, Defaults())
+    assert isinstance(line, Line)
+    assert Asking(loaded, ChatPrompt(loaded.tokenizer)).request(line).speculate == "ngram"
+
+
+def test_the_account_of_an_answer_tells_tokens_from_steps(
+    model: Path, asked: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports: list[RunReport] = []
+    monkeypatch.setattr("headrace.app.cli.run._report", lambda report, **_: reports.append(report))
+    for choice in ("ngram", "off"):
+        arguments = ["hi", "-m", str(model), "-n", "200", "-t", "0", "--stats", "--speculate", choice]
+        CliRunner().invoke(run, arguments, catch_exceptions=False, standalone_mode=False)
+    guessed, plain = reports
+    assert guessed.text == plain.text
+    summary = guessed.finished.summary
+    assert summary.accepted > 0, "a tiny model goes round in circles, which can be guessed"
+    said = f"{summary.completion_tokens / summary.steps:.2f}"
+    assert f" · {said} tok/step · " in summary_line(guessed)
+    assert dict(table(guessed))["guesses"].startswith(f"{summary.accepted} of {summary.proposed} accepted (")
+    assert "steps/s" in dict(table(guessed))["roofline"]
+    assert "tok/step" not in summary_line(plain)
+    assert "guesses" not in dict(table(plain))
+    assert [request.speculate for request in asked] == ["ngram", "off"]

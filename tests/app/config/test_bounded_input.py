@@ -1,0 +1,35 @@
+"""What the command line names is read to its end, or refused where it has none."""
+
+import io
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.app.config.bounded_input import read_bounded
+from headrace.runtime.errors import UsageError
+
+
+def test_a_file_and_standard_input_are_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = os.urandom(3 << 20)
+    file = tmp_path / "file"
+    file.write_bytes(content)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert read_bounded(file, len(content)) == content
+    assert read_bounded(None, len(content)) == content
+    assert not sys.stdin.closed
+    with pytest.raises(UsageError, match=r"file has more than 3\.00 MiB, the most that is read"):
+        read_bounded(file, len(content) - 1)
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no such device")
+def test_what_has_no_end_is_refused() -> None:
+    with pytest.raises(UsageError, match="/dev/zero has more than"):
+        read_bounded(Path("/dev/zero"), 9 << 20)
+
+
+@pytest.mark.parametrize("name", ["nowhere", ".", "a\0b"])
+def test_what_cannot_be_read_is_named(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_bounded(tmp_path / name, 9)

@@ -1,0 +1,52 @@
+"""Presets: read and written without loss, nothing unknown accepted."""
+
+from pathlib import Path
+
+import pytest
+
+from headrace.app.config.presets import Preset, delete_preset, load_presets, save_preset
+from headrace.runtime.errors import UsageError
+
+
+def test_what_is_saved_is_read_and_the_rest_of_the_file_kept(tmp_path: Path) -> None:
+    path = tmp_path / "presets.toml"
+    assert load_presets(path) == {}
+    path.write_text('# mine\n[old]\nsystem = "Be brief."  # always\ntemperature = 1\n')
+    new = Preset('Say "ü"\nand [x]', {"temperature": 0.2, "top_k": 5, "stop": ["###", "\n"], "thinking": False})
+    save_preset("a b.c", new, path)
+    assert load_presets(path) == {"old": Preset("Be brief.", {"temperature": 1}), "a b.c": new}
+    assert path.read_text().startswith('# mine\n[old]\nsystem = "Be brief."  # always\n')
+    save_preset("a b.c", Preset(), path)
+    assert load_presets(path)["a b.c"] == Preset()
+    delete_preset("a b.c", path)
+    assert list(load_presets(path)) == ["old"]
+    with pytest.raises(UsageError, match="there is no preset a b"):
+        delete_preset("a b.c", path)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("x = 1", "x is a preset"),
+        ("[p]\ntemprature = 1", r"unknown setting temprature in \[p\]"),
+        ("[p]\ntemperature = -1", r"temperature in \[p\] must be 0 or more"),
+        ("[p]\ntop_k = 1.5", "must be a whole number"),
+        ("[p]\nstop = 'x'", "must be a list of texts"),
+        ("[p]\nsystem = 1", "must be a text"),
+        ("[p", "not valid TOML"),
+    ],
+)
+def test_what_is_not_understood_is_named_and_not_touched(text: str, problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "presets.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=problem):
+        load_presets(path)
+    with pytest.raises(UsageError, match=problem):
+        save_preset("new", Preset("x"), path)
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("name", ["", " ", "x" * 41, "a\nb"])
+def test_a_name_has_to_be_one(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="name"):
+        save_preset(name, Preset(), tmp_path / "presets.toml")

@@ -1,0 +1,157 @@
+"""Tables in narrow terminals: what leaves, what stays, and that no figure is ever cut."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from headrace.app.bench.compare.documents import compare_documents
+from headrace.app.bench.compare.history import History
+from headrace.app.bench.show import compare_view, history_view
+from headrace.app.cli.models import models
+from headrace.app.cli.predict import fit, predict
+from headrace.app.cli.sessions import sessions
+from headrace.app.output.tables import Column, table_lines
+from headrace.app.sessions.store import SessionStore
+from tests.app.bench.test_views import DOCUMENT
+from tests.tiny import config_of
+
+WIDTHS = (80, 60, 40)
+
+
+def lines(columns: list[Column], width: int | None, **options: bool) -> list[str]:
+    return [line.plain for line in table_lines(columns, width, **options)]
+
+
+COLUMNS = [
+    Column("name", ["one", "another"], right=False),
+    Column("bar", ["━━━━━━━━━━", "━━━━"], leaves=2, right=False),
+    Column("speed", ["1,234", "5"]),
+    Column("detail", ["12", "3"], leaves=1),
+]
+
+
+def test_the_least_telling_column_leaves_first() -> None:
+    assert lines(COLUMNS, None)[0] == "name     bar         speed  detail"
+    assert lines(COLUMNS, 34) == lines(COLUMNS, None)
+    assert lines(COLUMNS, 33)[0] == "name     speed  detail"
+    assert lines(COLUMNS, 14) == ["name     speed", "──────────────", "one      1,234", "another      5"]
+
+
+def test_what_must_stay_goes_below_where_it_does_not_fit_beside() -> None:
+    assert lines(COLUMNS, 13, rule=False) == ["name", "  speed", "one", "  1,234", "another", "      5"]
+
+
+def test_only_text_that_may_be_is_shortened() -> None:
+    columns = [Column("title", ["a long title of a chat"], right=False, least=6), Column("n", ["123456789"])]
+    assert lines(columns, 20, header=False) == ["a long t…  123456789"]
+    assert all("123456789" in "".join(lines(columns, width)) for width in range(1, 40))
+
+
+def test_a_column_without_a_figure_says_nothing() -> None:
+    assert lines([Column("a", ["1"]), Column("b", [""], leaves=1)], None, header=False) == ["1"]
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run something as on a terminal of some width; its lines."""
+
+    def shown(width: int, command: click.Command, *arguments: str) -> list[str]:
+        monkeypatch.setenv("COLUMNS", str(width))
+        for name in ("predict.view", "cli.models", "cli.sessions"):
+            monkeypatch.setattr(f"headrace.app.{name}.table_width", lambda _: width)
+        done = CliRunner().invoke(command, arguments, catch_exceptions=False)
+        return str(done.stdout).splitlines()
+
+    return shown
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+
+
+def figures(text: str) -> set[str]:
+    return set(re.findall(r"\d[\d,.]*\d|\d", text))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_predict_keeps_its_speeds(terminal: Any, width: int, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config_of("qwen3")))
+    arguments = ("-m", str(tmp_path), "--chip", "m4 max", "--chip", "rtx 4090", "--context", "0,100,200")
+    document = json.loads("".join(terminal(width, predict, *arguments, "--json")))
+    shown = terminal(width, predict, *arguments)
+    table = [line for line in shown if "tok/s with" not in line]
+    speeds = [found["expected"] for target in document["targets"] for found in target["predictions"]]
+    assert all(f"{speed:,.0f}" in "\n".join(table) for speed in speeds if speed)
+    first = next(index for index, line in enumerate(shown) if line.startswith("chip"))
+    last = max(index for index, line in enumerate(shown) if "tok/s" in line or "@" in line)
+    assert max(map(len, shown[first:last])) <= width  # sentences around the table are whole lines in a pipe
+    assert "…" not in "\n".join(shown)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_fit_chips_and_models_list_keep_theirs(terminal: Any, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What fits follows the memory that is free: other tests must not change it between two of these tables.
+    monkeypatch.setattr("headrace.app.cli.models.usable_memory", lambda: 20 << 30)
+    for command, *arguments in (
+        (fit, "--chip", "m2", "--memory", "8"),
+        (predict, "--list-chips"),
+        (models, "list"),
+    ):
+        shown = [line for line in terminal(width, command, *arguments) if not line.startswith(("MEMORY", "--chip"))]
+        whole = terminal(400, command, *arguments)
+        tables = [line for line in shown if line.startswith(("smollm2", "qwen3-4b", "M4", "RTX 5090", "  "))]
+        assert max(map(len, tables)) <= width
+        assert "…" not in "\n".join(shown)
+        assert figures("\n".join(tables)) <= figures("\n".join(whole))
+    assert any(re.search(r"smollm2-135m.*MiB", line) for line in terminal(width, models, "list"))
+    assert re.search(r"RTX 5090\s+1,792", "\n".join(terminal(width, predict, "--list-chips")))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_sessions_list_keeps_ids_and_most_of_the_title(terminal: Any, width: int) -> None:
+    store = SessionStore()
+    made = store.create(title="A long conversation about water mills and the channels that feed them", model="a/model")
+    store.add(made.id, None, "user", "How does a mill wheel work?")
+    store.close()
+    (shown,) = terminal(width, sessions, "list")
+    assert len(shown) <= width
+    assert shown.startswith(made.id)
+    assert "A long conver" in shown
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_compare_keeps_ratio_and_verdict(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(compare_view, "table_width", lambda _: width)
+    comparison = compare_documents(DOCUMENT, DOCUMENT)
+    compare_view.show(comparison)
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= width
+    assert "…" not in shown
+    for row in comparison["tests"]:
+        assert f"{row['ratio']:.3f}" in shown
+        assert row["verdict"] in shown
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_history_keeps_every_speed(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(history_view, "table_width", lambda _: width)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    with History() as kept:
+        kept.add(DOCUMENT)
+        kept.add(DOCUMENT)
+        history_view.show_history(kept)
+    shown = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    assert max(map(len, shown.splitlines())) <= width
+    assert len(re.findall(r"tg64 @ d2048 \d+", shown)) == 2, shown

@@ -1,0 +1,78 @@
+"""A file is there whole, old or new, whatever happens to its writer."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.runtime.config.replace_file import replace_file
+
+
+def test_the_new_text_takes_the_old_ones_place(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "folder" / "settings.toml"
+    for text in ("river = 'Länge'\n", ""):
+        replace_file(file, text)
+        assert file.read_text(encoding="utf-8") == text
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_link_to_the_file_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "dotfiles").mkdir()
+    (tmp_path / "settings.toml").symlink_to(tmp_path / "dotfiles" / "settings.toml")
+    replace_file(tmp_path / "settings.toml", "a = 1\n")
+    assert (tmp_path / "settings.toml").is_symlink()
+    assert [path.read_text() for path in (tmp_path / "dotfiles").iterdir()] == ["a = 1\n"]
+
+
+def test_a_link_into_a_folder_that_is_not_there_makes_none(tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").symlink_to(tmp_path / "dotfiles" / "settings.toml")
+    with pytest.raises(FileNotFoundError):
+        replace_file(tmp_path / "settings.toml", "a = 1\n")
+    assert not (tmp_path / "dotfiles").exists()
+    assert (tmp_path / "settings.toml").is_symlink()
+
+
+def test_who_may_read_the_old_text_may_read_the_new_one(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("old\n")
+    for mode in (0o600, 0o644):
+        file.chmod(mode)
+        replace_file(file, "new\n")
+        assert stat.S_IMODE(file.stat().st_mode) == mode
+
+
+def test_a_writer_that_fails_half_way_leaves_the_old_text_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "settings.toml"
+    replace_file(file, "old\n")
+
+    def full(descriptor: int) -> None:
+        os.ftruncate(descriptor, 2)
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("headrace.runtime.config.replace_file.to_disk", full)
+    with pytest.raises(OSError, match="full"):
+        replace_file(file, "new\n")
+    assert file.read_bytes() == b"old\n"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_what_a_killed_writer_left_goes_and_nothing_else_does(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    file = tmp_path / "settings.toml"
+    beside = ".settings.toml.headrace-"
+    left = tmp_path / f"{beside}{gone.pid}"
+    new, running = tmp_path / f"{beside}{2**22 + 5}", tmp_path / f"{beside}{os.getppid()}"
+    names = ("settings.toml.", ".settings.toml.", f"{beside}0", f"{beside}b", ".x.toml.headrace-")  # the user's
+    others = [running, *(tmp_path / f"{name}{gone.pid}" for name in names)]
+    for path in (left, *others):
+        path.write_text("half")
+        os.utime(path, (1e9, 1e9))
+    new.write_text("half")  # so young that it may be another machine's that has this folder, too
+    replace_file(file, "whole")
+    assert set(tmp_path.iterdir()) == {file, new, *others}

@@ -1,0 +1,47 @@
+"""What a format says is what arrays in it take."""
+
+from fractions import Fraction
+
+import mlx.core as mx
+import pytest
+
+from headrace.runtime.errors import UsageError
+from headrace.runtime.ops.kv_format import BFLOAT16, FLOAT16, FLOAT32, FORMATS, K8V4, Q4, Q8, KVFormat, kv_format, plain
+
+
+@pytest.mark.parametrize("kv", [FLOAT32, BFLOAT16, *FORMATS], ids=lambda kv: kv.name)
+@pytest.mark.parametrize("head_dim", [16, 64, 80])
+def test_a_block_takes_what_its_rows_do(kv: KVFormat, head_dim: int) -> None:
+    block = mx.zeros(kv.block_shape(layers=3, kv_heads=2, entries=16, head_dim=head_dim), kv.dtype)
+    assert block.nbytes == 3 * 16 * kv.row_bytes(kv_heads=2, head_dim=head_dim)
+    assert kv.packed or plain(kv.dtype) is kv
+
+
+@pytest.mark.parametrize(("kv", "most"), [(Q8, 0.56), (K8V4, 0.45), (Q4, 0.33)], ids=lambda it: getattr(it, "name", ""))
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+def test_packed_formats_save_what_they_promise(kv: KVFormat, most: float, head_dim: int) -> None:
+    assert kv.row_bytes(1, head_dim) <= most * FLOAT16.row_bytes(1, head_dim)
+    assert Fraction(kv.row_bytes(1, head_dim), 2 * head_dim) == kv.bytes_per_value
+
+
+def test_a_group_shares_what_is_stored_once() -> None:
+    data, scales, biases = mx.quantize(mx.zeros((2 * 4, 128), mx.float16), group_size=32, bits=4)
+    assert Q4.row_bytes(kv_heads=4, head_dim=128) == data.nbytes + scales.nbytes + biases.nbytes
+    assert Q4.row_bytes(1, 80) == 2 * (40 + 3 * 4)  # the last part of a row is a group, too
+
+
+def test_formats_are_known_by_name() -> None:
+    assert [kv_format(name) for name in ("f16", "q8", "k8v4", "q4")] == list(FORMATS)
+    with pytest.raises(UsageError, match="no K/V format is called 'q3'") as error:
+        kv_format("q3")
+    assert error.value.hint == "known: f16, q8, k8v4, q4"
+
+
+def test_part_of_a_block() -> None:
+    assert FLOAT16.part_shape(FLOAT16.block_shape(3, 2, 128, 16), 5) == (3, 2, 2, 5, 16)
+    assert Q8.part_shape(Q8.block_shape(3, 2, 128, 16), 5) == Q8.block_shape(3, 2, 128, 16)
+
+
+def test_other_dtypes_are_refused() -> None:
+    with pytest.raises(ValueError, match="not stored as int32"):
+        plain(mx.int32)

@@ -1,0 +1,160 @@
+"""A feed-forward of experts on the native kernels against the MLX reference, on every instruction set of this machine.
+
+The router is plain, so that both choose alike. Activations that meet 2-, 4- or 8-bit weights are rounded to 16 bits:
+5e-4 of the largest answer is what that makes of two products in a row; 2e-5 is the order of additions.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from headrace.runtime.metrics.cost import FLOAT_MODES
+from headrace.runtime.ops import Mixture, Weight, native, reference
+from tests.kernels import INSTRUCTION_SETS, Exact, on_instruction_set
+
+pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
+
+EXPERTS, ACTIVE, EPS = 5, 2, 1e-5
+
+
+@pytest.fixture(params=INSTRUCTION_SETS, autouse=True)
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+    yield from on_instruction_set(request.param)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    yield
+    native.set_threads(0)
+
+
+def floats(m: Mixture, mode: str) -> Mixture:
+    """The same shapes in another mode."""
+    bits, group = FLOAT_MODES[mode]
+
+    def quantized(stack: Weight) -> Weight:
+        data, scales = mx.quantize(stack.data, group_size=group, bits=bits, mode=mode)
+        return Weight(data, scales, None, bits, group, stack.bias, mode)
+
+    return replace(m, gate=quantized(m.gate), up=quantized(m.up), down=quantized(m.down))
+
+
+def stack(rows: int, columns: int, bits: int, group: int = 32, bias: bool = True) -> Weight:
+    plain = mx.random.normal((EXPERTS, rows, columns)) * columns**-0.5
+    extra = mx.random.normal((EXPERTS, rows)) if bias else None
+    if bits == 0:
+        return Weight(plain, bias=extra)
+    return Weight(*mx.quantize(plain, group_size=group, bits=bits), bits, group, extra)
+
+
+def mixture(bits: int, width: int = 96, size: int = 160, **changes: Any) -> Mixture:
+    mx.random.seed(bits + size)
+    made = Mixture(
+        router=Weight(mx.random.normal((EXPERTS, width))),
+        gate=stack(size, width, bits),
+        up=stack(size, width, bits),
+        down=stack(width, size, bits if size % 32 == 0 else 0),
+        active=ACTIVE,
+        normalized=True,
+    )
+    return replace(made, **changes)
+
+
+def held(m: Mixture, ops: Any) -> Mixture:
+    parts = {name: ops.prepare(getattr(m, name), mx.float32) for name in ("router", "gate", "up", "down")}
+    return replace(m, **parts)
+
+
+def answers(m: Mixture, x: mx.array, ops: Any = native, activation: str = "silu") -> mx.array:
+    norm = mx.linspace(0.5, 1.5, x.shape[-1])
+    return ops.experts(x, norm, EPS, held(m, ops), activation)
+
+
+def difference(m: Mixture, tokens: int, ops: Any = native, activation: str = "silu") -> float:
+    x = mx.random.normal((1, tokens, m.router.columns))
+    expected = answers(m, x, reference, activation) - x
+    return float((mx.abs(answers(m, x, ops, activation) - x - expected).max() / mx.abs(expected).max()).item())
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 9, 80])
+@pytest.mark.parametrize("bits", [0, 2, 3, 4, 8])
+def test_answers_are_the_references(bits: int, tokens: int) -> None:
+    assert difference(mixture(bits), tokens) < (5e-4 if bits in (2, 4, 8) else 2e-5)
+    assert difference(mixture(bits), tokens, Exact()) < 2e-5
+
+
+@pytest.mark.parametrize("tokens", [1, 9, 80])
+@pytest.mark.parametrize("mode", FLOAT_MODES)
+def test_experts_of_quantized_floats(mode: str, tokens: int) -> None:
+    m = floats(mixture(0), mode)
+    assert difference(m, tokens, activation="clamped") < (2e-5 if mode == "mxfp8" else 5e-4)
+    assert difference(m, tokens, Exact(), activation="clamped") < 2e-5
+
+
+@pytest.mark.parametrize("size", [32, 64, 352])
+def test_any_size_and_rule(size: int) -> None:
+    for m in (mixture(4, 64, size), mixture(4, 64, size, normalized=False), mixture(4, 64, size, active=EXPERTS)):
+        assert difference(m, 3) < 5e-4
+        assert difference(m, 1, activation="gelu") < 5e-4
+
+
+@pytest.mark.parametrize("size", [24, 41])
+def test_rows_that_do_not_fill_a_band(size: int) -> None:
+    m = mixture(4, 64, size)
+    assert difference(m, 1) < 5e-4
+    assert difference(m, 7) < 5e-4
+
+
+def test_parts_of_different_formats() -> None:
+    m = mixture(4, 96, 64, up=stack(64, 96, 8), down=stack(96, 64, 6))
+    assert difference(m, 1) < 5e-4
+    assert difference(m, 11) < 5e-4
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("router_bits", [0, 8])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_a_tokens_answer_has_the_same_bits_beside_any_others(bits: int, router_bits: int) -> None:
+    plain = mx.random.normal((EXPERTS, 256))
+    router = Weight(*mx.quantize(plain, 64, 8), 8, 64) if router_bits else Weight(plain)
+    m = held(mixture(bits, 256, 192, router=router), native)
+    x = mx.random.normal((1, 70, 256))
+    norm = mx.ones(256)
+    native.set_threads(1)
+    together = native.experts(x, norm, EPS, m, "silu")
+    mx.eval(together)
+    for count in (1, 2, 3, 7):
+        native.set_threads(count)
+        assert mx.array_equal(native.experts(x, norm, EPS, m, "silu"), together)
+        alone = [native.experts(x[:, i : i + 1], norm, EPS, m, "silu") for i in range(70)]
+        assert mx.array_equal(mx.concatenate(alone, axis=1), together)
+
+
+def test_more_tokens_than_are_taken_at_once() -> None:
+    m = held(mixture(4, 64, 32), native)
+    x = mx.random.normal((1, 4096, 64))
+    whole = native.experts(x, mx.ones(64), EPS, m, "silu")
+    parts = [native.experts(part, mx.ones(64), EPS, m, "silu") for part in mx.split(x, 4, axis=1)]
+    assert mx.array_equal(whole, mx.concatenate(parts, axis=1))
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+@pytest.mark.parametrize("bits", [0, 4])
+def test_what_is_not_finite_stays_with_its_token(bits: int, tokens: int) -> None:
+    m, x = held(mixture(bits), native), mx.random.normal((1, tokens, 96))
+    x[0, tokens - 1, 40] = float("nan")
+    out = mx.isnan(native.experts(x, mx.ones(96), EPS, m, "silu"))
+    assert out.all(axis=-1).tolist() == [[False] * (tokens - 1) + [True]]
+
+
+def test_misfits_are_refused() -> None:
+    m = held(mixture(4), native)
+    with pytest.raises(ValueError, match="no more than there are"):
+        native.experts(mx.zeros((1, 1, 96)), mx.ones(96), EPS, replace(m, active=EXPERTS + 1), "silu")
+    with pytest.raises(ValueError, match="do not fit"):
+        native.experts(mx.zeros((1, 1, 96)), mx.ones(96), EPS, replace(m, down=m.up), "silu")
+    with pytest.raises(ValueError, match="only part"):
+        native.experts(mx.zeros((1, 1, 96)), mx.ones(96), EPS, replace(m, down=mixture(4).down), "silu")

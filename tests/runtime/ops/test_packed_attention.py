@@ -1,0 +1,83 @@
+"""Attention over packed K/V, whatever the shapes: within what quantization explains of the same over float32 K/V.
+
+`runtime/native/tests/packed.cpp` holds the kernels to the numbers that the codes stand for; here it is the numbers that
+were to be stored.
+"""
+
+from collections.abc import Iterator
+
+import mlx.core as mx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.runtime.ops import BLOCK, AttentionSpec, KVStore, Pass, Phase, SequenceRows, native
+from headrace.runtime.ops.kv_format import FLOAT32, K8V4, Q4, Q8, Coding, KVFormat
+from tests.kernels import INSTRUCTION_SETS, on_instruction_set
+
+pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
+
+
+@pytest.fixture(scope="module", params=INSTRUCTION_SETS)
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+    yield from on_instruction_set(request.param)
+
+
+def attended(kv: KVFormat, spec: AttentionSpec, qkv: mx.array, cuts: list[tuple[int, Phase]]) -> mx.array:
+    """qkv (1, T, ...) of one sequence, in passes of so many rows -> (1, T, H * D)."""
+    store = KVStore([spec.window], spec.kv_heads, spec.head_dim, kv)
+    group, length = store.groups[0], qkv.shape[1]
+    group.slabs.append(native.slab(-(-length // BLOCK), group.block_shape, kv.dtype))
+    table, outs, done = list(range(group.blocks)), [], 0
+    for count, phase in cuts:
+        rows = Pass([SequenceRows(count, done, phase, [table])], store)
+        outs.append(native.attend_pass(qkv[:, done : done + count], rows, 0, spec))
+        mx.eval(outs[-1])
+        done += count
+    return mx.concatenate(outs, axis=1)
+
+
+def step(coding: Coding, largest: float) -> float:
+    """The most that a code is from the next, of numbers up to `largest`."""
+    return largest / 127 if coding.bits == 8 else 2 * largest / 15 * 1.002
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    kv=st.sampled_from([Q8, K8V4, Q4]),
+    head_dim=st.integers(1, 9).map(lambda n: 16 * n),
+    kv_heads=st.integers(1, 3),
+    shared=st.integers(1, 6),
+    prompt=st.integers(1, 300),
+    answer=st.lists(st.integers(1, 5), max_size=3),
+    window=st.none() | st.integers(1, 200),
+    softcap=st.none() | st.just(5.0),
+    seed=st.integers(0, 1000),
+)
+def test_it_is_within_what_quantization_explains(
+    instruction_set: str,
+    kv: KVFormat,
+    head_dim: int,
+    kv_heads: int,
+    shared: int,
+    prompt: int,
+    answer: list[int],
+    window: int | None,
+    softcap: float | None,
+    seed: int,
+) -> None:
+    del instruction_set
+    heads = kv_heads * shared
+    spec = AttentionSpec(heads, kv_heads, head_dim, 0.02, None, window=window, softcap=softcap)
+    length = prompt + sum(answer)
+    qkv = mx.random.uniform(-1, 1, (1, length, (heads + 2 * kv_heads) * head_dim), key=mx.random.key(seed))
+    cuts: list[tuple[int, Phase]] = [(prompt, "prefill")]
+    cuts += [(count, "decode") for count in answer]
+    ours, theirs = attended(kv, spec, qkv, cuts), attended(FLOAT32, spec, qkv, cuts)
+    # Scores move by at most |q| . |error of k|, and softmax weights by twice that, relatively.
+    moved = 0.02 * head_dim * step(kv.keys, 1) / 2
+    bound = 2 * moved * (1 + moved) * 2 + step(kv.values, 1) / 2 + 1e-3
+    assert float(mx.abs(ours - theirs).max()) <= bound
+    others: list[tuple[int, Phase]] = [(count, "prefill") for count in (prompt // 3, prompt - prompt // 3) if count]
+    others += [(1, "decode")] * sum(answer)
+    assert mx.array_equal(ours, attended(kv, spec, qkv, others))

@@ -1,0 +1,325 @@
+"""Guesses change when tokens come, never which: whatever is proposed, wherever a run ends, alone and among others."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.models.network.decoder import Decoder
+from headrace.runtime.engine.draft_model import Draft
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.prefill import FIRST
+from headrace.runtime.engine.request import Event, Finished, Request, Step
+from headrace.runtime.errors import NotEnoughMemoryError, UsageError
+from headrace.runtime.ops import BLOCK, Ops, native, reference
+from headrace.runtime.sampling.sampler import Sampler, SamplingParams
+from tests.speculating import Says, oracle, run, speculating
+from tests.tiny import load_decoder, quantize_model, write_model
+from tests.watched import WatchedNetwork, answer, same_rows, split
+
+PROMPT = [(7 * i * i + 3 * i + 1) % 96 for i in range(BLOCK - 9)]  # answers cross the end of a block
+SAYS = 40
+PLAIN = SamplingParams()
+DRAWN = SamplingParams(temperature=0.9, top_k=40, top_p=0.95, min_p=0.01, seed=3)
+EVERYTHING = replace(DRAWN, repetition_penalty=1.2, presence_penalty=0.4, frequency_penalty=0.3, logit_bias={5: 2.0})
+GREEDY_PENALISED = replace(PLAIN, repetition_penalty=1.3, frequency_penalty=0.5, logit_bias={7: 1.0, 9: -3.0})
+SAMPLINGS = [PLAIN, DRAWN, EVERYTHING, GREEDY_PENALISED]
+BACKENDS: list[Ops] = [reference, *([native] if native.status().available else [])]
+
+
+@pytest.fixture(scope="module", params=BACKENDS, ids=lambda ops: ops.__name__.rpartition(".")[2])
+def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    root = tmp_path_factory.mktemp("speculation")
+    return load_decoder(quantize_model(write_model(root / "plain", "llama"), root / "model"), request.param)
+
+
+@pytest.fixture(scope="module")
+def expected(network: Decoder) -> list[list[Any]]:
+    """What each way of sampling says without guesses, with log probabilities."""
+    requests = [asked(sampling, speculate="off") for sampling in SAMPLINGS]
+    return [said(list(Engine(network, context_limit=256).generate(request))) for request in requests]
+
+
+def asked(sampling: SamplingParams = PLAIN, **more: Any) -> Request:
+    return Request(PROMPT, **{"max_tokens": SAYS, "sampling": sampling, "logprobs": 4} | more)
+
+
+def said(events: Sequence[Event]) -> list[Any]:
+    steps = [event for event in events if isinstance(event, Step)]
+    return [
+        pair for step in steps for pair in zip(step.tokens, step.logprobs or [None] * len(step.tokens), strict=True)
+    ]
+
+
+def same(network: Decoder, ours: list[Any], theirs: list[Any]) -> None:
+    """Bits on the kernels; stock MLX promises tokens."""
+    if network._ops is native:
+        assert ours == theirs
+    else:
+        assert [token for token, _ in ours] == [token for token, _ in theirs]
+
+
+@pytest.mark.parametrize("way", range(len(SAMPLINGS)))
+@pytest.mark.parametrize("wrong", [(), (0,), (1, 7, 8, 30), tuple(range(0, SAYS, 3)), tuple(range(SAYS))])
+def test_what_is_guessed_changes_nothing(
+    network: Decoder, expected: list[list[Any]], way: int, wrong: tuple[int, ...]
+) -> None:
+    tokens = [token for token, _ in expected[way]]
+    (events,) = run(speculating(network), [asked(SAMPLINGS[way])], [oracle(PROMPT, tokens, frozenset(wrong))])
+    same(network, said(events), expected[way])
+    end = split(list(events))[1].summary
+    assert (end.completion_tokens, end.steps + end.accepted) == (SAYS, SAYS)
+    steps = [event for event in events if isinstance(event, Step)]
+    assert [len(step.tokens) for step in steps] == [step.record.tokens for step in steps]
+    assert all(step.record.source == ("test" if step.record.proposed else None) for step in steps)
+    assert end.proposed == sum(step.record.proposed for step in steps)
+    if not wrong:
+        assert end.steps < SAYS / 4
+    if len(wrong) == SAYS:
+        assert (end.accepted, end.steps) == (0, SAYS)
+
+
+@settings(max_examples=20)
+@given(st.data())
+def test_any_proposer(network: Decoder, expected: list[list[Any]], data: st.DataObject) -> None:
+    """It says nonsense, too little, too much, ids that there are not, nothing, or it raises."""
+    way = data.draw(st.integers(0, len(SAMPLINGS) - 1))
+    tokens = [*PROMPT, *(token for token, _ in expected[way])]
+    chance = random.Random(data.draw(st.integers(0, 1000)))
+    fails = data.draw(st.sampled_from([None, 3, 20]))
+
+    def guess(known: Sequence[int], most: int) -> list[int]:
+        if fails is not None and len(known) > len(PROMPT) + fails:
+            raise RuntimeError("no idea")
+        right = tokens[len(known) : len(known) + most]
+        match chance.randrange(5):
+            case 0:
+                return []
+            case 1:
+                return [chance.randrange(96) for _ in range(chance.randint(0, 40))]
+            case 2:
+                return [*right[: chance.randint(0, most)], 96, -1, 1 << 40]
+            case 3:
+                return right[: chance.randint(0, most)]
+        return [token if chance.random() < 0.8 else chance.randrange(96) for token in right]
+
+    (events,) = run(speculating(network), [asked(SAMPLINGS[way])], [Says(guess)])
+    same(network, said(events), expected[way])
+
+
+@pytest.mark.parametrize("end", range(1, 20))
+def test_a_stop_in_every_place_of_a_run(network: Decoder, expected: list[list[Any]], end: int) -> None:
+    """By an end-of-turn token, by max tokens, by the end of the context."""
+    tokens = [token for token, _ in expected[1]]
+    for request, limit in (
+        (asked(DRAWN, stop_ids=frozenset({tokens[end]})), 256),
+        (asked(DRAWN, max_tokens=end), 256),
+        (asked(DRAWN), len(PROMPT) - 1 + end),
+    ):
+        watched, plain = WatchedNetwork(network), WatchedNetwork(network)
+        found = run(speculating(watched, context_limit=limit), [request], [oracle(PROMPT, tokens)])[0]
+        without = list(Engine(plain, context_limit=limit).generate(replace(request, speculate="off")))
+        same(network, said(found), said(without))
+        ours, theirs = split(list(found))[1], split(without)[1]
+        assert (ours.reason, ours.stop_id) == (theirs.reason, theirs.stop_id)
+        assert ours.summary.completion_tokens == theirs.summary.completion_tokens
+        assert ours.summary.steps + ours.summary.accepted == theirs.summary.steps
+        if ours.reason == "length" and network._ops is native:
+            assert same_rows(watched.caches[0], plain.caches[0])
+
+
+def test_an_answer_that_ends_in_the_middle_of_a_step_counts_no_more(
+    network: Decoder, expected: list[list[Any]]
+) -> None:
+    """As a stop string does it: the flag says how many tokens count."""
+    tokens = [token for token, _ in expected[0]]
+    for after in range(1, 18):  # also right before the end-of-turn token
+        request, count = asked(stop_ids=frozenset({tokens[17]})), 0
+        engine = speculating(network)
+        sequence = engine.submit(request)
+        sequence.proposer = oracle(PROMPT, tokens)
+        while sequence.state != "finished":
+            for _, event in engine.step():
+                if isinstance(event, Step):
+                    count += len(event.tokens)
+                    if count >= after and not request.cancel:
+                        request.cancel.set(after=after)
+                elif isinstance(event, Finished):
+                    end = event
+        first = tokens.index(tokens[17])
+        assert (end.reason, end.summary.completion_tokens) == (
+            "cancelled" if after <= first else "stop",
+            min(after, first),
+        )
+        if after <= first:
+            assert end.summary.steps + end.summary.accepted == after
+
+
+def test_rollback_leaves_entries_keys_and_counts_as_they_were(network: Decoder, expected: list[list[Any]]) -> None:
+    """After every step of a run that is wrong somewhere, against decoding without guesses."""
+    tokens = [token for token, _ in expected[2]]
+    watched = WatchedNetwork(network)
+    engine, plain = speculating(watched), Engine(WatchedNetwork(network), context_limit=256)
+    ours = engine.submit(asked(EVERYTHING, logprobs=None))
+    ours.proposer = oracle(PROMPT, tokens, frozenset(range(2, SAYS, 5)))
+    theirs = plain.submit(asked(EVERYTHING, logprobs=None, speculate="off"))
+    states = {}
+    while theirs.state != "finished":
+        plain.step()
+        if theirs.sampler is not None and theirs.said and not theirs.left:
+            break
+        if theirs.sampler is not None and theirs.cache.committed:  # the pass under way has chosen already
+            key, counts = theirs.sampler._key, theirs.sampler._counts
+            states[theirs.said + theirs.pending] = key, None if counts is None else counts.tolist()
+    compared = 0
+    while ours.state != "finished":
+        engine.step()
+        if ours.sampler is not None and not ours.sampler._states and ours.said:
+            chosen = ours.said + (1 if ours.pending else 0)
+            if chosen in states:
+                assert ours.sampler._counts is not None
+                assert (ours.sampler._key, ours.sampler._counts.tolist()) == states[chosen]
+                compared += 1
+    assert ours.tokens == [*PROMPT, *tokens]
+    assert compared
+
+
+def test_side_by_side_with_cancels_and_little_room(network: Decoder) -> None:
+    """Each with guesses of its own quality; some are cancelled, with room for hardly two at a time some step back."""
+    chance = random.Random(7)
+    requests = [
+        Request([chance.randrange(96) for _ in range(chance.randint(1, 200))], 50, SAMPLINGS[n % 4], logprobs=2)
+        for n in range(6)
+    ]
+    alone = [list(Engine(network, context_limit=300).generate(replace(r, speculate="off"))) for r in requests]
+    proposers = [
+        oracle(r.prompt, split(a)[0], frozenset(chance.sample(range(50), k)))
+        for r, a, k in zip(requests, alone, [0, 5, 20, 50, 1, 10], strict=True)
+    ]
+    for memory in (None, 500 * network.cost.kv_bytes_per_token):
+        engine = speculating(network, context_limit=300, kv_memory=memory)
+        sequences = [engine.submit(request) for request in requests]
+        for sequence, proposer in zip(sequences, proposers, strict=True):
+            sequence.proposer = proposer
+        passing = engine.submit(Request(PROMPT[:40], 90))
+        passing.proposer = Says(lambda _, most: [3] * most)
+        events: dict[Any, list[Event]] = {sequence: [] for sequence in [*sequences, passing]}
+        while engine.has_work:
+            if passing.said >= 5 and passing.state != "finished":
+                engine.cancel(passing)
+            for sequence, event in engine.step():
+                events[sequence].append(event)
+        for sequence, expected in zip(sequences, alone, strict=True):
+            same(network, said(events[sequence]), said(expected))
+        assert engine.load().kv_used_bytes == 0
+
+
+def test_closing_in_the_middle_of_a_run_keeps_only_what_was_said(network: Decoder) -> None:
+    """The next prompt begins with what the first said, and finds nothing that was only guessed."""
+    tokens = answer(network, asked(speculate="off"))[0]
+    for wrong in (frozenset[int](), frozenset(range(SAYS))):
+        engine = speculating(network, keep_prefix=True)
+        sequence = engine.submit(asked())
+        sequence.proposer = oracle(PROMPT, tokens, wrong)
+        while sequence.said < 6:
+            engine.step()
+        engine.cancel(sequence)
+        while engine.has_work:
+            engine.step()
+        whole = [*PROMPT, *tokens]
+        assert sequence.tokens == whole[: len(sequence.tokens)]
+        again = Request([*sequence.tokens, 5], max_tokens=8, speculate="off")
+        warm = split(list(engine.generate(again)))
+        assert warm[1].summary.reused_tokens >= len(PROMPT)
+        assert warm[0] == answer(network, again)[0]
+
+
+def test_by_default_text_that_repeats_is_guessed(network: Decoder) -> None:
+    """n-grams: nothing to be set, and what is said is the same."""
+    prompt = PROMPT[:20] * 4
+    request = Request(prompt, max_tokens=60)
+    (events,) = run(speculating(network), [request])
+    tokens, end = split(list(events))
+    assert tokens == answer(network, replace(request, speculate="off"))[0]
+    assert {event.record.source for event in events if isinstance(event, Step)} == {None, "ngram"}
+    assert end.summary.proposed > 0
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_a_proposer_is_told_what_was_said_where_guesses_may_pay(
+    network: Decoder, monkeypatch: pytest.MonkeyPatch, pays: bool
+) -> None:
+    """Else it takes no time at all."""
+    engine, proposer = speculating(network), Says(lambda _tokens, _most: [])
+    told: list[int] = []
+    monkeypatch.setattr(proposer, "follow", lambda tokens: told.append(len(tokens)))
+    monkeypatch.setattr(engine._guesses.controller, "pays", lambda *_: pays)
+    run(engine, [Request(PROMPT, max_tokens=8)], [proposer])
+    assert bool(told) == pays
+
+
+def test_off_is_off(network: Decoder) -> None:
+    (events,) = run(speculating(network), [Request(PROMPT[:20] * 4, max_tokens=30, speculate="off")])
+    assert split(list(events))[1].summary.proposed == 0
+
+
+@pytest.mark.parametrize("sampling", [PLAIN, EVERYTHING])
+@pytest.mark.parametrize("own", [True, False])
+def test_a_draft_network_guesses(
+    network: Decoder, expected: list[list[Any]], tmp_path: Path, sampling: SamplingParams, own: bool
+) -> None:
+    """The network as its own draft, which is always right; and another one, which hardly ever is."""
+    other = network if own else load_decoder(write_model(tmp_path, "qwen2"), network._ops)
+    engine = speculating(network, draft=other)
+    (events,) = run(engine, [asked(sampling, speculate="draft")])
+    same(network, said(events), expected[SAMPLINGS.index(sampling)])
+    summary = split(list(events))[1].summary
+    assert {event.record.source for event in events if isinstance(event, Step)} == {None, "draft"}
+    if own and network._ops is native:
+        assert summary.accepted == summary.proposed
+        assert summary.steps <= SAYS / 8  # but for one beside which the prompt is read
+    if not own:
+        assert summary.accepted < summary.proposed / 2
+
+
+def test_a_draft_reads_a_prompt_in_chunks_between_steps(network: Decoder) -> None:
+    cache_lengths = []
+    draft = Draft(network, 256, network.vocab_size, lambda: Sampler(PLAIN, vocab_size=network.vocab_size, prompt=()))
+    draft.follow(PROMPT[:100])
+    while not (guesses := draft.propose(3)):
+        cache_lengths.append(draft._cache.committed)
+    assert cache_lengths[0] == FIRST
+    assert len(guesses) == 3
+    assert draft._cache.committed == 100
+
+
+def test_room_counts_the_k_v_of_a_draft(network: Decoder) -> None:
+    memory = network.cost.kv_bytes(256)
+    alone = Engine(network, context_limit=256, kv_memory=memory)
+    drafted = Engine(network, context_limit=256, kv_memory=memory, draft=network)
+    prompt = (PROMPT * 3)[:200]
+    alone.submit(Request(prompt))
+    with pytest.raises(NotEnoughMemoryError):
+        drafted.submit(Request(prompt))
+    drafted.submit(Request(prompt[:100]))
+
+
+def test_a_draft_side_by_side(network: Decoder) -> None:
+    """With n-grams and nothing beside it, and what stands in the cache is only what was said."""
+    requests = [
+        Request(PROMPT[:number], 30, SAMPLINGS[number % 4], speculate=how)
+        for number, how in ((40, "draft"), (17, "ngram"), (30, "off"), (25, "draft"))
+    ]
+    found = run(speculating(network, draft=network), requests)
+    for request, events in zip(requests, found, strict=True):
+        assert split(list(events))[0] == answer(network, replace(request, speculate="off"))[0]
+
+
+def test_a_draft_that_there_is_not_is_refused(network: Decoder) -> None:
+    with pytest.raises(UsageError, match="needs a draft model"):
+        Engine(network, context_limit=256).submit(asked(speculate="draft"))

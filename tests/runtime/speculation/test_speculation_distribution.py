@@ -1,0 +1,151 @@
+"""Verified guesses leave the distribution as it is: joint frequencies of three tokens against enumeration, a G-test.
+
+The model is a table: logits of the next token by what was said. A deliberately biased rule fails the same test.
+"""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import product
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from headrace.runtime.engine.decode import agreed
+from headrace.runtime.sampling.sampler import Sampler, SamplingParams, choose
+
+VOCAB, SAID, PROMPT = 5, 3, [1, 1, 4]
+DRAWS = 500  # enough for the biased rule; more are a matter of time: tests/bench/speculation_draws.py
+_noise = np.random.default_rng(11).normal(0, 1.2, [VOCAB + 1, VOCAB + 1, VOCAB]).astype(np.float32)
+STAGES = {
+    "temperature": SamplingParams(temperature=1.3),
+    "top-k": SamplingParams(temperature=1.0, top_k=3),
+    "top-p": SamplingParams(temperature=1.0, top_p=0.8),
+    "min-p": SamplingParams(temperature=1.0, min_p=0.15),
+    "penalties": SamplingParams(
+        temperature=1.0, repetition_penalty=1.4, presence_penalty=0.3, frequency_penalty=0.5, logit_bias={2: 0.7}
+    ),
+    "all": SamplingParams(0.8, 4, 0.9, 0.05, 1.2, 0.2, 0.3, {0: 0.5}),
+}
+Guess = Callable[[Sequence[int]], list[int]]
+Rule = Callable[[Sequence[int], Sequence[int]], int]
+
+
+def logits(said: Sequence[int]) -> np.ndarray:
+    before = [VOCAB, VOCAB, *said]
+    return _noise[before[-1], before[-2]]
+
+
+def probabilities(params: SamplingParams, said: Sequence[int]) -> np.ndarray:
+    """The documented stages in numpy."""
+    row = logits(said).astype(np.float64)
+    for token, bias in params.logit_bias.items():
+        row[token] += bias
+    counts = Counter(said)
+    for token in range(VOCAB):
+        if counts[token] or token in PROMPT:
+            row[token] = (
+                row[token] / params.repetition_penalty if row[token] > 0 else row[token] * params.repetition_penalty
+            )
+        row[token] -= params.presence_penalty * (counts[token] > 0) + params.frequency_penalty * counts[token]
+    row /= params.temperature
+    order = np.argsort(-row)
+    kept = list(order[: params.top_k or VOCAB])
+    mass = np.exp(row[kept]) / np.exp(row[kept]).sum()
+    kept = [token for token, before in zip(kept, np.cumsum(mass) - mass, strict=True) if before < params.top_p]
+    kept = [token for token in kept if math.exp(row[token] - row[order[0]]) >= params.min_p]
+    found = np.zeros(VOCAB)
+    found[kept] = np.exp(row[kept])
+    return found / found.sum()
+
+
+def joint(params: SamplingParams) -> dict[tuple[int, ...], float]:
+    """Of every three tokens, exactly."""
+    found = {}
+    for said in product(range(VOCAB), repeat=SAID):
+        found[said] = math.prod(probabilities(params, said[:i])[said[i]] for i in range(SAID))
+    return found
+
+
+def answers(params: SamplingParams, count: int, guess: Guess, rule: Rule) -> Counter[tuple[int, ...]]:
+    """As the engine does it, many at a time: rows of runs through each one's own sampler, accepted by `rule`."""
+    open_ = [
+        (Sampler(SamplingParams(**{**vars_of(params), "seed": seed}), vocab_size=VOCAB, prompt=PROMPT), list[int]())
+        for seed in range(count)
+    ]
+    found: Counter[tuple[int, ...]] = Counter()
+    while open_:
+        guesses = [guess(said)[: SAID - len(said) - 1] for _, said in open_]
+        rows = [
+            logits([*said, *own[:i]])
+            for (_, said), own in zip(open_, guesses, strict=True)
+            for i in range(len(own) + 1)
+        ]
+        chosen: list[int] = choose([sampler for sampler, _ in open_], mx.array(np.stack(rows)), guesses).tolist()  # type: ignore[assignment]
+        row, still = 0, []
+        for (sampler, said), own in zip(open_, guesses, strict=True):
+            tokens = chosen[row : row + 1 + len(own)]
+            row += len(tokens)
+            tokens = tokens[: 1 + rule(tokens, own)]
+            sampler.settle(len(tokens))
+            said += tokens
+            if len(said) < SAID:
+                still.append((sampler, said))
+            else:
+                found[tuple(said)] += 1
+        open_ = still
+    return found
+
+
+def vars_of(params: SamplingParams) -> dict[str, object]:
+    return {name: getattr(params, name) for name in params.__slots__}
+
+
+def passes(found: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> bool:
+    """G-test at about 1e-4, rare ones together (Wilson and Hilferty's approximation of the chi-square quantile)."""
+    total = sum(found.values())
+    if any(not expected[said] for said in found):
+        return False
+    common = {said: chance for said, chance in expected.items() if chance * total >= 8}
+    observed = [found[said] for said in common]
+    wanted = [chance * total for chance in common.values()]
+    if (rest := total - sum(wanted)) > 1e-6 * total:
+        observed.append(total - sum(observed))
+        wanted.append(rest)
+    g = 2 * sum(o * math.log(o / w) for o, w in zip(observed, wanted, strict=True) if o)
+    free = max(1, len(wanted) - 1)
+    return g < free * (1 - 2 / (9 * free) + 3.72 * math.sqrt(2 / (9 * free))) ** 3
+
+
+_draw = random.Random(3)
+
+
+def of_the_prompt(said: Sequence[int]) -> list[int]:
+    """As an n-gram guesses: always the same after the same."""
+    return [(said[-1] + 1) % VOCAB if said else 2, 3]
+
+
+def of_a_draft(_said: Sequence[int]) -> list[int]:
+    """Drawn from something else, and often wrong."""
+    return [_draw.choice([0, 0, 1, 2, 3, 4]) for _ in range(2)]
+
+
+def lenient(chosen: Sequence[int], guesses: Sequence[int]) -> int:
+    """Biased: a guess that is one off is taken as well (and said as chosen, so the next one rests on another text)."""
+    right = 0
+    for token, guess in zip(chosen, guesses, strict=False):
+        if abs(token - guess) > 1:
+            break
+        right += 1
+    return right
+
+
+@pytest.mark.parametrize(("stage", "guess"), [*((stage, of_a_draft) for stage in STAGES), ("all", of_the_prompt)])
+def test_joint_frequencies_are_the_models(stage: str, guess: Guess) -> None:
+    assert passes(answers(STAGES[stage], DRAWS, guess, agreed), joint(STAGES[stage]))
+
+
+def test_a_biased_rule_fails() -> None:
+    assert not passes(answers(STAGES["temperature"], DRAWS, of_the_prompt, lenient), joint(STAGES["temperature"]))

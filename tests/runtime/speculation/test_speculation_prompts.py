@@ -1,0 +1,80 @@
+"""Fifty random prompts say with guesses what they say without: alone, among others, with stops in every place."""
+
+import random
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from headrace.models.network.decoder import Decoder
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import Finished, Request
+from headrace.runtime.ops import Ops, native, reference
+from tests.speculating import oracle, run, speculating
+from tests.tiny import load_decoder, quantize_model, write_model
+from tests.watched import split
+
+PROMPTS, SAYS, BESIDE = 50, 17, 8
+BACKENDS: list[Ops] = [reference, *([native] if native.status().available else [])]
+
+Answers = list[tuple[list[int], str, int | None]]
+
+
+@pytest.fixture(scope="module", params=BACKENDS, ids=lambda ops: ops.__name__.rpartition(".")[2])
+def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    root = tmp_path_factory.mktemp("speculation")
+    return load_decoder(quantize_model(write_model(root / "plain", "llama"), root / "model"), request.param)
+
+
+@pytest.fixture(scope="module")
+def asked(network: Decoder) -> tuple[list[Request], Answers]:
+    """Greedy requests, of which two in three end by a stop token or the limit of tokens; and what they say plainly."""
+    draw = random.Random(14)
+    engine = Engine(network, context_limit=128)
+    requests: list[Request] = []
+    expected: Answers = []
+    for number in range(PROMPTS):
+        words = [[draw.randrange(96) for _ in range(draw.randint(2, 6))] for _ in range(3)]
+        prompt = [token for _ in range(draw.randint(1, 6)) for token in draw.choice(words)]  # repeats, as texts do
+        request = Request(prompt, SAYS, speculate="off")
+        tokens, _ = split(list(engine.generate(request)))
+        place = number % SAYS
+        match number % 3:
+            case 0:
+                requests.append(replace(request, stop_ids=frozenset({tokens[place]})))
+                expected.append((tokens[: tokens.index(tokens[place])], "stop", tokens[place]))
+            case 1:
+                requests.append(replace(request, max_tokens=place + 1))
+                expected.append((tokens[: place + 1], "length", None))
+            case _:
+                requests.append(request)
+                expected.append((tokens, "length", None))
+    return requests, expected
+
+
+def ended(events: list) -> tuple[list[int], str, int | None]:  # type: ignore[type-arg]
+    tokens, end = split(events)
+    assert isinstance(end, Finished)
+    return tokens, end.reason, end.stop_id
+
+
+@pytest.mark.parametrize("beside", [1, BESIDE])
+@pytest.mark.parametrize("guesser", ["ngram", "oracle"])
+def test_random_prompts(network: Decoder, asked: tuple[list[Request], Answers], beside: int, guesser: str) -> None:
+    """By n-grams, verified whatever they promise; and by guesses that are right but for a place: long runs."""
+    requests, expected = asked
+    whole = partial(run, speculating(network, context_limit=128, most_running=beside))
+    found: Answers = []
+    accepted = 0
+    for first in range(0, PROMPTS, beside):
+        own = [replace(request, speculate="ngram") for request in requests[first : first + beside]]
+        answers = expected[first : first + beside]
+        oracles = [
+            oracle(request.prompt, answer[0], frozenset({(first + row) % SAYS}))
+            for row, (request, answer) in enumerate(zip(own, answers, strict=True))
+        ]
+        for events in whole(own, oracles if guesser == "oracle" else ()):
+            found.append(ended(list(events)))
+            accepted += split(list(events))[1].summary.accepted
+    assert found == expected
+    assert accepted > PROMPTS
