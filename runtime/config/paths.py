@@ -9,7 +9,7 @@ from pathlib import Path
 from headrace.runtime.config import environment
 from headrace.runtime.errors import UsageError
 
-ASSETS = Path(__file__).resolve().parent.parent / "assets"
+ASSETS = Path(__file__).resolve().parents[2] / "assets"
 
 
 def _under_home(kind: str) -> Path | None:
