@@ -11,7 +11,9 @@ import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 
-from headrace.app.answer.sampling_options import sampling_settings
+from headrace.app.answer.answer import Prompt
+from headrace.app.answer.answerer import Answerer, options_of, sampling_params
+from headrace.app.answer.options import AnswerOptions, recommended_options
 from headrace.app.config.kv_option import kv_choice
 from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.app.predict.document import ENGINE
@@ -24,13 +26,10 @@ from headrace.models.find_shape import find_shape
 from headrace.models.load import LoadedModel, load_resolved
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.resolve import resolve
-from headrace.models.text.answer import Completed, Part, TextChunk, answer
-from headrace.models.text.chat_prompt import ChatPrompt
-from headrace.runtime.engine.engine import Engine
-from headrace.runtime.engine.request import CancelFlag, PrefillProgress, Request
+from headrace.models.text.answer import Completed, Part, TextChunk
+from headrace.runtime.engine.request import CancelFlag, PrefillProgress
 from headrace.runtime.errors import EngineError
 from headrace.runtime.sampling.sampler import SamplingParams
-from headrace.runtime.speculation.pass_costs import KeptCosts
 
 Message = Mapping[str, str]
 """`{"role": "system" | "user" | "assistant", "content": text}`."""
@@ -40,21 +39,14 @@ Answer = Generator[TextChunk | Completed, None, None]
 
 
 class Model:
-    """A loaded model. Between answers it keeps the KV cache, so of the next prompt only what is new is prefilled."""
+    """A loaded model. The KV cache outlives an answer: of the next prompt only what is new is prefilled."""
 
     def __init__(self, loaded: LoadedModel) -> None:
-        self._loaded = loaded
-        self._engine = Engine(
-            loaded.network,
-            context_limit=loaded.context_limit,
-            keep_prefix=True,
-            guess_costs=KeptCosts(loaded.network.cost),
-        )
-        self._prompts = ChatPrompt(loaded.tokenizer)
+        self._answerer = Answerer(loaded, keep_prefix=True)
         self._thread = threading.get_ident()
         self.name = loaded.name
         self.context_limit = loaded.context_limit  # tokens, prompt and answer together
-        self.sampling = SamplingParams(**sampling_settings({}, loaded.generation_defaults))  # as the checkpoint advises
+        self.sampling = sampling_params(recommended_options(loaded.generation_defaults))
 
     def __repr__(self) -> str:
         return f"<headrace.Model {self.name}, context limit {self.context_limit}>"
@@ -69,15 +61,15 @@ class Model:
         thinking: bool | None = None,
         cancel: CancelFlag | None = None,
     ) -> Answer:
-        """Answer a conversation (a text alone: one user message) as the model's chat template writes it.
+        """Answer a conversation with the model's chat template. A text alone is one user message.
 
-        sampling: None means the model's own (`Model.sampling`). stop: texts that end the answer and are no part of it.
-        thinking: whether a reasoning model that can be told thinks first. Closing the iterator ends the generation, as
-        does `cancel`, which may be set from any thread and is heard within the prefill too.
-        Raises UsageError for a malformed request or where there is no chat template, ContextLimitError for a prompt
-        that does not fit; EngineError, once parts are asked for, while another answer is open.
+        sampling: None means the model's own (`Model.sampling`). stop: texts that end the answer and are left out of it.
+        thinking: thinking of reasoning models, on or off where they allow it. Closing the iterator ends the generation,
+        as does `cancel`, which any thread may set, during prefill too.
+        Raises UsageError for a malformed request or a missing chat template, ContextLimitError for a prompt that does
+        not fit. Iterating raises EngineError while another answer is open.
         """
-        prompt = self._prompts.encode(_messages(messages), thinking=thinking)
+        prompt = self._answerer.prompt(_messages(messages), thinking=thinking)
         return self._answer(prompt, max_tokens, sampling, stop, cancel)
 
     def complete(
@@ -90,30 +82,26 @@ class Model:
         cancel: CancelFlag | None = None,
     ) -> Answer:
         """Continue a plain text, without a chat template. Arguments and errors as for `chat`."""
-        return self._answer(self._loaded.tokenizer.encode_prompt(text), max_tokens, sampling, stop, cancel)
+        return self._answer(self._answerer.prompt(text), max_tokens, sampling, stop, cancel)
 
     def count_tokens(self, text: str | Sequence[Message]) -> int:
-        """Tokens of a text by itself; of messages, those of the whole prompt that `chat` would make of them."""
+        """Count the tokens of a text, or of the prompt that `chat` makes of messages."""
         if isinstance(text, str):
-            return len(self._loaded.tokenizer.encode(text))
-        return len(self._prompts.encode(text))
+            return len(self._answerer.model.tokenizer.encode(text))
+        return len(self._answerer.prompt(text).ids)
 
     def _answer(
         self,
-        prompt: Sequence[int],
+        prompt: Prompt,
         max_tokens: int | None,
         sampling: SamplingParams | None,
         stop: Sequence[str],
         cancel: CancelFlag | None,
     ) -> Answer:
-        request = Request(
-            prompt=prompt,
-            max_tokens=max_tokens,
-            sampling=self.sampling if sampling is None else sampling,
-            stop_ids=self._loaded.tokenizer.eos_ids,
-            cancel=CancelFlag() if cancel is None else cancel,
-        )
-        return self._parts(answer(self._engine, self._loaded.tokenizer, request, stop))
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        chosen = options_of(self.sampling if sampling is None else sampling)
+        options = AnswerOptions(max_tokens=max_tokens, stop=stops).over(chosen)
+        return self._parts(self._answerer.stream(self._answerer.prepare(prompt, options, cancel=cancel)))
 
     def _parts(self, parts: Generator[Part, None, None]) -> Answer:
         if threading.get_ident() != self._thread:

@@ -159,9 +159,9 @@ def test_a_cancel_flag_ends_it_too(model: Model) -> None:
 
 
 def test_what_is_malformed_is_refused_at_once(directory: Path, model: Model) -> None:
-    with pytest.raises(UsageError, match="max tokens"):
+    with pytest.raises(UsageError, match="max_tokens"):
         model.chat(QUESTION, max_tokens=0)
-    with pytest.raises(UsageError, match="stop string"):
+    with pytest.raises(UsageError, match="stop"):
         model.chat(QUESTION, stop=[""])
     with pytest.raises(ContextLimitError):
         load(str(directory), context=16).chat("x" * 100)

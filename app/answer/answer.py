@@ -1,0 +1,105 @@
+"""One answer: its prompt and request, and the text, steps and times it has so far."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.models.text.answer import AnswerText, Completed, EndedBy, Part, TextChunk, ended_by
+from headrace.models.text.tokenizer import Tokenizer
+from headrace.runtime.engine.request import Event, Failed, Finished, Request, Step
+from headrace.runtime.metrics.telemetry import StepRecord, in_milliseconds
+
+TextEvent = Part | Failed
+"""Prefill progress, text of a step, then exactly one `Completed` or `Failed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as token ids.
+
+    opening: text of the answer that the chat template wrote. started: `time.perf_counter()` before the encoding.
+    """
+
+    ids: Sequence[int]
+    opening: str = ""
+    started: float = field(default_factory=time.perf_counter)
+    tokenize_s: float = 0.0
+
+
+class Answer:
+    """An answer being generated. Times count from the start of its prompt's encoding.
+
+    steps: those so far. finished: its end, once there. ttft_s: seconds to the first text; None until there is some.
+    """
+
+    def __init__(self, prompt: Prompt, request: Request, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+        """Raises UsageError for an empty stop string."""
+        self.prompt = prompt
+        self.request = request
+        self.steps: list[Step] = []
+        self.finished: Finished | None = None
+        self.ttft_s: float | None = None
+        self.e2e_s = 0.0
+        self._text = AnswerText(tokenizer, request, stop)
+        self._pieces: list[str] = []
+
+    def take(self, event: Event) -> Part:
+        """Return the text event of an engine's event. Raises the error that the answer failed with."""
+        part = self._text.part(event)
+        if isinstance(part, TextChunk | Completed):
+            if part.text:
+                self._pieces.append(part.text)
+                if self.ttft_s is None:
+                    self.ttft_s = time.perf_counter() - self.prompt.started
+            if isinstance(part, TextChunk):
+                self.steps.append(part.step)
+            else:
+                self.finished = part.finished
+                self.e2e_s = time.perf_counter() - self.prompt.started
+        return part
+
+    @property
+    def text(self) -> str:
+        """The text so far, without the prompt's `opening`."""
+        return "".join(self._pieces)
+
+    @property
+    def end(self) -> Finished:
+        """Its end. The answer has to be over."""
+        assert self.finished is not None
+        return self.finished
+
+    @property
+    def ended_by(self) -> EndedBy:
+        """The stop or the limit that ended it."""
+        return ended_by(self.end, self.request)
+
+    @property
+    def seed(self) -> int | None:
+        """The seed that gives it again; None for greedy decoding."""
+        return None if self.request.sampling.greedy else self.request.sampling.seed
+
+    @property
+    def records(self) -> list[StepRecord]:
+        """Records of all steps, that of the end-of-turn token included."""
+        last = self.finished and self.finished.stop_record
+        return [*(step.record for step in self.steps), *([last] if last else [])]
+
+    @property
+    def latencies(self) -> list[float]:
+        """Inter-token latencies in seconds, without the first step's."""
+        return [
+            record.latency_s / record.tokens for record in self.records if record.index for _ in range(record.tokens)
+        ]
+
+    def timing(self) -> dict[str, Any]:
+        """Return the `timing` object of a result document."""
+        summary = self.end.summary
+        return {
+            "ttft_s": self.ttft_s,
+            "prefill_s": summary.prefill_s,
+            "itl_ms": in_milliseconds(summary.itl),
+            "decode_tokens_per_second": summary.decode_tokens_per_second,
+            "e2e_s": self.e2e_s,
+        }

@@ -1,0 +1,174 @@
+"""Answers of one loaded model: prompts and options in, text events out.
+
+    answer = answerer.prepare(answerer.prompt("Why?"), AnswerOptions(max_tokens=9))
+    for event in answerer.stream(answer): ...
+
+For many at once, `submit` each prepared answer and call `step` while `has_work`. An answerer belongs to the thread
+that loaded its model.
+"""
+
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from headrace.app.answer.answer import Answer, Prompt, TextEvent
+from headrace.app.answer.options import AnswerOptions
+from headrace.models.load import LoadedModel
+from headrace.models.text.answer import Completed, Part
+from headrace.models.text.chat_prompt import ChatPrompt
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import CancelFlag, Event, Failed, Request
+from headrace.runtime.engine.sequence import Sequence as EngineSequence
+from headrace.runtime.errors import expected
+from headrace.runtime.network import Network
+from headrace.runtime.sampling.sampler import SamplingParams
+from headrace.runtime.speculation.pass_costs import KeptCosts
+from headrace.runtime.speculation.proposer import Speculation
+
+Messages = Sequence[Mapping[str, str]]
+"""`{"role": "system" | "user" | "assistant", "content": text}`."""
+
+_SAMPLING = tuple(row.name for row in fields(SamplingParams))
+
+
+class Answerer:
+    """A loaded model, its chat template and its engine."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        draft: Network[Any] | None = None,
+        keep_prefix: bool = False,
+        max_running: int = 16,
+        kv_key: bytes = b"",
+    ) -> None:
+        """draft: a draft model's network. The others are `Engine`'s."""
+        self.model = model
+        self.chat_prompt = ChatPrompt(model.tokenizer)
+        self.engine = Engine(
+            model.network,
+            context_limit=model.context_limit,
+            keep_prefix=keep_prefix,
+            most_running=max_running,
+            kv_key=kv_key,
+            draft=draft,
+            guess_costs=KeptCosts(model.network.cost),
+        )
+        self._drafted = draft is not None
+        self._running: dict[EngineSequence, Answer] = {}
+
+    def prompt(self, asked: str | Messages, *, thinking: bool | None = None) -> Prompt:
+        """Encode a conversation with the chat template, or a text to continue as it is.
+
+        Raises UsageError, ContextLimitError and CheckpointError.
+        """
+        started = time.perf_counter()
+        if isinstance(asked, str):
+            ids, opening = self.model.tokenizer.encode_prompt(asked), ""
+        else:
+            ids = self.chat_prompt.encode(asked, thinking=thinking)
+            opening = self.chat_prompt.opening(ids)
+        return Prompt(ids, opening, started, time.perf_counter() - started)
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        options: AnswerOptions,
+        *,
+        otherwise: AnswerOptions | None = None,
+        logprobs: int | None = None,
+        cancel: CancelFlag | None = None,
+    ) -> Answer:
+        """Make the request for an answer. Options that are not set are the model's recommendations.
+
+        otherwise: options for a model that recommends no temperature. logprobs: number of best tokens whose log
+        probabilities are reported; None: off. Raises UsageError for options out of range.
+        """
+        options = options.resolved(self.model.generation_defaults, otherwise)
+        request = Request(
+            prompt=prompt.ids,
+            max_tokens=options.max_tokens,
+            sampling=sampling_params(options).with_seed(),
+            stop_ids=self.model.tokenizer.eos_ids,
+            logprobs=logprobs,
+            cancel=CancelFlag() if cancel is None else cancel,
+            speculate=self._speculation(options.speculate),
+        )
+        return Answer(prompt, request, self.model.tokenizer, options.stop or ())
+
+    def stream(self, answer: Answer) -> Generator[Part, None, None]:
+        """Generate one answer alone: the text events up to `Completed`. Closing the generator ends the generation.
+
+        Raises what `Engine.generate` raises, malformed requests and long prompts at once.
+        """
+        return _stream(answer, self.engine.generate(answer.request))
+
+    def submit(self, answer: Answer) -> None:
+        """Queue an answer; its text events come from `step`. Raises what `Engine.submit` raises."""
+        self._running[self.engine.submit(answer.request)] = answer
+
+    def step(self) -> list[tuple[Answer, TextEvent]]:
+        """Make one step of all answers. An answer's own error comes as `Failed`, and ends that answer alone.
+
+        Where it raises (see `Engine.step`), every answer is lost: see `drop`.
+        """
+        events: list[tuple[Answer, TextEvent]] = []
+        for sequence, event in self.engine.step():
+            answer = self._running.get(sequence)
+            if answer is None:  # failed in its text before
+                continue
+            try:
+                part: TextEvent = answer.take(event)
+            except Exception as error:
+                self.engine.cancel(sequence)
+                part = Failed(expected(error))
+            if isinstance(part, Completed | Failed):
+                del self._running[sequence]
+            events.append((answer, part))
+        return events
+
+    @property
+    def running(self) -> dict[Answer, EngineSequence]:
+        """Submitted answers that have not ended, with the engine's sequences."""
+        return {answer: sequence for sequence, answer in self._running.items()}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do."""
+        return bool(self._running) or self.engine.has_work
+
+    def drop(self) -> list[Answer]:
+        """Forget all submitted answers after `step` raised, and return them."""
+        lost = list(self._running.values())
+        self._running.clear()
+        return lost
+
+    def cancel_all(self) -> None:
+        """End all submitted answers without further events, and give their memory back."""
+        for sequence in self._running:
+            self.engine.cancel(sequence)
+        self._running.clear()
+        while self.engine.has_work:
+            self.engine.step()
+
+    def _speculation(self, choice: str | None) -> Speculation:
+        if choice == "off":
+            return "off"
+        return "draft" if self._drafted else "ngram"
+
+
+def sampling_params(options: AnswerOptions) -> SamplingParams:
+    """Return the engine's sampling parameters. Raises UsageError."""
+    return SamplingParams(**{name: value for name, value in options.given().items() if name in _SAMPLING})
+
+
+def options_of(params: SamplingParams) -> AnswerOptions:
+    """Return sampling parameters as options, all of them set but a missing seed."""
+    return AnswerOptions(**{name: getattr(params, name) for name in _SAMPLING})
+
+
+def _stream(answer: Answer, events: Iterator[Event]) -> Generator[Part, None, None]:
+    for event in events:
+        yield answer.take(event)

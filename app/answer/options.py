@@ -1,0 +1,119 @@
+"""Answer options: one table of names, value types, flags, defaults and help texts.
+
+Every door derives from it: the command line, the settings and presets, a batch line's keys, the Python API and the
+chat's parameters. An option has the same name everywhere; its flag has dashes in place of underscores.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from headrace.app.answer.value_types import Flag, LogitBias, Number, OneOf, Texts, ValueType, Whole, read_value
+
+SPECULATE = ("off", "ngram")
+"""Choices of draft tokens, where no draft model is named."""
+DEFAULT_MAX_TOKENS = 2048
+"""Longest answer outside the chat."""
+_LARGEST = 1e6  # as `runtime.sampling.sampler` takes it
+_RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A row of the table.
+
+    help: a noun phrase. short: a short flag. default: for the command line's help. example: for the settings file;
+    None keeps the option out of it.
+    """
+
+    kind: ValueType
+    help: str
+    short: str = ""
+    default: str = ""
+    example: float | str | bool | None = None
+
+
+def _option(kind: ValueType, help: str, *, short: str = "", default: str = "", example: Any = None) -> Any:
+    return field(default=None, metadata={"option": Option(kind, help, short, default, example)})
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """Options of an answer. None: not set. Raises UsageError for a value out of range."""
+
+    temperature: float | None = _option(
+        Number(0, _LARGEST), "Sampling temperature; 0 is greedy", short="-t", default="the model's, else 0", example=0.7
+    )
+    top_k: int | None = _option(Whole(), "Number of most likely tokens kept; 0 is off", example=40)
+    top_p: float | None = _option(
+        Number(0, 1, above=True), "Probability mass of the most likely tokens kept; 1 is off", example=0.95
+    )
+    min_p: float | None = _option(
+        Number(0, 1), "Least probability of a token kept, as a share of the most likely one's", example=0.05
+    )
+    repetition_penalty: float | None = _option(
+        Number(1 / _LARGEST, _LARGEST), "Penalty on tokens of the prompt and the answer; 1 is off", example=1.1
+    )
+    presence_penalty: float | None = _option(
+        Number(-_LARGEST, _LARGEST), "Amount subtracted once from tokens already generated", example=0.0
+    )
+    frequency_penalty: float | None = _option(
+        Number(-_LARGEST, _LARGEST), "Amount subtracted per occurrence from tokens already generated", example=0.0
+    )
+    logit_bias: Mapping[int, float] | None = _option(LogitBias(), "Amount added to one token's logit")
+    seed: int | None = _option(
+        Whole(0, 2**64 - 1), "Random seed; on one machine the same seed gives the same answer", example=1
+    )
+    max_tokens: int | None = _option(
+        Whole(1), "Longest answer in tokens", short="-n", default=str(DEFAULT_MAX_TOKENS), example=2048
+    )
+    stop: tuple[str, ...] | None = _option(Texts(), "Text that ends the answer and is left out of it")
+    speculate: str | None = _option(
+        OneOf(SPECULATE),
+        "Source of draft tokens, off or ngram; the answer is the same",
+        default="ngram",
+        example="ngram",
+    )
+    thinking: bool | None = _option(
+        Flag(), "Thinking of reasoning models, on or off where they allow it", example=False
+    )
+
+    def __post_init__(self) -> None:
+        for name, value in self.given().items():
+            object.__setattr__(self, name, read_value(OPTIONS[name].kind, name, value))
+
+    def given(self) -> dict[str, Any]:
+        """Return the options that are set, by name."""
+        return {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
+
+    def over(self, base: "AnswerOptions") -> "AnswerOptions":
+        """Return these options, and those of `base` where they are not set."""
+        return replace(base, **self.given())
+
+    def resolved(self, recommended: Mapping[str, Any], otherwise: "AnswerOptions | None" = None) -> "AnswerOptions":
+        """Return these options over those that a generation_config.json recommends.
+
+        otherwise: options for a model that recommends no temperature; `do_sample: false` recommends greedy decoding.
+        """
+        base = recommended_options(recommended)
+        if otherwise is not None and recommended.get("do_sample") is not False and base.temperature is None:
+            base = base.over(otherwise)
+        return self.over(base)
+
+
+OPTIONS: Mapping[str, Option] = {row.name: row.metadata["option"] for row in fields(AnswerOptions)}
+"""The table, by name."""
+CHAT_DEFAULTS = AnswerOptions(temperature=0.7, min_p=0.05)
+"""Sampling in the chat for a model that recommends no temperature. Not top_p, which sorts the vocabulary."""
+
+
+def recommended_options(recommended: Mapping[str, Any]) -> AnswerOptions:
+    """Return the options that a generation_config.json recommends."""
+    if recommended.get("do_sample") is False:
+        return AnswerOptions()
+    numbers = {
+        name: int(value) if name == "top_k" else float(value)
+        for name, value in recommended.items()
+        if name in _RECOMMENDED and isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    return AnswerOptions(**numbers)  # type: ignore[arg-type]

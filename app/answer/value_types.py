@@ -1,0 +1,196 @@
+"""Value types of options and settings: numbers in a range, choices, flags, texts and logit biases.
+
+`read` takes a value of a JSON or TOML document, `parse` one that was typed. Both return the value, or raise ValueError
+with the words that follow "must be".
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.runtime.errors import UsageError
+
+_BIAS = "an object of token ids and numbers"
+_SHOWN = 60  # characters of a refused value
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number in a range; nan is in none. above: `least` itself is excluded."""
+
+    least: float = 0
+    most: float = math.inf
+    above: bool = False
+
+    def read(self, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError("a number")
+        if not (self.least < value if self.above else self.least <= value) or value > self.most:
+            raise ValueError(str(self))
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError("a smaller number") from None
+
+    def parse(self, text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            raise ValueError("a number") from None
+        return self.read(number)
+
+    def __str__(self) -> str:
+        lower = f"above {self.least:g}" if self.above else f"{self.least:.10g} or more"
+        return lower if self.most == math.inf else f"{lower}, at most {self.most:.10g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole number in a range."""
+
+    least: int = 0
+    most: int | None = None
+
+    def read(self, value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError("a whole number")
+        if value < self.least or (self.most is not None and value > self.most):
+            raise ValueError(str(self))
+        return value
+
+    def parse(self, text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise ValueError("a whole number") from None
+        return self.read(number)
+
+    def __str__(self) -> str:
+        if self.most is None:
+            return f"{self.least} or more"
+        return f"{self.least} or more, at most {'2^64 - 1' if self.most == 2**64 - 1 else self.most}"
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """One of several names."""
+
+    names: tuple[str, ...]
+
+    def read(self, value: object) -> str:
+        if not isinstance(value, str) or value not in self.names:
+            raise ValueError(str(self))
+        return value
+
+    def parse(self, text: str) -> str:
+        return self.read(text)
+
+    def __str__(self) -> str:
+        return f"one of {', '.join(self.names)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """True or false; typed as `on` or `off`."""
+
+    def read(self, value: object) -> bool:
+        if not isinstance(value, bool):
+            raise ValueError("true or false")
+        return value
+
+    def parse(self, text: str) -> bool:
+        if text not in ("on", "off"):
+            raise ValueError(str(self))
+        return text == "on"
+
+    def __str__(self) -> str:
+        return "on or off"
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Any text."""
+
+    def read(self, value: object) -> str:
+        if not isinstance(value, str):
+            raise ValueError(str(self))
+        return value
+
+    def parse(self, text: str) -> str:
+        return text
+
+    def __str__(self) -> str:
+        return "a text"
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Texts of one character or more; a single one may stand for a list.
+
+    Typed, they are separated by ` | `, and \\n stands for a line break.
+    """
+
+    def read(self, value: object) -> tuple[str, ...]:
+        texts = (value,) if isinstance(value, str) else value
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+            raise ValueError("a text or a list of texts")
+        if not all(texts):
+            raise ValueError("texts of one character or more")
+        return tuple(texts)
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        return self.read([part.replace("\\n", "\n") for part in text.split(" | ") if part])
+
+    def __str__(self) -> str:
+        return "not empty"
+
+
+@dataclass(frozen=True, slots=True)
+class LogitBias:
+    """Token ids and the numbers added to their logits; typed as ID=VALUE, separated by blanks."""
+
+    def read(self, value: object) -> dict[int, float]:
+        if not isinstance(value, Mapping):
+            raise ValueError(_BIAS)
+        return {self._token(token): self._added(added) for token, added in value.items()}
+
+    def parse(self, text: str) -> dict[int, float]:
+        pairs = [pair.partition("=") for pair in text.split()]
+        try:
+            return self.read({int(token): float(added) for token, _, added in pairs})
+        except ValueError:
+            raise ValueError(str(self)) from None
+
+    def __str__(self) -> str:
+        return "ID=VALUE"
+
+    def _token(self, token: object) -> int:
+        if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 10:
+            return int(token)
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise ValueError(_BIAS)
+        return token
+
+    def _added(self, added: object) -> float:
+        try:
+            return Number(-math.inf).read(added)
+        except ValueError:
+            raise ValueError(_BIAS) from None
+
+
+ValueType = Number | Whole | OneOf | Flag | Text | Texts | LogitBias
+
+
+def read_value(kind: ValueType, name: str, value: object) -> Any:
+    """Return a value of a document. name: for the error. Raises UsageError."""
+    try:
+        return kind.read(value)
+    except ValueError as error:
+        raise UsageError(f"{name} must be {error}, not {shown(value)}") from None
+
+
+def shown(value: object) -> str:
+    """Return a refused value for an error message: one short line."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"

@@ -1,0 +1,95 @@
+"""Answers of one model: alone and side by side, with errors of their own."""
+
+from typing import Any
+
+import pytest
+
+from headrace.app.answer.answer import Answer
+from headrace.app.answer.answerer import Answerer
+from headrace.app.answer.options import AnswerOptions
+from headrace.models.load import LoadedModel, load_model
+from headrace.models.text.answer import Completed, TextChunk
+from headrace.models.text.stop_strings import StopMatcher
+from headrace.runtime.engine.request import Failed
+from headrace.runtime.errors import EngineError, UsageError
+from tests.tiny_chat import write_chat_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load_model(write_chat_model(tmp_path_factory.mktemp("models") / "tiny"), name="tiny")
+
+
+def prepared(answerer: Answerer, text: str, **options: Any) -> Answer:
+    return answerer.prepare(answerer.prompt([{"role": "user", "content": text}]), AnswerOptions(**options))
+
+
+def test_an_answer_is_the_same_alone_and_beside_others(model: LoadedModel) -> None:
+    asked = [("a", {"max_tokens": 9}), ("b", {"max_tokens": 20, "temperature": 1.0, "seed": 3})]
+    alone = []
+    for text, options in asked:
+        answerer = Answerer(model)
+        answer = prepared(answerer, text, **options)
+        events = list(answerer.stream(answer))
+        assert isinstance(events[-1], Completed)
+        assert answer.end is events[-1].finished
+        assert "".join(event.text for event in events if isinstance(event, TextChunk | Completed)) == answer.text
+        alone.append(answer.text)
+    answerer = Answerer(model)
+    answers = [prepared(answerer, text, **options) for text, options in asked]
+    for answer in answers:
+        answerer.submit(answer)
+    ended = []
+    while answerer.has_work:
+        ended += [answer for answer, event in answerer.step() if isinstance(event, Completed)]
+    assert set(ended) == set(answers)
+    assert [answer.text for answer in answers] == alone
+    assert [answer.seed for answer in answers] == [None, 3]
+    assert all(answer.ttft_s is not None and answer.ttft_s <= answer.e2e_s for answer in answers)
+    latencies = [len(answer.latencies) for answer in answers]
+    assert latencies == [sum(record.tokens for record in answer.records[1:]) for answer in answers]
+
+
+def test_a_stop_rule_that_raises_ends_its_answer_alone(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    answerer = Answerer(model)
+    failing, other = prepared(answerer, "a", max_tokens=9, stop="@@"), prepared(answerer, "a", max_tokens=9)
+    feed = StopMatcher.feed
+
+    def broken(self: Any, text: str) -> Any:
+        if self._stops:
+            raise ValueError("wrong")
+        return feed(self, text)
+
+    monkeypatch.setattr(StopMatcher, "feed", broken)
+    answerer.submit(failing)
+    answerer.submit(other)
+    ends: dict[Answer, Any] = {}
+    while answerer.has_work:
+        ends |= {answer: event for answer, event in answerer.step() if isinstance(event, Completed | Failed)}
+    assert isinstance(ends[failing], Failed)
+    assert isinstance(ends[failing].error, EngineError)
+    assert isinstance(ends[other], Completed)
+
+
+def test_answers_that_are_cancelled_leave_the_engine_idle(model: LoadedModel) -> None:
+    answerer = Answerer(model)
+    answers = [prepared(answerer, "a", max_tokens=500), prepared(answerer, "b", max_tokens=500)]
+    for answer in answers:
+        answerer.submit(answer)
+    answerer.step()
+    assert set(answerer.running) == set(answers)
+    answerer.cancel_all()
+    assert not answerer.running
+    assert not answerer.has_work
+    assert list(answerer.stream(prepared(answerer, "a", max_tokens=1)))
+
+
+def test_a_text_is_continued_as_it_is(model: LoadedModel) -> None:
+    answerer = Answerer(model)
+    prompt = answerer.prompt("hi")
+    assert len(prompt.ids) == 2
+    answer = answerer.prepare(prompt, AnswerOptions(max_tokens=3))
+    list(answerer.stream(answer))
+    assert answer.ended_by == "max_tokens"
+    with pytest.raises(UsageError):
+        answerer.submit(answerer.prepare(answerer.prompt(""), AnswerOptions()))

@@ -1,0 +1,49 @@
+"""The table of answer options: ranges, typed values, precedence."""
+
+from typing import Any
+
+import pytest
+
+from headrace.app.answer.options import CHAT_DEFAULTS, OPTIONS, AnswerOptions
+from headrace.runtime.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -1), ("temperature", float("nan")), ("temperature", True), ("temperature", 10**400),
+        ("top_k", -1), ("top_k", 1.5), ("top_p", 0), ("min_p", 1.1), ("repetition_penalty", 0), ("seed", 2**64),
+        ("max_tokens", 0), ("stop", [""]), ("stop", [1]), ("thinking", 1), ("speculate", "draft"),
+        ("logit_bias", {"x": 1}), ("logit_bias", {3: float("nan")}), ("logit_bias", [1]),
+    ],
+)  # fmt: skip
+def test_an_option_out_of_range_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=f"^{name} must be "):
+        AnswerOptions(**{name: value})
+
+
+def test_values_of_documents_have_one_form() -> None:
+    options = AnswerOptions(temperature=1, stop="END", logit_bias={"3": 1})  # type: ignore[arg-type]
+    assert options.given() == {"temperature": 1.0, "stop": ("END",), "logit_bias": {3: 1.0}}
+    assert AnswerOptions(**options.given()) == options
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_value_that_is_typed_can_be_read(name: str) -> None:
+    kind = OPTIONS[name].kind
+    typed = {"stop": "a | b\\n", "logit_bias": "3=-1 4=2", "thinking": "off", "speculate": "off", "max_tokens": "1"}
+    value = kind.parse(typed.get(name, "1"))
+    assert kind.read(value) == value
+    for text in ("", "x"):
+        if name != "stop":
+            with pytest.raises(ValueError, match=r"."):
+                kind.parse(text if name != "logit_bias" else "x=")
+
+
+def test_given_options_go_before_recommended_ones_and_those_before_defaults() -> None:
+    given = AnswerOptions(top_k=5)
+    assert given.resolved({}).given() == {"top_k": 5}
+    assert given.resolved({}, CHAT_DEFAULTS).given() == {"temperature": 0.7, "min_p": 0.05, "top_k": 5}
+    recommended = {"temperature": 1, "top_k": 64, "top_p": 0.9, "eos_token_id": 3}
+    assert given.resolved(recommended, CHAT_DEFAULTS).given() == {"temperature": 1.0, "top_k": 5, "top_p": 0.9}
+    assert given.resolved({**recommended, "do_sample": False}, CHAT_DEFAULTS).given() == {"top_k": 5}
