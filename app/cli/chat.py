@@ -50,7 +50,7 @@ def chat(
     from headrace.app.engine.client import EngineClient
     from headrace.app.sessions.unsaved import store_for_chat
     from headrace.app.tui.app import HeadraceApp
-    from headrace.app.tui.decode.machine_watch import MachineWatch
+    from headrace.app.tui.metrics.machine_watch import MachineWatch
 
     settings = load_settings()
     draft = chosen_draft(draft, settings.chat.draft, {"speculate": speculate})

@@ -24,17 +24,17 @@ from headrace.app.config.settings import Settings, save_setting
 from headrace.app.engine.client import ChatEngine, EngineClient
 from headrace.app.sessions.records import Session
 from headrace.app.sessions.store import SessionStore
-from headrace.app.tui.decode.feed import met, stored_turns
-from headrace.app.tui.decode.machine_watch import MachineWatch
 from headrace.app.tui.hangup import end_on_signals, when_made
 from headrace.app.tui.input.clipboard import copy_with_tool
+from headrace.app.tui.metrics.feed import met, stored_turns
+from headrace.app.tui.metrics.machine_watch import MachineWatch
 from headrace.app.tui.palette import AppCommands
-from headrace.app.tui.polled_app import PolledApp
+from headrace.app.tui.poller import PolledApp
 from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.decode_screen import DecodeScreen
-from headrace.app.tui.textual_overrides.driver import AskingDriver, TerminalDriver
-from headrace.app.tui.textual_overrides.ground import Ground
-from headrace.app.tui.themes import DARK, LIGHT, after_terminal, on_ground, own_variables
+from headrace.app.tui.textual_overrides.background import BackgroundColour
+from headrace.app.tui.textual_overrides.driver import BackgroundQueryDriver, TerminalDriver
+from headrace.app.tui.themes import DARK, LIGHT, own_variables, terminal_theme, theme_for_background
 from headrace.runtime.config.paths import data_dir
 from headrace.runtime.config.replace_file import replace_file
 from headrace.runtime.errors import HeadraceError, SessionError
@@ -98,7 +98,7 @@ class HeadraceApp(PolledApp):
         chosen = super().get_driver_class()
         if chosen is not LinuxDriver:
             return chosen
-        return TerminalDriver if self.settings.screen.theme else AskingDriver
+        return TerminalDriver if self.settings.screen.theme else BackgroundQueryDriver
 
     async def on_event(self, event: events.Event) -> None:
         """Keys wait for the input to be there: textual drops what nothing has the focus for. Letters that are meant for
@@ -114,7 +114,7 @@ class HeadraceApp(PolledApp):
         for theme in (DARK, LIGHT):
             self.register_theme(theme)
         wanted = self.settings.screen.theme
-        self.theme = self._theme_at_start = wanted if wanted in self.available_themes else after_terminal()
+        self.theme = self._theme_at_start = wanted if wanted in self.available_themes else terminal_theme()
         self.theme_changed_signal.subscribe(self, self._remember_theme)
         if not self.is_headless:
             end_on_signals(self, self.leave)
@@ -125,10 +125,10 @@ class HeadraceApp(PolledApp):
             self.say(self._warning, problem=True)
         self.call_after_refresh(self._start)
 
-    def on_ground(self, event: Ground) -> None:
+    def on_background_colour(self, event: BackgroundColour) -> None:
         """The terminal answered: a theme that nobody chose suits it from now on."""
         if not self.settings.screen.theme and self.theme == self._theme_at_start:
-            self._theme_at_start = on_ground(light=event.light)
+            self._theme_at_start = theme_for_background(light=event.light)
             self.theme = self._theme_at_start
 
     async def _start(self) -> None:
@@ -221,7 +221,7 @@ class HeadraceApp(PolledApp):
         self.pop_screen()
         turns = stored_turns(self.conversation.messages)
         if ended.ids:  # of one model, which is still there: its figures stay
-            self.metrics.one_was_taken(turns)
+            self.metrics.set_turns(turns)
         else:
             if self.engine.card is not None:
                 met(self.metrics, self.engine.card, self.metrics.machine)

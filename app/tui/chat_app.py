@@ -10,8 +10,8 @@ from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.messages import PullProgress
 from headrace.app.sessions.records import Session
 from headrace.app.sessions.store import SessionStore
-from headrace.app.tui.decode.metrics import LiveMetrics
-from headrace.app.tui.status_bar import Status
+from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.widgets.status_bar import Status
 from headrace.runtime.errors import HeadraceError
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ class PollInterval:
         return _METRICS_S[self.spare]
 
     def begin(self) -> None:
-        """Look now."""
+        """LayoutOptions now."""
         self._began, self._look_at = time.process_time(), time.monotonic()
 
     def whole(self) -> None:

@@ -97,12 +97,12 @@ LIGHT = Theme(
 )
 
 
-def after_terminal() -> str:
+def terminal_theme() -> str:
     """The theme that suits the terminal, as far as it says unasked (COLORFGBG: foreground;background, 0 to 15)."""
     ground = os.environ.get("COLORFGBG", "").rpartition(";")[2]
-    return on_ground(light=ground in ("7", "15"))
+    return theme_for_background(light=ground in ("7", "15"))
 
 
-def on_ground(*, light: bool) -> str:
+def theme_for_background(*, light: bool) -> str:
     """The theme for a light ground, or for a dark one."""
     return LIGHT.name if light else DARK.name

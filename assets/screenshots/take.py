@@ -19,8 +19,8 @@ from headrace.app.config.settings import ScreenSettings, Settings
 from headrace.app.engine.client import EngineClient
 from headrace.app.sessions.store import SessionStore
 from headrace.app.tui.app import HeadraceApp
-from headrace.app.tui.decode.machine_watch import MachineWatch
 from headrace.app.tui.input.prompt import Prompt
+from headrace.app.tui.metrics.machine_watch import MachineWatch
 
 HERE = Path(__file__).parent
 QUESTION = "Write a short Python function that adds two numbers, and explain it in a list of three points."

@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 
 from headrace.app.config.settings import Settings
 from headrace.app.sessions.store import SessionStore
-from headrace.app.tui import poll_interval, polled_app
+from headrace.app.tui import poll_interval, poller
 from headrace.app.tui.app import HeadraceApp
 from headrace.app.tui.input.completion import CompletionMenu
 from headrace.app.tui.input.prompt import Prompt
@@ -105,7 +105,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("COLORFGBG", raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(poll_interval, "SHORTEST_S", 0.01)
-    monkeypatch.setattr(polled_app, "_NOTICE_S", 120.0)
+    monkeypatch.setattr(poller, "_NOTICE_S", 120.0)
     monkeypatch.setattr(chat_keys, "_TWICE_S", 120.0)
     return tmp_path
 

@@ -13,14 +13,14 @@ from headrace.app.tui.decode.axes import decades, labels, marked, ticks
 from headrace.app.tui.decode.braille import bars, dotted
 from headrace.app.tui.decode.cache import CacheSection, seconds_until_full
 from headrace.app.tui.decode.context_speed import ContextSpeedSection, context_chart, expected_rate, span_of
-from headrace.app.tui.decode.decode_history import DecodeHistory
-from headrace.app.tui.decode.feed import facts
 from headrace.app.tui.decode.history import bar_chart
 from headrace.app.tui.decode.latency_chart import colour, latency_chart
 from headrace.app.tui.decode.layers import layered
-from headrace.app.tui.decode.metrics import LiveMetrics, MachineFacts
 from headrace.app.tui.decode.roofline import Point, plot, roof
 from headrace.app.tui.decode.turns import TurnsSection
+from headrace.app.tui.metrics.feed import facts
+from headrace.app.tui.metrics.history import DecodeHistory
+from headrace.app.tui.metrics.live import LiveMetrics, MachineFacts
 from tests.app.scripted_engine import CARD, COST, record, summary
 
 SPANS = st.tuples(st.floats(0, 1e6), st.floats(1e-6, 1e6)).map(lambda pair: (pair[0], pair[0] + pair[1]))
@@ -245,9 +245,9 @@ def test_the_running_turn_is_a_live_row() -> None:
     row = section.lines(metrics, 60, 5)[1].plain
     assert row.split()[:4] == ["●", "1", "20", "0"]
     assert "200" in row
-    before = section.news(metrics)
+    before = section.change_key(metrics)
     metrics.stepped([record(200, 220)])
-    assert section.news(metrics) != before
+    assert section.change_key(metrics) != before
     metrics.finished(summary(20, 0, 201), "stop", 0.1)
     rows = section.lines(metrics, 60, 5)
     assert len(rows) == 2

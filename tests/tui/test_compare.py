@@ -7,7 +7,7 @@ import pytest
 
 from headrace.app.config.presets import Preset, save_preset
 from headrace.app.config.settings import ScreenSettings, Settings
-from headrace.app.tui.decode.metrics import LiveMetrics
+from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.compare_pane import FigureLines, Figures
 from headrace.app.tui.screens.compare_screen import CompareScreen

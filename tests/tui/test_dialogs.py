@@ -7,7 +7,7 @@ import pytest
 from textual import events
 from textual.command import CommandPalette
 
-from headrace.app.tui.screens import reading_ahead
+from headrace.app.tui.screens import prompt_prefetch
 from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.dialogs import Choose
 from headrace.app.tui.screens.model_rows import ModelRow
@@ -42,7 +42,7 @@ def test_a_question_is_answered_once(play, keys: str | list[str]) -> None:
 def test_the_question_about_the_context_takes_no_letter_of_what_is_being_typed(
     play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading_ahead, "_HANDS_OFF_S", float("inf"))
+    monkeypatch.setattr(prompt_prefetch, "_HANDS_OFF_S", float("inf"))
     engine = ScriptedEngine(card_to_load=with_context(64))
     engine.script(Script(), Script(["much", " more"], "length", context_full=True, hold=1))
 
@@ -56,7 +56,7 @@ def test_the_question_about_the_context_takes_no_letter_of_what_is_being_typed(
         await it.idle()
         assert it.prompt.text == "and then the second"
         assert isinstance(it.app.screen, ChatScreen)
-        monkeypatch.setattr(reading_ahead, "_HANDS_OFF_S", 0.0)
+        monkeypatch.setattr(prompt_prefetch, "_HANDS_OFF_S", 0.0)
         await it.until(lambda: isinstance(it.app.screen, Choose))
 
     play(scenario, engine)

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from textual.geometry import Region
 
-from headrace.app.tui.decode.section import Section
-from headrace.app.tui.key_bar import KeyBar
 from headrace.app.tui.screens.help_screen import HelpScreen
-from headrace.app.tui.textual_overrides.frugal_screen import FrugalCompositor, PlacedLines
+from headrace.app.tui.textual_overrides.partial_repaint import PartialRepaint, PlacedLines
 from headrace.app.tui.transcript.row_strips import GUTTER
 from headrace.app.tui.transcript.transcript import Transcript
+from headrace.app.tui.widgets.key_bar import KeyBar
+from headrace.app.tui.widgets.lines import Section
 from tests.tui.conftest import Driver
 
 SEQUENCE = re.compile(r"\x1b\[(\d+);(\d+)H|\x1b\[([\d;]*)m|(.)", re.DOTALL)
@@ -54,7 +54,7 @@ def test_a_partial_update_shows_what_a_full_one_would(play, keys: tuple[str, ...
         compositor = screen._compositor
         whole = drawn(compositor.render_full_update().render_segments(it.app.console))
         places = [region.intersection(clip) for region, clip in compositor.visible_widgets.values()]
-        assert isinstance(compositor, FrugalCompositor)
+        assert isinstance(compositor, PartialRepaint)
 
         @settings(max_examples=100, deadline=None)
         @given(PARTS | st.lists(st.sampled_from([place.shrink((1, 1, 1, 1)) for place in places if place.area > 400])))

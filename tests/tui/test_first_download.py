@@ -6,7 +6,7 @@ import pytest
 
 from headrace.app.chat import to_fetch
 from headrace.app.engine.messages import Event, LoadProgress
-from headrace.app.tui.transcript.fetching import Fetching, failure_lines
+from headrace.app.tui.transcript.download import DownloadProgress, failure_lines
 from tests.app.scripted_engine import CARD, ScriptedEngine
 from tests.tui.conftest import Driver
 
@@ -72,42 +72,42 @@ def test_a_notice_too_long_for_its_lines_ends_in_an_ellipsis(play) -> None:
 
 
 def test_speed_and_time_left_are_those_of_the_last_seconds() -> None:
-    fetching = Fetching()
+    download = DownloadProgress()
     for second, here in enumerate([0, 1, 2, 10, 18, 26, 34, 42, 50]):
-        fetching.take(LoadProgress("downloading", here * MIB, 98 * MIB), float(second))
-    assert fetching.bytes_per_second == 8 * MIB
-    assert fetching.summary() == "downloading · 50.0 MiB of 98.0 MiB · 8.00 MiB/s · about 6 s left"
-    fetching.take(LoadProgress("verifying", 1, None), 9.0)
-    assert fetching.summary() == "verifying · 1 B"
+        download.take(LoadProgress("downloading", here * MIB, 98 * MIB), float(second))
+    assert download.bytes_per_second == 8 * MIB
+    assert download.summary() == "downloading · 50.0 MiB of 98.0 MiB · 8.00 MiB/s · about 6 s left"
+    download.take(LoadProgress("verifying", 1, None), 9.0)
+    assert download.summary() == "verifying · 1 B"
 
 
 def test_a_download_that_stands_still_says_so_and_no_speed() -> None:
-    fetching = Fetching()
+    download = DownloadProgress()
     for second in range(4):
-        fetching.take(LoadProgress("downloading", second * MIB, 98 * MIB), float(second))
-    assert [fetching.look(now) for now in (4.0, 10.9, 11.0, 11.5, 12.0)] == [False, False, True, False, True]
-    assert fetching.summary() == "downloading · 3.00 MiB of 98.0 MiB · nothing came for 9 s"
-    fetching.take(LoadProgress("downloading", 3 * MIB, 98 * MIB), 13.0)  # a report, and still no byte
-    assert fetching.summary().endswith("nothing came for 10 s")
-    fetching.take(LoadProgress("downloading", 4 * MIB, 98 * MIB), 14.0)
-    assert "/s · about" in fetching.summary()
+        download.take(LoadProgress("downloading", second * MIB, 98 * MIB), float(second))
+    assert [download.look(now) for now in (4.0, 10.9, 11.0, 11.5, 12.0)] == [False, False, True, False, True]
+    assert download.summary() == "downloading · 3.00 MiB of 98.0 MiB · nothing came for 9 s"
+    download.take(LoadProgress("downloading", 3 * MIB, 98 * MIB), 13.0)  # a report, and still no byte
+    assert download.summary().endswith("nothing came for 10 s")
+    download.take(LoadProgress("downloading", 4 * MIB, 98 * MIB), 14.0)
+    assert "/s · about" in download.summary()
 
 
 def test_a_slow_download_has_a_speed_between_two_reports() -> None:
-    fetching = Fetching()
+    download = DownloadProgress()
     for second in (0, 7, 14):
-        fetching.take(LoadProgress("downloading", second * MIB, 98 * MIB), float(second))
-    assert fetching.bytes_per_second == MIB
+        download.take(LoadProgress("downloading", second * MIB, 98 * MIB), float(second))
+    assert download.bytes_per_second == MIB
 
 
 def test_what_only_the_hub_knew_is_said_once_it_told() -> None:
-    fetching = Fetching()
-    fetching.facts = to_fetch.ToFetch("org/name", "the hub", None, 5 << 30)
-    fetching.take(LoadProgress("asking the hub", 0, None), 0.0)
-    assert fetching.lines("org/name")[1].plain == "from the hub, size not known yet"
-    fetching.take(LoadProgress("downloading", 8 * MIB, 98 * MIB), 1.0)  # some of it was here already
-    fetching.take(LoadProgress("downloading", 9 * MIB, 98 * MIB), 2.0)
-    assert fetching.lines("org/name")[1].plain == "90.0 MiB to download from the hub"
+    download = DownloadProgress()
+    download.facts = to_fetch.ToFetch("org/name", "the hub", None, 5 << 30)
+    download.take(LoadProgress("asking the hub", 0, None), 0.0)
+    assert download.lines("org/name")[1].plain == "from the hub, size not known yet"
+    download.take(LoadProgress("downloading", 8 * MIB, 98 * MIB), 1.0)  # some of it was here already
+    download.take(LoadProgress("downloading", 9 * MIB, 98 * MIB), 2.0)
+    assert download.lines("org/name")[1].plain == "90.0 MiB to download from the hub"
 
 
 def test_ways_out_take_a_line_each_where_the_chat_is_narrow() -> None:

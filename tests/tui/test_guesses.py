@@ -6,12 +6,12 @@ import pytest
 from textual.content import Content
 
 from headrace.app.sessions.records import Message
-from headrace.app.tui.decode.metrics import LiveMetrics
-from headrace.app.tui.decode.speculation import SpeculationSection, acceptance_cells, guessed
+from headrace.app.tui.decode.speculation import SpeculationSection, acceptance_cells, speculation_stats
 from headrace.app.tui.decode.speed import SpeedFacts
+from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.screens.compare_pane import FigureLines, Figures
-from headrace.app.tui.transcript.entry import Entry, Look, Standing
-from headrace.app.tui.transcript.guessed import guessed_lines
+from headrace.app.tui.transcript.accepted import accepted_lines
+from headrace.app.tui.transcript.entry import Entry, LayoutOptions, MessageState
 from headrace.runtime.metrics.telemetry import StepRecord
 from tests.app.scripted_engine import Script, ScriptedEngine, record
 from tests.tui.conftest import Driver
@@ -25,20 +25,20 @@ STEPS = [step(0), step(1), step(2, 4, 4, "ngram"), step(3, 4, 1, "ngram"), step(
 
 
 def test_the_figures_of_a_turn_are_those_of_its_steps() -> None:
-    found = guessed(STEPS)
+    found = speculation_stats(STEPS)
     assert found is not None
     assert (found.steps, found.tokens, found.proposed, found.accepted) == (4, 9, 10, 5)
     assert (found.accepted_per_step, found.acceptance) == (1.25, 0.5)
     assert found.tokens_per_second is not None
     assert abs(found.tokens_per_second - 225) < 1e-6
     assert found.nbytes == sum(one.step_bytes for one in STEPS[1:])
-    assert guessed([step(0, 4, 4, "ngram"), step(1), step(2)]) is None
+    assert speculation_stats([step(0, 4, 4, "ngram"), step(1), step(2)]) is None
 
 
 def test_the_section_tells_tokens_from_steps() -> None:
     metrics = LiveMetrics()
     metrics.stepped(STEPS)
-    assert metrics.guessing
+    assert metrics.speculating
     section = SpeculationSection(metrics)
     lines = [line.plain for line in section.lines(metrics, 40, 5)]
     assert lines[0].split() == ["1.25", "accepted", "per", "step", "50%", "right"]
@@ -52,7 +52,7 @@ def test_the_section_tells_tokens_from_steps() -> None:
     assert [len(section.lines(metrics, 40, height)) for height in (3, 4, 5)] == [3, 4, 5]
     assert "100 steps/s" in [line.plain for line in SpeedFacts(metrics).lines(metrics, 30, 3)][2]
     metrics.submitted()
-    assert not metrics.guessing
+    assert not metrics.speculating
     assert [line.plain for line in section.lines(metrics, 40, 5)] == ["no guesses in this answer"]
 
 
@@ -80,22 +80,22 @@ def underlined(lines: list[Content]) -> list[str]:
 
 def test_what_was_guessed_is_underlined_and_nothing_else_changes() -> None:
     text = "One **two** three\nfour\x1b[31m five"
-    lines = guessed_lines(text, [(4, 11), (17, 22)], 40)
+    lines = accepted_lines(text, [(4, 11), (17, 22)], 40)
     assert [line.plain for line in lines] == ["One **two** three", "four␛[31m five"]
     assert underlined(lines) == ["**two**", "four"]
-    narrow = guessed_lines("a word and another", [(2, 18)], 8)
+    narrow = accepted_lines("a word and another", [(2, 18)], 8)
     assert all(line.cell_length <= 8 for line in narrow)
     assert "".join(underlined(narrow)).replace(" ", "") == "wordandanother"
 
 
 def test_an_answer_shows_its_guesses_while_it_is_asked_to() -> None:
     message = Message(7, "s", None, "assistant", "One **two** three", 0.0, finish_reason="stop")
-    entry = Entry(message, Standing())
-    assert entry.rows(Look(40))[0][0].plain.rstrip() == "One two three"
-    assert entry.update(message, Standing(guessed=((4, 11),)))
-    assert entry.rows(Look(40))[0][0].plain == "One **two** three"
-    assert entry.update(message, Standing())
-    assert entry.rows(Look(40))[0][0].plain.rstrip() == "One two three"
+    entry = Entry(message, MessageState())
+    assert entry.rows(LayoutOptions(40))[0][0].plain.rstrip() == "One two three"
+    assert entry.update(message, MessageState(accepted=((4, 11),)))
+    assert entry.rows(LayoutOptions(40))[0][0].plain == "One **two** three"
+    assert entry.update(message, MessageState())
+    assert entry.rows(LayoutOptions(40))[0][0].plain.rstrip() == "One two three"
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50)], ids=str)

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from headrace.app.tui.decode.machine import MachineSection, crowd_text
-from headrace.app.tui.decode.machine_watch import LOOK_S, MachineWatch
-from headrace.app.tui.decode.metrics import LiveMetrics
+from headrace.app.tui.decode.machine import MachineSection, contention_text
+from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.metrics.machine_watch import LOOK_S, MachineWatch
 from headrace.app.tui.screens.compare_screen import CompareScreen
 from headrace.runtime.machine.load import Load
 from headrace.runtime.machine.sensors import Readings
@@ -17,7 +17,7 @@ CROWDED = Load(2, 2.0, 1.1, 2 << 30, 8 << 30, 0, Readings(), busiest="cc1plus\x1
 def _lines(load: Load, looks: int, width: int = 50, height: int = 6) -> list[str]:
     metrics = LiveMetrics()
     for _ in range(looks):
-        metrics.looked(load)
+        metrics.set_load(load)
     return [line.plain for line in MachineSection(metrics).lines(metrics, width, height)]
 
 
@@ -47,11 +47,11 @@ def test_ours_and_theirs_are_told_apart_without_colour() -> None:
 def test_one_look_is_no_crowd() -> None:
     assert not any("come slower" in line for line in _lines(CROWDED, 1))
     assert _lines(CROWDED, 2, 70)[0].startswith("slowed down: others take 0.9 of 2 CPUs, cc1plus")
-    assert "\x1b" not in crowd_text(CROWDED)
+    assert "\x1b" not in contention_text(CROWDED)
     metrics = LiveMetrics()
     for load in (CROWDED, CROWDED, QUIET):
-        metrics.looked(load)
-    assert metrics.crowd is None
+        metrics.set_load(load)
+    assert metrics.contention is None
 
 
 def test_no_line_is_wider_than_the_section() -> None:

@@ -13,21 +13,21 @@ from headrace.app.answer.phrases import duration, rate_digits
 from headrace.app.chat.attachments import take_attachments
 from headrace.app.sessions.records import Message
 from headrace.app.tui.decode.braille import Canvas, bars
-from headrace.app.tui.decode.feed import facts
 from headrace.app.tui.decode.latency import LatencySection
-from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.roofline import decode_point, prefill_point
 from headrace.app.tui.decode.speed import phases
 from headrace.app.tui.input.commands import COMMANDS, matching, parse_command
 from headrace.app.tui.input.paths import as_typed, completions, typed_path
+from headrace.app.tui.metrics.feed import facts
+from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.screens.chat_actions import ChatActions
 from headrace.app.tui.screens.parameters import PARAMETERS, read_parameter, write_parameter
-from headrace.app.tui.status_bar import Status, StatusBar
 from headrace.app.tui.transcript.code_theme import AnsiDarkCodeTheme, AnsiLightCodeTheme
-from headrace.app.tui.transcript.entry import Entry, Look, Standing
+from headrace.app.tui.transcript.entry import Entry, LayoutOptions, MessageState
 from headrace.app.tui.transcript.growing_markdown import GrowingMarkdown
 from headrace.app.tui.transcript.markdown_lines import parser, render
 from headrace.app.tui.transcript.message_parts import code_blocks, web_addresses
+from headrace.app.tui.widgets.status_bar import Status, StatusBar
 from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.telemetry import StepRecord
 from tests.app.scripted_engine import CARD, record, summary
@@ -366,11 +366,11 @@ def test_code_blocks_are_found() -> None:
 
 def test_an_entry_takes_up_what_grew() -> None:
     message = Message(1, "s", None, "assistant", "half", 0.0, partial=True)
-    entry = Entry(message, Standing(growing=True))
-    look = Look(40)
+    entry = Entry(message, MessageState(growing=True))
+    look = LayoutOptions(40)
     assert entry.rows(look)[0][0].plain == "half▍"
     grown = Message(1, "s", None, "assistant", "half and\n\nwhole \x1b[1m", 0.0, finish_reason="stop")
-    assert entry.update(grown, Standing())
+    assert entry.update(grown, MessageState())
     assert [content.plain for content, _ in entry.rows(look)][:3] == ["half and", "", "whole ␛[1m"]
 
 
@@ -389,6 +389,6 @@ def test_lines_of_a_message_that_fit_are_not_wrapped_one_by_one(monkeypatch: pyt
         return wrap(line, width)
 
     monkeypatch.setattr(Content, "wrap", watched)
-    rows = [row.plain for row, _ in Entry(message, Standing()).rows(Look(20))]
+    rows = [row.plain for row, _ in Entry(message, MessageState()).rows(LayoutOptions(20))]
     assert rows[:6] == ["❯ All work and no", "  play.", "  ", "      日本", f"  {'x' * 18}", f"  {'y' * 18}"]
     assert wrapped == ["All work and no play.", "y" * 19]

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.app.engine.messages import Delta, Died, Done, Failed, Prefill, Served
-from headrace.app.tui.decode.batch_metrics import BatchMetrics
 from headrace.app.tui.decode.batch_size import squeezed
-from headrace.app.tui.decode.feed import feed
-from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.pool_map import parts, pool_map
 from headrace.app.tui.decode.sequences import SequencesSection
+from headrace.app.tui.metrics.batch import BatchMetrics
+from headrace.app.tui.metrics.feed import feed
+from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.runtime.metrics.telemetry import PoolStats
 from tests.app.scripted_engine import COST, record, summary
 

@@ -70,7 +70,7 @@ def test_screen(play, tmp_path: Path, screen: str, size: tuple[int, int], theme:
         if screen == "decode":
             await it.press("f2", "left", "left")
         it.app.draw_metrics(force=True)
-        it.app.chat.tell_status()  # type: ignore[union-attr]
+        it.app.chat.update_status()  # type: ignore[union-attr]
         await it.pilot.pause()
         picture.append(it.app.export_screenshot(title="headrace"))
 

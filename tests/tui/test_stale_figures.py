@@ -3,8 +3,8 @@
 from headrace.app.answer.phrases import rate_digits
 from headrace.app.engine.messages import Abandoned
 from headrace.app.tui.decode.cache import CacheSection
-from headrace.app.tui.decode.feed import facts, feed
-from headrace.app.tui.decode.metrics import LiveMetrics
+from headrace.app.tui.metrics.feed import facts, feed
+from headrace.app.tui.metrics.live import LiveMetrics
 from tests.app.scripted_engine import CARD, LATENCY_S, record, summary
 from tests.tui.conftest import Driver
 

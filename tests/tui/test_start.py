@@ -9,7 +9,7 @@ import pytest
 
 from headrace.app.config.settings import ScreenSettings, Settings, load_settings, settings_path
 from headrace.app.tui.app import HeadraceApp
-from headrace.app.tui.themes import after_terminal
+from headrace.app.tui.themes import terminal_theme
 from tests.app.scripted_engine import Script
 from tests.tui.conftest import Driver
 
@@ -50,7 +50,7 @@ def test_the_screen_imports_no_model_code() -> None:
 )
 def test_the_theme_follows_the_terminal(monkeypatch: pytest.MonkeyPatch, ground: str, theme: str) -> None:
     monkeypatch.setenv("COLORFGBG", ground)
-    assert after_terminal() == theme
+    assert terminal_theme() == theme
 
 
 def test_a_theme_that_was_chosen_is_kept(play) -> None:

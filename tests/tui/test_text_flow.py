@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from textual.geometry import Region
 
 from headrace.app.sessions.records import Message
-from headrace.app.tui import poll_interval, polled_app
-from headrace.app.tui.decode.section import Lines
-from headrace.app.tui.textual_overrides import frugal_screen
-from headrace.app.tui.transcript.entry import Entry, Look, Standing
+from headrace.app.tui import poll_interval, poller
+from headrace.app.tui.textual_overrides import partial_repaint
+from headrace.app.tui.transcript.entry import Entry, LayoutOptions, MessageState
 from headrace.app.tui.transcript.transcript import Transcript
+from headrace.app.tui.widgets.lines import Lines
 from tests.app.scripted_engine import CARD, Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
@@ -82,11 +82,11 @@ def test_text_comes_ten_times_a_second_and_figures_at_most_twice(
             poll_interval, "time", SimpleNamespace(monotonic=lambda: clock.now, process_time=process_time)
         )
         monkeypatch.setattr(
-            polled_app, "time", SimpleNamespace(monotonic=lambda: clock.now, perf_counter=lambda: clock.now)
+            poller, "time", SimpleNamespace(monotonic=lambda: clock.now, perf_counter=lambda: clock.now)
         )
         monkeypatch.setattr(Transcript, "render_lines", text_drawn)
         monkeypatch.setattr(Lines, "render_lines", figure_drawn)
-        monkeypatch.setattr(polled_app, "asyncio", SimpleNamespace(sleep=clock.sleep))
+        monkeypatch.setattr(poller, "asyncio", SimpleNamespace(sleep=clock.sleep))
         engine.release()
         await driver.until(lambda: len(texts) > 70 or answered(driver))
 
@@ -107,7 +107,7 @@ def test_a_line_that_grows_is_drawn_alone(
     drawn, all_drawn = list[Region](), list[object]()
 
     async def scenario(driver: Driver) -> None:
-        render, slow = Transcript.render_lines, frugal_screen.Compositor.render_partial_update
+        render, slow = Transcript.render_lines, partial_repaint.Compositor.render_partial_update
 
         def text_drawn(self: Transcript, crop: Region) -> object:
             drawn.append(crop)
@@ -117,7 +117,7 @@ def test_a_line_that_grows_is_drawn_alone(
         await driver.until(lambda: "word3" in driver.text())
         monkeypatch.setattr(Transcript, "render_lines", text_drawn)
         monkeypatch.setattr(
-            frugal_screen.Compositor, "render_partial_update", lambda self: all_drawn.append(self) or slow(self)
+            partial_repaint.Compositor, "render_partial_update", lambda self: all_drawn.append(self) or slow(self)
         )
         engine.release()
         await driver.until(lambda: driver.app.conversation.phase == "idle")
@@ -143,12 +143,12 @@ ADDED = [
 @given(st.lists(st.sampled_from(ADDED), min_size=1, max_size=8), st.sampled_from(["Words", "- an item", "1. first"]))
 def test_what_is_typed_on_stands_where_it_is_laid_out_later(pieces: list[str], begin: str) -> None:
     message = Message(1, "s", None, "assistant", begin, 0.0, partial=True)
-    growing, look = Standing(growing=True), Look(40)
+    growing, look = MessageState(growing=True), LayoutOptions(40)
     entry = Entry(message, growing)
     rows = list(entry.rows(look))
     for piece in pieces:
         message = replace(message, content=message.content + piece)
-        if (typed := entry.type_on(message)) is None:
+        if (typed := entry.extend_last_line(message)) is None:
             entry.update(message, growing)
             rows = list(entry.rows(look))
         else:

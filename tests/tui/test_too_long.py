@@ -6,7 +6,7 @@ import pytest
 from textual import events
 
 from headrace.app.engine.messages import DraftCounted
-from headrace.app.tui.screens import reading_ahead
+from headrace.app.tui.screens import prompt_prefetch
 from tests.app.scripted_engine import Script
 from tests.tui.conftest import Driver
 
@@ -68,8 +68,8 @@ def test_what_was_counted_is_not_said_of_another_text(play) -> None:
 
 
 def test_tokens_are_counted_while_keys_come_and_the_last_count_stays(play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading_ahead, "_PAUSE_S", 1000.0)  # there never is one
-    monkeypatch.setattr(reading_ahead, "_COUNT_S", 0.01)
+    monkeypatch.setattr(prompt_prefetch, "_PAUSE_S", 1000.0)  # there never is one
+    monkeypatch.setattr(prompt_prefetch, "_COUNT_S", 0.01)
 
     async def scenario(it: Driver) -> None:
         await it.press("h", "i")
@@ -137,8 +137,8 @@ def test_a_paste_is_folded_with_words_that_fit_its_size(play) -> None:
 
 
 def test_what_was_read_in_a_pause_is_not_counted_again(play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading_ahead, "_PAUSE_S", 0.01)
-    monkeypatch.setattr(reading_ahead, "_COUNT_S", 0.1)
+    monkeypatch.setattr(prompt_prefetch, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(prompt_prefetch, "_COUNT_S", 0.1)
 
     async def scenario(it: Driver) -> None:
         await typed(it, "why?")

@@ -9,7 +9,7 @@ from textual.widgets import Input
 from textual.widgets.text_area import Selection
 
 from headrace.app.config.settings import ChatSettings, Settings
-from headrace.app.tui.screens import reading_ahead
+from headrace.app.tui.screens import prompt_prefetch
 from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.decode_screen import DecodeScreen
 from tests.app.scripted_engine import ScriptedEngine
@@ -186,7 +186,7 @@ def test_metrics_may_come_while_the_decode_view_is_being_made(play) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading_ahead, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(prompt_prefetch, "_PAUSE_S", 0.01)
 
 
 @pytest.mark.usefixtures("quick")

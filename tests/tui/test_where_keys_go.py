@@ -3,8 +3,8 @@
 import pytest
 from textual import events
 
-from headrace.app.tui.status_bar import StatusBar
 from headrace.app.tui.transcript.transcript import Transcript
+from headrace.app.tui.widgets.status_bar import StatusBar
 from tests.tui.conftest import Driver
 
 

@@ -1,1 +1,1 @@
-"""The decode view: one widget a file, all drawn from `app.tui.decode.metrics`."""
+"""The decode view: one widget a file, all drawn from `app.tui.metrics.live`."""

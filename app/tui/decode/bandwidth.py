@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
-from headrace.app.tui.decode.metrics import LiveMetrics, moving_share
-from headrace.app.tui.decode.section import Section, bar, spread
+from headrace.app.tui.metrics.live import LiveMetrics, moving_share
+from headrace.app.tui.widgets.lines import Section, bar, spread
 from headrace.runtime.metrics.units import format_bytes
 
 

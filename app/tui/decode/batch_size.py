@@ -6,8 +6,8 @@ from itertools import pairwise
 from textual.content import Content
 
 from headrace.app.tui.decode.history import bar_chart
-from headrace.app.tui.decode.metrics import LiveMetrics
-from headrace.app.tui.decode.section import Section, spread
+from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.widgets.lines import Section, spread
 from headrace.runtime.metrics.units import format_bytes
 
 _LEAST = 12  # cells that a chart can be read in
@@ -19,7 +19,7 @@ class BatchSizeSection(Section):
 
     TITLE = "batch size, pass by pass"
 
-    def news(self, metrics: LiveMetrics) -> object:
+    def change_key(self, metrics: LiveMetrics) -> object:
         return None if metrics.batch is None else (id(metrics), metrics.version)
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:

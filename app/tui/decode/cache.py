@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
-from headrace.app.tui.decode.metrics import LiveMetrics
-from headrace.app.tui.decode.section import Section, spread
+from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.widgets.lines import Section, spread
 from headrace.runtime.metrics.units import format_bytes
 
 

@@ -12,10 +12,10 @@ from textual.content import Content
 from headrace.app.answer.phrases import rate_digits
 from headrace.app.tui.decode.axes import labels, marked, ticks
 from headrace.app.tui.decode.braille import Canvas
-from headrace.app.tui.decode.decode_history import BUCKET
 from headrace.app.tui.decode.layers import layered
-from headrace.app.tui.decode.metrics import LiveMetrics
-from headrace.app.tui.decode.section import Section
+from headrace.app.tui.metrics.history import BUCKET
+from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.widgets.lines import Section
 from headrace.runtime.metrics.cost import StepCost
 
 _STEPS = 64  # of the measured bandwidth, of which one can be seen
@@ -30,7 +30,7 @@ class ContextSpeedSection(Section):
 
     TITLE = "tok/s by context"
 
-    def news(self, metrics: LiveMetrics) -> object:
+    def change_key(self, metrics: LiveMetrics) -> object:
         """A few more tokens move nothing that can be seen, nor does a bandwidth that is nearly the same."""
         achieved, peak, model = metrics.history.token_gb_s, metrics.machine.measured_gb_s, metrics.model
         share = round(achieved / peak * _STEPS) if achieved and peak else None

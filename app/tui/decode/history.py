@@ -6,8 +6,8 @@ from textual.content import Content
 
 from headrace.app.tui.decode.axes import labels, ticks
 from headrace.app.tui.decode.braille import bars, dots_of
-from headrace.app.tui.decode.metrics import LiveMetrics
-from headrace.app.tui.decode.section import Section
+from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.widgets.lines import Section
 
 _FULL = 1.05  # a chart reaches this far above its highest bar
 _ROWS_A_TICK = 1.5
@@ -20,7 +20,7 @@ class HistorySection(Section):
 
     TITLE = "history, a bar a second"
 
-    def news(self, metrics: LiveMetrics) -> object:
+    def change_key(self, metrics: LiveMetrics) -> object:
         samples = metrics.history.samples
         return id(metrics), len(samples), samples[-1] if samples else None, metrics.machine.measured_gb_s
 

@@ -8,8 +8,8 @@ from textual.content import Content
 
 from headrace.app.answer.phrases import duration
 from headrace.app.tui.decode.latency_chart import latency_chart
-from headrace.app.tui.decode.metrics import LiveMetrics
-from headrace.app.tui.decode.section import Section, spread
+from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.widgets.lines import Section, spread
 from headrace.runtime.metrics.telemetry import Percentiles, StepRecord
 from headrace.runtime.metrics.units import format_bytes
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from textual.content import Content
 
 from headrace.app.output.sanitise import sanitise
-from headrace.app.tui.decode.metrics import LiveMetrics
-from headrace.app.tui.decode.section import Section, bar
+from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.widgets.lines import Section, bar
 from headrace.runtime.machine.load import Load
 from headrace.runtime.metrics.units import format_bytes
 
@@ -19,25 +19,27 @@ class MachineSection(Section):
 
     TITLE = "machine"
 
-    def news(self, metrics: LiveMetrics) -> object:
+    def change_key(self, metrics: LiveMetrics) -> object:
         last = metrics.last
         held = (last.active_memory_bytes >> 20, last.peak_memory_bytes >> 20) if last else None
-        return id(metrics), metrics.load, metrics.crowd, held, metrics.machine, metrics.model.kernels
+        return id(metrics), metrics.load, metrics.contention, held, metrics.machine, metrics.model.kernels
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
         lines = _measured(metrics.load, width) if metrics.load is not None else []
-        crowd = [Content.styled(crowd_text(metrics.crowd), "bold $text-warning")] if metrics.crowd else []
+        contention = (
+            [Content.styled(contention_text(metrics.contention), "bold $text-warning")] if metrics.contention else []
+        )
         machine = metrics.machine
         about = [
             _allocated(metrics),
             Content.styled(f"{machine.name} · {machine.backend}" if machine.name else "", "$quiet"),
             Content.styled(f"kernels {metrics.model.kernels}" if metrics.model.kernels else "", "$quiet"),
         ]
-        shown = [line for line in [*crowd, *lines, *about] if line.plain]
+        shown = [line for line in [*contention, *lines, *about] if line.plain]
         return [line.truncate(width, ellipsis=True) for line in shown] or [Content.styled("–", "$faint")]
 
 
-def crowd_text(load: Load) -> str:
+def contention_text(load: Load) -> str:
     """In plain words, that others take what decoding needs."""
     who = sanitise(load.busiest)[:_NAME]
     most = f", {who} most" if who else ""

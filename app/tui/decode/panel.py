@@ -17,14 +17,14 @@ from headrace.app.tui.decode.context_speed import ContextSpeedSection
 from headrace.app.tui.decode.history import HistorySection
 from headrace.app.tui.decode.latency import LatencySection
 from headrace.app.tui.decode.machine import MachineSection
-from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.pool_map import PoolSection
 from headrace.app.tui.decode.roofline import RooflineSection
-from headrace.app.tui.decode.section import Section
 from headrace.app.tui.decode.sequences import SequencesSection
 from headrace.app.tui.decode.speculation import SpeculationSection
 from headrace.app.tui.decode.speed import SpeedSection
 from headrace.app.tui.decode.turns import TurnsSection
+from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.widgets.lines import Section
 
 _LEAST, _MOST = 30, 90
 _WIDER = 20
@@ -44,7 +44,7 @@ _FROM = {
     "roofline": 68,
 }
 # The same in a turn that guesses.
-_FROM_GUESSING = {
+_FROM_SPECULATING = {
     "latency": 0,
     "bandwidth": 0,
     "cache": 0,
@@ -56,7 +56,7 @@ _FROM_GUESSING = {
     "roofline": 74,
 }
 # The same after a turn of several answers side by side.
-_FROM_MANY = {"sequences": 0, "batch-size": 0, "pool": 26, "turns": 37, "machine": 44}
+_FROM_BATCH = {"sequences": 0, "batch-size": 0, "pool": 26, "turns": 37, "machine": 44}
 
 
 class DecodePanel(Vertical):
@@ -88,7 +88,7 @@ class DecodePanel(Vertical):
 
     def show(self, metrics: LiveMetrics, frozen: bool) -> None:
         """Draw these metrics."""
-        parts = _FROM_MANY if metrics.batch is not None else _FROM_GUESSING if metrics.guessing else _FROM
+        parts = _FROM_BATCH if metrics.batch is not None else _FROM_SPECULATING if metrics.speculating else _FROM
         if parts is not self._parts:
             self._parts = parts
             self._choose()
@@ -102,7 +102,7 @@ class DecodePanel(Vertical):
 
     def _choose(self) -> None:
         """Which parts show."""
-        for name in {**_FROM_GUESSING, **_FROM_MANY}:
+        for name in {**_FROM_SPECULATING, **_FROM_BATCH}:
             self.query_one(f"#{name}").display = name in self._parts and self.size.height >= self._parts[name]
 
     def fit(self, window: int) -> None:

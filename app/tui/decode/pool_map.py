@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
-from headrace.app.tui.decode.metrics import LiveMetrics
-from headrace.app.tui.decode.section import Section, spread
+from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.widgets.lines import Section, spread
 from headrace.runtime.metrics.telemetry import PoolStats
 from headrace.runtime.metrics.units import format_bytes
 
@@ -23,7 +23,7 @@ class PoolSection(Section):
 
     TITLE = "K/V pool, blocks"
 
-    def news(self, metrics: LiveMetrics) -> object:
+    def change_key(self, metrics: LiveMetrics) -> object:
         batch = metrics.batch
         return batch and (id(batch), batch.blocks, batch.pool_bytes, batch.kv_used_bytes)
 

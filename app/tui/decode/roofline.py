@@ -14,8 +14,8 @@ from textual.content import Content
 from headrace.app.tui.decode.axes import decades, marked
 from headrace.app.tui.decode.braille import Canvas
 from headrace.app.tui.decode.layers import layered
-from headrace.app.tui.decode.metrics import LiveMetrics
-from headrace.app.tui.decode.section import Section
+from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.widgets.lines import Section
 
 _ROOMY = 52  # cells from which the legend says the intensities too
 _MARGIN = 10**0.4  # the plot reaches this many times beyond what is in it

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from textual.content import Content
 
 from headrace.app.answer.phrases import rate_digits
-from headrace.app.tui.decode.batch_metrics import OVER, Row, RowPhase
 from headrace.app.tui.decode.braille import bars
 from headrace.app.tui.decode.latency_chart import HEADROOM
-from headrace.app.tui.decode.metrics import LiveMetrics
-from headrace.app.tui.decode.section import Section
+from headrace.app.tui.metrics.batch import OVER, Row, RowPhase
+from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.widgets.lines import Section
 
 _COLUMNS = (("", 3), ("phase", 10), ("tokens", 7), ("tok/s", 7), ("p50 ms", 7), ("p95 ms", 7), ("max", 7))
 _BETWEEN = 3  # cells between figures and chart
@@ -31,7 +31,7 @@ class SequencesSection(Section):
 
     TITLE = "sequences"
 
-    def news(self, metrics: LiveMetrics) -> object:
+    def change_key(self, metrics: LiveMetrics) -> object:
         return None if metrics.batch is None else (id(metrics), metrics.version)
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:

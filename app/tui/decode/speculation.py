@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from textual.content import Content
 
 from headrace.app.answer.phrases import rate_digits
-from headrace.app.tui.decode.metrics import LiveMetrics
-from headrace.app.tui.decode.section import Section, spread
+from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.widgets.lines import Section, spread
 from headrace.runtime.metrics.telemetry import StepRecord
 from headrace.runtime.metrics.units import format_bytes
 
@@ -20,7 +20,7 @@ _SHARE = 6  # of its acceptance in all
 
 
 @dataclass(frozen=True, slots=True)
-class Guessed:
+class SpeculationStats:
     """What the steps of a turn say of guesses, the first step (whose latency is not between tokens) left out."""
 
     steps: int
@@ -47,13 +47,13 @@ class Guessed:
         return self.tokens / self.seconds if self.seconds > 0 else None
 
 
-def guessed(records: Sequence[StepRecord]) -> Guessed | None:
+def speculation_stats(records: Sequence[StepRecord]) -> SpeculationStats | None:
     """None where no step made guesses."""
     steps = [record for record in records if record.index > 0]
     proposed = sum(record.proposed for record in steps)
     if not proposed:
         return None
-    return Guessed(
+    return SpeculationStats(
         steps=len(steps),
         tokens=sum(record.tokens for record in steps),
         proposed=proposed,
@@ -70,7 +70,7 @@ class SpeculationSection(Section):
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         records = list(metrics.steps)
-        found = guessed(records)
+        found = speculation_stats(records)
         if found is None:
             return [Content.styled("no guesses in this answer", "$faint")]
         share = f"{found.acceptance:.0%}" if found.acceptance is not None else "–"

@@ -11,8 +11,8 @@ from textual.content import Content
 from textual.renderables.digits import Digits
 
 from headrace.app.answer.phrases import duration, rate_digits
-from headrace.app.tui.decode.metrics import LiveMetrics, Phase
-from headrace.app.tui.decode.section import Lines, spread
+from headrace.app.tui.metrics.live import LiveMetrics, Phase
+from headrace.app.tui.widgets.lines import Lines, spread
 from headrace.runtime.metrics.units import format_bytes
 
 _ORDER: tuple[Phase, ...] = ("load", "prefill", "decode", "idle")
@@ -53,7 +53,7 @@ class BigRate(Lines):
     """Tokens per second now, of the last answer while there is none. No Digits widget: one whose text gets longer lays
     the screen out anew."""
 
-    def news(self, metrics: LiveMetrics) -> object:
+    def change_key(self, metrics: LiveMetrics) -> object:
         return _big(metrics)
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
@@ -69,7 +69,7 @@ class SpeedFacts(Lines):
         average, roofline = rate_digits(metrics.rate_average), rate_digits(metrics.roofline_rate)
         last = metrics.rate_now is None and metrics.rate_average is not None
         now, below = " last answer" if last else " now", (roofline, " roofline")
-        if metrics.guessing and metrics.steps_rate is not None:
+        if metrics.speculating and metrics.steps_rate is not None:
             below = (rate_digits(metrics.steps_rate), " steps/s")
         if metrics.batch is not None:
             now, below = " last answers" if last else " together", (rate_digits(metrics.batch.rate_each), " each")

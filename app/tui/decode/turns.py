@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from textual.content import Content
 
 from headrace.app.answer.phrases import duration, rate_digits
-from headrace.app.tui.decode.metrics import LiveMetrics, Turn
-from headrace.app.tui.decode.section import Section
+from headrace.app.tui.metrics.live import LiveMetrics, Turn
+from headrace.app.tui.widgets.lines import Section
 from headrace.runtime.metrics.telemetry import mbu
 
 _COLUMNS = (
@@ -26,7 +26,7 @@ class TurnsSection(Section):
 
     TITLE = "turns"
 
-    def news(self, metrics: LiveMetrics) -> object:
+    def change_key(self, metrics: LiveMetrics) -> object:
         last = tuple(metrics.turns[-1:])
         return id(metrics), last, len(metrics.turns), metrics.machine.measured_gb_s, metrics.running
 

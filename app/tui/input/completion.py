@@ -8,7 +8,7 @@ from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from headrace.app.tui.input.commands import matching
-from headrace.app.tui.input.compare_words import compare_words
+from headrace.app.tui.input.compare_arguments import compare_arguments
 from headrace.app.tui.input.paths import as_typed, completions, typed_path
 
 
@@ -84,7 +84,7 @@ def _options(before: str, width: int) -> tuple[list[Option], list[Candidate]]:
         return [Option(Content(name)) for name in found], [
             Candidate(as_typed(name, path), len(path)) for name in found if name
         ]
-    if (compared := compare_words(before)) is not None:
+    if (compared := compare_arguments(before)) is not None:
         word, known = compared
         return [Option(Content(name)) for name in known], [Candidate(name, len(word)) for name in known]
     if before.startswith("/") and before[1:].replace(" ", "x").isalpha() == bool(before[1:]) and " " not in before:

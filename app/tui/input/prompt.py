@@ -42,7 +42,7 @@ class Prompt(Area):
     class Sent(Event):
         """Enter was pressed, and the input is empty again.
 
-        `text` is whole, folded pastes included; `typed` is as it stood there: `put_back` where it is refused.
+        `text` is whole, folded pastes included; `typed` is as it stood there: `restore` where it is refused.
         """
 
         text: str
@@ -83,10 +83,10 @@ class Prompt(Area):
         text, typed = self.whole_text, self.text
         if not text.strip():
             return
-        self.put_aside()
+        self.keep_draft()
         self.post_message(self.Sent(text, typed))
 
-    def put_aside(self) -> bool:
+    def keep_draft(self) -> bool:
         """Empty the input; Up brings back what stood there. False where that was nothing but space."""
         typed = self.text
         if typed.strip() and (not self._history or self._history[-1] != typed):
@@ -95,7 +95,7 @@ class Prompt(Area):
         self.put("")
         return bool(typed.strip())
 
-    def put_back(self, typed: str) -> None:
+    def restore(self, typed: str) -> None:
         """What was sent was refused: it goes before what has been typed since."""
         self.put(typed + self.text)
 
@@ -134,7 +134,7 @@ class Prompt(Area):
         else:
             self.post_message(self.EndOfInput())
 
-    def tell_size(self, draft: DraftCounted | None) -> None:
+    def show_size(self, draft: DraftCounted | None) -> None:
         """Below the text, while there is any: the tokens it has, as last counted, and how many there is room for."""
         counted = draft is not None and draft.message and self.text.strip()  # 0: of what stood there before
         size = f"{draft.message:,} of {draft.room:,} tokens" if draft is not None and counted else ""

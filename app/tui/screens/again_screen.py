@@ -17,11 +17,11 @@ from textual.widgets import Static
 from headrace.app.answer.phrases import rate_digits
 from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.chat_app import ChatApp
-from headrace.app.tui.key_bar import KeyBar
 from headrace.app.tui.screens.compare_pane import ComparePane
 from headrace.app.tui.screens.notices import Notice
 from headrace.app.tui.screens.scrolling import ScrollingScreen
 from headrace.app.tui.transcript.transcript import Transcript
+from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.runtime.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -93,9 +93,9 @@ class AgainScreen(ScrollingScreen):
                 if pane.side is side:
                     pane.hear(event)
 
-    def type_on(self) -> bool:
+    def extend_last_line(self) -> bool:
         """Show what was added to the answers, where only their last lines are other ones."""
-        late = [pane for pane in self.panes if not pane.type_on()]
+        late = [pane for pane in self.panes if not pane.extend_last_line()]
         return not late
 
     def sync(self) -> None:

@@ -12,8 +12,8 @@ from headrace.app.chat.attachments import parse_message
 from headrace.app.chat.context_question import ContextChoice
 from headrace.app.sessions.records import Message
 from headrace.app.tui.input.commands import message_text
+from headrace.app.tui.screens.copy_actions import CopyActions
 from headrace.app.tui.screens.parameters import read_parameter, write_parameter
-from headrace.app.tui.screens.take_out import TakeOut
 from headrace.app.tui.transcript.context_mark import MARK, mark_message
 from headrace.runtime.errors import HeadraceError, UsageError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headrace.app.chat.answer_setup import AnswerSetup
 
 
-class ChatActions(TakeOut):
+class ChatActions(CopyActions):
     """Works on the conversation that the screen shows."""
 
     # -- talking ---------------------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ class ChatActions(TakeOut):
             self._headrace.say(f"thinking sections will be {'unfolded' if transcript.show_thinking else 'folded'}")
 
     def do_guesses(self, _: str) -> None:
-        marked = self._screen.toggle_guessed()
+        marked = self._screen.toggle_accepted()
         if not marked:
             self._headrace.say("what was guessed is not marked any more")
         elif self._conversation.guessed:

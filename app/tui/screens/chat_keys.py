@@ -113,7 +113,7 @@ class ChatKeys(ScrollingScreen):
         elif self.conversation.phase != "idle":
             self.conversation.stop()
         elif prompt.text:
-            if prompt.put_aside():
+            if prompt.keep_draft():
                 self.headrace.say("put aside: ↑ brings it back")
         elif time.monotonic() < self._interrupted + _TWICE_S:
             self.actions.do_quit("")

@@ -16,25 +16,25 @@ from textual.geometry import Size
 
 from headrace.app.engine.messages import Event, LoadProgress
 from headrace.app.tui.chat_app import ChatApp
-from headrace.app.tui.decode.machine import crowd_text
-from headrace.app.tui.decode.metrics import LiveMetrics
+from headrace.app.tui.decode.machine import contention_text
 from headrace.app.tui.decode.panel import ROOM_FROM, DecodePanel
 from headrace.app.tui.input.chips import Chips
 from headrace.app.tui.input.commands import message_text, parse_command
 from headrace.app.tui.input.completion import CompletionMenu
 from headrace.app.tui.input.find_bar import FindBar
 from headrace.app.tui.input.prompt import Prompt
-from headrace.app.tui.key_bar import KeyBar
+from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.screens.chat_actions import ChatActions
 from headrace.app.tui.screens.chat_keys import ChatKeys
 from headrace.app.tui.screens.notices import Notice, Waiting, notice_of
-from headrace.app.tui.screens.reading_ahead import ReadingAhead
-from headrace.app.tui.status_bar import StatusBar
+from headrace.app.tui.screens.prompt_prefetch import PromptPrefetch
 from headrace.app.tui.transcript.context_mark import MARK
-from headrace.app.tui.transcript.fetching import Fetching
+from headrace.app.tui.transcript.download import DownloadProgress
 from headrace.app.tui.transcript.shown_branch import ShownBranch
 from headrace.app.tui.transcript.transcript import Transcript
 from headrace.app.tui.transcript.welcome import welcome_lines
+from headrace.app.tui.widgets.key_bar import KeyBar
+from headrace.app.tui.widgets.status_bar import StatusBar
 from headrace.runtime.errors import HeadraceError, UsageError
 
 
@@ -48,9 +48,9 @@ class ChatScreen(ChatKeys):
         self._titled = ""  # the input's frame
         self._state: tuple[object, ...] = ()
         self._asked = False
-        self._shows_guessed = False
-        self._fetching, self._looked_up = Fetching(), False
-        self._ahead = ReadingAhead(self, self._read_ahead)
+        self._marks_accepted = False
+        self._download, self._looked_up = DownloadProgress(), False
+        self._ahead = PromptPrefetch(self, self._read_ahead)
 
     def compose(self) -> ComposeResult:
         metrics = self.headrace.metrics
@@ -86,7 +86,7 @@ class ChatScreen(ChatKeys):
 
     def _fit_panel(self, window: Size) -> None:
         self.query_one(DecodePanel).fit(window.width)
-        self.tell_status()
+        self.update_status()
         self.headrace.draw_metrics(force=True)
 
     # -- drawing ---------------------------------------------------------------------------------------------------
@@ -106,8 +106,10 @@ class ChatScreen(ChatKeys):
         conversation = self.conversation
         messages = self._branch.look(conversation)
         if events or messages != [entry.message for entry in self.transcript.entries]:
-            standings = self._branch.standings(conversation, self.headrace.metrics, guessed=self._shows_guessed)
-            self.transcript.show(messages, standings)
+            message_states = self._branch.message_states(
+                conversation, self.headrace.metrics, accepted=self._marks_accepted
+            )
+            self.transcript.show(messages, message_states)
         if conversation.returned is not None:
             returned, conversation.returned = conversation.returned, None
             self.prompt.move_cursor((0, 0))
@@ -115,7 +117,7 @@ class ChatScreen(ChatKeys):
         if not self.actions.queue.send_next(conversation):
             self.actions.return_queue()
         self._name_prompt()
-        self.prompt.tell_size(conversation.draft.counted if self.editing is None else None)
+        self.prompt.show_size(conversation.draft.counted if self.editing is None else None)
         self.query_one(Chips).show(conversation.draft if self.prompt.text else None)
         limit = conversation.context_limit
         state = (
@@ -139,50 +141,50 @@ class ChatScreen(ChatKeys):
             self._asked = True
             self.actions.ask_about_context()
 
-    def toggle_guessed(self) -> bool:
+    def toggle_accepted(self) -> bool:
         """Mark what had been guessed in the answers, or no longer; whether it does now."""
-        self._shows_guessed = not self._shows_guessed
+        self._marks_accepted = not self._marks_accepted
         conversation = self.conversation
         messages = self._branch.look(conversation)
-        standings = self._branch.standings(conversation, self.headrace.metrics, guessed=self._shows_guessed)
-        self.transcript.show(messages, standings)
-        return self._shows_guessed
+        message_states = self._branch.message_states(conversation, self.headrace.metrics, accepted=self._marks_accepted)
+        self.transcript.show(messages, message_states)
+        return self._marks_accepted
 
-    def type_on(self) -> bool:
+    def extend_last_line(self) -> bool:
         """Show what was added to the answer, where its last line alone is another one."""
         messages = self.conversation.messages
-        return bool(messages) and self.transcript.type_on(messages[-1])
+        return bool(messages) and self.transcript.extend_last_line(messages[-1])
 
     def _follow_loading(self, events: Sequence[Event], *, empty: bool) -> None:
         """How far a model is that has to be fetched first."""
-        fetching, state, now = self._fetching, self.headrace.engine.state, time.monotonic()
+        download, state, now = self._download, self.headrace.engine.state, time.monotonic()
         progress = [event for event in events if isinstance(event, LoadProgress)]
         for event in progress:
-            fetching.take(event, now)
-        if progress and fetching.active and not self._looked_up:
+            download.take(event, now)
+        if progress and download.active and not self._looked_up:
             self._looked_up = True
             self.run_worker(self._look_up, thread=True)
-        if state == "loading" and (fetching.look(now) or progress):
+        if state == "loading" and (download.look(now) or progress):
             if empty:
                 self._show_welcome()
             self._show_notice()
         elif state != "loading" and self._looked_up:
-            self._fetching, self._looked_up = Fetching(), False
+            self._download, self._looked_up = DownloadProgress(), False
 
     def _look_up(self) -> None:
         """What the catalog knows of it; in a thread of its own, which may read files."""
         from headrace.app.chat.to_fetch import to_fetch
 
-        fetching = self._fetching
+        download = self._download
         with suppress(HeadraceError, OSError):  # whoever loads it says so
-            fetching.facts = to_fetch(self.conversation.session.model)
+            download.facts = to_fetch(self.conversation.session.model)
 
     def _show_welcome(self) -> None:
         conversation = self.conversation
-        lines = welcome_lines(self.headrace.engine, conversation.session, self._fetching, conversation.notice)
+        lines = welcome_lines(self.headrace.engine, conversation.session, self._download, conversation.notice)
         self.transcript.welcome(lines)
 
-    def tell_status(self) -> None:
+    def update_status(self) -> None:
         """The line at the top. How fast the last answer came is said beside an answer, where the panel does not."""
         answered = any(message.role == "assistant" for message in self.conversation.messages)
         with_speed = answered and not self.query_one(DecodePanel).display
@@ -191,7 +193,7 @@ class ChatScreen(ChatKeys):
     def _state_changed(self, *, empty: bool) -> None:
         """Keys, hints and the notice follow the state."""
         self.refresh_bindings()
-        self.tell_status()
+        self.update_status()
         self._show_notice()
         self.query_one(Waiting).tell(self.actions.queue.texts)
         if empty:
@@ -199,8 +201,8 @@ class ChatScreen(ChatKeys):
 
     def _name_prompt(self) -> None:
         """On the input's frame: what Enter and Escape mean, and who else wants the machine."""
-        crowd = self.headrace.metrics.crowd
-        said = [crowd_text(crowd)] if crowd is not None else []
+        contention = self.headrace.metrics.contention
+        said = [contention_text(contention)] if contention is not None else []
         if self.editing == MARK:
             said.insert(0, "the summary: Enter keeps it, Esc leaves it")
         elif self.editing is not None:
@@ -213,7 +215,7 @@ class ChatScreen(ChatKeys):
             self.prompt.border_title = Content(title)
 
     def _show_notice(self) -> None:
-        text, error = notice_of(self.conversation, self._fetching)
+        text, error = notice_of(self.conversation, self._download)
         self.query_one(Notice).tell(text, error=error)
 
     def show_metrics(self, metrics: LiveMetrics, frozen: bool) -> None:
@@ -228,7 +230,7 @@ class ChatScreen(ChatKeys):
             self.headrace.say(f"no room for the panel in under {ROOM_FROM} columns; F2 shows all of it")
         else:
             self.query_one(DecodePanel).step()
-            self.tell_status()
+            self.update_status()
             self.headrace.draw_metrics(force=True)
 
     # -- the input -------------------------------------------------------------------------------------------------
@@ -258,7 +260,7 @@ class ChatScreen(ChatKeys):
             else:
                 self.actions.carry_out(invocation.command.name, invocation.argument)
         except HeadraceError as error:
-            self.prompt.put_back(event.typed)
+            self.prompt.restore(event.typed)
             self.headrace.refuse(error)
 
     def on_prompt_interrupted(self) -> None:

@@ -36,7 +36,7 @@ class ChatView(Protocol):
     def sync(self, events: Sequence[Event]) -> None:
         """Draw what changed in the conversation."""
 
-    def toggle_guessed(self) -> bool:
+    def toggle_accepted(self) -> bool:
         """Mark what had been guessed in the answers, or no longer; whether it does now."""
 
     def begin_edit(self, message: Message) -> None:

@@ -12,12 +12,12 @@ from headrace.app.chat.side import Side
 from headrace.app.engine.messages import Event
 from headrace.app.output.sanitise import sanitise
 from headrace.app.sessions.records import Message
-from headrace.app.tui.decode.feed import feed, met
-from headrace.app.tui.decode.metrics import LiveMetrics
-from headrace.app.tui.decode.section import Lines, bar, spread
-from headrace.app.tui.decode.speculation import guessed
-from headrace.app.tui.transcript.entry import Standing
+from headrace.app.tui.decode.speculation import speculation_stats
+from headrace.app.tui.metrics.feed import feed, met
+from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.transcript.entry import MessageState
 from headrace.app.tui.transcript.transcript import Transcript
+from headrace.app.tui.widgets.lines import Lines, bar, spread
 
 _BAR = 10  # cells
 _BAR_FROM = 68  # cells that a bar has room in beside any figures: never on one side alone
@@ -61,14 +61,14 @@ class FigureLines(Lines):
         self._state, self._figures, self._other, self._fill = state, figures, other, context
         self.show(self.metrics)
 
-    def news(self, metrics: LiveMetrics) -> object:  # noqa: ARG002
+    def change_key(self, metrics: LiveMetrics) -> object:  # noqa: ARG002
         return self._state, self._figures, self._other, self._fill
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
         figures, (tokens, limit) = self._figures, self._fill
         rate = Content.assemble((f"{rate_digits(figures.rate)}", "bold"), (" tok/s", "$quiet"), self._ratio())
         said = Content.assemble(f"{figures.tokens:,}", (" tokens", "$quiet"))
-        if (found := guessed(list(metrics.steps))) is not None:  # of the answer that grows or grew here
+        if (found := speculation_stats(list(metrics.steps))) is not None:  # of the answer that grows or grew here
             said = said.append(Content.assemble(f" {found.tokens / found.steps:.2f}", (" a step", "$quiet")))
         held = Content.assemble(("context ", "$quiet"), f"{tokens:,}", (f" / {limit:,}" if limit else "", "$quiet"))
         state = Content.styled(*self._state)
@@ -141,12 +141,12 @@ class ComparePane(Vertical):
         self._meet()
         feed(self.metrics, [event])
 
-    def type_on(self) -> bool:
+    def extend_last_line(self) -> bool:
         """Whether all that was added to the answer shows, without laying out more than its last line."""
         said = self.side.messages[-1] if self.side.messages else None
         if said is self._shown or not self.display or not self.transcript.display:
             return True
-        if said is None or not self.transcript.type_on(said):
+        if said is None or not self.transcript.extend_last_line(said):
             return False
         self._shown = said
         return True
@@ -160,10 +160,10 @@ class ComparePane(Vertical):
         growing = side.turn is not None
         if (side.phase != "idle" or growing) and (not messages or messages[-1].role == "user"):
             messages.append(Message(_PENDING, "", None, "assistant", "", 0.0, partial=True))
-        standings = [Standing() for _ in messages]
+        message_states = [MessageState() for _ in messages]
         if side.phase != "idle" and messages:
-            standings[-1] = Standing(growing=True, waiting=self._doing()[0])
-        self.transcript.show(messages, standings)
+            message_states[-1] = MessageState(growing=True, waiting=self._doing()[0])
+        self.transcript.show(messages, message_states)
         self.transcript.settle()
         limit = side.card.context_limit if side.card is not None else None
         self.query_one(FigureLines).tell(

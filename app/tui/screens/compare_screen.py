@@ -15,16 +15,16 @@ from textual.content import Content
 from textual.widgets import Static
 
 from headrace.app.tui.chat_app import ChatApp
-from headrace.app.tui.decode.machine import crowd_text
+from headrace.app.tui.decode.machine import contention_text
 from headrace.app.tui.input.commands import message_text, parse_command
 from headrace.app.tui.input.completion import CompletionMenu
 from headrace.app.tui.input.prompt import Prompt
-from headrace.app.tui.key_bar import KeyBar
 from headrace.app.tui.screens.compare_pane import ComparePane
 from headrace.app.tui.screens.dialogs import Choose
 from headrace.app.tui.screens.notices import Notice
 from headrace.app.tui.screens.scrolling import ScrollingScreen
 from headrace.app.tui.transcript.transcript import Transcript
+from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.runtime.errors import HeadraceError, UsageError
 
 if TYPE_CHECKING:
@@ -102,9 +102,9 @@ class CompareScreen(ScrollingScreen):
                     pane.hear(event)
                     self._in_front = self._in_front if self._chosen else pane
 
-    def type_on(self) -> bool:
+    def extend_last_line(self) -> bool:
         """Show what was added to the answer, where only its last line is another one."""
-        late = [pane for pane in self.panes if not pane.type_on()]
+        late = [pane for pane in self.panes if not pane.extend_last_line()]
         return not late
 
     def sync(self) -> None:
@@ -132,8 +132,10 @@ class CompareScreen(ScrollingScreen):
         line = Content.assemble((said[:9], "bold $text-primary"), (said[9:], "$quiet")).truncate(width, ellipsis=True)
         if str(head.render()) != line.plain:
             head.update(line)
-        crowd = self.headrace.metrics.crowd
-        title = " · ".join(filter(None, ["the same question to both", crowd_text(crowd) if crowd else ""]))
+        contention = self.headrace.metrics.contention
+        title = " · ".join(
+            filter(None, ["the same question to both", contention_text(contention) if contention else ""])
+        )
         if title != self._titled:
             self._titled = title
             self.prompt.border_title = Content(title)
@@ -238,7 +240,7 @@ class CompareScreen(ScrollingScreen):
                 raise UsageError("commands belong to the chat: Esc takes an answer there")
             self.comparison.ask(message_text(event.text))
         except HeadraceError as error:
-            self.prompt.put_back(event.typed)
+            self.prompt.restore(event.typed)
             self.headrace.refuse(error)
         else:
             self._to_end()
@@ -252,7 +254,7 @@ class CompareScreen(ScrollingScreen):
         elif self.comparison.running is not None:
             self.comparison.stop()
         elif self.prompt.text:
-            self.prompt.put_aside()
+            self.prompt.keep_draft()
         else:
             self.headrace.say("Esc leaves the comparison, Ctrl+Q the program")
 

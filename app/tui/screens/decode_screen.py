@@ -14,17 +14,17 @@ from headrace.app.tui.decode.context_speed import ContextSpeedSection
 from headrace.app.tui.decode.history import HistorySection
 from headrace.app.tui.decode.latency import LatencySection
 from headrace.app.tui.decode.machine import MachineSection
-from headrace.app.tui.decode.metrics import LiveMetrics
 from headrace.app.tui.decode.pool_map import PoolSection
 from headrace.app.tui.decode.roofline import RooflineSection
-from headrace.app.tui.decode.section import Section
 from headrace.app.tui.decode.sequences import SequencesSection
 from headrace.app.tui.decode.speculation import SpeculationSection
 from headrace.app.tui.decode.speed import SpeedSection
 from headrace.app.tui.decode.turns import TurnsSection
-from headrace.app.tui.key_bar import KeyBar
-from headrace.app.tui.status_bar import Status, StatusBar
-from headrace.app.tui.textual_overrides.frugal_screen import FrugalScreen
+from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.textual_overrides.partial_repaint import FrugalScreen
+from headrace.app.tui.widgets.key_bar import KeyBar
+from headrace.app.tui.widgets.lines import Section
+from headrace.app.tui.widgets.status_bar import Status, StatusBar
 
 _WIDE = 132  # cells from which the right column is the wider one
 _NARROW = 80  # cells below which all parts stand in one column
@@ -83,8 +83,8 @@ class DecodeScreen(FrugalScreen):
             self._draw()
 
     def _draw(self) -> None:
-        self.set_class(self.metrics.batch is not None, "-many")
-        self.set_class(self.metrics.guessing and self.metrics.batch is None, "-guessing")
+        self.set_class(self.metrics.batch is not None, "-batch")
+        self.set_class(self.metrics.speculating and self.metrics.batch is None, "-speculating")
         self.query_one(StatusBar).tell(self._status, with_speed=False)
         self.query_one(SpeedSection).show(self.metrics, self._frozen)
         for section in self.query(Section):

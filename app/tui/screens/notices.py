@@ -9,7 +9,7 @@ from textual.widgets import Static
 
 from headrace.app.chat.conversation import Conversation
 from headrace.app.output.sanitise import sanitise
-from headrace.app.tui.transcript.fetching import Fetching
+from headrace.app.tui.transcript.download import DownloadProgress
 
 _QUEUE_LINES = 3  # shown of the messages that wait
 _NOTICE_LINES = 5  # more are cut off, which shows
@@ -29,7 +29,7 @@ class Notice(Static):
         self.update(Content("\n").join(lines))
 
 
-def notice_of(conversation: Conversation, fetching: Fetching) -> tuple[str, bool]:
+def notice_of(conversation: Conversation, download: DownloadProgress) -> tuple[str, bool]:
     """What the notice says of a conversation, and whether it is an error."""
     state = conversation.engine.state
     down = state in ("dead", "failed")
@@ -39,8 +39,8 @@ def notice_of(conversation: Conversation, fetching: Fetching) -> tuple[str, bool
     if down:
         way_out = "F8 tries again, F5 picks a model" if state == "failed" else "F8 starts it again"
         text = f"✗ {text.rstrip('.')}. {way_out}."
-    elif state == "loading" and fetching.active and conversation.messages:
-        text = f"fetching {conversation.session.model or 'the default model'}: {fetching.summary()}"
+    elif state == "loading" and download.active and conversation.messages:
+        text = f"fetching {conversation.session.model or 'the default model'}: {download.summary()}"
     if state == "failed" and not conversation.messages:  # the whole of it stands in the transcript's place
         text = ""
     return text, down

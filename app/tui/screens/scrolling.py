@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from headrace.app.tui.textual_overrides.frugal_screen import FrugalScreen
+from headrace.app.tui.textual_overrides.partial_repaint import FrugalScreen
 from headrace.app.tui.transcript.transcript import Transcript
 
 

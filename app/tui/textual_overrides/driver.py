@@ -14,7 +14,7 @@ from typing import Any
 from textual.constants import ESCAPE_DELAY
 from textual.drivers.linux_driver import LinuxDriver
 
-from headrace.app.tui.textual_overrides.ground import QUESTION, GroundAnswer, can_be_asked
+from headrace.app.tui.textual_overrides.background import QUESTION, BackgroundReply, can_query
 from headrace.app.tui.textual_overrides.paste import PATIENCE_S, PasteParser
 
 _CHUNK = 1 << 12
@@ -27,7 +27,7 @@ class TerminalDriver(LinuxDriver):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._ground = GroundAnswer()
+        self._ground = BackgroundReply()
         self._wake = os.pipe()  # ends a wait for keys
 
     def run_input_thread(self) -> None:
@@ -63,12 +63,12 @@ class TerminalDriver(LinuxDriver):
             return b""
 
 
-class AskingDriver(TerminalDriver):
-    """A TerminalDriver that asks what ground there is; a `Ground` message is posted if the terminal answers."""
+class BackgroundQueryDriver(TerminalDriver):
+    """A TerminalDriver that queries the background colour; the reply is posted as `BackgroundColour`."""
 
     def start_application_mode(self) -> None:
         super().start_application_mode()  # type: ignore[no-untyped-call]  # of textual
-        if can_be_asked():
+        if can_query():
             self._ground.awaited = True
             self.write(QUESTION)
             self.flush()

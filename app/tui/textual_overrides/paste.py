@@ -12,7 +12,7 @@ from textual import events
 from textual._xterm_parser import BRACKETED_PASTE_END, BRACKETED_PASTE_START, XTermParser
 from textual.message import Message
 
-from headrace.app.tui.textual_overrides.ground import GroundAnswer
+from headrace.app.tui.textual_overrides.background import BackgroundReply
 
 _NO_KEY = len("\x1b[2")  # hardly anybody types that much of the mark
 PATIENCE_S = 0.6  # with the rest of it: a slow connection's reads are further apart than a key's bytes
@@ -21,9 +21,9 @@ PATIENCE_S = 0.6  # with the rest of it: a slow connection's reads are further a
 class PasteParser(XTermParser):
     """An XTermParser that sees a paste's two marks and nothing between them. ground: whether that was asked for."""
 
-    def __init__(self, debug: bool = False, ground: GroundAnswer | None = None) -> None:
+    def __init__(self, debug: bool = False, ground: BackgroundReply | None = None) -> None:
         super().__init__(debug)
-        self._ground = ground or GroundAnswer()
+        self._ground = ground or BackgroundReply()
         self._pasted: list[str] | None = None  # what came of a paste that has not ended
         self._tail = ""  # the end of what came, where the next mark may have begun
         self._tail_at = 0.0  # when that came

@@ -14,9 +14,9 @@ from headrace.app.answer.phrases import phrases, plain_phrases
 from headrace.app.output.sanitise import Sanitiser, sanitise
 from headrace.app.sessions.export import made_with
 from headrace.app.sessions.records import Message, TurnMetrics
+from headrace.app.tui.transcript.accepted import accepted_lines
 from headrace.app.tui.transcript.context_mark import mark_lines
 from headrace.app.tui.transcript.growing_markdown import GrowingMarkdown
-from headrace.app.tui.transcript.guessed import guessed_lines
 from headrace.models.text.thinking import split_thinking
 
 RowKind = Literal["user", "body", "thinking", "summary", "meta", "blank"]
@@ -38,7 +38,7 @@ _ENDINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class LayoutOptions:
     """What the layout depends on besides the message."""
 
     width: int
@@ -49,7 +49,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class MessageState:
     """Where a message stands in the conversation: its branch among its siblings, and whether it is sent."""
 
     branch: int = 0
@@ -57,16 +57,16 @@ class Standing:
     sent: bool = True
     growing: bool = False
     waiting: str = ""  # what to show while there is no text yet
-    guessed: tuple[tuple[int, int], ...] = ()  # where in it is what had been guessed, if that shall show
+    accepted: tuple[tuple[int, int], ...] = ()  # spans of accepted draft tokens, if they are to be marked
     left_out: int = 0  # of the mark between what is sent and what is not: the messages above it
 
 
 class Entry:
     """A message and its rows. `update` with the same message grown costs only what is new."""
 
-    def __init__(self, message: Message, standing: Standing | None = None) -> None:
+    def __init__(self, message: Message, state: MessageState | None = None) -> None:
         self.message = message
-        self.standing = standing or Standing()
+        self.state = state or MessageState()
         self._raw = ""
         self._safe = ""
         self._sanitiser = Sanitiser()
@@ -74,16 +74,16 @@ class Entry:
         self._thinking = GrowingMarkdown()
         self._thinks = False
         self._rows: list[Row] | None = None
-        self._look: Look | None = None
+        self._look: LayoutOptions | None = None
         self._detailed = False
         self._open: tuple[int, Content, int] | None = None  # the last line, which row it is, the text it ends with
         self._take(message.content)
 
-    def update(self, message: Message, standing: Standing) -> bool:
+    def update(self, message: Message, state: MessageState) -> bool:
         """Whether anything changed."""
-        if message == self.message and standing == self.standing:
+        if message == self.message and state == self.state:
             return False
-        self.message, self.standing = message, standing
+        self.message, self.state = message, state
         self._take(message.content)
         self._rows = None
         return True
@@ -95,7 +95,7 @@ class Entry:
             self._rows = None
         return rough
 
-    def type_on(self, message: Message) -> tuple[int, list[Row]] | None:
+    def extend_last_line(self, message: Message) -> tuple[int, list[Row]] | None:
         """Rows for the same answer grown by a few plain words, and from which row on they replace those before.
 
         For a quick look between two updates, which lay out what this leaves as it is written: None where more than the
@@ -132,11 +132,11 @@ class Entry:
         self._detailed, self._rows = wanted, None
         return True
 
-    def rows(self, look: Look) -> list[Row]:
+    def rows(self, look: LayoutOptions) -> list[Row]:
         """The message at this look, top to bottom, a blank line at the end."""
         if self._rows is None or look != self._look:
             self._look = look
-            if self.standing.left_out:
+            if self.state.left_out:
                 self._rows = self._mark_rows(look)
             else:
                 self._rows = self._user_rows(look) if self.message.role == "user" else self._answer_rows(look)
@@ -151,14 +151,14 @@ class Entry:
         self._raw = raw
         if self.message.role == "user":
             return
-        parts = split_thinking(self._safe, growing=self.standing.growing)
+        parts = split_thinking(self._safe, growing=self.state.growing)
         self._thinks = parts.is_open
         self._thinking = _grown(self._thinking, parts.thinking or "")
         self._answer = _grown(self._answer, parts.answer)
-        if not self.standing.growing:
+        if not self.state.growing:
             self.settle()
 
-    def _user_rows(self, look: Look) -> list[Row]:
+    def _user_rows(self, look: LayoutOptions) -> list[Row]:
         lines = [line for part in self._safe.split("\n") for line in _wrapped(part.expandtabs(4), look.width - 2)]
         rows: list[Row] = []
         for place, line in enumerate(lines):
@@ -172,34 +172,34 @@ class Entry:
             rows.append((Content.styled("  " + " · ".join(notes), "$quiet"), "meta"))
         return [*rows, BLANK]
 
-    def _mark_rows(self, look: Look) -> list[Row]:
+    def _mark_rows(self, look: LayoutOptions) -> list[Row]:
         text = self._answer.lines(look.width - 2, ansi=look.ansi, dark=look.dark)
-        words, left_out = len(self._answer.text.split()), self.standing.left_out
+        words, left_out = len(self._answer.text.split()), self.state.left_out
         lines = mark_lines(text, words, left_out, look.width, unfolded=look.show_summary)
         return [*((line, "summary" if folds else "meta") for line, folds in lines), BLANK]
 
-    def _answer_rows(self, look: Look) -> list[Row]:
+    def _answer_rows(self, look: LayoutOptions) -> list[Row]:
         rows: list[Row] = []
-        if self.standing.guessed:
+        if self.state.accepted:
             self._open = None
-            rows = [(line, "body") for line in guessed_lines(self._raw, self.standing.guessed, look.width)]
+            rows = [(line, "body") for line in accepted_lines(self._raw, self.state.accepted, look.width)]
             return [*rows, *self._foot(look, apart=True), BLANK]
         if self._thinking.text or self._thinks:
             rows += self._thinking_rows(look)
         body = self._answer.lines(look.width, ansi=look.ansi, dark=look.dark)
         self._open = None
-        if self.standing.growing and not self._thinks and body and self._answer.in_words:
+        if self.state.growing and not self._thinks and body and self._answer.in_words:
             spaces = len(self._answer.text) - len(self._answer.text.rstrip(" "))
             line = Content.assemble(body[-1], " " * spaces)
             self._open = len(rows) + len(body) - 1, line, len(self._raw)
-        if self.standing.growing and not self._thinks:
+        if self.state.growing and not self._thinks:
             body = _with_caret(body, look.width)
         rows += [(line, "body") for line in body]
-        if self.standing.growing and not self._safe:
-            rows = [(Content.styled(self.standing.waiting or "▍", "$text-accent"), "meta")]
+        if self.state.growing and not self._safe:
+            rows = [(Content.styled(self.state.waiting or "▍", "$text-accent"), "meta")]
         return [*rows, *self._foot(look, apart=bool(body)), BLANK]
 
-    def _foot(self, look: Look, *, apart: bool) -> list[Row]:
+    def _foot(self, look: LayoutOptions, *, apart: bool) -> list[Row]:
         """What stands below an answer."""
         rows: list[Row] = []
         if meta := self._meta():
@@ -212,7 +212,7 @@ class Entry:
             rows.append((Content.styled(made, "$quiet").truncate(look.width, ellipsis=True), "meta"))
         return rows
 
-    def _thinking_rows(self, look: Look) -> list[Row]:
+    def _thinking_rows(self, look: LayoutOptions) -> list[Row]:
         words = len(self._thinking.text.split())
         mark = "▾" if look.show_thinking else "▸"
         state = "thinking…" if self._thinks else "thought"
@@ -228,7 +228,7 @@ class Entry:
 
     def _meta(self) -> str:
         """How it ended, which branch it is, what it cost; what matters most first, the line may be cut."""
-        if self.standing.growing:
+        if self.state.growing:
             return ""
         reason = self.message.finish_reason
         if reason is None and not self.message.partial:
@@ -252,9 +252,9 @@ class Entry:
 
     def _notes(self) -> list[str]:
         notes = []
-        if self.standing.branches > 1:
-            notes.append(f"‹{self.standing.branch + 1}/{self.standing.branches}›")
-        if not self.standing.sent:
+        if self.state.branches > 1:
+            notes.append(f"‹{self.state.branch + 1}/{self.state.branches}›")
+        if not self.state.sent:
             notes.append("no longer sent")
         return notes
 

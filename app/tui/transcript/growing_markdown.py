@@ -15,11 +15,11 @@ from headrace.app.tui.transcript.markdown_lines import BLANK, code_lines, parser
 from headrace.app.tui.transcript.open_list import (
     LISTS,
     OpenList,
-    as_part_of,
+    continue_list,
     end_of_list,
     first_line,
     is_tight,
-    moved_up,
+    shift_lines,
 )
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class GrowingMarkdown:
             if tokens[0].type not in LISTS or (self._list.tight and not is_tight(tokens, self._tail)):
                 self._reopen_list()
                 return self._settled(parser().parse(self._tail))
-            as_part_of(self._list, tokens)
+            continue_list(self._list, tokens)
         blocks = [place for place, token in enumerate(tokens) if token.level == 0 and token.map and token.nesting >= 0]
         last = len(blocks) - 1
         source = self._tail.split("\n")
@@ -144,7 +144,7 @@ class GrowingMarkdown:
             self._finished.append((self._list.source if self._list else "") + head)
             self._move(tokens[:first], blank=True)
             self._list = None
-            tokens = moved_up(tokens[first:], begin)
+            tokens = shift_lines(tokens[first:], begin)
         return self._items_settled(tokens)
 
     def _items_settled(self, tokens: list["Token"]) -> list["Token"]:
@@ -179,8 +179,8 @@ class GrowingMarkdown:
         self._move([head, *tokens[1 : items[-1]], end_of_list(tokens)], blank=not tight)
         self._tail = "\n".join(source[begin:])
         self._list = OpenList(before + done, begins, tight, number)
-        tokens = [head, *moved_up(tokens[items[-1] :], begin)]
-        as_part_of(self._list, tokens)
+        tokens = [head, *shift_lines(tokens[items[-1] :], begin)]
+        continue_list(self._list, tokens)
         return tokens
 
     def _reopen_list(self) -> None:

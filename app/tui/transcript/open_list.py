@@ -37,7 +37,7 @@ def end_of_list(tokens: list["Token"]) -> "Token":
     return next(token for token in tokens[1:] if token.level == 0)
 
 
-def as_part_of(opened: OpenList, tokens: list["Token"]) -> None:
+def continue_list(opened: OpenList, tokens: list["Token"]) -> None:
     """Number and space the items of a list that these tokens begin with as those before them."""
     if opened.number is not None:
         tokens[0].attrs["start"] = opened.number
@@ -47,7 +47,7 @@ def as_part_of(opened: OpenList, tokens: list["Token"]) -> None:
                 token.hidden = False
 
 
-def moved_up(tokens: list["Token"], by: int) -> list["Token"]:
+def shift_lines(tokens: list["Token"], by: int) -> list["Token"]:
     """The same tokens for a source that begins so many lines later."""
     for token in tokens:
         if token.map:

@@ -6,8 +6,8 @@ from textual.strip import Strip
 from textual.style import Style
 from textual.widget import Widget
 
-from headrace.app.tui.brush import Brush
 from headrace.app.tui.transcript.entry import BLANK, Row
+from headrace.app.tui.widgets.style_cache import StyleCache
 
 GUTTER = 3  # cells left of the text: the selection mark and air
 _KEPT = 4000
@@ -19,7 +19,7 @@ class RowStrips:
 
     def __init__(self, widget: Widget) -> None:
         self._widget = widget
-        self._brush = Brush(widget)
+        self._style_cache = StyleCache(widget)
         self._plain: dict[int, tuple[Content, Strip]] = {}  # by line, where the thumb is elsewhere
         self._beside_thumb: dict[int, tuple[Strip, Strip]] = {}  # by line: without and with it
         self._thumb: Strip | None = None
@@ -28,7 +28,7 @@ class RowStrips:
 
     def clear(self) -> None:
         """The widget's width or style changed."""
-        self._brush.clear()
+        self._style_cache.clear()
         self._plain.clear()
         self._beside_thumb.clear()
         self._thumb = self._blank = None
@@ -71,7 +71,7 @@ class RowStrips:
         """A line that stands over the text, at the right."""
         width = self._widget.size.width - 1
         label = Content.styled(f" {text} ", "bold $text-accent on $surface").truncate(max(0, width), ellipsis=True)
-        drawn = self._finished(self._brush.strip(label.pad_left(max(0, width - label.cell_length)), width + 1))
+        drawn = self._finished(self._style_cache.strip(label.pad_left(max(0, width - label.cell_length)), width + 1))
         return self._with_thumb(drawn) if thumb else drawn
 
     def _text(self, row: Row, *, marked: bool = False, span: tuple[int, int] | None = None) -> Strip:
@@ -87,11 +87,11 @@ class RowStrips:
             start, end = span
             style = Style.from_styles(self._widget.screen.get_component_styles("screen--selection"))
             whole = whole.stylize(style, start, len(whole.plain) if end == -1 else end)
-        return self._brush.strip(whole, width + 1)
+        return self._style_cache.strip(whole, width + 1)
 
     def _with_thumb(self, text: Strip) -> Strip:
         if self._thumb is None:
-            self._thumb = self._finished(self._brush.strip(_THUMB, 1))
+            self._thumb = self._finished(self._style_cache.strip(_THUMB, 1))
         return Strip.join([text.crop(0, text.cell_length - 1), self._thumb])
 
     def _finished(self, strip: Strip) -> Strip:

@@ -8,21 +8,21 @@ from dataclasses import replace
 
 from headrace.app.chat.conversation import Conversation
 from headrace.app.sessions.records import Message
-from headrace.app.tui.decode.metrics import LiveMetrics
+from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.transcript.context_mark import mark_message
-from headrace.app.tui.transcript.entry import Standing
+from headrace.app.tui.transcript.entry import MessageState
 
 _PENDING = -1  # id of the stand-in
 
 
 class ShownBranch:
-    """`look`, then `standings` of what was seen."""
+    """`look`, then `message_states` of what was seen."""
 
     def __init__(self) -> None:
         self._messages: list[Message] = []
         self._structure: tuple[object, ...] = ()
         self._mark = mark_message("", "")
-        self._standings: list[Standing] = []
+        self._standings: list[MessageState] = []
 
     def look(self, conversation: Conversation) -> list[Message]:
         """What is to be shown now, first to last."""
@@ -36,35 +36,37 @@ class ShownBranch:
             self._standings = [_place(conversation, number, message) for number, message in enumerate(messages)]
             self._mark = mark_message(conversation.session.id, summary)
             if left_out:
-                self._standings.insert(left_out, Standing(left_out=left_out))
+                self._standings.insert(left_out, MessageState(left_out=left_out))
         if left_out:
             messages.insert(left_out, self._mark)
         self._messages = messages
         return messages
 
-    def standings(self, conversation: Conversation, metrics: LiveMetrics, *, guessed: bool = False) -> list[Standing]:
+    def message_states(
+        self, conversation: Conversation, metrics: LiveMetrics, *, accepted: bool = False
+    ) -> list[MessageState]:
         """Where every message stands, the growing one with what goes on while it has no text.
 
-        guessed: with what had been guessed of each.
+        accepted: mark the accepted draft tokens.
         """
-        standings = list(self._standings)
+        message_states = list(self._standings)
         if conversation.phase != "idle" and self._messages and self._messages[-1].role == "assistant":
-            last = standings[-1]
+            last = message_states[-1]
             waiting = _waiting(conversation, metrics)
-            standings[-1] = Standing(last.branch, last.branches, last.sent, growing=True, waiting=waiting)
-        if guessed:
+            message_states[-1] = MessageState(last.branch, last.branches, last.sent, growing=True, waiting=waiting)
+        if accepted:
             for place, message in enumerate(self._messages):
                 if spans := conversation.guessed.get(message.id):
-                    standings[place] = replace(standings[place], guessed=tuple(spans))
-        return standings
+                    message_states[place] = replace(message_states[place], accepted=tuple(spans))
+        return message_states
 
 
-def _place(conversation: Conversation, number: int, message: Message) -> Standing:
+def _place(conversation: Conversation, number: int, message: Message) -> MessageState:
     shown, count = 0, 1
     if message.id != _PENDING:
         branches = conversation.branches(message.id)
         shown, count = branches.shown, len(branches.ids)
-    return Standing(shown, count, sent=number >= conversation.not_sent)
+    return MessageState(shown, count, sent=number >= conversation.not_sent)
 
 
 def _waiting(conversation: Conversation, metrics: LiveMetrics) -> str:

@@ -24,8 +24,8 @@ from textual.widget import Widget
 
 from headrace.app.sessions.records import Message
 from headrace.app.sessions.search import best_line
-from headrace.app.tui.textual_overrides.frugal_screen import put, repaint
-from headrace.app.tui.transcript.entry import BLANK, Entry, Look, Row, Standing
+from headrace.app.tui.textual_overrides.partial_repaint import put, repaint
+from headrace.app.tui.transcript.entry import BLANK, Entry, LayoutOptions, MessageState, Row
 from headrace.app.tui.transcript.find import Find, seek
 from headrace.app.tui.transcript.row_strips import GUTTER, RowStrips
 
@@ -96,28 +96,28 @@ class Transcript(Widget, can_focus=True):
 
     # -- content ---------------------------------------------------------------------------------------------------
 
-    def show(self, messages: Sequence[Message], standings: Sequence[Standing]) -> None:
+    def show(self, messages: Sequence[Message], message_states: Sequence[MessageState]) -> None:
         """Bring the entries up to date with the conversation. What grows may be without its colours until `settle`."""
         keep = 0
         while keep < min(len(messages), len(self.entries)) and self.entries[keep].message.id == messages[keep].id:
             keep += 1
         first = len(self.entries) if keep == len(self.entries) else keep
         for place in range(keep):
-            if self.entries[place].update(messages[place], standings[place]):
+            if self.entries[place].update(messages[place], message_states[place]):
                 first = min(first, place)
         if len(messages) != len(self.entries):
             self._room, self._laid_out = 0, sys.maxsize
         del self.entries[keep:]
-        self.entries += [Entry(messages[n], standings[n]) for n in range(keep, len(messages))]
+        self.entries += [Entry(messages[n], message_states[n]) for n in range(keep, len(messages))]
         if self.selected is not None and self.selected >= len(self.entries):
             self.selected = len(self.entries) - 1 if self.entries else None
         self._lay_out(min(first, keep if keep < len(messages) else first))
 
-    def type_on(self, message: Message) -> bool:
+    def extend_last_line(self, message: Message) -> bool:
         """Show what the growing answer has more, if that is a few plain words with room below; `show` has the rest."""
         if not self.entries or not self.following or self._found is not None or self.text_selection is not None:
             return False
-        typed = self.entries[-1].type_on(message)
+        typed = self.entries[-1].extend_last_line(message)
         if typed is None:
             return False
         first, (width, height) = self._starts[-1] + typed[0], self.size  # textual looks that up on the screen
@@ -199,10 +199,10 @@ class Transcript(Widget, can_focus=True):
         return any(kind == "thinking" for _, kind in self._rows)
 
     @property
-    def look(self) -> Look:
+    def look(self) -> LayoutOptions:
         width = max(12, min(_READABLE, self.size.width - GUTTER - _MARGIN))
         theme = self.app.current_theme
-        return Look(
+        return LayoutOptions(
             width,
             ansi=self.app.native_ansi_color,
             dark=theme.dark,
@@ -229,7 +229,7 @@ class Transcript(Widget, can_focus=True):
             self._rows += entry.rows(look)
         if not self.entries:
             self._rows = [(line, "body") for line in self._centred_welcome()]
-        elif self.entries[-1].standing.growing:
+        elif self.entries[-1].state.growing:
             grown, self._laid_out = len(self._rows) - self._laid_out, len(self._rows)
             if grown >= _FAST:
                 self._room = max(self._room, min(grown + 1, self.size.height // _ROOM_SHARE))

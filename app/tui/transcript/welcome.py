@@ -5,7 +5,7 @@ from textual.content import Content
 from headrace.app.engine.client import ChatEngine
 from headrace.app.output.sanitise import sanitise
 from headrace.app.sessions.records import Session
-from headrace.app.tui.transcript.fetching import Fetching, failure_lines
+from headrace.app.tui.transcript.download import DownloadProgress, failure_lines
 from headrace.runtime.metrics.units import format_bytes
 
 # A mill wheel under its race, from half blocks and a line of water.
@@ -13,15 +13,15 @@ _WATER = ("≈≈≈≈≈≈≈≈≈≈≈≈≈≈≈╮", "               �
 
 
 def welcome_lines(
-    engine: ChatEngine, session: Session, fetching: Fetching, problem: str | None = None
+    engine: ChatEngine, session: Session, download: DownloadProgress, problem: str | None = None
 ) -> list[Content]:
     """Drawn anew when the engine's state changes. problem: why no model could be loaded."""
     card = engine.card
     name = session.model or "the default model"
     if engine.state == "failed":
         return failure_lines(name, problem or "")
-    if engine.state == "loading" and fetching.active:
-        return fetching.lines(name)
+    if engine.state == "loading" and download.active:
+        return download.lines(name)
     lines = [
         Content.styled(_WATER[0], "$secondary"),
         Content.assemble(("h e a d r a c e", "bold $text-primary"), (_WATER[1].lstrip()[:9], "$secondary")),

@@ -8,7 +8,7 @@ from headrace.app.chat.conversation import Conversation
 from headrace.app.sessions.export import to_document, to_markdown
 from headrace.app.sessions.records import Message, TurnMetrics
 from headrace.app.sessions.store import SessionStore
-from headrace.app.tui.transcript.entry import Entry, Look
+from headrace.app.tui.transcript.entry import Entry, LayoutOptions
 from tests.app.scripted_engine import CARD, ScriptedEngine
 
 
@@ -44,20 +44,20 @@ def test_every_answer_keeps_what_it_was_made_with(tmp_path: Path) -> None:
         assert exported["sampling"]["temperature"] == 0.6
 
         entry = Entry(first)
-        assert not any("scripted-1b" in line.plain for line, _ in entry.rows(Look(80)))
+        assert not any("scripted-1b" in line.plain for line, _ in entry.rows(LayoutOptions(80)))
         entry.detail(True)
-        details = [line.plain for line, kind in entry.rows(Look(80)) if kind == "meta"]
+        details = [line.plain for line, kind in entry.rows(LayoutOptions(80)) if kind == "meta"]
         assert details[-1] == "scripted-1b · temperature 0.6 · top_p 0.9 · system prompt: Be brief."
 
 
 def test_all_of_a_selected_answers_account_is_there_however_narrow_the_chat() -> None:
     figures = TurnMetrics(36, 24, 355, 0.0767, 600.0, 156.0, 8.4, 0.25, 9_000_000)
     entry = Entry(Message(1, "s", None, "assistant", "So.", 0.0, finish_reason="cancelled", metrics=figures))
-    cut = [line.plain for line, kind in entry.rows(Look(40)) if kind == "meta"]
+    cut = [line.plain for line, kind in entry.rows(LayoutOptions(40)) if kind == "meta"]
     assert len(cut) == 1
     assert cut[0].endswith("…")
     entry.detail(True)
-    lines = [line.plain for line, kind in entry.rows(Look(40)) if kind == "meta"]
+    lines = [line.plain for line, kind in entry.rows(LayoutOptions(40)) if kind == "meta"]
     assert " ".join(lines) == "■ stopped · 355 tokens · 156 tok/s · TTFT 76.7 ms · MBU 25% · reused 24 of 36"
     assert max(map(len, lines)) <= 40
 

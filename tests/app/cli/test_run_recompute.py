@@ -101,7 +101,7 @@ def test_every_figure_of_the_steps_can_be_computed_from_them(
 
 
 def test_the_panel_counts_as_the_summary_does() -> None:
-    from headrace.app.tui.decode.metrics import LiveMetrics
+    from headrace.app.tui.metrics.live import LiveMetrics
     from headrace.runtime.metrics.telemetry import StepRecord
 
     fields = {"active_memory_bytes": 0, "peak_memory_bytes": 0}

@@ -9,7 +9,7 @@ from headrace.app.output.sanitise import Sanitiser
 _STYLE = "underline $text-accent"
 
 
-def guessed_lines(text: str, spans: Iterable[tuple[int, int]], width: int) -> list[Content]:
+def accepted_lines(text: str, spans: Iterable[tuple[int, int]], width: int) -> list[Content]:
     """Lines of at most `width` cells, safe to show. spans: (begin, end) of characters of `text`, in order."""
     safe = Sanitiser()
     pieces: list[Content | str] = []

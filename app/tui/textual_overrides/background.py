@@ -17,7 +17,7 @@ _BEGUN = re.compile(r"\x1b\](?:1(?:1(?:;[rgba:0-9a-fA-F/]{0,24}\x1b?)?)?)?\Z")
 _MIDDLE = 0.5  # of the way from black to white, as bright as it looks
 
 
-class Ground(Message):
+class BackgroundColour(Message):
     """The terminal said what it draws on."""
 
     def __init__(self, light: bool) -> None:
@@ -25,21 +25,21 @@ class Ground(Message):
         self.light = light
 
 
-class GroundAnswer:
+class BackgroundReply:
     """Finds the one answer in what is read, however it is cut; from then on everything is keys."""
 
     def __init__(self) -> None:
         self.awaited = False
         self._held = ""
 
-    def take(self, data: str) -> tuple[str, Ground | None]:
+    def take(self, data: str) -> tuple[str, BackgroundColour | None]:
         """What of `data` is keys, and the answer where it is complete."""
         if not self.awaited:
             return data, None
         data, self._held = self._held + data, ""
         if (found := _ANSWER.search(data)) is not None:
             self.awaited = False
-            return data[: found.start()] + data[found.end() :], Ground(_is_light(*found.groups()))
+            return data[: found.start()] + data[found.end() :], BackgroundColour(_is_light(*found.groups()))
         if (begun := _BEGUN.search(data)) is not None:
             data, self._held = data[: begun.start()], data[begun.start() :]
         return data, None
@@ -50,7 +50,7 @@ class GroundAnswer:
         return held
 
 
-def can_be_asked() -> bool:
+def can_query() -> bool:
     """Whether asking does no harm: a console without OSC would show the question."""
     return os.environ.get("TERM", "dumb") not in ("dumb", "linux")
 

@@ -13,8 +13,8 @@ from math import inf
 from typing import Any, Literal
 
 from headrace.app.engine.messages import Event
-from headrace.app.tui.decode.batch_metrics import BatchMetrics
-from headrace.app.tui.decode.decode_history import DecodeHistory
+from headrace.app.tui.metrics.batch import BatchMetrics
+from headrace.app.tui.metrics.history import DecodeHistory
 from headrace.runtime.machine.load import Load
 from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary, mbu
@@ -24,7 +24,7 @@ Phase = Literal["start", "load", "failed", "prefill", "decode", "idle", "dead"]
 NOW_S = 1.0  # "now" is what the steps of the last second say
 STEPS_KEPT = 4096  # what a view can look back on
 STALL = 3.0  # a step this many times slower than the median is a stall
-_CROWDED = 2  # looks: one alone may be a program that starts
+_CONTENDED_LOOKS = 2  # looks: one alone may be a program that starts
 _MIN_STEPS = 8  # before that many steps a median says little
 
 
@@ -109,7 +109,7 @@ class LiveMetrics:
         self._decoded_steps = 0
         self.said = 0  # tokens of the turn
         self._final_rate: float | None = None  # of the turn, once it is over
-        self.guessing = False
+        self.speculating = False
         """Whether the latest turn had guesses that were verified."""
         self.batch: BatchMetrics | None = None
         """Of the latest turn, where that is one of several answers side by side; its steps are there, then."""
@@ -117,7 +117,7 @@ class LiveMetrics:
         self.history = DecodeHistory()  # of this model
         self.load: Load | None = None
         """What the machine does, at the latest look."""
-        self._crowded = 0  # looks in a row at which others took what decoding needs
+        self._contended_looks = 0  # looks in a row at which others took what decoding needs
         self.prefill_rate: float | None = None  # tokens per second, of the latest prefill long enough to say
         self.prefill_batch = 0  # tokens the latest such prefill fed
         self._rates_kept, self._rates_of = _Rates(), 0  # and the version they are of
@@ -150,7 +150,7 @@ class LiveMetrics:
         self.submitted()
         self.batch = BatchMetrics(ids)
 
-    def heard_of_several(self, event: Event) -> None:
+    def handle_batch_event(self, event: Event) -> None:
         """What the engine said of these."""
         assert self.batch is not None
         self.batch.take(event)
@@ -158,7 +158,7 @@ class LiveMetrics:
         self.phase = "idle" if self.batch.over else "decode" if decoding else "prefill"
         self._changed()
 
-    def one_was_taken(self, turns: Sequence[Turn]) -> None:
+    def set_turns(self, turns: Sequence[Turn]) -> None:
         """Of several answers, one goes on to be talked about: these are the turns now."""
         self.turns = list(turns)
         self._changed()
@@ -177,7 +177,7 @@ class LiveMetrics:
         self.latencies_s.clear()
         self._decoding_s, self._decoded, self._decoded_bytes = 0.0, 0, 0
         self._decoded_steps = self.said = 0
-        self.batch, self.guessing = None, False
+        self.batch, self.speculating = None, False
 
     def prefilling(self, done: int, total: int, reused: int) -> None:
         self.phase, self.prefill_done, self.prefill_total, self.reused = "prefill", done, total, reused
@@ -194,7 +194,7 @@ class LiveMetrics:
         self._decoded_steps += len(latencies)
         self.said += sum(record.tokens for record in records)
         self._decoded_bytes += sum(record.step_bytes for record in records if record.index > 0)
-        self.guessing = self.guessing or any(record.proposed for record in records)
+        self.speculating = self.speculating or any(record.proposed for record in records)
         self.phase = "decode"
         last = records[-1]
         self.fill = CacheFill(last.context, last.kv_used_bytes, last.kv_allocated_bytes)
@@ -239,10 +239,10 @@ class LiveMetrics:
         self.phase = "dead"
         self._changed()
 
-    def looked(self, load: Load) -> None:
+    def set_load(self, load: Load) -> None:
         """The machine was looked at."""
         self.load = load
-        self._crowded = self._crowded + 1 if load.contended else 0
+        self._contended_looks = self._contended_looks + 1 if load.contended else 0
 
     def _changed(self) -> None:
         self.version += 1
@@ -313,9 +313,9 @@ class LiveMetrics:
         return Percentiles.of(list(self.latencies_s))
 
     @property
-    def crowd(self) -> Load | None:
+    def contention(self) -> Load | None:
         """The load while others take what decoding needs, for longer than a moment; else None."""
-        return self.load if self._crowded >= _CROWDED else None
+        return self.load if self._contended_looks >= _CONTENDED_LOOKS else None
 
     @property
     def running(self) -> Turn | None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from textual.content import Content
 
 from headrace.app.answer.phrases import rate_digits
-from headrace.app.tui.decode.metrics import LiveMetrics
-from headrace.app.tui.decode.section import Lines
+from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.widgets.lines import Lines
 
 _METER = 10
 _NEARLY_FULL = 0.85
@@ -41,7 +41,7 @@ class StatusBar(Lines):
         self._status, self._with_speed = status, with_speed
         self.show(self.metrics)
 
-    def news(self, metrics: LiveMetrics) -> object:
+    def change_key(self, metrics: LiveMetrics) -> object:
         return (
             self._status,
             self._with_speed,

@@ -14,7 +14,7 @@ _KEYS = "123456789abcdefghijklmnopqrstuvwxyz"
 _SHOWN = 60  # characters of a code block's first line
 
 
-class TakeOut(Actions):
+class CopyActions(Actions):
     """What is copied is what is seen: without what could act on a terminal."""
 
     def do_copy(self, what: str) -> None:

@@ -26,15 +26,15 @@ from headrace.app.engine.messages import (
     one_line,
 )
 from headrace.app.output.sanitise import sanitise
-from headrace.app.tui.decode.feed import feed, stored_turns
-from headrace.app.tui.decode.machine_watch import MachineWatch
-from headrace.app.tui.decode.metrics import LiveMetrics
+from headrace.app.tui.metrics.feed import feed, stored_turns
+from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.metrics.machine_watch import MachineWatch
 from headrace.app.tui.poll_interval import PollInterval
 from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.decode_screen import DecodeScreen
-from headrace.app.tui.status_bar import Status
-from headrace.app.tui.textual_overrides.frugal_screen import FrugalScreen
+from headrace.app.tui.textual_overrides.partial_repaint import FrugalScreen
 from headrace.app.tui.transcript.markdown_lines import parser
+from headrace.app.tui.widgets.status_bar import Status
 from headrace.runtime.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class PolledApp(App[None]):
             self.metrics.session_changed(stored_turns(self.conversation.messages))
         self._note(events)
         if self._watch is not None and (load := self._watch.look(time.monotonic())) is not None:
-            self.metrics.looked(load)
+            self.metrics.set_load(load)
         changed, self._drawn_phase = self.metrics.phase != self._drawn_phase, self.metrics.phase
         figures = (now := time.perf_counter()) >= self._metrics_due or changed
         if (chat := self.chat) is not None and not (events and self._text_alone(events, chat, figures=figures)):
@@ -111,7 +111,7 @@ class PolledApp(App[None]):
             self._interval.with_figures()
             if chat is not None:
                 chat.transcript.settle()
-                chat.tell_status()
+                chat.update_status()
             self.draw_metrics()
 
     def _compare_tick(self, comparison: "SideBySide") -> None:
@@ -122,7 +122,7 @@ class PolledApp(App[None]):
         feed(self.metrics, events if comparison.ids else [event for event in events if isinstance(event, PeakMeasured)])
         self._note(events)
         if self._watch is not None and (load := self._watch.look(time.monotonic())) is not None:
-            self.metrics.looked(load)
+            self.metrics.set_load(load)
         doing = (comparison, *(side.phase for side in comparison.sides))
         changed, self._drawn_sides = doing != self._drawn_sides, doing
         figures = (now := time.perf_counter()) >= self._metrics_due or changed
@@ -140,7 +140,7 @@ class PolledApp(App[None]):
 
     def _draw_text_of_sides(self, screen: "CompareScreen | AgainScreen") -> None:
         """No more than text came: add it to the lines that grow, or let it wait until text may be laid out anew."""
-        if screen.type_on():
+        if screen.extend_last_line():
             self._text_waits = False
             self._interval.quick()
         elif self._interval.whole_due:
@@ -163,7 +163,7 @@ class PolledApp(App[None]):
         """Whether no more than text came, and shows already, or can wait until text is laid out anew."""
         if figures or self.conversation.phase != "answering" or not all(isinstance(one, Delta) for one in events):
             return False
-        if chat.type_on():
+        if chat.extend_last_line():
             self._interval.quick()
             return True
         return not self._interval.whole_due

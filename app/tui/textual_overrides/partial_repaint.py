@@ -25,11 +25,11 @@ from textual.widget import Widget
 
 
 class FrugalScreen(Screen[None]):
-    """A screen over a FrugalCompositor."""
+    """A screen over a PartialRepaint."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._compositor = FrugalCompositor()
+        self._compositor = PartialRepaint()
 
     def draw(self) -> None:
         """Put what changed on the terminal, now."""
@@ -39,7 +39,7 @@ class FrugalScreen(Screen[None]):
     def put(self, widget: Widget, region: Region) -> bool:
         """See the function."""
         compositor = self._compositor
-        if not isinstance(compositor, FrugalCompositor) or widget not in compositor.visible_widgets:
+        if not isinstance(compositor, PartialRepaint) or widget not in compositor.visible_widgets:
             return False
         place = compositor.visible_widgets[widget][0].offset
         lines = compositor.lines_of(widget, region.translate(place))
@@ -87,7 +87,7 @@ class PlacedLines(ChopsUpdate):
         yield Segment(self.render_segments(console))
 
 
-class FrugalCompositor(Compositor):
+class PartialRepaint(Compositor):
     """Draws the regions that changed, front to back, until all of them are covered."""
 
     def __init__(self) -> None:

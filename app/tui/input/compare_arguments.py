@@ -9,7 +9,7 @@ from headrace.runtime.errors import HeadraceError
 _COMMAND = "/compare "
 
 
-def compare_words(before_cursor: str) -> tuple[str, list[str]] | None:
+def compare_arguments(before_cursor: str) -> tuple[str, list[str]] | None:
     """The word before the cursor, and the words that it may become; None where this is no such command."""
     if not before_cursor.startswith(_COMMAND) or "\n" in before_cursor:
         return None

@@ -18,14 +18,14 @@ from headrace.app.engine.messages import (
     Ready,
 )
 from headrace.app.sessions.records import Message
-from headrace.app.tui.decode.metrics import CacheFill, LiveMetrics, MachineFacts, ModelFacts, Turn, with_peaks
+from headrace.app.tui.metrics.live import CacheFill, LiveMetrics, MachineFacts, ModelFacts, Turn, with_peaks
 
 
 def feed(metrics: LiveMetrics, events: Iterable[Event]) -> None:
     """Take in what the engine said, in order."""
     for event in events:
         if metrics.batch is not None and metrics.batch.has(event):
-            metrics.heard_of_several(event)
+            metrics.handle_batch_event(event)
             if isinstance(event, Died):
                 metrics.died()
         elif isinstance(event, Delta):

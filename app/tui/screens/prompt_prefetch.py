@@ -11,7 +11,7 @@ _PAUSE_S = 0.25  # without a key, after which what stands in the input is worth 
 _HANDS_OFF_S = 1.0  # without a key, after which a question with answers by letter may come up
 
 
-class ReadingAhead:
+class PromptPrefetch:
     """ask: called while keys come with `pause` False, and with True once none came for a while."""
 
     def __init__(self, screen: Screen[None], ask: Callable[[bool], None]) -> None:

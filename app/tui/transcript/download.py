@@ -23,7 +23,7 @@ _SILENT_S = 8.0  # without a byte for so long, that is said in the speed's place
 _BAR = 24
 
 
-class Fetching:
+class DownloadProgress:
     """`take` what the engine says, `look` at the clock; `facts` are what the catalog knows, once somebody looked."""
 
     def __init__(self) -> None:

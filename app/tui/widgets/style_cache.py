@@ -10,7 +10,7 @@ from textual.style import Style
 from textual.widget import Widget
 
 
-class Brush:
+class StyleCache:
     """Remembers what the names of styles mean; to be told with `clear` when the widget's style or theme changed."""
 
     def __init__(self, widget: Widget) -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from textual import events
 
 from headrace.app.config.settings import ScreenSettings, Settings
-from headrace.app.tui.textual_overrides.ground import Ground, GroundAnswer
+from headrace.app.tui.textual_overrides.background import BackgroundColour, BackgroundReply
 from headrace.app.tui.textual_overrides.paste import PasteParser
 from tests.tui.conftest import Driver
 
@@ -15,13 +15,13 @@ LIGHT, DARK = "\x1b]11;rgb:f7f7/f9f9/fafa\x07", "\x1b]11;rgb:0e/14/1a\x1b\\"
 
 def _read(reads: list[str]) -> tuple[list[str], list[bool], list[str]]:
     """Keys, grounds and pastes of what was read in these pieces."""
-    answer = GroundAnswer()
+    answer = BackgroundReply()
     answer.awaited = True
     parser = PasteParser(ground=answer)
     found = [message for read in reads if read for message in parser.feed(read)]
     found += parser.tick()
     keys = [message.key for message in found if isinstance(message, events.Key)]
-    grounds = [message.light for message in found if isinstance(message, Ground)]
+    grounds = [message.light for message in found if isinstance(message, BackgroundColour)]
     return keys, grounds, [message.text for message in found if isinstance(message, events.Paste)]
 
 
@@ -42,8 +42,8 @@ def test_what_is_pasted_is_no_answer() -> None:
 
 def test_only_one_answer_is_waited_for_and_a_beginning_of_one_is_keys() -> None:
     assert _read([LIGHT, "x"])[0] == ["x"]
-    assert GroundAnswer().take(LIGHT) == (LIGHT, None)
-    answer = GroundAnswer()
+    assert BackgroundReply().take(LIGHT) == (LIGHT, None)
+    answer = BackgroundReply()
     answer.awaited = True
     assert answer.take("\x1b]1") == ("", None)
     assert answer.give_up() == "\x1b]1"
@@ -53,10 +53,10 @@ def test_only_one_answer_is_waited_for_and_a_beginning_of_one_is_keys() -> None:
 def test_a_theme_nobody_chose_follows_the_ground(play, chosen: str, then: str) -> None:
     async def scenario(it: Driver) -> None:
         assert it.app.theme == "headrace-dark"
-        it.app.post_message(Ground(light=True))
+        it.app.post_message(BackgroundColour(light=True))
         await it.pilot.pause()
         assert it.app.theme == then
-        it.app.post_message(Ground(light=False))
+        it.app.post_message(BackgroundColour(light=False))
         await it.pilot.pause()
         assert it.app.theme == "headrace-dark"
 

@@ -11,7 +11,7 @@ from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import Widget
 
-from headrace.app.tui.brush import Brush
+from headrace.app.tui.widgets.style_cache import StyleCache
 
 _KEY = "bold $footer-key-foreground on $footer-key-background"
 _TEXT = "$footer-description-foreground on $footer-description-background"
@@ -25,7 +25,7 @@ class KeyBar(Widget, can_focus=False):
 
     def __init__(self) -> None:
         super().__init__()
-        self._brush = Brush(self)
+        self._style_cache = StyleCache(self)
         self._line = Content("")
         self._places: list[tuple[range, Binding]] = []
 
@@ -75,11 +75,11 @@ class KeyBar(Widget, can_focus=False):
         return key if enabled else key.stylize(_DISABLED)
 
     def render_line(self, y: int) -> Strip:
-        return self._brush.strip(self._line if y == 0 else Content(""), self.content_size.width)
+        return self._style_cache.strip(self._line if y == 0 else Content(""), self.content_size.width)
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
-        self._brush.clear()
+        self._style_cache.clear()
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
         for cells, binding in self._places:

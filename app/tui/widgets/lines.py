@@ -13,9 +13,9 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from headrace.app.tui.brush import Brush
-from headrace.app.tui.decode.metrics import LiveMetrics
-from headrace.app.tui.textual_overrides.frugal_screen import repaint
+from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.textual_overrides.partial_repaint import repaint
+from headrace.app.tui.widgets.style_cache import StyleCache
 
 Piece = str | tuple[str, str]
 """Text, or text and its style."""
@@ -32,7 +32,7 @@ class Lines(Widget):
         self.metrics = metrics
         self._shown: object = None
         self._lines: list[Content] = []
-        self._brush = Brush(self)
+        self._style_cache = StyleCache(self)
         self._frame: list[Strip] = []  # the whole widget without its lines
         self._sides: list[tuple[Strip, Strip]] = []  # of the frame, left and right of a line
         self._inner = (0, 0)  # the columns between them
@@ -43,7 +43,7 @@ class Lines(Widget):
     def show(self, metrics: LiveMetrics) -> None:
         """Draw these metrics from now on, if there is anything new in them."""
         self.metrics = metrics
-        news = self.news(metrics)
+        news = self.change_key(metrics)
         if news != self._shown:
             self._shown = news
             self.redraw()
@@ -61,7 +61,7 @@ class Lines(Widget):
         if changed := [y for y, (a, b) in enumerate(zip_longest(old, new)) if a is not b]:
             repaint(self, Region(0, changed[0], width, changed[-1] + 1 - changed[0]))
 
-    def news(self, metrics: LiveMetrics) -> object:
+    def change_key(self, metrics: LiveMetrics) -> object:
         """What has to differ for making the lines again to be worth it."""
         return id(metrics), metrics.version
 
@@ -98,14 +98,14 @@ class Lines(Widget):
         content = self._lines[place]
         kept = self._drawn.get(place)
         if kept is None or kept[0] is not content:
-            strip = self._brush.strip(content, self._inner[1] - self._inner[0])
+            strip = self._style_cache.strip(content, self._inner[1] - self._inner[0])
             for line_filter in self.get_line_filters():
                 strip = strip.apply_filter(line_filter, self._ground)
             kept = self._drawn[place] = content, strip
         return kept[1]
 
     def render_line(self, y: int) -> Strip:  # noqa: ARG002
-        return self._brush.strip(Content(""), self.content_size.width)
+        return self._style_cache.strip(Content(""), self.content_size.width)
 
     def on_resize(self) -> None:
         self._lines = []
@@ -114,7 +114,7 @@ class Lines(Widget):
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
-        self._brush.clear()
+        self._style_cache.clear()
         self._framed = None
 
 

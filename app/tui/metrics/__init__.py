@@ -1,0 +1,1 @@
+"""Live decode metrics, computed from the engine's events; no widgets."""
