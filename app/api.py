@@ -29,7 +29,7 @@ from headrace.models.registry.resolve import resolve
 from headrace.models.text.answer import Completed, Part, TextChunk
 from headrace.runtime.engine.request import CancelFlag, PrefillProgress
 from headrace.runtime.errors import EngineError
-from headrace.runtime.sampling.sampler import SamplingParams
+from headrace.runtime.sampling.params import SamplingParams
 
 Message = Mapping[str, str]
 """`{"role": "system" | "user" | "assistant", "content": text}`."""

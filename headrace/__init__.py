@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headrace.runtime.engine.request import CancelFlag
     from headrace.runtime.errors import HeadraceError
     from headrace.runtime.metrics.telemetry import StepRecord, Summary
-    from headrace.runtime.sampling.sampler import SamplingParams
+    from headrace.runtime.sampling.params import SamplingParams
 
 __all__ = [
     "CancelFlag",
@@ -44,7 +44,7 @@ _HOMES = {
     "models.text.answer": ("Completed", "TextChunk"),
     "runtime.errors": ("HeadraceError",),
     "runtime.engine.request": ("CancelFlag",),
-    "runtime.sampling.sampler": ("SamplingParams",),
+    "runtime.sampling.params": ("SamplingParams",),
     "runtime.metrics.telemetry": ("StepRecord", "Summary"),
 }
 

@@ -12,10 +12,10 @@ from headrace.runtime.speculation.controller import Controller
 class Always(Controller):
     """Every guess rides along."""
 
-    def pays(self, _sequences: int, _chance: float, _price_s: float = 0.0) -> bool:
+    def pays(self, _sequences: int, _chance: float, _cost_s: float = 0.0) -> bool:
         return True
 
-    def choose(self, promises: Sequence[Sequence[float]], _price_s: float = 0.0) -> list[int]:
+    def choose(self, promises: Sequence[Sequence[float]], _cost_s: float = 0.0) -> list[int]:
         return [len(own) for own in promises]
 
 
@@ -23,13 +23,13 @@ class Says:
     """Proposes what `guess(tokens so far, most)` says."""
 
     source = "test"
-    price_s = 0.0
-    reads_all = False
+    cost_s = 0.0
+    needs_all_tokens = False
 
     def __init__(self, guess: Callable[[Sequence[int], int], Sequence[int]]) -> None:
         self._guess = guess
 
-    def follow(self, tokens: Sequence[int]) -> None:
+    def update(self, tokens: Sequence[int]) -> None:
         self._tokens = tokens
 
     def chances(self, most: int) -> Sequence[float]:

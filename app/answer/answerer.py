@@ -22,8 +22,8 @@ from headrace.runtime.engine.request import CancelFlag, Event, Failed, Request
 from headrace.runtime.engine.sequence import Sequence as EngineSequence
 from headrace.runtime.errors import expected
 from headrace.runtime.network import Network
-from headrace.runtime.sampling.sampler import SamplingParams
-from headrace.runtime.speculation.pass_costs import KeptCosts
+from headrace.runtime.sampling.params import SamplingParams
+from headrace.runtime.speculation.pass_costs import PassCostStore
 from headrace.runtime.speculation.proposer import Speculation
 
 Messages = Sequence[Mapping[str, str]]
@@ -54,7 +54,7 @@ class Answerer:
             most_running=max_running,
             kv_key=kv_key,
             draft=draft,
-            guess_costs=KeptCosts(model.network.cost),
+            pass_costs=PassCostStore(model.network.cost),
         )
         self._drafted = draft is not None
         self._running: dict[EngineSequence, Answer] = {}

@@ -10,7 +10,7 @@ from headrace.app.answer.sampling_options import sampling_settings
 from headrace.app.config.settings import SPECULATE
 from headrace.models.text.stop_strings import StopMatcher
 from headrace.runtime.errors import UsageError
-from headrace.runtime.sampling.sampler import SamplingParams
+from headrace.runtime.sampling.params import SamplingParams
 
 _SHOWN = 40  # characters of a value that is refused
 

@@ -164,12 +164,12 @@ def _answer(
     from headrace.models.registry.background_check import BackgroundCheck
     from headrace.models.text.chat_prompt import ChatPrompt
     from headrace.runtime.engine.engine import Engine
-    from headrace.runtime.speculation.pass_costs import KeptCosts
+    from headrace.runtime.speculation.pass_costs import PassCostStore
 
     raise_damage(BackgroundCheck(resolved))
-    costs = KeptCosts(loaded.network.cost)
+    costs = PassCostStore(loaded.network.cost)
     engine = Engine(
-        loaded.network, context_limit=loaded.context_limit, most_running=parallel, draft=draft, guess_costs=costs
+        loaded.network, context_limit=loaded.context_limit, most_running=parallel, draft=draft, pass_costs=costs
     )
     asking = Asking(loaded, ChatPrompt(loaded.tokenizer), drafted=draft is not None)
     progress = ProgressLine(quiet=quiet)

@@ -119,8 +119,8 @@ def run(
     from headrace.models.text.chat_prompt import ChatPrompt
     from headrace.runtime.engine.engine import Engine
     from headrace.runtime.engine.request import Request
-    from headrace.runtime.sampling.sampler import SamplingParams
-    from headrace.runtime.speculation.pass_costs import KeptCosts
+    from headrace.runtime.sampling.params import SamplingParams
+    from headrace.runtime.speculation.pass_costs import PassCostStore
 
     content, attachments = read_prompt(prompt, files, raw=raw)
     settings = load_settings()
@@ -177,8 +177,8 @@ def run(
         speculate=speculation(speculate, draft=guessing is not None),
     )
     tokenized = time.perf_counter()
-    costs = KeptCosts(loaded.network.cost)
-    engine = Engine(loaded.network, context_limit=loaded.context_limit, draft=guessing, guess_costs=costs)
+    costs = PassCostStore(loaded.network.cost)
+    engine = Engine(loaded.network, context_limit=loaded.context_limit, draft=guessing, pass_costs=costs)
     with closing(session), first_interrupt_cancels(request.cancel):
         stream = AnswerStream(submitted, echo=not as_json, quiet=quiet)
         try:
@@ -212,7 +212,7 @@ def _check_raw(
 def _check_options(sampling: dict[str, Any], stops: tuple[str, ...]) -> None:
     """Raises UsageError now for what only the loaded model will be asked to do: a typo is not worth a download."""
     from headrace.models.text.stop_strings import StopMatcher
-    from headrace.runtime.sampling.sampler import SamplingParams
+    from headrace.runtime.sampling.params import SamplingParams
 
     SamplingParams(**sampling_settings(sampling, {}))
     StopMatcher(stops)

@@ -18,7 +18,7 @@ from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary, in_milliseconds, mbu
 from headrace.runtime.metrics.units import format_bytes
 from headrace.runtime.ops.kv_format import KVFormat
-from headrace.runtime.sampling.sampler import SamplingParams
+from headrace.runtime.sampling.params import SamplingParams
 
 _CUT_SHORT = {"max_tokens": "token limit", "context_limit": "context limit", "cancelled": "stopped"}
 

@@ -25,8 +25,8 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.errors import UsageError
 from headrace.runtime.network import Network
-from headrace.runtime.sampling.sampler import SEEDS, SamplingParams
-from headrace.runtime.speculation.pass_costs import KeptCosts
+from headrace.runtime.sampling.params import SEEDS, SamplingParams
+from headrace.runtime.speculation.pass_costs import PassCostStore
 
 Conversation = Sequence[Mapping[str, str]]
 
@@ -101,9 +101,9 @@ def run_samples(
         )
         for number in range(1, count + 1)
     ]
-    costs = KeptCosts(loaded.network.cost)
+    costs = PassCostStore(loaded.network.cost)
     engine = Engine(
-        loaded.network, context_limit=loaded.context_limit, most_running=count, draft=draft, guess_costs=costs
+        loaded.network, context_limit=loaded.context_limit, most_running=count, draft=draft, pass_costs=costs
     )
     progress = ProgressLine(quiet=quiet)
     samples = Samples(count, echo=not as_json, before=progress.before(sys.stdout))

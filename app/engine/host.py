@@ -39,7 +39,7 @@ from headrace.runtime.machine.hardware import Machine, machine
 from headrace.runtime.machine.peaks import Peak, cached_peak, correct
 from headrace.runtime.metrics.telemetry import Summary, mbu
 from headrace.runtime.network import Network
-from headrace.runtime.speculation.pass_costs import KeptCosts
+from headrace.runtime.speculation.pass_costs import PassCostStore
 
 _READ_AGAIN_S = 600.0  # between two looks at the memory's speed by an idle chat
 
@@ -60,7 +60,7 @@ class EngineHost:
             keep_prefix=True,
             kv_key=key,
             draft=draft,
-            guess_costs=KeptCosts(loaded.network.cost),
+            pass_costs=PassCostStore(loaded.network.cost),
         )
         self._prompts = ChatPrompt(loaded.tokenizer)
         self._kept = KeptChats(self._engine, kept_bytes())

@@ -22,7 +22,7 @@ from headrace.runtime.engine.request import CancelFlag, Finished, Request
 from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.errors import HeadraceError, expected
 from headrace.runtime.metrics.telemetry import Summary
-from headrace.runtime.sampling.sampler import SamplingParams
+from headrace.runtime.sampling.params import SamplingParams
 
 _SERVED_S = 0.5  # between two looks at all of them together
 

@@ -19,7 +19,7 @@ from headrace.runtime.errors import UsageError
 from headrace.runtime.kv.cache import CHUNK
 from headrace.runtime.machine.hardware import machine
 from headrace.runtime.ops import BLOCK, native
-from headrace.runtime.sampling.sampler import SamplingParams
+from headrace.runtime.sampling.params import SamplingParams
 
 LENGTHS = (1, 129, 40, 250, 9, 64, 17, 200)  # of prompts: below, at and beyond what blocks and caches are cut into
 SOME = 8  # sequences where more would tell no more

@@ -6,7 +6,7 @@ Measured are medians of the newest passes (`runtime.metrics.running_median`).
 """
 
 from headrace.runtime.engine.prefill import ChunkSizer
-from headrace.runtime.metrics.running_median import Recent
+from headrace.runtime.metrics.running_median import RunningMedian
 
 STRETCH = 2.4
 SMALLEST = 8  # tokens: fewer make a pass hardly shorter
@@ -20,8 +20,8 @@ class Pace:
 
     def __init__(self) -> None:
         self.alone = ChunkSizer()
-        self._step_s = Recent(_STEPS)  # a pass of decoding sequences only
-        self._token_s = Recent(_CHUNKS)  # what a prompt's token adds to it
+        self._step_s = RunningMedian(_STEPS)  # a pass of decoding sequences only
+        self._token_s = RunningMedian(_CHUNKS)  # what a prompt's token adds to it
 
     def budget(self, beside: bool) -> int:
         """Prompt tokens that the next pass may take, beside decoding sequences or alone."""

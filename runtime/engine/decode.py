@@ -30,7 +30,8 @@ from headrace.runtime.engine.scheduler import Share
 from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.errors import EngineError
 from headrace.runtime.network import Network
-from headrace.runtime.sampling.sampler import Logprobs, Sampler, choose, logprobs
+from headrace.runtime.sampling.logprobs import Logprobs, logprobs
+from headrace.runtime.sampling.sampler import Sampler, choose
 
 Sample = Callable[[mx.array], mx.array]
 
@@ -77,7 +78,7 @@ class Flight:
     def decides(self) -> bool:
         """Whether it has to land before the next pass is planned: how much was guessed right is to be known."""
         return any(
-            share.guesses or ((proposer := share.sequence.proposer) is not None and proposer.reads_all)
+            share.guesses or ((proposer := share.sequence.proposer) is not None and proposer.needs_all_tokens)
             for share in self.shares
         )
 

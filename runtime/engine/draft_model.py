@@ -16,7 +16,7 @@ from headrace.runtime.engine.prefill import ChunkSizer, feed, prefill
 from headrace.runtime.network import Network
 from headrace.runtime.sampling.sampler import Sampler
 from headrace.runtime.speculation.acceptance import Acceptance
-from headrace.runtime.speculation.proposer import MOST
+from headrace.runtime.speculation.proposer import MAX_DRAFT
 
 _CHANCE = 0.7  # of a guess, before anything was seen
 _RUN = 16  # tokens that are read at once without being a prompt
@@ -27,27 +27,27 @@ class Draft:
     """A draft network's guesses for one sequence of at most `limit` entries, drawn as `sampler()` now would."""
 
     source = "draft"
-    reads_all = True
+    needs_all_tokens = True
 
     def __init__(self, network: Network[Any], limit: int, vocab_size: int, sampler: Callable[[], Sampler]) -> None:
         """vocab_size: rows of logits that the sampler takes; networks of one vocabulary may be padded differently."""
-        self.price_s = 0.0
+        self.cost_s = 0.0
         self._vocab_size = vocab_size
         self._network = network
         self._sampler = sampler
         self._cache = network.make_cache(limit)
         self._sizer = ChunkSizer()
-        self._acceptance = Acceptance([_CHANCE] * (MOST + 1))
+        self._acceptance = Acceptance([_CHANCE] * (MAX_DRAFT + 1))
         self._tokens: Sequence[int] = ()
         self._known = 0  # tokens, when it guessed last
         self._guesses: Sequence[int] = ()
 
-    def follow(self, tokens: Sequence[int]) -> None:
+    def update(self, tokens: Sequence[int]) -> None:
         """See `Proposer`. Of what was guessed, K/V stay as far as it was right."""
         came = tokens[self._known : self._known + len(self._guesses)]
         right = agreed(came, self._guesses[: len(came)])
         for place in range(min(right + 1, len(came))):
-            self._acceptance.saw(place, place < right)
+            self._acceptance.record(place, place < right)
         if self._guesses:
             self._cache.commit(min(right, self._cache.length - self._cache.committed))
             self._cache.rollback()
@@ -77,7 +77,7 @@ class Draft:
         self._cache.commit(1)
         self._guesses = guesses
         took = (time.perf_counter() - began) / count
-        self.price_s += (_NEW if self.price_s else 1.0) * (took - self.price_s)
+        self.cost_s += (_NEW if self.cost_s else 1.0) * (took - self.cost_s)
         return guesses
 
     def _read(self) -> bool:

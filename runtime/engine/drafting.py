@@ -12,8 +12,8 @@ from operator import mul
 from headrace.runtime.engine import sequence as sequences
 from headrace.runtime.engine.scheduler import Share
 from headrace.runtime.speculation.controller import Controller
-from headrace.runtime.speculation.pass_costs import KeptCosts
-from headrace.runtime.speculation.proposer import MOST
+from headrace.runtime.speculation.pass_costs import PassCostStore
+from headrace.runtime.speculation.proposer import MAX_DRAFT
 
 Extend = Callable[[Share, tuple[int, ...], str], Share]
 Sequenced = sequences.Sequence
@@ -23,8 +23,8 @@ _NEWS = 16  # passes with guesses that are worth writing a file
 class Guesses:
     """One engine's. vocab_size: a guess beyond it is none. costs: where what passes cost is remembered, if anywhere."""
 
-    def __init__(self, vocab_size: int, costs: KeptCosts | None = None) -> None:
-        self.controller = Controller(costs.recall() if costs else None)
+    def __init__(self, vocab_size: int, costs: PassCostStore | None = None) -> None:
+        self.controller = Controller(costs.load() if costs else None)
         self._vocab_size = vocab_size
         self._costs = costs
         self._kept = 0  # passes with guesses, when costs were last kept
@@ -34,16 +34,16 @@ class Guesses:
         proposers = [share.sequence.proposer for share in shares]
         if not all(share.chooses for share in shares) or not any(proposers):
             return shares
-        pays, price_s = self.controller.pays, max(proposer.price_s for proposer in proposers if proposer)
-        if not pays(len(shares), 1.0, price_s):
+        pays, cost_s = self.controller.pays, max(proposer.cost_s for proposer in proposers if proposer)
+        if not pays(len(shares), 1.0, cost_s):
             return shares
         likeliest = [_likeliest(share.sequence) for share in shares]
-        if not pays(len(shares), max(likeliest), price_s):
+        if not pays(len(shares), max(likeliest), cost_s):
             return shares
         promises = [
             _promises(share.sequence) if chance else () for share, chance in zip(shares, likeliest, strict=True)
         ]
-        counts = self.controller.choose(promises, price_s)
+        counts = self.controller.choose(promises, cost_s)
         return [
             self._with(share, count, extend) if count else share for share, count in zip(shares, counts, strict=True)
         ]
@@ -52,7 +52,7 @@ class Guesses:
         """Remember what passes cost, where enough of them are new."""
         if self._costs is not None and self.controller.passes - self._kept >= _NEWS:
             self._kept = self.controller.passes
-            self._costs.keep(self.controller.known)
+            self._costs.save(self.controller.measured)
 
     def _with(self, share: Share, count: int, extend: Extend) -> Share:
         """A share with its guesses. A proposer that raises is not asked again."""
@@ -80,10 +80,10 @@ def _unread(sequence: Sequenced) -> int:
 def _likeliest(sequence: Sequenced) -> float:
     """The chance of its first guess, which is above that of those behind; 0 without any. One that raises has none."""
     proposer = sequence.proposer
-    if proposer is None or not sequence.said or sequence.left <= 0 or (proposer.reads_all and _unread(sequence)):
+    if proposer is None or not sequence.said or sequence.left <= 0 or (proposer.needs_all_tokens and _unread(sequence)):
         return 0.0
     try:
-        proposer.follow(sequence.tokens)
+        proposer.update(sequence.tokens)
         return max(proposer.chances(1), default=0.0)
     except Exception:
         sequence.proposer = None
@@ -92,7 +92,7 @@ def _likeliest(sequence: Sequenced) -> float:
 
 def _promises(sequence: Sequenced) -> Sequence[float]:
     """Of each guess for behind the token that is fed next: that it will be accepted."""
-    proposer, most, unread = sequence.proposer, min(MOST, sequence.left), _unread(sequence)
+    proposer, most, unread = sequence.proposer, min(MAX_DRAFT, sequence.left), _unread(sequence)
     try:
         return list(accumulate(proposer.chances(most + unread), mul))[unread : most + unread] if proposer else ()
     except Exception:

@@ -38,7 +38,7 @@ from headrace.runtime.metrics.telemetry import PoolStats, StepRecord
 from headrace.runtime.network import Network
 from headrace.runtime.sampling.sampler import Sampler
 from headrace.runtime.speculation.ngram import NGram
-from headrace.runtime.speculation.pass_costs import KeptCosts
+from headrace.runtime.speculation.pass_costs import PassCostStore
 from headrace.runtime.speculation.proposer import Proposer
 
 NEXT_IN_LINE = 64  # of those that wait: whose cancel flags are looked at in every step
@@ -79,7 +79,7 @@ class Engine:
     most_running: sequences served at a time; others wait. kv_memory: bytes that the K/V of all of them may take, a
     draft's included; None for what the machine has free, and never less than one sequence may need. kv_key: what
     tells K/V apart on disk. pace: how prompts are cut, where the measured speed shall not say it. draft: a smaller
-    network with the same vocabulary, for requests that are to be speculated on with it. guess_costs: where what
+    network with the same vocabulary, for requests that are to be speculated on with it. pass_costs: where what
     passes with guesses take is remembered.
     """
 
@@ -94,7 +94,7 @@ class Engine:
         kv_key: bytes = b"",
         pace: Pace | None = None,
         draft: Network[Any] | None = None,
-        guess_costs: KeptCosts | None = None,
+        pass_costs: PassCostStore | None = None,
     ) -> None:
         self.network = network
         self.context_limit = context_limit
@@ -108,7 +108,7 @@ class Engine:
         self._pace = pace or Pace()
         self._scheduler = Scheduler(self._room, self._pace, most_running, shared=self.caches.pool is not None)
         self._draft = draft
-        self._guesses = Guesses(network.vocab_size, guess_costs)
+        self._guesses = Guesses(network.vocab_size, pass_costs)
         self._flight: Flight | None = None  # the pass under way
         self._landed = 0.0  # when the newest pass had landed
         self._ended: list[Sequence] = []  # whose caches are still to be kept or given back
@@ -295,7 +295,7 @@ class Engine:
     def _proposer(self, sequence: Sequence) -> Proposer | None:
         match sequence.request.speculate:
             case "ngram":
-                return NGram(drawn=sequence.request.sampling.temperature > 0)
+                return NGram(sampled=sequence.request.sampling.temperature > 0)
             case "draft":
                 assert self._draft is not None
                 return Draft(
@@ -328,7 +328,7 @@ class Engine:
         if not flight.guesses:
             self._pace.took(rows, fed, seconds)
         if rows and not fed:
-            self._guesses.controller.took(rows, flight.guesses, seconds, ahead=flight.ahead)
+            self._guesses.controller.record(rows, flight.guesses, seconds, ahead=flight.ahead)
         self._landed = now
         row = 0
         for share in flight.shares:
@@ -360,7 +360,7 @@ class Engine:
         source = None
         if guesses:
             sequence.cache.rollback()
-            cast(Sampler, sequence.sampler).settle(len(said))
+            cast(Sampler, sequence.sampler).commit(len(said))
             sequence.left += len(chosen) - len(said)
             sequence.guessed, source = 0, share.source
         sequence.tokens += said

@@ -11,7 +11,7 @@ from typing import Literal
 
 from headrace.runtime.errors import ContextLimitError, HeadraceError, UsageError
 from headrace.runtime.metrics.telemetry import StepRecord, Summary
-from headrace.runtime.sampling.sampler import SamplingParams
+from headrace.runtime.sampling.params import SamplingParams
 from headrace.runtime.speculation.proposer import Speculation
 
 FinishReason = Literal["stop", "length", "cancelled"]

@@ -1,14 +1,14 @@
-"""The median of the newest measurements: one that somebody else's work held up says nothing of the next."""
+"""Running median of the newest measurements, robust to outliers."""
 
 import statistics
 from collections import deque
 
 
-class Recent:
-    """Of at most `most` values, the newest. `median` is None before there are any."""
+class RunningMedian:
+    """Median of the newest `size` values; `median` is None before the first."""
 
-    def __init__(self, most: int) -> None:
-        self._values: deque[float] = deque(maxlen=most)
+    def __init__(self, size: int) -> None:
+        self._values: deque[float] = deque(maxlen=size)
         self.median: float | None = None
 
     def add(self, value: float) -> None:

@@ -315,10 +315,10 @@ def _held(rows: Pass) -> "_native.Pass":
     return held
 
 
-def likeliest(logits: mx.array) -> mx.array:
+def greedy(logits: mx.array) -> mx.array:
     """The token of the largest logit. (B, V) -> (B,) uint32."""
     if logits.dtype != mx.float32:
-        return reference.likeliest(logits)
+        return reference.greedy(logits)
     return _native.sample(logits, (), ())
 
 

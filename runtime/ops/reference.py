@@ -374,7 +374,7 @@ def _softcapped_attention(
     return (weights @ values[:, :, None]).reshape(batch, heads, length, dim)
 
 
-def likeliest(logits: mx.array) -> mx.array:
+def greedy(logits: mx.array) -> mx.array:
     """The token of the largest logit. (B, V) -> (B,) uint32."""
     return mx.argmax(logits, axis=-1)
 
@@ -386,9 +386,9 @@ def sample(logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[int]) -
     tokens in the order of the vocabulary, to where that share of their mass ends. Of equal logits at a cut the first
     stay; where one is no number, that is chosen. A row's token is the same whatever rows are beside it.
     """
-    greedy = [rule.temperature == 0 for rule in rules]
-    best = likeliest(logits)
-    if all(greedy):
+    is_greedy = [rule.temperature == 0 for rule in rules]
+    best = greedy(logits)
+    if all(is_greedy):
         return best
 
     def column(values: Iterable[float]) -> mx.array:
@@ -410,5 +410,5 @@ def sample(logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[int]) -
     reached = mx.where(mass > 0, mx.cumsum(mass, axis=-1), 0.0)  # a parallel sum may grow where nothing is added
     points = column((key >> 40) * 2.0**-24 for key in keys)
     drawn = mx.argmax(reached > points * reached.max(axis=-1, keepdims=True), axis=-1)  # the first
-    draws = mx.isfinite(logits.max(axis=-1)) & ~mx.array(greedy)
+    draws = mx.isfinite(logits.max(axis=-1)) & ~mx.array(is_greedy)
     return mx.where(draws, drawn, best)

@@ -1,1 +1,1 @@
-"""Token selection: logits to token ids, with a random key per position."""
+"""Token selection: sampling parameters, sampler, random keys and log probabilities."""

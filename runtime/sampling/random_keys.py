@@ -1,7 +1,7 @@
-"""Keys of randomness, 64 bits each: `split` makes two of one, as `mx.random.split` does, without a node in a graph.
+"""Random keys of 64 bits, split on the host with the results of `mx.random.split`.
 
-Threefry-2x32 of 20 rounds (Salmon et al., SC 2011), on counters 0 and 2, and 1 and 3. Both blocks go through the rounds
-at once, as two lanes of one number.
+Threefry-2x32 with 20 rounds (Salmon et al., SC 2011) on counters (0, 2) and (1, 3). Both blocks run at once, as two
+lanes of one integer.
 """
 
 _WORD = 2**32 - 1
@@ -11,7 +11,7 @@ _PARITY = 0x1BD11BDA
 
 
 def split(key: int) -> tuple[int, int]:
-    """(the key to go on with, the key to use now)."""
+    """Return (next key, key to use now)."""
     words = key >> 32, key & _WORD
     schedule = [word | word << 64 for word in (*words, words[0] ^ words[1] ^ _PARITY)]
     x = schedule[0] + (0 | 1 << 64) & _LANES

@@ -1,5 +1,5 @@
-"""Guessing tokens: what guesses them, how often it was right, and when verifying guesses is worth its time.
+"""Speculative decoding: draft token proposers, acceptance rates, and the number of draft tokens per pass.
 
-Nothing here decides what a sequence says. A guess rides along in a pass as a row of its own; the sequence's sampler
-chooses there as it would have, and the guess is accepted where that is the token chosen (`runtime.engine.decode`).
+Output is unchanged. A draft token is one more row of a pass; the sequence's sampler chooses a token there as always,
+and the draft token is accepted if it is that token (`runtime.engine.decode`).
 """

@@ -1,183 +1,183 @@
-"""How many guesses a pass takes: what they promise, against what rows more have cost on this machine and model.
+"""The number of draft tokens per pass: expected gain against measured cost on this machine and model.
 
-A pass of B sequences and G guesses takes r(B, G) times one without guesses. r begins as a guess itself, or as what was
-remembered (`runtime.speculation.pass_costs`), and follows measured passes; the passes without, which it is relative to,
-are looked at again every now and then, since the memory's speed drifts and contexts grow. What the pass behind one with
-guesses takes longer, since it could not be built ahead, is a part of r. Nothing is measured but the passes there are,
-so only a few numbers of rows are used: each is soon well known. One pass in a hundred takes many times as long for
-reasons of somebody else's; a single one therefore moves r the less the more is known.
+Let r(B, K) be the duration of a pass of B sequences with K draft tokens, relative to one without. r starts from an
+estimate or a stored value (`runtime.speculation.pass_costs`) and follows the measured passes. It includes the delay of
+the next pass, which cannot be queued ahead. Passes without draft tokens are measured again regularly, since memory
+speed drifts and contexts grow. Only a few numbers of rows are used, so that each is soon measured. About one pass in a
+hundred is slow because of other processes; one outlier moves r less the more passes were measured.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 
-from headrace.runtime.metrics.running_median import Recent
+from headrace.runtime.metrics.running_median import RunningMedian
 
-ROWS = (2, 3, 4, 6, 8, 12, 16, 24, 32)  # of a pass with guesses, of all sequences
-GUESSES = 30  # in a pass, of all sequences
-_GAIN = 1.1  # a pass with guesses must promise so many times the tokens per second: chances are guessed as well
-# Before anything was measured, of a step:
-_FEW = 4  # rows that memory has time for
-_OF_FEW = 0.15  # one of these more
-_ROW = 0.25  # one beyond them
-_WAIT = 0.15  # a pass with guesses starts when the one before it has landed, as does the one behind it
-_PLAIN = 5  # passes without guesses whose median is what one takes
-_LEAST = 0.06  # the weight of a new measurement of a pass with guesses, when many were seen
-_KNOWN = 4  # measurements that a remembered one is worth at most: it may be stale
-_FRESH = 64  # passes with guesses that a pass without is good to compare with
-_LIKELY = 0.5  # a guess that is right so often is worth one of those that were refused
-_DEAR = 256  # times that guesses were too dear before it is seen whether they still are
-_FAR = 3.0  # times as much as expected: more is somebody else's work
-_NEAR = 1.25  # of one that many passes have shown
-_TICK = 1e-6  # seconds: a pass takes more, also where a coarse clock saw none of it
+ROWS = (2, 3, 4, 6, 8, 12, 16, 24, 32)  # of a pass with draft tokens, all sequences
+MAX_DRAFT_PER_PASS = 30  # all sequences
+_MIN_GAIN = 1.1  # expected speed-up from which draft tokens are used: chances are estimates, too
+# Estimates before the first measurement, relative to a step:
+_CHEAP_ROWS = 4  # rows that a step bound by memory computes almost for free
+_CHEAP_ROW = 0.15  # cost of one more of these
+_ROW = 0.25  # cost of one beyond them
+_WAIT = 0.15  # cost of not queueing ahead: a pass with draft tokens, and the one behind it, wait for the one before
+_PLAIN = 5  # passes in the median of passes without draft tokens
+_MIN_WEIGHT = 0.06  # of a new measurement, after many
+_MAX_STORED = 4  # measurements that a stored one counts for: it may be stale
+_FRESH = 64  # passes with draft tokens until one without is measured again
+_LIKELY = 0.5  # acceptance chance from which a refused draft token is counted
+_MAX_REFUSED = 256  # refusals until the costs are measured anew
+_FAR = 3.0  # clipping of a measurement, relative to r, before the first
+_NEAR = 1.25  # the same after many
+_TICK = 1e-6  # seconds; least duration of a pass, for coarse clocks
 
 Costs = Mapping[tuple[int, int], tuple[float, int]]
-"""(sequences, guesses) -> (r, how many passes that rests on)"""
+"""(sequences, draft tokens) -> (r, number of passes measured)"""
 
 
 class _Curve:
-    """r(B, G) for one B: measured where there were passes, in between and beyond as those would have it."""
+    """r(B, K) for one B, interpolated and extrapolated from the measured K."""
 
-    def __init__(self, sequences: int, remembered: Costs) -> None:
+    def __init__(self, sequences: int, stored: Costs) -> None:
         self._sequences = sequences
-        counts = [rows - sequences for rows in ROWS if 0 < rows - sequences <= GUESSES]
-        self._prior = {guesses: _WAIT + _rows(sequences + guesses) / _rows(sequences) for guesses in counts}
-        self._plain = Recent(_PLAIN)
-        self.age = 0  # passes with guesses since the newest without
-        self.forget()
-        known = {guesses: remembered[sequences, guesses] for guesses in counts if (sequences, guesses) in remembered}
-        self._expected = _bent(self._prior, {guesses: ratio for guesses, (ratio, _) in known.items()})
-        self._worth = {guesses: min(seen, _KNOWN) for guesses, (_, seen) in known.items()}
-        self._settle(self._expected)
+        counts = [rows - sequences for rows in ROWS if 0 < rows - sequences <= MAX_DRAFT_PER_PASS]
+        self._prior = {count: _WAIT + _rows_cost(sequences + count) / _rows_cost(sequences) for count in counts}
+        self._plain = RunningMedian(_PLAIN)
+        self.age = 0  # passes with draft tokens since the newest without
+        self.reset()
+        known = {count: stored[sequences, count] for count in counts if (sequences, count) in stored}
+        self._expected = _scaled(self._prior, {count: ratio for count, (ratio, _) in known.items()})
+        self._weights = {count: min(passes, _MAX_STORED) for count, (_, passes) in known.items()}
+        self._set_ratios(self._expected)
 
-    def forget(self) -> None:
-        """Nothing of passes with guesses was seen, here or before."""
+    def reset(self) -> None:
+        """Drop all measurements of passes with draft tokens, stored ones included."""
         self._expected = self._prior
-        self._worth = dict[int, int]()  # passes that what is remembered is worth
-        self._settle(self._prior)
-        self.seen = dict.fromkeys(self._prior, 0)
+        self._weights = dict[int, int]()  # draft tokens -> passes that the stored ratio counts for
+        self._set_ratios(self._prior)
+        self.passes = dict.fromkeys(self._prior, 0)
         self.refused = 0
 
     @property
     def plain_s(self) -> float | None:
         return self._plain.median
 
-    def plain(self, seconds: float) -> None:
+    def record_plain(self, seconds: float) -> None:
         self._plain.add(max(seconds, _TICK))
         self.age = 0
 
-    def late(self, seconds: float) -> float:
-        """What a pass without took longer than they do: it was not started ahead."""
+    def delay(self, seconds: float) -> float:
+        """Return the excess duration of a pass without draft tokens that was not queued ahead."""
         return max(0.0, seconds - self.plain_s) if self.plain_s is not None else 0.0
 
-    def guessed(self, guesses: int, seconds: float) -> None:
+    def record(self, count: int, seconds: float) -> None:
+        """Update r with a pass of `count` draft tokens."""
         self.age += 1
-        if self.plain_s is None or guesses not in self.ratios:
+        if self.plain_s is None or count not in self.ratios:
             return
-        before, seen = self.ratios[guesses], self.seen[guesses] + self._worth.get(guesses, 0)
-        far = max(_NEAR, 1 + (_FAR - 1) / math.sqrt(1 + seen))
+        before, passes = self.ratios[count], self.passes[count] + self._weights.get(count, 0)
+        far = max(_NEAR, 1 + (_FAR - 1) / math.sqrt(1 + passes))
         measured = max(before / far, min(seconds / self.plain_s, before * far))
-        self.ratios[guesses] = max(1.0, before + max(_LEAST, 1 / (2 + seen)) * (measured - before))
-        self.seen[guesses] += 1
-        self._settle(_bent(self._expected, {at: self.ratios[at] for at, seen in self.seen.items() if seen}))
+        self.ratios[count] = max(1.0, before + max(_MIN_WEIGHT, 1 / (2 + passes)) * (measured - before))
+        self.passes[count] += 1
+        self._set_ratios(_scaled(self._expected, {at: self.ratios[at] for at, seen in self.passes.items() if seen}))
 
-    def _settle(self, ratios: Mapping[int, float]) -> None:
-        """Hold r, and `least`: what guesses' chances have to be on average for a pass to pay; from 1 on none does."""
+    def _set_ratios(self, ratios: Mapping[int, float]) -> None:
+        """Set r, and the least mean acceptance chance at which a pass pays; above 1 none does."""
         self.ratios = dict(ratios)
-        needed = (self._sequences * (_GAIN * ratio - 1) / guesses for guesses, ratio in ratios.items())
-        self.least = min(needed, default=math.inf)
+        needed = (self._sequences * (_MIN_GAIN * ratio - 1) / count for count, ratio in ratios.items())
+        self.min_chance = min(needed, default=math.inf)
 
 
-def _rows(count: int) -> float:
-    """What a pass of so many rows takes before anything was measured, in steps of one."""
-    return 1 + _OF_FEW * (min(count, _FEW) - 1) + _ROW * max(0, count - _FEW)
+def _rows_cost(count: int) -> float:
+    """Return the estimated duration of a pass of `count` rows, relative to one row."""
+    return 1 + _CHEAP_ROW * (min(count, _CHEAP_ROWS) - 1) + _ROW * max(0, count - _CHEAP_ROWS)
 
 
-def _bent(expected: Mapping[int, float], measured: Mapping[int, float]) -> dict[int, float]:
-    """What was measured, and what was not: as expected, but as much dearer as what was measured on either side."""
-    bent = {**expected, **measured}
-    for guesses in expected.keys() - measured.keys() if measured else ():
+def _scaled(expected: Mapping[int, float], measured: Mapping[int, float]) -> dict[int, float]:
+    """Return the measured ratios, and expected ones scaled by the excess of their measured neighbours."""
+    scaled = {**expected, **measured}
+    for count in expected.keys() - measured.keys() if measured else ():
         sides = {
-            max((at for at in measured if at < guesses), default=min(measured)),
-            min((at for at in measured if at > guesses), default=max(measured)),
+            max((at for at in measured if at < count), default=min(measured)),
+            min((at for at in measured if at > count), default=max(measured)),
         }
-        dearer = sum((measured[at] - 1) / max(expected[at] - 1, _WAIT) for at in sides) / len(sides)
-        bent[guesses] = 1 + (expected[guesses] - 1) * dearer
-    return bent
+        excess = sum((measured[at] - 1) / max(expected[at] - 1, _WAIT) for at in sides) / len(sides)
+        scaled[count] = 1 + (expected[count] - 1) * excess
+    return scaled
 
 
 class Controller:
-    """One engine's. remembered: what was `known` when an engine like it was here before."""
+    """Draft token counts for one engine's passes. stored: `measured` of an earlier engine of the same kind."""
 
-    def __init__(self, remembered: Costs | None = None) -> None:
-        self._remembered = remembered or {}
+    def __init__(self, stored: Costs | None = None) -> None:
+        self._stored = stored or {}
         self._curves: dict[int, _Curve] = {}
-        self._before: tuple[int, int, float] | None = None  # the newest pass, if it had guesses
-        self.passes = 0  # with guesses
+        self._before: tuple[int, int, float] | None = None  # the newest pass, if it had draft tokens
+        self.passes = 0  # with draft tokens
 
-    def took(self, sequences: int, guesses: int, seconds: float, *, ahead: bool) -> None:
-        """So long for a pass of decoding sequences. ahead: it was started before the one before it had landed."""
+    def record(self, sequences: int, count: int, seconds: float, *, ahead: bool) -> None:
+        """Record a decode pass with `count` draft tokens. ahead: it was queued before the one before it was done."""
         curve = self._curve(sequences)
         if self._before is not None:
-            of, count, took_s = self._before
-            late_s = curve.late(seconds) if (sequences, guesses, ahead) == (of, 0, False) else 0.0
-            self._curve(of).guessed(count, took_s + late_s)
-        self._before = (sequences, guesses, seconds) if guesses else None
-        if guesses:
+            before_sequences, before_count, before_s = self._before
+            after = (sequences, count, ahead) == (before_sequences, 0, False)
+            self._curve(before_sequences).record(before_count, before_s + (curve.delay(seconds) if after else 0.0))
+        self._before = (sequences, count, seconds) if count else None
+        if count:
             self.passes += 1
         elif ahead:
-            curve.plain(seconds)
+            curve.record_plain(seconds)
 
-    def pays(self, sequences: int, chance: float, price_s: float = 0.0) -> bool:
-        """Whether guesses could, of which none is likelier than `chance`; looked at before each of them is."""
+    def pays(self, sequences: int, chance: float, cost_s: float = 0.0) -> bool:
+        """Return whether draft tokens of at most this acceptance chance can pay. cost_s: see `Proposer`."""
         curve = self._curve(sequences)
         if curve.plain_s is None or curve.age >= _FRESH:
             return False
-        if chance > curve.least + _GAIN * sequences * price_s / curve.plain_s:
+        if chance > curve.min_chance + _MIN_GAIN * sequences * cost_s / curve.plain_s:
             return True
         curve.refused += chance > _LIKELY
-        return curve.refused >= _DEAR
+        return curve.refused >= _MAX_REFUSED
 
-    def choose(self, promises: Sequence[Sequence[float]], price_s: float = 0.0) -> list[int]:
-        """How many guesses each sequence gets, where a guess costs `price_s` before it is verified.
+    def choose(self, chances: Sequence[Sequence[float]], cost_s: float = 0.0) -> list[int]:
+        """Return the number of draft tokens of each sequence. cost_s: see `Proposer`.
 
-        promises: for each sequence, of its guesses in order, that they are accepted.
+        chances: for each sequence, the cumulative acceptance chances of its draft tokens in order.
         """
-        sequences = len(promises)
+        sequences = len(chances)
         counts = [0] * sequences
         curve = self._curve(sequences)
         if curve.plain_s is None or curve.age >= _FRESH:
             return counts
-        # Of one sequence they fall, so the best of all are of each a beginning.
-        ordered = sorted(((promise, row) for row, own in enumerate(promises) for promise in own), reverse=True)
-        best, taken, said, price = _GAIN, 0, float(sequences), price_s / curve.plain_s
-        for guesses, (promise, _) in enumerate(ordered[:GUESSES], 1):
-            said += promise
-            if guesses not in curve.ratios:
+        # Chances fall within a sequence, so the best of all sequences are a prefix of each.
+        ordered = sorted(((chance, row) for row, own in enumerate(chances) for chance in own), reverse=True)
+        best, taken, tokens, cost = _MIN_GAIN, 0, float(sequences), cost_s / curve.plain_s
+        for count, (chance, _) in enumerate(ordered[:MAX_DRAFT_PER_PASS], 1):
+            tokens += chance
+            if count not in curve.ratios:
                 continue
-            gain = said / (sequences * (curve.ratios[guesses] + guesses * price))
+            gain = tokens / (sequences * (curve.ratios[count] + count * cost))
             if gain > best:
-                best, taken = gain, guesses
-        if not taken and said > (1 + _LIKELY) * sequences:
+                best, taken = gain, count
+        if not taken and tokens > (1 + _LIKELY) * sequences:
             curve.refused += 1
-            if curve.refused >= _DEAR:
-                curve.forget()
+            if curve.refused >= _MAX_REFUSED:
+                curve.reset()
                 taken = min(curve.ratios, default=0)
         for _, row in ordered[:taken]:
             counts[row] += 1
         return counts
 
     @property
-    def known(self) -> Costs:
-        """What passes with guesses have taken, of so many sequences as there were."""
+    def measured(self) -> Costs:
+        """Measured costs of passes with draft tokens."""
         return {
-            (sequences, guesses): (curve.ratios[guesses], seen)
+            (sequences, count): (curve.ratios[count], passes)
             for sequences, curve in self._curves.items()
-            for guesses, seen in curve.seen.items()
-            if seen
+            for count, passes in curve.passes.items()
+            if passes
         }
 
     def _curve(self, sequences: int) -> _Curve:
         if sequences not in self._curves:
-            self._curves[sequences] = _Curve(sequences, self._remembered)
+            self._curves[sequences] = _Curve(sequences, self._stored)
         return self._curves[sequences]

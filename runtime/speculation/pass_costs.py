@@ -1,9 +1,8 @@
-"""What passes with guesses cost, remembered between processes, so that the first answer of the next one knows it.
+"""Measured costs of passes with draft tokens, stored between processes.
 
-By what decides it: the machine, MLX, the kernels and their threads, and of the model the bytes and multiply-adds of a
-step and the bytes of its K/V. Nothing is measured for it. As with the memory's speed (`runtime.machine.peaks`), what is
-older than RECENT_DAYS is gone, the file is small and bounded, and what cannot be read or written was never measured.
-What is remembered may be stale: it weighs no more than a few passes (`runtime.speculation.controller`).
+The key is machine, MLX, kernels, threads, and the model's step: its bytes, FLOPs and K/V bytes. Entries older than
+RECENT_DAYS are dropped, the file is bounded, and a broken file reads as empty. A stored cost may be stale, so it counts
+for a few passes at most (`runtime.speculation.controller`).
 """
 
 import math
@@ -22,13 +21,13 @@ from headrace.runtime.machine.peaks import RECENT_DAYS
 from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.speculation.controller import Costs
 
-MODELS = 32  # the newest ones of all machines that are remembered
-_ENTRIES = 256  # of one of them
+MAX_MODELS = 32  # the newest, of all machines
+_MAX_PASSES = 256  # per model
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
-class KeptCosts:
-    """Those of one model on this machine. cost: of its step."""
+class PassCostStore:
+    """Stored pass costs of one model on this machine. cost: of its step."""
 
     def __init__(self, cost: StepCost) -> None:
         host, kernels = machine(), ops.describe()["kernels"]
@@ -38,23 +37,23 @@ class KeptCosts:
             f" / {cost.weight_bytes} bytes / {cost.weight_flops} flops / {cost.kv_bytes_per_token} bytes a token"
         )
 
-    def recall(self) -> Costs:
-        """What was kept last; empty where nothing sound was."""
+    def load(self) -> Costs:
+        """Return the stored costs; empty if there are none."""
         entry = _stored().get(self._key)
         return _read(entry["passes"]) if entry else {}
 
-    def keep(self, costs: Costs) -> None:
-        """In place of what was kept of the same passes."""
-        merged = {**self.recall(), **costs}
-        passes = [[*at, round(ratio, 4), seen] for at, (ratio, seen) in sorted(merged.items())][:_ENTRIES]
+    def save(self, costs: Costs) -> None:
+        """Add costs to the stored ones; new ones replace those of the same passes."""
+        merged = {**self.load(), **costs}
+        passes = [[*at, round(ratio, 4), count] for at, (ratio, count) in sorted(merged.items())][:_MAX_PASSES]
         entry = {"measured_at": datetime.now(UTC).strftime(_TIME), "passes": passes}
         others = {key: kept for key, kept in _stored().items() if key != self._key}
-        newest = sorted(others, key=lambda key: others[key]["measured_at"])[-(MODELS - 1) :]
+        newest = sorted(others, key=lambda key: others[key]["measured_at"])[-(MAX_MODELS - 1) :]
         write_cache(_file(), {"costs": {**{key: others[key] for key in newest}, self._key: entry}})
 
 
 def _stored() -> dict[str, dict[str, Any]]:
-    """All entries that are whole and recent."""
+    """Return all entries that are sound and recent."""
     stored = read_cache(_file()).get("costs")
     oldest = (datetime.now(UTC) - timedelta(days=RECENT_DAYS)).strftime(_TIME)
     return {
@@ -67,13 +66,13 @@ def _stored() -> dict[str, dict[str, Any]]:
     }
 
 
-def _read(passes: list[Any]) -> Costs:
+def _read(rows: list[Any]) -> Costs:
     found: dict[tuple[int, int], tuple[float, int]] = {}
-    for row in passes[:_ENTRIES]:
+    for row in rows[:_MAX_PASSES]:
         match row:
-            case [int(sequences), int(guesses), float() | int() as ratio, int(seen)]:
-                if min(sequences, guesses, seen) > 0 and math.isfinite(ratio) and ratio >= 1:
-                    found[sequences, guesses] = float(ratio), seen
+            case [int(sequences), int(count), float() | int() as ratio, int(passes)]:
+                if min(sequences, count, passes) > 0 and math.isfinite(ratio) and ratio >= 1:
+                    found[sequences, count] = float(ratio), passes
     return found
 
 

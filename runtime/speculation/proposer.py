@@ -1,33 +1,33 @@
-"""What guesses the tokens of a sequence: the protocol, and who may be asked.
+"""The protocol of draft token proposers.
 
-A proposer is one sequence's own. Whatever it says, raises or leaves out costs speed at most.
+A proposer serves one sequence. Its draft tokens affect speed, never output.
 """
 
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
 Speculation = Literal["off", "ngram", "draft"]
-MOST = 15  # guesses behind a token: so many rows more have the bits that each has alone
+MAX_DRAFT = 15  # draft tokens per sequence and pass: rows up to 16 keep the bits that each has alone
 
 
 class Proposer(Protocol):
-    """Told what is said, asked what comes."""
+    """Draft tokens for one sequence."""
 
     source: str
-    """Its name in records."""
-    price_s: float
-    """What a guess costs before it is verified."""
-    reads_all: bool
-    """Whether it can only go on from all tokens, and not while the newest is still to be read."""
+    """Name in records."""
+    cost_s: float
+    """Seconds to propose one draft token."""
+    needs_all_tokens: bool
+    """Whether it cannot propose while the newest token is still on the device."""
 
-    def follow(self, tokens: Sequence[int], /) -> None:
-        """All tokens there are, prompt and answer: those of the last call and more."""
+    def update(self, tokens: Sequence[int], /) -> None:
+        """Take all tokens of prompt and answer: those of the last call and more."""
         ...
 
-    def chances(self, most: int, /) -> Sequence[float]:
-        """Of each guess it has, at most so many: that it is right where those before it are."""
+    def chances(self, count: int, /) -> Sequence[float]:
+        """Return for up to `count` draft tokens the chance of each, given that those before it are accepted."""
         ...
 
     def propose(self, count: int, /) -> Sequence[int]:
-        """The first so many tokens that it guesses to follow on those of the last `follow`, or fewer."""
+        """Return up to `count` draft tokens that follow the tokens of the last `update`."""
         ...

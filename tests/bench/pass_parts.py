@@ -58,7 +58,7 @@ def parts_of(model: Model, sequences: int, depth: int, times: int) -> dict[str, 
     parts["logits"] = milliseconds(lambda: mx.eval(model.ops.linear(x, model.head)), times)
     logits = model.ops.linear(x, model.head).reshape(sequences, -1)
     mx.eval(logits)
-    parts["choice, greedy"] = milliseconds(lambda: mx.eval(model.ops.likeliest(logits)), times)
+    parts["choice, greedy"] = milliseconds(lambda: mx.eval(model.ops.greedy(logits)), times)
     return parts
 
 

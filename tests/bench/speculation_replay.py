@@ -21,10 +21,10 @@ from headrace.models.registry.resolve import resolve
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
-from headrace.runtime.sampling.sampler import SamplingParams
-from headrace.runtime.speculation.controller import GUESSES, Controller
+from headrace.runtime.sampling.params import SamplingParams
+from headrace.runtime.speculation.controller import MAX_DRAFT_PER_PASS, Controller
 from headrace.runtime.speculation.ngram import NGram
-from headrace.runtime.speculation.proposer import MOST
+from headrace.runtime.speculation.proposer import MAX_DRAFT
 
 Cost = Callable[[int], float]
 Asked = tuple[Sequence[int], Sequence[int]]  # prompt, answer
@@ -51,7 +51,7 @@ def replay(
         spent += took
         for sequence, count in zip(running, counts, strict=True):
             sequence.passes(count, unread)
-        controller.took(len(running), sum(counts), took * STEP_S, ahead=ahead)
+        controller.record(len(running), sum(counts), took * STEP_S, ahead=ahead)
         ahead = not any(counts)
         unread = int(ahead)
     plain, done = 0.0, 0
@@ -65,7 +65,7 @@ class _Sequence:
     """One whose answer is known: what is said of it so far, and who guesses the rest."""
 
     def __init__(self, prompt: Sequence[int], answer: Sequence[int], drawn: bool) -> None:
-        self.proposer = NGram(drawn=drawn)
+        self.proposer = NGram(sampled=drawn)
         self._tokens, self._whole, self._prompt = list(prompt), [*prompt, *answer], len(prompt)
 
     @property
@@ -74,10 +74,10 @@ class _Sequence:
 
     def promises(self, unread: int, likeliest: bool = False) -> list[float]:
         """As `headrace.runtime.engine.drafting` has them; `likeliest`: of the first alone."""
-        most = min(MOST, self.left - unread - 1)
+        most = min(MAX_DRAFT, self.left - unread - 1)
         if most <= 0 or len(self._tokens) == self._prompt:
             return []
-        self.proposer.follow(self._tokens)
+        self.proposer.update(self._tokens)
         if likeliest:
             return list(self.proposer.chances(1))
         return list(accumulate(self.proposer.chances(most + unread), mul))[unread:]
@@ -86,7 +86,7 @@ class _Sequence:
         """How many of its guesses for behind the unread token are."""
         if not self.promises(unread):
             return 0
-        return max(0, _right(self.proposer.propose(MOST + unread), self._whole[len(self._tokens) : -1]) - unread)
+        return max(0, _right(self.proposer.propose(MAX_DRAFT + unread), self._whole[len(self._tokens) : -1]) - unread)
 
     def passes(self, count: int, unread: int) -> None:
         """A pass with so many guesses; the one before it lands meanwhile, if it is under way."""
@@ -111,7 +111,7 @@ def _chosen(running: Sequence[_Sequence], controller: Controller, unread: int) -
 
 def _best(rights: Sequence[int], cost: Cost) -> list[int]:
     """Of guesses that are all right, as many as pay. Each pass with some makes itself wait, or the one behind it."""
-    rows, most = len(rights), min(sum(rights), GUESSES)
+    rows, most = len(rights), min(sum(rights), MAX_DRAFT_PER_PASS)
     gains = {k: (rows + k) / rows * cost(rows) / (cost(rows + k) + WAIT) for k in range(1, most + 1)}
     best = max(gains, key=gains.__getitem__, default=0)
     left, counts = best if best and gains[best] > 1 else 0, list[int]()

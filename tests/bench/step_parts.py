@@ -22,7 +22,8 @@ from headrace.models.registry.resolve import resolve
 from headrace.runtime.engine.prefill import prefill
 from headrace.runtime.kv.cache import Cache
 from headrace.runtime.ops import native
-from headrace.runtime.sampling.sampler import Sampler, SamplingParams
+from headrace.runtime.sampling.params import SamplingParams
+from headrace.runtime.sampling.sampler import Sampler
 
 KINDS = ("weights", "attention", "sampling")
 

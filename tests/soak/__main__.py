@@ -31,7 +31,7 @@ from headrace.app.sessions.store import SessionStore
 from headrace.models.load import load_model
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
-from headrace.runtime.sampling.sampler import SamplingParams
+from headrace.runtime.sampling.params import SamplingParams
 from tests.soak.memory import predicted_memory
 from tests.tiny_chat import IM_END, write_chat_model
 

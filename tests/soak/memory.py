@@ -14,7 +14,7 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
 from headrace.runtime.metrics.cost import held_bytes
 from headrace.runtime.ops.kv_format import FLOAT16, KVFormat
-from headrace.runtime.sampling.sampler import SamplingParams
+from headrace.runtime.sampling.params import SamplingParams
 
 _LAST = 40  # tokens of a context that are generated
 

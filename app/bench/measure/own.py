@@ -24,7 +24,7 @@ from headrace.runtime.errors import EngineError
 from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.metrics.telemetry import StepRecord, Summary
 from headrace.runtime.network import Network
-from headrace.runtime.speculation.pass_costs import KeptCosts
+from headrace.runtime.speculation.pass_costs import PassCostStore
 
 WARM_UP_TOKENS = 16
 
@@ -143,7 +143,7 @@ class OwnEngine:
                 keep_prefix=True,
                 most_running=test.batch,
                 draft=self._draft,
-                guess_costs=KeptCosts(self.cost),
+                pass_costs=PassCostStore(self.cost),
             )
         self._asked[test] += 1
         way = speculation(None, draft=self._draft is not None)

@@ -18,7 +18,7 @@ from headrace.runtime.engine.request import Failed, Finished, Request, Step
 from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.errors import EngineError
 from headrace.runtime.metrics.telemetry import StepRecord
-from headrace.runtime.sampling.sampler import SamplingParams
+from headrace.runtime.sampling.params import SamplingParams
 from headrace.runtime.speculation.proposer import Speculation
 
 if TYPE_CHECKING:

@@ -25,7 +25,8 @@ from headrace.runtime.engine.prefill import prefill
 from headrace.runtime.errors import UsageError
 from headrace.runtime.kv.cache import Cache
 from headrace.runtime.ops import LayersNode, LayerWeights, Ops, Projections
-from headrace.runtime.sampling.sampler import Sampler, SamplingParams
+from headrace.runtime.sampling.params import SamplingParams
+from headrace.runtime.sampling.sampler import Sampler
 
 ROUNDS = 30
 _KINDS = {

@@ -20,7 +20,8 @@ from headrace.runtime.engine.caches import make_caches
 from headrace.runtime.engine.decode import decode_step
 from headrace.runtime.engine.prefill import prefill
 from headrace.runtime.ops import select
-from headrace.runtime.sampling.sampler import Sampler, SamplingParams
+from headrace.runtime.sampling.params import SamplingParams
+from headrace.runtime.sampling.sampler import Sampler
 
 ROUNDS = 15
 DEPTH = 256
@@ -34,7 +35,7 @@ def run_costs(network: object, *, depth: int = DEPTH, rounds: int = ROUNDS) -> d
     """
     if not isinstance(network, Decoder):
         return None
-    draw, likeliest = random.Random(0), select().likeliest
+    draw, likeliest = random.Random(0), select().greedy
     sampler = Sampler(SamplingParams(), vocab_size=network.vocab_size, prompt=())
     limit = depth + (rounds + 1) * (_STEPS + 1) + GUESSES[-1] + 8
     cache = make_caches(network, limit, most_running=1, keep=False).begin([0])

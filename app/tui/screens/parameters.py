@@ -1,6 +1,6 @@
 """The parameters a session can have: how each is written, read and checked. Knows no widget.
 
-The numbers that they can be are those of the settings file, all of which `runtime.sampling.sampler` takes.
+The numbers that they can be are those of the settings file, all of which `runtime.sampling.params` takes.
 """
 
 from collections.abc import Callable, Mapping

@@ -22,7 +22,7 @@ from headrace.app.config.settings import (
 )
 from headrace.app.tui.screens.parameters import read_parameter
 from headrace.runtime.errors import UsageError
-from headrace.runtime.sampling.sampler import SamplingParams
+from headrace.runtime.sampling.params import SamplingParams
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.shape_sources import has_shape, shape_of_checkpoint
 from headrace.models.load import context_length, generation_defaults, own_decoder
 from headrace.runtime.errors import HeadraceError
-from headrace.runtime.sampling.sampler import SamplingParams
+from headrace.runtime.sampling.params import SamplingParams
 from tests.checkpoints import header, shard, write
 from tests.fuzz.mutate import json_bytes, mutated_bytes, mutated_value, value
 

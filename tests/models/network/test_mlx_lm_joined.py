@@ -11,7 +11,7 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Finished, Request, Step
 from headrace.runtime.metrics.cost import LayerKV
 from headrace.runtime.ops.kv_format import Q8
-from headrace.runtime.sampling.sampler import SamplingParams
+from headrace.runtime.sampling.params import SamplingParams
 from tests.models.network.test_mlx_lm_network import CONFIGS, VOCAB, WINDOW, load, write
 from tests.watched import WatchedNetwork, answer
 

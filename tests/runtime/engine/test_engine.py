@@ -14,7 +14,7 @@ from headrace.runtime.engine.prefill import FIRST, STEP, TARGET_S, ChunkSizer, p
 from headrace.runtime.engine.request import CancelFlag, Finished, PrefillProgress, Request, Step
 from headrace.runtime.errors import ContextLimitError, EngineError, NotEnoughMemoryError, UsageError
 from headrace.runtime.machine import hardware, memory
-from headrace.runtime.sampling.sampler import SamplingParams
+from headrace.runtime.sampling.params import SamplingParams
 from tests.watched import WatchedNetwork, answer, same_rows, split
 
 PROMPT = [5, 17, 3, 88, 42, 9, 61]

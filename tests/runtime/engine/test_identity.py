@@ -14,7 +14,7 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Event, Finished, Request, Step
 from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.ops import BLOCK, native
-from headrace.runtime.sampling.sampler import SamplingParams
+from headrace.runtime.sampling.params import SamplingParams
 from tests.tiny import load_decoder, quantize_model, write_model
 from tests.watched import WatchedNetwork, committed_rows, same_rows
 

@@ -17,7 +17,7 @@ from headrace.runtime.engine.request import CancelFlag, Event, Failed, Finished,
 from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.errors import ContextLimitError, EngineError, NotEnoughMemoryError, UsageError
 from headrace.runtime.ops import reference
-from headrace.runtime.sampling.sampler import SamplingParams
+from headrace.runtime.sampling.params import SamplingParams
 from tests.kernels import FAST
 from tests.steady import SteadyPace
 from tests.tiny import load_decoder, quantize_model, write_model

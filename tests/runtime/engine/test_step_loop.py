@@ -10,7 +10,7 @@ from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import CancelFlag, Event, Finished, Request, Step
 from headrace.runtime.errors import EngineError
-from headrace.runtime.sampling.sampler import SamplingParams
+from headrace.runtime.sampling.params import SamplingParams
 from tests.watched import WatchedNetwork, answer, committed, same_rows, step_by_step
 
 PROMPT = [5, 17, 3, 88, 42, 9, 61]

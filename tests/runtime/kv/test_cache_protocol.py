@@ -11,7 +11,7 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.kv.cache import Cache, LayerCache
 from headrace.runtime.ops import Ops
-from headrace.runtime.sampling.sampler import SamplingParams
+from headrace.runtime.sampling.params import SamplingParams
 from tests.block_cache import BlockCache, WithBlocks
 from tests.kernels import KERNELS, name_of
 from tests.tiny import load_decoder, quantize_model, write_model

@@ -14,7 +14,7 @@ from headrace.runtime.engine.prefill import OPENING
 from headrace.runtime.engine.request import CancelFlag, Event, Finished, PrefillProgress, Request, Step
 from headrace.runtime.errors import ContextLimitError, EngineError, UsageError
 from headrace.runtime.kv.prefix import Prefix, common_prefix
-from headrace.runtime.sampling.sampler import SamplingParams
+from headrace.runtime.sampling.params import SamplingParams
 from tests.watched import WatchedNetwork, committed_rows, split
 
 LIMIT = 160

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from headrace.runtime.errors import UsageError
 from headrace.runtime.ops import native, select
+from headrace.runtime.sampling.logprobs import logprobs
+from headrace.runtime.sampling.params import MAX_MAGNITUDE, SamplingParams
 from headrace.runtime.sampling.random_keys import split
-from headrace.runtime.sampling.sampler import LARGEST, Sampler, SamplingParams, choose, logprobs
+from headrace.runtime.sampling.sampler import Sampler, choose
 
 VOCAB = 12
 DRAWS = 500
@@ -273,7 +275,7 @@ def test_a_temperature_next_to_zero_is_greedy(temperature: float) -> None:
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
 def test_the_largest_penalties_stay_apart_on_half_precision_logits(dtype: mx.Dtype) -> None:
-    sampler = Sampler(SamplingParams(frequency_penalty=LARGEST), vocab_size=3, prompt=[0])
+    sampler = Sampler(SamplingParams(frequency_penalty=MAX_MAGNITUDE), vocab_size=3, prompt=[0])
     chosen = [sampler(mx.array([[9.0, 8.0, 1.0]], dtype)).item() for _ in range(9)]
     assert chosen == [0, 1, 2] * 3  # each once before any is said again
 
@@ -316,4 +318,4 @@ def test_sequences_choose_in_one_operation_what_each_chooses_alone(monkeypatch: 
         assert len(calls) == 1
         assert chosen == [token for own in alone for token in own]
         for sampler_, own in zip([*together, *apart], guesses * 2, strict=True):
-            sampler_.settle(1 + len(own) // 2)
+            sampler_.commit(1 + len(own) // 2)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.runtime.speculation.controller import GUESSES, Controller
+from headrace.runtime.speculation.controller import MAX_DRAFT_PER_PASS, Controller
 
 
 def seconds(rows: int, row: float) -> float:
@@ -19,7 +19,7 @@ def gain(row: float, chance: float, *, sequences: int = 1, passes: int = 600) ->
         asked = tokens and controller.pays(sequences, chance)
         counts = controller.choose(promises) if asked else [0] * sequences
         took = seconds(sequences + sum(counts), row) + (0.0004 if any(counts) or not ahead else 0.0)
-        controller.took(sequences, sum(counts), took, ahead=ahead)
+        controller.record(sequences, sum(counts), took, ahead=ahead)
         ahead = not any(counts)
         spent += took
         tokens += sum(sum(promise[:count]) + 1 for promise, count in zip(promises, counts, strict=True))
@@ -43,9 +43,9 @@ def test_it_wins_where_rows_are_cheap_and_guesses_right() -> None:
 def test_nothing_is_guessed_before_a_pass_without_was_seen() -> None:
     controller = Controller()
     assert controller.choose([[1.0] * 15]) == [0]
-    controller.took(1, 0, 0.01, ahead=True)
+    controller.record(1, 0, 0.01, ahead=True)
     assert controller.choose([[1.0] * 15]) != [0]
-    assert controller.choose([[1.0] * 15], price_s=0.02) == [0]  # guesses that cost two steps each
+    assert controller.choose([[1.0] * 15], cost_s=0.02) == [0]  # guesses that cost two steps each
 
 
 def test_a_pass_with_guesses_answers_for_the_wait_behind_it() -> None:
@@ -53,31 +53,31 @@ def test_a_pass_with_guesses_answers_for_the_wait_behind_it() -> None:
     ratios = []
     for next_s in (0.010, 0.014):
         controller = Controller()
-        controller.took(1, 0, 0.010, ahead=True)
-        controller.took(1, 1, 0.012, ahead=False)
-        controller.took(1, 0, next_s, ahead=False)
-        ratios.append(controller.known[1, 1][0])
+        controller.record(1, 0, 0.010, ahead=True)
+        controller.record(1, 1, 0.012, ahead=False)
+        controller.record(1, 0, next_s, ahead=False)
+        ratios.append(controller.measured[1, 1][0])
     assert ratios[1] == pytest.approx(ratios[0] + 0.2)  # half of it: there was one such pass, and what was expected
 
 
 def test_one_pass_that_was_held_up_changes_nothing() -> None:
     controller = Controller()
     for took in (0.010, 0.010, 0.010, 0.5):
-        controller.took(1, 0, took, ahead=True)
-    controller.took(1, 1, 0.012, ahead=False)
-    controller.took(1, 0, 0.010, ahead=False)
-    assert controller.known[1, 1][0] == pytest.approx((1.3 + 1.2) / 2)
+        controller.record(1, 0, took, ahead=True)
+    controller.record(1, 1, 0.012, ahead=False)
+    controller.record(1, 0, 0.010, ahead=False)
+    assert controller.measured[1, 1][0] == pytest.approx((1.3 + 1.2) / 2)
 
 
 def test_where_none_can_pay_nobody_is_asked_but_now_and_then() -> None:
     controller = Controller()
-    controller.took(4, 0, 0.01, ahead=True)
+    controller.record(4, 0, 0.01, ahead=True)
     assert controller.pays(4, 0.99)
     assert not controller.pays(4, 0.3)
-    for guesses in range(1, GUESSES + 1):
-        controller.took(4, guesses, 10.0, ahead=False)
-        controller.took(4, guesses, 10.0, ahead=False)
-    controller.took(4, 0, 0.01, ahead=True)
+    for guesses in range(1, MAX_DRAFT_PER_PASS + 1):
+        controller.record(4, guesses, 10.0, ahead=False)
+        controller.record(4, guesses, 10.0, ahead=False)
+    controller.record(4, 0, 0.01, ahead=True)
     asked = [controller.pays(4, 1.0) for _ in range(300)]
     assert not any(asked[:200])
     assert asked[-1]
@@ -85,33 +85,33 @@ def test_where_none_can_pay_nobody_is_asked_but_now_and_then() -> None:
 
 def test_the_best_guesses_of_all_sequences_ride_along() -> None:
     controller = Controller()
-    controller.took(3, 0, 0.01, ahead=True)
+    controller.record(3, 0, 0.01, ahead=True)
     counts = controller.choose([[0.95] * 15, [], [0.1] * 15])
     assert counts[0] > 0
     assert counts[1:] == [0, 0]
-    assert sum(controller.choose([[1.0] * 15] * 3)) <= GUESSES
+    assert sum(controller.choose([[1.0] * 15] * 3)) <= MAX_DRAFT_PER_PASS
 
 
 def test_what_was_dear_once_is_tried_again() -> None:
     controller = Controller()
-    controller.took(1, 0, 0.01, ahead=True)
-    for guesses in range(1, GUESSES + 1):
-        controller.took(1, guesses, 10.0, ahead=False)
-        controller.took(1, guesses, 10.0, ahead=False)
+    controller.record(1, 0, 0.01, ahead=True)
+    for guesses in range(1, MAX_DRAFT_PER_PASS + 1):
+        controller.record(1, guesses, 10.0, ahead=False)
+        controller.record(1, guesses, 10.0, ahead=False)
     tried = 0
     for _ in range(600):
         if any(controller.choose([[0.99] * 15])):
             tried += 1
-            controller.took(1, 1, 0.011, ahead=False)
+            controller.record(1, 1, 0.011, ahead=False)
         else:
-            controller.took(1, 0, 0.01, ahead=True)
+            controller.record(1, 0, 0.01, ahead=True)
     assert tried > 100
 
 
 def test_a_clock_too_coarse_to_see_a_pass_is_no_error() -> None:
     controller = Controller()
     for guesses in (0, 3, 0):
-        controller.took(1, guesses, 0.0, ahead=True)
-    assert not controller.pays(1, 1.0, price_s=0.01)
-    assert controller.choose([[1.0] * 3], price_s=0.01) == [0]
-    assert all(ratio >= 1 for ratio, _ in controller.known.values())
+        controller.record(1, guesses, 0.0, ahead=True)
+    assert not controller.pays(1, 1.0, cost_s=0.01)
+    assert controller.choose([[1.0] * 3], cost_s=0.01) == [0]
+    assert all(ratio >= 1 for ratio, _ in controller.measured.values())

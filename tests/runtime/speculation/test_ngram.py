@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.runtime.speculation.acceptance import LIKELIEST, LONGEST, Acceptance
+from headrace.runtime.speculation.acceptance import GREEDY_PRIOR, LONGEST, Acceptance
 from headrace.runtime.speculation.ngram import NGram
 
 
 def after(tokens: Sequence[int], count: int = 3) -> list[int]:
     proposer = NGram()
-    proposer.follow(tokens)
+    proposer.update(tokens)
     return list(proposer.propose(count))
 
 
@@ -23,7 +23,7 @@ def test_what_followed_the_end_before_is_guessed() -> None:
 def test_nothing_is_guessed_where_nothing_repeats() -> None:
     for tokens in ([], [1], [1, 1], [1, 2, 3, 4], [1, 2, 3, 2]):
         proposer = NGram()
-        proposer.follow(tokens)
+        proposer.update(tokens)
         assert (list(proposer.propose(3)), list(proposer.chances(3))) == ([], [])
 
 
@@ -52,10 +52,10 @@ def test_it_finds_what_looking_everywhere_finds(tokens: list[int], first: int) -
     """As far as the latest few occurrences of a pair reach; told in pieces or at once."""
     proposer = NGram()
     said = tokens[:first]
-    proposer.follow(said)
+    proposer.update(said)
     for token in tokens[first:]:
         said.append(token)
-        proposer.follow(said)
+        proposer.update(said)
     best, found = longest(said), proposer._length
     if proposer._at and not found:  # it goes on behind a token that differs
         return
@@ -73,44 +73,44 @@ def test_it_finds_what_looking_everywhere_finds(tokens: list[int], first: int) -
 def test_a_copy_goes_on_behind_a_word_that_was_replaced() -> None:
     page = list(range(10, 40))
     proposer, said = NGram(), [*page, 1, 2, *page[:12]]
-    proposer.follow(said)
+    proposer.update(said)
     said.append(7)  # in place of page[12]
-    proposer.follow(said)
+    proposer.update(said)
     assert list(proposer.propose(3)) == page[13:16]
     first = proposer.chances(3)
     said.append(page[13])
-    proposer.follow(said)
+    proposer.update(said)
     assert list(proposer.propose(2)) == page[14:16]
     assert proposer.chances(1)[0] > first[0]
     said.append(8)
-    proposer.follow(said)
+    proposer.update(said)
     assert list(proposer.propose(2)) == []  # it was not a copy after all
 
 
 def test_what_is_drawn_is_trusted_less() -> None:
     chances = []
     for drawn in (False, True):
-        proposer = NGram(drawn=drawn)
-        proposer.follow([1, 2, 3, 4, 5, 6, 1, 2, 3])
+        proposer = NGram(sampled=drawn)
+        proposer.update([1, 2, 3, 4, 5, 6, 1, 2, 3])
         chances.append(proposer.chances(3))
     assert all(more > less for more, less in zip(*chances, strict=True))
 
 
 def test_guesses_that_were_right_are_trusted_more() -> None:
     proposer, said = NGram(), [1, 2, 3, 4, 5, 6, 7, 8, 9] * 2
-    proposer.follow(said)
+    proposer.update(said)
     before = list(proposer.chances(4))
     for token in [1, 2, 3, 4, 5, 6, 7, 8, 9] * 3:
         said.append(token)
-        proposer.follow(said)
+        proposer.update(said)
     assert all(later > first for later, first in zip(proposer.chances(4), before, strict=True))
 
 
 def test_acceptance_follows_what_is_seen_and_forgets() -> None:
     chance = random.Random(1)
-    found = Acceptance(LIKELIEST)
+    found = Acceptance(GREEDY_PRIOR)
     for rate in (0.9, 0.1):
         for _ in range(300):
-            found.saw(5, chance.random() < rate)
+            found.record(5, chance.random() < rate)
         assert abs(found.chance(5) - rate) < 0.2
     assert 0 < found.chance(500) < 1

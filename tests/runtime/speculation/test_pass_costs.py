@@ -11,9 +11,9 @@ from headrace.runtime.engine.request import Request
 from headrace.runtime.machine.peaks import RECENT_DAYS
 from headrace.runtime.metrics.cost import LayerKV, StepCost
 from headrace.runtime.ops import reference
-from headrace.runtime.speculation import pass_costs as guess_costs
+from headrace.runtime.speculation import pass_costs
 from headrace.runtime.speculation.controller import Controller
-from headrace.runtime.speculation.pass_costs import KeptCosts
+from headrace.runtime.speculation.pass_costs import PassCostStore
 from tests.tiny import load_decoder, write_model
 
 COST = StepCost(1000, 2000, [LayerKV(2, 64)])
@@ -26,63 +26,63 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_is_kept_is_recalled_for_the_same_model_only() -> None:
-    assert KeptCosts(COST).recall() == {}
-    KeptCosts(COST).keep({(1, 3): (1.7, 9), (2, 2): (1.4, 3)})
-    KeptCosts(COST).keep({(1, 3): (1.8, 12)})
-    assert KeptCosts(COST).recall() == {(1, 3): (1.8, 12), (2, 2): (1.4, 3)}
-    assert KeptCosts(StepCost(1000, 2000, [LayerKV(2, 32)])).recall() == {}  # another K/V format
+    assert PassCostStore(COST).load() == {}
+    PassCostStore(COST).save({(1, 3): (1.7, 9), (2, 2): (1.4, 3)})
+    PassCostStore(COST).save({(1, 3): (1.8, 12)})
+    assert PassCostStore(COST).load() == {(1, 3): (1.8, 12), (2, 2): (1.4, 3)}
+    assert PassCostStore(StepCost(1000, 2000, [LayerKV(2, 32)])).load() == {}  # another K/V format
 
 
 @pytest.mark.parametrize(
     "passes", [None, 7, [[1]], [[1, 3, "x", 2]], [[1, 3, 0.5, 2]], [[1, 3, float("inf"), 2]], [[0, -3, 2.0, 2]]]
 )
 def test_what_is_not_sound_was_never_measured(file: Path, passes: object) -> None:
-    KeptCosts(COST).keep({(1, 3): (1.7, 9)})
+    PassCostStore(COST).save({(1, 3): (1.7, 9)})
     stored = json.loads(file.read_text())
     next(iter(stored["costs"].values()))["passes"] = passes
     file.write_text(json.dumps(stored))
-    assert KeptCosts(COST).recall() == {}
+    assert PassCostStore(COST).load() == {}
     for wrong in ("", "[]", '{"costs": 3}', '{"costs": {"a": 3}}'):
         file.write_text(wrong)
-        assert KeptCosts(COST).recall() == {}
+        assert PassCostStore(COST).load() == {}
 
 
 def test_what_is_old_is_gone_and_the_file_is_bounded(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    KeptCosts(COST).keep({(1, 3): (1.7, 9)})
+    PassCostStore(COST).save({(1, 3): (1.7, 9)})
     stored = json.loads(file.read_text())
     old = datetime.now(UTC) - timedelta(days=RECENT_DAYS + 1)
     next(iter(stored["costs"].values()))["measured_at"] = old.strftime("%Y-%m-%dT%H:%M:%SZ")
     file.write_text(json.dumps(stored))
-    assert KeptCosts(COST).recall() == {}
-    monkeypatch.setattr(guess_costs, "MODELS", 3)
+    assert PassCostStore(COST).load() == {}
+    monkeypatch.setattr(pass_costs, "MAX_MODELS", 3)
     for size in range(1, 7):
-        KeptCosts(StepCost(size, size, [])).keep({(1, 1): (1.2, 1)})
+        PassCostStore(StepCost(size, size, [])).save({(1, 1): (1.2, 1)})
     assert len(json.loads(file.read_text())["costs"]) == 3
 
 
 def test_a_stale_curve_is_corrected_by_what_passes_take() -> None:
     stale = {(1, guesses): (1.1 + 0.1 * guesses, 1000) for guesses in (1, 3, 7, 11, 15)}
     controller = Controller(stale)
-    controller.took(1, 0, 0.01, ahead=True)
+    controller.record(1, 0, 0.01, ahead=True)
     promises = [[0.9**place for place in range(1, 16)]]
     assert controller.choose(promises)[0] > 10
     for _ in range(60):
         (count,) = controller.choose(promises)
-        controller.took(1, count, 0.01 * (1 + 0.5 * count), ahead=not count)
+        controller.record(1, count, 0.01 * (1 + 0.5 * count), ahead=not count)
     assert controller.choose(promises)[0] < 10
-    assert controller.known[1, 11][0] > 3
+    assert controller.measured[1, 11][0] > 3
 
 
 def test_an_engine_keeps_what_it_saw_and_the_next_one_begins_with_it(tmp_path: Path) -> None:
     network = load_decoder(write_model(tmp_path / "tiny", "llama"), reference)
-    costs = KeptCosts(network.cost)
-    engine = Engine(network, context_limit=256, guess_costs=costs)
+    costs = PassCostStore(network.cost)
+    engine = Engine(network, context_limit=256, pass_costs=costs)
     for _ in range(20):
-        engine._guesses.controller.took(1, 0, 0.01, ahead=True)
-        engine._guesses.controller.took(1, 3, 0.017, ahead=False)
+        engine._guesses.controller.record(1, 0, 0.01, ahead=True)
+        engine._guesses.controller.record(1, 3, 0.017, ahead=False)
     list(engine.generate(Request([1, 2, 3], 2)))
-    kept = costs.recall()
-    assert kept[1, 3][0] == pytest.approx(engine._guesses.controller.known[1, 3][0], abs=1e-3)
-    following = Engine(network, context_limit=256, guess_costs=costs)._guesses.controller
-    following.took(1, 0, 0.01, ahead=True)
+    kept = costs.load()
+    assert kept[1, 3][0] == pytest.approx(engine._guesses.controller.measured[1, 3][0], abs=1e-3)
+    following = Engine(network, context_limit=256, pass_costs=costs)._guesses.controller
+    following.record(1, 0, 0.01, ahead=True)
     assert following._curve(1).ratios[3] == kept[1, 3][0]

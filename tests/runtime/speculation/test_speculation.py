@@ -17,7 +17,8 @@ from headrace.runtime.engine.prefill import FIRST
 from headrace.runtime.engine.request import Event, Finished, Request, Step
 from headrace.runtime.errors import NotEnoughMemoryError, UsageError
 from headrace.runtime.ops import BLOCK, Ops, native, reference
-from headrace.runtime.sampling.sampler import Sampler, SamplingParams
+from headrace.runtime.sampling.params import SamplingParams
+from headrace.runtime.sampling.sampler import Sampler
 from tests.speculating import Says, oracle, run, speculating
 from tests.tiny import load_decoder, quantize_model, write_model
 from tests.watched import WatchedNetwork, answer, same_rows, split
@@ -257,7 +258,7 @@ def test_a_proposer_is_told_what_was_said_where_guesses_may_pay(
     """Else it takes no time at all."""
     engine, proposer = speculating(network), Says(lambda _tokens, _most: [])
     told: list[int] = []
-    monkeypatch.setattr(proposer, "follow", lambda tokens: told.append(len(tokens)))
+    monkeypatch.setattr(proposer, "update", lambda tokens: told.append(len(tokens)))
     monkeypatch.setattr(engine._guesses.controller, "pays", lambda *_: pays)
     run(engine, [Request(PROMPT, max_tokens=8)], [proposer])
     assert bool(told) == pays
@@ -290,7 +291,7 @@ def test_a_draft_network_guesses(
 def test_a_draft_reads_a_prompt_in_chunks_between_steps(network: Decoder) -> None:
     cache_lengths = []
     draft = Draft(network, 256, network.vocab_size, lambda: Sampler(PLAIN, vocab_size=network.vocab_size, prompt=()))
-    draft.follow(PROMPT[:100])
+    draft.update(PROMPT[:100])
     while not (guesses := draft.propose(3)):
         cache_lengths.append(draft._cache.committed)
     assert cache_lengths[0] == FIRST

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from headrace.runtime.engine.decode import agreed
-from headrace.runtime.sampling.sampler import Sampler, SamplingParams, choose
+from headrace.runtime.sampling.params import SamplingParams
+from headrace.runtime.sampling.sampler import Sampler, choose
 
 VOCAB, SAID, PROMPT = 5, 3, [1, 1, 4]
 DRAWS = 500  # enough for the biased rule; more are a matter of time: tests/bench/speculation_draws.py
@@ -89,7 +90,7 @@ def answers(params: SamplingParams, count: int, guess: Guess, rule: Rule) -> Cou
             tokens = chosen[row : row + 1 + len(own)]
             row += len(tokens)
             tokens = tokens[: 1 + rule(tokens, own)]
-            sampler.settle(len(tokens))
+            sampler.commit(len(tokens))
             said += tokens
             if len(said) < SAID:
                 still.append((sampler, said))

@@ -10,7 +10,7 @@ from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Event, Request, Step, TokenLogprobs
 from headrace.runtime.ops import native
-from headrace.runtime.sampling.sampler import SamplingParams
+from headrace.runtime.sampling.params import SamplingParams
 from tests.speculating import run, speculating
 from tests.watched import split
 
