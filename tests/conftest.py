@@ -28,6 +28,28 @@ for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
+NIGHTLY_SAMPLE = 8  # one nightly test in so many runs where --nightly is a number
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--nightly", default="none", metavar="none|all|NUMBER",
+        help="long campaigns to run: none, all, or one in eight, which ones by NUMBER (such as the count of commits)",
+    )  # fmt: skip
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out nightly tests but for those asked for."""
+    wanted: str = config.getoption("--nightly")
+    if wanted == "all":
+        return
+    nightly = [item for item in items if item.get_closest_marker("nightly")]
+    kept = nightly[int(wanted) % NIGHTLY_SAMPLE :: NIGHTLY_SAMPLE] if wanted.isdecimal() else []
+    left_out = set(nightly) - set(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
+
+
 # What is fetched stays here, so that only the first run of the suite fetches.
 TEST_HOME = Path(os.environ.get("HEADRACE_TEST_HOME") or platformdirs.user_cache_dir("headrace-tests", appauthor=False))
 

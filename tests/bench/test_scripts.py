@@ -106,6 +106,7 @@ def test_text_flow(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     assert "times a second" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 @pytest.mark.usefixtures("installed")
 def test_turns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,6 +114,7 @@ def test_turns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     assert "TTFT of turn 2" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 @pytest.mark.usefixtures("installed")
 def test_ui_tax(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from tests.patience import PATIENCE_S
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="failing calls are those of Linux")
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize(
