@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from headrace.app.sessions.database import APPENDED, Database
-from headrace.app.sessions.old_journals import fold_old_journals
 from headrace.app.sessions.presence import Presence
 from headrace.app.sessions.records import Attachment, Message, Role, Session, SessionEntry, TurnMetrics
 from headrace.app.sessions.rows import lost_message, marked, message_of, readable, session_of
@@ -41,8 +40,6 @@ class SessionStore:
         path = path or database_path()
         self.db = Database(path)
         self._presence = Presence(path.with_suffix(".open"))
-        with suppress(SessionError, OSError):  # of a store that can only be read
-            fold_old_journals(self.db, path.with_suffix(".journals"))
 
     def close(self) -> None:
         self._presence.close()

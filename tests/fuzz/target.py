@@ -47,7 +47,6 @@ TARGETS: dict[str, tuple[str, str]] = {
     "batch-line": ("batch", "Lines"),
     "batch-output": ("batch", "OutputFile"),
     "sessions": ("sessions", "Database"),
-    "journals": ("sessions", "Journals"),
     "hub": ("hub", "Answers"),
     "kv-disk": ("kv", "DiskFiles"),
     "block-tables": ("kv", "BlockTables"),

@@ -64,16 +64,6 @@ def test_a_change_is_refused_with_a_hint(home: Path, command: list[str]) -> None
     assert "hint: the file and its folder must be writable" in done.stderr
 
 
-def test_a_journal_of_an_earlier_version_stays_for_later(home: Path) -> None:
-    journal = home / "data" / "sessions.journals" / "0-2-0.journal"
-    journal.parent.mkdir()
-    journal.write_text('{"session_id": "0", "message_id": 2, "parent_id": 1, "model": null}\nUpstream.')
-    lock(home)
-    done = sessions(home, "list")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert journal.exists()
-
-
 @pytest.mark.parametrize("made", [True, False])
 def test_where_nothing_is_yet_the_hint_says_what_to_do(tmp_path: Path, made: bool) -> None:
     home = tmp_path / "home"
