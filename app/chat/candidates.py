@@ -1,122 +1,115 @@
-"""More answers to the last question, all growing at the same time, of which one is taken. Knows no widget.
+"""`/again N`: several new answers to the last question, generated in one batch, of which the user takes one.
 
-Each is sampled anew, as `Conversation.regenerate` does it, and is a branch of its own from its first text on. The
-engine answers them side by side: they share what is read of the weights, and what the cache holds of the question.
+Each is sampled like `Conversation.regenerate` does, on a branch of its own.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from headrace.app.chat.answer_setup import AnswerSetup
-from headrace.app.chat.conversation import WARMER, Conversation
-from headrace.app.chat.side import Side
-from headrace.app.chat.side_by_side import Heard, Phase, SideBySide
+from headrace.app.chat.conversation import Conversation
+from headrace.app.chat.parallel_answer import ParallelAnswer
+from headrace.app.chat.parallel_answers import AnswerEvent, ParallelAnswers, Phase
+from headrace.app.chat.resampling import WARMER
 from headrace.app.engine.messages import Damaged, Died, Event, Failed, Ready, one_line
 from headrace.app.sessions.records import Message
 from headrace.runtime.errors import HeadraceError, UsageError
 
 LEAST, MOST = 2, 8
-"""How many there may be."""
+"""Bounds of the number of candidates."""
 
 
-class Candidates(SideBySide):
-    """sides: the candidates, called 1, 2, ... question: what they answer. first: messages that all have before."""
+class Candidates(ParallelAnswers):
+    """answers: the candidates, named 1, 2, ... question: their question. first: the number of messages before them."""
 
-    def __init__(self, talk: Conversation, count: int) -> None:
-        """Asks at once. Raises UsageError, EngineError, SessionError."""
+    def __init__(self, conversation: Conversation, count: int) -> None:
+        """Submit all requests. Raises UsageError, EngineError, SessionError."""
         if not LEAST <= count <= MOST:
             raise UsageError(f"/again takes a number from {LEAST} to {MOST}, not {count}", "as in /again 4")
-        super().__init__(talk)
-        question, samplings = talk.asked_anew(count)
-        self.notice = WARMER if talk.repeats else None
-        self.sides = tuple(self._side(str(number), one) for number, one in enumerate(samplings, 1))
-        for side in self.sides:
-            side.show(question)
-            side.phase = "loading"
-        self.question: Message = self.sides[0].messages[-1]
-        self.first = len(self.sides[0].messages)
-        if talk.engine.state == "ready":
+        super().__init__(conversation)
+        question, samplings = conversation.resamplings(count)
+        self.notice = WARMER if conversation.greedy else None
+        session = conversation.session
+        self.answers = tuple(
+            ParallelAnswer(str(number), AnswerSetup(session.model, session.system, sampling), self._store, session)
+            for number, sampling in enumerate(samplings, 1)
+        )
+        for answer in self.answers:
+            answer.show(question)
+            answer.phase = "loading"
+        self.question: Message = self.answers[0].messages[-1]
+        self.first = len(self.answers[0].messages)
+        if conversation.engine.state == "ready":
             self._submit()
-
-    def _side(self, name: str, sampling: Mapping[str, Any]) -> Side:
-        session = self._talk.session
-        return Side(name, AnswerSetup(session.model, session.system, sampling), self._store, session)
 
     @property
     def growing(self) -> int:
-        """How many are not over."""
-        return sum(side.phase != "idle" for side in self.sides)
+        """Number of candidates that have not ended."""
+        return sum(answer.phase != "idle" for answer in self.answers)
 
     @property
     def phase(self) -> Phase:
-        phases = {side.phase for side in self.sides}
+        phases = {answer.phase for answer in self.answers}
         if "answering" in phases:
             return "answering"
         return "prefill" if "prefill" in phases else "idle" if phases == {"idle"} else "waiting"
 
-    # --- what a person does ----------------------------------------------------------------------------------
-
     def stop(self) -> None:
-        """End all that grow; what was said is kept as partial."""
-        self._talk.engine.cancel()
-        for side in self.sides:
-            if side.phase == "loading":
-                side.phase = "idle"
+        """Cancel all; their text is kept as partial."""
+        self._conversation.engine.cancel()
+        for answer in self.answers:
+            if answer.phase == "loading":
+                answer.phase = "idle"
 
-    def take(self, side: Side | None) -> None:
-        """As of any. Raises UsageError for one that is still being written, or has said nothing."""
-        if side is not None and side.phase != "idle":
-            raise UsageError(f"{side.name} is still being written", "Esc stops all")
-        if side is not None and side.answer is None:
-            raise UsageError(f"{side.name} has said nothing")
+    def take(self, answer: ParallelAnswer | None) -> None:
+        """Continue with this candidate. Raises UsageError for one that is not complete, or empty."""
+        if answer is not None and answer.phase != "idle":
+            raise UsageError(f"{answer.name} is still being written", "Esc stops all")
+        if answer is not None and answer.answer is None:
+            raise UsageError(f"{answer.name} has said nothing")
         self.close()
-        self._go_to(side.leaf if side is not None else self._before)
+        self._activate(answer.leaf if answer is not None else self._before)
 
     def close(self) -> None:
-        growing = [side for side in self.sides if side.phase != "idle"]
+        growing = [answer for answer in self.answers if answer.phase != "idle"]
         if growing:
-            self._talk.engine.cancel()
-        for side in growing:
-            self._unstored.append((side, "cancelled", None))
-            side.phase = "idle"
+            self._conversation.engine.cancel()
+        for answer in growing:
+            self._unstored.append((answer, "cancelled", None))
+            answer.phase = "idle"
         self._settle()
 
-    # --- what the engine says --------------------------------------------------------------------------------
-
-    def poll(self) -> list[Heard]:
-        heard: list[Heard] = []
-        for event in self._talk.engine.poll():
+    def poll(self) -> list[AnswerEvent]:
+        events: list[AnswerEvent] = []
+        for event in self._conversation.engine.poll():
             about = getattr(event, "id", None)
-            side = next((one for one in self.sides if one.turn is not None and one.turn.id == about), None)
-            heard.append((side, event))
-            self._or_notice(self._take, side, event)
-        self._keep()
-        return heard
+            answer = next((one for one in self.answers if one.turn is not None and one.turn.id == about), None)
+            events.append((answer, event))
+            self._or_notice(self._handle, answer, event)
+        self._save()
+        return events
 
-    def _take(self, side: Side | None, event: Event) -> None:
-        if side is not None:
-            if side.phase != "idle":
-                self._take_own(side, event)
+    def _handle(self, answer: ParallelAnswer | None, event: Event) -> None:
+        if answer is not None:
+            if answer.phase != "idle":
+                self._handle_own(answer, event)
         elif isinstance(event, Ready):
             self._submit()
         elif isinstance(event, Damaged):
             self.notice = one_line(event.message, event.hint)
         elif isinstance(event, Died) or (isinstance(event, Failed) and event.id is None):
             self.notice = one_line(event.message, event.hint) if isinstance(event, Failed) else event.message
-            for one in self.sides:
+            for one in self.answers:
                 if one.phase != "idle":
                     one.notice = event.message
                     self._or_notice(self._end, one, "died" if isinstance(event, Died) else "failed")
 
     def _submit(self) -> None:
-        """Ask for all that wait for the model."""
-        engine = self._talk.engine
+        """Submit the requests that wait for the model."""
+        engine = self._conversation.engine
         assert engine.card is not None
-        for side in self.sides:
-            if side.phase == "loading":
+        for answer in self.answers:
+            if answer.phase == "loading":
                 try:
-                    engine.submit(side.begin(engine.card))
+                    engine.submit(answer.begin(engine.card))
                 except HeadraceError as error:
-                    side.notice = str(error)
-                    self._or_notice(self._end, side, "failed")
-        self.ids = tuple(side.turn.id for side in self.sides if side.turn is not None)
+                    answer.notice = str(error)
+                    self._or_notice(self._end, answer, "failed")
+        self.ids = tuple(answer.turn.id for answer in self.answers if answer.turn is not None)

@@ -1,8 +1,8 @@
-"""The same question to two models, or to one model with two setups. Knows no widget.
+"""`/compare`: the same question to two models, or to one model with two setups.
 
-One answer after the other, always: two models that decode at the same time slow each other, and no figure of either
-would be its own. Both are branches of the session, stored as they grow. Where both models fit into memory each keeps
-an engine; where they do not, the one engine loads the model whose turn it is.
+The answers are generated one after the other, because two decoding models slow each other and falsify the figures. Both
+are branches of the session. Each model keeps an engine of its own if both fit into memory; otherwise one engine loads
+them in turn.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,78 +10,70 @@ from collections.abc import Callable, Sequence
 from headrace.app.chat.answer_setup import AnswerSetup
 from headrace.app.chat.attachments import parse_message
 from headrace.app.chat.conversation import Conversation
-from headrace.app.chat.room import fits_beside
-from headrace.app.chat.side import Side
-from headrace.app.chat.side_by_side import Heard, Phase, SideBySide
+from headrace.app.chat.memory_fit import fits_beside
+from headrace.app.chat.parallel_answer import ParallelAnswer
+from headrace.app.chat.parallel_answers import AnswerEvent, ParallelAnswers, Phase
 from headrace.app.engine.client import ChatEngine
-from headrace.app.engine.messages import (
-    Damaged,
-    Died,
-    Done,
-    Event,
-    Failed,
-    ModelSpec,
-    Ready,
-    one_line,
-)
+from headrace.app.engine.messages import Damaged, Died, Done, Event, Failed, ModelSpec, Ready, one_line
 from headrace.app.sessions.records import Message
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
 
 
-class _Seat:
-    """An engine, and the model that it was given last."""
+class _ModelEngine:
+    """An engine and the model it loaded last, None if it has none."""
 
     def __init__(self, engine: ChatEngine, model: str | None = None) -> None:
         self.engine, self.model = engine, model
 
 
-class Comparison(SideBySide):
-    """sides: A, which answers as the session does, and B. first: messages that both had before there were two."""
+class Comparison(ParallelAnswers):
+    """answers: A, with the session's setup, and B. first: the number of messages before the compared question."""
 
     def __init__(
         self,
-        talk: Conversation,
+        conversation: Conversation,
         other: AnswerSetup,
         second: Callable[[], ChatEngine],
         *,
         context: int | None = None,
         kv: str = "f16",
     ) -> None:
-        """`second` makes another engine. Raises EngineError while an answer is being written.
+        """second: makes another engine. Raises EngineError while an answer is being written.
 
-        An answer to the last question that A's model gave stays A's; B answers at once.
+        An answer to the last question that A's setup gave stays A's; B answers at once.
         """
-        super().__init__(talk)
+        super().__init__(conversation)
         self._second, self._context, self._kv = second, context, kv
-        setups = AnswerSetup.of(talk.session), other
-        a, b = (Side(name, setup, talk.store, talk.session) for name, setup in zip("AB", setups, strict=True))
-        self.sides = a, b
-        up = talk.engine.state in ("loading", "ready")
-        self._main = _Seat(talk.engine, setups[0].model_name if up else None)
-        self._seats = dict.fromkeys(self.sides, self._main)
-        self._queue: list[Side] = []
-        self._running: Side | None = None
-        self._decided = self.one_model
+        session = conversation.session
+        setups = AnswerSetup.of(session), other
+        a, b = (ParallelAnswer(name, setup, self._store, session) for name, setup in zip("AB", setups, strict=True))
+        self.answers = a, b
+        up = conversation.engine.state in ("loading", "ready")
+        self._main = _ModelEngine(conversation.engine, setups[0].model_name if up else None)
+        self._engines = dict.fromkeys(self.answers, self._main)
+        self._queue: list[ParallelAnswer] = []
+        self._running: ParallelAnswer | None = None
+        self._engines_chosen = self.one_model
         self.first = self._begin()
 
     @property
     def one_model(self) -> bool:
-        """Whether both sides are the same model."""
-        return self.sides[0].setup.model_name == self.sides[1].setup.model_name
+        """Whether A and B are the same model."""
+        return self.answers[0].setup.model_name == self.answers[1].setup.model_name
 
     @property
     def takes_turns(self) -> bool:
-        """Whether there are two models and one engine, as far as that was decided."""
-        return self._decided and not self.one_model and not self.beside
+        """Whether two models share one engine."""
+        return self._engines_chosen and not self.one_model and not self.beside
 
     @property
     def beside(self) -> bool:
-        """Whether each side has an engine to itself."""
-        return self._seats[self.sides[1]] is not self._main
+        """Whether A and B have an engine each."""
+        return self._engines[self.answers[1]] is not self._main
 
     @property
-    def running(self) -> Side | None:
-        """The side whose turn it is."""
+    def running(self) -> ParallelAnswer | None:
+        """The answer that is being loaded or written."""
         return self._running
 
     @property
@@ -89,193 +81,193 @@ class Comparison(SideBySide):
         phase = self._running.phase if self._running is not None else "idle"
         return phase if phase in ("prefill", "answering", "idle") else "waiting"
 
-    # --- what a person does ----------------------------------------------------------------------------------
-
     def ask(self, text: str) -> None:
-        """Ask both sides, each on its own branch. Raises UsageError, EngineError, SessionError."""
-        self._idle()
+        """Ask A and B on their own branches. Raises UsageError, EngineError, SessionError."""
+        self._require_idle()
         content, attachments = parse_message(text)
-        session = self._talk.session.id
+        session = self._conversation.session.id
         asked: dict[int | None, int] = {}
-        for side in self.sides:
-            if side.leaf not in asked:
-                asked[side.leaf] = self._store.add(session, side.leaf, "user", content, attachments=attachments).id
-            side.show(asked[side.leaf])
-        self._ask(self.sides)
+        for answer in self.answers:
+            if answer.leaf not in asked:
+                message = self._store.add(session, answer.leaf, "user", content, attachments=attachments)
+                asked[answer.leaf] = message.id
+            answer.show(asked[answer.leaf])
+        self._ask(self.answers)
 
     def again(self) -> None:
-        """Both answer their last question anew, beside what they said before. Raises UsageError, EngineError."""
-        self._idle()
-        for side in self.sides:
-            if not side.messages:
+        """Regenerate both answers as new branches. Raises UsageError, EngineError."""
+        self._require_idle()
+        for answer in self.answers:
+            if not answer.messages:
                 raise UsageError("nothing was asked yet")
-        for side in self.sides:
-            question = next((m for m in reversed(side.messages) if m.role == "user"), None)
-            side.show(question.id if question is not None else None)
-        self._ask([side for side in self.sides if side.messages])
+        for answer in self.answers:
+            question = next((m for m in reversed(answer.messages) if m.role == "user"), None)
+            answer.show(question.id if question is not None else None)
+        self._ask([answer for answer in self.answers if answer.messages])
 
     def stop(self) -> None:
-        """End the answer that is being written; the other side has its turn then."""
-        if (side := self._running) is None:
+        """Cancel the running answer; the other one is next."""
+        if (answer := self._running) is None:
             return
-        if side.phase == "loading":
-            self._end(side, "cancelled")
+        if answer.phase == "loading":
+            self._end(answer, "cancelled")
         else:
-            self._seats[side].engine.cancel()
+            self._engines[answer].engine.cancel()
 
-    def take(self, side: Side | None) -> None:
-        """As of any; the conversation goes on with this side's model and settings, too."""
+    def take(self, answer: ParallelAnswer | None) -> None:
+        """Continue with this answer, its model and its settings."""
         self.close()
-        talk = self._talk
-        if side is not None and side.setup != AnswerSetup.of(talk.session):
-            talk.store.set_model(talk.session.id, side.setup.model)
-            talk.store.set_system(talk.session.id, side.setup.system)
-            talk.store.set_sampling(talk.session.id, side.setup.sampling)
-        leaf = side.leaf if side is not None else self._before
-        self._go_to(leaf)
-        up = talk.engine.state in ("loading", "ready")
-        if not up or self._main.model != AnswerSetup.of(talk.session).model_name:
-            talk.load_model()
+        conversation, store = self._conversation, self._store
+        session = conversation.session
+        if answer is not None and answer.setup != AnswerSetup.of(session):
+            store.set_model(session.id, answer.setup.model)
+            store.set_system(session.id, answer.setup.system)
+            store.set_sampling(session.id, answer.setup.sampling)
+        self._activate(answer.leaf if answer is not None else self._before)
+        up = conversation.engine.state in ("loading", "ready")
+        if not up or self._main.model != AnswerSetup.of(conversation.session).model_name:
+            conversation.load_model()
 
     def close(self) -> None:
         self._queue.clear()
-        if (side := self._running) is not None:
-            self._seats[side].engine.cancel()
-            self._end(side, "cancelled")
-        self._give_up_second()
+        if (answer := self._running) is not None:
+            self._engines[answer].engine.cancel()
+            self._end(answer, "cancelled")
+        self._close_second()
         self._settle()
 
-    # --- what the engines say --------------------------------------------------------------------------------
+    # --- engine events ---------------------------------------------------------------------------------------
 
-    def poll(self) -> list[Heard]:
-        heard: list[Heard] = []
-        for seat in list(dict.fromkeys(self._seats.values())):
-            for event in seat.engine.poll():
-                side = self._running if self._running and self._seats[self._running] is seat else None
-                heard.append((side, event))
-                self._or_notice(self._take, seat, side, event)
-        self._keep()
-        return heard
+    def poll(self) -> list[AnswerEvent]:
+        events: list[AnswerEvent] = []
+        for engine in list(dict.fromkeys(self._engines.values())):
+            for event in engine.engine.poll():
+                answer = self._running if self._running and self._engines[self._running] is engine else None
+                events.append((answer, event))
+                self._or_notice(self._handle, engine, answer, event)
+        self._save()
+        return events
 
-    def _take(self, seat: _Seat, side: Side | None, event: Event) -> None:
-        state = seat.engine.state  # an engine that was begun anew may still tell of the one before
+    def _handle(self, engine: _ModelEngine, answer: ParallelAnswer | None, event: Event) -> None:
+        state = engine.engine.state  # a restarted engine may still send events of the process before
         if isinstance(event, Died) and state == "dead":
-            seat.model = None
+            engine.model = None
         if isinstance(event, Damaged):
             self.notice = event.message
-        if side is None:
+        if answer is None:
             return
         if isinstance(event, Ready):
-            if side.phase == "loading" and state == "ready":
-                self._submit(side)
+            if answer.phase == "loading" and state == "ready":
+                self._submit(answer)
         elif isinstance(event, Failed) and event.id is None:
             if state == "failed":
-                self._not_loaded(seat, side, event)
+                self._load_failed(engine, answer, event)
         elif isinstance(event, Died) and state == "dead":
-            side.notice = event.message
-            self._end(side, "died")
-        elif side.turn is not None and getattr(event, "id", None) == side.turn.id:
-            self._take_own(side, event)
+            answer.notice = event.message
+            self._end(answer, "died")
+        elif answer.turn is not None and getattr(event, "id", None) == answer.turn.id:
+            self._handle_own(answer, event)
 
-    # --- taking turns ----------------------------------------------------------------------------------------
+    # --- one after the other ---------------------------------------------------------------------------------
 
     def _begin(self) -> int:
-        """What the sides begin with, as the conversation stands; how many messages both have had before."""
-        a, b = self.sides
-        messages = self._talk.messages
+        """Set up both branches from the conversation; return the number of messages before the compared question."""
+        a, b = self.answers
+        messages = self._conversation.messages
         a.show(self._before)
         b.show(self._before)
         if not messages:
             return 0
-        a.card = self._talk.engine.card
+        a.card = self._conversation.engine.card
         if messages[-1].role == "user":
-            self._ask(self.sides)
+            self._ask(self.answers)
         elif messages[-1].parent_id is None:
             return len(messages)
         else:
             b.show(messages[-1].parent_id)
-            if self._by(a, messages[-1]):
+            if self._made_by(a, messages[-1]):
                 self._ask([b])
             else:
                 a.show(messages[-1].parent_id)
-                self._ask(self.sides)
+                self._ask(self.answers)
         return next(n for n in range(len(messages) - 1, -1, -1) if messages[n].role == "user")
 
-    def _ask(self, sides: Sequence[Side]) -> None:
+    def _ask(self, answers: Sequence[ParallelAnswer]) -> None:
         self.notice = None
-        for side in sides:
-            side.phase, side.notice = "queued", None
-        self._queue = list(sides)
+        for answer in answers:
+            answer.phase, answer.notice = "queued", None
+        self._queue = list(answers)
         self._next()
 
     def _next(self) -> None:
-        """The next side has its turn."""
+        """Start the next answer of the queue, if none runs."""
         if self._running is not None or not self._queue:
             return
-        side = self._running = self._queue.pop(0)
-        self._give_engine(side)
-        seat, wanted = self._seats[side], side.setup.model_name
-        if seat.model == wanted and seat.engine.state == "ready":
-            self._submit(side)
+        answer = self._running = self._queue.pop(0)
+        self._choose_engine(answer)
+        engine, wanted = self._engines[answer], answer.setup.model_name
+        if engine.model == wanted and engine.engine.state == "ready":
+            self._submit(answer)
             return
-        side.phase = "loading"
-        if seat.model != wanted or seat.engine.state != "loading":
-            seat.model = wanted
-            seat.engine.start(ModelSpec(side.setup.model, self._context, self._kv))
+        answer.phase = "loading"
+        if engine.model != wanted or engine.engine.state != "loading":
+            engine.model = wanted
+            engine.engine.start(ModelSpec(answer.setup.model, self._context, self._kv))
 
-    def _give_engine(self, side: Side) -> None:
-        """Decide, before B's model is loaded for the first time, whether it fits beside A's."""
-        if self._decided or side is not self.sides[1]:
+    def _choose_engine(self, answer: ParallelAnswer) -> None:
+        """Decide, before B's model is loaded for the first time, whether it fits into memory beside A's."""
+        if self._engines_chosen or answer is not self.answers[1]:
             return
-        self._decided = True
-        card = self._talk.engine.card
-        if card is not None and fits_beside(card, side.setup.model):
-            self._seats[side] = _Seat(self._second())
+        self._engines_chosen = True
+        card = self._conversation.engine.card
+        if card is not None and fits_beside(card, answer.setup.model):
+            self._engines[answer] = _ModelEngine(self._second())
 
-    def _submit(self, side: Side) -> None:
-        engine = self._seats[side].engine
+    def _submit(self, answer: ParallelAnswer) -> None:
+        engine = self._engines[answer].engine
         assert engine.card is not None
-        for other in self._seats.values():
+        for other in self._engines.values():
             if other.engine is not engine:
                 other.engine.rest()
         try:
-            engine.submit(side.begin(engine.card))
+            engine.submit(answer.begin(engine.card))
         except HeadraceError as error:
-            side.notice = str(error)
-            self._end(side, "failed")
+            answer.notice = str(error)
+            self._end(answer, "failed")
 
-    def _not_loaded(self, seat: _Seat, side: Side, failure: Failed) -> None:
-        seat.model = None
-        if seat is not self._main:  # there was less room than it seemed: in the place of A's, then
-            self._give_up_second()
-            self._running, self._queue = None, [side, *self._queue]
+    def _load_failed(self, engine: _ModelEngine, answer: ParallelAnswer, failure: Failed) -> None:
+        engine.model = None
+        if engine is not self._main:  # less memory than estimated: load it in place of A's
+            self._close_second()
+            self._running, self._queue = None, [answer, *self._queue]
             self._next()
             return
-        side.notice = one_line(failure.message, failure.hint)
-        self._end(side, "failed")
+        answer.notice = one_line(failure.message, failure.hint)
+        self._end(answer, "failed")
 
-    def _give_up_second(self) -> None:
-        """One engine from now on."""
-        for seat in self._seats.values():
-            if seat is not self._main:
-                seat.engine.close()
-        self._seats = dict.fromkeys(self.sides, self._main)
+    def _close_second(self) -> None:
+        """Use one engine from now on."""
+        for engine in self._engines.values():
+            if engine is not self._main:
+                engine.engine.close()
+        self._engines = dict.fromkeys(self.answers, self._main)
 
-    def _end(self, side: Side, reason: str, done: Done | None = None) -> None:
+    def _end(self, answer: ParallelAnswer, reason: str, done: Done | None = None) -> None:
         self._running = None
         try:
-            super()._end(side, reason, done)
+            super()._end(answer, reason, done)
         finally:
             self._next()
 
     @staticmethod
-    def _by(side: Side, answer: Message) -> bool:
-        """Whether this is what the side would have said: nothing is known of it that is different."""
-        names = None, side.setup.model_name, side.card.name if side.card else None
-        known = answer.sampling in (None, side.effective) and answer.system in (None, side.setup.system)
-        return known and answer.model in names
+    def _made_by(candidate: ParallelAnswer, answer: Message) -> bool:
+        """Whether nothing known of this stored answer differs from the candidate's setup."""
+        names = None, candidate.setup.model_name, candidate.card.name if candidate.card else None
+        same_sampling = answer.sampling in (None, candidate.effective)
+        same_system = answer.system in (None, candidate.setup.system)
+        return same_sampling and same_system and answer.model in names
 
-    def _idle(self) -> None:
+    def _require_idle(self) -> None:
         if self._running is not None or self._queue:
             raise EngineError("an answer is being written", "stop it first")
         self._settle()

@@ -1,20 +1,22 @@
-"""A chat without a screen: one session, one engine, and everything a person can do with them.
+"""A chat without a screen: one session, one engine and the actions of a user.
 
-The UI calls the methods below, and those of what it builds on (`leaving_out`, `answered_session`, `open_session`),
-calls `poll` up to ten times a second and draws what the attributes say. Actions raise HeadraceError with nothing
-changed; what goes wrong later ends up in `notice`.
+The screen calls actions, calls `poll` up to ten times a second and draws the attributes. An action raises
+HeadraceError and changes nothing if it is not possible; later failures appear in `notice`.
 """
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec
 
-from headrace.app.answer.sampling_options import CHAT_SAMPLING
+from headrace.app.chat.answer_setup import settings_used
+from headrace.app.chat.answer_writer import AnswerWriter, Phase
 from headrace.app.chat.attachments import parse_message
-from headrace.app.chat.context_question import context_full_notice
-from headrace.app.chat.leaving_out import LeavingOut
-from headrace.app.chat.open_session import tokens_held
+from headrace.app.chat.context_question import ContextChoice, ContextQuestion, context_full_notice
+from headrace.app.chat.context_trimming import ContextTrimming
+from headrace.app.chat.prompt import summary_messages, summary_tokens
+from headrace.app.chat.resampling import WARMER, question_of, resampled
+from headrace.app.chat.session_branch import SessionBranch, tokens_held
 from headrace.app.chat.turn import Turn
+from headrace.app.chat.unsent_message import UnsentMessage
 from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.messages import (
     Abandoned,
@@ -23,25 +25,30 @@ from headrace.app.engine.messages import (
     Delta,
     Died,
     Done,
-    DraftCounted,
     Dropped,
     Event,
     Failed,
+    Generate,
+    ModelSpec,
     Prefill,
     PrefixCached,
+    PromptCounted,
     Ready,
     one_line,
 )
-from headrace.app.sessions.records import Message, Session
+from headrace.app.sessions.records import Attachment, Message, Session
 from headrace.app.sessions.store import SessionStore
+from headrace.models.text.thinking import split_thinking
 from headrace.runtime.errors import EngineError, SessionError, UsageError
 
 P = ParamSpec("P")
-WARMER = f"temperature 0 would repeat the answer: sampled at {CHAT_SAMPLING['temperature']}"
 
 
-class Conversation(LeavingOut):
-    """One session being talked to."""
+class Conversation:
+    """branch: the session and its active messages. unsent: the text being typed. trimming: messages left out.
+
+    notice: one line for the user. damage: of the model's files, repeated with every answer.
+    """
 
     def __init__(
         self,
@@ -52,194 +59,332 @@ class Conversation(LeavingOut):
         context: int | None = None,
         kv: str = "f16",
     ) -> None:
-        """`session` None begins a new one. `context`, `kv`: how to load models, see `ModelSpec`."""
-        super().__init__(engine, store, session if session is not None else store.create(), context, kv)
-        self._unasked: int | None = None  # the question that no model could be loaded for: asked once there is one
-
-    # --- what a person does ----------------------------------------------------------------------------------
-
-    def send(self, text: str) -> Message:
-        """Say something; `/file` lines and `@path` mentions become attachments. Raises UsageError, EngineError."""
-        self._ready_to_ask()
-        content, attachments = parse_message(text)
-        draft = self.draft.count_of(text)
-        if draft is not None and (least := draft.tokens if self._alone else draft.message) > draft.longest:
-            raise UsageError(context_full_notice(least, self.context_limit or draft.longest, "shorten the message"))
-        self._typed = content, text
-        return self._add_and_ask(self.messages[-1].id if self.messages else None, content, attachments)
+        """session: None creates one. context, kv: see `ModelSpec`."""
+        self.engine, self.store = engine, store
+        self.branch = SessionBranch(store, session if session is not None else store.create())
+        self.writer = AnswerWriter(engine, self.branch)
+        self.trimming = ContextTrimming(self.branch)
+        self.unsent = UnsentMessage()
+        self.notice: str | None = None
+        self.damage: str | None = None
+        self._context, self._kv = context, kv
+        self._unasked: int | None = None  # the question to submit once a model can be loaded
 
     @property
-    def _alone(self) -> bool:
-        """Whether nothing stands before what is said next that could be left out."""
-        return all(message.role != "user" for message in self.messages[self.not_sent :])
-
-    def read_ahead(self, draft: str, *, count_only: bool = False) -> None:
-        """The engine may count, and read, what will be sent if `draft`, as it stands, is what is said next."""
-        if self._turn is not None or self.question is not None:
-            return
-        if (command := self.draft.ask(draft, self.session, self.messages, count_only=count_only)) is not None:
-            self.engine.read_ahead(command)
-
-    def regenerate(self, message_id: int | None = None) -> None:
-        """Another answer in the place of this one, or to this question, as a new branch. None: the last message.
-
-        It is sampled anew: with the seed after the last one where the session has a seed, and at the chat's own
-        temperature where the session's is 0, which `notice` says.
-        """
-        question, answered = self._question_of(message_id)
-        self._ask(question, sampling=self._sampled_anew(question) if answered else None)
-        if answered and self.repeats:
-            self.notice = WARMER
-
-    def asked_anew(self, count: int) -> tuple[int, list[dict[str, Any]]]:
-        """What `count` answers like that of `regenerate` would be to: the id of the last question, and with which
-        settings each is sampled. Raises UsageError, EngineError."""
-        question, _ = self._question_of(None)
-        return question, [self._sampled_anew(question, later) for later in range(count)]
-
-    def _question_of(self, message_id: int | None) -> tuple[int, bool]:
-        """The id of the question that this message asks or answers, and whether the branch has an answer to it."""
-        self._ready_to_ask()
-        if not self.messages:
-            raise UsageError("nothing was asked yet")
-        again = self.messages[-1] if message_id is None else self.message(message_id)
-        question = again.id if again.role == "user" else again.parent_id
-        if question is None:
-            raise UsageError("no question stands before this answer")
-        return question, any(message.parent_id == question for message in self.messages)
+    def session(self) -> Session:
+        return self.branch.session
 
     @property
-    def repeats(self) -> bool:
-        """Whether the session's own settings would give the same answer every time."""
+    def messages(self) -> list[Message]:
+        """The active branch, first to last, the growing answer included."""
+        return self.branch.messages
+
+    @property
+    def phase(self) -> Phase:
+        return self.writer.phase
+
+    @property
+    def context_limit(self) -> int | None:
+        """Tokens; None until a model is loaded."""
+        return self.engine.card.context_limit if self.engine.card else None
+
+    @property
+    def effective(self) -> dict[str, Any]:
+        """Sampling settings in effect: the session's, else the model's once it is loaded, else the chat's."""
+        return settings_used(self.session.sampling, self.engine.card)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the session's settings would repeat the same answer every time."""
         return not self.effective.get("temperature")
 
-    def _sampled_anew(self, question: int, later: int = 0) -> dict[str, Any]:
-        """The session's settings for one more answer to this question, after `later` others."""
-        sampling = dict(self.session.sampling)
-        if self.repeats:
-            sampling |= CHAT_SAMPLING
-        if (seed := sampling.get("seed")) is not None:
-            answer = next((message for message in self.messages if message.parent_id == question), None)
-            there = len(self.store.alternatives(answer)) if answer is not None else 0
-            sampling["seed"] = (seed + there + later) % 2**64
-        return sampling
+    # --- asking ----------------------------------------------------------------------------------------------
+
+    def send(self, text: str) -> Message:
+        """Send a message; `/file` lines and `@path` mentions become attachments. Raises UsageError, EngineError."""
+        self._prepare_to_ask()
+        content, attachments = parse_message(text)
+        counted = self.unsent.count_of(text)
+        if counted is not None:
+            first = all(message.role != "user" for message in self.messages[self.branch.not_sent :])
+            needed = counted.tokens if first else counted.message  # older turns could be dropped
+            if needed > counted.longest:
+                limit = self.context_limit or counted.longest
+                raise UsageError(context_full_notice(needed, limit, "shorten the message"))
+        self.trimming.typed = content, text
+        return self._add_and_ask(self.messages[-1].id if self.messages else None, content, attachments)
+
+    def prefetch(self, text: str, *, count_only: bool = False) -> None:
+        """Have the engine count, and prefill, the prompt that sending `text` would make."""
+        if self.writer.turn is not None or self.trimming.question is not None:
+            return
+        request = self.unsent.prefetch(text, self.session, self.messages, count_only=count_only)
+        if request is not None:
+            self.engine.prefetch(request)
+
+    def regenerate(self, message_id: int | None = None) -> None:
+        """Answer the question of this message (None: the last) again, as a new branch.
+
+        The seed is the next one, if the session has a seed. A greedy session is sampled at the chat's temperature, with
+        a notice.
+        """
+        self._prepare_to_ask()
+        question, answered = question_of(self.branch, message_id)
+        self._ask(question, sampling=resampled(self.branch, question, greedy=self.greedy) if answered else None)
+        if answered and self.greedy:
+            self.notice = WARMER
+
+    def resamplings(self, count: int) -> tuple[int, list[dict[str, Any]]]:
+        """Return the last question and the settings of `count` more answers. Raises UsageError, EngineError."""
+        self._prepare_to_ask()
+        question, _ = question_of(self.branch, None)
+        return question, [resampled(self.branch, question, greedy=self.greedy, later=n) for n in range(count)]
 
     def edit(self, message_id: int, text: str) -> None:
-        """A new branch with another text: a user message is answered at once, an answer can be continued."""
-        self._idle()
-        old = self.message(message_id)
+        """Add a branch with another text: a question is answered at once, an answer can be continued."""
+        self._require_idle()
+        old = self.branch.message(message_id)
         if old.role == "user":
-            self._ready_to_ask()
+            self._prepare_to_ask()
             content, attachments = parse_message(text, old)
-            self._typed = content, text
+            self.trimming.typed = content, text
             self._add_and_ask(old.parent_id, content, attachments)
         else:
             how: dict[str, Any] = {"model": old.model, "sampling": old.sampling, "system": old.system}
-            self.reload(self.store.add(self.session.id, old.parent_id, "assistant", text, **how).id)
+            self.branch.reload(self.store.add(self.session.id, old.parent_id, "assistant", text, **how).id)
 
     def continue_answer(self) -> None:
-        """Go on where the last answer ended; a last message without an answer is answered."""
-        self._ready_to_ask()
+        """Continue the last answer, or answer the last message."""
+        self._prepare_to_ask()
         if not self.messages:
             raise UsageError("there is nothing to continue")
         self._ask(self.messages[-1].id, continuing=self.messages[-1].role == "assistant")
 
+    def stop(self) -> None:
+        """Cancel the answer; its text is kept as partial."""
+        self.engine.cancel()
+
+    # --- branches, prompt and model --------------------------------------------------------------------------
+
+    def switch_branch(self, message_id: int, step: int) -> None:
+        """Activate the next (1) or previous (-1) alternative at this message, if there is one."""
+        self._leave_branch()
+        self.branch.switch(message_id, step)
+
+    def show(self, message_id: int) -> None:
+        """Activate a branch that has this message, unless the active one has it."""
+        self._leave_branch()
+        self.branch.show(message_id)
+
+    def remove(self, message_id: int) -> None:
+        """Remove a message of any branch and all that follow it."""
+        self._leave_branch()
+        self.branch.remove(message_id)
+
+    def resolve(self, choice: ContextChoice) -> None:
+        """Answer the trimming question: drop the oldest turns, summarise them, or continue in a new session."""
+        self._require_idle()
+        if (question := self.trimming.question) is None:
+            raise UsageError("the context is not full")
+        if choice == "new":
+            self._start_session(with_last=not question.during_answer)
+        elif choice == "drop":
+            self._ask(question.leaf, continuing=question.during_answer, drop_oldest=True)
+        else:
+            self._summarise(question)
+
+    def set_summary(self, text: str) -> None:
+        """Replace the summary of the messages left out. Raises UsageError if there are none."""
+        self._require_idle()
+        self.trimming.set_summary(text)
+
+    def undo_trimming(self) -> None:
+        """Undo the latest change of the messages left out and of their summary."""
+        self._require_idle()
+        self.trimming.undo()
+
     def set_model(self, name: str) -> None:
-        """Go on with another model, from this session's next answer on. Raises what `check_model_name` does."""
+        """Load another model, for the next answer on. Raises the errors of `check_model_name`."""
         from headrace.app.chat.model_names import check_model_name  # the catalog's reader is no part of the start
 
         check_model_name(name)
-        self.session = self.store.set_model(self.session.id, name)
+        self.branch.session = self.store.set_model(self.session.id, name)
         self.load_model()
 
-    def close(self) -> None:
-        """Leave: an answer being written is kept as partial, a session nothing was said in goes away.
+    def load_model(self) -> None:
+        """Start the engine with the session's model. An answer being written is kept as partial."""
+        self.notice = self.damage = None
+        self.engine.start(ModelSpec(self.session.model, self._context, self._kv))
 
-        Raises SessionError where the answer cannot be stored: to be called again then.
+    def settle(self) -> None:
+        """Store the last answer, if that failed when it ended. Raises SessionError as long as it fails."""
+        if self.writer.has_unstored:
+            self.writer.settle()
+            self.notice = None
+
+    def close(self) -> None:
+        """Keep an answer being written as partial, and delete an empty session.
+
+        Raises SessionError if the answer cannot be stored: call it again then.
         """
-        if self._turn is not None:
+        if (turn := self.writer.turn) is not None:
             self.engine.cancel()
-            self._end_turn(self._turn, "cancelled")
+            self.writer.end(turn, "cancelled")
         self.settle()
         if not self.messages and not self.store.messages(self.session.id):
             self.store.delete(self.session.id)
 
-    # --- what the engine says --------------------------------------------------------------------------------
+    # --- steps of actions ------------------------------------------------------------------------------------
+
+    def _require_idle(self) -> None:
+        self.writer.require_no_turn()
+        self.settle()
+
+    def _prepare_to_ask(self) -> None:
+        self._require_idle()
+        if self.engine.state == "stopped":  # asked before the screen started it
+            self.load_model()
+        if self.engine.state not in ("loading", "ready"):
+            raise EngineError("the engine is not running", "restart it, or choose another model")
+
+    def _leave_branch(self) -> None:
+        self._require_idle()
+        self.trimming.question = None
+
+    def _add_and_ask(self, parent: int | None, content: str, attachments: tuple[Attachment, ...]) -> Message:
+        message = self.store.add(self.session.id, parent, "user", content, attachments=attachments)
+        self.branch.reload(message.id)
+        self._ask(message.id)
+        return message
+
+    def _ask(
+        self,
+        leaf_id: int,
+        *,
+        continuing: bool = False,
+        drop_oldest: bool = False,
+        sampling: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Submit the branch up to this message; see `AnswerWriter.ask`."""
+        self._prepare_to_ask()
+        self.writer.ask(leaf_id, continuing=continuing, drop_oldest=drop_oldest, sampling=sampling)
+        self.trimming.question, self.notice = None, None
+        self.unsent.sent()
+
+    def _start_session(self, *, with_last: bool) -> None:
+        if with_last:
+            self._prepare_to_ask()
+        last = self.branch.last("user")
+        self.branch.start_session()
+        self.trimming.reset()
+        if with_last:
+            self._add_and_ask(None, last.content, last.attachments)
+
+    def _summarise(self, question: ContextQuestion) -> None:
+        self._prepare_to_ask()
+        leaf = self.branch.message(question.leaf)
+        turn = Turn(self.store, leaf, continuing=question.during_answer, summarising=True, dropping=True)
+        longest = summary_tokens(self.context_limit)
+        messages = summary_messages(self.session, self.messages, longest)
+        self.writer.submit(turn, Generate(turn.id, messages, max_tokens=longest, thinking=False, drop_oldest=True))
+
+    # --- engine events ---------------------------------------------------------------------------------------
 
     def poll(self) -> list[Event]:
-        """Take in what happened since the last call; the events are also returned, in order, for metrics and panels."""
+        """Handle the events since the last call, and return them in order for metrics and panels."""
         events = self.engine.poll()
         for event in events:
-            self._or_notice(self._take, event)
-        if self._turn is not None:
-            self._or_notice(self._turn.save)
-        elif self._unstored is not None and time.monotonic() >= self._try_again:
+            self._or_notice(self._handle, event)
+        if self.writer.turn is not None:
+            self._or_notice(self.writer.save)
+        elif self.writer.retry_due:
             self._or_notice(self.settle)
         return events
 
     def _or_notice(self, action: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """A store that fails (a full disk) is said so and tried again; the chat goes on without it, as it does where an
-        engine that was to be asked has died meanwhile."""
+        """Turn a failure of the store or the engine into a notice: the chat continues, and storing is tried again."""
         try:
             action(*args, **kwargs)
         except (SessionError, EngineError) as error:
             self.notice = one_line(str(error), error.hint)
 
-    def _take(self, event: Event) -> None:
-        turn = self._turn
+    def _handle(self, event: Event) -> None:
+        turn = self.writer.turn
         match event:
             case Died():
                 self.notice = event.message
                 if turn is not None:
-                    self._end_turn(turn, "died")
-            case DraftCounted():
-                self.draft.take(event)
+                    self.writer.end(turn, "died")
+            case PromptCounted():
+                self.unsent.counted_by(event)
             case PrefixCached():
                 if turn is None:
-                    self.context_tokens = event.tokens + 1  # the prompt's last token is fed by the first step
+                    self.branch.context_tokens = event.tokens + 1  # the first step feeds the prompt's last token
             case Failed(id=None):
                 self.notice = one_line(event.message, event.hint)
             case Ready():
                 unasked, self._unasked = self._unasked, None
-                if unasked is not None and unasked == self.leaf and self.messages[-1].role == "user":
+                if unasked is not None and unasked == self.branch.leaf and self.messages[-1].role == "user":
                     self._ask(unasked)
             case Damaged():
                 self.damage = self.notice = one_line(event.message, event.hint)
             case Prefill() | Delta() | Done() | Dropped() | ContextFull() | Failed() | Abandoned():
                 if turn is not None and event.id == turn.id:
-                    self._take_own(turn, event)
+                    self._handle_answer(turn, event)
 
-    def _take_own(self, turn: Turn, event: Prefill | Delta | Done | Dropped | ContextFull | Failed | Abandoned) -> None:
+    def _handle_answer(
+        self, turn: Turn, event: Prefill | Delta | Done | Dropped | ContextFull | Failed | Abandoned
+    ) -> None:
         match event:
-            case Prefill():
-                self.context_tokens = event.reused + event.total + 1
-                if self.phase == "waiting":
-                    self.phase = "prefill"
-            case Delta():
-                self._grow(turn, event)
+            case Prefill() | Delta():
+                self.writer.handle(turn, event)
             case Dropped():
                 if not turn.summarising:
-                    self._stop_sending(event.messages)
+                    self.trimming.dropped(event.messages)
             case ContextFull():
-                self._no_room(turn, event)
-            case Failed() if self.engine.state == "failed":  # for want of a model: why, was said when that failed
-                self._end_turn(turn, "failed")
-                self._unasked = self.leaf
+                self._context_full(turn, event)
+            case Failed() if self.engine.state == "failed":  # the model's own Failed came with the reason
+                self.writer.end(turn, "failed")
+                self._unasked = self.branch.leaf
             case Failed():
-                self._end_turn(turn, "failed")
+                self.writer.end(turn, "failed")
                 self.notice = one_line(event.message, event.hint)
             case Abandoned():
-                self._end_turn(turn, "cancelled")
+                self.writer.end(turn, "cancelled")
             case Done():
                 self._done(turn, event)
                 self.notice = self.notice or self.damage
 
     def _done(self, turn: Turn, done: Done) -> None:
-        tokens = tokens_held(done.summary.prompt_tokens, done.summary.completion_tokens, done.reason)
         if turn.summarising:
             self._summarised(turn, cancelled=done.reason == "cancelled")
             return
-        self._end_turn(turn, done.reason, done)
-        self.context_tokens = tokens
+        self.writer.end(turn, done.reason, done)
+        tokens = tokens_held(done.summary.prompt_tokens, done.summary.completion_tokens, done.reason)
+        self.branch.context_tokens = tokens
         if done.context_full and turn.answer is not None:
-            self._ask_what_goes(tokens, turn.answer, during_answer=True)
+            self._ask_to_trim(tokens, turn.answer, during_answer=True)
+
+    def _context_full(self, turn: Turn, full: ContextFull) -> None:
+        self.writer.end(turn, "length")
+        if turn.summarising:  # the question stays: there are other choices
+            self.notice = "the older turns are too long to be summarised"
+        elif turn.dropping:
+            self.trimming.question = None
+            self.notice = context_full_notice(full.prompt_tokens, full.limit, "the last turn alone is too long")
+            self.trimming.take_back(turn.leaf)
+        else:
+            self._ask_to_trim(full.prompt_tokens, turn.leaf, during_answer=turn.continuing)
+
+    def _ask_to_trim(self, tokens: int, leaf: Message, *, during_answer: bool) -> None:
+        limit = self.context_limit or tokens
+        self.notice = self.trimming.context_full(tokens, limit, leaf, during_answer=during_answer) or self.notice
+
+    def _summarised(self, turn: Turn, *, cancelled: bool) -> None:
+        self.writer.turn = None
+        summary = split_thinking(turn.summary).answer.strip()
+        if not cancelled and not summary:
+            self.notice = "the model gave no summary"
+        elif not cancelled:
+            self.trimming.trim(self.branch.last("user").id, summary)
+            self._ask(turn.leaf.id, continuing=turn.continuing)

@@ -29,7 +29,7 @@ class MessageQueue:
 
     def send_next(self, conversation: Conversation) -> bool:
         """Ask the next one if it is its turn. False where it will not be: `take_back` says what was not asked."""
-        if not self.texts or conversation.phase != "idle" or conversation.question is not None:
+        if not self.texts or conversation.phase != "idle" or conversation.trimming.question is not None:
             return True
         last = conversation.messages[-1] if conversation.messages else None
         if last is None or last.finish_reason not in _GO_ON_AFTER:

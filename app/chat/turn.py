@@ -1,17 +1,17 @@
-"""One generation of a chat: the answer as it grows, in memory and in the store.
+"""One generation of a chat: its phase, and its answer in memory and in the store.
 
-A turn writes its message from its first text on; before that there is nothing to keep. What comes then is put into the
-store whenever it comes, so that killing a process costs at most what the chat has not received; every DURABLE_S it is
-put on the disk, which is what a power cut can cost. A turn that summarises writes no message at all.
+The message is created with the answer's first text. Later text is stored as it arrives, so that killing a process loses
+at most what the chat has not received; a durable write every DURABLE_S bounds the loss of a power cut. A summary is not
+stored as a message.
 """
 
 import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
-from headrace.app.engine.messages import Done
+from headrace.app.engine.messages import Delta, Done, Prefill
 from headrace.app.sessions.database import storable
 from headrace.app.sessions.records import Message, TurnMetrics
 from headrace.app.sessions.store import SessionStore
@@ -20,11 +20,17 @@ from headrace.runtime.errors import SessionError
 DURABLE_S = 2.0
 RETRY_S = 2.0  # after the store has failed
 
-_ids = itertools.count(1)  # over all conversations: a late event never meets another's answer
+TurnPhase = Literal["waiting", "prefill", "answering"]
+
+_ids = itertools.count(1)  # unique over all conversations: late events never reach another answer
 
 
 class Turn:
-    """leaf: the message that is answered or continued. answer: the message being written, once there is one."""
+    """leaf: the message that is answered or continued. answer: the message being written, None before its first text.
+
+    context_tokens: of the prompt and the answer so far, in the KV cache. sampling: the settings in effect, to be set
+    before the first text. accepted_spans: (begin, end) of text from accepted draft tokens, never stored.
+    """
 
     def __init__(
         self,
@@ -37,71 +43,79 @@ class Turn:
         summarising: bool = False,
         dropping: bool = False,
     ) -> None:
-        """`model` is who will say it, as far as known, `system` with which system prompt; `dropping`: the engine may
-        leave out older turns.
+        """model, system: stored with the answer. dropping: the engine may leave out older turns.
 
-        Raises SessionError where nothing can be stored.
+        Raises SessionError if nothing can be stored.
         """
         self.id = next(_ids)
         self.leaf = leaf
         self.continuing = continuing
         self.summarising = summarising
         self.dropping = dropping
+        self.phase: TurnPhase = "waiting"
+        self.context_tokens = 0
         self.answer = leaf if continuing and not summarising else None
         self.summary = ""
-        self.guessed: list[tuple[int, int]] = []
-        """Where in the answer is what had been guessed (begin, end): for whoever looks on, never stored."""
-        self._begins = len(leaf.content) if continuing else 0  # characters of the answer that are not this turn's
+        self.accepted_spans: list[tuple[int, int]] = []
         self.sampling: Mapping[str, Any] | None = None
-        """The settings in effect, to be set as soon as they are known."""
+        self._old_length = len(leaf.content) if continuing else 0
         self._model, self._system = model, system
         self._store = store
         self._unsaved = ""
         self._durable_at = time.monotonic()
-        self._retry_at = float("-inf")  # not before
+        self._retry_at = float("-inf")
         if self.answer is not None:
             store.reopen(leaf)
 
-    def grow(self, text: str, model: str | None = None, guessed: Sequence[tuple[int, int]] = ()) -> None:
-        """More of the answer; `model` is who says it, `guessed` where in it is what had been guessed.
+    def handle(self, event: Prefill | Delta) -> None:
+        """Update phase and context_tokens."""
+        if isinstance(event, Prefill):
+            self.phase = "prefill"
+            self.context_tokens = event.reused + event.total + 1  # the first step feeds the prompt's last token
+        else:
+            self.phase = "answering"
+            self.context_tokens += sum(record.tokens for record in event.records)
 
-        Raises SessionError where the message cannot be begun.
+    def grow(self, text: str, model: str | None = None, accepted_spans: Sequence[tuple[int, int]] = ()) -> None:
+        """Append text to the answer; accepted_spans: within `text`.
+
+        Raises SessionError if the message cannot be created.
         """
         if self.summarising:
             self.summary += text
             return
         text = storable(text)
-        said = len(self._unsaved if self.answer is None else self.answer.content)
+        length = len(self._unsaved if self.answer is None else self.answer.content)
         self._unsaved += text
-        self.guessed += [(said + begin, said + end) for begin, end in guessed]
+        self.accepted_spans += [(length + begin, length + end) for begin, end in accepted_spans]
         self._model = model or self._model
         if self.answer is None:
             self.answer = self._store.begin_answer(
                 self.leaf.session_id, self.leaf.id, self._model, sampling=self.sampling, system=self._system
             )
-            text = self._unsaved  # with what could not be put anywhere when the store failed before
+            text = self._unsaved  # with the text of earlier calls that failed
         self.answer = replace(self.answer, content=self.answer.content + text, partial=True)
 
     def save(self) -> None:
-        """Put what came into the store. Raises SessionError, then does nothing for RETRY_S."""
+        """Store the text that arrived. Raises SessionError, then does nothing for RETRY_S."""
         if time.monotonic() >= self._retry_at:
             self._save()
 
     def end(self, reason: str, done: Done | None = None) -> None:
-        """The answer is over; it is whole only if the model ended it itself.
+        """Close the answer; it is complete only if the model ended it.
 
-        An answer that was continued in vain keeps the metrics it had; else they are the last part's. Raises
-        SessionError where it cannot be stored: to be called again then.
+        The metrics are the last part's; a continuation without text keeps the old ones. Raises SessionError if it
+        cannot be stored: call it again then.
         """
-        an_answer = self._unsaved or (done is not None and reason != "cancelled")  # be it an empty one
-        if self.answer is None and an_answer:
+        has_answer = self._unsaved or (done is not None and reason != "cancelled")  # an empty one, too
+        if self.answer is None and has_answer:
             self.grow("")
         self._save()
         if self.answer is not None:
-            went = turn_metrics(done) if done is not None else None
-            if self.continuing and len(self.answer.content) == self._begins:
-                went = self.leaf.metrics
-            self._store.finish(self.answer.id, reason, went, partial=reason != "stop")
+            metrics = turn_metrics(done) if done is not None else None
+            if self.continuing and len(self.answer.content) == self._old_length:
+                metrics = self.leaf.metrics
+            self._store.finish(self.answer.id, reason, metrics, partial=reason != "stop")
 
     def _save(self) -> None:
         if not self._unsaved or self.answer is None:
@@ -119,7 +133,7 @@ class Turn:
 
 
 def turn_metrics(done: Done) -> TurnMetrics:
-    """What is stored of how an answer went."""
+    """Return the stored metrics of an answer."""
     summary = done.summary
     return TurnMetrics(
         prompt_tokens=summary.prompt_tokens,

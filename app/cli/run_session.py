@@ -47,10 +47,10 @@ class RunSession:
         self._branch: list[Message] = []
         self._resumed = resume is not None
         if resume is not None:
-            from headrace.app.chat.open_session import OpenSession
+            from headrace.app.chat.session_branch import SessionBranch
 
             assert self._store is not None
-            opened = OpenSession(self._store, self._store.find(resume))
+            opened = SessionBranch(self._store, self._store.find(resume))
             stored, self._branch = opened.session, opened.messages
         else:
             usual = chosen_model(None, settings)

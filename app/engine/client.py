@@ -20,12 +20,12 @@ from headrace.app.engine.messages import (
     Generate,
     ModelCard,
     ModelSpec,
+    PrefetchPrompt,
     Prefill,
     Pull,
     Pulled,
     PullFailed,
     PullProgress,
-    ReadAhead,
     Ready,
     Rest,
 )
@@ -65,7 +65,7 @@ class ChatEngine(Protocol):
         """
         ...
 
-    def read_ahead(self, command: ReadAhead) -> None:
+    def prefetch(self, command: PrefetchPrompt) -> None:
         """Have the engine use its idle time. Without one that is ready nothing happens."""
         ...
 
@@ -139,7 +139,7 @@ class EngineClient:
         self._open.add(command.id)
         self._link.send(command)
 
-    def read_ahead(self, command: ReadAhead) -> None:
+    def prefetch(self, command: PrefetchPrompt) -> None:
         if self._link is not None and self.state == "ready" and not self._link.behind:
             self._link.send(command)
 

@@ -12,13 +12,13 @@ from headrace.app.config.kv_option import kv_choice
 from headrace.app.engine.kept_chats import KeptChats, kept_bytes, kv_key
 from headrace.app.engine.messages import (
     Damaged,
-    DraftCounted,
     Generate,
     ModelCard,
     ModelSpec,
     PeakMeasured,
+    PrefetchPrompt,
     PrefixCached,
-    ReadAhead,
+    PromptCounted,
 )
 from headrace.app.engine.outbox import Send
 from headrace.app.engine.serving import Serving
@@ -185,14 +185,14 @@ class EngineHost:
         self._check.resume()
         return self._serving.lost()
 
-    def read_ahead(self, command: ReadAhead, stop: Callable[[], bool], send: Send) -> None:
+    def prefetch(self, command: PrefetchPrompt, stop: Callable[[], bool], send: Send) -> None:
         """Prefill what the next prompt will begin with, until `stop()`. Raises HeadraceError for what has no prompt."""
         prompt = self._prompts.encode(command.messages, thinking=command.thinking)
         said = command.messages[-1]
         message = self._count(said["content"]) if said["role"] == "user" else 0
         self._file_tokens = {text: self._file_tokens.get(text) or self._count(text) for text in command.files}
         files = tuple(self._file_tokens[text] for text in command.files)
-        send(DraftCounted(command.id, len(prompt), self._serving.fitting.longest, message, files))
+        send(PromptCounted(command.id, len(prompt), self._serving.fitting.longest, message, files))
         if command.count_only or len(prompt) > self._serving.fitting.longest:
             return
         with self._check.paused():

@@ -74,10 +74,10 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadAhead:
+class PrefetchPrompt:
     """Bring the conversation, and what is being typed, into the KV cache; `PrefixCached` tells how far it got.
 
-    Before that, `DraftCounted` says how long the prompt would be. Given up as soon as another command comes. messages,
+    Before that, `PromptCounted` says how long the prompt would be. Given up as soon as another command comes. messages,
     thinking: as `Generate` would have them. count_only: bring nothing into the cache. files: texts in the last message
     whose tokens are counted by themselves.
     """
@@ -108,7 +108,7 @@ class Pull:
     name: str
 
 
-Command = ModelSpec | Generate | ReadAhead | Cancel | Rest | Quit | Pull
+Command = ModelSpec | Generate | PrefetchPrompt | Cancel | Rest | Quit | Pull
 
 # --- events ------------------------------------------------------------------------------------------------
 
@@ -183,8 +183,8 @@ class Damaged:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftCounted:
-    """The prompt that `ReadAhead` brought would have so many tokens; `longest`: what leaves room for an answer.
+class PromptCounted:
+    """The prompt that `PrefetchPrompt` brought would have so many tokens; `longest`: what leaves room for an answer.
 
     message: tokens of its last message alone, if that is the user's. files: of each of its files.
     """
@@ -224,15 +224,15 @@ class Prefill:
 class Delta:
     """More of the answer (perhaps no text yet), and the records of the steps that made it.
 
-    ttft_s: seconds from the request to the answer's first text, once there is one. guessed: where in `text` is what had
-    been guessed (begin, end), in order.
+    ttft_s: seconds from the request to the answer's first text, once there is one. accepted_spans: (begin, end) in
+    `text` of accepted draft tokens, in order.
     """
 
     id: int
     text: str
     records: Sequence[StepRecord]
     ttft_s: float | None = None
-    guessed: Sequence[tuple[int, int]] = ()
+    accepted_spans: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +336,7 @@ class PullFailed:
     hint: str | None
 
 
-ModelEvent = LoadProgress | Ready | PeakMeasured | Damaged | PrefixCached | DraftCounted
+ModelEvent = LoadProgress | Ready | PeakMeasured | Damaged | PrefixCached | PromptCounted
 PullEvent = PullProgress | Pulled | PullFailed
 Event = ModelEvent | Prefill | Delta | Done | Served | ContextFull | Dropped | Failed | Abandoned | Died | PullEvent
 

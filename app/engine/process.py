@@ -28,12 +28,12 @@ from headrace.app.engine.messages import (
     Generate,
     LoadProgress,
     ModelSpec,
+    PrefetchPrompt,
     Pull,
     Pulled,
     PullFailed,
     PullProgress,
     Quit,
-    ReadAhead,
     Ready,
     Rest,
     Served,
@@ -181,8 +181,8 @@ class Server:
                 if self._host is None:
                     raise EngineError("no model is loaded")
                 self._host.begin(command, self._inbox.cancel_flag(command.id), self._send_on)
-            elif isinstance(command, ReadAhead):
-                self._read_ahead(command)
+            elif isinstance(command, PrefetchPrompt):
+                self._prefetch(command)
             elif isinstance(command, Pull):
                 self._pull(command.name)
             elif isinstance(command, Quit):
@@ -198,11 +198,11 @@ class Server:
             self._host.rest() if wanted else self._host.resume()
             self._resting = wanted
 
-    def _read_ahead(self, command: ReadAhead) -> None:
+    def _prefetch(self, command: PrefetchPrompt) -> None:
         if self._host is None or self._inbox.waiting():
             return
         try:
-            self._host.read_ahead(command, self._inbox.waiting, self._send)
+            self._host.prefetch(command, self._inbox.waiting, self._send)
         except HeadraceError:  # nobody has asked yet; whoever does will be told
             pass
         except Exception:

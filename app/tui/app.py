@@ -19,7 +19,7 @@ from textual.theme import Theme
 
 from headrace.app.chat.answer_setup import AnswerSetup
 from headrace.app.chat.conversation import Conversation
-from headrace.app.chat.side import Side
+from headrace.app.chat.parallel_answer import ParallelAnswer
 from headrace.app.config.settings import Settings, save_setting
 from headrace.app.engine.client import ChatEngine, EngineClient
 from headrace.app.sessions.records import Session
@@ -212,7 +212,7 @@ class HeadraceApp(PolledApp):
         self._compare_screen = AgainScreen(self, candidates)
         self.push_screen(self._compare_screen)
 
-    def end_comparison(self, side: Side | None) -> None:
+    def end_comparison(self, side: ParallelAnswer | None) -> None:
         """See `ChatApp`."""
         if (ended := self.comparison) is None:
             return

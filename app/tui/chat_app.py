@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from headrace.app.chat.answer_setup import AnswerSetup
 from headrace.app.chat.conversation import Conversation
-from headrace.app.chat.side import Side
+from headrace.app.chat.parallel_answer import ParallelAnswer
 from headrace.app.config.settings import Settings
 from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.messages import PullProgress
@@ -15,7 +15,7 @@ from headrace.app.tui.widgets.status_bar import Status
 from headrace.runtime.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.app.chat.side_by_side import SideBySide
+    from headrace.app.chat.parallel_answers import ParallelAnswers
 
 
 class ChatApp(Protocol):
@@ -26,7 +26,7 @@ class ChatApp(Protocol):
     settings: Settings
     conversation: Conversation
     metrics: LiveMetrics
-    comparison: "SideBySide | None"
+    comparison: "ParallelAnswers | None"
     """What the app polls in the place of the conversation, while there is one."""
     pulls: dict[str, PullProgress]
     """The downloads under way, by name."""
@@ -56,7 +56,7 @@ class ChatApp(Protocol):
     def again(self, count: int) -> None:
         """Grow so many answers to the last question; `end_comparison` leaves. Raises UsageError."""
 
-    def end_comparison(self, side: Side | None) -> None:
+    def end_comparison(self, side: ParallelAnswer | None) -> None:
         """Go on with what this side said, its model and its settings; None: as it was before.
 
         Raises SessionError, and UsageError for a side that cannot be taken.

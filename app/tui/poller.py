@@ -38,7 +38,7 @@ from headrace.app.tui.widgets.status_bar import Status
 from headrace.runtime.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.app.chat.side_by_side import SideBySide
+    from headrace.app.chat.parallel_answers import ParallelAnswers
     from headrace.app.tui.screens.again_screen import AgainScreen
     from headrace.app.tui.screens.compare_screen import CompareScreen
 
@@ -56,7 +56,7 @@ class PolledApp(App[None]):
         super().__init__()
         self.engine = engine
         self.conversation = conversation
-        self.comparison: SideBySide | None = None
+        self.comparison: ParallelAnswers | None = None
         self.metrics = LiveMetrics()
         self.frozen: LiveMetrics | None = None
         self.pulls: dict[str, PullProgress] = {}
@@ -114,7 +114,7 @@ class PolledApp(App[None]):
                 chat.update_status()
             self.draw_metrics()
 
-    def _compare_tick(self, comparison: "SideBySide") -> None:
+    def _compare_tick(self, comparison: "ParallelAnswers") -> None:
         """The same while answers stand side by side."""
         heard = comparison.poll()
         events = [event for _, event in heard]
@@ -123,7 +123,7 @@ class PolledApp(App[None]):
         self._note(events)
         if self._watch is not None and (load := self._watch.look(time.monotonic())) is not None:
             self.metrics.set_load(load)
-        doing = (comparison, *(side.phase for side in comparison.sides))
+        doing = (comparison, *(side.phase for side in comparison.answers))
         changed, self._drawn_sides = doing != self._drawn_sides, doing
         figures = (now := time.perf_counter()) >= self._metrics_due or changed
         if (screen := self._compare_screen) is not None:
@@ -153,7 +153,7 @@ class PolledApp(App[None]):
         self._interval.whole()
         screen.sync()
 
-    def _meet_several(self, comparison: "SideBySide") -> None:
+    def _meet_several(self, comparison: "ParallelAnswers") -> None:
         """The metrics are of these from now on, if they grow at the same time."""
         batch = self.metrics.batch
         if comparison.ids and (batch is None or batch.ids != comparison.ids):
@@ -210,7 +210,7 @@ class PolledApp(App[None]):
         card = talk.engine.card
         packed = f"K/V {card.kv}  " if card and card.kv in PACKED else ""
         how = tuple(f"{packed}{sampling_text(talk.effective, short=short)}" for short in (False, True))
-        return Status(sanitise(name), sanitise(talk.session.title), talk.context_tokens, talk.context_limit, how)
+        return Status(sanitise(name), sanitise(talk.session.title), talk.branch.context_tokens, talk.context_limit, how)
 
     def say(self, text: str, *, problem: bool = False) -> None:
         """A short message in the corner. Never parsed as markup."""

@@ -105,7 +105,7 @@ async def take(name: str, size: tuple[int, int], theme: str, out: Path) -> Path:
         engine = EngineClient()
         watch = MachineWatch(lambda: [os.getpid(), *([engine.pid] if engine.pid else [])])
         app = HeadraceApp(engine, store, settings=Settings(screen=ScreenSettings(theme=theme)), watch=watch)
-        app.conversation.set_sampling({"max_tokens": 320})
+        app.conversation.branch.set_sampling({"max_tokens": 320})
         async with app.run_test(size=size, notifications=True) as pilot:
             await _idle(app, pilot)
             await SCENES[name](app, pilot)

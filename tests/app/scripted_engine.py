@@ -21,11 +21,11 @@ from headrace.app.engine.messages import (
     LoadProgress,
     ModelCard,
     ModelSpec,
+    PrefetchPrompt,
     Prefill,
     Pulled,
     PullFailed,
     PullProgress,
-    ReadAhead,
     Ready,
     Served,
 )
@@ -104,7 +104,7 @@ class ScriptedEngine:
     state: EngineState = "stopped"
     card: ModelCard | None = None
     commands: list[Generate] = field(default_factory=list)
-    ahead: list[ReadAhead] = field(default_factory=list)
+    ahead: list[PrefetchPrompt] = field(default_factory=list)
     specs: list[ModelSpec] = field(default_factory=list)
     pulls: list[str] = field(default_factory=list)
     pieces_per_poll: int = 1
@@ -137,7 +137,7 @@ class ScriptedEngine:
         self.commands.append(command)
         self._waiting.append(command)
 
-    def read_ahead(self, command: ReadAhead) -> None:
+    def prefetch(self, command: PrefetchPrompt) -> None:
         self.ahead.append(command)
 
     def rest(self) -> None:
@@ -256,7 +256,7 @@ class ScriptedEngine:
             if guessed:
                 step = replace(step, proposed=guessed + 1, accepted=guessed, source="ngram")
             spans = ((0, min(guessed, len(piece))),) if guessed else ()
-            yield Delta(command.id, piece, (step,), guessed=spans)
+            yield Delta(command.id, piece, (step,), accepted_spans=spans)
             said += 1
         reason: FinishReason = "cancelled" if command.id in self._cancelled else script.reason
         yield Done(

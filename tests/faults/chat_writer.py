@@ -31,12 +31,12 @@ def again(chat: Conversation, choose: random.Random) -> None:
     several = Candidates(chat, choose.randrange(2, 5))
     while several.phase != "idle":
         several.poll()
-        for side in several.sides:
+        for side in several.answers:
             if side.answer is not None and side.answer.content and choose.random() < 0.2:
                 promise(side.answer, growing=True)
         if choose.random() < 0.02:
             several.stop()
-    said = [side for side in several.sides if side.answer is not None]
+    said = [side for side in several.answers if side.answer is not None]
     several.take(choose.choice([None, *said]))
     for side in said:
         promise(side.messages[-1])

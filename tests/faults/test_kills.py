@@ -71,7 +71,7 @@ def kill_engines(folder: Path, model: Path, kills: int, seed: int = 0) -> tuple[
             for _ in range(kills // LANES):
                 killed_once(endless_chat(client, store), client, choose, folder / "home")
             chat = endless_chat(client, store)
-            chat.set_sampling({"max_tokens": 4})
+            chat.branch.set_sampling({"max_tokens": 4})
             chat.send("still well?")
             wait(chat, lambda: chat.phase == "idle")
             assert chat.messages[-1].finish_reason == "length"

@@ -29,7 +29,7 @@ async def again(it: Driver, count: int) -> AgainScreen:
 
 
 async def over(it: Driver, screen: AgainScreen) -> None:
-    await it.until(lambda: screen.candidates.phase == "idle" and all(side.answer for side in screen.candidates.sides))
+    await it.until(lambda: screen.candidates.phase == "idle" and all(side.answer for side in screen.candidates.answers))
 
 
 TEXTS = tuple(f"Answer {n} says that gears and wheels turn." for n in range(1, 9))
@@ -59,7 +59,7 @@ def test_candidates_are_shown_and_one_is_taken(play) -> None:
 def test_escape_stops_all_then_leaves_with_the_answer_from_before(play) -> None:
     async def scenario(it: Driver) -> None:
         screen = await again(it, 2)
-        await it.until(lambda: "2 of 2 growing" in it.text() and all(side.answer for side in screen.candidates.sides))
+        await it.until(lambda: "2 of 2 growing" in it.text() and all(side.answer for side in screen.candidates.answers))
         await it.press("enter")  # not yet
         assert it.app.screen is screen
         await it.press("escape")
@@ -69,7 +69,7 @@ def test_escape_stops_all_then_leaves_with_the_answer_from_before(play) -> None:
         await it.press("escape")
         assert it.said == ["What turns?", "the first"]
         last = it.app.conversation.messages[-1]
-        assert len(it.app.conversation.branches(last.id).ids) == 3  # what came is kept
+        assert len(it.app.conversation.branch.alternatives(last.id).ids) == 3  # what came is kept
 
     play(scenario, scripted(*TEXTS[:2], hold=2))
 
@@ -97,7 +97,7 @@ def test_the_chosen_one_scrolls(play) -> None:
 def test_an_engine_that_hears_nothing_can_be_left(play, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(it: Driver) -> None:
         screen = await again(it, 2)
-        await it.until(lambda: all(side.answer for side in screen.candidates.sides))
+        await it.until(lambda: all(side.answer for side in screen.candidates.answers))
         monkeypatch.setattr(it.engine, "cancel", lambda _generation=None: None)
         monkeypatch.setattr("headrace.app.tui.screens.again_screen._HEARD_WITHIN_S", 1e9)
         await it.press("escape", "escape")
@@ -115,7 +115,7 @@ def test_an_engine_that_hears_nothing_can_be_left(play, monkeypatch: pytest.Monk
 def test_ctrl_c_stops_all(play) -> None:
     async def scenario(it: Driver) -> None:
         screen = await again(it, 2)
-        await it.until(lambda: all(side.answer for side in screen.candidates.sides))
+        await it.until(lambda: all(side.answer for side in screen.candidates.answers))
         await it.press("ctrl+c")
         await over(it, screen)
         await it.press("2", "enter")
@@ -161,7 +161,7 @@ def test_what_is_no_number_of_answers_is_refused(play, command: str, refusal: st
 def test_the_decode_view_has_a_row_for_each_and_goes_back_to_one(play, home: Path) -> None:
     async def scenario(it: Driver) -> None:
         screen = await again(it, 3)
-        await it.until(lambda: all(side.answer for side in screen.candidates.sides))
+        await it.until(lambda: all(side.answer for side in screen.candidates.answers))
         await it.press("f2")
         assert isinstance(it.app.screen, DecodeScreen)
         await it.until(lambda: "decode" in it.text() and "sequences" in it.text() and "shared" in it.text())

@@ -113,7 +113,7 @@ def test_edit_branches_and_escape_leaves_it(play) -> None:
         await it.write("/edit")
         await it.ask("What is down?")
         assert it.said[0] == "What is down?"
-        assert it.app.conversation.branches(it.app.conversation.messages[0].id).ids[0] != 0
+        assert it.app.conversation.branch.alternatives(it.app.conversation.messages[0].id).ids[0] != 0
         assert "‹2/2›" in it.text()
 
     play(scenario)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from headrace.app.engine.messages import DraftCounted
+from headrace.app.engine.messages import PromptCounted
 from tests.tui.conftest import Driver
 
 
@@ -21,7 +21,7 @@ def test_files_show_with_their_tokens_before_they_are_sent(play, home: Path) -> 
         await it.until(lambda: it.engine.ahead and len(it.engine.ahead[-1].files) == 13)
         await it.until(lambda: " notes.txt … " in plain(it))
         assert it.engine.ahead[-1].files[:2] == ("notes", "n = 0")
-        it.engine._backlog.append(DraftCounted(it.engine.ahead[-1].id, 100, 400, 50, (1234, *range(12))))
+        it.engine._backlog.append(PromptCounted(it.engine.ahead[-1].id, 100, 400, 50, (1234, *range(12))))
         await it.until(lambda: "notes.txt 1,234 tokens" in plain(it))
         assert "src/f00.py 0 tokens" in plain(it)
         assert "and 9 more, 1,300 tokens in all" in it.text()

@@ -46,7 +46,7 @@ async def over(it: Driver) -> None:
     screen = it.app.screen
     assert isinstance(screen, CompareScreen)
     await it.until(
-        lambda: screen.comparison.running is None and all(side.answer for side in screen.comparison.sides),
+        lambda: screen.comparison.running is None and all(side.answer for side in screen.comparison.answers),
         "both answers",
     )
     await it.pilot.pause()
@@ -92,7 +92,7 @@ def test_both_answer_what_is_typed_and_again(play) -> None:
         screen = await compared(it, "/compare temperature 0", "What turns?")
         await write(it, "And what stands?")
         await over(it)
-        assert [len(side.messages) for side in screen.comparison.sides] == [4, 4]
+        assert [len(side.messages) for side in screen.comparison.answers] == [4, 4]
         await it.press("ctrl+r")
         await over(it)
         assert len(it.engine.commands) == 6
@@ -170,7 +170,7 @@ def test_at_every_size_the_figures_of_both_show(play, size: tuple[int, int]) -> 
 
 def test_another_model_is_loaded_for_its_turn(play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.app.chat.model_names.check_model_name", lambda _: None)
-    monkeypatch.setattr("headrace.app.chat.to_fetch.to_fetch", lambda _: None)
+    monkeypatch.setattr("headrace.app.chat.download_plan.download_plan", lambda _: None)
 
     async def scenario(it: Driver) -> None:
         await it.ask("What turns?")
@@ -211,7 +211,7 @@ def test_a_preset_and_a_system_prompt_can_be_compared(play) -> None:
     async def scenario(it: Driver) -> None:
         save_preset("short answers", Preset("Be brief.", {"temperature": 0.1}))
         screen = await compared(it, "/compare short answers", "What turns?")
-        assert screen.comparison.sides[1].setup.system == "Be brief."
+        assert screen.comparison.answers[1].setup.system == "Be brief."
         assert "system: Be brief." in it.text()
         assert [message["role"] for message in it.engine.commands[1].messages] == ["system", "user"]
         assert [message["role"] for message in it.engine.commands[0].messages] == ["user"]

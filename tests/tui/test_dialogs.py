@@ -52,7 +52,7 @@ def test_the_question_about_the_context_takes_no_letter_of_what_is_being_typed(
         await it.until(lambda: "much" in it.text())
         await it.press(*"and then the second")
         engine.release()
-        await it.until(lambda: it.app.conversation.question is not None)
+        await it.until(lambda: it.app.conversation.trimming.question is not None)
         await it.idle()
         assert it.prompt.text == "and then the second"
         assert isinstance(it.app.screen, ChatScreen)

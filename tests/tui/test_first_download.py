@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from headrace.app.chat import to_fetch
+from headrace.app.chat import download_plan
 from headrace.app.engine.messages import Event, LoadProgress
 from headrace.app.tui.transcript.download import DownloadProgress, failure_lines
 from tests.app.scripted_engine import CARD, ScriptedEngine
@@ -102,7 +102,7 @@ def test_a_slow_download_has_a_speed_between_two_reports() -> None:
 
 def test_what_only_the_hub_knew_is_said_once_it_told() -> None:
     download = DownloadProgress()
-    download.facts = to_fetch.ToFetch("org/name", "the hub", None, 5 << 30)
+    download.facts = download_plan.DownloadPlan("org/name", "the hub", None, 5 << 30)
     download.take(LoadProgress("asking the hub", 0, None), 0.0)
     assert download.lines("org/name")[1].plain == "from the hub, size not known yet"
     download.take(LoadProgress("downloading", 8 * MIB, 98 * MIB), 1.0)  # some of it was here already
@@ -115,7 +115,7 @@ def test_ways_out_take_a_line_each_where_the_chat_is_narrow() -> None:
 
 
 def test_no_room_on_the_disk_is_said_before_the_download() -> None:
-    wanted = to_fetch.ToFetch("m", "the hub", 5 << 30, 1 << 30)
+    wanted = download_plan.DownloadPlan("m", "the hub", 5 << 30, 1 << 30)
     assert wanted.room == "1.00 GiB free on the disk: not enough"
 
 

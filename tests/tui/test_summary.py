@@ -99,7 +99,7 @@ def test_messages_left_out_without_a_summary_are_marked(play) -> None:
         await it.ask("one")
         await it.ask("two")
         conversation = it.app.conversation
-        conversation._leave_out(conversation.messages[2].id, "")
+        conversation.trimming.trim(conversation.messages[2].id, "")
         it.app.chat.sync([])  # type: ignore[union-attr]
         await it.until(lambda: "the 2 messages above are no longer sent" in it.text())
         await it.write("/summary undo")

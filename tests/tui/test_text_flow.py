@@ -41,7 +41,7 @@ class Clock:
 def answered(driver: Driver) -> bool:
     """Whether nothing more comes of what is watched."""
     beside = driver.app.comparison
-    return (beside.sides[-1] if beside is not None else driver.app.conversation).phase == "idle"
+    return (beside.answers[-1] if beside is not None else driver.app.conversation).phase == "idle"
 
 
 @pytest.mark.parametrize(("spare", "command"), [(0, ""), (2, ""), (0, "/again 2"), (0, "/compare temperature=1.2")])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from textual import events
 
-from headrace.app.engine.messages import DraftCounted
+from headrace.app.engine.messages import PromptCounted
 from headrace.app.tui.screens import prompt_prefetch
 from tests.app.scripted_engine import Script
 from tests.tui.conftest import Driver
@@ -13,7 +13,7 @@ from tests.tui.conftest import Driver
 
 def counted(it: Driver, tokens: int, longest: int = 448) -> None:
     """The engine has counted what stands in the input, ten tokens of the template aside."""
-    it.engine._backlog.append(DraftCounted(it.engine.ahead[-1].id, tokens, longest, tokens - 10))
+    it.engine._backlog.append(PromptCounted(it.engine.ahead[-1].id, tokens, longest, tokens - 10))
 
 
 async def typed(it: Driver, text: str) -> None:
@@ -58,7 +58,7 @@ def test_what_was_counted_is_not_said_of_another_text(play) -> None:
         assert "of 438 tokens" not in it.text()
         await it.press("escape")
         await typed(it, "")
-        it.engine._backlog.append(DraftCounted(it.engine.ahead[-1].id, 10, 448))  # of the conversation alone
+        it.engine._backlog.append(PromptCounted(it.engine.ahead[-1].id, 10, 448))  # of the conversation alone
         await it.pilot.pause(0.05)
         it.prompt.put("and?")
         await it.pilot.pause(0.05)
@@ -121,7 +121,7 @@ def test_a_full_context_is_not_called_a_long_message(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("first")
         await typed(it, "short")
-        it.engine._backlog.append(DraftCounted(it.engine.ahead[-1].id, 900, 448, 3))
+        it.engine._backlog.append(PromptCounted(it.engine.ahead[-1].id, 900, 448, 3))
         await it.until(lambda: "the context is full" in it.text())
         assert "too long" not in it.text()
 

@@ -3,7 +3,7 @@
 from textual.content import Content
 from textual.widgets import Static
 
-from headrace.app.chat.draft import Draft
+from headrace.app.chat.unsent_message import UnsentMessage
 from headrace.app.output.sanitise import sanitise
 
 _NO_BREAK = "\u00a0"  # a space at which no line is broken
@@ -17,11 +17,11 @@ class Chips(Static):
         super().__init__(id=id, markup=False)
         self._shown: object = None
 
-    def show(self, draft: Draft | None) -> None:
+    def show(self, unsent: UnsentMessage | None) -> None:
         """Called often: does nothing where nothing changed."""
-        names = tuple(file.name for file in draft.files) if draft is not None else ()
-        tokens = tuple(draft.file_tokens) if draft is not None else ()
-        problem = draft.problem if draft is not None else ""
+        names = tuple(file.name for file in unsent.files) if unsent is not None else ()
+        tokens = tuple(unsent.file_tokens) if unsent is not None else ()
+        problem = unsent.problem if unsent is not None else ""
         if (names, tokens, problem) == self._shown:
             return
         self._shown = names, tokens, problem

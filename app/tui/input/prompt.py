@@ -14,7 +14,7 @@ from textual.content import Content
 from textual.message import Message as Event
 from textual.strip import Strip
 
-from headrace.app.engine.messages import DraftCounted
+from headrace.app.engine.messages import PromptCounted
 from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.input.completion import CompletionMenu
 from headrace.app.tui.input.fields import Area, joiner, takes
@@ -134,7 +134,7 @@ class Prompt(Area):
         else:
             self.post_message(self.EndOfInput())
 
-    def show_size(self, draft: DraftCounted | None) -> None:
+    def show_size(self, draft: PromptCounted | None) -> None:
         """Below the text, while there is any: the tokens it has, as last counted, and how many there is room for."""
         counted = draft is not None and draft.message and self.text.strip()  # 0: of what stood there before
         size = f"{draft.message:,} of {draft.room:,} tokens" if draft is not None and counted else ""

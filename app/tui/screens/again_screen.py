@@ -26,7 +26,7 @@ from headrace.runtime.errors import HeadraceError
 
 if TYPE_CHECKING:
     from headrace.app.chat.candidates import Candidates
-    from headrace.app.chat.side_by_side import Heard
+    from headrace.app.chat.parallel_answers import AnswerEvent
 
 _WIDTH, _HEIGHT = 38, 9  # cells that a pane takes at least
 _HEARD_WITHIN_S = 2.0  # a pass over many tokens of a prompt is not cut short
@@ -64,7 +64,7 @@ class AgainScreen(ScrollingScreen):
         super().__init__()
         self.headrace, self.candidates = headrace, candidates
         first, known = candidates.first, headrace.metrics
-        self.panes = [CandidatePane(side, first, known, f"side-{side.name}") for side in candidates.sides]
+        self.panes = [CandidatePane(side, first, known, f"side-{side.name}") for side in candidates.answers]
         self.chosen = self.panes[0]
         self._grid = (0, 0)  # columns and rows there are panes in
         self._stopped = float("inf")  # when, first
@@ -86,7 +86,7 @@ class AgainScreen(ScrollingScreen):
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
-    def hear(self, heard: "Sequence[Heard]") -> None:
+    def hear(self, heard: "Sequence[AnswerEvent]") -> None:
         """Take in what the engine said; draws nothing."""
         for side, event in heard:
             for pane in self.panes:

@@ -120,14 +120,14 @@ class ChatActions(CopyActions):
     def _compare(self, setup: "AnswerSetup") -> None:
         """Ask before anything is fetched."""
         from headrace.app.chat.answer_setup import AnswerSetup
+        from headrace.app.chat.download_plan import download_plan
         from headrace.app.chat.model_names import check_model_name
-        from headrace.app.chat.to_fetch import to_fetch
         from headrace.app.tui.screens.models_screen import fetch_question
 
         another = setup.model_name != AnswerSetup.of(self._conversation.session).model_name
         if another:
             check_model_name(setup.model_name)
-        if not another or (wanted := to_fetch(setup.model)) is None:
+        if not another or (wanted := download_plan(setup.model)) is None:
             self._headrace.compare(setup)
         else:
 
@@ -159,11 +159,11 @@ class ChatActions(CopyActions):
         """Edit the summary that is sent in the place of older messages, or take back that they are left out."""
         conversation = self._conversation
         if what == "undo":
-            conversation.undo_leaving_out()
+            conversation.undo_trimming()
             self._screen.sync([])
-            left = conversation.not_sent
+            left = conversation.branch.not_sent
             self._headrace.say(f"{left} messages are left out" if left else "all messages are sent again")
-        elif not conversation.not_sent:
+        elif not conversation.branch.not_sent:
             raise UsageError("all messages are sent: there is no summary")
         else:
             self._edit(mark_message(conversation.session.id, conversation.session.summary))
@@ -171,7 +171,7 @@ class ChatActions(CopyActions):
     def do_branch(self, direction: str) -> None:
         """The next alternative at the last place where there is one; after the last comes the first."""
         for message in reversed(self._conversation.messages):
-            branches = self._conversation.branches(message.id)
+            branches = self._conversation.branch.alternatives(message.id)
             if len(branches.ids) > 1:
                 step = -1 if direction == "back" else 1
                 if not 0 <= branches.shown + step < len(branches.ids):
@@ -222,13 +222,13 @@ class ChatActions(CopyActions):
     def do_rename(self, title: str) -> None:
         if not title:
             raise UsageError("/rename TITLE")
-        self._conversation.rename(title)
+        self._conversation.branch.rename(title)
 
     # -- model and parameters --------------------------------------------------------------------------------------
 
     def do_model(self, name: str) -> None:
+        from headrace.app.chat.download_plan import download_plan
         from headrace.app.chat.model_names import check_model_name  # the catalog's reader is no part of the start
-        from headrace.app.chat.to_fetch import to_fetch
         from headrace.app.tui.screens.models_screen import ModelsScreen, fetch_question
 
         screen = self._screen
@@ -238,7 +238,7 @@ class ChatActions(CopyActions):
             )
             return
         check_model_name(name)
-        if (wanted := to_fetch(name)) is None:
+        if (wanted := download_plan(name)) is None:
             self._use_model(name)
         else:
             screen.app.push_screen(
@@ -255,7 +255,7 @@ class ChatActions(CopyActions):
 
     def do_system(self, text: str) -> None:
         if text:
-            self._conversation.set_system("" if text == "none" else text)
+            self._conversation.branch.set_system("" if text == "none" else text)
             self._headrace.say("the system prompt is set; it counts from the next answer on")
         else:
             self.do_set("")
@@ -274,7 +274,7 @@ class ChatActions(CopyActions):
                 f"{name}: {shown or 'not set'}; in effect: {sampling_text(self._conversation.effective)}"
             )
         else:
-            self._conversation.set_sampling({name.replace("-", "_"): read_parameter(name, value)})
+            self._conversation.branch.set_sampling({name.replace("-", "_"): read_parameter(name, value)})
             self._headrace.say(f"{name} is {value.strip()} from the next answer on")
 
     def do_preset(self, what: str) -> None:
@@ -297,15 +297,15 @@ class ChatActions(CopyActions):
         elif what not in presets:
             raise UsageError(f"there is no preset {what}", "one of " + ", ".join(presets))
         else:
-            self._conversation.set_system(presets[what].system)
-            self._conversation.set_sampling(dict.fromkeys(session.sampling) | dict(presets[what].sampling))
+            self._conversation.branch.set_system(presets[what].system)
+            self._conversation.branch.set_sampling(dict.fromkeys(session.sampling) | dict(presets[what].sampling))
             self._headrace.say(f"preset {what}, from the next answer on")
 
     def ask_about_context(self) -> None:
         """The context is full: the user says what goes."""
         from headrace.app.tui.screens.dialogs import Choose
 
-        question = self._conversation.question
+        question = self._conversation.trimming.question
         if question is None:
             return
         text = (
@@ -368,7 +368,7 @@ class ChatActions(CopyActions):
         marked = self._screen.toggle_accepted()
         if not marked:
             self._headrace.say("what was guessed is not marked any more")
-        elif self._conversation.guessed:
+        elif self._conversation.writer.accepted_spans:
             self._headrace.say("underlined: what had been guessed, and was right")
         else:
             self._headrace.say("what is guessed will be underlined; nothing has been, since the chat began")

@@ -110,21 +110,21 @@ class ChatScreen(ChatKeys):
                 conversation, self.headrace.metrics, accepted=self._marks_accepted
             )
             self.transcript.show(messages, message_states)
-        if conversation.returned is not None:
-            returned, conversation.returned = conversation.returned, None
+        if conversation.trimming.returned is not None:
+            returned, conversation.trimming.returned = conversation.trimming.returned, None
             self.prompt.move_cursor((0, 0))
             self.prompt.paste(returned)  # folded, if it is long
         if not self.actions.queue.send_next(conversation):
             self.actions.return_queue()
         self._name_prompt()
-        self.prompt.show_size(conversation.draft.counted if self.editing is None else None)
-        self.query_one(Chips).show(conversation.draft if self.prompt.text else None)
+        self.prompt.show_size(conversation.unsent.counted if self.editing is None else None)
+        self.query_one(Chips).show(conversation.unsent if self.prompt.text else None)
         limit = conversation.context_limit
         state = (
             conversation.phase == "idle",
             self.headrace.engine.state,
             conversation.notice,
-            conversation.shared,
+            conversation.branch.shared,
             limit,
             bool(messages),
             self.editing,
@@ -135,7 +135,7 @@ class ChatScreen(ChatKeys):
             self._state_changed(empty=not messages)
             self._ahead.wait_for_pause()
         self._follow_loading(events, empty=not messages)
-        if conversation.question is None or conversation.phase != "idle":
+        if conversation.trimming.question is None or conversation.phase != "idle":
             self._asked = False
         elif not self._asked and not (self.prompt.text and self._ahead.typing):
             self._asked = True
@@ -173,11 +173,11 @@ class ChatScreen(ChatKeys):
 
     def _look_up(self) -> None:
         """What the catalog knows of it; in a thread of its own, which may read files."""
-        from headrace.app.chat.to_fetch import to_fetch
+        from headrace.app.chat.download_plan import download_plan
 
         download = self._download
         with suppress(HeadraceError, OSError):  # whoever loads it says so
-            download.facts = to_fetch(self.conversation.session.model)
+            download.facts = download_plan(self.conversation.session.model)
 
     def _show_welcome(self) -> None:
         conversation = self.conversation
@@ -246,7 +246,7 @@ class ChatScreen(ChatKeys):
         if self.editing is None and self.headrace.comparison is None:  # which has the engine to itself
             draft = "" if parse_command(text) else message_text(text)
             read = pause and self.headrace.settings.chat.read_ahead
-            self.conversation.read_ahead(draft, count_only=not read)
+            self.conversation.prefetch(draft, count_only=not read)
 
     # -- messages from the widgets ---------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from textual.containers import Vertical
 from textual.content import Content
 
 from headrace.app.answer.phrases import rate_digits, sampling_text
-from headrace.app.chat.side import Side
+from headrace.app.chat.parallel_answer import ParallelAnswer
 from headrace.app.engine.messages import Event
 from headrace.app.output.sanitise import sanitise
 from headrace.app.sessions.records import Message
@@ -105,7 +105,7 @@ class FigureLines(Lines):
 class ComparePane(Vertical):
     """A side; `sync` brings it up to date."""
 
-    def __init__(self, side: Side, first: int, known: LiveMetrics, id: str) -> None:
+    def __init__(self, side: ParallelAnswer, first: int, known: LiveMetrics, id: str) -> None:
         """first: the messages before are of both sides, and not shown. known: what the chat knows of the machine."""
         super().__init__(id=id)
         self._known = known

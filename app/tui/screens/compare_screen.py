@@ -29,7 +29,7 @@ from headrace.runtime.errors import HeadraceError, UsageError
 
 if TYPE_CHECKING:
     from headrace.app.chat.comparison import Comparison
-    from headrace.app.chat.side_by_side import Heard
+    from headrace.app.chat.parallel_answers import AnswerEvent
 
 SIDE_BY_SIDE = 110  # columns from which the panes stand next to each other
 _BOTH = 36  # lines from which both show what they say, one above the other
@@ -60,7 +60,7 @@ class CompareScreen(ScrollingScreen):
         self.headrace, self.comparison = headrace, comparison
         first = comparison.first
         self.panes = [
-            ComparePane(side, first, headrace.metrics, f"side-{side.name.lower()}") for side in comparison.sides
+            ComparePane(side, first, headrace.metrics, f"side-{side.name.lower()}") for side in comparison.answers
         ]
         self._one = False  # only one pane has room for what it says,
         self._in_front = self.panes[0]  # this one,
@@ -94,7 +94,7 @@ class CompareScreen(ScrollingScreen):
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
-    def hear(self, heard: "Sequence[Heard]") -> None:
+    def hear(self, heard: "Sequence[AnswerEvent]") -> None:
         """Take in what the engines said; draws nothing."""
         for side, event in heard:
             for pane in self.panes:
@@ -206,7 +206,7 @@ class CompareScreen(ScrollingScreen):
 
     def action_leave(self) -> None:
         """Ask which answer the conversation goes on with."""
-        a, b = self.comparison.sides
+        a, b = self.comparison.answers
         if not a.messages and not b.messages:
             self._taken("back")
             return
@@ -226,7 +226,7 @@ class CompareScreen(ScrollingScreen):
     def _taken(self, choice: str | None) -> None:
         if choice is None:
             return
-        side = next((side for side in self.comparison.sides if side.name == choice), None)
+        side = next((side for side in self.comparison.answers if side.name == choice), None)
         try:
             self.headrace.end_comparison(side)
         except HeadraceError as error:

@@ -11,7 +11,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Footer, OptionList, Static
 from textual.widgets.option_list import Option
 
-from headrace.app.chat.to_fetch import ToFetch, to_fetch
+from headrace.app.chat.download_plan import DownloadPlan, download_plan
 from headrace.app.engine.messages import ModelCard
 from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.chat_app import ChatApp
@@ -168,7 +168,7 @@ class ModelsScreen(ModalScreen[str | None]):
                 self._pull(row)
 
         try:
-            wanted = to_fetch(row.name)
+            wanted = download_plan(row.name)
         except HeadraceError as error:
             self._headrace.refuse(error)
             return
@@ -195,7 +195,7 @@ class ModelsScreen(ModalScreen[str | None]):
         self._headrace.engine.cancel_pull()
 
 
-def fetch_question(wanted: ToFetch, *, fits: bool | None = None) -> Choose:
+def fetch_question(wanted: DownloadPlan, *, fits: bool | None = None) -> Choose:
     """Whether to fetch it; the answer is `fetch` or None. fits: in this machine's memory, as far as known."""
     facts = [f"{wanted.download}; {wanted.room}."]
     if fits is False:

@@ -34,7 +34,7 @@ def notice_of(conversation: Conversation, download: DownloadProgress) -> tuple[s
     state = conversation.engine.state
     down = state in ("dead", "failed")
     text = conversation.notice or ("the engine is not running" if down else "")
-    if not text and conversation.shared:
+    if not text and conversation.branch.shared:
         text = "this session is open in another terminal, too: what is said there and here becomes branches"
     if down:
         way_out = "F8 tries again, F5 picks a model" if state == "failed" else "F8 starts it again"

@@ -90,8 +90,8 @@ class ParametersScreen(ModalScreen[None]):
                 field.focus()  # says so again, whenever that comes about
                 return
         try:
-            self._conversation.set_system(self.query_one("#system", TextArea).text.strip())
-            self._conversation.set_sampling(values)
+            self._conversation.branch.set_system(self.query_one("#system", TextArea).text.strip())
+            self._conversation.branch.set_sampling(values)
         except SessionError as error:
             self._say(Content.styled(f"✗ {error}", "bold $text-error"))
         else:

@@ -144,7 +144,7 @@ class SessionsScreen(ModalScreen[None]):
                 return
             with self._up_to_date():
                 if chosen == self._headrace.conversation.session.id:
-                    self._headrace.conversation.rename(title)
+                    self._headrace.conversation.branch.rename(title)
                 else:
                     self._headrace.store.rename(chosen, title)
                 self._fill()

@@ -14,7 +14,9 @@ from headrace.app.output.sanitise import sanitise
 from headrace.runtime.metrics.units import format_bytes
 
 if TYPE_CHECKING:
-    from headrace.app.chat.to_fetch import ToFetch  # brings the catalog's reader, which is no part of the start
+    from headrace.app.chat.download_plan import (
+        DownloadPlan,
+    )  # brings the catalog's reader, which is no part of the start
 
 _NO_FETCHING = ("starting", "loading weights")  # stages of a model that is here already
 _SPAN_S = 5.0  # the speed is that of the last so many seconds
@@ -27,7 +29,7 @@ class DownloadProgress:
     """`take` what the engine says, `look` at the clock; `facts` are what the catalog knows, once somebody looked."""
 
     def __init__(self) -> None:
-        self.facts: ToFetch | None = None
+        self.facts: DownloadPlan | None = None
         self._now: LoadProgress | None = None
         self._seen: deque[tuple[float, int]] = deque()  # when more was here, and how many bytes then
         self._first = 0  # bytes that were here when this stage began

@@ -29,7 +29,7 @@ class ShownBranch:
         messages = list(conversation.messages)
         if conversation.phase != "idle" and (not messages or messages[-1].role == "user"):
             messages.append(Message(_PENDING, conversation.session.id, None, "assistant", "", 0.0, partial=True))
-        left_out, summary = conversation.not_sent, conversation.session.summary
+        left_out, summary = conversation.branch.not_sent, conversation.session.summary
         structure = (tuple(m.id for m in messages), conversation.phase == "idle", left_out, summary)
         if structure != self._structure:
             self._structure = structure
@@ -56,7 +56,7 @@ class ShownBranch:
             message_states[-1] = MessageState(last.branch, last.branches, last.sent, growing=True, waiting=waiting)
         if accepted:
             for place, message in enumerate(self._messages):
-                if spans := conversation.guessed.get(message.id):
+                if spans := conversation.writer.accepted_spans.get(message.id):
                     message_states[place] = replace(message_states[place], accepted=tuple(spans))
         return message_states
 
@@ -64,9 +64,9 @@ class ShownBranch:
 def _place(conversation: Conversation, number: int, message: Message) -> MessageState:
     shown, count = 0, 1
     if message.id != _PENDING:
-        branches = conversation.branches(message.id)
+        branches = conversation.branch.alternatives(message.id)
         shown, count = branches.shown, len(branches.ids)
-    return MessageState(shown, count, sent=number >= conversation.not_sent)
+    return MessageState(shown, count, sent=number >= conversation.branch.not_sent)
 
 
 def _waiting(conversation: Conversation, metrics: LiveMetrics) -> str:

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from headrace.app.chat.side_by_side import SideBySide
+from headrace.app.chat.parallel_answers import ParallelAnswers
 
 
-def until(it: SideBySide, true: Callable[[], object]) -> None:
+def until(it: ParallelAnswers, true: Callable[[], object]) -> None:
     for _ in range(300):
         if true():
             return
         it.poll()
-    raise AssertionError([(side.phase, side.notice) for side in it.sides])
+    raise AssertionError([(side.phase, side.notice) for side in it.answers])

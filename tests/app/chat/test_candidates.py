@@ -40,7 +40,7 @@ def answers(talk: Conversation) -> list[str]:
 
 
 def test_candidates_speculate_as_the_session_does(talk: Conversation, engine: ScriptedEngine) -> None:
-    talk.set_sampling({**talk.session.sampling, "speculate": "off"})
+    talk.branch.set_sampling({**talk.session.sampling, "speculate": "off"})
     before = len(engine.commands)
     it = Candidates(talk, 2)
     over(it)
@@ -48,23 +48,23 @@ def test_candidates_speculate_as_the_session_does(talk: Conversation, engine: Sc
 
 
 def test_candidates_grow_at_the_same_time_and_one_is_taken(talk: Conversation, engine: ScriptedEngine) -> None:
-    talk.set_sampling({"seed": 5})
+    talk.branch.set_sampling({"seed": 5})
     engine.script(*(Script((f"{n}", "a", "b")) for n in range(3)))
     it = Candidates(talk, 3)
     assert len(engine.commands) == 4  # one before: all are asked at once
     assert [command.sampling["seed"] for command in engine.commands[1:]] == [6, 7, 8]
     assert {command.messages[-1]["content"] for command in engine.commands[1:]} == {"what?"}
     assert it.ids == tuple(command.id for command in engine.commands[1:])
-    until(it, lambda: all(side.answer is not None for side in it.sides))
+    until(it, lambda: all(side.answer is not None for side in it.answers))
     assert it.phase == "answering"
     assert it.growing == 3  # none waited for another
     with pytest.raises(UsageError, match="2 is still being written"):
-        it.take(it.sides[1])
+        it.take(it.answers[1])
     over(it)
-    it.take(it.sides[1])
+    it.take(it.answers[1])
     assert [message.content for message in talk.messages] == ["what?", "1ab"]
     assert answers(talk) == ["the first", "0ab", "1ab", "2ab"]
-    assert talk.branches(talk.messages[-1].id).ids == tuple(
+    assert talk.branch.alternatives(talk.messages[-1].id).ids == tuple(
         message.id for message in talk.store.messages(talk.session.id) if message.role == "assistant"
     )
     json = exported(talk.store, talk.session.id, Path("all.json"))
@@ -79,18 +79,18 @@ def test_what_another_process_deletes_meanwhile_can_be_left(
 ) -> None:
     engine.script(*(Script((f"{n}", "a", "b"), hold=1) for n in range(2)))
     it = Candidates(talk, 2)
-    until(it, lambda: all(side.answer and side.answer.content.endswith("a") for side in it.sides))
+    until(it, lambda: all(side.answer and side.answer.content.endswith("a") for side in it.answers))
     with closing(SessionStore(tmp_path / "sessions.db")) as other:
         if what == "session":
             other.delete(talk.session.id)
         else:
-            lost = it.question if what == "question" else it.sides[0].answer
+            lost = it.question if what == "question" else it.answers[0].answer
             assert lost is not None
             other.remove(lost)
     engine.release()
     over(it)
-    assert it.sides[0].notice is not None
-    assert "deleted elsewhere" in it.sides[0].notice
+    assert it.answers[0].notice is not None
+    assert "deleted elsewhere" in it.answers[0].notice
     it.take(None)
     left = {"session": ["what?", "the first"], "question": [], "answer": ["what?", "the first"]}[what]
     assert [message.content for message in talk.messages] == left
@@ -100,11 +100,11 @@ def test_what_another_process_deletes_meanwhile_can_be_left(
 def test_stopping_keeps_what_came(talk: Conversation, engine: ScriptedEngine) -> None:
     engine.script(*(Script((f"{n}", "a", "b"), hold=1) for n in range(2)))
     it = Candidates(talk, 2)
-    until(it, lambda: all(side.answer and side.answer.content.endswith("a") for side in it.sides))
+    until(it, lambda: all(side.answer and side.answer.content.endswith("a") for side in it.answers))
     it.stop()
     over(it)
     assert answers(talk) == ["the first", "0a", "1a"]
-    assert all(side.answer and side.answer.partial for side in it.sides)
+    assert all(side.answer and side.answer.partial for side in it.answers)
     it.take(None)
     assert talk.messages[-1].content == "the first"
 
@@ -112,7 +112,7 @@ def test_stopping_keeps_what_came(talk: Conversation, engine: ScriptedEngine) ->
 def test_leaving_while_they_grow_keeps_what_came(talk: Conversation, engine: ScriptedEngine) -> None:
     engine.script(*(Script((f"{n}", "a", "b"), hold=1) for n in range(2)))
     it = Candidates(talk, 2)
-    until(it, lambda: all(side.answer and side.answer.content.endswith("a") for side in it.sides))
+    until(it, lambda: all(side.answer and side.answer.content.endswith("a") for side in it.answers))
     it.close()
     assert answers(talk) == ["the first", "0a", "1a"]
     for _ in range(5):
@@ -124,7 +124,7 @@ def test_leaving_while_they_grow_keeps_what_came(talk: Conversation, engine: Scr
 def test_what_came_is_in_the_store_before_they_end(talk: Conversation, engine: ScriptedEngine, tmp_path: Path) -> None:
     engine.script(*(Script((f"{n}", "a", "b"), hold=1) for n in range(2)))
     it = Candidates(talk, 2)
-    until(it, lambda: all(side.answer and side.answer.content.endswith("a") for side in it.sides))
+    until(it, lambda: all(side.answer and side.answer.content.endswith("a") for side in it.answers))
     another = SessionStore(tmp_path / "sessions.db")  # as after a SIGKILL
     said = [message.content for message in another.messages(talk.session.id)]
     another.close()
@@ -150,7 +150,7 @@ def test_refused_where_nothing_was_asked_or_an_answer_grows(store: SessionStore,
 
 
 def test_a_greedy_session_is_sampled_warmer_and_says_so(talk: Conversation, engine: ScriptedEngine) -> None:
-    talk.set_sampling({"temperature": 0.0})
+    talk.branch.set_sampling({"temperature": 0.0})
     it = Candidates(talk, 2)
     assert it.notice is not None
     assert "temperature 0 would repeat" in it.notice
@@ -161,25 +161,25 @@ def test_a_greedy_session_is_sampled_warmer_and_says_so(talk: Conversation, engi
 def test_the_engine_dies(talk: Conversation, engine: ScriptedEngine) -> None:
     engine.script(Script(("one", "more"), hold=1), Script(fail="no memory"))
     it = Candidates(talk, 2)
-    until(it, lambda: it.sides[0].answer is not None and it.sides[1].notice is not None)
-    assert it.sides[1].notice == "no memory"
+    until(it, lambda: it.answers[0].answer is not None and it.answers[1].notice is not None)
+    assert it.answers[1].notice == "no memory"
     assert it.growing == 1
     engine.die()
     over(it)
-    assert it.sides[0].answer is not None
-    assert it.sides[0].answer.finish_reason == "died"
+    assert it.answers[0].answer is not None
+    assert it.answers[0].answer.finish_reason == "died"
     with pytest.raises(UsageError, match="2 has said nothing"):
-        it.take(it.sides[1])
-    it.take(it.sides[0])
+        it.take(it.answers[1])
+    it.take(it.answers[0])
     assert talk.messages[-1].content == "one"
 
 
 def test_a_model_that_still_loads_is_waited_for(talk: Conversation) -> None:
     talk.load_model()
     it = Candidates(talk, 2)
-    assert {side.phase for side in it.sides} == {"loading"}
+    assert {side.phase for side in it.answers} == {"loading"}
     over(it)
-    assert all(side.answer is not None for side in it.sides)
+    assert all(side.answer is not None for side in it.answers)
 
 
 def test_a_full_disk_is_said_and_tried_again(
@@ -187,7 +187,7 @@ def test_a_full_disk_is_said_and_tried_again(
 ) -> None:
     engine.script(*(Script((f"{n}", "a")) for n in range(2)))
     it = Candidates(talk, 2)
-    until(it, lambda: all(side.answer is not None for side in it.sides))
+    until(it, lambda: all(side.answer is not None for side in it.answers))
 
     def full(*_: object, **__: object) -> None:
         raise SessionError("the disk is full")
@@ -198,8 +198,8 @@ def test_a_full_disk_is_said_and_tried_again(
         over(it)
         assert it.notice == "the disk is full"
         with pytest.raises(SessionError):
-            it.take(it.sides[0])
-    it.take(it.sides[0])
+            it.take(it.answers[0])
+    it.take(it.answers[0])
     assert answers(talk) == ["the first", "0a", "1a"]
 
 
@@ -219,17 +219,17 @@ def test_each_says_what_it_would_have_said_alone(
     client = EngineClient()
     try:
         talk = Conversation(client, store, store.create(model=str(model)), context=1000)
-        talk.set_sampling({"temperature": 1.0, "seed": 5, "max_tokens": 40})
+        talk.branch.set_sampling({"temperature": 1.0, "seed": 5, "max_tokens": 40})
         talk.load_model()
         talk.send("what? " * 40)  # more than a block, so that there is something to share
         waited(talk)
         it = Candidates(talk, 3)
         waited(it)
-        assert len({side.answer.content for side in it.sides if side.answer is not None}) == 3
-        it.take(it.sides[2])
-        for number, side in enumerate(it.sides):
-            there = len(talk.branches(talk.messages[-1].id).ids)
-            talk.set_sampling({"seed": 6 + number - there})
+        assert len({side.answer.content for side in it.answers if side.answer is not None}) == 3
+        it.take(it.answers[2])
+        for number, side in enumerate(it.answers):
+            there = len(talk.branch.alternatives(talk.messages[-1].id).ids)
+            talk.branch.set_sampling({"seed": 6 + number - there})
             talk.regenerate()
             waited(talk)
             assert side.answer is not None

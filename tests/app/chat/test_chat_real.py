@@ -61,7 +61,7 @@ def test_a_day_in_the_life_of_a_chat(chat: Conversation, client: EngineClient, s
     assert client.card is not None
     assert {record.weight_bytes for record in records} == {client.card.cost.weight_bytes}
 
-    chat.set_sampling({"max_tokens": 40})  # a sampled answer may go on and on
+    chat.branch.set_sampling({"max_tokens": 40})  # a sampled answer may go on and on
     chat.regenerate()
     wait(chat, lambda: chat.phase == "idle")
     again = chat.messages[-1]
@@ -72,7 +72,7 @@ def test_a_day_in_the_life_of_a_chat(chat: Conversation, client: EngineClient, s
     assert again.metrics.reused_tokens == again.metrics.prompt_tokens - 1
     chat.switch_branch(again.id, -1)  # on from the greedy answer: what follows a sampled one differs from run to run
     assert chat.messages[-1].id == answer.id
-    chat.set_sampling({"max_tokens": None})
+    chat.branch.set_sampling({"max_tokens": None})
 
     chat.send("Tell me a very long story about a water mill.")
     wait(chat, lambda: len(chat.messages[-1].content) > 100)
@@ -80,7 +80,7 @@ def test_a_day_in_the_life_of_a_chat(chat: Conversation, client: EngineClient, s
     wait(chat, lambda: chat.phase == "idle")
     stopped = chat.messages[-1]
     assert stopped.partial
-    chat.set_sampling({"max_tokens": 16})
+    chat.branch.set_sampling({"max_tokens": 16})
     chat.continue_answer()
     wait(chat, lambda: chat.phase == "idle")
     assert chat.messages[-1].content.startswith(stopped.content)
@@ -88,7 +88,7 @@ def test_a_day_in_the_life_of_a_chat(chat: Conversation, client: EngineClient, s
     assert chat.messages[-1].metrics.reused_tokens > 50
 
     assert client.pid is not None
-    chat.set_sampling({"max_tokens": None})
+    chat.branch.set_sampling({"max_tokens": None})
     chat.send("And now the same about a windmill.")
     wait(chat, lambda: chat.phase == "answering" and len(chat.messages[-1].content) > 20)
     os.kill(client.pid, signal.SIGKILL)
@@ -112,7 +112,7 @@ def test_a_day_in_the_life_of_a_chat(chat: Conversation, client: EngineClient, s
 
 
 def test_every_turn_prefills_only_what_is_new(chat: Conversation) -> None:
-    chat.set_sampling({"max_tokens": 12})
+    chat.branch.set_sampling({"max_tokens": 12})
     reused = 0
     for turn in range(8):
         ask(chat, f"Name one animal, number {turn}.")

@@ -8,7 +8,7 @@ import pytest
 from headrace.app.chat.answer_setup import AnswerSetup
 from headrace.app.chat.comparison import Comparison
 from headrace.app.chat.conversation import Conversation
-from headrace.app.chat.side import Side
+from headrace.app.chat.parallel_answer import ParallelAnswer
 from headrace.app.model_info import report as models_report
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import EngineError, SessionError, UsageError
@@ -51,7 +51,7 @@ def until_over(it: Comparison) -> None:
     until(it, lambda: it.phase == "idle" and it.running is None)
 
 
-def said(side: Side) -> list[str]:
+def said(side: ParallelAnswer) -> list[str]:
     return [message.content for message in side.messages]
 
 
@@ -60,12 +60,12 @@ def needs(monkeypatch: pytest.MonkeyPatch, bytes: int | None) -> None:
 
 
 def test_both_sides_are_asked_one_after_the_other(talk: Conversation) -> None:
-    talk.set_sampling({"temperature": 0.0})
+    talk.branch.set_sampling({"temperature": 0.0})
     it = Comparison(talk, WARM, no_second)
     assert it.running is None
     engine_of(talk).script(Script(("Cold ", "answer.")), Script(("Warm ", "answer.")))
     it.ask("Which?")
-    a, b = it.sides
+    a, b = it.answers
     assert (a.phase, b.phase) == ("waiting", "queued")
     until(it, lambda: said(a)[-1] == "Cold ")
     assert b.phase == "queued"
@@ -76,7 +76,7 @@ def test_both_sides_are_asked_one_after_the_other(talk: Conversation) -> None:
     first, second = engine_of(talk).commands
     assert first.messages == second.messages
     assert (first.sampling, second.sampling) == ({"temperature": 0.0}, {"temperature": 1.2})
-    assert [len(talk.store.alternatives(side.messages[-1])) for side in it.sides] == [2, 2]
+    assert [len(talk.store.alternatives(side.messages[-1])) for side in it.answers] == [2, 2]
     kept = [message.sampling for message in talk.store.messages(talk.session.id) if message.role == "assistant"]
     assert [sampling["temperature"] for sampling in kept if sampling] == [0.0, 1.2]
     assert engine_of(talk).rests == 0
@@ -88,16 +88,16 @@ def test_an_answer_that_is_there_is_as_answer(talk: Conversation) -> None:
     engine_of(talk).script(Script(("There.",)))
     it = Comparison(talk, WARM, no_second)
     until_over(it)
-    a, b = it.sides
+    a, b = it.answers
     assert (said(a), said(b)) == (["Earlier", "E.", "Which?", "Here."], ["Earlier", "E.", "Which?", "There."])
     assert it.first == 2
     it.take(None)
     assert [message.content for message in talk.messages] == said(a)
 
-    talk.set_sampling({"temperature": 0.1})  # what is there was not said with this
+    talk.branch.set_sampling({"temperature": 0.1})  # what is there was not said with this
     it = Comparison(talk, WARM, no_second)
     until_over(it)
-    assert it.sides[0].messages[-1].sampling == {"temperature": 0.1, "min_p": 0.05}
+    assert it.answers[0].messages[-1].sampling == {"temperature": 0.1, "min_p": 0.05}
 
 
 def test_every_side_goes_on_on_its_own_branch_and_one_is_taken(talk: Conversation) -> None:
@@ -107,12 +107,12 @@ def test_every_side_goes_on_on_its_own_branch_and_one_is_taken(talk: Conversatio
     until_over(it)
     it.ask("two")
     until_over(it)
-    a, b = it.sides
+    a, b = it.answers
     assert (said(a), said(b)) == (["one", "a1", "two", "a2"], ["one", "b1", "two", "b2"])
     it.take(b)
     assert [message.content for message in talk.messages] == said(b)
     assert (talk.session.system, talk.session.sampling) == ("Be warm.", {"temperature": 1.2})
-    assert talk.branches(talk.messages[1].id).ids == (a.messages[1].id, b.messages[1].id)
+    assert talk.branch.alternatives(talk.messages[1].id).ids == (a.messages[1].id, b.messages[1].id)
     talk.switch_branch(talk.messages[1].id, -1)
     assert [message.content for message in talk.messages] == said(a)
 
@@ -121,7 +121,7 @@ def test_stopping_a_gives_b_its_turn(talk: Conversation) -> None:
     it = Comparison(talk, WARM, no_second)
     engine_of(talk).script(Script(("a",) * 9, hold=5), Script(("b",) * 9, hold=5))
     it.ask("Which?")
-    a, b = it.sides
+    a, b = it.answers
     until(it, lambda: said(a)[-1] == "aaaa")
     with pytest.raises(EngineError, match="being written"):
         it.ask("More")
@@ -129,11 +129,11 @@ def test_stopping_a_gives_b_its_turn(talk: Conversation) -> None:
     until(it, lambda: said(b)[-1] == "bbbb")
     it.stop()
     until_over(it)
-    assert [side.messages[-1].finish_reason for side in it.sides] == ["cancelled", "cancelled"]
+    assert [side.messages[-1].finish_reason for side in it.answers] == ["cancelled", "cancelled"]
 
 
 def test_each_side_speculates_as_its_settings_say(talk: Conversation) -> None:
-    talk.set_sampling({"speculate": "off"})
+    talk.branch.set_sampling({"speculate": "off"})
     it = Comparison(talk, replace(AnswerSetup.of(talk.session), sampling={"speculate": "ngram"}), no_second)
     it.ask("Which?")
     until_over(it)
@@ -147,7 +147,7 @@ def test_again_keeps_what_was_said_before(talk: Conversation) -> None:
         it.again()
     it.ask("Which?")
     until_over(it)
-    before = [side.messages[-1] for side in it.sides]
+    before = [side.messages[-1] for side in it.answers]
     it.again()
     until_over(it)
     assert talk.store.alternatives(before[0])[:2] == [message.id for message in before]
@@ -167,8 +167,8 @@ def test_a_second_model_that_fits_gets_an_engine_and_the_other_rests(
     assert [spec.name for spec in second.specs] == ["other-1b"]
     assert len(engine_of(talk).specs) == 1  # neither was loaded twice
     assert (engine_of(talk).rests, second.rests) == (2, 1)
-    assert [side.messages[-1].model for side in it.sides] == ["scripted-1b", "other-1b"]
-    it.take(it.sides[0])
+    assert [side.messages[-1].model for side in it.answers] == ["scripted-1b", "other-1b"]
+    it.take(it.answers[0])
     assert (second.state, talk.engine.state) == ("stopped", "ready")
     assert len(engine_of(talk).specs) == 1
 
@@ -186,7 +186,7 @@ def test_a_second_model_that_does_not_fit_takes_turns_with_the_first(
     until_over(it)
     specs = engine_of(talk).specs
     assert [spec.name for spec in specs] == [None, "other-1b", None, "other-1b"]
-    it.take(it.sides[1])  # whose model is loaded
+    it.take(it.answers[1])  # whose model is loaded
     assert talk.session.model == "other-1b"
     assert len(specs) == 4
 
@@ -205,7 +205,7 @@ def test_less_room_than_it_seemed_is_no_harm(talk: Conversation, monkeypatch: py
     until_over(it)
     assert not it.beside
     assert [spec.name for spec in engine_of(talk).specs] == [None, "other-1b"]
-    assert it.sides[1].messages[-1].content == "Hello, world."
+    assert it.answers[1].messages[-1].content == "Hello, world."
 
 
 def test_a_model_that_cannot_be_loaded_is_refused_with_figures(
@@ -214,13 +214,13 @@ def test_a_model_that_cannot_be_loaded_is_refused_with_figures(
     needs(monkeypatch, None)
     it = Comparison(talk, OTHER, no_second)
     it.ask("Which?")
-    until(it, lambda: it.running is it.sides[1])
+    until(it, lambda: it.running is it.answers[1])
     engine_of(talk).load_failure = "not enough memory: needs 9 GiB, but 2 GiB may be used"
     until_over(it)
-    assert it.sides[1].notice == "not enough memory: needs 9 GiB, but 2 GiB may be used"
-    assert said(it.sides[0]) == ["Which?", "Hello, world."]
+    assert it.answers[1].notice == "not enough memory: needs 9 GiB, but 2 GiB may be used"
+    assert said(it.answers[0]) == ["Which?", "Hello, world."]
     engine_of(talk).load_failure = None
-    it.take(it.sides[0])
+    it.take(it.answers[0])
     assert engine_of(talk).specs[-1].name is None  # A's model comes back
 
 
@@ -228,7 +228,7 @@ def test_an_engine_that_dies_costs_one_answer(talk: Conversation) -> None:
     it = Comparison(talk, WARM, no_second)
     engine_of(talk).script(Script(("half", " more"), hold=1))
     it.ask("Which?")
-    a, b = it.sides
+    a, b = it.answers
     until(it, lambda: said(a)[-1] == "half")
     engine_of(talk).die()
     until_over(it)
@@ -242,16 +242,16 @@ def test_what_does_not_fit_the_context_is_said(talk: Conversation) -> None:
     engine_of(talk).script(Script(full=True), Script(fail="the template refuses it"))
     it.ask("Which?")
     until_over(it)
-    assert "the context is full" in str(it.sides[0].notice)
-    assert it.sides[1].notice == "the template refuses it"
-    assert [said(side) for side in it.sides] == [["Which?"], ["Which?"]]
+    assert "the context is full" in str(it.answers[0].notice)
+    assert it.answers[1].notice == "the template refuses it"
+    assert [said(side) for side in it.answers] == [["Which?"], ["Which?"]]
 
 
 def test_leaving_in_the_middle_keeps_all_of_it(talk: Conversation, tmp_path: Path) -> None:
     it = Comparison(talk, WARM, no_second)
     engine_of(talk).script(Script(("whole.",)), Script(("ha", "lf", "!"), hold=1))
     it.ask("Which?")
-    until(it, lambda: said(it.sides[1])[-1] == "half")
+    until(it, lambda: said(it.answers[1])[-1] == "half")
     killed = SessionStore(tmp_path / "sessions.db")  # what a killed process would leave
     killed.recover(talk.session.id)
     assert [message.content for message in killed.messages(talk.session.id)] == ["Which?", "whole.", "half"]

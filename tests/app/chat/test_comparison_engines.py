@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from headrace.app.chat.answer_setup import AnswerSetup
-from headrace.app.chat.comparison import Comparison, Heard
+from headrace.app.chat.comparison import Comparison
 from headrace.app.chat.conversation import Conversation
+from headrace.app.chat.parallel_answers import AnswerEvent
 from headrace.app.engine.client import EngineClient
 from headrace.app.engine.messages import Delta
 from headrace.app.model_info.report import memory_needed
@@ -45,8 +46,8 @@ def compare(talk: Conversation, other: AnswerSetup, clients: list[EngineClient])
     return Comparison(talk, other, second)
 
 
-def wait(it: Comparison | Conversation, true: Callable[[], object]) -> list[Heard]:
-    heard: list[Heard] = []
+def wait(it: Comparison | Conversation, true: Callable[[], object]) -> list[AnswerEvent]:
+    heard: list[AnswerEvent] = []
     deadline = time.monotonic() + PATIENCE_S
     while not true():
         heard += [event if isinstance(event, tuple) else (None, event) for event in it.poll()]
@@ -55,11 +56,11 @@ def wait(it: Comparison | Conversation, true: Callable[[], object]) -> list[Hear
     return heard
 
 
-def over(it: Comparison) -> list[Heard]:
-    return wait(it, lambda: it.running is None and all(side.answer is not None for side in it.sides))
+def over(it: Comparison) -> list[AnswerEvent]:
+    return wait(it, lambda: it.running is None and all(side.answer is not None for side in it.answers))
 
 
-def decoded(heard: list[Heard]) -> list[str]:
+def decoded(heard: list[AnswerEvent]) -> list[str]:
     """Whose steps came, in order, each run of one side once."""
     names = [side.name for side, event in heard if side is not None and isinstance(event, Delta) and event.records]
     return [name for n, name in enumerate(names) if n == 0 or names[n - 1] != name]
@@ -79,7 +80,7 @@ def test_two_models_side_by_side(clients: list[EngineClient], store: SessionStor
     assert it.beside
     it.ask("more")
     assert decoded(over(it)) == ["A", "B"]
-    for side, name, most in zip(it.sides, ("one", "two"), (40, 30), strict=True):
+    for side, name, most in zip(it.answers, ("one", "two"), (40, 30), strict=True):
         answer = side.messages[-1]
         assert (answer.model, len(side.messages)) == (name, 4)
         assert answer.metrics is not None
@@ -89,7 +90,7 @@ def test_two_models_side_by_side(clients: list[EngineClient], store: SessionStor
         assert answer.sampling["max_tokens"] == most
     second = clients[1].pid
     assert second is not None
-    it.take(it.sides[1])
+    it.take(it.answers[1])
     assert talk.session.model == str(two)
     wait(talk, lambda: clients[0].state == "ready" and clients[0].card is not None)
     assert clients[0].card is not None
@@ -107,7 +108,7 @@ def test_one_model_at_a_time(
     it = compare(talk, AnswerSetup(str(two), "", NOISE), clients)  # nothing is loaded yet
     it.ask("hello")
     assert decoded(over(it)) == ["A", "B"]
-    assert (len(clients), [side.messages[-1].model for side in it.sides]) == (1, ["one", "two"])
+    assert (len(clients), [side.messages[-1].model for side in it.answers]) == (1, ["one", "two"])
     it.take(None)
     wait(talk, lambda: clients[0].state == "ready")
     assert clients[0].card is not None
@@ -126,10 +127,10 @@ def test_the_default_model_against_itself(
     over(it)
     it.ask("Tell me about a water mill.")
     assert decoded(over(it)) == ["A", "B"]
-    a, b = it.sides
+    a, b = it.answers
     assert "Paris" in a.messages[1].content
     assert a.messages[-1].content != b.messages[-1].content
-    for side in it.sides:
+    for side in it.answers:
         went = side.messages[-1].metrics
         assert went is not None
         assert went.decode_tokens_per_second is not None

@@ -71,7 +71,7 @@ def test_a_turn_passes_through_its_phases_and_is_stored_as_it_grows(chat: Conver
     chat.send("Hi")
     assert (chat.phase, stored(chat)) == ("waiting", ["Hi"])
     chat.poll()
-    assert (chat.phase, chat.context_tokens) == ("prefill", 20)
+    assert (chat.phase, chat.branch.context_tokens) == ("prefill", 20)
     chat.poll()
     for so_far in ("Hello", "Hello, ", "Hello, world"):
         chat.poll()
@@ -81,7 +81,7 @@ def test_a_turn_passes_through_its_phases_and_is_stored_as_it_grows(chat: Conver
     until_idle(chat)
     answer = chat.messages[-1]
     assert (answer.content, answer.partial, answer.finish_reason) == ("Hello, world.", False, "stop")
-    assert (answer.model, chat.context_tokens) == ("scripted-1b", 24)
+    assert (answer.model, chat.branch.context_tokens) == ("scripted-1b", 24)
     assert answer.metrics is not None
     assert (answer.metrics.prompt_tokens, answer.metrics.completion_tokens, answer.metrics.mbu) == (20, 4, 0.31)
     assert chat.session.title == "Hi"
@@ -90,10 +90,10 @@ def test_a_turn_passes_through_its_phases_and_is_stored_as_it_grows(chat: Conver
 def test_the_whole_branch_is_sent_with_the_system_prompt_and_settings(
     chat: Conversation, engine: ScriptedEngine
 ) -> None:
-    chat.set_system("Be brief.")
-    chat.set_sampling({"temperature": 0.5, "max_tokens": 9, "stop": ["END"], "seed": 1, "thinking": False})
-    chat.set_sampling({"speculate": "off"})
-    chat.set_sampling({"seed": None})
+    chat.branch.set_system("Be brief.")
+    chat.branch.set_sampling({"temperature": 0.5, "max_tokens": 9, "stop": ["END"], "seed": 1, "thinking": False})
+    chat.branch.set_sampling({"speculate": "off"})
+    chat.branch.set_sampling({"seed": None})
     ask(chat, "one", "1")
     ask(chat, "two", "2")
     command = engine.commands[-1]
@@ -214,7 +214,7 @@ def test_regenerate_edit_and_switch_make_branches(chat: Conversation, engine: Sc
     assert shown(chat) == ["q1", "a1", "q2"]
     until_idle(chat)
     assert shown(chat) == ["q1", "a1", "q2", "a2 new"]
-    branches = chat.branches(chat.messages[3].id)
+    branches = chat.branch.alternatives(chat.messages[3].id)
     assert (len(branches.ids), branches.shown) == (2, 1)
     engine.script(Script(pieces=("b1",)))
     chat.edit(chat.messages[0].id, "Q1")
@@ -258,7 +258,7 @@ def test_any_question_can_be_asked_again(chat: Conversation, engine: ScriptedEng
     chat.regenerate(chat.messages[0].id)
     until_idle(chat)
     assert shown(chat) == ["q1", "a1 new"]
-    assert len(chat.branches(chat.messages[1].id).ids) == 2
+    assert len(chat.branch.alternatives(chat.messages[1].id).ids) == 2
 
 
 def test_an_edited_answer_is_a_branch_and_can_be_continued(chat: Conversation, engine: ScriptedEngine) -> None:
@@ -269,7 +269,7 @@ def test_an_edited_answer_is_a_branch_and_can_be_continued(chat: Conversation, e
     chat.continue_answer()
     until_idle(chat)
     assert shown(chat) == stored(chat) == ["q", "Good start, good end"]
-    assert len(chat.branches(chat.messages[1].id).ids) == 2
+    assert len(chat.branch.alternatives(chat.messages[1].id).ids) == 2
 
 
 def test_a_failed_regeneration_shows_the_old_answer_again(chat: Conversation, engine: ScriptedEngine) -> None:
@@ -444,10 +444,10 @@ def test_one_answer_at_a_time_and_nothing_without_words(chat: Conversation, engi
 
 def test_resuming_brings_everything_back(chat: Conversation, engine: ScriptedEngine, store: SessionStore) -> None:
     ask(chat, "q", "a", "b")
-    tokens = chat.context_tokens
+    tokens = chat.branch.context_tokens
     chat.close()
     again = Conversation(engine, store, store.find("last"))
-    assert (shown(again), again.context_tokens) == (["q", "ab"], tokens)
+    assert (shown(again), again.branch.context_tokens) == (["q", "ab"], tokens)
 
 
 def test_leaving_keeps_the_partial_answer_and_drops_empty_sessions(
@@ -473,14 +473,18 @@ def test_leaving_keeps_the_partial_answer_and_drops_empty_sessions(
 
 def full_chat(chat: Conversation, engine: ScriptedEngine) -> None:
     """Three turns, the last of which no longer fits."""
-    chat.set_system("Be brief.")
+    chat.branch.set_system("Be brief.")
     ask(chat, "q1", "a1")
     ask(chat, "q2", "a2")
     engine.script(Script(full=True))
     chat.send("q3")
     until_idle(chat)
-    assert chat.question is not None
-    assert (chat.question.tokens, chat.question.limit, chat.question.during_answer) == (513, 512, False)
+    assert chat.trimming.question is not None
+    assert (chat.trimming.question.tokens, chat.trimming.question.limit, chat.trimming.question.during_answer) == (
+        513,
+        512,
+        False,
+    )
     assert stored(chat)[-1] == "q3"
 
 
@@ -492,7 +496,7 @@ def test_dropping_the_oldest_turns(chat: Conversation, engine: ScriptedEngine) -
     assert len(command.messages) == 6
     engine._backlog.append(Dropped(command.id, 2))
     until_idle(chat)
-    assert (chat.not_sent, chat.question) == (2, None)
+    assert (chat.branch.not_sent, chat.trimming.question) == (2, None)
     assert shown(chat) == ["q1", "a1", "q2", "a2", "q3", "Hello, world."]  # nothing is lost on the screen
     ask(chat, "q4", "a4")
     assert [m["content"] for m in engine.commands[-1].messages][:3] == ["Be brief.", "q2", "a2"]
@@ -512,7 +516,7 @@ def test_a_summary_takes_the_place_of_older_turns(chat: Conversation, engine: Sc
     assert system["content"].startswith(
         "Be brief.\n\nSummary of the conversation before this point:\nThey said 1 and 2."
     )
-    assert (question["content"], chat.not_sent) == ("q3", 4)
+    assert (question["content"], chat.branch.not_sent) == ("q3", 4)
 
 
 @pytest.mark.parametrize(("limit", "tokens"), [(600, 150), (8192, 512), (3, 1)])
@@ -540,7 +544,7 @@ def test_what_is_said_when_a_summary_was_not_enough(
     assert chat.notice is not None
     assert said in chat.notice
     assert "only the summary" in chat.notice
-    assert chat.question is None
+    assert chat.trimming.question is None
 
 
 def test_turns_too_long_to_be_summarised_are_asked_about_again(chat: Conversation, engine: ScriptedEngine) -> None:
@@ -561,8 +565,8 @@ def test_a_stopped_summary_asks_again(chat: Conversation, engine: ScriptedEngine
     chat.poll()
     chat.stop()
     until_idle(chat)
-    assert chat.question is not None
-    assert (chat.not_sent, stored(chat)[-1]) == (0, "q3")
+    assert chat.trimming.question is not None
+    assert (chat.branch.not_sent, stored(chat)[-1]) == (0, "q3")
 
 
 def test_going_on_in_a_new_session(chat: Conversation, engine: ScriptedEngine) -> None:
@@ -571,7 +575,7 @@ def test_going_on_in_a_new_session(chat: Conversation, engine: ScriptedEngine) -
     chat.resolve("new")
     until_idle(chat)
     assert chat.session.id != old
-    assert (shown(chat), chat.session.system, chat.question) == (["q3", "Hello, world."], "Be brief.", None)
+    assert (shown(chat), chat.session.system, chat.trimming.question) == (["q3", "Hello, world."], "Be brief.", None)
     assert len(chat.store.branch(old)) == 5
 
 
@@ -580,8 +584,8 @@ def test_running_into_the_limit_asks_and_then_continues(chat: Conversation, engi
     engine.script(Script(pieces=("half",), reason="length", context_full=True), Script(pieces=(" and half",)))
     chat.send("q2")
     until_idle(chat)
-    assert chat.question is not None
-    assert chat.question.during_answer
+    assert chat.trimming.question is not None
+    assert chat.trimming.question.during_answer
     assert chat.messages[-1].partial
     chat.resolve("drop")
     assert (engine.commands[-1].continue_text, engine.commands[-1].drop_oldest) == ("half", True)
@@ -608,7 +612,7 @@ def test_a_single_message_that_is_too_long_is_said_so(chat: Conversation, engine
     engine.script(Script(full=True))
     chat.send("a whole book")
     until_idle(chat)
-    assert chat.question is None
+    assert chat.trimming.question is None
     assert chat.notice is not None
     assert "513 tokens" in chat.notice
     with pytest.raises(UsageError):
@@ -711,7 +715,7 @@ def test_an_answer_that_could_not_be_stored_comes_before_all_else(
 def test_an_answer_that_could_not_be_stored_is_when_there_is_room(
     chat: Conversation, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, table: str
 ) -> None:
-    monkeypatch.setattr("headrace.app.chat.answered_session.RETRY_S", 0.0)
+    monkeypatch.setattr("headrace.app.chat.answer_writer.RETRY_S", 0.0)
     engine.script(Script(pieces=("It ", "is ", "high.")))
     chat.send("How is it?")
     with nothing_fits(chat.store, table):
@@ -775,7 +779,7 @@ def test_an_answer_that_another_process_deletes_holds_nobody_up(
         if what == "session":
             other.delete(chat.session.id)
         else:
-            other.remove(other.message(chat.last("user" if what == "question" else "assistant").id))
+            other.remove(other.message(chat.branch.last("user" if what == "question" else "assistant").id))
     engine.release()
     until_idle(chat)
     assert chat.notice is not None
@@ -796,7 +800,7 @@ def test_a_question_on_a_branch_that_another_process_deleted_is_not_asked(
 ) -> None:
     ask(chat, "mill", "A waterwheel.")
     with closing(SessionStore(tmp_path / "sessions.db")) as other:
-        other.remove(other.message(chat.last("assistant").id))
+        other.remove(other.message(chat.branch.last("assistant").id))
     with pytest.raises(DeletedError, match="this message was deleted elsewhere"):
         chat.send("and?")
     assert len(engine.commands) == 1
@@ -826,17 +830,17 @@ def test_steps_without_text_change_no_message(chat: Conversation, engine: Script
 
 
 def test_a_draft_is_read_ahead_as_it_would_be_sent(engine: ScriptedEngine, chat: Conversation, tmp_path: Path) -> None:
-    chat.read_ahead("")
+    chat.prefetch("")
     assert not engine.ahead  # an empty conversation has nothing to read
     (tmp_path / "notes.md").write_text("the mill stands")
     chat.send("hello")
-    chat.read_ahead("while it answers")
+    chat.prefetch("while it answers")
     until_idle(chat)
-    chat.read_ahead("/file /nowhere/at/all.txt\nwhat?")
+    chat.prefetch("/file /nowhere/at/all.txt\nwhat?")
     assert not engine.ahead
     typed = f"/file {tmp_path}/notes.md\nWhat does it "
-    chat.read_ahead(typed)
-    chat.read_ahead("")
+    chat.prefetch(typed)
+    chat.prefetch("")
     chat.send(typed.rstrip())
     sent = [message["content"] for message in engine.commands[-1].messages]
     assert ahead(engine) == [sent, sent[:-1]]

@@ -23,8 +23,8 @@ def test_every_answer_keeps_what_it_was_made_with(tmp_path: Path) -> None:
         engine = ScriptedEngine(card_to_load=replace(CARD, generation_defaults={"top_p": 0.9, "temperature": 0.6}))
         chat = Conversation(engine, store, store.create(system="Be brief.", sampling={"max_tokens": 50}))
         ask(chat, "Hi")
-        chat.set_sampling({"temperature": 0.2, "stop": ["END"]})
-        chat.set_system("")
+        chat.branch.set_sampling({"temperature": 0.2, "stop": ["END"]})
+        chat.branch.set_system("")
         ask(chat, "Again")
         chat.edit(chat.messages[1].id, "By hand.")
         question, first, _, second = store.messages(chat.session.id)[:4]

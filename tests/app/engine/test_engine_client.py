@@ -20,18 +20,18 @@ from headrace.app.engine.messages import (
     Delta,
     Died,
     Done,
-    DraftCounted,
     Dropped,
     Event,
     Failed,
     Generate,
     LoadProgress,
     ModelSpec,
+    PrefetchPrompt,
     Prefill,
     PrefixCached,
+    PromptCounted,
     Pulled,
     PullFailed,
-    ReadAhead,
     Ready,
 )
 from headrace.runtime.errors import EngineError
@@ -138,10 +138,10 @@ def test_the_next_turn_reuses_the_conversation(ready: EngineClient) -> None:
 
 
 def test_what_was_read_ahead_waits_in_the_cache(ready: EngineClient) -> None:
-    ready.read_ahead(ReadAhead(HELLO, id=3, files=("ab", "", "abc")))
+    ready.prefetch(PrefetchPrompt(HELLO, id=3, files=("ab", "", "abc")))
     events: list[Event] = []
     held = until(ready, PrefixCached, events)
-    (counted,) = (event for event in events if isinstance(event, DraftCounted))
+    (counted,) = (event for event in events if isinstance(event, PromptCounted))
     assert (counted.id, counted.tokens) == (3, held.tokens + 1)
     assert tuple(counted.files) == (2, 0, 3)  # bytes are its tokens
     assert 0 < counted.message < counted.tokens <= counted.longest
@@ -151,9 +151,9 @@ def test_what_was_read_ahead_waits_in_the_cache(ready: EngineClient) -> None:
     assert done.summary.reused_tokens == held.tokens == done.summary.prompt_tokens - 1
 
     seen: list[Event] = []
-    ready.read_ahead(ReadAhead(HELLO, id=4, count_only=True))
-    ready.read_ahead(ReadAhead([{"role": "user"}]))  # what the template cannot take is for Generate to complain of
-    ready.read_ahead(ReadAhead([*HELLO, {"role": "assistant", "content": "x" * ROOMY}]))  # past the context limit
+    ready.prefetch(PrefetchPrompt(HELLO, id=4, count_only=True))
+    ready.prefetch(PrefetchPrompt([{"role": "user"}]))  # what the template cannot take is for Generate to complain of
+    ready.prefetch(PrefetchPrompt([*HELLO, {"role": "assistant", "content": "x" * ROOMY}]))  # past the context limit
     ready.submit(Generate(2, HELLO, max_tokens=1))
     until(ready, Done, seen)
     assert not [event for event in seen if isinstance(event, Failed | ContextFull)]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from headrace.app.chat.open_session import OpenSession
+from headrace.app.chat.session_branch import SessionBranch
 from headrace.app.cli.sessions import sessions as command
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import HeadraceError, SessionError
@@ -62,7 +62,7 @@ def try_rows(sound: Path, folder: Path, seed: int, count: int) -> int:
             assert rows_of(path) == stored, (table, column, value)
             for entry in or_nothing(store.sessions):
                 with suppress(HeadraceError):
-                    OpenSession(store, entry.session)
+                    SessionBranch(store, entry.session)
         path.unlink()
     return tried
 

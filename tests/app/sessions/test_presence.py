@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from headrace.app.chat.open_session import OpenSession
+from headrace.app.chat.session_branch import SessionBranch
 from headrace.app.sessions.store import SessionStore
 
 HOLD = """
@@ -45,7 +45,7 @@ def test_what_another_process_says_does_not_flip_the_branch_that_is_shown(tmp_pa
     here, there = SessionStore(tmp_path / "sessions.db"), SessionStore(tmp_path / "sessions.db")
     session = here.create()
     question = here.add(session.id, None, "user", "why?")
-    shown = OpenSession(here, here.session(session.id))
+    shown = SessionBranch(here, here.session(session.id))
     there.add(session.id, None, "user", "said there")
     shown.reload(question.id)
     assert [message.content for message in shown.messages] == ["why?"]

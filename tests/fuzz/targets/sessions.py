@@ -6,7 +6,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from headrace.app.chat.open_session import OpenSession
+from headrace.app.chat.session_branch import SessionBranch
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import HeadraceError
 from tests.damaged_sessions import changed_pages, damage_row, mutation, rows_of, use, write_sound
@@ -45,4 +45,4 @@ class Database:
             with suppress(HeadraceError):
                 for entry in store.sessions():
                     with suppress(HeadraceError):
-                        OpenSession(store, entry.session)
+                        SessionBranch(store, entry.session)

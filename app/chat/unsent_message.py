@@ -1,46 +1,46 @@
-"""What is being typed, as it would be sent if it were said next: its files, and how many tokens the engine counted."""
+"""The message being typed: its attachments, and its prompt for counting and prefetching."""
 
 import time
 from collections.abc import Sequence
 
 from headrace.app.chat.attachments import read_attachments, take_attachments
 from headrace.app.chat.prompt import draft_messages
-from headrace.app.engine.messages import DraftCounted, ReadAhead
+from headrace.app.engine.messages import PrefetchPrompt, PromptCounted
 from headrace.app.sessions.records import Attachment, Message, Session
 from headrace.runtime.errors import UsageError
 
-_FRESH_S = 3.0  # files are not looked for and read again with every key; what is sent is read anew
+_FRESH_S = 3.0  # files are read again after so long; sending always reads them anew
 
 
-class Draft:
-    """files: what goes with it; problem: why one of them cannot, empty where all can. counted: of the last text."""
+class UnsentMessage:
+    """files: its attachments. problem: why one of them cannot be read, or "". counted: the latest token count."""
 
     def __init__(self) -> None:
         self.files: tuple[Attachment, ...] = ()
         self.problem = ""
-        self.counted: DraftCounted | None = None
+        self.counted: PromptCounted | None = None
         self._counted_text = ""
         self._text = ""
-        self._asked = 0  # how often
-        self._read: dict[str, tuple[float, Sequence[Attachment]]] = {}  # by what names them: when, and what it was
+        self._requests = 0
+        self._read: dict[str, tuple[float, Sequence[Attachment]]] = {}  # by name: time and content
 
-    def ask(
+    def prefetch(
         self, text: str, session: Session, branch: Sequence[Message], *, count_only: bool = False
-    ) -> ReadAhead | None:
-        """What the engine is asked about this text; None where nothing would be sent, or not all of it can be read."""
+    ) -> PrefetchPrompt | None:
+        """Return the request for this text; None if nothing would be sent, or a file cannot be read."""
         try:
             content, self.files = take_attachments(text, read=self._read_lately)
-        except UsageError as error:  # said in full when it is sent
+        except UsageError as error:  # reported in full when it is sent
             self.files, self.problem = (), str(error)
             return None
         self.problem = ""
-        self._asked, self._text = self._asked + 1, text
+        self._requests, self._text = self._requests + 1, text
         messages = draft_messages(session, branch, content.rstrip(), self.files)
         if not messages:
             return None
         files = tuple(file.text for file in self.files)
         thinking = session.sampling.get("thinking")
-        return ReadAhead(messages, thinking, self._asked, count_only=count_only, files=files)
+        return PrefetchPrompt(messages, thinking, self._requests, count_only=count_only, files=files)
 
     def _read_lately(self, name: str) -> Sequence[Attachment]:
         now = time.monotonic()
@@ -49,22 +49,22 @@ class Draft:
             self._read[name] = now, read_attachments(name)
         return self._read[name][1]
 
-    def take(self, counted: DraftCounted) -> None:
-        """The engine's answer; one to an earlier text says nothing any more."""
-        if counted.id == self._asked:
+    def counted_by(self, counted: PromptCounted) -> None:
+        """Take a count; counts of earlier texts are ignored."""
+        if counted.id == self._requests:
             self.counted, self._counted_text = counted, self._text
 
-    def count_of(self, text: str) -> DraftCounted | None:
-        """Of this very text, if it was counted."""
+    def count_of(self, text: str) -> PromptCounted | None:
+        """Return the count of this very text, if there is one."""
         return self.counted if self._counted_text == text else None
 
     @property
     def file_tokens(self) -> Sequence[int | None]:
-        """Tokens of each of `files`; None while they are being counted."""
-        counted = self.counted.files if self.counted is not None and self.counted.id == self._asked else ()
+        """Tokens of each of `files`; None until they are counted."""
+        counted = self.counted.files if self.counted is not None and self.counted.id == self._requests else ()
         return counted if len(counted) == len(self.files) else (None,) * len(self.files)
 
     def sent(self) -> None:
-        """It was said: there is none now."""
+        """Clear everything: the message was sent."""
         self.files, self.problem, self.counted = (), "", None
         self._read.clear()

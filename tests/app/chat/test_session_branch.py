@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.app.chat.open_session import tokens_held
+from headrace.app.chat.session_branch import tokens_held
 
 
 @pytest.mark.parametrize(

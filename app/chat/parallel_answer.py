@@ -1,28 +1,28 @@
-"""One side of a comparison: how it answers, its own branch of the session, and its answer as it grows."""
+"""One of several answers to the same question, on a branch of its own."""
 
 from typing import Any, Literal
 
 from headrace.app.chat.answer_setup import AnswerSetup, answer_request, settings_used
-from headrace.app.chat.open_session import tokens_held
-from headrace.app.chat.turn import Turn
+from headrace.app.chat.session_branch import cached_tokens
+from headrace.app.chat.turn import Turn, TurnPhase
 from headrace.app.engine.messages import Delta, Done, Generate, ModelCard, Prefill
 from headrace.app.sessions.records import Message, Session
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import DeletedError
 
-SidePhase = Literal["idle", "queued", "loading", "waiting", "prefill", "answering"]
+AnswerPhase = Literal["idle", "queued", "loading"] | TurnPhase
 
 
-class Side:
-    """messages: its branch, first to last, the growing answer included. phase: `queued` while the other side answers.
+class ParallelAnswer:
+    """messages: its branch, first to last, the growing answer included. phase: `queued` while another one is written.
 
-    card: its model's, once that was loaded. notice: why there is no answer, or what is wrong with it.
+    card: its model's, once loaded. notice: the reason for a missing answer, or a problem with it.
     """
 
     def __init__(self, name: str, setup: AnswerSetup, store: SessionStore, session: Session) -> None:
         self.name, self.setup = name, setup
         self.messages: list[Message] = []
-        self.phase: SidePhase = "idle"
+        self.phase: AnswerPhase = "idle"
         self.card: ModelCard | None = None
         self.notice: str | None = None
         self.context_tokens = 0
@@ -31,53 +31,45 @@ class Side:
 
     @property
     def leaf(self) -> int | None:
-        """Its last message."""
+        """Id of its last message."""
         return self.messages[-1].id if self.messages else None
 
     @property
     def effective(self) -> dict[str, Any]:
-        """The settings in effect, as far as its model is known."""
+        """The sampling settings in effect, as far as its model is known."""
         return settings_used(self.setup.sampling, self.card)
 
     @property
     def answer(self) -> Message | None:
-        """Its last answer, or what there is of it; None while there is only the question."""
+        """The last message if it is an answer, complete or not."""
         last = self.messages[-1] if self.messages else None
         return last if last is not None and last.role == "assistant" else None
 
     def show(self, leaf: int | None) -> None:
-        """Its branch from now on."""
+        """Read the branch that ends with `leaf`."""
         self.messages = self._store.branch(self._session.id, leaf) if leaf is not None else []
-        last = next((message for message in reversed(self.messages) if message.metrics is not None), None)
-        self.context_tokens = 0
-        if last is not None and (went := last.metrics) is not None:
-            self.context_tokens = tokens_held(went.prompt_tokens, went.completion_tokens, last.finish_reason)
+        self.context_tokens = cached_tokens(self.messages)
 
     def begin(self, card: ModelCard) -> Generate:
-        """The request for an answer to its last message; its model is loaded."""
+        """Return the request for an answer to its last message; `card` is of its model, which is loaded."""
         self.card, self.phase, self.notice = card, "waiting", None
         self.turn = Turn(self._store, self.messages[-1], model=card.name, system=self.setup.system)
         self.turn.sampling = self.effective
         return answer_request(self.turn.id, self.setup.applied(self._session), self.messages)
 
-    def take(self, event: Prefill | Delta) -> None:
-        """Its answer goes on. Raises SessionError where the message cannot be begun."""
+    def handle(self, event: Prefill | Delta) -> None:
+        """Add to the answer. Raises SessionError if its message cannot be created."""
         turn = self.turn
         assert turn is not None
-        if isinstance(event, Prefill):
-            self.context_tokens = event.reused + event.total + 1  # the prompt's last token is fed by the first step
-            self.phase = "prefill"
-            return
-        self.phase = "answering"
-        self.context_tokens += sum(record.tokens for record in event.records)
-        if event.text:
+        turn.handle(event)
+        self.phase, self.context_tokens = turn.phase, turn.context_tokens
+        if isinstance(event, Delta) and event.text:
             turn.grow(event.text)
             if turn.answer is not None:
                 self.messages = [*self.messages[: -1 if self.answer is not None else None], turn.answer]
 
     def end(self, reason: str, done: Done | None) -> None:
-        """Its answer is over. Raises SessionError where it cannot be stored: to be called again then, but after a
-        DeletedError."""
+        """Store the answer that ended. Raises SessionError: call it again, unless it is a DeletedError."""
         self.phase = "idle"
         if (turn := self.turn) is None:
             return

@@ -1,0 +1,145 @@
+"""Storage of one answer at a time on a session's branch, as the engine generates it.
+
+A message is in the store before its request is submitted.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal
+
+from headrace.app.chat.answer_setup import answer_request, settings_used
+from headrace.app.chat.session_branch import SessionBranch
+from headrace.app.chat.turn import RETRY_S, Turn
+from headrace.app.engine.client import ChatEngine
+from headrace.app.engine.messages import Delta, Done, Generate, Prefill
+from headrace.runtime.errors import DeletedError, EngineError
+
+Phase = Literal["idle", "waiting", "prefill", "answering", "summarising"]
+
+
+class AnswerWriter:
+    """turn: the generation that is running. accepted_spans: by message id, spans of text from accepted draft tokens."""
+
+    def __init__(self, engine: ChatEngine, branch: SessionBranch) -> None:
+        self.turn: Turn | None = None
+        self.accepted_spans: dict[int, Sequence[tuple[int, int]]] = {}
+        self._engine, self._branch = engine, branch
+        self._unstored: tuple[Turn, str, Done | None] | None = None
+        self._retry_at = 0.0
+
+    @property
+    def phase(self) -> Phase:
+        if self.turn is None:
+            return "idle"
+        return "summarising" if self.turn.summarising else self.turn.phase
+
+    @property
+    def has_unstored(self) -> bool:
+        """Whether the last answer ended and could not be stored yet."""
+        return self._unstored is not None
+
+    @property
+    def retry_due(self) -> bool:
+        """Whether to try again to store the last answer."""
+        return self.has_unstored and time.monotonic() >= self._retry_at
+
+    @property
+    def model_name(self) -> str | None:
+        """The loaded model, or the session's while it is being loaded."""
+        return self._engine.card.name if self._engine.card else self._branch.session.model
+
+    def require_no_turn(self) -> None:
+        if self.turn is not None:
+            raise EngineError("an answer is being written", "stop it first")
+
+    def ask(
+        self,
+        leaf_id: int,
+        *,
+        continuing: bool = False,
+        drop_oldest: bool = False,
+        sampling: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Submit the branch up to this message, which is the answer so far if `continuing`.
+
+        sampling: replaces the session's.
+        """
+        branch = self._branch
+        leaf = branch.message(leaf_id)
+        messages = branch.messages[: branch.messages.index(leaf) + 1]
+        turn = Turn(
+            branch.store,
+            leaf,
+            model=self.model_name,
+            system=branch.session.system,
+            continuing=continuing,
+            dropping=drop_oldest,
+        )
+        turn.sampling = branch.session.sampling if sampling is None else sampling
+        self.submit(
+            turn,
+            answer_request(
+                turn.id, branch.session, messages, sampling=sampling, continuing=continuing, drop_oldest=drop_oldest
+            ),
+        )
+        branch.messages = messages
+
+    def submit(self, turn: Turn, request: Generate) -> None:
+        self._engine.submit(request)
+        self.turn = turn
+
+    def handle(self, turn: Turn, event: Prefill | Delta) -> None:
+        """Add to the answer. Raises SessionError if its message cannot be created."""
+        turn.handle(event)
+        branch, card = self._branch, self._engine.card
+        branch.context_tokens = min(turn.context_tokens, card.context_limit) if card else turn.context_tokens
+        if isinstance(event, Prefill):
+            return
+        if turn.answer is None and turn.sampling is not None:
+            turn.sampling = settings_used(turn.sampling, card)
+        if event.text:
+            turn.grow(event.text, self.model_name, event.accepted_spans)
+            self._show(turn)
+
+    def end(self, turn: Turn, reason: str, done: Done | None = None) -> None:
+        """Store the answer that ended. Raises SessionError if that fails; `settle` tries again."""
+        self.turn = None
+        self._store(turn, reason, done)
+
+    def save(self) -> None:
+        """Store the text that arrived. Raises SessionError."""
+        if self.turn is not None:
+            self.turn.save()
+
+    def settle(self) -> None:
+        """Store the last answer if that has failed. Raises SessionError as long as it fails."""
+        if self._unstored is not None:
+            self._store(*self._unstored)
+
+    def _show(self, turn: Turn) -> None:
+        """Put the growing answer at the end of the branch."""
+        if (answer := turn.answer) is None:
+            return
+        if turn.accepted_spans:
+            self.accepted_spans[answer.id] = turn.accepted_spans
+        messages = self._branch.messages
+        if messages[-1].id == answer.id:
+            messages[-1] = answer
+        else:
+            messages.append(answer)
+
+    def _store(self, turn: Turn, reason: str, done: Done | None) -> None:
+        branch = self._branch
+        self._unstored, self._retry_at = (turn, reason, done), time.monotonic() + RETRY_S
+        try:
+            turn.end(reason, done)
+        except DeletedError:  # by another process: not tried again
+            self._unstored = None
+            with suppress(DeletedError):  # the session may be gone, too
+                branch.reload(branch.store.session(branch.session.id).active_leaf)
+            raise
+        self._unstored = None
+        tokens = branch.context_tokens
+        branch.reload(branch.leaf if turn.answer is None else turn.answer.id)
+        branch.context_tokens = tokens

@@ -1,0 +1,72 @@
+"""Trimming of a prompt that exceeds the context: drop the oldest turns or replace them by a summary, with undo."""
+
+from headrace.app.chat.context_question import ContextQuestion, context_full_notice
+from headrace.app.chat.prompt import runs
+from headrace.app.chat.session_branch import SessionBranch
+from headrace.app.sessions.records import Message
+from headrace.runtime.errors import UsageError
+
+
+class ContextTrimming:
+    """Nothing is left out of the prompt unless the user chooses so.
+
+    question: the choice the user has to make. returned: text of a message too long for the context, for the input.
+    typed: content of the last message, and the text it was parsed from.
+    """
+
+    def __init__(self, branch: SessionBranch) -> None:
+        self.question: ContextQuestion | None = None
+        self.returned: str | None = None
+        self.typed = "", ""
+        self._branch = branch
+        self._history: list[tuple[int | None, str]] = []  # prompt_from and summary before each change
+
+    def context_full(self, tokens: int, limit: int, leaf: Message, *, during_answer: bool) -> str | None:
+        """Ask the user which turns to drop. If only one is left, take it back and return the notice."""
+        branch = self._branch
+        turns = sum(message.role == "user" for message in branch.messages[branch.not_sent :])
+        if turns > 1:
+            self.question = ContextQuestion(tokens, limit, during_answer, leaf.id)
+            return None
+        summarised = branch.session.summary and branch.not_sent
+        why = "there is only the summary before it" if summarised else "nothing older is left to drop"
+        self.take_back(leaf)
+        return context_full_notice(tokens, limit, why)
+
+    def take_back(self, leaf: Message) -> None:
+        """Remove an unanswered message, which would be sent with all later ones, and return its text to the input."""
+        branch = self._branch
+        answered = any(message.parent_id == leaf.id for message in branch.store.messages(branch.session.id))
+        if leaf.role == "user" and not answered:
+            branch.store.take_back(leaf)
+            branch.reload(leaf.parent_id)
+            self.returned = self.typed[1] if self.typed[0] == leaf.content else leaf.content
+
+    def dropped(self, count: int) -> None:
+        """Store that the engine left out the first `count` messages of the prompt."""
+        first = runs(self._branch.session, self._branch.messages)[count][0]
+        self.trim(first.id, self._branch.session.summary)
+
+    def trim(self, first: int | None, summary: str) -> None:
+        """Leave out all messages before `first` and send the summary instead."""
+        session = self._branch.session
+        self._history.append((session.prompt_from, session.summary))
+        self._branch.session = self._branch.store.set_prompt_from(session.id, first, summary)
+
+    def set_summary(self, text: str) -> None:
+        """Replace the summary. Raises UsageError if no message is left out."""
+        if not self._branch.not_sent:
+            raise UsageError("all messages are sent: there is no summary")
+        self.trim(self._branch.session.prompt_from, text.strip())
+
+    def undo(self) -> None:
+        """Undo the latest trimming; all trimming of earlier runs is undone in one step."""
+        if not self._branch.not_sent and not self._history:
+            raise UsageError("all messages are sent: there is nothing to undo")
+        before, summary = self._history.pop() if self._history else (None, "")
+        self._branch.session = self._branch.store.set_prompt_from(self._branch.session.id, before, summary)
+
+    def reset(self) -> None:
+        """Forget the question and the history: the branch is of a new session."""
+        self.question = None
+        self._history.clear()

@@ -1,0 +1,125 @@
+"""Several answers on branches of their own, generated and stored independently: shared by `/compare` and `/again`.
+
+While there are such answers, their `poll` replaces the conversation's.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Literal, ParamSpec
+
+from headrace.app.chat.context_question import context_full_notice
+from headrace.app.chat.conversation import Conversation
+from headrace.app.chat.parallel_answer import ParallelAnswer
+from headrace.app.chat.turn import RETRY_S
+from headrace.app.engine.messages import Abandoned, ContextFull, Delta, Done, Event, Failed, Prefill, one_line
+from headrace.runtime.errors import DeletedError, EngineError, SessionError
+
+P = ParamSpec("P")
+Phase = Literal["idle", "waiting", "prefill", "answering"]
+AnswerEvent = tuple[ParallelAnswer | None, Event]
+"""An engine event and the answer that it is about."""
+
+
+class ParallelAnswers(ABC):
+    """answers: in the order in which they are shown. notice: one line about all of them.
+
+    ids: of the generations that run at the same time; empty if the answers take turns.
+    """
+
+    answers: Sequence[ParallelAnswer]
+    ids: tuple[int, ...] = ()
+
+    def __init__(self, conversation: Conversation) -> None:
+        """Raises EngineError while an answer is being written, SessionError if one cannot be stored."""
+        if conversation.phase != "idle":
+            raise EngineError("an answer is being written", "stop it first")
+        conversation.settle()
+        self.notice: str | None = None
+        self._conversation, self._store = conversation, conversation.store
+        self._before = conversation.messages[-1].id if conversation.messages else None
+        self._unstored: list[tuple[ParallelAnswer, str, Done | None]] = []
+        self._retry_at = 0.0
+
+    @property
+    @abstractmethod
+    def phase(self) -> Phase:
+        """The phase of the most advanced answer."""
+
+    @abstractmethod
+    def poll(self) -> list[AnswerEvent]:
+        """Handle the events since the last call, and return them in order."""
+
+    @abstractmethod
+    def take(self, answer: ParallelAnswer | None) -> None:
+        """Continue the conversation with this answer; None: as it was before.
+
+        The other answers stay as branches. Raises SessionError if an answer cannot be stored.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all answers and keep them as partial. Raises SessionError: call it again then."""
+
+    def _handle_own(self, answer: ParallelAnswer, event: Event) -> None:
+        """Handle an event of this answer's generation."""
+        match event:
+            case Prefill() | Delta():
+                answer.handle(event)
+            case Done():
+                self._end(answer, event.reason, event)
+            case Failed():
+                answer.notice = one_line(event.message, event.hint)
+                self._end(answer, "failed")
+            case ContextFull():
+                hint = "leave out older turns in the chat"
+                answer.notice = context_full_notice(event.prompt_tokens, event.limit, hint)
+                self._end(answer, "length")
+            case Abandoned():
+                self._end(answer, "cancelled")
+
+    def _end(self, answer: ParallelAnswer, reason: str, done: Done | None = None) -> None:
+        """Store an answer that ended. Raises SessionError if that fails; `_save` tries again."""
+        answer.phase = "idle"
+        self._unstored.append((answer, reason, done))
+        self._settle()
+
+    def _settle(self) -> None:
+        """Store the answers that ended. Raises SessionError as long as that fails."""
+        self._retry_at = time.monotonic() + RETRY_S
+        while self._unstored:
+            answer, reason, done = self._unstored[0]
+            try:
+                answer.end(reason, done)
+            except DeletedError as error:  # by another process: not tried again
+                answer.notice = str(error)
+            self._unstored.pop(0)
+            self.notice = None if not self._unstored and done is not None else self.notice
+
+    def _save(self) -> None:
+        """Store the text that arrived, and retry answers that could not be stored; failures become the notice."""
+        ended = [answer for answer, _, _ in self._unstored]
+        for answer in self.answers:
+            if answer.turn is not None and answer not in ended:
+                self._or_notice(answer.turn.save)
+        if self._unstored and time.monotonic() >= self._retry_at:
+            self._or_notice(self._settle)
+
+    def _or_notice(self, action: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            action(*args, **kwargs)
+        except SessionError as error:
+            self.notice = one_line(str(error), error.hint)
+
+    def _activate(self, leaf: int | None) -> None:
+        """Show the branch that ends with this message in the conversation, or the rest of a deleted one."""
+        branch = self._conversation.branch
+        try:
+            if leaf is not None:
+                self._store.activate(self._store.message(leaf))
+            branch.reload(leaf)
+        except DeletedError as error:
+            self._conversation.notice = str(error)
+            with suppress(DeletedError):
+                branch.reload(self._store.session(branch.session.id).active_leaf)

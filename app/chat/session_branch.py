@@ -1,0 +1,118 @@
+"""A stored session and its active branch: messages, alternatives, settings."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.app.chat.prompt import first_sent
+from headrace.app.sessions.records import Message, Role, Session
+from headrace.app.sessions.store import SessionStore
+from headrace.runtime.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Alternatives:
+    """Ids of the alternatives at one message, oldest first. shown: index of the active one."""
+
+    ids: tuple[int, ...]
+    shown: int
+
+
+class SessionBranch:
+    """messages: the active branch up to `leaf`, first to last, or up to an answer that is being written.
+
+    context_tokens: tokens of the last prompt and its answer in the KV cache. shared: another process has the session
+    open, too; each process stays on its own branch.
+    """
+
+    messages: list[Message]
+    leaf: int | None
+    context_tokens: int
+    shared: bool
+
+    def __init__(self, store: SessionStore, session: Session) -> None:
+        self.store = store
+        self.session = session
+        store.recover(session.id)
+        self.reload(store.session(session.id).active_leaf)
+
+    def reload(self, leaf: int | None) -> None:
+        """Read the session and the branch that ends with `leaf` from the store; None is an empty branch."""
+        self.session, self.leaf = self.store.session(self.session.id), leaf
+        self.messages = self.store.branch(self.session.id, leaf) if leaf is not None else []
+        self.shared = self.store.hold(self.session.id)
+        self.context_tokens = cached_tokens(self.messages)
+
+    def start_session(self) -> None:
+        """Continue in a new, empty session with the same settings."""
+        old = self.session
+        self.session = self.store.create(model=old.model, system=old.system, sampling=old.sampling)
+        self.reload(None)
+
+    @property
+    def not_sent(self) -> int:
+        """Number of messages at the start of the branch that are left out of the prompt."""
+        return first_sent(self.session, self.messages)
+
+    def message(self, message_id: int) -> Message:
+        """Return a message of the active branch. Raises UsageError for any other."""
+        for message in self.messages:
+            if message.id == message_id:
+                return message
+        raise UsageError(f"message {message_id} is not on this branch")
+
+    def last(self, role: Role) -> Message:
+        """Return the last message of a role. Raises UsageError if there is none."""
+        for message in reversed(self.messages):
+            if message.role == role:
+                return message
+        raise UsageError("there is no answer yet" if role == "assistant" else "nothing was asked yet")
+
+    def alternatives(self, message_id: int) -> Alternatives:
+        """Return the alternatives at a message of the branch, only itself if another process deleted it."""
+        ids = self.store.alternatives(self.message(message_id))
+        if message_id not in ids:
+            return Alternatives((message_id,), 0)
+        return Alternatives(tuple(ids), ids.index(message_id))
+
+    def switch(self, message_id: int, step: int) -> None:
+        """Activate the next (1) or previous (-1) alternative at this message, if there is one."""
+        options = self.alternatives(message_id)
+        wanted = min(max(options.shown + step, 0), len(options.ids) - 1)
+        self.reload(self.store.activate(self.store.message(options.ids[wanted])).active_leaf)
+
+    def show(self, message_id: int) -> None:
+        """Activate a branch that has this message, unless the active one has it."""
+        if all(message.id != message_id for message in self.messages):
+            self.reload(self.store.activate(self.store.message(message_id)).active_leaf)
+
+    def remove(self, message_id: int) -> None:
+        """Remove a message of any branch and all that follow it."""
+        session = self.store.remove(self.store.message(message_id))
+        active = any(message.id == message_id for message in self.messages)
+        self.reload(session.active_leaf if active else self.leaf)
+
+    def rename(self, title: str) -> None:
+        self.session = self.store.rename(self.session.id, title)
+
+    def set_system(self, text: str) -> None:
+        """Set the system prompt, from the next answer on."""
+        self.session = self.store.set_system(self.session.id, text)
+
+    def set_sampling(self, values: Mapping[str, Any]) -> None:
+        """Change sampling settings (SamplingParams fields, max_tokens, stop); None removes one."""
+        merged = {key: value for key, value in {**self.session.sampling, **values}.items() if value is not None}
+        self.session = self.store.set_sampling(self.session.id, merged)
+
+
+def cached_tokens(branch: list[Message]) -> int:
+    """Return the tokens of the last measured prompt and answer of a branch, 0 if there is none."""
+    for message in reversed(branch):
+        if (metrics := message.metrics) is not None:
+            return tokens_held(metrics.prompt_tokens, metrics.completion_tokens, message.finish_reason)
+    return 0
+
+
+def tokens_held(prompt: int, completion: int, reason: str | None) -> int:
+    """Return the tokens of prompt and answer in the KV cache: the last token of a cut-off answer was never fed."""
+    return prompt + completion - (reason != "stop")
