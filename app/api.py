@@ -22,8 +22,8 @@ from headrace.app.predict.prediction import predict as predict_shape
 from headrace.app.predict.published import assumptions
 from headrace.app.predict.targets import targets_for
 from headrace.models.checkpoint.quantization import Quantization
-from headrace.models.find_shape import find_shape
-from headrace.models.load import LoadedModel, load_resolved
+from headrace.models.loading.load import LoadedModel, load_resolved
+from headrace.models.registry.find_shape import find_shape
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.resolve import resolve
 from headrace.models.text.answer import Completed, Part, TextChunk

@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace.app.answer.answer import Answer, Prompt, TextEvent
 from headrace.app.answer.options import AnswerOptions
-from headrace.models.load import LoadedModel
+from headrace.models.loading.load import LoadedModel
 from headrace.models.text.answer import Completed, Part
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.runtime.engine.engine import Engine

@@ -11,7 +11,7 @@ from headrace.app.answer.speculation import speculation
 from headrace.app.batch.line import Line
 from headrace.app.batch.options import sampling_params
 from headrace.app.batch.result import Answer
-from headrace.models.load import LoadedModel
+from headrace.models.loading.load import LoadedModel
 from headrace.models.text.answer import AnswerText, Completed, TextChunk, ended_by
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.runtime.engine.request import Event, Request

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from headrace.app.batch.output import Output
     from headrace.app.batch.run import Tally
     from headrace.app.batch.summary import BatchReport
-    from headrace.models.load import LoadedModel
+    from headrace.models.loading.load import LoadedModel
     from headrace.models.registry.resolve import ResolvedModel
     from headrace.runtime.engine.request import CancelFlag
     from headrace.runtime.network import Network

@@ -9,7 +9,7 @@ from headrace.app.cli.completion import model_names
 from headrace.runtime.errors import UsageError
 
 if TYPE_CHECKING:
-    from headrace.models.load import LoadedModel
+    from headrace.models.loading.load import LoadedModel
     from headrace.runtime.network import Network
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -45,6 +45,6 @@ def load_draft(name: str | None, model: "LoadedModel", *, quiet: bool) -> "Netwo
     if name is None:
         return None
     from headrace.app.cli.load_for_answers import resolved_model
-    from headrace.models import draft
+    from headrace.models.loading import draft
 
     return draft.load_draft(resolved_model(name, quiet=quiet), model).network

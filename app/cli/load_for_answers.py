@@ -6,7 +6,7 @@ from headrace.app.cli.say import say
 
 if TYPE_CHECKING:
     from headrace.models.checkpoint.quantization import Quantization
-    from headrace.models.load import LoadedModel
+    from headrace.models.loading.load import LoadedModel
     from headrace.models.registry.background_check import BackgroundCheck
     from headrace.models.registry.resolve import ResolvedModel
 
@@ -32,7 +32,7 @@ def load_noted(
 ) -> "LoadedModel":
     """The model, loaded; what became of its weights is said on standard error. Raises what `load_resolved` raises."""
     from headrace.app.config.kv_option import kv_choice
-    from headrace.models.load import load_resolved
+    from headrace.models.loading.load import load_resolved
 
     loaded = load_resolved(resolved, context=context, requantize=requantize, kv=kv_choice(kv), force=force)
     for note in loaded.notes:

@@ -167,7 +167,7 @@ def _keep_quantized(
     model: ResolvedModel, bits: int, group_size: int, kept_as: str | None, progress: Progress
 ) -> ResolvedModel:
     from headrace.models.checkpoint.quantization import Quantization  # imports mlx, as the other subcommands need not
-    from headrace.models.keep_quantized import keep_quantized
+    from headrace.models.loading.keep_quantized import keep_quantized
 
     kept = keep_quantized(model, Quantization(bits, group_size), name=kept_as, progress=progress)
     return resolve(kept.name, fetch=False)

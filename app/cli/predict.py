@@ -65,7 +65,7 @@ def predict(
     from headrace.app.config.settings import chosen_model, load_settings
     from headrace.app.predict.document import acceptance_prediction, explanation, prediction, users_prediction
     from headrace.app.predict.targets import targets_for
-    from headrace.models.find_shape import find_shape
+    from headrace.models.registry.find_shape import find_shape
 
     counts = parse_counts(contexts, "--context")
     together = None if users is None else _users(users, counts, explain=explain)

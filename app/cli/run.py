@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from headrace.app.cli.answer_stream import AnswerStream
     from headrace.app.cli.run_report import RunReport
     from headrace.app.cli.run_session import RunSession
-    from headrace.models.load import LoadedModel
+    from headrace.models.loading.load import LoadedModel
     from headrace.runtime.engine.request import Request
 
 DEFAULT_GROUP_SIZE = 64
@@ -113,7 +113,7 @@ def run(
     from headrace.app.cli.run_session import RunSession
     from headrace.app.config.settings import load_settings
     from headrace.models.checkpoint.quantization import Quantization
-    from headrace.models.load import context_length
+    from headrace.models.loading.decoder_choice import context_length
     from headrace.models.registry.background_check import BackgroundCheck
     from headrace.models.text.answer import answer
     from headrace.models.text.chat_prompt import ChatPrompt

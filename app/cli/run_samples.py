@@ -19,7 +19,7 @@ from headrace.app.batch.run import Batch, Tally
 from headrace.app.cli.interrupts import first_interrupt_cancels
 from headrace.app.cli.json_output import print_json
 from headrace.app.output.sanitise import sanitise
-from headrace.models.load import LoadedModel
+from headrace.models.loading.load import LoadedModel
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import CancelFlag

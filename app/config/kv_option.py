@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.runtime.ops.kv_format import FORMATS, kv_format
 
 if TYPE_CHECKING:
-    from headrace.models.load import KVChoice
+    from headrace.models.loading.load import KVChoice
 
 PACKED = frozenset(known.name for known in FORMATS if known.packed)
 KV_NAMES = (*(known.name for known in FORMATS), "auto")

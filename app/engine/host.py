@@ -22,8 +22,8 @@ from headrace.app.engine.messages import (
 )
 from headrace.app.engine.outbox import Send
 from headrace.app.engine.serving import Serving
-from headrace.models.draft import load_draft
-from headrace.models.load import LoadedModel, load_resolved
+from headrace.models.loading.draft import load_draft
+from headrace.models.loading.load import LoadedModel, load_resolved
 from headrace.models.registry.background_check import BackgroundCheck
 from headrace.models.registry.progress import Progress
 from headrace.models.registry.resolve import ResolvedModel, resolve

@@ -14,7 +14,7 @@ from headrace.app.engine.kept_chats import KeptChats
 from headrace.app.engine.messages import Done, Failed, Generate, Prefill, Served
 from headrace.app.engine.outbox import Outbox, Send
 from headrace.app.engine.prompt_fit import PromptFit
-from headrace.models.load import LoadedModel
+from headrace.models.loading.load import LoadedModel
 from headrace.models.text.answer import AnswerText, Completed, TextChunk
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.runtime.engine.engine import Engine

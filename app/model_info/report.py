@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.app.model_info.kv_fits import Fits, kv_fits
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.cost.costs import checkpoint_cost, held_weights, shape_to_run, working_memory
-from headrace.models.cost.shape_sources import shape_of_checkpoint, shape_of_entry
+from headrace.models.cost.shape_sources import shape_of_checkpoint
 from headrace.models.registry.catalog import CatalogEntry, HubRepo, load_catalog
 from headrace.models.registry.resolve import DEFAULT_MODEL, ResolvedModel, resolve
 from headrace.models.registry.source import LocalGGUF, parse_source
@@ -61,11 +61,11 @@ def checkpoint_document(model: ResolvedModel, usable: int | None = None) -> Docu
 
     usable: as for `overview`.
     """
-    from headrace.models.load import (
+    from headrace.models.loading.decoder_choice import (  # brings mlx, which only this question needs
         context_length,
         many_sequences,
         network_kind,
-    )  # brings mlx, which only this question needs
+    )
 
     checkpoint = open_checkpoint(model.path)
     network = _mlx_lm_network(checkpoint) if network_kind(checkpoint) == "mlx-lm" else None
@@ -101,10 +101,10 @@ def checkpoint_document(model: ResolvedModel, usable: int | None = None) -> Docu
 
 def _speculates(checkpoint: Checkpoint) -> bool | None:
     """Whether guesses can be verified; None where nothing here runs the model."""
-    from headrace.models.load import takes_guesses
+    from headrace.models.loading.decoder_choice import verifies_drafts
 
     try:
-        return takes_guesses(checkpoint)
+        return verifies_drafts(checkpoint)
     except (CheckpointError, UnsupportedModelError):
         return None
 
@@ -158,7 +158,7 @@ def _available(entry: CatalogEntry, usable: int | None) -> Document:
         "memory_context": min(MEMORY_CONTEXT, entry.context),
         "memory_bytes": entry.memory_bytes(MEMORY_CONTEXT),
         "context": entry.context,
-        "context_fits": kv_fits(shape_of_entry(entry), usable, packs=True),
+        "context_fits": kv_fits(entry.step_shape, usable, packs=True),
         "quantization": entry.quantization,
         "licence": entry.licence,
     }
@@ -231,7 +231,7 @@ def _fits(
     """
     if cost is None or usable is None:
         return None
-    from headrace.models.load import own_decoder  # brings mlx
+    from headrace.models.loading.decoder_choice import own_decoder
     from headrace.models.network.long_rope_decoder import long_rope
 
     config = own_decoder(checkpoint)

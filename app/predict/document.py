@@ -18,7 +18,6 @@ from headrace.app.predict.prediction import (
     verifying_seconds,
 )
 from headrace.app.predict.published import Assumptions, assumptions
-from headrace.models.cost.shape_sources import shape_of_entry
 from headrace.models.cost.step_shape import Operation, StepShape, total
 from headrace.models.registry.catalog import load_catalog
 from headrace.runtime.machine.chips import table
@@ -144,7 +143,7 @@ def catalog_fit(target: Target, context: int) -> Document:
     assumed = assumptions(ENGINE)
     rows = []
     for entry in load_catalog().values():
-        shape = shape_of_entry(entry)
+        shape = entry.step_shape
         at = min(context, shape.context_length - 1)
         rows.append(
             {

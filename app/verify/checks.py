@@ -12,7 +12,7 @@ from typing import Any
 from headrace.app.verify.expectation import Expectation
 from headrace.app.verify.serving import FixedPace, Served, Serving, Tick
 from headrace.app.verify.trace import TOP, Comparison, Trace, compare
-from headrace.models.load import LoadedModel
+from headrace.models.loading.load import LoadedModel
 from headrace.runtime import ops
 from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import UsageError

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from headrace.models.checkpoint.safetensors import Checkpoint
-from headrace.models.load import LoadedModel
+from headrace.models.loading.load import LoadedModel
 from headrace.runtime import ops
 from headrace.runtime.ops import native
 from headrace.runtime.ops.kv_format import BFLOAT16, FLOAT16, FLOAT32

@@ -7,7 +7,7 @@ from headrace.app.output.tables import Column, print_lines, table_lines
 from headrace.app.verify.checks import Plan, Row
 from headrace.app.verify.expectation import Expectation
 from headrace.app.verify.trace import TOP
-from headrace.models.load import LoadedModel
+from headrace.models.loading.load import LoadedModel
 from headrace.runtime import ops
 from headrace.runtime.ops import native
 

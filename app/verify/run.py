@@ -4,7 +4,7 @@ from headrace.app.output.progress_line import ProgressLine
 from headrace.app.verify.checks import Plan, Row, Verification
 from headrace.app.verify.expectation import expectation
 from headrace.app.verify.report import Document, document
-from headrace.models.load import LoadedModel
+from headrace.models.loading.load import LoadedModel
 
 
 def verify(loaded: LoadedModel, plan: Plan) -> Document:

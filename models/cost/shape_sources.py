@@ -3,7 +3,7 @@
     shape_of_config(config)         a config.json alone: sizes follow from its quantization or dtype
     shape_of_checkpoint(checkpoint) safetensors headers: exact
     shape_of_gguf(file)             GGUF headers: as headrace would convert it
-    shape_of_entry(entry)           a catalog entry: sizes follow from its shape and nominal quantization
+    shape_of_decoder(config, ...)   a decoder's configuration and one quantization for all matrices
 
 Every one raises UnsupportedModelError for an architecture whose matrices are not known here, and CheckpointError
 for contradictory values.
@@ -16,21 +16,18 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.text_part import text_config, text_part
 from headrace.models.cost.step_shape import Matrix, StepShape
-from headrace.models.network.config import DecoderConfig, ExpertsConfig, LayerConfig, decoder_config
+from headrace.models.network.config import DecoderConfig, ExpertsConfig, decoder_config
 from headrace.models.network.decoder_costs import kv_layers
 from headrace.models.network.gpt_oss import stacks_of
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.metrics.cost import FLOAT_MODES, quantized_bytes
 from headrace.runtime.ops.kv_format import FLOAT16, Q4, Q8
-
-if TYPE_CHECKING:
-    from headrace.models.registry.catalog import CatalogEntry
 
 KV = FLOAT16  # half precision, as on every GPU
 _HALF = 2
@@ -125,25 +122,9 @@ def shape_of_gguf(file: Path) -> StepShape:
     return _build(_decoder(config), lambda module, *_: sizes.get(module, 0), f"GGUF headers, {', '.join(kinds)}")
 
 
-def shape_of_entry(entry: "CatalogEntry") -> StepShape:
-    """From the catalog's facts: what a model that is not here yet would read."""
-    shape, quantization = entry.shape, entry.quantization.upper()
-    bits = 8 if quantization.startswith("Q8") else 4
-    group = 32 if quantization.startswith("Q") else 64
-    mixture = _experts(shape.experts, shape.active_experts, shape.ffn) if shape.experts > 1 else None
-    layer = LayerConfig(rope=None, experts=mixture)
-    config = DecoderConfig(
-        architecture="catalog", hidden_size=shape.hidden, intermediate_size=shape.ffn, heads=shape.heads,
-        kv_heads=shape.kv_heads, head_dim=shape.head_dim, vocab_size=shape.vocab, context_length=entry.context,
-        norm_eps=1e-5, tied_embeddings=shape.tied, layers=(layer,) * shape.layers, activation="silu",
-        attention_scale=1.0,
-    )  # fmt: skip
-
-    def size_of(_module: str, rows: int, columns: int) -> int:
-        return quantized_bytes(rows * columns, bits, group)
-
-    built = _build(config, size_of, f"catalog, {entry.quantization}")
-    return replace(built, resident_bytes=entry.weight_bytes)
+def shape_of_decoder(config: DecoderConfig, bits: int, group_size: int, source: str) -> StepShape:
+    """Return the shape of a decoder with all matrices quantized to `bits` in groups of `group_size`."""
+    return _build(config, lambda _, rows, columns: quantized_bytes(rows * columns, bits, group_size), source)
 
 
 def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:
@@ -236,11 +217,11 @@ def _decoder(config: Mapping[str, Any]) -> DecoderConfig:
     count, active = config.get("num_local_experts"), config.get("num_experts_per_tok")
     if not all(isinstance(value, int) and value > 0 for value in (count, active)):
         raise CheckpointError("config.json: a mixture must state its experts: how many, how many active")
-    experts = _experts(int(count or 1), int(active or 1), decoder.intermediate_size)
+    experts = experts_config(int(count or 1), int(active or 1), decoder.intermediate_size)
     return replace(decoder, layers=tuple(replace(layer, experts=experts) for layer in decoder.layers))
 
 
-def _experts(count: int, active: int, size: int) -> ExpertsConfig:
+def experts_config(count: int, active: int, size: int) -> ExpertsConfig:
     return ExpertsConfig(count, active, size, normalized=True, router="gate", stacked="switch_mlp", each="experts.{}")
 
 

@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map
 
-from headrace.models.checkpoint.foreign.arrays import read_arrays
+from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.foreign.formats import REQUANTIZED_BITS, REQUANTIZED_GROUPS
 from headrace.models.checkpoint.quantization import GROUPS_OF_16, Quantization, has_groups_of_16, layer_quantization
 from headrace.models.checkpoint.safetensors import Checkpoint

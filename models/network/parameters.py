@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from headrace.models.checkpoint.foreign.arrays import read_arrays
+from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.quantization import Quantization, layer_quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.text_part import text_part

@@ -4,13 +4,15 @@ Reading the file costs a few milliseconds; the start of an installed model does 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from headrace.models.cost.costs import working_memory
-from headrace.models.cost.shape_sources import KV, shape_of_entry
+from headrace.models.cost.shape_sources import KV, experts_config, shape_of_decoder
+from headrace.models.cost.step_shape import StepShape
+from headrace.models.network.config import DecoderConfig, LayerConfig
 from headrace.runtime.config.paths import ASSETS
 from headrace.runtime.errors import ModelNotFoundError
 
@@ -81,10 +83,25 @@ class CatalogEntry:
     shape: Shape
     checked: str  # where the facts above were looked up
 
+    @property
+    def step_shape(self) -> StepShape:
+        """The shape that a decode step would have, from the catalog's facts alone."""
+        shape, quantization = self.shape, self.quantization.upper()
+        mixture = experts_config(shape.experts, shape.active_experts, shape.ffn) if shape.experts > 1 else None
+        config = DecoderConfig(
+            architecture="catalog", hidden_size=shape.hidden, intermediate_size=shape.ffn, heads=shape.heads,
+            kv_heads=shape.kv_heads, head_dim=shape.head_dim, vocab_size=shape.vocab, context_length=self.context,
+            norm_eps=1e-5, tied_embeddings=shape.tied, layers=(LayerConfig(rope=None, experts=mixture),) * shape.layers,
+            activation="silu", attention_scale=1.0,
+        )  # fmt: skip
+        bits, group_size = 8 if quantization.startswith("Q8") else 4, 32 if quantization.startswith("Q") else 64
+        built = shape_of_decoder(config, bits, group_size, f"catalog, {self.quantization}")
+        return replace(built, resident_bytes=self.weight_bytes)
+
     def memory_bytes(self, context: int) -> int:
         """Memory to run with `context` tokens: weights, KV cache, and what the program itself takes."""
         used = min(context, self.context)
-        return self.weight_bytes + used * self.shape.kv_bytes_per_token + working_memory(shape_of_entry(self))
+        return self.weight_bytes + used * self.shape.kv_bytes_per_token + working_memory(self.step_shape)
 
 
 @cache

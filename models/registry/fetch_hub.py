@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headrace.models.background import run_in_background
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.checkpoint.safetensors import refuse_code
 from headrace.models.registry.hub_cache import remove_leftovers
@@ -27,6 +26,7 @@ from headrace.models.registry.hub_guard import check_commit, only_sound_answers
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.source import HubId
 from headrace.runtime.errors import FetchError, HeadraceError, ModelNotFoundError
+from headrace.runtime.machine.background import run_in_background
 
 _API_TIMEOUT_SECONDS = 15.0
 _CHUNK = 4 << 20

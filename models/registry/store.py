@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.models.background import run_in_background
 from headrace.models.checkpoint.safetensors import ORIGIN_FILE
 from headrace.models.registry.checksums import checksums
 from headrace.models.registry.progress import Progress, silent
 from headrace.runtime.config.paths import data_dir
 from headrace.runtime.config.to_disk import folder_to_disk, to_disk
 from headrace.runtime.errors import CheckpointError, HeadraceError, UsageError
+from headrace.runtime.machine.background import run_in_background
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@%-]{0,199}")
 _OLD = ".old."  # no model name starts with a dot

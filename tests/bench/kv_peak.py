@@ -11,7 +11,7 @@ import sys
 
 def measured(model: str | None, kv: str, tokens: int) -> dict[str, int | str]:
     """In this process."""
-    from headrace.models.load import load_resolved
+    from headrace.models.loading.load import load_resolved
     from headrace.models.registry.resolve import resolve
     from headrace.runtime.engine.engine import Engine
     from headrace.runtime.engine.request import Finished, Request

@@ -16,7 +16,7 @@ from operator import mul
 from typing import cast
 
 from headrace.app.bench.measure.workloads import load_workloads
-from headrace.models.load import load_resolved
+from headrace.models.loading.load import load_resolved
 from headrace.models.registry.resolve import resolve
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.runtime.engine.engine import Engine

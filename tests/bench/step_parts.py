@@ -16,7 +16,7 @@ import time
 import mlx.core as mx
 
 from headrace.app.bench.measure.profile import run_ahead
-from headrace.models.load import load_model
+from headrace.models.loading.load import load_model
 from headrace.models.network.decoder import Decoder
 from headrace.models.registry.resolve import resolve
 from headrace.runtime.engine.prefill import prefill

@@ -8,7 +8,7 @@ import statistics
 import sys
 import time
 
-from headrace.models.load import load_model
+from headrace.models.loading.load import load_model
 from headrace.models.registry.resolve import resolve
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step

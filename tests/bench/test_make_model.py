@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.gguf.container import open_container
-from headrace.models.load import load_model
+from headrace.models.loading.load import load_model
 from headrace.models.registry.import_gguf import convert
 from headrace.models.registry.progress import silent
 from tests.bench.make_model import write_checkpoint, write_gguf

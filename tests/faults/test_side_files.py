@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from headrace.models import load
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.checkpoint.validation import check_sound
+from headrace.models.loading import load
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.errors import CheckpointError
 from tests.tiny import write_model

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
-from headrace.models.load import own_decoder
+from headrace.models.loading.decoder_choice import own_decoder
 from headrace.models.network.mlx_lm import MlxLmNetwork
 from tests.foreign import write_tensors
 from tests.parity.record_transformers import LENGTHS, RECORDED, TOKENS, weight

@@ -28,7 +28,7 @@ from headrace.app.chat.conversation import Conversation
 from headrace.app.engine.client import EngineClient
 from headrace.app.engine.messages import ModelSpec
 from headrace.app.sessions.store import SessionStore
-from headrace.models.load import load_model
+from headrace.models.loading.load import load_model
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
 from headrace.runtime.sampling.params import SamplingParams

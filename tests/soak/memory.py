@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from headrace.models.cost.costs import held_weights, shape_to_run, working_memory
-from headrace.models.load import load_resolved
+from headrace.models.loading.load import load_resolved
 from headrace.models.registry.resolve import resolve
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request

@@ -25,7 +25,7 @@ from headrace.runtime.machine.hardware import Machine, power_state
 from headrace.runtime.machine.peaks import cached_peak
 
 if TYPE_CHECKING:
-    from headrace.models.load import LoadedModel
+    from headrace.models.loading.load import LoadedModel
 
 SCHEMA = "headrace-bench/1"
 

@@ -12,7 +12,7 @@ from headrace.app.bench.stats import geometric_ratio
 from headrace.runtime.errors import UsageError
 
 if TYPE_CHECKING:
-    from headrace.models.load import LoadedModel
+    from headrace.models.loading.load import LoadedModel
 
 _PEERS = {"f16": "f16", "q8": "q8_0"}  # what llama.cpp calls the formats that it is compared in
 

@@ -22,7 +22,7 @@ from headrace.runtime.sampling.params import SamplingParams
 from headrace.runtime.speculation.proposer import Speculation
 
 if TYPE_CHECKING:
-    from headrace.models.load import LoadedModel
+    from headrace.models.loading.load import LoadedModel
 
 LEAST = 8  # tokens of an answer, below which there is nothing to measure
 _TRIES = 8  # seeds, before that is said

@@ -17,7 +17,7 @@ from headrace.app.bench.measure.sample import Backend
 from headrace.runtime.errors import EngineError
 
 if TYPE_CHECKING:
-    from headrace.models.load import LoadedModel
+    from headrace.models.loading.load import LoadedModel
 
 Engine = Literal["mlx-lm", "llama.cpp"]
 _CHILDREN = Path(__file__).parent / "children"

@@ -31,7 +31,7 @@ from headrace.runtime.machine.hardware import Machine, machine
 from headrace.runtime.machine.peaks import remember as remember_peak
 
 if TYPE_CHECKING:
-    from headrace.models.load import LoadedModel
+    from headrace.models.loading.load import LoadedModel
     from headrace.models.registry.background_check import BackgroundCheck
     from headrace.runtime.network import Network
 
@@ -206,7 +206,7 @@ def _damage(checks: Sequence["BackgroundCheck"]) -> list[str]:
 def _load(name: str | None, options: Options) -> tuple["LoadedModel", "BackgroundCheck"]:
     from headrace.app.config.kv_option import kv_choice
     from headrace.app.output.progress import drawn_progress
-    from headrace.models.load import load_resolved
+    from headrace.models.loading.load import load_resolved
     from headrace.models.registry.background_check import BackgroundCheck
     from headrace.models.registry.resolve import resolve
 
@@ -227,7 +227,7 @@ def _expected(model: "LoadedModel") -> tuple[bool, str]:
 
 def _draft(options: Options, model: "LoadedModel") -> "Network[Any] | None":
     from headrace.app.output.progress import drawn_progress
-    from headrace.models.draft import load_draft
+    from headrace.models.loading.draft import load_draft
     from headrace.models.registry.resolve import resolve
 
     if options.draft is None:

@@ -12,7 +12,7 @@ from headrace.app.bench.quality.figures import BLOCK, figures
 from headrace.app.bench.quality.text import SHIPPED
 from headrace.app.bench.quality.variants import Options, Variant
 from headrace.app.versions import versions
-from headrace.models.load import LoadedModel
+from headrace.models.loading.load import LoadedModel
 from headrace.runtime.machine.hardware import machine
 
 SCHEMA = "headrace-quality/1"

@@ -16,7 +16,7 @@ from headrace.app.bench.quality.text import DEPTHS, Passage, passages, read_text
 from headrace.app.bench.quality.variants import Options, Variant
 from headrace.app.output.progress import drawn_progress
 from headrace.app.output.progress_line import ProgressLine
-from headrace.models.load import LoadedModel, load_resolved
+from headrace.models.loading.load import LoadedModel, load_resolved
 from headrace.models.network.kv_twin import with_kv
 from headrace.models.registry.resolve import resolve
 from headrace.runtime.errors import UsageError

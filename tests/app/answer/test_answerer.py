@@ -7,7 +7,7 @@ import pytest
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.options import AnswerOptions
-from headrace.models.load import LoadedModel, load_model
+from headrace.models.loading.load import LoadedModel, load_model
 from headrace.models.text.answer import Completed, TextChunk
 from headrace.models.text.stop_strings import StopMatcher
 from headrace.runtime.engine.request import Failed

@@ -13,7 +13,7 @@ from headrace.app.batch.parse import parse_line
 from headrace.app.cli.batch import batch
 from headrace.app.cli.run import run
 from headrace.app.cli.run_report import RunReport, summary_line, table
-from headrace.models.load import load_model
+from headrace.models.loading.load import load_model
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request

@@ -14,7 +14,7 @@ from headrace.app.batch.output import ResultFile, ResultStream
 from headrace.app.batch.parse import parse_lines
 from headrace.app.batch.progress import progress_text
 from headrace.app.batch.run import Batch, Tally
-from headrace.models.load import LoadedModel, load_model
+from headrace.models.loading.load import LoadedModel, load_model
 from headrace.models.text.answer import Completed, TextChunk, answer
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.models.text.stop_strings import StopMatcher

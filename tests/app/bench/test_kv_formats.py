@@ -16,7 +16,7 @@ from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.show.formats import kv_ratio_line
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.costs import shape_to_run, working_memory
-from headrace.models.load import LoadedModel
+from headrace.models.loading.load import LoadedModel
 from headrace.runtime.errors import NotEnoughMemoryError, UsageError
 from headrace.runtime.machine import memory
 from tests.app.cli.test_bench import LLAMA_BENCH

@@ -241,7 +241,7 @@ def test_what_does_not_go_with_it_is_said(arguments: tuple[str, ...], said: str)
 
 
 def test_a_model_is_asked_by_its_own_template(model: Path) -> None:
-    from headrace.models.load import load_model
+    from headrace.models.loading.load import load_model
 
     loaded = load_model(model, name="tiny")
     found = questions(loaded, plan_speculation(chosen_workloads(["chat"]), [1]))

@@ -71,7 +71,7 @@ def test_nothing_to_do_loads_nothing(model: Path, tmp_path: Path, monkeypatch: p
     arguments = (source, "-o", str(out), "-m", str(model), "-n", "2")
     assert invoke(*arguments).return_value == 0
     before = out.read_bytes()
-    monkeypatch.setattr("headrace.models.load.load_model", None)
+    monkeypatch.setattr("headrace.models.loading.load.load_model", None)
     done = invoke(*arguments, "--json")
     summary = json.loads(done.stdout)
     assert (summary["kept"], summary["answered"], summary["left"], done.return_value) == (1, 0, 0, 0)

@@ -13,8 +13,8 @@ from headrace.app.cli.draft import chosen_draft
 from headrace.app.cli.run import run
 from headrace.app.engine.host import EngineHost
 from headrace.app.engine.messages import Delta, Generate, ModelSpec
-from headrace.models.draft import check_room, load_draft
-from headrace.models.load import load_model
+from headrace.models.loading.draft import check_room, load_draft
+from headrace.models.loading.load import load_model
 from headrace.models.registry.resolve import resolve
 from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.errors import NotEnoughMemoryError, UsageError
@@ -64,7 +64,7 @@ def test_a_draft_whose_kv_do_not_fit_beside_the_models_is_refused(monkeypatch: p
     kv = [LayerKV(2, 64), LayerKV(1, 32)]  # the model's, the draft's
     for free, fits in ((160 * 100, True), (160 * 60, False)):
         found = Budget(total=1 << 30, free=free, reserve=0, source="available RAM")
-        monkeypatch.setattr("headrace.models.draft.memory.budget", lambda found=found: found)
+        monkeypatch.setattr("headrace.models.loading.draft.memory.budget", lambda found=found: found)
         with nullcontext() if fits else pytest.raises(NotEnoughMemoryError, match="K/V of 100 tokens") as raised:
             check_room(kv, 100, "tiny")
     assert raised.value.hint == "a context of 60 tokens would fit: --context 60"

@@ -45,7 +45,7 @@ def test_an_answer_that_cannot_be_written_is_one_line(more: tuple[str, ...], mod
     assert done.stderr == b"headrace: cannot write to standard output: No space left on device\n"
 
 
-@pytest.mark.parametrize("module", ["click", "headrace.app.cli.run", "headrace.models.load", "mlx.core"])
+@pytest.mark.parametrize("module", ["click", "headrace.app.cli.run", "headrace.models.loading.load", "mlx.core"])
 def test_an_interrupt_during_an_import_is_no_traceback(module: str, model: Path, tmp_path: Path) -> None:
     script = (
         "import os, runpy, signal, sys\n"

@@ -5,13 +5,12 @@ import pytest
 from headrace.app.config.kv_option import KV_NAMES, PACKED, kv_choice
 from headrace.app.model_info.kv_fits import fits_short, fits_text, kv_fits
 from headrace.models.cost.costs import working_memory
-from headrace.models.cost.shape_sources import shape_of_entry
 from headrace.models.registry.catalog import find
 from headrace.runtime import ops
 from headrace.runtime.errors import UsageError
 from headrace.runtime.ops.kv_format import FORMATS, Q8, kv_format
 
-SHAPE = shape_of_entry(find("llama-3.2-1b"))
+SHAPE = find("llama-3.2-1b").step_shape
 
 
 @pytest.fixture

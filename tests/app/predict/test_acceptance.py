@@ -8,10 +8,9 @@ from headrace.app.predict.acceptance import GUESSES, best_guesses, break_even, t
 from headrace.app.predict.document import acceptance_prediction
 from headrace.app.predict.prediction import Target, verifying_seconds
 from headrace.app.predict.published import Assumptions
-from headrace.models.cost.shape_sources import shape_of_entry
 from headrace.models.registry.catalog import find
 
-SHAPE = shape_of_entry(find("llama-3.1-8b"))
+SHAPE = find("llama-3.1-8b").step_shape
 NOTHING = Assumptions("x", 1.0, 0.0)
 CHIP = Target("chip", 100e9, 10 * 2**30, apple=True)
 

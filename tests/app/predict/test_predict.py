@@ -20,13 +20,12 @@ from headrace.app.predict.prediction import (
 )
 from headrace.app.predict.published import Assumptions, PublishedPoint, assumptions, error, points
 from headrace.models.cost.costs import working_memory
-from headrace.models.cost.shape_sources import shape_of_entry
 from headrace.models.registry.catalog import find
 from headrace.runtime.errors import UsageError
 from headrace.runtime.ops.kv_format import FLOAT16, FORMATS, K8V4, Q4, Q8
 
 ENGINES = ("mlx-lm", "llama.cpp")
-SHAPE = shape_of_entry(find("llama-3.1-8b"))
+SHAPE = find("llama-3.1-8b").step_shape
 
 
 def of(engine: str) -> list[PublishedPoint]:
@@ -161,7 +160,7 @@ def test_users_share_the_weights_of_a_step_and_nothing_else() -> None:
 
 
 def test_users_of_a_mixture_read_more_experts() -> None:
-    shape = shape_of_entry(find("qwen3-30b-a3b"))
+    shape = find("qwen3-30b-a3b").step_shape
     weights = [shape.weight_bytes(batch) for batch in (1, 2, 8, 10**9)]
     assert weights[0] == shape.cost.weight_bytes
     assert weights[0] < weights[1] < 2 * weights[0]

@@ -14,7 +14,7 @@ from headrace.app.cli.verify import verify
 from headrace.app.verify.checks import Plan, Verification
 from headrace.app.verify.expectation import expectation
 from headrace.app.verify.trace import Trace, compare
-from headrace.models.load import LoadedModel, load_model
+from headrace.models.loading.load import LoadedModel, load_model
 from headrace.models.network.decoder import Decoder
 from headrace.runtime import ops
 from headrace.runtime.engine.chunk_budget import SMALLEST, Pace

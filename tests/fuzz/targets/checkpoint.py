@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 from headrace.app.answer.sampling_options import chat_sampling
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.shape_sources import has_shape, shape_of_checkpoint
-from headrace.models.load import context_length, generation_defaults, own_decoder
+from headrace.models.loading.decoder_choice import context_length, own_decoder
+from headrace.models.loading.load import generation_defaults
 from headrace.runtime.errors import HeadraceError
 from headrace.runtime.sampling.params import SamplingParams
 from tests.checkpoints import header, shard, write

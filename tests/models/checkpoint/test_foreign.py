@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from headrace.models.checkpoint.foreign.arrays import read_arrays
+from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.safetensors import open_checkpoint
-from headrace.models.load import load_model, network_kind
+from headrace.models.loading.decoder_choice import network_kind
+from headrace.models.loading.load import load_model
 from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.network import Network

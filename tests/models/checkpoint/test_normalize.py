@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import open_checkpoint
-from headrace.models.load import context_length
+from headrace.models.loading.decoder_choice import context_length
 from headrace.models.network.config import decoder_config
 from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.runtime.errors import CheckpointError

@@ -9,8 +9,8 @@ import pytest
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.mlx_lm_shape import shape_of_mlx_lm_checkpoint, shape_of_mlx_lm_config
 from headrace.models.cost.step_shape import total
-from headrace.models.find_shape import find_shape
 from headrace.models.network.mlx_lm import MlxLmNetwork
+from headrace.models.registry.find_shape import find_shape
 from headrace.runtime.errors import UnsupportedModelError
 from tests.models.network.test_mlx_lm_costs import DEEPSEEK, GPT2, TALKIE
 from tests.models.network.test_mlx_lm_network import CONFIGS, write

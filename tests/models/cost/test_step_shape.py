@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
-from headrace.models.cost.shape_sources import has_shape, shape_of_checkpoint, shape_of_config, shape_of_entry
+from headrace.models.cost.shape_sources import has_shape, shape_of_checkpoint, shape_of_config
 from headrace.models.cost.step_shape import Matrix, StepShape, total
 from headrace.models.network.decoder import Decoder
 from headrace.models.registry.catalog import load_catalog
@@ -166,7 +166,7 @@ def test_what_if_it_were_quantized() -> None:
 @pytest.mark.parametrize("name", load_catalog())
 def test_the_catalogs_shapes_weigh_what_the_catalog_says(name: str) -> None:
     entry = load_catalog()[name]
-    shape = shape_of_entry(entry)
+    shape = entry.step_shape
     table = 0 if entry.shape.tied else shape.matrices[-1].nbytes
     weights = sum(matrix.count * matrix.nbytes for matrix in shape.matrices) + table
     assert weights == pytest.approx(

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from headrace.models.gguf import convert_gguf
-from headrace.models.load import load_model
+from headrace.models.loading.load import load_model
 from headrace.models.network.config import decoder_config
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request

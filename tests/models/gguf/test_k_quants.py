@@ -13,7 +13,7 @@ import pytest
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.gguf import convert_gguf
-from headrace.models.load import load_model
+from headrace.models.loading.load import load_model
 from headrace.runtime.ops import Ops, native
 from tests.kernels import FAST, Exact
 from tests.models.gguf.build import gguf_weights, header, hf_weights, random_blocks

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.shape_sources import shape_of_checkpoint
-from headrace.models.load import own_decoder
+from headrace.models.loading.decoder_choice import own_decoder
 from headrace.runtime.errors import UnsupportedModelError
 from tests.kernels import KERNELS, name_of
 from tests.tiny import VOCAB, load_decoder, quantize_model, write_model

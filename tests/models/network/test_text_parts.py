@@ -10,7 +10,7 @@ import pytest
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.checkpoint.text_part import text_part
 from headrace.models.cost.shape_sources import shape_of_checkpoint, shape_of_config
-from headrace.models.load import network_kind
+from headrace.models.loading.decoder_choice import network_kind
 from headrace.runtime.engine.request import Request
 from headrace.runtime.ops import Ops
 from tests.kernels import KERNELS, name_of

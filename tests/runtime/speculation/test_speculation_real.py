@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.models.load import load_model
+from headrace.models.loading.load import load_model
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Event, Request, Step, TokenLogprobs

@@ -7,18 +7,13 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from headrace.models import load
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost import shape_sources
 from headrace.models.cost.costs import shape_to_run, working_memory
-from headrace.models.load import (
-    LEAST_CONTEXT,
-    context_length,
-    generation_defaults,
-    load_model,
-    network_kind,
-)
+from headrace.models.loading import decoder_choice
+from headrace.models.loading.decoder_choice import context_length, network_kind
+from headrace.models.loading.load import LEAST_CONTEXT, generation_defaults, load_model
 from headrace.models.network.config import decoder_config
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.dtypes import compute_dtype
@@ -96,7 +91,7 @@ def test_the_context_a_model_was_made_for(tmp_path: Path, changes: dict[str, obj
 
 def test_the_configuration_is_worked_out_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
-    for module in (load, shape_sources):
+    for module in (decoder_choice, shape_sources):
         monkeypatch.setattr(module, "decoder_config", lambda config: asked.append(config) or decoder_config(config))
     load_model(directory, name="tiny")
     assert len(asked) == 1

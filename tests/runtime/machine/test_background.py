@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from headrace.models import background as module
-from headrace.models.background import run_in_background
+from headrace.runtime.machine import background as module
+from headrace.runtime.machine.background import run_in_background
 
 
 def test_the_result_and_the_error_come_when_asked_for() -> None:

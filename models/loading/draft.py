@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from headrace.models.load import LoadedModel, load_resolved
+from headrace.models.loading.load import LoadedModel, load_resolved
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.errors import NotEnoughMemoryError, UsageError

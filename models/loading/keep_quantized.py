@@ -15,7 +15,7 @@ from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.checkpoint.tensor_info import TensorInfo
 from headrace.models.checkpoint.text_part import text_part
-from headrace.models.load import network_kind
+from headrace.models.loading.decoder_choice import network_kind
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.models.registry.store import Store, StoredModel

@@ -10,38 +10,34 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import mlx.core as mx
 
-from headrace.models.background import run_in_background
 from headrace.models.checkpoint.json_object import read_json_object
-from headrace.models.checkpoint.quantization import Quantization, has_groups_of_16, is_known
+from headrace.models.checkpoint.quantization import Quantization, has_groups_of_16
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.checkpoint.tensor_info import stored_dtype
 from headrace.models.checkpoint.text_part import TextPart, text_part
 from headrace.models.checkpoint.validation import blamed_on_store, changed_while_read
 from headrace.models.cost.costs import held_weights, shape_to_run, working_memory
 from headrace.models.cost.step_shape import StepShape
-from headrace.models.network.config import DecoderConfig, decoder_config
+from headrace.models.loading.decoder_choice import NetworkKind, context_length, own_decoder
+from headrace.models.network.config import DecoderConfig
 from headrace.models.network.decoder_costs import kv_layers
 from headrace.models.network.dtypes import compute_dtype
-from headrace.models.network.long_rope_decoder import long_rope
 from headrace.models.network.stored_kv import stored_kv
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime import ops
 from headrace.runtime.errors import CheckpointError, UsageError
 from headrace.runtime.machine import memory
+from headrace.runtime.machine.background import run_in_background
 from headrace.runtime.machine.out_of_memory import memory_errors
 from headrace.runtime.metrics.cost import LayerKV, held_bytes, longest_context
 from headrace.runtime.network import Network
 from headrace.runtime.ops.kv_format import FORMATS, KVFormat
 
-if TYPE_CHECKING:
-    from headrace.models.network.mlx_lm import MlxLmNetwork
-
-NetworkKind = Literal["headrace", "mlx-lm"]
 KVChoice = KVFormat | Literal["auto"] | None
 """How K/V are to be stored. auto: unquantized unless the context wanted does not fit, then the best that fits. None:
 unquantized."""
@@ -63,48 +59,6 @@ class LoadedModel:
     generation_defaults: dict[str, Any]
     notes: list[str] = field(default_factory=list)  # what people should know of what was loaded, a line each
     kv: KVFormat | None = None  # how K/V are stored; None: as mlx-lm's classes do by themselves
-
-
-def own_decoder(checkpoint: Checkpoint) -> DecoderConfig | None:
-    """What headrace's own decoder needs to run this checkpoint; None where mlx-lm's classes do. Headers only."""
-    part = text_part(checkpoint)
-    return decoder_config(part.config) if is_known(part.quantization) else None
-
-
-def network_kind(checkpoint: Checkpoint) -> NetworkKind:
-    """Which decoder runs this checkpoint. Headers only."""
-    return "mlx-lm" if own_decoder(checkpoint) is None else "headrace"
-
-
-def many_sequences(checkpoint: Checkpoint, network: "MlxLmNetwork | None") -> Literal["batched", "steps", "turns"]:
-    """Whether several sequences share passes, only their steps (prompts take turns), or none. Reads no weights.
-
-    network: of mlx-lm's, where its classes run this checkpoint.
-    """
-    config = own_decoder(checkpoint)
-    if config is None:
-        return "steps" if network is not None and network.can_join else "turns"
-    return "batched" if long_rope(config) is None else "turns"
-
-
-def takes_guesses(checkpoint: Checkpoint) -> bool:
-    """Whether guessed tokens can be verified: its caches can take back what was wrong. Reads no weights.
-
-    Raises what loading a model of mlx-lm's classes raises: those have to be made first.
-    """
-    config = own_decoder(checkpoint)
-    if config is None:
-        from headrace.models.network.mlx_lm import MlxLmNetwork
-
-        return MlxLmNetwork(checkpoint, device=mx.default_device().type).rolls_back
-    return long_rope(config) is None
-
-
-def context_length(checkpoint: Checkpoint) -> int:
-    """The longest context the model was made for."""
-    text = checkpoint.config.get("text_config", checkpoint.config)
-    length = text.get("max_position_embeddings") if isinstance(text, dict) else None
-    return length if isinstance(length, int) and length > 0 else 2048
 
 
 def load_resolved(

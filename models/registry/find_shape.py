@@ -12,7 +12,6 @@ from headrace.models.cost.shape_sources import (
     has_shape,
     shape_of_checkpoint,
     shape_of_config,
-    shape_of_entry,
     shape_of_gguf,
 )
 from headrace.models.cost.step_shape import StepShape
@@ -41,7 +40,7 @@ def find_shape(name: str | None, store: Store | None = None) -> tuple[str, StepS
                 return str(source), _of_config(fetch_config(source))
             from headrace.models.registry.catalog import find
 
-            return text, shape_of_entry(find(source.name))
+            return text, find(source.name).step_shape
 
 
 def _of_directory(path: Path) -> StepShape:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from headrace.models.draft import check_same_vocabulary
+from headrace.models.loading.draft import check_same_vocabulary
 from headrace.runtime.errors import UsageError
 
 

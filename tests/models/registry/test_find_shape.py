@@ -8,7 +8,7 @@ import pytest
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.shape_sources import shape_of_checkpoint
-from headrace.models.find_shape import find_shape
+from headrace.models.registry.find_shape import find_shape
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError, HeadraceError, ModelNotFoundError, UnsupportedModelError
 from tests.hub_server import HubServer

@@ -7,8 +7,8 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.checkpoint.quantization import Quantization
-from headrace.models.keep_quantized import keep_quantized
-from headrace.models.load import load_model
+from headrace.models.loading.keep_quantized import keep_quantized
+from headrace.models.loading.load import load_model
 from headrace.models.registry.resolve import resolve
 from headrace.runtime.errors import UsageError
 from tests.tiny_chat import write_chat_model
