@@ -1,4 +1,4 @@
-"""The public Python API: its names and signatures are locked, the README's example runs, importing it costs nothing."""
+"""The public Python API: locked names and signatures, documented examples, imports."""
 
 import inspect
 import json
@@ -83,12 +83,12 @@ def test_importing_it_imports_nothing_else() -> None:
     assert {name for name in ours if name.startswith("headrace")} == {"headrace"}
 
 
-def example() -> str:
-    (block,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
+def example(page: str = "README.md") -> str:
+    (block,) = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.MULTILINE | re.DOTALL)
     return str(block)
 
 
-def test_the_readmes_example_runs(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_readme_example_runs(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from contextlib import redirect_stdout
     from io import StringIO
 
@@ -104,14 +104,15 @@ def test_the_readmes_example_runs(directory: Path, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.real
-def test_the_readmes_example_runs_as_it_stands(default_model: Path) -> None:
+@pytest.mark.parametrize(("page", "word"), [("README.md", "sky"), ("docs/python.md", "tok/s")])
+def test_examples_run_as_they_stand(default_model: Path, page: str, word: str) -> None:
     assert default_model.is_dir()
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", example()],
+        [sys.executable, "-W", "error", "-c", example(page)],
         env={**os.environ, "HEADRACE_HOME": str(TEST_HOME)}, capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    assert "sky" in done.stdout
+    assert word in done.stdout
 
 
 def test_an_answer_is_text_with_its_step_records(model: Model) -> None:

@@ -108,10 +108,5 @@ def test_the_document_of_bench_with_speculation(model: Path) -> None:
 
 def test_exit_codes_are_documented() -> None:
     codes = {"0", "1", "2", *(str(128 + number) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))}
-    table = re.findall(r"^\| (\d+) \|", (ROOT / "docs/run-json.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    table = re.findall(r"^\| (\d+) \|", (ROOT / "docs/cli.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert set(table) == codes
-    sentence = re.search(
-        r"exit codes are ([^.]*)\.", (ROOT / "README.md").read_text(encoding="utf-8").replace("\n", " ")
-    )
-    assert sentence is not None
-    assert set(re.findall(r"\d+", sentence[1])) == codes

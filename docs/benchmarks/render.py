@@ -1,0 +1,158 @@
+"""Tables and plots of docs/benchmarks.md, from the JSON files beside this script.
+
+    python docs/benchmarks/render.py
+
+A table stands between `<!-- table ID -->` and `<!-- end -->`; its text is replaced. An interval in the JSON is
+`[value, low, high]`, an unknown figure `null`.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "benchmarks.md"
+_MARK = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+Table = Mapping[str, Any]
+
+
+def machines() -> dict[str, Any]:
+    """Return the content of every JSON file, by name."""
+    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(HERE.glob("*.json"))}
+
+
+def tables() -> dict[str, Table]:
+    """Return every table by id."""
+    return {table["id"]: table for machine in machines().values() for table in machine["tables"]}
+
+
+def cell(value: object, form: str) -> str:
+    """Return a figure as text; an interval follows its value in parentheses."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if isinstance(value, list):
+        middle, low, high = (form.format(figure) for figure in value)
+        return f"{middle} ({low.rstrip('x')} to {high.rstrip('x')})"
+    return form.format(value).replace("%", " %")
+
+
+def markdown(table: Table) -> str:
+    """Return a table with its date, command and notes."""
+    columns = table["columns"]
+    lines = [
+        "| " + " | ".join(column["title"] for column in columns) + " |",
+        "|" + "|".join("---" if column["format"] == "{}" else "---:" for column in columns) + "|",
+    ]
+    for row in table["rows"]:
+        cells = [cell(row[column["key"]], column["format"]) for column in columns]
+        coded = [f"`{text}`" if text.startswith(("python -m", "headrace ")) else text for text in cells]
+        lines.append("| " + " | ".join(coded) + " |")
+    below = [f"{table['date']}" + (f", `{table['command']}`" if table["command"] else "") + "."]
+    if table.get("peer"):
+        below.append(f"Peer: {table['peer']}.")
+    below += table.get("notes", [])
+    return "\n".join([*lines, "", *(f"- {note}" for note in below)]) + "\n"
+
+
+def rendered(page: str) -> str:
+    """Return the page with every marked table replaced."""
+    known = tables()
+    return _MARK.sub(lambda mark: mark[1] + markdown(known[mark[2]]) + mark[3], page)
+
+
+def speed_by_depth(axes: Any) -> None:
+    """Decode speed over the tokens in the cache, per machine and engine."""
+    styles = {"zen4": ("#1f6fb2", "Zen 4"), "sapphire-rapids": ("#c8641e", "Sapphire Rapids")}
+    for machine, (colour, title) in styles.items():
+        rows = tables()[f"{machine}-engines"]["rows"][2:5]
+        for engine, style in (("headrace", "o-"), ("llama.cpp", "s--")):
+            speeds = [row[engine] for row in rows]
+            axes.plot((0, 2048, 4096), speeds, style, color=colour, label=f"{engine}, {title}")
+    axes.set(xlabel="tokens in the cache", ylabel="decode, tok/s", xticks=(0, 2048, 4096), ylim=(0, None))
+    axes.legend(frameon=False)
+
+
+def ratios(axes: Any) -> None:
+    """Ratio to llama.cpp with 95 % intervals, per test and machine."""
+    labels: list[str] = []
+    for machine, title, colour in (("sapphire-rapids", "Sapphire Rapids", "#c8641e"), ("zen4", "Zen 4", "#1f6fb2")):
+        known = tables()
+        rows = [(row["test"], row["ratio"]) for row in known[f"{machine}-engines"]["rows"]]
+        for row in known[f"{machine}-batch"]["rows"]:
+            if row["over_llama"]:
+                rows.append((f"8 sequences, {row['depth']:,} tokens each", row["over_llama"]))
+        for test, ratio in reversed(rows):
+            _interval(axes, len(labels), ratio, colour)
+            labels.append(f"{test} ({title})")
+    _labelled(axes, labels, "headrace over llama.cpp")
+
+
+def speculation(axes: Any) -> None:
+    """Gain of n-gram speculation per workload, with 95 % intervals."""
+    rows = tables()["zen4-speculation"]["rows"][::-1]
+    for place, row in enumerate(rows):
+        _interval(axes, place, row["gain"], "#1f6fb2")
+    _labelled(axes, [row["workload"] for row in rows], "speed with speculation over without")
+
+
+def predictions(axes: Any) -> None:
+    """Speeds predicted from shapes over the speeds others published, both in tok/s."""
+    from headrace.app.predict.published import assumptions, points
+
+    for engine, colour, shape in (("mlx-lm", "#1f6fb2", "o"), ("llama.cpp", "#c8641e", "s")):
+        known = [point for point in points() if point.engine == engine]
+        assumed = assumptions(engine)
+        predicted = [1 / assumed.seconds(point.nbytes, point.layers, point.bandwidth) for point in known]
+        published = [point.tokens_per_second for point in known]
+        axes.plot(published, predicted, shape, color=colour, markersize=4, label=f"{engine} ({len(known)} figures)")
+    axes.plot((3, 700), (3, 700), color="#888888", linewidth=1)
+    axes.set(xscale="log", yscale="log", xlabel="published, tok/s", ylabel="predicted, tok/s")
+    axes.legend(frameon=False)
+
+
+PLOTS: Mapping[str, tuple[Callable[[Any], None], tuple[float, float]]] = {
+    "speed-by-depth": (speed_by_depth, (6.4, 3.6)),
+    "ratios": (ratios, (7.6, 4.8)),
+    "speculation": (speculation, (6.4, 2.4)),
+    "predictions": (predictions, (5.2, 4.0)),
+}
+
+
+def draw(folder: Path) -> Sequence[Path]:
+    """Draw every plot as an SVG file in `folder`."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    written = []
+    style = {"svg.fonttype": "none", "svg.hashsalt": "headrace", "font.family": "sans-serif", "font.size": 9}
+    for name, (plot, size) in PLOTS.items():
+        with pyplot.rc_context(style):
+            figure, axes = pyplot.subplots(figsize=size, layout="constrained")
+            axes.spines[["top", "right"]].set_visible(False)
+            plot(axes)
+            figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+            pyplot.close(figure)
+        written.append(folder / f"{name}.svg")
+    return written
+
+
+def _interval(axes: Any, place: int, figure: Sequence[float], colour: str) -> None:
+    middle, low, high = figure
+    axes.plot((low, high), (place, place), color=colour, linewidth=2)
+    axes.plot(middle, place, "o", color=colour)
+
+
+def _labelled(axes: Any, labels: Sequence[str], title: str) -> None:
+    axes.axvline(1, color="#888888", linewidth=1)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_xlabel(f"{title} (95 % intervals)")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    draw(HERE)
