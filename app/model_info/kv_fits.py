@@ -23,7 +23,7 @@ def kv_fits(shape: "StepShape", usable: int | None, *, packs: bool) -> Fits | No
     from headrace.runtime import ops
 
     room = usable - shape.resident_bytes - working_memory(shape)
-    formats = FORMATS if packs and ops.select().packs(shape.head_dim) else (FLOAT16,)
+    formats = FORMATS if packs and ops.select().supports_packed(shape.head_dim) else (FLOAT16,)
     return {kind.name: max(0, shape.with_kv(kind).cost.longest_context(room, shape.context_length)) for kind in formats}
 
 

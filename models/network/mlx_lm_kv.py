@@ -41,7 +41,7 @@ def quantized(model: Any, wanted: KVFormat) -> KVFormat | str:
     _build(model, parts)
     arrays = _arrays([(part.keys, part.values) for part in parts])
     dims = {int(array.shape[-1]) for array in arrays}
-    if not all(reference.packs(dim) for dim in dims):
+    if not all(reference.supports_packed(dim) for dim in dims):
         return f"MLX quantizes groups of 32, and this model has heads of {min(dims)}"
     stored = _in_groups(wanted, dims, beside=2 * max(array.dtype.size for array in arrays))
     packed = make_parts(model, stored)

@@ -27,7 +27,7 @@ def stored_kv(config: DecoderConfig, ops: Ops, dtype: mx.Dtype, wanted: KVFormat
         reason = "LongRoPE turns keys anew as a sequence grows"
     elif environment.exact():
         reason = "HEADRACE_EXACT asks for float32 throughout"
-    elif not ops.packs(config.head_dim):
+    elif not ops.supports_packed(config.head_dim):
         reason = f"the {ops.name} operations do not attend to packed heads of {config.head_dim}"
     if reason is not None:
         raise refused(wanted, reason)

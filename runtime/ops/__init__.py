@@ -1,8 +1,7 @@
-"""The seam between the network's mathematics and the code that computes it.
+"""Operations of a decoder layer, with two implementations: stock MLX (`reference`) and CPU kernels (`native`).
 
-Network code calls an `Ops`; it does not know which one runs. `reference` is stock MLX and exists everywhere;
-`native` is headrace's own CPU kernels inside MLX's graph, where they were built. `select` chooses once, at load.
-HEADRACE_KERNELS=reference forces stock MLX.
+Networks call an `Ops`. `reference` runs everywhere; `native` runs headrace's CPU kernels as nodes of MLX's graph, if
+they were built. `select` chooses at load; HEADRACE_KERNELS=reference forces stock MLX.
 """
 
 from collections.abc import Sequence
@@ -47,14 +46,14 @@ __all__ = [
 
 
 class Ops(Protocol):
-    """What a decoder layer is made of. Signatures and shapes: see `runtime.ops.reference`."""
+    """Operations of a decoder layer. Signatures and shapes: see `runtime.ops.reference`."""
 
     @property
     def name(self) -> str: ...
 
     def prepare(self, weight: Weight, dtype: mx.Dtype) -> Weight: ...
     def kv_format(self, compute: mx.Dtype) -> KVFormat: ...
-    def packs(self, head_dim: int) -> bool: ...
+    def supports_packed(self, head_dim: int) -> bool: ...
     def packed_format(self, kv: KVFormat, head_dim: int, /) -> KVFormat: ...
     def embed(self, tokens: mx.array, table: Weight, dtype: mx.Dtype) -> mx.array: ...
     def linear(self, x: mx.array, w: Weight) -> mx.array: ...
@@ -87,12 +86,12 @@ class Ops(Protocol):
 
 
 def select() -> Ops:
-    """The fastest operations that can run on MLX's default device."""
+    """Return the fastest operations for MLX's default device."""
     return _choose()[0]
 
 
 def describe() -> dict[str, str]:
-    """Which kernels are active and why, for `headrace doctor` and every benchmark's header."""
+    """Return the active kernels and the reason, for `headrace doctor` and benchmark headers."""
     ops, reason = _choose()
     return {"kernels": ops.name, "reason": reason}
 

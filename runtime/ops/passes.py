@@ -1,24 +1,25 @@
-"""What a pass through the layers knows of its rows: whose they are, where they attend, and where K/V are kept.
+"""Rows of a pass through the layers, with their phases, block tables and K/V blocks.
 
-A row belongs to a phase, and that alone decides how it attends: prefill rows are a prompt's, decode rows the next token
-of a sequence, alone or with up to 15 guesses behind it that are to be verified. On the native kernels a row of a phase
-has the same bits however many rows are in its pass, wherever a prompt was cut, and whatever the number of threads.
+A row's phase decides how it attends: prefill rows belong to a prompt; decode rows are a sequence's next token and up to
+15 draft tokens. On the native kernels a row has the same bits for any batch, prompt split and number of threads.
 
-K/V are kept in blocks of BLOCK entries. A block holds them for a group of layers, those that attend through the same
-window; it lies in one of the group's slabs, and a sequence's table says which blocks hold its entries. Nothing here
-decides which block is whose: the pool does.
+K/V are stored in blocks of BLOCK entries for a group of layers with the same window. Blocks lie in the group's slabs; a
+sequence's block tables list its blocks. The pool in `runtime.kv` assigns them.
 L = layers of a group, Hkv = key/value heads, D = head dimension.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import mlx.core as mx
 
 from headrace.runtime.ops.kv_format import KVFormat
 
-BLOCK = 128  # entries: the kernels' chunk, so that a chunk lies in one block
+if TYPE_CHECKING:
+    from headrace.runtime import _native
+
+BLOCK = 128  # entries: one chunk of the attention kernels
 
 Phase = Literal["prefill", "decode"]
 
@@ -27,8 +28,8 @@ Phase = Literal["prefill", "decode"]
 class SequenceRows:
     """One sequence's rows of a pass: `count` >= 1 new tokens at positions [offset, offset + count).
 
-    tables: for each layer group, the id of the block with the entries [i * BLOCK, (i + 1) * BLOCK) at index i, up to
-    offset + count at least; -1 for a block that the group's window has left behind.
+    tables: per layer group, block ids; index i is for entries [i * BLOCK, (i + 1) * BLOCK), up to offset + count at
+    least. -1 stands for a block that the group's window has passed.
     """
 
     count: int
@@ -41,8 +42,8 @@ class SequenceRows:
 class KVGroup:
     """The K/V of the layers that share a window.
 
-    slabs: each (blocks, L, 2, Hkv, BLOCK, D), or as the format packs blocks, made by `Ops.slab`. Ids of blocks count
-    through them in their order.
+    slabs: arrays of `Ops.slab`, each (blocks, L, 2, Hkv, BLOCK, D), or packed blocks. Block ids number the blocks of
+    all slabs in order.
     """
 
     window: int | None
@@ -52,21 +53,21 @@ class KVGroup:
 
     @property
     def blocks(self) -> int:
-        """How many the slabs have."""
+        """Number of blocks in all slabs."""
         return sum(slab.shape[0] for slab in self.slabs)
 
     def find(self, block: int) -> tuple[int, int]:
-        """(index of its slab, index in it). Raises ValueError for an id that no slab has."""
+        """Return (slab index, index in the slab). Raises ValueError for an unknown id."""
         if block >= 0:
             for number, slab in enumerate(self.slabs):
                 if block < slab.shape[0]:
                     return number, block
                 block -= slab.shape[0]
-        raise ValueError("a table names a block that no slab has")
+        raise ValueError("block table has an unknown block")
 
 
 class KVStore:
-    """The K/V of all sequences, by layer groups. `windows`: each layer's, None for none."""
+    """The K/V of all sequences, by layer groups. `windows`: one per layer, None for full attention."""
 
     def __init__(self, windows: Sequence[int | None], kv_heads: int, head_dim: int, kv: KVFormat) -> None:
         self.format = kv
@@ -78,22 +79,22 @@ class KVStore:
             for kind, layers in members.items()
         ]
         order = list(kinds)
-        # Of each layer: its group, its index there.
+        # Per layer: (group, index in the group).
         self.places = [(order.index(window), members[window].index(i)) for i, window in enumerate(windows)]
 
     def block(self, group: int, block: int) -> mx.array:
-        """A block's entries, of its group's shape: to be evaluated before what they hold is written over."""
+        """Return a block's entries lazily; evaluate them before the block is overwritten."""
         slab, index = self.groups[group].find(block)
         return self.groups[group].slabs[slab][index]
 
 
 class Pass:
-    """The rows of one pass: x is (1, N, E), the rows of each sequence one after the other. Made anew for every pass.
+    """The rows of one pass: x is (1, N, E), sequence after sequence.
 
-    It has the tables and slabs of the moment it was made: both may grow while the pass runs.
+    Block tables are copied, since they may grow while the pass runs.
     """
 
-    __slots__ = ("held", "sequences", "store")
+    __slots__ = ("native", "sequences", "store")
 
     def __init__(self, sequences: Sequence[SequenceRows], store: KVStore) -> None:
         self.sequences = [
@@ -101,9 +102,9 @@ class Pass:
             for rows in sequences
         ]
         self.store = store
-        self.held: Any = None  # what operations make of it
+        self.native: _native.Pass | None = None  # the pass in the native kernels' form, made once
 
     @property
     def rows(self) -> int:
-        """N."""
+        """N, the rows of all sequences."""
         return sum(rows.count for rows in self.sequences)

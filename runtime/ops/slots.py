@@ -1,22 +1,22 @@
-"""Attention of several sequences at once in stock MLX: the K/V of each lie in a slot of the same buffers.
+"""Batched attention in stock MLX over K/V slots of shared buffers, one slot per sequence.
 
-Contract: what a row gets is what `reference.attend` gives it alone, but for the order of additions. One new token of
-each sequence; whatever lies in a slot behind a sequence's entries, or before its window, adds nothing to it.
-N = rows, S = slots that are read: all up to the last row's. Those of sequences without a row are read in vain.
+Contract: a row's result equals that of `reference.attend` alone, except for the order of additions. Each sequence has
+one new token; entries of a slot behind its sequence's length, or before its window, are masked.
+N = rows, S = slots read, up to the highest one used; slots without a row are read but ignored.
 """
 
 from collections.abc import Sequence
 
 import mlx.core as mx
 
-from headrace.runtime.ops.reference import place, split_heads
+from headrace.runtime.ops.attention import norm_and_rotate, split_heads
 from headrace.runtime.ops.weights import AttentionSpec, Projections
 
 
 class SlotRows:
-    """Where the rows of a pass go and what they see, in layers of one window. Made anew for every pass.
+    """Slots, write positions and mask of a pass's rows, in layers of one window.
 
-    Row i is the token at position offsets[i] of the sequence in slots[i], whose buffers begin with position firsts[i].
+    Row i is the token at position offsets[i] of the sequence in slots[i], whose buffer starts at position firsts[i].
     """
 
     def __init__(self, slots: list[int], offsets: list[int], firsts: list[int], window: int | None) -> None:
@@ -24,17 +24,17 @@ class SlotRows:
         begins = [0 if window is None else max(0, place - window + 1) for place in places]
         self.read = max(slots) + 1
         self.begin, self.end = min(begins), max(places) + 1
-        self.place = places[0] if _one(places) else None  # where all write, if they do
+        self.place = places[0] if _one(places) else None  # set if all rows write to the same place
         self.offset = offsets[0] if _one(offsets) else mx.array(offsets, mx.int32)
         self.in_order = slots == list(range(self.read))
         self.slots = mx.array(slots, mx.int32)
         self.places = mx.array(places, mx.int32)
-        rows = [0] * self.read  # of each slot; where it has none any will do
+        rows = [0] * self.read  # by slot; any row for a slot without one
         for row, slot in enumerate(slots):
             rows[slot] = row
         self.rows = mx.array(rows, mx.int32)
-        # On CUDA an array mask rules MLX's fused attention out; Metal's vector attention skips keys that are masked, so
-        # that padding costs little there. Sequences of one length need none.
+        # An array mask disables MLX's fused attention on CUDA; on Metal, vector attention skips masked keys. No mask is
+        # needed for sequences of equal length.
         self.mask: mx.array | None = None  # (S, 1, 1, end - begin)
         if self.place is None or not _one(begins):
             entries = mx.arange(self.begin, self.end)
@@ -49,16 +49,16 @@ def _one(values: Sequence[int]) -> bool:
 def attend_slots(
     qkv: Projections, keys: mx.array, values: mx.array, rows: SlotRows, spec: AttentionSpec
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """Rotate, append each row's K/V in its slot, and attend over what is in it.
+    """Rotate, append each row's K/V to its slot, and attend over the slot's entries.
 
     qkv (1, N, (H + 2 Hkv) * D) or its three parts; keys, values (slots, Hkv, capacity, D) -> (out (1, N, H * D), keys,
-    values), of which only what is returned is to be used afterwards.
+    values). Use only the returned buffers afterwards.
     """
     parts = [qkv] if isinstance(qkv, mx.array) else qkv
     apart = [part.swapaxes(0, 1) for part in parts]  # (N, 1, ...)
     q, k, v = split_heads(apart[0] if isinstance(qkv, mx.array) else apart, spec)  # (N, H or Hkv, 1, D)
-    k = place(k, spec.k_norm, rows.offset, spec).astype(keys.dtype)
-    q = place(q, spec.q_norm, rows.offset, spec)
+    k = norm_and_rotate(k, spec.k_norm, rows.offset, spec).astype(keys.dtype)
+    q = norm_and_rotate(q, spec.q_norm, rows.offset, spec)
     v = v.astype(values.dtype)
     if rows.in_order and rows.place is not None:
         keys[: rows.read, :, rows.place : rows.place + 1] = k

@@ -1,6 +1,6 @@
-"""What the fused operations take besides activations: a weight matrix, a rotation, an attention layout, a layer.
+"""Parameters of the fused operations: weight matrix, rotation, attention layout, mixture of experts, layer.
 
-Plain data. Shapes use N = output features, K = input features, G = group size, D = head dimension.
+Shapes use N = output features, K = input features, G = group size, D = head dimension.
 """
 
 from collections.abc import Sequence
@@ -13,17 +13,16 @@ import mlx.core as mx
 from headrace.runtime.ops.passes import Pass, Phase
 
 Projections = mx.array | list[mx.array]
-"""q, k and v of new tokens: one above the other, (B, T, (H + 2 Hkv) * D), or, from weights that could not be stacked,
-the three apart, (B, T, H * D) and twice (B, T, Hkv * D)."""
+"""q, k and v of new tokens: stacked, (B, T, (H + 2 Hkv) * D), or separate, (B, T, H * D) and two (B, T, Hkv * D)."""
 
 
 class SampleRule(NamedTuple):
-    """Token selection of a row: greedy at temperature 0, else sampled. The stages: `runtime.sampling.sampler`."""
+    """Token selection of a row: greedy at temperature 0, else sampled. Stages: see `runtime.sampling.sampler`."""
 
     temperature: float = 0.0
-    top_k: int = 0  # 0: all
-    top_p: float = 1.0  # 1: all
-    min_p: float = 0.0  # 0: all
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0  # 1: off
+    min_p: float = 0.0  # 0: off
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -33,8 +32,8 @@ class Weight:
     Plain:      `data` (N, K) in float32, float16 or bfloat16; `scales` and `biases` are None.
     Quantized:  `data` (N, K * bits / 32) uint32; `scales`, `biases` (N, K / G); w = scale * q + bias. In the other
                 modes of `mx.quantize` (mxfp4, nvfp4, mxfp8) q is a float, `scales` are bytes and there are no `biases`.
-    `bias` (N,) is added to the product where the model has one.
-    A stack of X matrices (see `Mixture`) has X in front of every shape; `rows` counts those of all.
+    `bias` (N,), if any, is added to the product.
+    A stack of X matrices (see `Mixture`) has X in front of every shape; `rows` counts all of them.
     """
 
     data: mx.array
@@ -60,7 +59,7 @@ class Weight:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """Every array this weight holds (to evaluate, to count)."""
+        """All arrays of this weight."""
         return [a for a in (self.data, self.scales, self.biases, self.bias) if a is not None]
 
     @property
@@ -72,9 +71,8 @@ class Weight:
 class Rope:
     """Rotary position embedding in the half-split layout (Su et al., arXiv:2104.09864).
 
-    `periods` (dims / 2,) float32: dimension pair i turns by position / periods[i] radians; every scaling
-    scheme is already folded in. `dims` <= D leading dimensions of a head are rotated, scaled by `amplitude`
-    first (1.0 except for YaRN).
+    `periods` (dims / 2,) float32, with scaling schemes folded in: dimension pair i turns by position / periods[i]
+    radians. The first `dims` <= D dimensions of a head are scaled by `amplitude` (1.0 except for YaRN) and rotated.
     """
 
     dims: int
@@ -84,12 +82,11 @@ class Rope:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class AttentionSpec:
-    """How one layer turns fused projections into attention: H query heads share Hkv key/value heads (GQA).
+    """Attention layout of one layer: H query heads share Hkv key/value heads (GQA).
 
-    `rope` is None in layers without position information. `q_norm`, `k_norm` (D,) are per-head RMSNorm
-    weights. `window` keeps a query's last `window` positions, itself included. `softcap` c soft-caps scores to
-    c * tanh(score / c). `sinks` (H,) are scores that take their share of each head's softmax and add nothing;
-    no model has them beside a softcap.
+    `rope` is None in layers without position information. `q_norm`, `k_norm` (D,) are per-head RMSNorm weights.
+    `window`: positions that a query sees, its own included. `softcap` c soft-caps scores to c * tanh(score / c).
+    `sinks` (H,) are scores that join each head's softmax without a value; never together with a softcap.
     """
 
     heads: int
@@ -107,15 +104,15 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Mixture:
-    """A feed-forward of X experts of size F, `active` of them for each token (Shazeer et al., arXiv:1701.06538).
+    """A feed-forward of X experts of size F, `active` of them per token (Shazeer et al., arXiv:1701.06538).
 
-    The router's largest logits name them, and its softmax over all experts gives their shares of the sum; where
-    `normalized`, divided by what the chosen ones have together.
+    The experts with the largest router logits are used. Their weights are the router's softmax over all experts; if
+    `normalized`, divided by their sum.
     """
 
     router: Weight  # (X, E)
     gate: Weight  # a stack of X: (F, E)
-    up: Weight  # the same
+    up: Weight  # a stack of X: (F, E)
     down: Weight  # a stack of X: (E, F)
     active: int
     normalized: bool
@@ -126,7 +123,7 @@ class Mixture:
 
     @property
     def stacks(self) -> tuple[Weight, Weight, Weight]:
-        """What only the active share of is read."""
+        """Weights of which a token reads only the active experts."""
         return self.gate, self.up, self.down
 
 
@@ -134,8 +131,8 @@ class Mixture:
 class LayerWeights:
     """One decoder layer. E = width, F = feed-forward size.
 
-    `qkv` and `gate_up` are single matrices unless their parts are quantized differently. The post norms are Gemma's.
-    Where there is a `mixture` of experts, it stands in for `gate_up` and `down`.
+    `qkv` and `gate_up` are single matrices unless their parts are quantized differently. Gemma has the post norms.
+    A `mixture` of experts replaces `gate_up` and `down`.
     """
 
     attention: AttentionSpec
@@ -151,13 +148,13 @@ class LayerWeights:
 
     @property
     def matrices(self) -> list[Weight]:
-        """What every token reads the whole of."""
+        """Weights that every token reads whole."""
         feed_forward = [*self.gate_up, *([] if self.down is None else [self.down])]
         return [*self.qkv, self.output, *([self.mixture.router] if self.mixture else feed_forward)]
 
 
 class LayersNode(Protocol):
-    """Layers at once. Only a cache calls it, which owns what they append to; a network passes it on."""
+    """Several layers as one node. Called by the cache that owns the buffers."""
 
     def __call__(
         self,
@@ -169,9 +166,9 @@ class LayersNode(Protocol):
         phase: Phase,
         /,
     ) -> mx.array:
-        """x (B, T, E) -> the same. `attend`'s buffers of every layer, written in place; each one's first position."""
+        """Run the layers. x (B, T, E) -> (B, T, E). keys, values, firsts: per layer, see `attend`; written in place."""
         ...
 
     def run_pass(self, x: mx.array, rows: Pass, layers: slice, /) -> mx.array:
-        """x (1, N, E) of a pass -> the same, through these layers of the network. See `attend_pass`."""
+        """Run these layers of the network for a pass. x (1, N, E) -> (1, N, E). See `attend_pass`."""
         ...

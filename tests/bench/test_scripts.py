@@ -66,7 +66,7 @@ def test_speculation_draws(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert "a biased rule" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(not ops.select().packs(32), reason="needs operations that read packed K/V")
+@pytest.mark.skipif(not ops.select().supports_packed(32), reason="needs operations that read packed K/V")
 def test_kv_peak(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("kv_peak", monkeypatch, "-m", str(write_chat_model(tmp_path / "tiny")), "-p", "40", "--kv", "q8")
     assert '"kv": "q8", "tokens": 40' in capsys.readouterr().out

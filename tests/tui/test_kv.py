@@ -32,7 +32,7 @@ def test_what_is_unquantized_is_not_worth_a_word_at_the_top(play) -> None:
 
 
 def test_the_picker_says_how_much_context_fits_in_each_format(play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops.select(), "packs", lambda _head_dim: True)
+    monkeypatch.setattr(ops.select(), "supports_packed", lambda _head_dim: True)
 
     async def scenario(it: Driver) -> None:
         await it.ask("hello")

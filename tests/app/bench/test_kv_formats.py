@@ -30,7 +30,7 @@ TELLS = LLAMA_BENCH.replace('"flash_attn": True', '"flash_attn": True, "type_k":
 @pytest.mark.parametrize(
     ("formats", "peers", "message"),
     [
-        (["q5"], [], "no K/V format is called 'q5'"),
+        (["q5"], [], "q5"),
         (["auto", "q8"], [], "give it alone"),
         (["f16", "q8"], ["llama.cpp"], "one format"),
         (["q4"], ["llama.cpp"], "llama.cpp is not compared in q4"),

@@ -122,7 +122,7 @@ def test_a_model_against_itself_is_nothing_apart(changes: dict[str, Any], tmp_pa
     assert {entry["perplexity_ratio"]["value"] for entry in found["results"]} == {1.0}
 
 
-@pytest.mark.skipif(not ops.select().packs(32), reason="needs operations that read packed K/V")
+@pytest.mark.skipif(not ops.select().supports_packed(32), reason="needs operations that read packed K/V")
 def test_formats_of_kv_cost_the_more_the_fewer_bits_they_have(plain: Path) -> None:
     found = json.loads(invoke("-m", str(plain), *SMALL, "--json").stdout)
     every = {entry["variant"]: entry for entry in found["results"] if entry["depth"] is None}

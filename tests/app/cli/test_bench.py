@@ -186,7 +186,7 @@ def test_a_peer_that_fails_in_warm_up_fails_the_command_after_our_own_figures(
     assert any(text.startswith("| model | test") for text in printed)
 
 
-@pytest.mark.skipif(not ops.select().packs(32), reason="needs operations that read packed K/V")
+@pytest.mark.skipif(not ops.select().supports_packed(32), reason="needs operations that read packed K/V")
 def test_formats_of_kv_are_measured_side_by_side(model: Path) -> None:
     document = json.loads(run("-m", str(model), "-p", "8", "-n", "4", "-r", "2", "--json", "--kv", "f16,q8").stdout)
     names = [f"{model.name} f16", f"{model.name} q8"]

@@ -85,7 +85,7 @@ def test_how_kv_are_stored_comes_from_the_command_line_or_the_settings(
     ask: Ask, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = ops.select().kv_format(mx.float32).name
-    monkeypatch.setattr(ops.select(), "packs", lambda _head_dim: False)
+    monkeypatch.setattr(ops.select(), "supports_packed", lambda _head_dim: False)
     assert ask("hi", "-n", "1")["kv_format"] == usual
     with pytest.raises(UsageError, match="K/V cannot be q8 here"):
         ask("hi", "--kv", "q8")
@@ -95,7 +95,7 @@ def test_how_kv_are_stored_comes_from_the_command_line_or_the_settings(
     assert ask("hi", "-n", "1", "--kv", "auto")["kv_format"] == usual
 
 
-@pytest.mark.skipif(not ops.select().packs(32), reason="needs operations that read packed K/V")
+@pytest.mark.skipif(not ops.select().supports_packed(32), reason="needs operations that read packed K/V")
 def test_packed_kv_answer(ask: Ask) -> None:
     usual, packed = ask("hi", "-n", "8", "-t", "0"), ask("hi", "-n", "8", "-t", "0", "--kv", "q8")
     assert packed["kv_format"] == "q8"

@@ -1,7 +1,6 @@
 """The identity checks find nothing where there is nothing, and a row that its neighbours change."""
 
 import json
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,9 +42,8 @@ def model(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_fell_back_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process of its own: other tests of this one may have had operations that the kernels do not know."""
-    monkeypatch.setattr(native, "_fallbacks", Counter())
+def _reset_fallbacks() -> None:
+    native.fallbacks.clear()
 
 
 def invoke(*arguments: str) -> Result:
@@ -113,7 +111,7 @@ def test_one_bit_of_an_unlikely_logit_is_found(model: Path, monkeypatch: pytest.
     assert not any(found.flip for row in rows for found in row.comparisons)
 
 
-@pytest.mark.skipif(not ops.select().packs(32), reason="needs operations that read packed K/V")
+@pytest.mark.skipif(not ops.select().supports_packed(32), reason="needs operations that read packed K/V")
 @pytest.mark.parametrize("kv", ["q8", "k8v4", "q4"])
 def test_every_bit_is_the_same_in_every_format(model: Path, kv: str) -> None:
     found = json.loads(invoke("-m", str(model), *SMALL, "--json", "--kv", kv).stdout)

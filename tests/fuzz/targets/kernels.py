@@ -105,14 +105,14 @@ def _matrix(chance: random.Random, rows: int, columns: int) -> Any:
     exact = chance.random() < 0.3
     if kind == 0:
         data = array(chance, (rows, columns), chance.choice(_DTYPES[2:5]))
-        return native._native.Matrix(data, None, None, bias, _number(chance, 0), _number(chance, 0), "affine", exact)
+        return native.kernels.Matrix(data, None, None, bias, _number(chance, 0), _number(chance, 0), "affine", exact)
     if kind == 1:
         mode, bits, group = chance.choice((("mxfp4", 4, 32), ("nvfp4", 4, 16), ("mxfp8", 8, 32)))
         data, scales = (
             array(chance, (rows, columns * bits // 32), mx.uint32),
             array(chance, (rows, columns // group), mx.uint8),
         )
-        return native._native.Matrix(
+        return native.kernels.Matrix(
             data, scales, None, bias, _number(chance, bits), _number(chance, group), mode, exact
         )
     bits, group = chance.choice((2, 3, 4, 5, 6, 8)), chance.choice((16, 32, 64, 128))
@@ -120,13 +120,13 @@ def _matrix(chance: random.Random, rows: int, columns: int) -> Any:
     data = array(chance, (rows, columns * bits // 32), mx.uint32)
     scales, biases = (array(chance, (rows, columns // group), kind_of) for _ in range(2))
     mode = "affine" if chance.random() < 0.97 else chance.choice(("", "mxfp4", "x"))
-    return native._native.Matrix(data, scales, biases, bias, _number(chance, bits), _number(chance, group), mode, exact)
+    return native.kernels.Matrix(data, scales, biases, bias, _number(chance, bits), _number(chance, group), mode, exact)
 
 
 def _plan(chance: random.Random, heads: int, kv_heads: int, dim: int) -> Any:
     rope = None
     if chance.random() < 0.6:
-        rope = native._native.make_rope(
+        rope = native.kernels.make_rope(
             array(chance, (chance.choice((dim // 2, dim // 4, 1, dim)),), mx.float32),
             chance.choice((1.0, 0.5, *_FLOATS)),
         )
@@ -134,7 +134,7 @@ def _plan(chance: random.Random, heads: int, kv_heads: int, dim: int) -> Any:
     window = chance.choice((None, None, 1, 16, 100, *_ODD))
     cap = chance.choice((None, None, 50.0, *_FLOATS))
     sinks = array(chance, (heads,), mx.float32) if chance.random() < 0.2 else None
-    return native._native.AttentionPlan(
+    return native.kernels.AttentionPlan(
         _number(chance, heads), _number(chance, kv_heads), _number(chance, dim), chance.choice((dim**-0.5, *_FLOATS)),
         rope, norms[0], norms[1], chance.choice((1e-5, 0.0)), window, cap, sinks,
     )  # fmt: skip
@@ -167,7 +167,7 @@ class Bindings(_Kernels):
     """Projections, norms, embeddings, experts, choice of tokens, attention over one sequence's buffers."""
 
     def call(self, chance: random.Random) -> Any:
-        kernels = native._native
+        kernels = native.kernels
         rows, columns = chance.choice(_SIZES[1:]), chance.choice((32, 64, 96, 128, 160, 256, *_SIZES))
         lead = [chance.choice((1, 1, 2, 3, 17, 0)) for _ in range(chance.choice((2, 2, 2, 1, 0, 3)))]
         x = array(chance, [*lead, columns], mx.float32)
@@ -238,7 +238,7 @@ class Passes(_Kernels):
     """Attention of several sequences through block tables: counts, offsets, tables and slabs that do not fit."""
 
     def call(self, chance: random.Random) -> Any:
-        kernels = native._native
+        kernels = native.kernels
         kv_heads, dim, layers = chance.choice((1, 2)), chance.choice((16, 32, 64)), chance.choice((1, 2))
         heads, kind = kv_heads * chance.choice((1, 2)), chance.choice(_DTYPES[2:5])
         groups = chance.choice((1, 1, 2))
@@ -275,7 +275,7 @@ class Passes(_Kernels):
             made = array(chance, (blocks, layers, 2, kv_heads, 128, dim), kind)
             mx.eval(made)
             return made
-        return native._native.slab([blocks, layers, 2, kv_heads, 128, dim], kind)
+        return native.kernels.slab([blocks, layers, 2, kv_heads, 128, dim], kind)
 
     def _table(self, chance: random.Random, held: int, count: int, offset: int) -> list[int]:
         needed = -(-max(0, min(count + offset, 2000)) // 128)

@@ -172,7 +172,7 @@ def test_what_is_quantized_while_loading_needs_the_memory_of_what_it_becomes(
 
 
 def test_kv_formats_count_and_are_kept(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops.select(), "packs", lambda _head_dim: True)
+    monkeypatch.setattr(ops.select(), "supports_packed", lambda _head_dim: True)
     plain, packed = (load_model(directory, name="tiny", kv=kv).network for kv in (FLOAT16, Q4))
     assert isinstance(plain, Decoder)
     assert isinstance(packed, Decoder)
@@ -185,7 +185,7 @@ def test_kv_formats_count_and_are_kept(directory: Path, monkeypatch: pytest.Monk
 
 
 def test_auto_is_the_best_format_in_which_the_context_fits(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops.select(), "packs", lambda _head_dim: True)
+    monkeypatch.setattr(ops.select(), "supports_packed", lambda _head_dim: True)
     usual = ops.select().kv_format(mx.float32)
     costs = {kind: load_model(directory, name="tiny", kv=kind).network.cost for kind in (FLOAT16, Q8, K8V4, Q4)}
     beside = open_checkpoint(directory).nbytes + working(directory)
@@ -210,7 +210,7 @@ def test_auto_is_the_best_format_in_which_the_context_fits(directory: Path, monk
 
 
 def test_auto_is_unquantized_where_nothing_else_can_be(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops.select(), "packs", lambda _head_dim: False)
+    monkeypatch.setattr(ops.select(), "supports_packed", lambda _head_dim: False)
     cost = load_model(directory, name="tiny").network.cost
     with_memory(monkeypatch, open_checkpoint(directory).nbytes + working(directory) + cost.kv_bytes(1000))
     model = load_model(directory, name="tiny", kv="auto")
@@ -248,7 +248,7 @@ def test_auto_quantizes_what_mlx_lms_classes_run(directory: Path, monkeypatch: p
 def test_kv_formats_that_a_network_cannot_store_are_refused_by_name(
     changes: dict[str, Any], kv: KVFormat, reason: str, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ops.select(), "packs", lambda _head_dim: False)
+    monkeypatch.setattr(ops.select(), "supports_packed", lambda _head_dim: False)
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, **changes}))
     with pytest.raises(UsageError, match=f"K/V cannot be {kv.name} here: .*{reason}") as error:

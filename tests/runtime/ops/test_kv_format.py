@@ -32,9 +32,9 @@ def test_a_group_shares_what_is_stored_once() -> None:
 
 def test_formats_are_known_by_name() -> None:
     assert [kv_format(name) for name in ("f16", "q8", "k8v4", "q4")] == list(FORMATS)
-    with pytest.raises(UsageError, match="no K/V format is called 'q3'") as error:
+    with pytest.raises(UsageError, match="q3") as error:
         kv_format("q3")
-    assert error.value.hint == "known: f16, q8, k8v4, q4"
+    assert "f16, q8, k8v4, q4" in str(error.value.hint)
 
 
 def test_part_of_a_block() -> None:
@@ -43,5 +43,5 @@ def test_part_of_a_block() -> None:
 
 
 def test_other_dtypes_are_refused() -> None:
-    with pytest.raises(ValueError, match="not stored as int32"):
+    with pytest.raises(ValueError, match="int32"):
         plain(mx.int32)

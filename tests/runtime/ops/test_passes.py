@@ -253,11 +253,11 @@ def test_tables_that_do_not_fit_are_refused(ops: Ops) -> None:
     attended(200, [1, 0])
     with pytest.raises(ValueError, match="too short"):
         attended(256, [1, 0])
-    with pytest.raises(ValueError, match="no slab has"):
+    with pytest.raises(ValueError, match="block"):
         attended(200, [1, 2])
     with pytest.raises(ValueError, match="lacks a block"):
         attended(200, [-1, 0])
-    with pytest.raises(ValueError, match="no slab has"):
+    with pytest.raises(ValueError, match="block"):
         ops.write_block(store, 0, 2, mx.zeros(group.block_shape, mx.float16))
 
 
@@ -268,13 +268,13 @@ def test_what_is_no_slab_is_refused() -> None:
         slab = mx.zeros(shape, mx.float16)
         mx.eval(slab)
         with pytest.raises(ValueError, match="6 dimensions"):
-            native._native.write_block(slab, 0, entries)
+            native.kernels.write_block(slab, 0, entries)
         with pytest.raises(ValueError, match="6 dimensions"):
-            native._native.Pass([1], [0], [False], [[[0]]], [[slab]])
+            native.kernels.Pass([1], [0], [False], [[[0]]], [[slab]])
     only_keys = mx.zeros((1, 1, 1, 1, 128, 16), mx.float16)
     mx.eval(only_keys)
     with pytest.raises(ValueError, match="entries must be"):  # values would be written behind its end
-        native._native.write_block(only_keys, 0, entries)
+        native.kernels.write_block(only_keys, 0, entries)
 
 
 class Together:

@@ -1,0 +1,75 @@
+"""Attention parts in stock MLX: head split, rotation, masks and attention over plain K/V.
+
+B = batch, T = new tokens, S = visible entries, H and Hkv = query and key-value heads, D = head size.
+"""
+
+import mlx.core as mx
+
+from headrace.runtime.ops.weights import AttentionSpec, Projections
+
+
+def split_heads(qkv: Projections, spec: AttentionSpec) -> tuple[mx.array, mx.array, mx.array]:
+    """Split (B, T, (H + 2 Hkv) * D), or its three parts, into q (B, H, T, D), k and v (B, Hkv, T, D)."""
+
+    def heads(x: mx.array) -> mx.array:
+        return x.reshape(*x.shape[:2], -1, spec.head_dim).transpose(0, 2, 1, 3)
+
+    if isinstance(qkv, mx.array):
+        q, k, v = mx.split(heads(qkv), [spec.heads, spec.heads + spec.kv_heads], axis=1)
+    else:
+        q, k, v = map(heads, qkv)
+    return q, k, v
+
+
+def norm_and_rotate(x: mx.array, norm: mx.array | None, offset: int | mx.array, spec: AttentionSpec) -> mx.array:
+    """Apply per-head norm and rotation to queries or keys (B, heads, T, D). offset: one, or one per row (B,)."""
+    if norm is not None:
+        x = mx.fast.rms_norm(x, norm, spec.norm_eps)
+    rope = spec.rope
+    if rope is None:
+        return x
+    if rope.amplitude != 1.0:
+        rotated = x[..., : rope.dims] * rope.amplitude
+        x = rotated if rope.dims == spec.head_dim else mx.concatenate([rotated, x[..., rope.dims :]], axis=-1)
+    return mx.fast.rope(x, rope.dims, traditional=False, base=None, scale=1.0, offset=offset, freqs=rope.periods)
+
+
+def sdpa_mask(queries: int, keys: int, window: int | None) -> mx.array | str | None:
+    """Return the SDPA mask of the last `queries` positions: causal, and within the window."""
+    if queries == 1:
+        return None  # the keys are already cut to the window
+    if window is None or keys <= window:
+        return "causal"
+    q = mx.arange(keys - queries, keys)[:, None]
+    k = mx.arange(keys)[None]
+    return (k <= q) & (k > q - window)
+
+
+def apply_mask(scores: mx.array, masked: mx.array | str | None) -> mx.array:
+    """Set masked scores (..., T, S) to the least finite value. masked: a mask of SDPA."""
+    length, entries = scores.shape[-2:]
+    if isinstance(masked, str):
+        masked = mx.arange(entries - length, entries)[:, None] >= mx.arange(entries)[None]
+    return scores if masked is None else mx.where(masked, scores, mx.array(mx.finfo(scores.dtype).min, scores.dtype))
+
+
+def _softcapped_attention(
+    q: mx.array, keys: mx.array, values: mx.array, masked: mx.array | str | None, spec: AttentionSpec
+) -> mx.array:
+    """Attend with soft-capped scores (Gemma 2, arXiv:2408.00118); MLX has no fused form."""
+    assert spec.softcap is not None
+    assert spec.sinks is None, "softcap and sinks together are not supported"
+    batch, heads, length, dim = q.shape
+    grouped = (q * spec.scale).reshape(batch, spec.kv_heads, heads // spec.kv_heads, length, dim)
+    scores = grouped @ keys[:, :, None].swapaxes(-1, -2)  # (B, Hkv, H / Hkv, T, keys)
+    scores = apply_mask(mx.tanh(scores / spec.softcap) * spec.softcap, masked)
+    weights = mx.softmax(scores, axis=-1, precise=True)
+    return (weights @ values[:, :, None]).reshape(batch, heads, length, dim)
+
+
+def attention(q: mx.array, keys: mx.array, values: mx.array, spec: AttentionSpec) -> mx.array:
+    """Attend with the queries of the last positions (B, H, T, D) over K/V (B, Hkv, S, D) -> (B, H, T, D)."""
+    masked = sdpa_mask(q.shape[2], keys.shape[2], spec.window)
+    if spec.softcap is not None:
+        return _softcapped_attention(q, keys, values, masked, spec)
+    return mx.fast.scaled_dot_product_attention(q, keys, values, scale=spec.scale, mask=masked, sinks=spec.sinks)

@@ -1,0 +1,162 @@
+"""Weights, layers and passes in the native kernels' form, each made once.
+
+Plans are cached by the id of their specification and dropped with it.
+"""
+
+import weakref
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from headrace.runtime.ops.kv_format import KVFormat
+from headrace.runtime.ops.passes import Pass
+from headrace.runtime.ops.weights import AttentionSpec, LayerWeights, Mixture, Rope, Weight
+
+__all__ = [
+    "PreparedWeight",
+    "attention_plan",
+    "experts_plan",
+    "fallbacks",
+    "kernels",
+    "layer_plan",
+    "missing",
+    "native_pass",
+    "packings",
+    "prepared_matrix",
+]
+
+missing: str | None = None  # the reason, if the kernels did not load
+if TYPE_CHECKING:
+    from headrace.runtime import _native as kernels
+else:
+    try:
+        import headrace.runtime._native as kernels
+    except ModuleNotFoundError:
+        kernels, missing = None, "not built: building them needs Linux and a C++20 compiler"
+    except ImportError as error:  # such as a build against another mlx
+        kernels, missing = None, f"built, but cannot be loaded: {error}"
+
+
+fallbacks: Counter[str] = Counter()  # reference calls by reason
+_plans: "dict[int, kernels.AttentionPlan | None]" = {}  # by id(spec); None: not supported
+_mixtures: "dict[int, kernels.ExpertsPlan | None]" = {}  # by id(mixture); None: not prepared
+_packed: "dict[KVFormat, kernels.Packings]" = {}
+_ropes: "dict[int, kernels.Rope]" = {}  # by id(rope); shared by layers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedWeight(Weight):
+    """A weight in the kernels' layout; `matrix` is None if they do not support it.
+
+    2-, 4- and 8-bit weights are interleaved (runtime/native/core/interleaved.h), so a weight with a matrix never goes
+    to the reference: activations other than float32 raise ValueError.
+    """
+
+    matrix: "kernels.Matrix | None" = None
+    shape: tuple[int, int] = (0, 0)  # (N, K); of a stack, (X * N, K)
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0]
+
+    @property
+    def columns(self) -> int:
+        return self.shape[1]
+
+
+def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.LayerPlan | None":
+    """Return the plan of a whole layer; None if it has post norms, split weights or unsupported parts."""
+    weights = layer.matrices if layer.mixture is None else [*layer.qkv, layer.output]
+    matrices = [weight.matrix for weight in weights if isinstance(weight, PreparedWeight)]
+    experts = None if layer.mixture is None else experts_plan(layer.mixture, activation)
+    plan = attention_plan(layer.attention)
+    if None in matrices or plan is None or layer.mlp_post_norm is not None:
+        return None
+    if len(matrices) != (4 if layer.mixture is None else 2) or (layer.mixture is not None and experts is None):
+        return None
+    qkv, output, gate_up, down = (*matrices, None, None)[:4]
+    return kernels.LayerPlan(
+        plan, layer.input_norm, qkv, output, layer.mlp_norm, gate_up, down, eps, activation, experts
+    )
+
+
+def experts_plan(m: Mixture, activation: str) -> "kernels.ExpertsPlan | None":
+    """Return the plan of a mixture of experts; None if its weights were not prepared."""
+    key = id(m)
+    if key in _mixtures:
+        return _mixtures[key]
+    matrices = [w.matrix if isinstance(w, PreparedWeight) else None for w in (m.router, *m.stacks)]
+    router, gate, up, down = matrices
+    plan = None
+    if router is not None and gate is not None and up is not None and down is not None:
+        plan = kernels.ExpertsPlan(router, gate, up, down, m.active, m.normalized, activation)
+    elif any(matrices):
+        raise ValueError("the native kernels support only some of a layer's expert weights")
+    _mixtures[key] = plan
+    weakref.finalize(m, _mixtures.pop, key, None)
+    return plan
+
+
+def prepared_matrix(x: mx.array, w: Weight) -> "kernels.Matrix | None":
+    """Return the kernels' matrix of a weight; None, counted as a fallback, if the product runs on the reference."""
+    matrix = w.matrix if isinstance(w, PreparedWeight) else None
+    if matrix is None:
+        fallbacks["linear: weight was not prepared" if x.dtype == mx.float32 else f"linear: {x.dtype}"] += 1
+    return matrix
+
+
+def attention_plan(spec: AttentionSpec) -> "kernels.AttentionPlan | None":
+    """Return the plan of a layer's attention; None for unsupported head sizes."""
+    key = id(spec)
+    if key in _plans:
+        return _plans[key]
+    plan = None
+    if spec.head_dim % 16 == 0:
+        plan = kernels.AttentionPlan(
+            spec.heads,
+            spec.kv_heads,
+            spec.head_dim,
+            spec.scale,
+            None if spec.rope is None else _rope(spec.rope),
+            spec.q_norm,
+            spec.k_norm,
+            spec.norm_eps,
+            spec.window,
+            spec.softcap,
+            spec.sinks,
+        )
+    _plans[key] = plan
+    weakref.finalize(spec, _plans.pop, key, None)
+    return plan
+
+
+def _rope(rope: Rope) -> "kernels.Rope":
+    key = id(rope)
+    if key not in _ropes:
+        _ropes[key] = kernels.make_rope(rope.periods, rope.amplitude)
+        weakref.finalize(rope, _ropes.pop, key, None)
+    return _ropes[key]
+
+
+def packings(kv: KVFormat) -> "kernels.Packings":
+    """Return the kernels' coding of a packed format."""
+    if kv not in _packed:
+        _packed[kv] = kernels.Packings(kv.keys.bits, kv.keys.group, kv.values.bits, kv.values.group)
+    return _packed[kv]
+
+
+def native_pass(rows: Pass) -> "kernels.Pass":
+    """Return the pass in the kernels' form."""
+    if rows.native is None:
+        sequences = rows.sequences
+        rows.native = kernels.Pass(
+            [sequence.count for sequence in sequences],
+            [sequence.offset for sequence in sequences],
+            [sequence.phase == "prefill" for sequence in sequences],
+            [sequence.tables for sequence in sequences],
+            [group.slabs for group in rows.store.groups],
+            *((packings(kv), rows.store.head_dim) if (kv := rows.store.format).packed else ()),
+        )
+    return rows.native
