@@ -23,11 +23,13 @@ _TALK = """
 import sys, time
 import headrace
 {project}
+from headrace.app.answer.options import AnswerOptions
 from headrace.app.engine.client import EngineClient
-from headrace.app.engine.messages import Delta, Done, Generate, ModelSpec
+from headrace.app.engine.commands import Generate, ModelSpec
+from headrace.app.engine.events import Delta, Done
 client, said = EngineClient(), []
 client.start(ModelSpec(sys.argv[1]))
-client.submit(Generate(1, [{{"role": "user", "content": "hi"}}], max_tokens=2))
+client.submit(Generate(1, [{{"role": "user", "content": "hi"}}], AnswerOptions(max_tokens=2)))
 while not any(isinstance(event, Done) for event in said):
     said += client.poll()
     assert client.state in ("loading", "ready"), (client.state, said)

@@ -1,18 +1,20 @@
-"""What an answer is made with: a model, a system prompt and sampling settings; and the request that asks for it."""
+"""The setup of an answer (model, system prompt, sampling), and its request."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from headrace.app.answer.sampling_options import CHAT_SAMPLING, chat_sampling
+from headrace.app.answer.options import CHAT_DEFAULTS, OPTIONS, AnswerOptions
 from headrace.app.chat.prompt import prompt_messages
-from headrace.app.engine.messages import Generate, ModelCard
+from headrace.app.engine.commands import Generate
+from headrace.app.engine.model_card import ModelCard
 from headrace.app.sessions.records import Message, Session
+from headrace.runtime.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerSetup:
-    """model: as after `-m`, None for the default. sampling: as a session has it, only what is set."""
+    """model: as after `-m`; None: the default. sampling: the options that are set, as a session stores them."""
 
     model: str | None = None
     system: str = ""
@@ -23,21 +25,28 @@ class AnswerSetup:
         return cls(session.model, session.system, dict(session.sampling))
 
     def applied(self, session: Session) -> Session:
-        """The session as if this were its setup. What is stored stays as it is."""
+        """Return the session with this setup; the stored one stays as it is."""
         return replace(session, model=self.model, system=self.system, sampling=self.sampling)
 
     @property
     def model_name(self) -> str:
-        from headrace.models.registry.resolve import DEFAULT_MODEL  # whose module reads files: no part of the start
+        from headrace.models.registry.resolve import DEFAULT_MODEL  # its imports would delay the first frame
 
         return self.model or DEFAULT_MODEL
 
 
-def settings_used(given: Mapping[str, Any], card: ModelCard | None) -> dict[str, Any]:
-    """The settings in effect where `given` are set: those, the model's as far as it is loaded, the chat's own."""
-    used = chat_sampling(given, card.generation_defaults if card else {})
-    del used["logit_bias"]  # which the chat has no setting for
-    return used
+def stored_options(sampling: Mapping[str, Any]) -> AnswerOptions:
+    """Return a session's sampling as options, without unknown names. Raises UsageError for a value out of range."""
+    return AnswerOptions(**{name: value for name, value in sampling.items() if name in OPTIONS})
+
+
+def settings_used(sampling: Mapping[str, Any], card: ModelCard | None) -> dict[str, Any]:
+    """Return the settings in effect: a session's, else the model's, else the chat's, as they are stored."""
+    try:
+        options = stored_options(sampling).resolved(card.generation_defaults if card else {}, CHAT_DEFAULTS).given()
+    except UsageError:  # reported when a message is sent
+        return {**CHAT_DEFAULTS.given(), **sampling}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
 
 
 def answer_request(
@@ -49,20 +58,15 @@ def answer_request(
     continuing: bool = False,
     drop_oldest: bool = False,
 ) -> Generate:
-    """Ask for an answer to this branch; with `continuing` its last message is the answer so far.
+    """Return the request for an answer to this branch, whose last message is the answer so far if `continuing`.
 
-    sampling: in place of the session's.
+    sampling: replaces the session's. Raises UsageError for settings out of range.
     """
-    given = dict(session.sampling if sampling is None else sampling)
     return Generate(
-        id=id,
-        messages=prompt_messages(session, branch[:-1] if continuing else branch),
-        max_tokens=given.pop("max_tokens", None),
-        stop=tuple(given.pop("stop", ())),
-        thinking=given.pop("thinking", None),
-        speculate=given.pop("speculate", None),
-        sampling=given,
-        otherwise=CHAT_SAMPLING,
+        id,
+        prompt_messages(session, branch[:-1] if continuing else branch),
+        stored_options(session.sampling if sampling is None else sampling),
+        CHAT_DEFAULTS,
         continue_text=branch[-1].content if continuing else "",
         drop_oldest=drop_oldest,
     )

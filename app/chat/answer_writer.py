@@ -12,7 +12,8 @@ from headrace.app.chat.answer_setup import answer_request, settings_used
 from headrace.app.chat.session_branch import SessionBranch
 from headrace.app.chat.turn import RETRY_S, Turn
 from headrace.app.engine.client import ChatEngine
-from headrace.app.engine.messages import Delta, Done, Generate, Prefill
+from headrace.app.engine.commands import Generate
+from headrace.app.engine.events import Delta, Done, Prefill
 from headrace.runtime.errors import DeletedError, EngineError
 
 Phase = Literal["idle", "waiting", "prefill", "answering", "summarising"]

@@ -8,7 +8,7 @@ from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.parallel_answer import ParallelAnswer
 from headrace.app.chat.parallel_answers import AnswerEvent, ParallelAnswers, Phase
 from headrace.app.chat.resampling import WARMER
-from headrace.app.engine.messages import Damaged, Died, Event, Failed, Ready, one_line
+from headrace.app.engine.events import Damaged, Died, Event, Failed, Ready, one_line
 from headrace.app.sessions.records import Message
 from headrace.runtime.errors import HeadraceError, UsageError
 

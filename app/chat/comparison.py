@@ -14,7 +14,8 @@ from headrace.app.chat.memory_fit import fits_beside
 from headrace.app.chat.parallel_answer import ParallelAnswer
 from headrace.app.chat.parallel_answers import AnswerEvent, ParallelAnswers, Phase
 from headrace.app.engine.client import ChatEngine
-from headrace.app.engine.messages import Damaged, Died, Done, Event, Failed, ModelSpec, Ready, one_line
+from headrace.app.engine.commands import ModelSpec
+from headrace.app.engine.events import Damaged, Died, Done, Event, Failed, Ready, one_line
 from headrace.app.sessions.records import Message
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
 

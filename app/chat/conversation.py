@@ -7,7 +7,8 @@ HeadraceError and changes nothing if it is not possible; later failures appear i
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec
 
-from headrace.app.chat.answer_setup import settings_used
+from headrace.app.answer.options import AnswerOptions
+from headrace.app.chat.answer_setup import settings_used, stored_options
 from headrace.app.chat.answer_writer import AnswerWriter, Phase
 from headrace.app.chat.attachments import parse_message
 from headrace.app.chat.context_question import ContextChoice, ContextQuestion, context_full_notice
@@ -18,7 +19,8 @@ from headrace.app.chat.session_branch import SessionBranch, tokens_held
 from headrace.app.chat.turn import Turn
 from headrace.app.chat.unsent_message import UnsentMessage
 from headrace.app.engine.client import ChatEngine
-from headrace.app.engine.messages import (
+from headrace.app.engine.commands import Generate, ModelSpec
+from headrace.app.engine.events import (
     Abandoned,
     ContextFull,
     Damaged,
@@ -28,8 +30,6 @@ from headrace.app.engine.messages import (
     Dropped,
     Event,
     Failed,
-    Generate,
-    ModelSpec,
     Prefill,
     PrefixCached,
     PromptCounted,
@@ -39,7 +39,7 @@ from headrace.app.engine.messages import (
 from headrace.app.sessions.records import Attachment, Message, Session
 from headrace.app.sessions.store import SessionStore
 from headrace.models.text.thinking import split_thinking
-from headrace.runtime.errors import EngineError, SessionError, UsageError
+from headrace.runtime.errors import EngineError, HeadraceError, UsageError
 
 P = ParamSpec("P")
 
@@ -246,6 +246,7 @@ class Conversation:
             self.load_model()
         if self.engine.state not in ("loading", "ready"):
             raise EngineError("the engine is not running", "restart it, or choose another model")
+        stored_options(self.session.sampling)  # raises UsageError before anything is stored
 
     def _leave_branch(self) -> None:
         self._require_idle()
@@ -286,7 +287,8 @@ class Conversation:
         turn = Turn(self.store, leaf, continuing=question.during_answer, summarising=True, dropping=True)
         longest = summary_tokens(self.context_limit)
         messages = summary_messages(self.session, self.messages, longest)
-        self.writer.submit(turn, Generate(turn.id, messages, max_tokens=longest, thinking=False, drop_oldest=True))
+        options = AnswerOptions(max_tokens=longest, thinking=False)
+        self.writer.submit(turn, Generate(turn.id, messages, options, drop_oldest=True))
 
     # --- engine events ---------------------------------------------------------------------------------------
 
@@ -305,7 +307,7 @@ class Conversation:
         """Turn a failure of the store or the engine into a notice: the chat continues, and storing is tried again."""
         try:
             action(*args, **kwargs)
-        except (SessionError, EngineError) as error:
+        except HeadraceError as error:
             self.notice = one_line(str(error), error.hint)
 
     def _handle(self, event: Event) -> None:

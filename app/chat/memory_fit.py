@@ -1,6 +1,6 @@
 """Whether a second model fits into memory beside the one that is loaded. Reads headers; asks no network."""
 
-from headrace.app.engine.messages import ModelCard
+from headrace.app.engine.model_card import ModelCard
 from headrace.runtime.errors import HeadraceError
 
 

@@ -5,7 +5,9 @@ from typing import Any, Literal
 from headrace.app.chat.answer_setup import AnswerSetup, answer_request, settings_used
 from headrace.app.chat.session_branch import cached_tokens
 from headrace.app.chat.turn import Turn, TurnPhase
-from headrace.app.engine.messages import Delta, Done, Generate, ModelCard, Prefill
+from headrace.app.engine.commands import Generate
+from headrace.app.engine.events import Delta, Done, Prefill
+from headrace.app.engine.model_card import ModelCard
 from headrace.app.sessions.records import Message, Session
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import DeletedError

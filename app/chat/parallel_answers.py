@@ -13,7 +13,7 @@ from headrace.app.chat.context_question import context_full_notice
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.parallel_answer import ParallelAnswer
 from headrace.app.chat.turn import RETRY_S
-from headrace.app.engine.messages import Abandoned, ContextFull, Delta, Done, Event, Failed, Prefill, one_line
+from headrace.app.engine.events import Abandoned, ContextFull, Delta, Done, Event, Failed, Prefill, one_line
 from headrace.runtime.errors import DeletedError, EngineError, SessionError
 
 P = ParamSpec("P")

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from headrace.app.engine.messages import Delta, Done, Prefill
+from headrace.app.engine.events import Delta, Done, Prefill
 from headrace.app.sessions.database import storable
 from headrace.app.sessions.records import Message, TurnMetrics
 from headrace.app.sessions.store import SessionStore

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from headrace.app.chat.attachments import read_attachments, take_attachments
 from headrace.app.chat.prompt import draft_messages
-from headrace.app.engine.messages import PrefetchPrompt, PromptCounted
+from headrace.app.engine.commands import PrefetchPrompt
+from headrace.app.engine.events import PromptCounted
 from headrace.app.sessions.records import Attachment, Message, Session
 from headrace.runtime.errors import UsageError
 

@@ -17,7 +17,7 @@ from headrace.models.text.answer import Completed, Part, TextChunk
 from headrace.runtime.errors import SessionError
 
 if TYPE_CHECKING:  # what only an answer that is kept needs
-    from headrace.app.engine.messages import Done
+    from headrace.app.engine.events import Done
     from headrace.app.sessions.store import SessionStore
 
 
@@ -151,7 +151,7 @@ def _store() -> "SessionStore":
 
 
 def _done(part: Completed) -> "Done":
-    from headrace.app.engine.messages import Done
+    from headrace.app.engine.events import Done
 
     summary = part.finished.summary
     return Done(0, part.finished.reason, summary, 0.0, None, context_full=False, mbu=None)

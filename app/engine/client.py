@@ -6,10 +6,9 @@ Used from one thread. `state` and `card` change inside `poll`, never between two
 from dataclasses import replace
 from typing import Literal, Protocol
 
-from headrace.app.engine.link import EngineLink
-from headrace.app.engine.messages import (
+from headrace.app.engine.commands import Cancel, Generate, ModelSpec, PrefetchPrompt, Pull, Rest
+from headrace.app.engine.events import (
     Abandoned,
-    Cancel,
     ContextFull,
     Delta,
     Died,
@@ -17,18 +16,14 @@ from headrace.app.engine.messages import (
     Dropped,
     Event,
     Failed,
-    Generate,
-    ModelCard,
-    ModelSpec,
-    PrefetchPrompt,
     Prefill,
-    Pull,
     Pulled,
     PullFailed,
     PullProgress,
     Ready,
-    Rest,
 )
+from headrace.app.engine.link import EngineLink
+from headrace.app.engine.model_card import ModelCard
 from headrace.runtime.errors import EngineError
 
 _LAST_S = 1.0  # for an idle engine to write what was said last

@@ -17,7 +17,8 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from headrace.app.engine.messages import Command, Died, Event, Quit
+from headrace.app.engine.commands import Command, Quit
+from headrace.app.engine.events import Died, Event
 from headrace.app.engine.wire import CHUNK, Unpacker, pack, socket_pair
 from headrace.runtime.config.paths import cache_dir
 from headrace.runtime.machine.out_of_memory import HINT, mentioned_in

@@ -1,56 +1,56 @@
-"""Text and records of one answer on their way to the chat: the first text at once, then what is gathered meanwhile.
+"""Deltas of one answer on their way to the chat: the first text at once, later text in batches.
 
-Where decoding takes every core, what a message costs is taken from the decode.
+Sending costs CPU time that decoding needs.
 """
 
 import time
 from collections.abc import Callable
 
-from headrace.app.engine.messages import Delta, Event, Generate
+from headrace.app.engine.commands import Generate
+from headrace.app.engine.events import Delta, Event
 from headrace.runtime.metrics.telemetry import StepRecord
 
-_GATHER_S = 0.07  # between two deltas: the chat looks less often, and hardly ever in vain
-_RECORDS_S = 0.4  # between two that bring the records of steps, from which figures are made
+_TEXT_S = 0.07  # between two deltas; the chat polls less often
+_RECORDS_S = 0.4  # between two deltas with step records
 
 Send = Callable[[Event], None]
 
 
 class Outbox:
-    """Sends the deltas of one answer. ttft_s: seconds from the request to its first text, once there is one."""
+    """ttft_s: seconds from the request to its first text; None before that."""
 
     def __init__(self, command: Generate, send: Send, opening: str) -> None:
-        """opening: text that belongs to the answer though the template wrote it; it goes with the first of the
-        model's."""
+        """opening: text of the answer that the template wrote; sent with the model's first text."""
         self._command = command
         self._send = send
         self._opening = opening
         self._text: list[str] = []
-        self._size = 0  # of that text
-        self._guessed: list[tuple[int, int]] = []  # where in it
+        self._length = 0
+        self._accepted: list[tuple[int, int]] = []
         self._records: list[StepRecord] = []
         self._sent = self._records_sent = float("-inf")
         self.ttft_s: float | None = None
 
-    def add(self, text: str, record: StepRecord | None = None, guessed: int = 0) -> None:
-        """More of the answer, of which so many characters at the beginning had been guessed; sent if it is time."""
+    def add(self, text: str, record: StepRecord | None = None, accepted: int = 0) -> None:
+        """Add text, and send if it is time. accepted: its first characters, from accepted draft tokens."""
         now = time.monotonic()
         if record is not None:
             self._records.append(record)
         if text:
-            begins = self._size + len(self._opening)
-            if guessed:
-                self._guessed.append((begins, begins + guessed))
+            begin = self._length + len(self._opening)
+            if accepted:
+                self._accepted.append((begin, begin + accepted))
             text, self._opening = self._opening + text, ""
             self._text.append(text)
-            self._size += len(text)
+            self._length += len(text)
             if self.ttft_s is None:
                 self.ttft_s = now - self._command.submitted
-                self._sent = float("-inf")  # the first text goes at once
-        if now - self._sent >= _GATHER_S:
+                self._sent = float("-inf")
+        if now - self._sent >= _TEXT_S:
             self._flush(with_records=now - self._records_sent >= _RECORDS_S)
 
     def flush(self) -> None:
-        """Send all there is."""
+        """Send everything."""
         self._flush(with_records=True)
 
     def _flush(self, *, with_records: bool) -> None:
@@ -58,9 +58,9 @@ class Outbox:
         if with_records:
             records, self._records = self._records, records
         if self._text or records:
-            text, guessed = "".join(self._text), tuple(self._guessed)
-            self._send(Delta(self._command.id, text, tuple(records), self.ttft_s, guessed))
-            self._text, self._guessed, self._size = [], [], 0
+            text, accepted = "".join(self._text), tuple(self._accepted)
+            self._send(Delta(self._command.id, text, tuple(records), self.ttft_s, accepted))
+            self._text, self._accepted, self._length = [], [], 0
         self._sent = time.monotonic()
         if records:
             self._records_sent = self._sent

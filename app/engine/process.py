@@ -1,8 +1,8 @@
-"""The engine's process: commands come in over a socket, events go out. Run by `app.engine.start`.
+"""Command loop of the engine process, started by `app.engine.start`: commands arrive on a socket, events leave.
 
-The main thread owns the model for life and does one command after the other; generations that come one behind the
-other are answered side by side, and what comes behind them waits until all have ended. A second thread reads the
-socket, so that a Cancel is heard during a generation, and ends the process the moment the chat's end is closed.
+The main thread owns the model and runs one command after the other. Successive Generate commands are answered in one
+batch; other commands wait until all answers have ended. A second thread reads the socket: it takes a Cancel during a
+generation, and ends the process when the chat closes the socket.
 """
 
 import faulthandler
@@ -17,26 +17,19 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from headrace.app.engine.messages import (
-    Cancel,
-    Command,
+from headrace.app.engine.commands import Cancel, Command, Generate, ModelSpec, PrefetchPrompt, Pull, Quit, Rest
+from headrace.app.engine.events import (
+    BatchStatus,
     ContextFull,
     Delta,
     Done,
     Event,
     Failed,
-    Generate,
     LoadProgress,
-    ModelSpec,
-    PrefetchPrompt,
-    Pull,
     Pulled,
     PullFailed,
     PullProgress,
-    Quit,
     Ready,
-    Rest,
-    Served,
 )
 from headrace.app.engine.throttle import throttled
 from headrace.app.engine.wire import CHUNK, Unpacker, pack
@@ -46,7 +39,7 @@ if TYPE_CHECKING:
     from headrace.app.engine.host import EngineHost
     from headrace.runtime.engine.request import CancelFlag
 
-_IDLE_S = 1.5  # without a command, before chats are kept and the machine's bandwidth is measured
+_IDLE_S = 1.5  # without a command, before idle work
 
 
 class Inbox:
@@ -60,34 +53,34 @@ class Inbox:
         threading.Thread(target=self._read, name="commands", daemon=True).start()
 
     def next(self, timeout: float | None) -> Command | None:
-        """The next command; None when there was none for `timeout` seconds."""
+        """Wait for the next command; None after `timeout` seconds."""
         with self._arrived:
             return self._commands.popleft() if self._arrived.wait_for(self.waiting, timeout) else None
 
     def next_generate(self) -> Generate | None:
-        """The next command if it has come and is to generate; it does not wait for one."""
+        """Return the next command if it has arrived and is a Generate."""
         with self._arrived:
             if not self._commands or not isinstance(self._commands[0], Generate):
                 return None
             return cast(Generate, self._commands.popleft())
 
     def waiting(self) -> bool:
-        """Whether a command has come that `next` would give at once."""
+        """Whether a command has arrived."""
         return bool(self._commands)
 
     def cancel_flag(self, generation: int) -> "CancelFlag":
-        """The flag that a Cancel for `generation` sets, even if it came before its Generate was begun."""
+        """Return the flag that a Cancel sets, also one that arrived before its Generate was started."""
         from headrace.runtime.engine.request import CancelFlag
 
         return self._cancelled.setdefault(generation, CancelFlag())
 
-    def over(self, generation: int) -> None:
-        """The generation has ended; its flag is not needed any more."""
+    def ended(self, generation: int) -> None:
+        """Drop the flag of a generation."""
         self._cancelled.pop(generation, None)
 
     def _read(self) -> None:
         incoming = Unpacker()
-        # Waited for here, not in `recv`, which wakes up for an instant whenever the other end takes an event.
+        # `poll`, not a blocking `recv`: that wakes up whenever the other end takes an event.
         arrival = select.poll()
         arrival.register(self._connection, select.POLLIN)
         try:
@@ -99,114 +92,96 @@ class Inbox:
                         with self._arrived:
                             self._commands.append(command)
                             self._arrived.notify()
-        finally:  # the chat is gone, and there is nobody else to work for
+        finally:  # the chat is gone
             os._exit(0)
 
 
-class Outlet:
-    """Sends events, from any thread. An answer never waits for a screen that stands still (a terminal held, a chat
-    suspended): its deltas queue up here until the socket has room again. All else is waited for."""
+class EventSender:
+    """Sends events, from any thread.
+
+    Deltas do not wait for a suspended chat: they are queued until the socket takes them. Other events wait.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._waiting = bytearray()
-        self._lock = threading.Lock()  # downloads report progress from threads of their own
+        self._queue = bytearray()
+        self._lock = threading.Lock()  # downloads report progress from other threads
 
     def send(self, event: Event) -> None:
-        """On its way, in order. Raises OSError when the chat is gone."""
+        """Send in order. Raises OSError when the chat is gone."""
         with self._lock:
-            self._waiting += pack(event)
-            wait = 0 if not isinstance(event, Delta | Served) else socket.MSG_DONTWAIT
+            self._queue += pack(event)
+            flags = socket.MSG_DONTWAIT if isinstance(event, Delta | BatchStatus) else 0
             try:
-                while self._waiting:
-                    del self._waiting[: self._connection.send(self._waiting, wait)]
+                while self._queue:
+                    del self._queue[: self._connection.send(self._queue, flags)]
             except BlockingIOError:
-                pass  # with the next event
+                pass  # sent with the next event
 
 
 class Server:
-    """Does what the commands ask for. `send` takes events, from any thread."""
+    """Runs commands. `send` takes events, from any thread."""
 
     def __init__(self, inbox: Inbox, send: Callable[[Event], None]) -> None:
         self._inbox = inbox
         self._send = send
         self._host: EngineHost | None = None
-        self._measurable = True
-        self._resting = False
 
     def serve(self) -> None:
-        """What the commands ask for, for ever."""
+        """Run commands for ever."""
         while True:
             if self._host is not None and self._host.busy:
-                self._go_on(self._host)
+                self._step(self._host)
             else:
                 self._await_command()
 
     def _await_command(self) -> None:
-        host = None if self._resting else self._host
-        keeping = host is not None and host.keeping_due
-        due = keeping or (self._measurable and host is not None and host.reading_due)
-        command = self._inbox.next(_IDLE_S if due else None)
-        if command is None:
-            self._keep(self._inbox.waiting) if keeping else self._measure()
-        else:
-            self._rest(isinstance(command, Rest))
-            self._do(command)
+        idle = self._host.idle if self._host is not None else None
+        command = self._inbox.next(_IDLE_S if idle is not None and idle.due else None)
+        if command is not None:
+            if idle is not None:
+                idle.rest() if isinstance(command, Rest) else idle.resume()
+            self._run(command)
+        elif idle is not None:
+            idle.run(self._inbox.waiting, self._send)
 
-    def _go_on(self, host: "EngineHost") -> None:
-        """One step of what is being answered; who has asked meanwhile joins."""
+    def _step(self, host: "EngineHost") -> None:
+        """Run one step of all answers; a new request joins before it."""
         if (command := self._inbox.next_generate()) is not None:
-            self._do(command)
+            self._run(command)
         try:
-            host.step(self._send_on)
-        except HeadraceError as error:
-            for generation in host.lost():
-                self._send_on(Failed(generation, str(error), error.hint))
+            host.step(self._send_event)
         except Exception as error:
-            traceback.print_exc()  # into the log
-            for generation in host.lost():
-                self._send_on(Failed(generation, *_internal(error)))
+            message, hint = _error_text(error)
+            for generation in host.drop():
+                self._send_event(Failed(generation, message, hint))
 
-    def _send_on(self, event: Event) -> None:
-        """Send it; where it ends a generation, that one's flag is not needed any more."""
+    def _send_event(self, event: Event) -> None:
         self._send(event)
         if isinstance(event, Done | ContextFull | Failed) and event.id is not None:
-            self._inbox.over(event.id)
+            self._inbox.ended(event.id)
 
-    def _do(self, command: Command) -> None:
+    def _run(self, command: Command) -> None:
         try:
-            if isinstance(command, ModelSpec):
-                self._load(command)
-            elif isinstance(command, Generate):
-                if self._host is None:
-                    raise EngineError("no model is loaded")
-                self._host.begin(command, self._inbox.cancel_flag(command.id), self._send_on)
-            elif isinstance(command, PrefetchPrompt):
-                self._prefetch(command)
-            elif isinstance(command, Pull):
-                self._pull(command.name)
-            elif isinstance(command, Quit):
-                self._quit(command.seconds)
-        except HeadraceError as error:
-            self._send_on(_failure(command, str(error), error.hint))
+            match command:
+                case ModelSpec():
+                    self._load(command)
+                case Generate():
+                    if self._host is None:
+                        raise EngineError("no model is loaded")
+                    self._host.begin(command, self._inbox.cancel_flag(command.id), self._send_event)
+                case PrefetchPrompt():
+                    self._prefetch(command)
+                case Pull():
+                    self._pull(command.name)
+                case Quit():
+                    self._quit(command.seconds)
         except Exception as error:
-            traceback.print_exc()  # into the log
-            self._send_on(_failure(command, *_internal(error)))
-
-    def _rest(self, wanted: bool) -> None:
-        if self._host is not None and wanted != self._resting:
-            self._host.rest() if wanted else self._host.resume()
-            self._resting = wanted
-
-    def _prefetch(self, command: PrefetchPrompt) -> None:
-        if self._host is None or self._inbox.waiting():
-            return
-        try:
-            self._host.prefetch(command, self._inbox.waiting, self._send)
-        except HeadraceError:  # nobody has asked yet; whoever does will be told
-            pass
-        except Exception:
-            traceback.print_exc()
+            message, hint = _error_text(error)
+            if isinstance(command, Pull):
+                self._send(PullFailed(command.name, message, hint))
+            else:
+                self._send_event(Failed(command.id if isinstance(command, Generate) else None, message, hint))
 
     def _load(self, spec: ModelSpec) -> None:
         self._send(LoadProgress("starting", 0, None))
@@ -216,7 +191,17 @@ class Server:
         self._host = EngineHost.load(spec, progress)
         self._send(Ready(self._host.card()))
         self._host.warm_up()
-        self._host.check_files(self._send)
+        self._host.idle.start(self._send)
+
+    def _prefetch(self, command: PrefetchPrompt) -> None:
+        if self._host is None or self._inbox.waiting():
+            return
+        try:
+            self._host.prefetch(command, self._inbox.waiting, self._send)
+        except HeadraceError:  # reported when the message is sent
+            pass
+        except Exception:
+            traceback.print_exc()
 
     def _pull(self, name: str) -> None:
         from headrace.models.registry.resolve import resolve
@@ -227,40 +212,22 @@ class Server:
 
     def _quit(self, seconds: float) -> None:
         end = time.monotonic() + seconds
-        if self._host is not None and self._host.keeping_due:
-            self._keep(lambda: time.monotonic() > end)
+        if self._host is not None:
+            self._host.idle.write_disk_cache(lambda: time.monotonic() > end)
         os._exit(0)
 
-    def _keep(self, stop: Callable[[], bool]) -> None:
-        assert self._host is not None
-        try:
-            self._host.keep(stop)
-        except Exception:  # it can be computed again
-            traceback.print_exc()
 
-    def _measure(self) -> None:
-        assert self._host is not None
-        try:
-            self._send(self._host.measure())
-        except Exception:  # no measurement, no MBU; nothing else is lost
-            traceback.print_exc()
-            self._measurable = False
-
-
-def _internal(error: Exception) -> tuple[str, str]:
-    """A message and a hint, for what nobody expected."""
+def _error_text(error: Exception) -> tuple[str, str | None]:
+    """Return message and hint; unexpected errors go to the log."""
+    if isinstance(error, HeadraceError):
+        return str(error), error.hint
+    traceback.print_exception(error)
     return f"internal error: {error!r:.300}", "engine.log has the details"
-
-
-def _failure(command: Command, message: str, hint: str | None) -> Event:
-    if isinstance(command, Pull):
-        return PullFailed(command.name, message, hint)
-    return Failed(command.id if isinstance(command, Generate) else None, message, hint)
 
 
 def main(descriptor: int) -> None:
     """Serve the socket `descriptor` until its other end closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the chat's business
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the chat
     faulthandler.enable()
     connection = socket.socket(fileno=descriptor)
-    Server(Inbox(connection), Outlet(connection).send).serve()
+    Server(Inbox(connection), EventSender(connection).send).serve()

@@ -1,27 +1,28 @@
-"""The prompt of a request, as long as it may be: too long a one is refused, or goes without its oldest turns."""
+"""Prompts within the context limit: a too long one is refused, or goes without its oldest turns."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 
-from headrace.app.engine.messages import ContextFull, Dropped, Event, Generate
+from headrace.app.engine.commands import Generate
+from headrace.app.engine.events import ContextFull, Dropped, Event
 from headrace.models.text.chat_prompt import ChatPrompt
 
-LEAST_ROOM = 256  # tokens an answer should have; an eighth of the context where that is less
-_ROOMY = 0.75  # of the context: what a prompt may take after oldest turns were dropped, so that more turns fit
+MIN_ANSWER_TOKENS = 256  # reserved for an answer; at most an eighth of the context
+_FILL_AFTER_DROP = 0.75  # of the context: room for more turns before the next drop
 
 Messages = Sequence[Mapping[str, str]]
 
 
 class PromptFit:
-    """Prompts for one model. longest: tokens a prompt may have."""
+    """Prompts of one model. longest: tokens of a prompt that leaves room for an answer."""
 
     def __init__(self, prompts: ChatPrompt, context_limit: int) -> None:
         self._prompts = prompts
         self._limit = context_limit
-        self.longest = context_limit - min(LEAST_ROOM, context_limit // 8)
+        self.longest = context_limit - min(MIN_ANSWER_TOKENS, context_limit // 8)
 
     def fit(self, command: Generate, send: Callable[[Event], None]) -> list[int] | None:
-        """The prompt's ids, oldest turns dropped if that was asked for; None (and ContextFull sent) if it is too long.
+        """Return the prompt's ids, without the oldest turns if `drop_oldest`; None (ContextFull sent) if too long.
 
         Raises UsageError and CheckpointError (see `Tokenizer.encode_chat`).
         """
@@ -29,9 +30,9 @@ class PromptFit:
         if len(prompt) <= self.longest:
             return prompt
         if command.drop_oldest and (starts := _turn_starts(command.messages)):
-            most = self._limit * _ROOMY
-            roomy = bisect_left(starts, True, key=lambda count: len(self._encode(command, count)) <= most)
-            count = starts[min(roomy, len(starts) - 1)]
+            limit = self._limit * _FILL_AFTER_DROP
+            index = bisect_left(starts, True, key=lambda count: len(self._encode(command, count)) <= limit)
+            count = starts[min(index, len(starts) - 1)]
             shorter = self._encode(command, count)
             if len(shorter) <= self.longest:
                 send(Dropped(command.id, count))
@@ -39,23 +40,19 @@ class PromptFit:
         send(ContextFull(command.id, len(prompt), self._limit))
         return None
 
-    def _encode(self, command: Generate, without: int = 0) -> list[int]:
-        """The prompt's ids, the first `without` messages left out."""
-        messages = _without(command.messages, without)
-        return self._prompts.encode(messages, command.continue_text, thinking=command.thinking)
+    def _encode(self, command: Generate, dropped: int = 0) -> list[int]:
+        """Return the prompt's ids without the first `dropped` messages after the system message."""
+        system = _system(command.messages)
+        messages = [*command.messages[:system], *command.messages[system + dropped :]]
+        return self._prompts.encode(messages, command.continue_text, thinking=command.options.thinking)
 
 
 def _turn_starts(messages: Messages) -> list[int]:
-    """How many messages may be left out so that what remains begins with a user's; the last turn always remains."""
+    """Return the counts of messages that can be dropped, so that the rest begins with a user's; the last turn stays."""
     turns = messages[_system(messages) :]
     return [i for i, message in enumerate(turns) if i > 0 and message["role"] == "user"]
 
 
-def _without(messages: Messages, count: int) -> list[Mapping[str, str]]:
-    """All but the first `count` messages after the system message."""
-    system = _system(messages)
-    return [*messages[:system], *messages[system + count :]]
-
-
 def _system(messages: Messages) -> int:
+    """Return the number of system messages at the start, 0 or 1."""
     return int(bool(messages) and messages[0]["role"] == "system")

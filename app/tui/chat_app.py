@@ -7,7 +7,7 @@ from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.parallel_answer import ParallelAnswer
 from headrace.app.config.settings import Settings
 from headrace.app.engine.client import ChatEngine
-from headrace.app.engine.messages import PullProgress
+from headrace.app.engine.events import PullProgress
 from headrace.app.sessions.records import Session
 from headrace.app.sessions.store import SessionStore
 from headrace.app.tui.metrics.live import LiveMetrics

@@ -14,7 +14,7 @@ from headrace.app.answer.phrases import sampling_text
 from headrace.app.chat.conversation import Conversation
 from headrace.app.config.kv_option import PACKED
 from headrace.app.engine.client import ChatEngine
-from headrace.app.engine.messages import (
+from headrace.app.engine.events import (
     Damaged,
     Delta,
     Event,

@@ -9,26 +9,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from headrace.app.engine.client import State as EngineState
-from headrace.app.engine.messages import (
+from headrace.app.engine.commands import Generate, ModelSpec, PrefetchPrompt
+from headrace.app.engine.events import (
     Abandoned,
+    BatchStatus,
     ContextFull,
     Delta,
     Died,
     Done,
     Event,
     Failed,
-    Generate,
     LoadProgress,
-    ModelCard,
-    ModelSpec,
-    PrefetchPrompt,
     Prefill,
     Pulled,
     PullFailed,
     PullProgress,
     Ready,
-    Served,
 )
+from headrace.app.engine.model_card import ModelCard
 from headrace.runtime.engine.request import FinishReason
 from headrace.runtime.engine.sequence import State
 from headrace.runtime.errors import EngineError
@@ -167,13 +165,13 @@ class ScriptedEngine:
                 events.append(self._served(events))
         return events + self._poll_pull()
 
-    def _served(self, events: list[Event]) -> Served:
+    def _served(self, events: list[Event]) -> BatchStatus:
         self._looks += 1
         self._tokens += sum(len(event.records) for event in events if isinstance(event, Delta))
         states: dict[int, State] = dict.fromkeys(self._playing, "decode")
         batches = (len(self._playing),) * self.pieces_per_poll if states else ()
         blocks = PoolStats(24, 12, 30, 10)
-        return Served(states, self._tokens, self._looks * LATENCY_S, batches, 3 << 20, 64 << 20, 8 << 20, blocks)
+        return BatchStatus(states, self._tokens, self._looks * LATENCY_S, batches, 3 << 20, 64 << 20, 8 << 20, blocks)
 
     def _pieces_of(self, number: int) -> list[Event]:
         events = []

@@ -16,7 +16,8 @@ import pytest
 
 from headrace.app.chat.conversation import Conversation
 from headrace.app.engine.client import EngineClient
-from headrace.app.engine.messages import Delta, Died, Event, ModelSpec
+from headrace.app.engine.commands import ModelSpec
+from headrace.app.engine.events import Delta, Died, Event
 from headrace.app.sessions.database import Database, storable
 from headrace.app.sessions.store import SessionStore
 from tests.faults.trace import generated, trace_engines

@@ -8,7 +8,7 @@ import pytest
 from textual import events
 from textual.widgets import Input, OptionList
 
-from headrace.app.engine.messages import PeakMeasured
+from headrace.app.engine.events import PeakMeasured
 from headrace.app.tui.input.completion import CompletionMenu
 from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.decode_screen import DecodeScreen
@@ -282,14 +282,14 @@ def test_parameters_by_command(play) -> None:
         await it.write("/set temperature 0.7")
         await it.write("/system Be brief.")
         await it.ask("x")
-        assert it.engine.commands[-1].sampling == {"temperature": 0.7}
+        assert it.engine.commands[-1].options.given() == {"temperature": 0.7}
         assert it.engine.commands[-1].messages[0] == {"role": "system", "content": "Be brief."}
         await it.write("/set thinking off")
         await it.ask("y")
-        assert it.engine.commands[-1].thinking is False
+        assert it.engine.commands[-1].options.thinking is False
         await it.write("/set thinking auto")
         await it.ask("z")
-        assert it.engine.commands[-1].thinking is None
+        assert it.engine.commands[-1].options.thinking is None
         await it.write("/set top_p 3")
         assert "top_p must be above 0, at most 1" in it.text()
         await it.write("/set warmth 3")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from headrace.app.engine.messages import PromptCounted
+from headrace.app.engine.events import PromptCounted
 from tests.tui.conftest import Driver
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from headrace.app.chat import download_plan
-from headrace.app.engine.messages import Event, LoadProgress
+from headrace.app.engine.events import Event, LoadProgress
 from headrace.app.tui.transcript.download import DownloadProgress, failure_lines
 from tests.app.scripted_engine import CARD, ScriptedEngine
 from tests.tui.conftest import Driver

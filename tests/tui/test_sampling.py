@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from headrace.app.answer.options import CHAT_DEFAULTS, AnswerOptions
 from headrace.app.answer.phrases import sampling_text
-from headrace.app.answer.sampling_options import CHAT_SAMPLING, chat_sampling
+from headrace.app.answer.sampling_options import chat_sampling
 from tests.app.scripted_engine import CARD, ScriptedEngine
 from tests.tui.conftest import Driver
 
@@ -32,7 +33,7 @@ def test_again_samples_where_nothing_is_recommended(play) -> None:
         assert "scripted-1b temperature 0.7 · min_p 0.05" in it.text()
         await it.press("ctrl+r")
         await it.idle()
-        assert [command.otherwise for command in it.engine.commands] == [CHAT_SAMPLING] * 2
+        assert [command.otherwise for command in it.engine.commands] == [CHAT_DEFAULTS] * 2
         assert it.app.conversation.notice is None
 
     play(scenario)
@@ -46,11 +47,11 @@ def test_again_samples_anew_at_temperature_0_and_says_so(play) -> None:
         await it.press("ctrl+r")
         await it.idle()
         first, again = it.engine.commands
-        assert first.sampling == {"temperature": 0.0}
-        assert again.sampling == CHAT_SAMPLING
+        assert first.options.given() == {"temperature": 0.0}
+        assert again.options == CHAT_DEFAULTS
         assert "sampled at 0.7" in it.text()
         await it.ask("and then?")
-        assert it.engine.commands[-1].sampling == {"temperature": 0.0}
+        assert it.engine.commands[-1].options.given() == {"temperature": 0.0}
 
     play(scenario)
 
@@ -60,7 +61,7 @@ def test_a_model_that_recommends_greedy_decoding_is_sampled_when_asked_again(pla
         await it.ask("why?")
         await it.press("ctrl+up", "r")
         await it.idle()
-        assert [command.sampling for command in it.engine.commands] == [{}, CHAT_SAMPLING]
+        assert [command.options for command in it.engine.commands] == [AnswerOptions(), CHAT_DEFAULTS]
 
     play(scenario, ScriptedEngine(card_to_load=replace(CARD, generation_defaults={"do_sample": False})))
 
@@ -72,6 +73,6 @@ def test_a_seed_goes_on_with_every_answer_to_the_same_question(play) -> None:
         for _ in range(2):
             await it.press("ctrl+r")
             await it.idle()
-        assert [command.sampling["seed"] for command in it.engine.commands] == [7, 8, 9]
+        assert [command.options.seed for command in it.engine.commands] == [7, 8, 9]
 
     play(scenario)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.app.engine.messages import Delta, Died, Done, Failed, Prefill, Served
+from headrace.app.engine.events import BatchStatus, Delta, Died, Done, Failed, Prefill
 from headrace.app.tui.decode.batch_size import squeezed
 from headrace.app.tui.decode.pool_map import parts, pool_map
 from headrace.app.tui.decode.sequences import SequencesSection
@@ -15,9 +15,9 @@ from headrace.runtime.metrics.telemetry import PoolStats
 from tests.app.scripted_engine import COST, record, summary
 
 
-def served(at: float, tokens: int, batches: tuple[int, ...] = (), **states: str) -> Served:
+def served(at: float, tokens: int, batches: tuple[int, ...] = (), **states: str) -> BatchStatus:
     by_id = {int(name[1:]): state for name, state in states.items()}
-    return Served(by_id, tokens, at, batches, 1 << 20, 1 << 30, 4 << 20, PoolStats(6, 2, 3, 1))  # type: ignore[arg-type]
+    return BatchStatus(by_id, tokens, at, batches, 1 << 20, 1 << 30, 4 << 20, PoolStats(6, 2, 3, 1))  # type: ignore[arg-type]
 
 
 def delta(number: int, steps: range, batch: int) -> Delta:
@@ -32,7 +32,7 @@ def done(number: int, said: int, reason: str = "stop") -> Done:
 def test_where_there_is_room_the_steps_of_each_are_a_chart(width: int, height: int, beside: bool) -> None:
     metrics = LiveMetrics()
     metrics.several((7, 9))
-    feed(metrics, [delta(7, range(40), 2), delta(9, range(20), 2), Served({}, 0, 0.0, (), 0, 0, 0, None)])
+    feed(metrics, [delta(7, range(40), 2), delta(9, range(20), 2), BatchStatus({}, 0, 0.0, (), 0, 0, 0, None)])
     lines = [line.plain for line in SequencesSection(metrics).lines(metrics, width, height)]
     assert len(lines) <= height
     assert all(len(line) <= width for line in lines)

@@ -1,7 +1,7 @@
 """What the screen says is so now, of this session, and the same everywhere."""
 
 from headrace.app.answer.phrases import rate_digits
-from headrace.app.engine.messages import Abandoned
+from headrace.app.engine.events import Abandoned
 from headrace.app.tui.decode.cache import CacheSection
 from headrace.app.tui.metrics.feed import facts, feed
 from headrace.app.tui.metrics.live import LiveMetrics

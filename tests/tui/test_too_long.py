@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from textual import events
 
-from headrace.app.engine.messages import PromptCounted
+from headrace.app.engine.events import PromptCounted
 from headrace.app.tui.screens import prompt_prefetch
 from tests.app.scripted_engine import Script
 from tests.tui.conftest import Driver

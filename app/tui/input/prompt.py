@@ -14,7 +14,7 @@ from textual.content import Content
 from textual.message import Message as Event
 from textual.strip import Strip
 
-from headrace.app.engine.messages import PromptCounted
+from headrace.app.engine.events import PromptCounted
 from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.input.completion import CompletionMenu
 from headrace.app.tui.input.fields import Area, joiner, takes

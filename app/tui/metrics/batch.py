@@ -9,17 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from headrace.app.engine.messages import (
-    Abandoned,
-    ContextFull,
-    Delta,
-    Died,
-    Done,
-    Event,
-    Failed,
-    Prefill,
-    Served,
-)
+from headrace.app.engine.events import Abandoned, BatchStatus, ContextFull, Delta, Died, Done, Event, Failed, Prefill
 from headrace.runtime.metrics.telemetry import Percentiles, PoolStats, StepRecord
 
 RowPhase = Literal["waiting", "prefill", "decode", "preempted", "done", "stopped", "failed"]
@@ -121,12 +111,12 @@ class BatchMetrics:
 
     def has(self, event: Event) -> bool:
         """Whether this is about one of the answers, or all."""
-        return isinstance(event, Served | Died) or getattr(event, "id", None) in self._rows
+        return isinstance(event, BatchStatus | Died) or getattr(event, "id", None) in self._rows
 
     def take(self, event: Event) -> None:
         """What the engine said of them."""
         match event:
-            case Served():
+            case BatchStatus():
                 self._served(event)
             case Died():
                 for row in self._rows.values():
@@ -153,7 +143,7 @@ class BatchMetrics:
             self._weights_read += record.weight_bytes / max(1, record.batch)
             self._said += record.tokens
 
-    def _served(self, served: Served) -> None:
+    def _served(self, served: BatchStatus) -> None:
         for generation, state in served.states.items():
             row = self._rows.get(generation)
             if row is not None and row.phase not in OVER and state != "finished":

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from headrace.app.engine.messages import (
+from headrace.app.engine.events import (
     Abandoned,
     ContextFull,
     Delta,
@@ -11,12 +11,12 @@ from headrace.app.engine.messages import (
     Event,
     Failed,
     LoadProgress,
-    ModelCard,
     PeakMeasured,
     Prefill,
     PrefixCached,
     Ready,
 )
+from headrace.app.engine.model_card import ModelCard
 from headrace.app.sessions.records import Message
 from headrace.app.tui.metrics.live import CacheFill, LiveMetrics, MachineFacts, ModelFacts, Turn, with_peaks
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any, Literal
 
-from headrace.app.engine.messages import Event
+from headrace.app.engine.events import Event
 from headrace.app.tui.metrics.batch import BatchMetrics
 from headrace.app.tui.metrics.history import DecodeHistory
 from headrace.runtime.machine.load import Load

@@ -14,7 +14,7 @@ from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.geometry import Size
 
-from headrace.app.engine.messages import Event, LoadProgress
+from headrace.app.engine.events import Event, LoadProgress
 from headrace.app.tui.chat_app import ChatApp
 from headrace.app.tui.decode.machine import contention_text
 from headrace.app.tui.decode.panel import ROOM_FROM, DecodePanel

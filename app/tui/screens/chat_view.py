@@ -7,7 +7,7 @@ from textual.app import App
 
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.message_queue import MessageQueue
-from headrace.app.engine.messages import Event
+from headrace.app.engine.events import Event
 from headrace.app.sessions.records import Message
 from headrace.app.tui.chat_app import ChatApp
 from headrace.app.tui.input.find_bar import FindBar

@@ -9,7 +9,7 @@ from textual.content import Content
 
 from headrace.app.answer.phrases import rate_digits, sampling_text
 from headrace.app.chat.parallel_answer import ParallelAnswer
-from headrace.app.engine.messages import Event
+from headrace.app.engine.events import Event
 from headrace.app.output.sanitise import sanitise
 from headrace.app.sessions.records import Message
 from headrace.app.tui.decode.speculation import speculation_stats

@@ -5,7 +5,7 @@ Predictions are computed: measured bandwidth over the bytes of weights a step re
 
 from dataclasses import dataclass
 
-from headrace.app.engine.messages import ModelCard
+from headrace.app.engine.model_card import ModelCard
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from textual.widgets import Footer, OptionList, Static
 from textual.widgets.option_list import Option
 
 from headrace.app.chat.download_plan import DownloadPlan, download_plan
-from headrace.app.engine.messages import ModelCard
+from headrace.app.engine.model_card import ModelCard
 from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.chat_app import ChatApp
 from headrace.app.tui.screens.dialogs import Choose, fit_list, is_open

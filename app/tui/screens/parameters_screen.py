@@ -12,7 +12,7 @@ from textual.widgets import Footer, Input, Label, Static, TextArea
 
 from headrace.app.answer.sampling_options import CHAT_SAMPLING, chat_sampling, recommended_settings
 from headrace.app.chat.conversation import Conversation
-from headrace.app.engine.messages import ModelCard
+from headrace.app.engine.model_card import ModelCard
 from headrace.app.tui.input.fields import Area, Field
 from headrace.app.tui.screens.parameters import PARAMETERS, Parameter, read_parameter, write_parameter
 from headrace.runtime.errors import SessionError, UsageError

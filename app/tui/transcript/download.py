@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from textual.content import Content
 
-from headrace.app.engine.messages import LoadProgress
+from headrace.app.engine.events import LoadProgress
 from headrace.app.output.sanitise import sanitise
 from headrace.runtime.metrics.units import format_bytes
 

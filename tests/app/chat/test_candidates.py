@@ -44,7 +44,7 @@ def test_candidates_speculate_as_the_session_does(talk: Conversation, engine: Sc
     before = len(engine.commands)
     it = Candidates(talk, 2)
     over(it)
-    assert [command.speculate for command in engine.commands[before:]] == ["off", "off"]
+    assert [command.options.speculate for command in engine.commands[before:]] == ["off", "off"]
 
 
 def test_candidates_grow_at_the_same_time_and_one_is_taken(talk: Conversation, engine: ScriptedEngine) -> None:
@@ -52,7 +52,7 @@ def test_candidates_grow_at_the_same_time_and_one_is_taken(talk: Conversation, e
     engine.script(*(Script((f"{n}", "a", "b")) for n in range(3)))
     it = Candidates(talk, 3)
     assert len(engine.commands) == 4  # one before: all are asked at once
-    assert [command.sampling["seed"] for command in engine.commands[1:]] == [6, 7, 8]
+    assert [command.options.seed for command in engine.commands[1:]] == [6, 7, 8]
     assert {command.messages[-1]["content"] for command in engine.commands[1:]} == {"what?"}
     assert it.ids == tuple(command.id for command in engine.commands[1:])
     until(it, lambda: all(side.answer is not None for side in it.answers))
@@ -154,7 +154,7 @@ def test_a_greedy_session_is_sampled_warmer_and_says_so(talk: Conversation, engi
     it = Candidates(talk, 2)
     assert it.notice is not None
     assert "temperature 0 would repeat" in it.notice
-    assert engine.commands[-1].sampling["temperature"] > 0
+    assert engine.commands[-1].options.temperature > 0
     it.close()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.app.chat.conversation import Conversation
 from headrace.app.engine.client import EngineClient
-from headrace.app.engine.messages import Delta, Event
+from headrace.app.engine.events import Delta, Event
 from headrace.app.sessions.export import to_markdown
 from headrace.app.sessions.search import search
 from headrace.app.sessions.store import SessionStore

@@ -75,7 +75,7 @@ def test_both_sides_are_asked_one_after_the_other(talk: Conversation) -> None:
     assert (said(a), said(b)) == (["Which?", "Cold answer."], ["Which?", "Warm answer."])
     first, second = engine_of(talk).commands
     assert first.messages == second.messages
-    assert (first.sampling, second.sampling) == ({"temperature": 0.0}, {"temperature": 1.2})
+    assert (first.options.given(), second.options.given()) == ({"temperature": 0.0}, {"temperature": 1.2})
     assert [len(talk.store.alternatives(side.messages[-1])) for side in it.answers] == [2, 2]
     kept = [message.sampling for message in talk.store.messages(talk.session.id) if message.role == "assistant"]
     assert [sampling["temperature"] for sampling in kept if sampling] == [0.0, 1.2]
@@ -137,8 +137,7 @@ def test_each_side_speculates_as_its_settings_say(talk: Conversation) -> None:
     it = Comparison(talk, replace(AnswerSetup.of(talk.session), sampling={"speculate": "ngram"}), no_second)
     it.ask("Which?")
     until_over(it)
-    assert [command.speculate for command in engine_of(talk).commands] == ["off", "ngram"]
-    assert all("speculate" not in command.sampling for command in engine_of(talk).commands)
+    assert [command.options.speculate for command in engine_of(talk).commands] == ["off", "ngram"]
 
 
 def test_again_keeps_what_was_said_before(talk: Conversation) -> None:

@@ -12,7 +12,7 @@ from headrace.app.chat.comparison import Comparison
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.parallel_answers import AnswerEvent
 from headrace.app.engine.client import EngineClient
-from headrace.app.engine.messages import Delta
+from headrace.app.engine.events import Delta
 from headrace.app.model_info.report import memory_needed
 from headrace.app.sessions.export import to_markdown
 from headrace.app.sessions.store import SessionStore

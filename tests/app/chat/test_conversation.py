@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from headrace.app.answer.options import AnswerOptions
 from headrace.app.chat import turn as conversation_turn
 from headrace.app.chat.conversation import Conversation
-from headrace.app.engine.messages import ContextFull, Damaged, Delta, Done, Dropped, Event, Ready
+from headrace.app.engine.events import ContextFull, Damaged, Delta, Done, Dropped, Event, Ready
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import DeletedError, EngineError, ModelNotFoundError, SessionError, UsageError
 from tests.app.scripted_engine import Script, ScriptedEngine, with_context
@@ -103,8 +104,9 @@ def test_the_whole_branch_is_sent_with_the_system_prompt_and_settings(
         {"role": "assistant", "content": "1"},
         {"role": "user", "content": "two"},
     ]
-    assert (command.sampling, command.max_tokens, command.stop) == ({"temperature": 0.5}, 9, ("END",))
-    assert (command.thinking, command.speculate) == (False, "off")
+    assert command.options == AnswerOptions(
+        temperature=0.5, max_tokens=9, stop=("END",), thinking=False, speculate="off"
+    )
 
 
 def test_stopping_keeps_the_partial_answer_and_it_can_be_continued(chat: Conversation, engine: ScriptedEngine) -> None:
@@ -527,7 +529,7 @@ def test_a_summary_leaves_room(chat: Conversation, engine: ScriptedEngine, limit
     chat.send("q2")
     until_idle(chat)
     chat.resolve("summarise")
-    assert engine.commands[-1].max_tokens == tokens
+    assert engine.commands[-1].options.max_tokens == tokens
 
 
 @pytest.mark.parametrize(("taken", "said"), [(540, "540 of the context's 600 tokens are taken"), (700, "is full: 700")])
@@ -856,3 +858,16 @@ def test_damaged_weights_are_said_again_with_every_answer(engine: ScriptedEngine
     chat.load_model()
     chat.poll()
     assert chat.notice is None
+
+
+def test_stored_settings_out_of_range_are_refused_before_anything_is_stored(
+    engine: ScriptedEngine, store: SessionStore
+) -> None:
+    chat = Conversation(engine, store, store.create(sampling={"temperature": -1, "of_another_version": 1}))
+    assert chat.effective["temperature"] == -1
+    with pytest.raises(UsageError, match="temperature"):
+        chat.send("Hi")
+    assert (chat.messages, engine.commands) == ([], [])
+    chat.branch.set_sampling({"temperature": 0.5})
+    chat.send("Hi")
+    assert engine.commands[-1].options.given() == {"temperature": 0.5}

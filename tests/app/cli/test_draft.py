@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from headrace.app.answer.options import AnswerOptions
 from headrace.app.cli.batch import batch
 from headrace.app.cli.draft import chosen_draft
 from headrace.app.cli.run import run
+from headrace.app.engine.commands import Generate, ModelSpec
+from headrace.app.engine.events import Delta
 from headrace.app.engine.host import EngineHost
-from headrace.app.engine.messages import Delta, Generate, ModelSpec
 from headrace.models.loading.draft import check_room, load_draft
 from headrace.models.loading.load import load_model
 from headrace.models.registry.resolve import resolve
@@ -109,7 +111,7 @@ def said(host: EngineHost, **options: Any) -> tuple[str, set[str | None]]:
     """An answer, and what guessed in its steps."""
     events: list[Any] = []
     messages = [{"role": "user", "content": "hi"}]
-    host.begin(Generate(1, messages, max_tokens=40, **options), CancelFlag(), events.append)
+    host.begin(Generate(1, messages, AnswerOptions(max_tokens=40, **options)), CancelFlag(), events.append)
     while host.busy:
         host.step(events.append)
     deltas = [event for event in events if isinstance(event, Delta)]

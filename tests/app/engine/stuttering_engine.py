@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 sys.path.append(str(Path(sys.argv[1]).parent))
-from headrace.app.engine.messages import LoadProgress
+from headrace.app.engine.events import LoadProgress
 from headrace.app.engine.wire import CHUNK, Unpacker, pack
 
 

@@ -6,14 +6,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
+from headrace.app.answer.options import AnswerOptions
 from headrace.app.engine.client import EngineClient
-from headrace.app.engine.link import log_path
-from headrace.app.engine.messages import (
+from headrace.app.engine.commands import Generate, ModelSpec, PrefetchPrompt
+from headrace.app.engine.events import (
     Abandoned,
     ContextFull,
     Damaged,
@@ -23,10 +25,7 @@ from headrace.app.engine.messages import (
     Dropped,
     Event,
     Failed,
-    Generate,
     LoadProgress,
-    ModelSpec,
-    PrefetchPrompt,
     Prefill,
     PrefixCached,
     PromptCounted,
@@ -34,6 +33,7 @@ from headrace.app.engine.messages import (
     PullFailed,
     Ready,
 )
+from headrace.app.engine.link import log_path
 from headrace.runtime.errors import EngineError
 from tests.damaged import install_damaged
 from tests.patience import PATIENCE_S
@@ -41,9 +41,10 @@ from tests.tiny_chat import IM_END
 
 E = TypeVar("E")
 HELLO = [{"role": "user", "content": "hello"}]
-ENDLESS = {"temperature": 1.0, "seed": 1, "logit_bias": [f"{IM_END}=-100"]}  # until the context is full
+ENDLESS = AnswerOptions(temperature=1.0, seed=1, logit_bias={IM_END: -100})  # until the context is full
+NO_END = AnswerOptions(logit_bias={IM_END: -100})
 ROOMY = 100_000  # tokens of context: half a minute of the tiny model, so that what is stopped was still going on
-LETTERS = {"logit_bias": [f"{ord(letter) - 33}=100" for letter in "abcdefghijklmnopqrstuvwxyz"]}  # greedy, valid text
+LETTERS = AnswerOptions(logit_bias={ord(letter) - 33: 100 for letter in "abcdefghijklmnopqrstuvwxyz"})  # greedy
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -106,7 +107,7 @@ def eventually(true: Callable[[], bool]) -> bool:
 def test_loading_and_answering(client: EngineClient, model: Path) -> None:
     assert (client.state, client.card) == ("stopped", None)
     client.start(ModelSpec(str(model), context=2048))
-    client.submit(Generate(1, HELLO, ENDLESS, max_tokens=40))  # waits for the model
+    client.submit(Generate(1, HELLO, replace(ENDLESS, max_tokens=40)))  # waits for the model
     events: list[Event] = []
     done = until(client, Done, events)
     assert isinstance(events[0], LoadProgress)
@@ -126,12 +127,12 @@ def test_loading_and_answering(client: EngineClient, model: Path) -> None:
 
 def test_the_next_turn_reuses_the_conversation(ready: EngineClient) -> None:
     events: list[Event] = []
-    ready.submit(Generate(1, HELLO, ENDLESS, max_tokens=30))
+    ready.submit(Generate(1, HELLO, replace(ENDLESS, max_tokens=30)))
     first = until(ready, Done, events)
     answer = said(events)
     again = [*HELLO, {"role": "assistant", "content": answer}, {"role": "user", "content": "go on"}]
     events.clear()
-    ready.submit(Generate(2, again, ENDLESS, max_tokens=5))
+    ready.submit(Generate(2, again, replace(ENDLESS, max_tokens=5)))
     done = until(ready, Done, events)
     assert done.summary.reused_tokens >= first.summary.prompt_tokens
     assert next(event for event in events if isinstance(event, Prefill)).reused == done.summary.reused_tokens
@@ -146,7 +147,7 @@ def test_what_was_read_ahead_waits_in_the_cache(ready: EngineClient) -> None:
     assert tuple(counted.files) == (2, 0, 3)  # bytes are its tokens
     assert 0 < counted.message < counted.tokens <= counted.longest
     assert held.used_bytes <= held.allocated_bytes
-    ready.submit(Generate(1, HELLO, max_tokens=2))
+    ready.submit(Generate(1, HELLO, AnswerOptions(max_tokens=2)))
     done = until(ready, Done)
     assert done.summary.reused_tokens == held.tokens == done.summary.prompt_tokens - 1
 
@@ -154,20 +155,20 @@ def test_what_was_read_ahead_waits_in_the_cache(ready: EngineClient) -> None:
     ready.prefetch(PrefetchPrompt(HELLO, id=4, count_only=True))
     ready.prefetch(PrefetchPrompt([{"role": "user"}]))  # what the template cannot take is for Generate to complain of
     ready.prefetch(PrefetchPrompt([*HELLO, {"role": "assistant", "content": "x" * ROOMY}]))  # past the context limit
-    ready.submit(Generate(2, HELLO, max_tokens=1))
+    ready.submit(Generate(2, HELLO, AnswerOptions(max_tokens=1)))
     until(ready, Done, seen)
     assert not [event for event in seen if isinstance(event, Failed | ContextFull)]
 
 
 def test_continuing_says_what_one_go_would_have_said(ready: EngineClient) -> None:
     whole: list[Event] = []
-    ready.submit(Generate(1, HELLO, LETTERS, max_tokens=24))
+    ready.submit(Generate(1, HELLO, replace(LETTERS, max_tokens=24)))
     until(ready, Done, whole)
     half: list[Event] = []
-    ready.submit(Generate(2, HELLO, LETTERS, max_tokens=10))
+    ready.submit(Generate(2, HELLO, replace(LETTERS, max_tokens=10)))
     until(ready, Done, half)
     rest: list[Event] = []
-    ready.submit(Generate(3, HELLO, LETTERS, max_tokens=14, continue_text=said(half)))
+    ready.submit(Generate(3, HELLO, replace(LETTERS, max_tokens=14), continue_text=said(half)))
     done = until(ready, Done, rest)
     assert len(said(whole)) == 24
     assert said(half) + said(rest) == said(whole)
@@ -182,7 +183,7 @@ def test_cancelling_at_any_time(ready: EngineClient, wait_for: type[Event] | Non
         until(ready, wait_for)
     ready.cancel()
     assert until(ready, Done).reason == "cancelled"
-    ready.submit(Generate(2, HELLO, ENDLESS, max_tokens=3))
+    ready.submit(Generate(2, HELLO, replace(ENDLESS, max_tokens=3)))
     assert until(ready, Done).summary.completion_tokens == 3
 
 
@@ -206,7 +207,7 @@ def test_no_process_can_be_started(ready: EngineClient, model: Path, monkeypatch
 def test_what_waits_for_the_model_is_cancelled_at_once(client: EngineClient, model: Path) -> None:
     client.start(ModelSpec(str(model), context=ROOMY))
     client.submit(Generate(1, HELLO, ENDLESS))
-    client.submit(Generate(2, HELLO, ENDLESS, max_tokens=3))
+    client.submit(Generate(2, HELLO, replace(ENDLESS, max_tokens=3)))
     client.cancel(1)
     assert client.state == "loading"
     events: list[Event] = []
@@ -218,18 +219,16 @@ def test_what_waits_for_the_model_is_cancelled_at_once(client: EngineClient, mod
 
 def test_failures_leave_the_engine_alive(ready: EngineClient) -> None:
     bad: list[dict[str, Any]] = [
-        {"sampling": {"temperature": -1}},
+        {"options": AnswerOptions(stop=("x",), logit_bias={10**8: 1.0})},
         {"messages": [{"role": "wizard", "content": "x"}]},
         {"messages": []},
-        {"max_tokens": 0},
-        {"sampling": {"no_such_setting": 1}},
     ]
     for number, change in enumerate(bad):
         ready.submit(Generate(**{"id": number, "messages": HELLO, **change}))
         failed = until(ready, Failed)
         assert failed.id == number
         assert "\n" not in failed.message
-    ready.submit(Generate(99, HELLO, ENDLESS, max_tokens=2))
+    ready.submit(Generate(99, HELLO, replace(ENDLESS, max_tokens=2)))
     assert until(ready, Done).id == 99
 
 
@@ -239,17 +238,17 @@ def test_damaged_weights_are_told_of(client: EngineClient, model: Path) -> None:
     damaged = until(client, Damaged)
     assert "mine is damaged" in damaged.message
     assert "models rm mine" in (damaged.hint or "")
-    client.submit(Generate(1, HELLO, ENDLESS, max_tokens=3))
+    client.submit(Generate(1, HELLO, replace(ENDLESS, max_tokens=3)))
     assert until(client, Done).reason == "length"
 
 
 def test_a_stop_string_ends_the_answer(ready: EngineClient) -> None:
     events: list[Event] = []
-    ready.submit(Generate(1, HELLO, {"logit_bias": [f"{IM_END}=-100"]}, max_tokens=20))
+    ready.submit(Generate(1, HELLO, replace(NO_END, max_tokens=20)))
     until(ready, Done, events)
     text = said(events)
     events.clear()
-    ready.submit(Generate(2, HELLO, {"logit_bias": [f"{IM_END}=-100"]}, max_tokens=20, stop=(text[5:8],)))
+    ready.submit(Generate(2, HELLO, replace(NO_END, max_tokens=20, stop=(text[5:8],))))
     assert until(ready, Done, events).reason == "stop"
     assert said(events) == text[: text.index(text[5:8])]
 
@@ -314,7 +313,7 @@ def test_a_killed_engine_is_reported_once_and_comes_back(ready: EngineClient, nu
     with pytest.raises(EngineError, match="not running"):
         ready.submit(Generate(2, HELLO))
     ready.restart()
-    ready.submit(Generate(3, HELLO, ENDLESS, max_tokens=2))
+    ready.submit(Generate(3, HELLO, replace(ENDLESS, max_tokens=2)))
     assert until(ready, Done).id == 3
 
 
@@ -323,7 +322,7 @@ def test_ctrl_c_and_a_closed_terminal_are_not_the_engines_business(ready: Engine
     assert pid is not None
     assert os.getsid(pid) == pid != os.getsid(0)  # no terminal sends it anything
     os.kill(pid, signal.SIGINT)
-    ready.submit(Generate(1, HELLO, ENDLESS, max_tokens=3))
+    ready.submit(Generate(1, HELLO, replace(ENDLESS, max_tokens=3)))
     assert until(ready, Done).summary.completion_tokens == 3
 
 
@@ -347,7 +346,7 @@ def test_closing_leaves_nothing_behind(client: EngineClient, model: Path) -> Non
 def test_the_engine_does_not_outlive_the_chat(model: Path, moment: str) -> None:
     script = (
         "import sys, time\nfrom headrace.app.engine.client import EngineClient\n"
-        "from headrace.app.engine.messages import *\n"
+        "from headrace.app.answer.options import AnswerOptions\nfrom headrace.app.engine.commands import *\n"
         "client = EngineClient(); client.start(ModelSpec(sys.argv[1])); print(client.pid, flush=True)\n"
         f"client.submit(Generate(1, {HELLO!r}, {ENDLESS!r}))\n"
         "while True:\n"

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.app.engine.commands import ModelSpec
+from headrace.app.engine.events import Delta, Died, Done, Event, LoadProgress
 from headrace.app.engine.link import EngineLink
-from headrace.app.engine.messages import Delta, Died, Done, Event, LoadProgress, ModelSpec
-from headrace.app.engine.process import Outlet
+from headrace.app.engine.process import EventSender
 from headrace.app.engine.wire import Unpacker, pack, socket_pair
 from tests.app.scripted_engine import record, summary
 from tests.patience import PATIENCE_S
@@ -192,7 +193,7 @@ def test_a_process_that_hangs_up_and_stays_did_not_run_out_of_memory(
 def test_an_answer_does_not_wait_for_a_chat_that_does_not_listen() -> None:
     ours, theirs = socket_pair()
     with ours, theirs:
-        outlet = Outlet(theirs)
+        outlet = EventSender(theirs)
         deltas = [Delta(1, f"{number} " * 200, (record(number, number + 1),)) for number in range(4000)]
         for delta in deltas:  # far more than a socket holds
             outlet.send(delta)

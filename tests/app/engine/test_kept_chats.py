@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from headrace.app.answer.options import AnswerOptions
 from headrace.app.config.settings import save_setting
 from headrace.app.engine.client import EngineClient
+from headrace.app.engine.commands import Generate, ModelSpec
+from headrace.app.engine.events import Delta, Died, Done, Event, Ready
 from headrace.app.engine.host import EngineHost
-from headrace.app.engine.messages import Delta, Died, Done, Event, Generate, ModelSpec, Ready
 from headrace.runtime.config.paths import kept_chats_dir
 from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.ops import BLOCK, native
@@ -32,7 +34,7 @@ def opened(model: Path) -> EngineHost:
 
 def ask(host: EngineHost, messages: list[dict[str, str]]) -> tuple[str, Done]:
     events: list[Event] = []
-    host.begin(Generate(1, messages, max_tokens=8), CancelFlag(), events.append)
+    host.begin(Generate(1, messages, AnswerOptions(max_tokens=8)), CancelFlag(), events.append)
     while host.busy:
         host.step(events.append)
     (done,) = (event for event in events if isinstance(event, Done))
@@ -50,9 +52,9 @@ def never() -> bool:
 def test_a_chat_that_was_kept_is_hardly_prefilled_again(model: Path) -> None:
     host = opened(model)
     said, first = ask(host, [LONG])
-    assert host.keeping_due
-    host.keep(never)
-    assert not host.keeping_due
+    assert host._disk_cache.write_due
+    host.idle.write_disk_cache(never)
+    assert not host._disk_cache.write_due
     expected, _ = ask(host, again(said))
 
     whole, _ = ask(opened(model), again(said))
@@ -67,7 +69,7 @@ def test_a_chat_that_was_kept_is_hardly_prefilled_again(model: Path) -> None:
 def test_a_damaged_file_is_computed_again(model: Path, harm: str) -> None:
     host = opened(model)
     said, _ = ask(host, [LONG])
-    host.keep(never)
+    host.idle.write_disk_cache(never)
     expected, _ = ask(host, again(said))
     files = sorted(kept_chats_dir().iterdir())
     assert len(files) > 3
@@ -83,23 +85,23 @@ def test_writing_ends_before_the_block_at_which_somebody_asks(model: Path) -> No
     ask(host, [LONG])
     for blocks in (1, 3):
         asked = iter([False] * (blocks - (blocks == 3)) + [True] * 9)
-        host.keep(lambda asked=asked: next(asked))
-        assert host.keeping_due
+        host.idle.write_disk_cache(lambda asked=asked: next(asked))
+        assert host._disk_cache.write_due
         assert len(list(kept_chats_dir().iterdir())) == blocks
-    host.keep(never)
-    assert not host.keeping_due
+    host.idle.write_disk_cache(never)
+    assert not host._disk_cache.write_due
 
 
 def test_other_files_of_the_model_and_a_store_of_nothing_keep_apart(model: Path, tmp_path: Path) -> None:
     host = opened(model)
     said, _ = ask(host, [LONG])
-    host.keep(never)
+    host.idle.write_disk_cache(never)
     other = write_chat_model(tmp_path / "other", context=4096)
     assert ask(opened(other), again(said))[1].summary.reused_tokens == 0
     save_setting("chat", "kept_gb", 0.0)
     none = opened(model)
     assert ask(none, again(said))[1].summary.reused_tokens == 0
-    assert not none.keeping_due
+    assert not none._disk_cache.write_due
 
 
 @pytest.fixture
@@ -133,7 +135,7 @@ def test_from_one_process_to_the_next(
         client.start(ModelSpec(str(model)))
         seen: list[Event] = []
         until(client, Ready, seen)
-        client.submit(Generate(1, messages or again(said), max_tokens=8))
+        client.submit(Generate(1, messages or again(said), AnswerOptions(max_tokens=8)))
         done = until(client, Done, seen)
         said = said or "".join(event.text for event in seen if isinstance(event, Delta))
         blocks = done.summary.prompt_tokens // BLOCK

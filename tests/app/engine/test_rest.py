@@ -1,11 +1,11 @@
-"""An engine that was told to rest leaves the machine alone until it is asked for something."""
+"""A resting engine does no idle work until the next command."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from headrace.app.engine.messages import Command, Generate, Rest
+from headrace.app.engine.commands import Command, Generate, Rest
 from headrace.app.engine.process import Server
 
 
@@ -13,27 +13,38 @@ class OverError(Exception):
     """There are no more commands."""
 
 
-class Host:
-    """Counts what it is asked to do."""
+class Idle:
+    """Idle work that records its calls."""
 
-    reading_due, keeping_due = True, False
+    def __init__(self, calls: list[str]) -> None:
+        self._calls = calls
+        self._resting = False
+
+    @property
+    def due(self) -> bool:
+        return not self._resting
+
+    def rest(self) -> None:
+        self._resting = True
+
+    def resume(self) -> None:
+        self._resting = False
+
+    def run(self, *_: Any) -> None:
+        self._calls.append("idle work")
+
+
+class Host:
+    """A host that records its calls."""
+
     busy = False
 
     def __init__(self) -> None:
-        self.did: list[str] = []
-
-    def rest(self) -> None:
-        self.did.append("rest")
-
-    def resume(self) -> None:
-        self.did.append("resume")
-
-    def measure(self) -> str:
-        self.did.append("measure")
-        return "measured"
+        self.calls: list[str] = []
+        self.idle = Idle(self.calls)
 
     def begin(self, *_: Any) -> None:
-        self.did.append("generate")
+        self.calls.append("generate")
 
 
 class Inbox:
@@ -48,15 +59,18 @@ class Inbox:
                 return command
         raise OverError
 
+    def waiting(self) -> bool:
+        return False
+
     def cancel_flag(self, _: int) -> None: ...
 
-    def over(self, _: int) -> None: ...
+    def ended(self, _: int) -> None: ...
 
 
-def test_a_resting_engine_measures_nothing_and_reads_no_files() -> None:
+def test_a_resting_engine_does_no_idle_work() -> None:
     host = Host()
     server = Server(Inbox([None, Rest(), Rest(), None, Generate(1, []), None]), lambda _: None)  # type: ignore[arg-type]
     server._host = host  # type: ignore[assignment]
     with pytest.raises(OverError):
         server.serve()
-    assert host.did == ["measure", "rest", "resume", "generate", "measure"]
+    assert host.calls == ["idle work", "generate", "idle work"]

@@ -2,15 +2,18 @@
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.app.engine import serving
+from headrace.app.answer.options import AnswerOptions
+from headrace.app.engine import batch_report
 from headrace.app.engine.client import EngineClient
+from headrace.app.engine.commands import Generate, ModelSpec
+from headrace.app.engine.events import BatchStatus, ContextFull, Delta, Done, Event, Failed, Ready
 from headrace.app.engine.host import EngineHost
-from headrace.app.engine.messages import ContextFull, Delta, Done, Event, Failed, Generate, ModelSpec, Ready, Served
 from headrace.app.engine.process import Server
 from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.errors import NotEnoughMemoryError
@@ -18,7 +21,7 @@ from tests.patience import PATIENCE_S
 from tests.tiny_chat import IM_END
 
 HELLO = [{"role": "user", "content": "hello"}]
-NO_END = {"temperature": 1.0, "logit_bias": [f"{IM_END}=-100"]}
+NO_END = AnswerOptions(temperature=1.0, logit_bias={IM_END: -100})
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +32,8 @@ def host(model: Path, tmp_path_factory: pytest.TempPathFactory) -> EngineHost:
 
 
 def asked(number: int, tokens: int = 20, **change: Any) -> Generate:
-    return Generate(
-        **{"id": number, "messages": HELLO, "max_tokens": tokens, "sampling": {**NO_END, "seed": number}} | change
-    )
+    options = replace(NO_END, seed=number, max_tokens=tokens)
+    return Generate(**{"id": number, "messages": HELLO, "options": options} | change)
 
 
 def run(host: EngineHost, events: list[Event], after: Callable[[], None] = lambda: None) -> None:
@@ -48,7 +50,7 @@ def alone(host: EngineHost, number: int, tokens: int = 20) -> str:
     events: list[Event] = []
     host.begin(asked(number, tokens), CancelFlag(), events.append)
     run(host, events)
-    assert not [event for event in events if isinstance(event, Served)]
+    assert not [event for event in events if isinstance(event, BatchStatus)]
     return said(events, number)
 
 
@@ -96,12 +98,12 @@ def test_bad_requests_and_too_long_ones_leave_the_others_alone(host: EngineHost)
 
 
 def test_all_are_looked_at_together_while_there_are_several(host: EngineHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "_SERVED_S", float("inf"))  # however slow the machine: none but the first and the last
+    monkeypatch.setattr(batch_report, "_INTERVAL_S", float("inf"))  # only the first and the last
     events: list[Event] = []
     for number in (1, 2):
         host.begin(asked(number, 20 * number), CancelFlag(), events.append)
     run(host, events)
-    first, last = (event for event in events if isinstance(event, Served))
+    first, last = (event for event in events if isinstance(event, BatchStatus))
     assert set(first.states) == {1, 2}
     assert first.kv_used_bytes <= first.kv_room_bytes
     assert last is events[-1]
@@ -112,12 +114,12 @@ def test_all_are_looked_at_together_while_there_are_several(host: EngineHost, mo
 class Broken:
     """A host whose engine runs out of memory with three requests under way."""
 
-    busy, reading_due, keeping_due = True, False, False
+    busy, idle = True, None
 
     def step(self, _: Any) -> None:
         raise NotEnoughMemoryError("no memory", "a hint")
 
-    def lost(self) -> list[int]:
+    def drop(self) -> list[int]:
         Broken.busy = False
         return [4, 5, 6]
 
@@ -133,7 +135,7 @@ class Silent:
     def next(self, _: Any) -> None:
         raise EOFError
 
-    def over(self, generation: int) -> None:
+    def ended(self, generation: int) -> None:
         self.forgotten.append(generation)
 
 
@@ -173,4 +175,4 @@ def test_through_the_process(client: EngineClient, model: Path) -> None:
     assert {end.id: end.reason for end in ends} == {1: "cancelled", 2: "cancelled", 3: "length"}
     assert next(end for end in ends if end.id == 2) is ends[-1]
     assert any(isinstance(event, Ready) for event in events)
-    assert any(isinstance(event, Served) and len(event.states) > 1 for event in events)
+    assert any(isinstance(event, BatchStatus) and len(event.states) > 1 for event in events)

@@ -1,0 +1,51 @@
+"""Reports of a batch of several answers: a `BatchStatus` twice a second, and one after the last answer."""
+
+import time
+from collections.abc import Mapping
+
+from headrace.app.engine.events import BatchStatus
+from headrace.app.engine.outbox import Send
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.sequence import State
+
+_INTERVAL_S = 0.5
+
+
+class BatchReport:
+    """Counts tokens and batch sizes from the moment several answers run until the engine is idle."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.reset()
+
+    def reset(self) -> None:
+        self._several = False
+        self._sent_at = float("-inf")
+        self._tokens, self._batches = 0, list[int]()
+
+    def started(self, running: int) -> None:
+        """Count an answer that started; running: answers, this one included."""
+        self._several = self._several or running > 1
+
+    def add(self, tokens: int) -> None:
+        self._tokens += tokens
+
+    def step(self, batch: int, states: Mapping[int, State], send: Send) -> None:
+        """Report a step, if it is time. batch: its size, 0 if it decoded nothing."""
+        if not self._several:
+            if not states:
+                self._tokens = 0
+            return
+        if batch:
+            self._batches.append(batch)
+        now = time.monotonic()
+        ended = not states and not self._engine.has_work  # memory is freed
+        if not ended and (not states or now - self._sent_at < _INTERVAL_S):
+            return
+        self._sent_at = now
+        load = self._engine.load()
+        kv = load.kv_used_bytes, load.kv_room_bytes, load.pool_bytes, load.blocks
+        send(BatchStatus(states, self._tokens, now, tuple(self._batches), *kv))
+        self._batches = []
+        if ended:
+            self.reset()

@@ -1,0 +1,86 @@
+"""Commands from the chat to its engine process."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from headrace.app.answer.options import AnswerOptions
+
+_UNSET = AnswerOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Load a model.
+
+    name: as after `-m`; None: the default. context: tokens; None: as many as fit into memory. kv: K/V format, as after
+    --kv. draft: a draft model; None: none.
+    """
+
+    name: str | None = None
+    context: int | None = None
+    kv: str = "f16"
+    force: bool = False
+    draft: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """Answer a conversation; submitted requests are answered in one batch.
+
+    messages: `{"role": ..., "content": ...}`, the system message first. otherwise: options for a model that recommends
+    no temperature. continue_text: the answer so far; the deltas continue it. drop_oldest: leave out the oldest turns of
+    a too long prompt, with a `Dropped` event, instead of ending with `ContextFull`. submitted: monotonic clock.
+    """
+
+    id: int
+    messages: Sequence[Mapping[str, str]]
+    options: AnswerOptions = _UNSET
+    otherwise: AnswerOptions | None = None
+    continue_text: str = ""
+    drop_oldest: bool = False
+    submitted: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End the generation `id`; harmless if it is over."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchPrompt:
+    """Count a prompt (`PromptCounted`), then prefill it into the KV cache (`PrefixCached`) until another command comes.
+
+    messages, thinking: as in `Generate`. count_only: do not prefill. files: texts within the last message to be counted
+    one by one.
+    """
+
+    messages: Sequence[Mapping[str, str]]
+    thinking: bool | None = None
+    id: int = 0
+    count_only: bool = False
+    files: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Do no idle work until the next command: another engine is being measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quit:
+    """Write recent K/V to disk for at most `seconds`, then exit."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Fetch a model into the store."""
+
+    name: str
+
+
+Command = ModelSpec | Generate | PrefetchPrompt | Cancel | Rest | Quit | Pull

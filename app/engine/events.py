@@ -1,0 +1,217 @@
+"""Events from an engine process to its chat.
+
+Every submitted `Generate` ends with exactly one of Done, ContextFull, Failed (with its id), Abandoned or Died.
+`Prefill` comes before its first `Delta`. Texts are as the model generated them: sanitise them before drawing
+(`app.output.sanitise`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headrace.app.engine.model_card import ModelCard
+from headrace.runtime.metrics.telemetry import PoolStats, StepRecord, Summary
+
+if TYPE_CHECKING:  # the chat's first frame does not import them
+    from headrace.runtime.engine.request import FinishReason
+    from headrace.runtime.engine.sequence import State
+    from headrace.runtime.machine.peaks import Peak
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """A stage of loading. total: None if unknown."""
+
+    stage: str
+    done: int
+    total: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The model is loaded."""
+
+    card: ModelCard
+
+
+@dataclass(frozen=True, slots=True)
+class PeakMeasured:
+    """Measured memory bandwidth, and compute in FLOP/s once that is measured, too."""
+
+    peak: "Peak"
+    compute_flops: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """The model's files differ from the installed ones; its answers cannot be trusted."""
+
+    message: str
+    hint: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptCounted:
+    """Token counts of a `PrefetchPrompt`.
+
+    tokens: the whole prompt. longest: a prompt that leaves room for an answer. message: the last message, if it is the
+    user's. files: one count per file.
+    """
+
+    id: int
+    tokens: int
+    longest: int
+    message: int = 0
+    files: Sequence[int] = ()
+
+    @property
+    def room(self) -> int:
+        """Tokens available to the last message."""
+        return max(0, self.longest - self.tokens + self.message)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCached:
+    """The prompt tokens in the KV cache after prefetching."""
+
+    tokens: int
+    used_bytes: int
+    allocated_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """`done` of `total` tokens are prefilled; `reused` more were cached."""
+
+    id: int
+    done: int
+    total: int
+    reused: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Text of an answer, perhaps none, and the records of its steps.
+
+    ttft_s: seconds from the request to the first text; None before that. accepted_spans: (begin, end) in `text` of
+    accepted draft tokens, in order.
+    """
+
+    id: int
+    text: str
+    records: Sequence[StepRecord]
+    ttft_s: float | None = None
+    accepted_spans: Sequence[tuple[int, int]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The end of an answer. context_full: it ended at the context limit. mbu: a fraction of the measured peak.
+
+    ttft_s: seconds from the submission in the chat's process to the first text.
+    """
+
+    id: int
+    reason: "FinishReason"
+    summary: Summary
+    tokenize_s: float
+    ttft_s: float | None
+    context_full: bool
+    mbu: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStatus:
+    """State of a batch of several answers: sent twice a second, and once after the last answer.
+
+    states: by generation. tokens: generated until `at` (monotonic clock) since the engine was idle. batches: batch
+    sizes of the passes since the last report. kv_room_bytes: the K/V budget. pool_bytes: size of the pool. blocks: None
+    without a pool.
+    """
+
+    states: "Mapping[int, State]"
+    tokens: int
+    at: float
+    batches: Sequence[int]
+    kv_used_bytes: int
+    kv_room_bytes: int
+    pool_bytes: int
+    blocks: PoolStats | None
+
+
+@dataclass(frozen=True, slots=True)
+class ContextFull:
+    """The prompt leaves no room for an answer: the user has to choose what to leave out."""
+
+    id: int
+    prompt_tokens: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """The first `messages` messages after the system message were left out of the prompt."""
+
+    id: int
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A command failed; the engine continues. id: the generation's; None: the model could not be loaded."""
+
+    id: int | None
+    message: str
+    hint: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """The engine process was ended on purpose before this generation was over."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """The engine process is gone; `EngineClient.restart` starts another. message: one line for the user."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class PullProgress:
+    """A stage of a download."""
+
+    name: str
+    stage: str
+    done: int
+    total: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """The model is installed."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class PullFailed:
+    """The model could not be fetched."""
+
+    name: str
+    message: str
+    hint: str | None
+
+
+ModelEvent = LoadProgress | Ready | PeakMeasured | Damaged | PrefixCached | PromptCounted
+PullEvent = PullProgress | Pulled | PullFailed
+Event = (
+    ModelEvent | Prefill | Delta | Done | BatchStatus | ContextFull | Dropped | Failed | Abandoned | Died | PullEvent
+)
+
+
+def one_line(message: str, hint: str | None) -> str:
+    """Return an error with its hint in one line."""
+    return f"{message} ({hint})" if hint else message

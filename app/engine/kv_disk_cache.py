@@ -1,0 +1,78 @@
+"""Disk cache of recent chats' K/V, so that a reopened chat is not prefilled again.
+
+Blocks are written while the engine is idle, or within a second after the chat was left. Missing or damaged blocks are
+computed again. Deleting a session clears the whole cache (`app.sessions.kept`), which contains its text.
+"""
+
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from headrace.app.config.settings import ChatSettings, load_settings
+from headrace.app.versions import versions
+from headrace.runtime import ops
+from headrace.runtime.config.paths import kept_chats_dir
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.errors import HeadraceError
+from headrace.runtime.kv import kept_chats
+from headrace.runtime.kv.disk import DiskStore
+from headrace.runtime.network import Network
+
+_MAX_PENDING = 8  # conversations that wait to be written
+
+
+class KVDiskCache:
+    """The cache of one engine. max_bytes: on disk; 0 disables it."""
+
+    def __init__(self, engine: Engine, max_bytes: int) -> None:
+        self._engine = engine
+        self._max_bytes = max_bytes
+        self._store = DiskStore(kept_chats_dir(), max_bytes)
+        self._pending: list[list[int]] = []  # oldest first
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Queue the tokens of an answered conversation."""
+        if self._max_bytes and (pool := self._engine.caches.pool) is not None:
+            fitting = self._max_bytes // pool.slabs.shape.bytes_per_token
+            self._pending = [*self._pending[1 - _MAX_PENDING :], list(tokens[:fitting])]
+
+    @property
+    def write_due(self) -> bool:
+        return bool(self._pending)
+
+    def write(self, stop: Callable[[], bool]) -> None:
+        """Write the queue until `stop()`, which is called before every block; the rest stays queued."""
+        while self._pending and (pool := self._engine.caches.pool) is not None:
+            kept_chats.keep(pool, self._pending[-1], self._store, stop)
+            if stop():
+                return
+            self._pending.pop()
+        self._store.trim()
+
+    def load(self, prompt: Sequence[int]) -> None:
+        """Load the cached prefix of a prompt into the engine's pool."""
+        if self._max_bytes and (pool := self._engine.caches.pool) is not None:
+            kept_chats.bring_back(pool, prompt[:-1], self._store)
+
+
+def disk_cache_bytes() -> int:
+    """Return the size limit of the settings, or the default if the settings cannot be read."""
+    try:
+        chat = load_settings().chat
+    except HeadraceError:  # reported by the chat
+        chat = ChatSettings()
+    return int(chat.kept_gb * 1e9)
+
+
+def kv_key(model: Path, network: Network[Any]) -> bytes:
+    """Return a digest of everything that K/V depend on: the model's files, kernels and versions."""
+    key = blake2b(digest_size=16)
+    for file in sorted(model.glob("*")):
+        stat = file.stat()
+        key.update(f"{file.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    status = ops.native.status()
+    shape = getattr(network, "kv_shape", None)
+    numerics = shape, ops.describe()["kernels"], status.instruction_set, ops.native.exact(), versions()
+    key.update(f"{model.resolve()} {numerics}".encode())
+    return key.digest()

@@ -1,0 +1,47 @@
+"""The loaded model and its machine, as the chat shows them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the chat's first frame does not import them
+    from headrace.runtime.machine.hardware import Machine
+    from headrace.runtime.machine.memory import Budget
+    from headrace.runtime.machine.peaks import Peak
+    from headrace.runtime.metrics.cost import StepCost
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """kind: "headrace" or "mlx-lm", the decoder's origin. context_limit: tokens of prompt and answer together.
+
+    weight_bytes: of the checkpoint, as loaded. cost: of a decode step. generation_defaults: generation_config.json.
+    thinks: the chat template has <think> sections. peak, compute_flops: None until measured (`PeakMeasured`).
+    spare_cpus: not used for decoding. active_memory_bytes: MLX's after loading. notes: lines for the user. kv: name of
+    the K/V format; None: that of mlx-lm's classes.
+    """
+
+    name: str
+    path: str
+    origin: str
+    licence: str | None
+    kind: str
+    context_limit: int
+    weight_bytes: int
+    cost: "StepCost"
+    generation_defaults: Mapping[str, Any]
+    thinks: bool
+    load_s: float
+    machine: "Machine"
+    peak: "Peak | None"
+    budget: "Budget | None"
+    kernels: Mapping[str, str]
+    spare_cpus: int
+    active_memory_bytes: int
+    notes: tuple[str, ...] = ()
+    kv: str | None = None
+    compute_flops: float | None = None
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self.cost.kv_bytes_per_token
