@@ -12,7 +12,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 
 from headrace.app.answer.answer import Prompt
-from headrace.app.answer.answerer import Answerer, options_of, sampling_params
+from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.options import AnswerOptions, recommended_options
 from headrace.app.config.kv_option import kv_choice
 from headrace.app.predict import DEFAULT_CONTEXT
@@ -46,7 +46,7 @@ class Model:
         self._thread = threading.get_ident()
         self.name = loaded.name
         self.context_limit = loaded.context_limit  # tokens, prompt and answer together
-        self.sampling = sampling_params(recommended_options(loaded.generation_defaults))
+        self.sampling = recommended_options(loaded.generation_defaults).sampling_params()
 
     def __repr__(self) -> str:
         return f"<headrace.Model {self.name}, context limit {self.context_limit}>"
@@ -99,7 +99,7 @@ class Model:
         cancel: CancelFlag | None,
     ) -> Answer:
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        chosen = options_of(self.sampling if sampling is None else sampling)
+        chosen = AnswerOptions.of_sampling(self.sampling if sampling is None else sampling)
         options = AnswerOptions(max_tokens=max_tokens, stop=stops).over(chosen)
         return self._parts(self._answerer.stream(self._answerer.prepare(prompt, options, cancel=cancel)))
 

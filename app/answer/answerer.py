@@ -9,7 +9,6 @@ that loaded its model.
 
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 from headrace.app.answer.answer import Answer, Prompt, TextEvent
@@ -22,14 +21,14 @@ from headrace.runtime.engine.request import CancelFlag, Event, Failed, Request
 from headrace.runtime.engine.sequence import Sequence as EngineSequence
 from headrace.runtime.errors import expected
 from headrace.runtime.network import Network
-from headrace.runtime.sampling.params import SamplingParams
 from headrace.runtime.speculation.pass_costs import PassCostStore
 from headrace.runtime.speculation.proposer import Speculation
 
 Messages = Sequence[Mapping[str, str]]
 """`{"role": "system" | "user" | "assistant", "content": text}`."""
 
-_SAMPLING = tuple(row.name for row in fields(SamplingParams))
+MAX_RUNNING = 16
+"""Sequences served at a time, unless more are asked for."""
 
 
 class Answerer:
@@ -41,7 +40,7 @@ class Answerer:
         *,
         draft: Network[Any] | None = None,
         keep_prefix: bool = False,
-        max_running: int = 16,
+        max_running: int = MAX_RUNNING,
         kv_key: bytes = b"",
     ) -> None:
         """draft: a draft model's network. The others are `Engine`'s."""
@@ -90,7 +89,7 @@ class Answerer:
         request = Request(
             prompt=prompt.ids,
             max_tokens=options.max_tokens,
-            sampling=sampling_params(options).with_seed(),
+            sampling=options.sampling_params().with_seed(),
             stop_ids=self.model.tokenizer.eos_ids,
             logprobs=logprobs,
             cancel=CancelFlag() if cancel is None else cancel,
@@ -136,7 +135,7 @@ class Answerer:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has something to do."""
+        """True if `step` has something to do."""
         return bool(self._running) or self.engine.has_work
 
     def drop(self) -> list[Answer]:
@@ -157,16 +156,6 @@ class Answerer:
         if choice == "off":
             return "off"
         return "draft" if self._drafted else "ngram"
-
-
-def sampling_params(options: AnswerOptions) -> SamplingParams:
-    """Return the engine's sampling parameters. Raises UsageError."""
-    return SamplingParams(**{name: value for name, value in options.given().items() if name in _SAMPLING})
-
-
-def options_of(params: SamplingParams) -> AnswerOptions:
-    """Return sampling parameters as options, all of them set but a missing seed."""
-    return AnswerOptions(**{name: getattr(params, name) for name in _SAMPLING})
 
 
 def _stream(answer: Answer, events: Iterator[Event]) -> Generator[Part, None, None]:

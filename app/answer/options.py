@@ -9,12 +9,14 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from headrace.app.answer.value_types import Flag, LogitBias, Number, OneOf, Texts, ValueType, Whole, read_value
+from headrace.runtime.errors import UsageError
+from headrace.runtime.sampling.params import MAX_MAGNITUDE, SEEDS, SamplingParams
 
 SPECULATE = ("off", "ngram")
 """Choices of draft tokens, where no draft model is named."""
 DEFAULT_MAX_TOKENS = 2048
 """Longest answer outside the chat."""
-_LARGEST = 1e6  # as `runtime.sampling.sampler` takes it
+_SAMPLING = frozenset(row.name for row in fields(SamplingParams))
 _RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -42,49 +44,54 @@ class AnswerOptions:
     """Options of an answer. None: not set. Raises UsageError for a value out of range."""
 
     temperature: float | None = _option(
-        Number(0, _LARGEST), "Sampling temperature; 0 is greedy", short="-t", default="the model's, else 0", example=0.7
-    )
+        Number(0, MAX_MAGNITUDE), "Sampling temperature; 0 is greedy", short="-t", default="the model's, else 0",
+        example=0.7,
+    )  # fmt: skip
     top_k: int | None = _option(Whole(), "Number of most likely tokens kept; 0 is off", example=40)
     top_p: float | None = _option(
-        Number(0, 1, above=True), "Probability mass of the most likely tokens kept; 1 is off", example=0.95
+        Number(0, 1, above=True), "Probability mass of the tokens kept; 1 is off", example=0.95
     )
-    min_p: float | None = _option(
-        Number(0, 1), "Least probability of a token kept, as a share of the most likely one's", example=0.05
-    )
+    min_p: float | None = _option(Number(0, 1), "Least share of the best token's probability kept", example=0.05)
     repetition_penalty: float | None = _option(
-        Number(1 / _LARGEST, _LARGEST), "Penalty on tokens of the prompt and the answer; 1 is off", example=1.1
+        Number(1 / MAX_MAGNITUDE, MAX_MAGNITUDE), "Penalty on tokens seen before; 1 is off", example=1.1
     )
     presence_penalty: float | None = _option(
-        Number(-_LARGEST, _LARGEST), "Amount subtracted once from tokens already generated", example=0.0
+        Number(-MAX_MAGNITUDE, MAX_MAGNITUDE), "Amount subtracted once from tokens generated before", example=0.0
     )
     frequency_penalty: float | None = _option(
-        Number(-_LARGEST, _LARGEST), "Amount subtracted per occurrence from tokens already generated", example=0.0
+        Number(-MAX_MAGNITUDE, MAX_MAGNITUDE), "Amount subtracted per occurrence of a token", example=0.0
     )
     logit_bias: Mapping[int, float] | None = _option(LogitBias(), "Amount added to one token's logit")
-    seed: int | None = _option(
-        Whole(0, 2**64 - 1), "Random seed; on one machine the same seed gives the same answer", example=1
-    )
+    seed: int | None = _option(Whole(0, SEEDS - 1), "Random seed; same seed, same machine, same answer", example=1)
     max_tokens: int | None = _option(
         Whole(1), "Longest answer in tokens", short="-n", default=str(DEFAULT_MAX_TOKENS), example=2048
     )
-    stop: tuple[str, ...] | None = _option(Texts(), "Text that ends the answer and is left out of it")
+    stop: tuple[str, ...] | None = _option(Texts(), "Text that ends the answer")
     speculate: str | None = _option(
-        OneOf(SPECULATE),
-        "Source of draft tokens, off or ngram; the answer is the same",
-        default="ngram",
-        example="ngram",
+        OneOf(SPECULATE), "Source of draft tokens; the answer is the same", default="ngram", example="ngram"
     )
-    thinking: bool | None = _option(
-        Flag(), "Thinking of reasoning models, on or off where they allow it", example=False
-    )
+    thinking: bool | None = _option(Flag(), "Thinking of a reasoning model", example=False)
 
     def __post_init__(self) -> None:
         for name, value in self.given().items():
             object.__setattr__(self, name, read_value(OPTIONS[name].kind, name, value))
 
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "AnswerOptions":
+        """Return options from stored values; None is not set. Raises UsageError, also for an unknown name."""
+        unknown = next((name for name in values if name not in OPTIONS), None)
+        if unknown is not None:
+            raise UsageError(f"unknown option {unknown!r}; known options: {', '.join(OPTIONS)}")
+        return cls(**values)
+
     def given(self) -> dict[str, Any]:
         """Return the options that are set, by name."""
         return {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
+
+    def stored(self) -> dict[str, Any]:
+        """Return the options that are set, as a session stores them: JSON values, without a logit bias."""
+        given = {name: value for name, value in self.given().items() if name != "logit_bias"}
+        return given | ({"stop": list(self.stop)} if self.stop is not None else {})
 
     def over(self, base: "AnswerOptions") -> "AnswerOptions":
         """Return these options, and those of `base` where they are not set."""
@@ -100,9 +107,20 @@ class AnswerOptions:
             base = base.over(otherwise)
         return self.over(base)
 
+    def sampling_params(self) -> SamplingParams:
+        """Return the engine's sampling parameters, greedy decoding where nothing is set."""
+        return SamplingParams(**{name: value for name, value in self.given().items() if name in _SAMPLING})
+
+    @classmethod
+    def of_sampling(cls, params: SamplingParams) -> "AnswerOptions":
+        """Return sampling parameters as options, all of them set but a missing seed."""
+        return cls(**{name: getattr(params, name) for name in _SAMPLING})
+
 
 OPTIONS: Mapping[str, Option] = {row.name: row.metadata["option"] for row in fields(AnswerOptions)}
 """The table, by name."""
+DEFAULTS = AnswerOptions(max_tokens=DEFAULT_MAX_TOKENS)
+"""Options outside the chat, where nothing else is set."""
 CHAT_DEFAULTS = AnswerOptions(temperature=0.7, min_p=0.05)
 """Sampling in the chat for a model that recommends no temperature. Not top_p, which sorts the vocabulary."""
 

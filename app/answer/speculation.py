@@ -6,7 +6,7 @@ from headrace.runtime.speculation.proposer import Speculation
 
 
 def speculation(choice: str | None, *, draft: bool = False) -> Speculation:
-    """choice: one of `app.config.settings.SPECULATE`, None for no choice. draft: whether there is a draft model."""
+    """choice: one of `app.answer.options.SPECULATE`, None for no choice. draft: whether there is a draft model."""
     if choice == "off":
         return "off"
     return "draft" if draft else cast(Speculation, choice or "ngram")

@@ -41,8 +41,16 @@ class Number:
         return self.read(number)
 
     def __str__(self) -> str:
-        lower = f"above {self.least:g}" if self.above else f"{self.least:.10g} or more"
-        return lower if self.most == math.inf else f"{lower}, at most {self.most:.10g}"
+        lower = f"above {self.least:g}" if self.above else f"{_figure(self.least)} or more"
+        return lower if self.most == math.inf else f"{lower}, at most {_figure(self.most)}"
+
+
+def _figure(number: float) -> str:
+    """Return a bound of a range, powers of ten in short."""
+    exponent = math.log10(abs(number)) if number else 0.0
+    if abs(exponent) < 4 or not exponent.is_integer():
+        return f"{number:.10g}"
+    return f"{'-' if number < 0 else ''}10^{exponent:.0f}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Many requests from a file of lines to a file of lines: parsed, answered side by side, written, and gone on with."""
+"""Batches: a file of requests parsed, answered side by side, and written to a file of results."""

@@ -1,24 +1,25 @@
-"""What a request of a batch is, once its line is understood: one shape for every way of writing it."""
+"""Requests of a batch: one shape for every form of a line."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
+from headrace.app.answer.options import AnswerOptions
 from headrace.runtime.errors import HeadraceError
 
 Form = Literal["plain", "chat.completion", "text_completion"]
-"""How a line is written, and so its result."""
+"""Form of a line, and of its result."""
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """What holds for every line that says nothing else. options: by the names of `app.batch.options.OPTIONS`.
+    """Defaults of all lines.
 
-    model: who answers. names: what a line may call it in `model`; None: whatever it says. identity: what else decides
-    an answer (which files of that name, the context limit), part of every digest.
+    model: the model that answers. names: names that a line's `model` may have; None: any. identity: whatever else
+    decides an answer (the model's files, the context limit), as part of every digest.
     """
 
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: AnswerOptions = field(default_factory=AnswerOptions)
     system: str = ""
     raw: bool = False
     model: str = ""
@@ -28,7 +29,7 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One request. messages: a conversation; None where `prompt` is a text to continue as it is.
+    """A request. asked: a conversation, or a text to continue as it is.
 
     number: of the line, from 1. name: its own `id` or `custom_id`.
     """
@@ -36,15 +37,14 @@ class Line:
     number: int
     name: str | int | None
     form: Form
-    messages: Sequence[Mapping[str, str]] | None
-    prompt: str
-    options: Mapping[str, Any]
+    asked: Sequence[Mapping[str, str]] | str
+    options: AnswerOptions
     digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that asks for nothing that can be done."""
+    """A line without a valid request."""
 
     number: int
     name: str | int | None

@@ -2,23 +2,26 @@
 
     {"custom_id": "q1", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...], "max_tokens": 64}}
 
-What a body may say beyond the API's own names: top_k, min_p, repetition_penalty, speculate and thinking. What would
-change the answer and is not done here (tools, several choices, a response format) is refused by name. Source of the
-shapes: the API reference of OpenAI, sections Batch, Chat and Completions.
+A body takes the API's names, and top_k, min_p, repetition_penalty, speculate and thinking. Parameters that would change
+the answer and are not supported (tools, several choices, a response format) are refused by name. Source of the shapes:
+the API reference of OpenAI, sections Batch, Chat and Completions.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
+from headrace.app.answer.options import OPTIONS, AnswerOptions
+from headrace.app.answer.value_types import shown
+from headrace.app.batch.fields import Conversation, conversation, read_options, refuse_unknown, text
 from headrace.app.batch.line import Defaults, Form
-from headrace.app.batch.messages import conversation
-from headrace.app.batch.options import OPTIONS, read_options, refuse_unknown, shown, text
 from headrace.runtime.errors import UsageError
 
+PREFIX = "batch_req_"
+"""Beginning of a result's id; the rest is the request's digest."""
 _LINE = frozenset({"custom_id", "method", "url", "body"})
 _URLS: Mapping[str, Form] = {"/v1/chat/completions": "chat.completion", "/v1/completions": "text_completion"}
-# What asks for what is done anyway; any other value is refused.
-_AS_IT_IS: Mapping[str, tuple[Any, ...]] = {
+# Parameters that may only have the value of the default behaviour.
+_FIXED: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
     "stream": (False,),
@@ -26,68 +29,70 @@ _AS_IT_IS: Mapping[str, tuple[Any, ...]] = {
     "echo": (False,),
     "response_format": ({"type": "text"},),
 }
-_LABELS = frozenset({"user", "metadata"})  # for the service's own books
-_BODY = OPTIONS | _AS_IT_IS.keys() | _LABELS | {"model", "max_completion_tokens"}
-_ASKS: Mapping[Form, str] = {"chat.completion": "messages", "text_completion": "prompt"}
+_IGNORED = frozenset({"user", "metadata"})
+_BODY = OPTIONS.keys() | _FIXED.keys() | _IGNORED | {"model", "max_completion_tokens"}
+_ASKED: Mapping[Form, str] = {"chat.completion": "messages", "text_completion": "prompt"}
 
 
-def form_of(told: Mapping[str, Any]) -> Form:
-    """Which of the API's calls a line is: by its url, without one by what its body asks. Raises UsageError."""
-    url = told.get("url")
+def form_of(given: Mapping[str, Any]) -> Form:
+    """Return the API call of a line, by its url, else by its body. Raises UsageError."""
+    url = given.get("url")
     if url is None:
-        body = told.get("body")
+        body = given.get("body")
         return "text_completion" if isinstance(body, dict) and "prompt" in body else "chat.completion"
     if not isinstance(url, str) or url not in _URLS:
         raise UsageError(f"url must be one of {', '.join(_URLS)}, not {shown(url)}")
     return _URLS[url]
 
 
-def read_body(
-    told: Mapping[str, Any], form: Form, defaults: Defaults
-) -> tuple[list[dict[str, str]] | None, str, dict[str, Any]]:
-    """(messages or None, the text to continue, options) of a line in this form. Raises UsageError."""
-    refuse_unknown(told, _LINE)
-    if told.get("method", "POST") != "POST":
-        raise UsageError(f"method must be POST, not {shown(told['method'])}")
-    body = told.get("body")
+def read_body(given: Mapping[str, Any], form: Form, defaults: Defaults) -> tuple[Conversation | str, AnswerOptions]:
+    """Return a line's conversation, or its text to continue, and its options. Raises UsageError."""
+    refuse_unknown(given, _LINE)
+    if given.get("method", "POST") != "POST":
+        raise UsageError(f"method must be POST, not {shown(given['method'])}")
+    body = given.get("body")
     if not isinstance(body, dict):
         raise UsageError(f"body must be an object, not {shown(body)}")
-    asks = _ASKS[form]
-    refuse_unknown(body, _BODY | {asks}, " in body")
+    asked = _ASKED[form]
+    refuse_unknown(body, frozenset(_BODY | {asked}), " in body")
     body = {key: value for key, value in body.items() if value is not None}
-    for key, allowed in _AS_IT_IS.items():
+    _check_fixed(body)
+    _check_model(body, defaults)
+    if "max_completion_tokens" in body:
+        if "max_tokens" in body:
+            raise UsageError("max_tokens and max_completion_tokens are the same: give one of them")
+        body["max_tokens"] = body["max_completion_tokens"]
+    if asked not in body:
+        raise UsageError(f"a body for this url needs {asked}")
+    options = read_options(body)
+    if form == "chat.completion":
+        return conversation(body["messages"], defaults.system), options
+    if options.thinking is not None:
+        raise UsageError("thinking goes with a conversation, not with a text to continue")
+    return text("prompt", body["prompt"]), options
+
+
+def _check_fixed(body: Mapping[str, Any]) -> None:
+    for key, allowed in _FIXED.items():
         if key in body and not any(body[key] == value and type(body[key]) is type(value) for value in allowed):
             raise UsageError(f"{key} can only be {allowed[0]!r}, not {shown(body[key])}")
+
+
+def _check_model(body: Mapping[str, Any], defaults: Defaults) -> None:
     if "model" in body and defaults.names is not None and text("model", body["model"]) not in defaults.names:
         raise UsageError(
             f"the line asks for model {shown(body['model'])}, but {defaults.model} answers",
             "-m MODEL has that model answer every line, whatever model they name",
         )
-    if "max_completion_tokens" in body:
-        if "max_tokens" in body:
-            raise UsageError("max_tokens and max_completion_tokens are the same: give one of them")
-        body["max_tokens"] = body["max_completion_tokens"]
-    if asks not in body:
-        raise UsageError(f"a body for this url needs {asks}")
-    options = read_options(body)
-    if form == "text_completion":
-        if "thinking" in options:
-            raise UsageError("thinking has no place where a text is continued as it is")
-        return None, text("prompt", body["prompt"]), options
-    return conversation(body["messages"], defaults.system), "", options
 
 
 def response(
     digest: str, name: str | int | None, status: int, body: dict[str, Any], error: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """A line of the output in this form."""
+    """Return a line of the output in this form."""
     return {
         "id": f"{PREFIX}{digest}",
         "custom_id": name,
         "response": {"status_code": status, "request_id": f"req_{digest}", "body": body},
         "error": error,
     }
-
-
-PREFIX = "batch_req_"
-"""Of a result's id; the rest is the request's digest."""

@@ -1,28 +1,42 @@
-"""A line of the input as a request, or why it is none.
+"""Reading the lines of the input as requests, or as errors.
 
     {"prompt": "Why?", "system": "Be brief.", "temperature": 0.7}     as `headrace run` is asked
     {"messages": [{"role": "user", "content": "Why?"}], "id": "q1"}
     {"custom_id": "q1", "method": "POST", "url": "/v1/chat/completions", "body": {...}}    the OpenAI batch form
 
-A request is what will be asked, whatever way it was written: the line over what holds for all lines. Its `digest` tells
-requests apart, so that a result found in an output is taken for the answer to nothing else.
+A line's options go before the defaults of all lines. A request's `digest` depends on everything that decides its
+answer, so that a result found in an output is never taken for another request's.
 """
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
+from headrace.app.answer.value_types import shown
 from headrace.app.batch.line import BadLine, Defaults, Form, Line
 from headrace.app.batch.openai_form import form_of, read_body
-from headrace.app.batch.options import shown
 from headrace.app.batch.plain_form import read_plain
+from headrace.app.config.bounded_input import DOCUMENT, read_bounded
 from headrace.models.checkpoint.json_object import repeated_key
 from headrace.runtime.errors import HeadraceError, UsageError
 
+STDIN = "-"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def read_lines(source: str | None) -> list[bytes]:
+    """Read all lines of a file, or of standard input: `-`, or None where it is no terminal. Raises UsageError."""
+    if source is None and sys.stdin.isatty():
+        raise UsageError("no requests", "headrace batch IN.jsonl, or pipe lines in")
+    data = read_bounded(None if source in (None, STDIN) else Path(str(source)), DOCUMENT)
+    return data.removeprefix(_BYTE_ORDER_MARK).split(b"\n")
+
 
 def parse_lines(lines: Iterable[bytes], defaults: Defaults) -> list[Line | BadLine]:
-    """Every line that is not blank. A name that was there before is an error of the later line."""
+    """Return every line that is not blank. A name used before is an error of the later line."""
     found: list[Line | BadLine] = []
     names: dict[tuple[bool, str], int] = {}
     for number, raw in enumerate(lines, 1):
@@ -39,26 +53,28 @@ def parse_lines(lines: Iterable[bytes], defaults: Defaults) -> list[Line | BadLi
 
 
 def parse_line(raw: bytes, number: int, defaults: Defaults) -> Line | BadLine:
-    """The request of one line, or what is wrong with it."""
+    """Return the request of one line, or its error."""
     name: str | int | None = None
     form: Form = "plain"
     try:
-        told = _object(raw)
-        if "custom_id" in told or "body" in told:
-            form = form_of(told)
-            name = _name(told, "custom_id")
+        given = _object(raw)
+        if "custom_id" in given or "body" in given:
+            form = form_of(given)
+            name = _name(given, "custom_id")
             if name is None:
                 raise UsageError("a request in the OpenAI batch form needs a custom_id")
-            messages, prompt, options = read_body(told, form, defaults)
+            asked, own = read_body(given, form, defaults)
         else:
-            name = _name(told, "id")
-            messages, prompt, options = read_plain(told, defaults)
-        options = {**defaults.options, **options}
+            name = _name(given, "id")
+            asked, own = read_plain(given, defaults)
     except HeadraceError as error:
         return _bad(raw, number, name, form, error)
+    options = own.over(defaults.options)
     called = {"line": number} if name is None else {"name": name}
-    digest = _digest([defaults.model, defaults.identity, form, called, messages, prompt, sorted(options.items())])
-    return Line(number, name, form, messages, prompt, options, digest)
+    messages, text = (None, asked) if isinstance(asked, str) else (asked, "")
+    values = sorted(options.given().items())
+    digest = _digest([defaults.model, defaults.identity, form, called, messages, text, values])
+    return Line(number, name, form, asked, options, digest)
 
 
 def _bad(raw: bytes, number: int, name: str | int | None, form: Form, error: HeadraceError) -> BadLine:
@@ -66,7 +82,7 @@ def _bad(raw: bytes, number: int, name: str | int | None, form: Form, error: Hea
 
 
 def _object(raw: bytes) -> dict[str, Any]:
-    """The line's JSON object. A key that is there twice has no one meaning, and is refused."""
+    """Return the line's JSON object. Raises UsageError, also for a repeated key."""
     try:
         value = json.loads(raw.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_number)
     except UnicodeDecodeError as error:
@@ -89,17 +105,16 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_number(name: str) -> Any:
-    raise UsageError(f"{name} is not a number that JSON has")
+    raise UsageError(f"{name} is no number in JSON")
 
 
-def _name(told: Mapping[str, Any], key: str) -> str | int | None:
-    name = told.get(key)
+def _name(given: Mapping[str, Any], key: str) -> str | int | None:
+    name = given.get(key)
     if name is not None and (isinstance(name, bool) or not isinstance(name, str | int)):
         raise UsageError(f"{key} must be a text or a whole number, not {shown(name)}")
     return name
 
 
 def _digest(identity: object) -> str:
-    """128 bits: what no two requests of any input share."""
-    # Sorted, since the order of an object's keys means nothing; a tuple is written as a list.
+    # Keys are sorted, since their order in an object means nothing.
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]

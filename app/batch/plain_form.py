@@ -3,31 +3,41 @@
 from collections.abc import Mapping
 from typing import Any
 
+from headrace.app.answer.options import OPTIONS, AnswerOptions
+from headrace.app.batch.fields import (
+    Conversation,
+    conversation,
+    flag,
+    read_options,
+    refuse_unknown,
+    system_message,
+    text,
+)
 from headrace.app.batch.line import Defaults
-from headrace.app.batch.messages import conversation, opened_by
-from headrace.app.batch.options import OPTIONS, flag, read_options, refuse_unknown, text
 from headrace.runtime.errors import UsageError
 
-_PLAIN = OPTIONS | {"id", "prompt", "messages", "system", "raw"}
+_PLAIN = OPTIONS.keys() | {"id", "prompt", "messages", "system", "raw"}
 
 
-def read_plain(told: Mapping[str, Any], defaults: Defaults) -> tuple[list[dict[str, str]] | None, str, dict[str, Any]]:
-    """(messages or None, the text to continue, options) of a line in this form. Raises UsageError."""
-    refuse_unknown(told, _PLAIN)
-    told = {key: value for key, value in told.items() if value is not None}
-    options = read_options(told)
-    if ("prompt" in told) == ("messages" in told):
+def read_plain(given: Mapping[str, Any], defaults: Defaults) -> tuple[Conversation | str, AnswerOptions]:
+    """Return a line's conversation, or its text to continue, and its options. Raises UsageError."""
+    refuse_unknown(given, frozenset(_PLAIN))
+    given = {key: value for key, value in given.items() if value is not None}
+    options = read_options(given)
+    if ("prompt" in given) == ("messages" in given):
         raise UsageError("a line needs a prompt or messages, one of them")
-    system = text("system", told["system"]) if "system" in told else None
-    raw = flag("raw", told["raw"]) if "raw" in told else defaults.raw
-    if "messages" in told:
-        if system is not None or told.get("raw"):
+    system = text("system", given["system"]) if "system" in given else None
+    raw = flag("raw", given["raw"]) if "raw" in given else defaults.raw
+    if "messages" in given:
+        if system is not None or given.get("raw"):
             raise UsageError("system and raw go with a prompt, not with messages")
-        return conversation(told["messages"], defaults.system), "", options
-    prompt = text("prompt", told["prompt"])
+        return conversation(given["messages"], defaults.system), options
+    prompt = text("prompt", given["prompt"])
     if raw:
-        if system is not None or "thinking" in told:
-            raise UsageError("raw has no place for a system message, nor for thinking")
-        return None, prompt, options
-    opening = opened_by(defaults.system if system is None else system)
-    return [*opening, {"role": "user", "content": prompt}], "", options
+        if system is not None or options.thinking is not None:
+            raise UsageError("raw excludes a system message and thinking")
+        return prompt, options
+    return [
+        *system_message(defaults.system if system is None else system),
+        {"role": "user", "content": prompt},
+    ], options

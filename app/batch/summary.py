@@ -1,7 +1,7 @@
-"""What a batch came to, when it is over: one JSON document, or a few lines for people. Both have the same figures.
+"""Summary of a batch: one JSON document, or a few lines for people, with the same figures.
 
-TTFT and end-to-end times begin when a line is taken up, not when the batch began: a line that waits in the file waits
-for nobody. The aggregate speed is that of all answers together, prompts being read included.
+TTFT and end-to-end times of a line count from its tokenization, not from the batch's start. The total speed covers all
+answers together, prefill included.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from headrace.runtime.metrics.telemetry import Percentiles, in_milliseconds
 
 @dataclass(frozen=True)
 class BatchReport:
-    """parallel: sequences at a time."""
+    """parallel: requests at a time."""
 
     model: str
     parallel: int
@@ -27,7 +27,7 @@ class BatchReport:
 
 
 def document(report: BatchReport) -> dict[str, Any]:
-    """The `--json` document. Absent figures are null."""
+    """Return the `--json` document. Absent figures are null."""
     tally = report.tally
     return {
         "model": report.model,
@@ -36,7 +36,7 @@ def document(report: BatchReport) -> dict[str, Any]:
         "answered": tally.answered,
         "failed": tally.failed,
         "kept": tally.kept,
-        "left": tally.left,
+        "left": tally.remaining,
         "wall_s": tally.wall_s,
         "prompt_tokens": tally.prompt_tokens,
         "cached_tokens": tally.cached_tokens,
@@ -52,19 +52,19 @@ def document(report: BatchReport) -> dict[str, Any]:
 
 
 def sentences(report: BatchReport) -> list[str]:
-    """What was done, and how fast."""
+    """Return counts, speed and the first errors as lines of text."""
     tally = report.tally
     counts = [f"{tally.answered} answered"]
-    others = ((tally.failed, "failed"), (tally.kept, "kept from before"), (tally.left, "left"))
-    counts += [f"{count} {what}" for count, what in others if count]
+    others = ((tally.failed, "failed"), (tally.kept, "kept from before"), (tally.remaining, "left"))
+    counts += [f"{count} {state}" for count, state in others if count]
     lines = [f"{tally.total} {'line' if tally.total == 1 else 'lines'}: {', '.join(counts)}"]
     if tally.answered:
-        speed = f"{rate_digits(tally.tokens_per_second)} tok/s in all, {report.parallel} at a time"
-        read = f"{tally.prompt_tokens} prompt and {tally.completion_tokens} completion tokens"
-        lines.append(f"{read} in {duration(tally.wall_s)}: {speed}")
+        speed = f"{rate_digits(tally.tokens_per_second)} tok/s in total, {report.parallel} at a time"
+        tokens = f"{tally.prompt_tokens} prompt and {tally.completion_tokens} completion tokens"
+        lines.append(f"{tokens} in {duration(tally.wall_s)}: {speed}")
     if tally.proposed_tokens:
         share = tally.accepted_tokens / tally.proposed_tokens
-        lines.append(f"{tally.accepted_tokens} of {tally.proposed_tokens} guessed tokens accepted ({share:.0%})")
+        lines.append(f"{tally.accepted_tokens} of {tally.proposed_tokens} draft tokens accepted ({share:.0%})")
     shown = [sanitise(f"line {number}: {error}") for number, error in tally.errors]
     if tally.failed > len(shown):
         shown.append(f"and {tally.failed - len(shown)} more, in the results")
@@ -72,7 +72,7 @@ def sentences(report: BatchReport) -> list[str]:
 
 
 def waits_table(report: BatchReport) -> Sequence[Column]:
-    """p50 and p95 of what people wait for; empty where nothing was answered."""
+    """Return p50 and p95 of the latencies as columns; none without answers."""
     found = {name: Percentiles.of(values) for name, values in _waits(report.tally).items()}
     rows = {_NAMES[name]: waits for name, waits in found.items() if waits is not None}
     if not rows:

@@ -43,10 +43,9 @@ def stored_options(sampling: Mapping[str, Any]) -> AnswerOptions:
 def settings_used(sampling: Mapping[str, Any], card: ModelCard | None) -> dict[str, Any]:
     """Return the settings in effect: a session's, else the model's, else the chat's, as they are stored."""
     try:
-        options = stored_options(sampling).resolved(card.generation_defaults if card else {}, CHAT_DEFAULTS).given()
+        return stored_options(sampling).resolved(card.generation_defaults if card else {}, CHAT_DEFAULTS).stored()
     except UsageError:  # reported when a message is sent
         return {**CHAT_DEFAULTS.given(), **sampling}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
 
 
 def answer_request(

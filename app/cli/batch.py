@@ -1,18 +1,18 @@
-"""`headrace batch`: a file of requests in, a file of results out, as many side by side as the engine runs.
+"""`headrace batch`: a file of requests in, a file of results out, many at a time.
 
-The order of work is the order of the file: read the lines, look at what the output has already, get the model, answer
-what is left, say what it came to. Results go to standard output or into a file; everything else to standard error.
+Results go to standard output or into a file; everything else goes to standard error.
 """
 
 import sys
-from collections.abc import Mapping
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.app.answer.sampling_options import DEFAULT_MAX_TOKENS, sampling_options
+from headrace.app.answer.options import AnswerOptions
+from headrace.app.cli.answer_options import answer_options, as_object
 from headrace.app.cli.completion import model_names
 from headrace.app.cli.draft import chosen_draft, draft_option, load_draft
 from headrace.app.cli.say import say
@@ -21,9 +21,10 @@ from headrace.runtime.errors import UsageError
 
 if TYPE_CHECKING:
     from headrace.app.batch.line import BadLine, Defaults, Line
-    from headrace.app.batch.output import Output
+    from headrace.app.batch.output import ResultFile
     from headrace.app.batch.run import Tally
     from headrace.app.batch.summary import BatchReport
+    from headrace.app.config.settings import Settings
     from headrace.models.loading.load import LoadedModel
     from headrace.models.registry.resolve import ResolvedModel
     from headrace.runtime.engine.request import CancelFlag
@@ -33,62 +34,67 @@ STDOUT = "-"
 PARALLEL = 16
 
 
+@dataclass(frozen=True, slots=True)
+class BatchArguments:
+    """Arguments of `headrace batch`. options: answer options of the command line."""
+
+    source: str | None
+    output: str | None
+    model: str | None
+    system: str | None
+    options: AnswerOptions
+    draft: str | None
+    raw: bool
+    parallel: int
+    in_order: bool
+    context: int | None
+    kv: str | None
+    force: bool
+    as_json: bool
+    quiet: bool
+
+    def check(self) -> None:
+        """Raises UsageError for arguments that exclude each other."""
+        if self.as_json and self.output in (None, STDOUT):
+            raise UsageError("--json needs -o OUT.jsonl, since results go to standard output", "give -o OUT.jsonl")
+        if self.raw and (self.system or self.options.thinking is not None):
+            raise UsageError("--raw excludes a system message and --thinking")
+
+
 @click.command()
 @click.argument("source", metavar="IN.jsonl", required=False)
-@click.option("-o", "--output", metavar="OUT.jsonl", help="Write results there, and go on where it stopped.")
+@click.option("-o", "--output", metavar="OUT.jsonl", help="File of results; an interrupted batch resumes there.")
 @click.option(
     "-m",
     "--model",
     metavar="MODEL",
     shell_complete=model_names,
-    help="As for run. Given here, it answers every line, whatever model a line names.",
+    help="Model, as for run. Given here, it answers every line, whatever model a line names.",
 )
 @click.option("-s", "--system", metavar="TEXT", help="System message of lines that have none.")
-@click.option("-n", "--max-tokens", type=click.IntRange(1), help=f"At most this many tokens [{DEFAULT_MAX_TOKENS}].")
-@sampling_options
+@answer_options
 @draft_option
-@click.option("--stop", multiple=True, metavar="TEXT", help="End answers before this text. Repeatable.")
-@click.option("--thinking/--no-thinking", default=None, help="Whether a reasoning model that can be told thinks first.")
-@click.option("--raw", is_flag=True, help="No chat template: continue prompts as they are.")
+@click.option("--raw", is_flag=True, help="No chat template: prompts are continued as they are.")
 @click.option("--parallel", type=click.IntRange(1, 256), default=PARALLEL, help=f"Requests at a time [{PARALLEL}].")
-@click.option("--in-order", is_flag=True, help="Results in the order of the lines; else as they finish.")
-@click.option("--context", type=click.IntRange(1), help="Context limit in tokens. Default: what the model allows.")
+@click.option("--in-order", is_flag=True, help="Results in the order of the lines, not as they finish.")
+@click.option("--context", type=click.IntRange(1), help="Context limit in tokens [the model's].")
 @kv_option
-@click.option("--force", is_flag=True, help="Go beyond what memory, or with --context the model, allows.")
-@click.option("--json", "as_json", is_flag=True, help="With -o: print the summary as one JSON document.")
-@click.option("-q", "--quiet", is_flag=True, help="Nothing but results and errors: no progress, no summary.")
-def batch(
-    source: str | None,
-    output: str | None,
-    model: str | None,
-    system: str | None,
-    draft: str | None,
-    raw: bool,
-    parallel: int,
-    in_order: bool,
-    context: int | None,
-    kv: str | None,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-    **sampling: Any,
-) -> int:
+@click.option("--force", is_flag=True, help="Go beyond the memory limit, or with --context the model's.")
+@click.option("--json", "as_json", is_flag=True, help="With -o: the summary as one JSON document.")
+@click.option("-q", "--quiet", is_flag=True, help="Results and errors only: no progress, no summary.")
+@as_object(BatchArguments)
+def batch(arguments: BatchArguments) -> int:
     """Answer every line of IN.jsonl (`-`: standard input) and write a line of results for each.
 
     A line is {"prompt": "Why?"} or {"messages": [...]}, with options of its own ("temperature": 0.7, "max_tokens": 64);
-    or a request in the OpenAI batch form, whose result has that form too. What a line does not say is as for `run`. A
-    line that cannot be answered has a result with an error, and the exit code is 1. With -o, Ctrl-C keeps what is
-    finished, and the same command again goes on from there.
+    or a request in the OpenAI batch form, whose result has that form too. Options that a line lacks are as for `run`.
+    A line that cannot be answered has a result with an error, and the exit code is 1. With -o, Ctrl-C keeps finished
+    results, and the same command resumes the batch.
     """
-    if as_json and output in (None, STDOUT):
-        raise UsageError("--json is the summary, which goes where the results do not", "give -o OUT.jsonl")
-    if raw and (system or sampling["thinking"] is not None):
-        raise UsageError("--raw has no place for a system message, nor for --thinking")
-    # Kept out of the module's head: `headrace batch --help` needs none of it.
-    from headrace.app.batch.input import read_lines
-    from headrace.app.batch.options import options_for_all
+    arguments.check()
+    # Imported late: `headrace batch --help` needs none of it.
     from headrace.app.batch.output import ResultFile
-    from headrace.app.batch.parse import parse_lines
+    from headrace.app.batch.parse import parse_lines, read_lines
     from headrace.app.batch.run import Tally
     from headrace.app.cli.interrupts import first_interrupt_cancels
     from headrace.app.cli.load_for_answers import load_noted, resolved_model
@@ -96,87 +102,77 @@ def batch(
     from headrace.runtime.engine.request import CancelFlag
 
     settings = load_settings()
-    draft = chosen_draft(draft, settings.chat.draft, sampling)
-    options = options_for_all(sampling, settings.sampling_given)
-    raw_lines = read_lines(source)
+    draft = chosen_draft(arguments.draft, settings.chat.draft, arguments.options.speculate)
+    raw_lines = read_lines(arguments.source)
     cancel = CancelFlag()
+    context = arguments.context or settings.chat.context or None
     with ExitStack() as stack:
-        file = None if output in (None, STDOUT) else stack.enter_context(closing(ResultFile(Path(str(output)))))
-        resolved = resolved_model(chosen_model(model, settings), quiet=quiet)
-        context = context or settings.chat.context or None
-        told = settings.chat.system if system is None else system
-        lines = parse_lines(raw_lines, _defaults(resolved, options, told, context, raw=raw, given=model))
+        file = None
+        if arguments.output not in (None, STDOUT):
+            file = stack.enter_context(closing(ResultFile(Path(str(arguments.output)))))
+        resolved = resolved_model(chosen_model(arguments.model, settings), quiet=arguments.quiet)
+        lines = parse_lines(raw_lines, _defaults(arguments, settings, resolved, context))
         if file is not None:
-            file.begin({line.digest: line.number for line in lines}, in_order=in_order)
-        left = [line for line in lines if file is None or line.digest not in file.answered]
-        tally = Tally(total=len(lines), kept=len(lines) - len(left))
-        if left:
-            loaded = load_noted(resolved, context=context, kv=kv or settings.chat.kv, force=force)
-            guessing = load_draft(draft, loaded, quiet=quiet)
+            file.begin({line.digest: line.number for line in lines}, in_order=arguments.in_order)
+        remaining = [line for line in lines if file is None or line.digest not in file.answered]
+        tally = Tally(total=len(lines), kept=len(lines) - len(remaining))
+        if remaining:
+            kv = arguments.kv or settings.chat.kv
+            loaded = load_noted(resolved, context=context, kv=kv, force=arguments.force)
+            draft_network = load_draft(draft, loaded, quiet=arguments.quiet)
+            _raise_known_damage(resolved)
             stack.enter_context(first_interrupt_cancels(cancel))
-            _answer(resolved, loaded, guessing, left, file, tally, cancel, parallel, in_order=in_order, quiet=quiet)
-    if not quiet or as_json:
-        _summarise(_report(resolved, tally, parallel), as_json=as_json)
-    return 130 if tally.left else 1 if tally.failed else 0
+            _answer(arguments, loaded, draft_network, remaining, file, tally, cancel)
+    if not arguments.quiet or arguments.as_json:
+        _summarise(_report(resolved, tally, arguments.parallel), as_json=arguments.as_json)
+    return 130 if tally.remaining else 1 if tally.failed else 0
 
 
 def _defaults(
-    resolved: "ResolvedModel",
-    options: Mapping[str, Any],
-    system: str,
-    context: int | None,
-    *,
-    raw: bool,
-    given: str | None,
+    arguments: BatchArguments, settings: "Settings", resolved: "ResolvedModel", context: int | None
 ) -> "Defaults":
-    """given: the model as the command line calls it; None where it does not."""
     from headrace.app.batch.line import Defaults
 
+    names = frozenset(filter(None, (resolved.name, resolved.stored_as)))
     return Defaults(
-        options=options,
-        system=system,
-        raw=raw,
+        options=arguments.options.over(settings.sampling),
+        system=settings.chat.system if arguments.system is None else arguments.system,
+        raw=arguments.raw,
         model=resolved.name,
-        names=None if given is not None else frozenset(filter(None, (resolved.name, resolved.stored_as))),
+        names=None if arguments.model is not None else names,
         identity=f"{resolved.origin}, context {context}",
     )
 
 
+def _raise_known_damage(resolved: "ResolvedModel") -> None:
+    from headrace.app.cli.load_for_answers import raise_damage
+    from headrace.models.registry.background_check import BackgroundCheck
+
+    raise_damage(BackgroundCheck(resolved))
+
+
 def _answer(
-    resolved: "ResolvedModel",
+    arguments: BatchArguments,
     loaded: "LoadedModel",
     draft: "Network[Any] | None",
     lines: "list[Line | BadLine]",
-    file: "Output | None",
+    file: "ResultFile | None",
     tally: "Tally",
     cancel: "CancelFlag",
-    parallel: int,
-    *,
-    in_order: bool,
-    quiet: bool,
 ) -> None:
-    """Answer the lines, into the file or on standard output, until there are none left or `cancel` is set."""
-    from headrace.app.batch.answering import Asking
+    """Answer the lines, into the file or on standard output, until the end or until `cancel` is set."""
+    from headrace.app.answer.answerer import Answerer
     from headrace.app.batch.output import ResultStream
     from headrace.app.batch.progress import ProgressLine
     from headrace.app.batch.run import Batch
-    from headrace.app.cli.load_for_answers import raise_damage
-    from headrace.models.registry.background_check import BackgroundCheck
-    from headrace.models.text.chat_prompt import ChatPrompt
-    from headrace.runtime.engine.engine import Engine
-    from headrace.runtime.speculation.pass_costs import PassCostStore
 
-    raise_damage(BackgroundCheck(resolved))
-    costs = PassCostStore(loaded.network.cost)
-    engine = Engine(
-        loaded.network, context_limit=loaded.context_limit, most_running=parallel, draft=draft, pass_costs=costs
-    )
-    asking = Asking(loaded, ChatPrompt(loaded.tokenizer), drafted=draft is not None)
-    progress = ProgressLine(quiet=quiet)
-    numbers = [line.number for line in lines] if in_order else None
+    answerer = Answerer(loaded, draft=draft, max_running=arguments.parallel)
+    progress = ProgressLine(quiet=arguments.quiet)
+    numbers = [line.number for line in lines] if arguments.in_order else None
     output = ResultStream(sys.stdout, numbers, progress.before(sys.stdout)) if file is None else file
     try:
-        Batch(engine, asking, lines, output, tally, parallel).run(cancel, progress)
+        run = Batch(answerer, lines, output, tally, arguments.parallel).run
+        run(cancel, lambda batch, tokens: progress.update(tokens, batch.counts))
     finally:
         progress.clear()
         if file is None:

@@ -8,11 +8,11 @@ import sys
 
 import click
 
+from headrace.app.cli.answer_options import answer_option
 from headrace.app.cli.completion import model_names
 from headrace.app.cli.draft import chosen_draft, draft_option
 from headrace.app.cli.say import say
 from headrace.app.config.kv_option import kv_option
-from headrace.app.config.settings import SPECULATE
 from headrace.runtime.errors import UsageError
 
 
@@ -29,7 +29,7 @@ from headrace.runtime.errors import UsageError
     "--context", type=click.IntRange(1), help="Context limit in tokens. Default: what model and memory allow."
 )
 @kv_option
-@click.option("--speculate", type=click.Choice(SPECULATE), metavar="off|ngram", help="Guess tokens ahead [ngram].")
+@answer_option("speculate")
 @draft_option
 def chat(
     model: str | None, resume: str | None, context: int | None, kv: str | None, speculate: str | None, draft: str | None
@@ -53,7 +53,7 @@ def chat(
     from headrace.app.tui.metrics.machine_watch import MachineWatch
 
     settings = load_settings()
-    draft = chosen_draft(draft, settings.chat.draft, {"speculate": speculate})
+    draft = chosen_draft(draft, settings.chat.draft, speculate)
     chosen = {} if speculate is None else {"speculate": speculate}
     with store_for_chat() as (store, unsaved):
         if resume is not None:

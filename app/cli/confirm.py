@@ -1,4 +1,4 @@
-"""Asking before something is destroyed. Yes goes on, no is an answer (exit code 1), Ctrl-C is an interrupt (130)."""
+"""Confirmation before something is destroyed. A "no" exits with code 1, Ctrl-C with 130."""
 
 import click
 
@@ -6,6 +6,6 @@ from headrace.runtime.errors import HeadraceError
 
 
 def confirm(question: str) -> None:
-    """Ask on standard error. Raises HeadraceError for no: what was asked for is not done, and a script has to know."""
+    """Ask on standard error. Raises HeadraceError for "no"."""
     if not click.confirm(question, err=True):
         raise HeadraceError("nothing was removed")

@@ -1,6 +1,6 @@
-"""`--draft`: the smaller model that guesses tokens ahead for another."""
+"""`--draft`: a draft model, a smaller one of the same vocabulary."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -17,30 +17,24 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def draft_option(command: F) -> F:
     """Add --draft to a click command."""
-    option = click.option(
-        "--draft",
-        metavar="MODEL",
-        shell_complete=model_names,
-        help="A smaller model of the same vocabulary that guesses tokens ahead.",
-    )
-    return option(command)
+    help = "Draft model: a smaller model of the same vocabulary; the answer is the same."
+    return click.option("--draft", metavar="MODEL", shell_complete=model_names, help=help)(command)
 
 
-def chosen_draft(given: str | None, usual: str, sampling: Mapping[str, Any]) -> str | None:
-    """The draft model to use: what the command line gives, else the settings' `usual`; None for none.
+def chosen_draft(given: str | None, usual: str, speculate: str | None) -> str | None:
+    """Return the draft model's name: that of the command line, else the settings' `usual`; None for none.
 
-    sampling: options of the command line. Raises UsageError where they contradict each other.
+    speculate: as given on the command line. Raises UsageError where both are given.
     """
-    choice = sampling.get("speculate")
-    if given is not None and choice is not None:
-        raise UsageError(f"--draft and --speculate {choice} exclude each other")
-    return None if choice is not None else given if given is not None else usual or None
+    if given is not None and speculate is not None:
+        raise UsageError(f"--draft and --speculate {speculate} exclude each other")
+    return None if speculate is not None else given if given is not None else usual or None
 
 
 def load_draft(name: str | None, model: "LoadedModel", *, quiet: bool) -> "Network[Any] | None":
-    """The network of a draft model, fetched first if it has to be; None for no name.
+    """Load the network of a draft model, fetched if need be; None for no name.
 
-    Raises UsageError for one of another vocabulary, and what loading any model raises.
+    Raises UsageError for another vocabulary, and what loading a model raises.
     """
     if name is None:
         return None

@@ -1,7 +1,7 @@
-"""Ctrl-C while an answer is being generated: the first one asks politely, the second one insists.
+"""Ctrl-C during an answer: the first cancels it, a second one interrupts the program.
 
-The handler only sets the request's flag, which the engine reads between steps and between prefill chunks; the
-partial answer is kept. A second Ctrl-C raises KeyboardInterrupt as if no handler were there.
+The handler only sets the request's flag, which the engine reads between steps and between prefill chunks, so that the
+partial answer is kept.
 """
 
 import signal
@@ -14,7 +14,7 @@ from headrace.runtime.engine.request import CancelFlag
 
 @contextmanager
 def first_interrupt_cancels(cancel: CancelFlag) -> Iterator[None]:
-    """Within this block SIGINT sets `cancel`; the previous handler comes back after the first one."""
+    """Set `cancel` on the first SIGINT within this block, and restore the previous handler then."""
     previous = signal.getsignal(signal.SIGINT)
 
     def handle(_signal: int, _frame: FrameType | None) -> None:

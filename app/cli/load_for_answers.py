@@ -1,4 +1,4 @@
-"""Getting the model that a command answers with: found, fetched with progress in sight, loaded, its files checked."""
+"""Models for commands that answer: found, fetched with progress drawn, loaded, and their files checked."""
 
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ _CHECK_BYTES = 256 << 20  # of weights, whose checksum takes a fraction of a sec
 
 
 def resolved_model(model: str | None, *, quiet: bool) -> "ResolvedModel":
-    """The model's directory, fetched first if it has to be. Raises what `resolve` raises."""
+    """Find the model's directory, fetched first if need be. Raises what `resolve` raises."""
     from headrace.app.output.progress import drawn_progress
     from headrace.models.registry.resolve import resolve
 
@@ -30,7 +30,7 @@ def load_noted(
     kv: str = "f16",
     force: bool,
 ) -> "LoadedModel":
-    """The model, loaded; what became of its weights is said on standard error. Raises what `load_resolved` raises."""
+    """Load the model, and print its notes on standard error. Raises what `load_resolved` raises."""
     from headrace.app.config.kv_option import kv_choice
     from headrace.models.loading.load import load_resolved
 
@@ -41,8 +41,10 @@ def load_noted(
 
 
 def raise_damage(check: "BackgroundCheck") -> None:
-    """Raises CheckpointError where the model's files are known not to be what was installed. A model so small that it
-    is read in no time is read here, once; larger ones in chats, in benchmarks and by `models verify`."""
+    """Raises CheckpointError if the model's files are known to be damaged.
+
+    A small model's files are read here, once; those of larger ones in chats, in benchmarks and by `models verify`.
+    """
     if 0 < check.unread_bytes <= _CHECK_BYTES:
         check.read()
     if check.damage is not None:

@@ -1,17 +1,15 @@
-"""The honest account of one answer: the JSON document, the full table and the one-line summary.
+"""The report of one answer: the JSON document, the full table and the closing line.
 
-All three show the same figures under the same names (defined in `runtime.metrics.telemetry`). Bandwidth is
-computed from shapes and latencies, not read from a hardware counter; every rendering says against which peak.
+All three show the same figures under the same names (defined in `runtime.metrics.telemetry`). Bandwidth is computed
+from shapes and latencies, not read from a hardware counter.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any
 
+from headrace.app.answer.answer import Answer
 from headrace.app.answer.phrases import phrases
-from headrace.models.text.answer import EndedBy, ended_by
-from headrace.runtime.engine.request import Finished, Request, Step
 from headrace.runtime.machine.hardware import Machine
 from headrace.runtime.machine.peaks import Peak
 from headrace.runtime.metrics.cost import StepCost
@@ -25,52 +23,45 @@ _CUT_SHORT = {"max_tokens": "token limit", "context_limit": "context limit", "ca
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """Everything there is to say about an answer. Times in seconds, from the moment the prompt was submitted."""
+    """A finished answer, with the model and the machine that gave it.
+
+    peak: the machine's measured peak. memory_now: read right after the answer. kv: K/V format; None with mlx-lm's
+    caches. session: id of the stored conversation.
+    """
 
     model: str
     kind: str
-    text: str
-    steps: Sequence[Step]
-    finished: Finished
     cost: StepCost
-    request: Request
+    context_limit: int
+    kv: KVFormat | None
+    answer: Answer
     load_s: float
-    tokenize_s: float
-    ttft_s: float | None  # submitted -> first non-empty text delivered, tokenisation included
+    session: str | None
     machine: Machine
-    peak: Peak  # remembered of this machine, see `runtime.machine.peaks`
-    beside: Peak  # read right after the answer
+    peak: Peak
+    memory_now: Peak
     kernels: dict[str, str]
     versions: dict[str, str]
-    context_limit: int
-    kv: KVFormat | None  # how K/V are stored; None: as mlx-lm's classes do
-    session: str | None  # id of the stored conversation it is kept in
 
     @property
-    def ended_by(self) -> EndedBy:
-        """What the finish reason leaves open: which stop, which limit."""
-        return ended_by(self.finished, self.request)
-
-    @property
-    def records(self) -> list[StepRecord]:
-        """Of every step, the one that gave the end-of-turn token included."""
-        last = self.finished.stop_record
-        return [*(step.record for step in self.steps), *([last] if last else [])]
+    def summary(self) -> Summary:
+        return self.answer.end.summary
 
     @property
     def mean_past(self) -> int:
-        """Cache entries before a step, on average over the steps that have an inter-token latency."""
-        pasts = [record.context - 1 for record in self.records[1:] or self.records]
-        return round(sum(pasts) / len(pasts)) if pasts else self.finished.summary.prompt_tokens - 1
+        """Mean number of cache entries before a step, over the steps with an inter-token latency."""
+        records = self.answer.records
+        pasts = [record.context - 1 for record in records[1:] or records]
+        return round(sum(pasts) / len(pasts)) if pasts else self.summary.prompt_tokens - 1
 
     @property
     def step_bytes(self) -> int:
-        """What a step at the mean context moves."""
+        """Bytes of a step at the mean context."""
         return self.cost.step_bytes(self.mean_past)
 
     @property
     def roofline_tokens_per_second(self) -> float:
-        """Steps per second if a step at the mean context took as long as moving its bytes at the measured peak."""
+        """Steps per second at the mean context, if its bytes moved at the measured peak."""
         return self.peak.bytes_per_second / self.step_bytes
 
     @property
@@ -80,7 +71,7 @@ class RunReport:
 
     @property
     def without_kernels(self) -> bool:
-        """Whether stock MLX operations ran on a CPU, where headrace's own would be several times as fast."""
+        """True if stock MLX operations ran on a CPU, where the native kernels are several times as fast."""
         return self.machine.backend == "cpu" and self.kernels.get("kernels") == "reference"
 
     @property
@@ -94,24 +85,24 @@ class RunReport:
 
     @property
     def mbu(self) -> float | None:
-        return mbu(self.finished.summary.achieved_gb_s, self.measured_peak_gb_s)
+        return mbu(self.summary.achieved_gb_s, self.measured_peak_gb_s)
 
     @property
     def mbu_paired(self) -> float | None:
-        """Of what memory gave right after the answer: the peak may be from a better minute."""
-        return mbu(self.finished.summary.achieved_gb_s, self.beside.gb_s)
+        """Achieved over the bandwidth read right after the answer."""
+        return mbu(self.summary.achieved_gb_s, self.memory_now.gb_s)
 
 
 def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
-    """The `--json` document. Absent figures (one token has no inter-token latency) are null."""
-    summary = report.finished.summary
-    answer: dict[str, Any] = {
+    """Return the `--json` document. Absent figures (one token has no inter-token latency) are null."""
+    summary, answer = report.summary, report.answer
+    found: dict[str, Any] = {
         "model": report.model,
         "session": report.session,
-        "text": report.text,
-        "tokens": [token for step in report.steps for token in step.tokens],
-        "finish_reason": report.finished.reason,
-        "ended_by": report.ended_by,
+        "text": answer.text,
+        "tokens": [token for step in answer.steps for token in step.tokens],
+        "finish_reason": answer.end.reason,
+        "ended_by": answer.ended_by,
         "prompt_tokens": summary.prompt_tokens,
         "completion_tokens": summary.completion_tokens,
         "decode_steps": summary.steps,
@@ -119,8 +110,8 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
         "accepted_tokens": summary.accepted,
         "context_limit": report.context_limit,
         "load_s": report.load_s,
-        "ttft_s": report.ttft_s,
-        "tokenize_s": report.tokenize_s,
+        "ttft_s": answer.ttft_s,
+        "tokenize_s": answer.prompt.tokenize_s,
         "prefill_s": summary.prefill_s,
         "first_step_s": summary.first_step_s,
         "prefill_tokens_per_second": summary.prefill_tokens_per_second,
@@ -134,7 +125,7 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
         "kv_cache_bytes": summary.kv_cache_bytes,
         "peak_memory_bytes": summary.peak_memory_bytes,
         "achieved_bandwidth_gb_s": summary.achieved_gb_s,
-        "memory_gb_s": report.beside.gb_s,
+        "memory_gb_s": report.memory_now.gb_s,
         "measured_peak_gb_s": report.measured_peak_gb_s,
         "measured_peak": asdict(report.peak),
         "nominal_peak_gb_s": report.nominal_peak_gb_s,
@@ -142,7 +133,7 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
         "mbu_paired": report.mbu_paired,
         "roofline_tokens_per_second": report.roofline_tokens_per_second,
         "arithmetic_intensity": report.arithmetic_intensity,
-        "sampling": sampling_document(report.request.sampling),
+        "sampling": sampling_document(answer.request.sampling),
         "device": {
             "name": report.machine.device_name,
             "backend": report.machine.backend,
@@ -152,54 +143,54 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
         },
         "versions": report.versions,
     }
-    if report.steps and report.steps[0].logprobs is not None:
-        values = [values for step in report.steps for values in step.logprobs or ()]
-        answer["logprobs"] = [{"chosen": value.chosen, "top": value.top} for value in values]
+    if answer.steps and answer.steps[0].logprobs is not None:
+        values = [values for step in answer.steps for values in step.logprobs or ()]
+        found["logprobs"] = [{"chosen": value.chosen, "top": value.top} for value in values]
     if with_steps:
-        answer["steps"] = [_step(record, report.measured_peak_gb_s) for record in report.records]
-    return answer
+        found["steps"] = [_step(record, report.measured_peak_gb_s) for record in answer.records]
+    return found
 
 
 def summary_line(report: RunReport) -> str:
-    """One line for the end of an answer on a terminal, within 80 columns."""
-    summary = report.finished.summary
+    """Return the closing line of an answer on a terminal, within 80 columns."""
+    summary = report.summary
     shown = None if report.without_kernels else report.mbu_paired
-    parts = phrases(summary.completion_tokens, summary.decode_tokens_per_second, report.ttft_s, shown)
+    parts = phrases(summary.completion_tokens, summary.decode_tokens_per_second, report.answer.ttft_s, shown)
     if shown is not None:
-        parts[-1] += f" of {report.beside.gb_s:.0f} GB/s"
+        parts[-1] += f" of {report.memory_now.gb_s:.0f} GB/s"
     if summary.accepted:
         parts.insert(2, f"{summary.completion_tokens / summary.steps:.2f} tok/step")
-    if report.without_kernels:  # what to do about it goes before figures that are low because of it
+    if report.without_kernels:
         parts.append("slow kernels: see doctor")
     elif not summary.accepted:  # there is no room for both
         parts.append(f"KV {_kv(report)}")
-    if report.finished.reason != "stop":
-        parts.append(_CUT_SHORT[report.ended_by])
+    if report.answer.end.reason != "stop":
+        parts.append(_CUT_SHORT[report.answer.ended_by])
     return " · ".join(parts)
 
 
 def table(report: RunReport) -> list[tuple[str, str]]:
-    """The full account as (label, value) rows, for `--stats`."""
-    summary = report.finished.summary
+    """Return all figures as (label, value) rows, for `--stats`."""
+    summary, answer = report.summary, report.answer
     rows = [
         ("model", f"{report.model} ({report.kind} decoder, {report.kernels.get('kernels', '?')} kernels)"),
         ("device", f"{report.machine.device_name} ({report.machine.backend})"),
-        ("finish reason", f"{report.finished.reason} ({report.ended_by.replace('_', ' ')})"),
+        ("finish reason", f"{answer.end.reason} ({answer.ended_by.replace('_', ' ')})"),
         ("prompt", f"{summary.prompt_tokens} tokens"),
         ("completion", f"{summary.completion_tokens} tokens in {summary.steps} steps"),
         ("load", f"{report.load_s:.3f} s"),
-        ("TTFT", _seconds(report.ttft_s)),
-        ("  tokenize", _seconds(report.tokenize_s)),
+        ("TTFT", _seconds(answer.ttft_s)),
+        ("  tokenize", _seconds(answer.prompt.tokenize_s)),
         ("  prefill", f"{_seconds(summary.prefill_s)}, {_rate(summary.prefill_tokens_per_second)}"),
         ("  first step", _seconds(summary.first_step_s)),
         ("decode", f"{_rate(summary.decode_tokens_per_second)}, TPOT {_seconds(summary.tpot_s)}"),
         ("ITL", _itl(summary.itl)),
-        *([("guesses", _guesses(summary))] if summary.proposed else []),
+        *([("draft tokens", _drafts(summary))] if summary.proposed else []),
         ("weights per step", format_bytes(summary.weight_bytes_per_step)),
         ("KV cache", f"{_kv(report)}, {format_bytes(summary.kv_bytes_per_token)} per token"),
         ("peak memory", f"{format_bytes(summary.peak_memory_bytes)} (MLX)"),
         ("achieved", f"{_gb_s(summary.achieved_gb_s)} (computed from shapes)"),
-        ("memory now", f"{_gb_s(report.beside.gb_s)}, read after the answer"),
+        ("memory now", f"{_gb_s(report.memory_now.gb_s)}, read after the answer"),
         ("measured peak", f"{_gb_s(report.measured_peak_gb_s)} ({report.peak.source}, {report.peak.measured_at})"),
         ("nominal peak", _gb_s(report.nominal_peak_gb_s)),
         ("MBU", _mbu(report)),
@@ -212,8 +203,8 @@ def table(report: RunReport) -> list[tuple[str, str]]:
 
 
 def _kv(report: RunReport) -> str:
-    """How much, and as what where that is a choice."""
-    size = format_bytes(report.finished.summary.kv_cache_bytes)
+    """Return the cache's size, and its format if packed."""
+    size = format_bytes(report.summary.kv_cache_bytes)
     return f"{size} as {report.kv.name}" if report.kv and report.kv.packed else size
 
 
@@ -229,7 +220,7 @@ def _step(record: StepRecord, peak_gb_s: float | None) -> dict[str, Any]:
 
 
 def sampling_document(params: SamplingParams) -> dict[str, Any]:
-    """JSON has no infinity, and a bias may be one: those are written as text."""
+    """Return sampling parameters for JSON, an infinite bias as text."""
     bias = {str(token): value if isfinite(value) else str(value) for token, value in params.logit_bias.items()}
     return {**asdict(params), "logit_bias": bias}
 
@@ -240,10 +231,10 @@ def _itl(itl: Percentiles | None) -> str:
     return " ".join(f"{name} {milliseconds:.2f} ms" for name, milliseconds in in_milliseconds(itl).items())
 
 
-def _guesses(summary: Summary) -> str:
+def _drafts(summary: Summary) -> str:
     share = summary.accepted / summary.proposed
-    said = f"{summary.completion_tokens / summary.steps:.2f} tokens a step"
-    return f"{summary.accepted} of {summary.proposed} accepted ({share:.0%}), {said}"
+    per_step = summary.completion_tokens / summary.steps
+    return f"{summary.accepted} of {summary.proposed} accepted ({share:.0%}), {per_step:.2f} tokens per step"
 
 
 def _seconds(value: float | None) -> str:

@@ -1,148 +1,145 @@
-"""`headrace run --samples N`: several answers to one prompt, decoding side by side.
+"""`headrace run --samples N`: several answers to one prompt, decoded side by side.
 
-They differ by their seeds alone, which count on from the first, so the first is the answer of that seed without
---samples. They are printed in that order, each as soon as it and those before it are done.
+They differ by their seeds alone, which count up from the first. They are printed in that order, each as soon as it and
+those before it are finished.
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
 
-from headrace.app.answer.sampling_options import chat_sampling, sampling_settings
-from headrace.app.batch.answering import Asking
-from headrace.app.batch.line import BadLine, Line
-from headrace.app.batch.progress import ProgressLine
-from headrace.app.batch.run import Batch, Tally
+from headrace.app.answer.answer import Answer
+from headrace.app.answer.answerer import Answerer, Messages
+from headrace.app.answer.options import CHAT_DEFAULTS, AnswerOptions
+from headrace.app.batch.progress import Counts, ProgressLine
 from headrace.app.cli.interrupts import first_interrupt_cancels
 from headrace.app.cli.json_output import print_json
+from headrace.app.cli.run_arguments import RunArguments
+from headrace.app.cli.run_report import sampling_document
 from headrace.app.output.sanitise import sanitise
-from headrace.models.loading.load import LoadedModel
-from headrace.models.text.chat_prompt import ChatPrompt
-from headrace.runtime.engine.engine import Engine
-from headrace.runtime.engine.request import CancelFlag
-from headrace.runtime.errors import UsageError
-from headrace.runtime.network import Network
-from headrace.runtime.sampling.params import SEEDS, SamplingParams
-from headrace.runtime.speculation.pass_costs import PassCostStore
-
-Conversation = Sequence[Mapping[str, str]]
+from headrace.app.versions import versions
+from headrace.models.text.answer import Completed, TextChunk
+from headrace.runtime.engine.request import CancelFlag, Failed
+from headrace.runtime.errors import HeadraceError, UsageError
+from headrace.runtime.sampling.params import SEEDS
 
 
 class Samples:
-    """The answers, printed in order as they come unless `quiet`; `documents` are as a batch's results."""
+    """The answers, printed in order unless `as_json`. wall_s: seconds of answering them."""
 
-    def __init__(self, count: int, *, echo: bool, before: Callable[[], None]) -> None:
-        self._count = count
-        self._echo = echo
-        self._before = before
-        self._found: dict[int, dict[str, Any]] = {}
+    def __init__(self, answerer: Answerer, answers: Sequence[Answer], arguments: RunArguments) -> None:
+        self.answers = answers
+        self.wall_s = 0.0
+        self._answerer = answerer
+        self._progress = ProgressLine(quiet=arguments.quiet)
+        self._before = self._progress.before(sys.stdout)
+        self._echo = not arguments.as_json
         self._printed = 0
+        self._failed: dict[Answer, HeadraceError] = {}
 
     @property
-    def documents(self) -> list[dict[str, Any]]:
-        return [self._found[number] for number in sorted(self._found)]
+    def finished(self) -> list[Answer]:
+        return [answer for answer in self.answers if answer.finished is not None]
 
-    def write(self, line: Line | BadLine, document: dict[str, Any]) -> None:
-        if document["error"] is None:
-            self._found[line.number] = document
-        while self._echo and self._printed + 1 in self._found:
+    def run(self, cancel: CancelFlag) -> None:
+        """Generate all answers, or as many as finish before `cancel` is set. Raises the first answer's error."""
+        started = time.perf_counter()
+        for answer in self.answers:
+            self._answerer.submit(answer)
+        try:
+            while self._answerer.has_work and not cancel:
+                tokens = 0
+                for answer, event in self._answerer.step():
+                    if isinstance(event, TextChunk):
+                        tokens += len(event.step.tokens)
+                    elif isinstance(event, Failed):
+                        self._failed[answer] = event.error
+                    elif isinstance(event, Completed):
+                        self._print_finished()
+                self.wall_s = time.perf_counter() - started
+                self._progress.update(tokens, self._counts)
+            self._answerer.cancel_all()
+        finally:
+            self._progress.clear()
+            self._print_finished(all_of_them=True)
+        if self._failed:
+            raise next(iter(self._failed.values()))
+
+    def _print_finished(self, *, all_of_them: bool = False) -> None:
+        """Print finished answers in order, up to the first unfinished one or beyond."""
+        while self._printed < len(self.answers):
+            answer = self.answers[self._printed]
+            if answer.finished is None and not all_of_them:
+                return
             self._printed += 1
-            self._print(self._printed)
+            if self._echo and answer.finished is not None:
+                self._before()
+                heading = f"--- {self._printed} of {len(self.answers)}, seed {answer.seed} ---"
+                click.echo(f"{heading}\n{sanitise(answer.text)}\n")
 
-    def close(self) -> None:
-        """Those behind one that never ended."""
-        for number in sorted(self._found):
-            if self._echo and number > self._printed:
-                self._print(number)
-
-    def _print(self, number: int) -> None:
-        said = self._found[number]
-        self._before()
-        click.echo(f"--- {number} of {self._count}, seed {said['seed']} ---\n{sanitise(said['text'])}\n")
-
-
-def run_samples(
-    loaded: LoadedModel,
-    count: int,
-    asked: Conversation | str,
-    options: Mapping[str, Any],
-    sampling: Mapping[str, Any],
-    *,
-    draft: Network[Any] | None = None,
-    as_json: bool,
-    quiet: bool,
-) -> int:
-    """Answer `count` times: a conversation, or a text to continue. The exit code.
-
-    options: max_tokens, stop, thinking, speculate. sampling: what was given of `SamplingParams`; where neither that nor
-    the model says how warm, it is as in the chat. Raises UsageError for greedy decoding, and what `Engine.submit`
-    raises.
-    """
-    settings = sampling_settings(sampling, loaded.generation_defaults)
-    if "temperature" not in settings:
-        settings = chat_sampling(sampling, loaded.generation_defaults)
-    params = SamplingParams(**settings).with_seed()
-    if params.greedy:
-        raise UsageError("greedy decoding gives the same answer every time", "--samples goes with -t, such as -t 0.7")
-    assert params.seed is not None
-    chosen = {**options, **asdict(params)}
-    lines = [
-        Line(
-            number=number,
-            name=None,
-            form="plain",
-            messages=None if isinstance(asked, str) else asked,
-            prompt=asked if isinstance(asked, str) else "",
-            options={**chosen, "seed": (params.seed + number - 1) % SEEDS},
-            digest="",
+    def _counts(self) -> Counts:
+        load, answered = self._answerer.engine.load(), len(self.finished)
+        return Counts(
+            total=len(self.answers),
+            done=answered + len(self._failed),
+            answered=answered,
+            failed=len(self._failed),
+            running=len(self.answers) - answered - len(self._failed),
+            waiting=0,
+            kv_share=load.kv_used_bytes / load.kv_room_bytes if load.kv_room_bytes else None,
         )
-        for number in range(1, count + 1)
-    ]
-    costs = PassCostStore(loaded.network.cost)
-    engine = Engine(
-        loaded.network, context_limit=loaded.context_limit, most_running=count, draft=draft, pass_costs=costs
-    )
-    progress = ProgressLine(quiet=quiet)
-    samples = Samples(count, echo=not as_json, before=progress.before(sys.stdout))
-    tally = Tally(total=count, kept=0)
-    asking = Asking(loaded, ChatPrompt(loaded.tokenizer), drafted=draft is not None)
-    batch = Batch(engine, asking, lines, samples, tally, count)
+
+
+def run_samples(answerer: Answerer, asked: str | Messages, options: AnswerOptions, arguments: RunArguments) -> int:
+    """Answer a conversation, or continue a text, `arguments.samples` times. Return the exit code.
+
+    Without a temperature of the options or the model, sampling is as in the chat. Raises UsageError for greedy
+    decoding, and what `Engine.submit` raises.
+    """
+    prompt = answerer.prompt(asked, thinking=options.thinking)
+    otherwise = CHAT_DEFAULTS if options.temperature is None else None
+    first = answerer.prepare(prompt, options, otherwise=otherwise)
+    if first.request.sampling.greedy:
+        raise UsageError("greedy decoding gives the same answer every time", "--samples goes with -t, such as -t 0.7")
+    seed, count = first.request.sampling.seed, arguments.samples
+    assert seed is not None
+    assert count is not None
+    seeds = [(seed + number) % SEEDS for number in range(count)]
+    answers = [answerer.prepare(prompt, replace(options, seed=each), otherwise=otherwise) for each in seeds]
+    samples = Samples(answerer, answers, arguments)
     cancel = CancelFlag()
     with first_interrupt_cancels(cancel):
-        try:
-            batch.run(cancel, progress)
-        finally:
-            progress.clear()
-            samples.close()
-    if tally.errors:
-        raise tally.errors[0][1]
-    if as_json:
-        print_json(_document(loaded, samples.documents, params, tally))
-    return 130 if tally.left else 0
+        samples.run(cancel)
+    if arguments.as_json:
+        print_json(_document(answerer, samples))
+    return 130 if len(samples.finished) < count else 0
 
 
-def _document(
-    loaded: LoadedModel, samples: Sequence[Mapping[str, Any]], params: SamplingParams, tally: Tally
-) -> dict[str, Any]:
-    """As described in docs/run-json.md."""
-    from headrace.app.cli.run_report import sampling_document
-    from headrace.app.versions import versions
-
-    usage = [said["usage"] for said in samples]
-    keys = ("text", "finish_reason", "ended_by", "seed", "timing")
+def _document(answerer: Answerer, samples: Samples) -> Mapping[str, Any]:
+    """Return the document described in docs/run-json.md."""
+    finished = samples.finished
+    tokens = sum(answer.end.summary.completion_tokens for answer in finished)
     return {
-        "model": loaded.name,
-        "prompt_tokens": usage[0]["prompt_tokens"] if usage else None,
-        "completion_tokens": tally.completion_tokens,
-        "wall_s": tally.wall_s,
-        "tokens_per_second": tally.tokens_per_second,
-        "sampling": sampling_document(params),
+        "model": answerer.model.name,
+        "prompt_tokens": finished[0].end.summary.prompt_tokens if finished else None,
+        "completion_tokens": tokens,
+        "wall_s": samples.wall_s,
+        "tokens_per_second": tokens / samples.wall_s if tokens and samples.wall_s > 0 else None,
+        "sampling": sampling_document(samples.answers[0].request.sampling),
         "samples": [
-            {**{key: said[key] for key in keys}, "completion_tokens": used["completion_tokens"]}
-            for said, used in zip(samples, usage, strict=True)
+            {
+                "text": answer.text,
+                "finish_reason": answer.end.reason,
+                "ended_by": answer.ended_by,
+                "seed": answer.seed,
+                "timing": answer.timing(),
+                "completion_tokens": answer.end.summary.completion_tokens,
+            }
+            for answer in finished
         ],
         "versions": versions(),
     }

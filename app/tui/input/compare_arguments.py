@@ -1,9 +1,8 @@
 """What may be written after `/compare`, for the completion menu: installed models, presets, settings."""
 
 import shlex
-from dataclasses import fields
 
-from headrace.app.config.settings import SamplingSettings
+from headrace.app.config.settings import SAMPLING_ROWS
 from headrace.runtime.errors import HeadraceError
 
 _COMMAND = "/compare "
@@ -25,5 +24,5 @@ def _known() -> list[str]:
         presets = [f"preset={shlex.quote(name)}" for name in load_presets()]
     except HeadraceError:  # whoever takes one says so
         presets = []
-    settings = [f"{setting.name}=" for setting in fields(SamplingSettings)]
+    settings = [f"{name}=" for name in SAMPLING_ROWS]
     return [*Store().names(), *presets, *settings, "system=", "model="]

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.app.answer.options import AnswerOptions
 from headrace.app.batch.line import BadLine, Defaults, Line
 from headrace.app.batch.parse import parse_line, parse_lines
 
-DEFAULTS = Defaults(options={"temperature": 0.5, "max_tokens": 9}, model="tiny", names=frozenset({"tiny"}))
+DEFAULTS = Defaults(options=AnswerOptions(temperature=0.5, max_tokens=9), model="tiny", names=frozenset({"tiny"}))
 
 
 def parsed(line: object, defaults: Defaults = DEFAULTS, number: int = 1) -> Line:
@@ -33,8 +34,8 @@ def body(**changes: Any) -> dict[str, Any]:
 
 def test_a_prompt_is_a_message_and_its_options_go_before_those_of_all_lines() -> None:
     line = parsed({"prompt": "hi", "temperature": 1, "stop": "x", "id": 7})
-    assert line.messages == [{"role": "user", "content": "hi"}]
-    assert line.options == {"temperature": 1.0, "max_tokens": 9, "stop": ("x",)}
+    assert line.asked == [{"role": "user", "content": "hi"}]
+    assert line.options.given() == {"temperature": 1.0, "max_tokens": 9, "stop": ("x",)}
     assert (line.name, line.form, line.number) == (7, "plain", 1)
 
 
@@ -43,12 +44,12 @@ def test_a_system_message_of_all_lines_goes_where_there_is_none() -> None:
     system = {"role": "system", "content": "short"}
     own = {"role": "system", "content": "long"}
     asked = {"role": "user", "content": "hi"}
-    assert parsed({"prompt": "hi"}, defaults).messages == [system, asked]
-    assert parsed({"messages": [asked]}, defaults).messages == [system, asked]
-    assert parsed({"messages": [own, asked]}, defaults).messages == [own, asked]
-    assert parsed({"prompt": "hi", "system": "long"}, defaults).messages == [own, asked]
-    assert parsed({"prompt": "hi", "system": ""}, defaults).messages == [asked]
-    assert parsed(body(model=None), defaults).messages == [system, asked]
+    assert parsed({"prompt": "hi"}, defaults).asked == [system, asked]
+    assert parsed({"messages": [asked]}, defaults).asked == [system, asked]
+    assert parsed({"messages": [own, asked]}, defaults).asked == [own, asked]
+    assert parsed({"prompt": "hi", "system": "long"}, defaults).asked == [own, asked]
+    assert parsed({"prompt": "hi", "system": ""}, defaults).asked == [asked]
+    assert parsed(body(model=None), defaults).asked == [system, asked]
 
 
 @pytest.mark.parametrize("role", [["user"], {"a": 1}, 3, None, "tool"])
@@ -57,21 +58,21 @@ def test_a_role_is_one_of_three(role: Any) -> None:
 
 
 def test_raw_text_has_no_messages() -> None:
-    assert parsed({"prompt": "Once", "raw": True}).messages is None
-    assert parsed({"prompt": "Once"}, Defaults(raw=True)).messages is None
-    assert parsed({"prompt": "Once", "raw": False}, Defaults(raw=True)).messages is not None
+    assert parsed({"prompt": "Once", "raw": True}).asked == "Once"
+    assert parsed({"prompt": "Once"}, Defaults(raw=True)).asked == "Once"
+    assert parsed({"prompt": "Once", "raw": False}, Defaults(raw=True)).asked != "Once"
     line = parsed({"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "Once"}})
-    assert (line.messages, line.prompt, line.form) == (None, "Once", "text_completion")
+    assert (line.asked, line.form) == ("Once", "text_completion")
 
 
 def test_the_openai_form_is_the_same_request_by_other_names() -> None:
     line = parsed(
         body(max_completion_tokens=5, top_p=0.5, logit_bias={"3": -1}, n=1, stream=False, user="me", seed=None)
     )
-    assert line.options == {"temperature": 0.5, "max_tokens": 5, "top_p": 0.5, "logit_bias": {3: -1.0}}
+    assert line.options.given() == {"temperature": 0.5, "max_tokens": 5, "top_p": 0.5, "logit_bias": {3: -1.0}}
     assert (line.form, line.name) == ("chat.completion", "q")
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    assert parsed(body(messages=[{"role": "user", "content": parts}])).messages == [
+    assert parsed(body(messages=[{"role": "user", "content": parts}])).asked == [
         {"role": "user", "content": "one\ntwo"}
     ]
 
@@ -93,20 +94,20 @@ def test_the_openai_form_is_the_same_request_by_other_names() -> None:
         ({"prompt": "a", "temperature": "0.7"}, "temperature must be a number"),
         ({"prompt": "a", "temperature": True}, "temperature must be a number"),
         ({"prompt": "a", "temperature": -1}, "temperature must be 0 or more"),
-        ({"prompt": "a", "temperature": 10**400}, "too large"),
-        ({"prompt": "a", "max_tokens": 0}, "max_tokens must be at least 1"),
+        ({"prompt": "a", "temperature": 10**400}, "temperature"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens must be 1 or more"),
         ({"prompt": "a", "max_tokens": 2.5}, "max_tokens must be a whole number"),
-        ({"prompt": "a", "top_p": 0}, "top-p"),
+        ({"prompt": "a", "top_p": 0}, "top_p"),
         ({"prompt": "a", "seed": -1}, "seed"),
-        ({"prompt": "a", "stop": [""]}, "stop string cannot be empty"),
+        ({"prompt": "a", "stop": [""]}, "stop"),
         ({"prompt": "a", "stop": [1]}, "stop must be a text"),
-        ({"prompt": "a", "logit_bias": {"x": 1}}, "token ids"),
+        ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
         ({"prompt": "a", "logit_bias": [1]}, "logit_bias must be an object"),
         ({"prompt": "a", "id": 1.5}, "id must be"),
-        ({"prompt": "a", "speculate": "draft"}, "speculate must be off or ngram, not 'draft'"),
-        ({"prompt": "a", "speculate": [1]}, "speculate must be off or ngram"),
+        ({"prompt": "a", "speculate": "draft"}, "speculate"),
+        ({"prompt": "a", "speculate": [1]}, "speculate"),
         ({"prompt": "a", "raw": 1}, "raw must be true or false"),
-        ({"prompt": "a", "raw": True, "system": "b"}, "no place for a system message"),
+        ({"prompt": "a", "raw": True, "system": "b"}, "raw excludes a system message"),
         ({"messages": []}, "at least one message"),
         ({"messages": ["a"]}, "must be an object, not 'a' in message 1"),
         ({"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}]}, "'tool' in message 2"),

@@ -3,28 +3,28 @@
 import io
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.app.batch.answering import Asking
-from headrace.app.batch.line import Defaults
+from headrace.app.answer.answerer import Answerer
+from headrace.app.answer.options import DEFAULTS as ANSWER_DEFAULTS
+from headrace.app.answer.options import AnswerOptions
+from headrace.app.batch.line import Defaults, Line
 from headrace.app.batch.output import ResultFile, ResultStream
 from headrace.app.batch.parse import parse_lines
 from headrace.app.batch.progress import progress_text
 from headrace.app.batch.run import Batch, Tally
 from headrace.models.loading.load import LoadedModel, load_model
-from headrace.models.text.answer import Completed, TextChunk, answer
-from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.models.text.stop_strings import StopMatcher
-from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.errors import ContextLimitError
 from headrace.runtime.sampling.sampler import Sampler
 from tests.tiny_chat import IM_END, write_chat_model
 
-DEFAULTS = Defaults(options={"max_tokens": 12}, model="tiny")
+DEFAULTS = Defaults(options=AnswerOptions(max_tokens=12), model="tiny")
 
 
 @pytest.fixture(scope="module")
@@ -48,20 +48,22 @@ def run(
     parsed = parse_lines([json.dumps(line).encode() for line in lines], DEFAULTS)
     said, tally = io.StringIO(), Tally(total=len(parsed), kept=0)
     output = ResultStream(said, [line.number for line in parsed] if in_order else None)
-    engine = Engine(model.network, context_limit=model.context_limit, most_running=parallel)
-    asking = Asking(model, ChatPrompt(model.tokenizer))
-    Batch(engine, asking, parsed, output, tally, parallel).run(cancel or CancelFlag(), watch)
+    answerer = Answerer(model, max_running=parallel)
+    Batch(answerer, parsed, output, tally, parallel).run(cancel or CancelFlag(), watch)
     output.close()
-    assert not engine.has_work
+    assert not answerer.has_work
     return [json.loads(line) for line in said.getvalue().splitlines()], tally
 
 
 def alone(model: LoadedModel, line: dict[str, Any]) -> str:
     (parsed,) = parse_lines([json.dumps(line).encode()], DEFAULTS)
-    request = Asking(model, ChatPrompt(model.tokenizer)).request(parsed)  # type: ignore[arg-type]
-    engine = Engine(model.network, context_limit=model.context_limit)
-    parts = answer(engine, model.tokenizer, request, parsed.options.get("stop", ()))  # type: ignore[union-attr]
-    return "".join(part.text for part in parts if isinstance(part, TextChunk | Completed))
+    assert isinstance(parsed, Line)
+    answerer = Answerer(model)
+    prompt = answerer.prompt(parsed.asked, thinking=parsed.options.thinking)
+    answer = answerer.prepare(prompt, parsed.options.over(ANSWER_DEFAULTS))
+    for _ in answerer.stream(answer):
+        pass
+    return answer.text
 
 
 def test_every_line_has_the_answer_it_has_alone(model: LoadedModel) -> None:
@@ -84,7 +86,7 @@ def test_every_line_has_the_answer_it_has_alone(model: LoadedModel) -> None:
     ends = {said["line"]: (said["finish_reason"], said["ended_by"]) for said in results}
     assert ends[4] == ("length", "max_tokens")
     assert ends[7] == ("stop", "end_of_turn")
-    assert (tally.answered, tally.failed, tally.left) == (7, 0, 0)
+    assert (tally.answered, tally.failed, tally.remaining) == (7, 0, 0)
     assert tally.completion_tokens == sum(said["usage"]["completion_tokens"] for said in results)
     assert len(tally.e2e_s) == 7
 
@@ -132,7 +134,7 @@ def test_what_raises_in_one_answer_costs_only_its_line(
     first, failed, third = sorted(results, key=lambda said: int(said["line"]))
     assert failed["error"] == {"code": "failed", "message": "the answer failed: ValueError: wrong"}
     assert [first["text"], third["text"]] == [whole[0], whole[2]]
-    assert (tally.answered, tally.failed, tally.left) == (2, 1, 0)
+    assert (tally.answered, tally.failed, tally.remaining) == (2, 1, 0)
 
 
 def test_a_bad_line_costs_only_itself(model: LoadedModel) -> None:
@@ -178,8 +180,7 @@ def test_an_interrupted_batch_goes_on_where_it_stopped(model: LoadedModel, tmp_p
     path = tmp_path / "out.jsonl"
     raw = [json.dumps({"prompt": str(number), "max_tokens": 2 + number % 5}).encode() for number in range(12)]
     parsed = parse_lines(raw, DEFAULTS)
-    engine = Engine(model.network, context_limit=model.context_limit, most_running=4)
-    asking = Asking(model, ChatPrompt(model.tokenizer))
+    answerer = Answerer(model, max_running=4)
     written: list[int] = []
     for _ in range(20):
         file = ResultFile(path)
@@ -192,10 +193,10 @@ def test_an_interrupted_batch_goes_on_where_it_stopped(model: LoadedModel, tmp_p
             if batch.tally.answered >= 3:
                 cancel.set()
 
-        Batch(engine, asking, left, file, tally, 4).run(cancel, stop_soon)
+        Batch(answerer, left, file, tally, 4).run(cancel, stop_soon)
         file.close()
         written.append(tally.answered)
-        if not tally.left:
+        if not tally.remaining:
             break
         with path.open("ab") as torn:
             torn.write(b'{"line": 3, "requ')
@@ -209,7 +210,12 @@ def test_an_interrupted_batch_goes_on_where_it_stopped(model: LoadedModel, tmp_p
 def test_there_are_no_more_at_a_time_than_was_asked_for(model: LoadedModel) -> None:
     seen: list[tuple[int, int]] = []
     lines = [{"prompt": str(number), "max_tokens": 3 + number} for number in range(7)]
-    run(model, lines, parallel=2, watch=lambda batch, _tokens: seen.append((batch.running, batch.waiting)))
+    run(
+        model,
+        lines,
+        parallel=2,
+        watch=lambda batch, _tokens: seen.append((batch.counts().running, batch.counts().waiting)),
+    )
     assert max(running for running, _ in seen) == 2
     assert seen[-1] == (0, 0)
 
@@ -220,7 +226,7 @@ def test_progress_says_what_matters_first(model: LoadedModel) -> None:
         model,
         [{"prompt": "a", "max_tokens": 2}, {"prompt": 1}, {"prompt": "b", "max_tokens": 9}],
         parallel=1,
-        watch=lambda batch, _tokens: said.append(progress_text(batch, 312.4, 0.37, 60.0)),
+        watch=lambda batch, _tokens: said.append(progress_text(replace(batch.counts(), kv_share=0.37), 312.4, 60.0)),
     )
     assert said[0] == "0/3 done · 1 running · 2 waiting · 312 tok/s · K/V 37%"
     assert said[-1] == "3/3 done · 1 failed · 0 running · 0 waiting · 312 tok/s · K/V 37% · 0 s left"

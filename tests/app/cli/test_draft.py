@@ -99,12 +99,12 @@ def test_a_draft_of_other_tokens_is_one_clear_error(model: Path, other: Path) ->
 
 
 def test_the_command_line_goes_before_the_settings() -> None:
-    assert chosen_draft(None, "", {}) is None
-    assert chosen_draft(None, "small", {"speculate": None}) == "small"
-    assert chosen_draft("tiny", "small", {}) == "tiny"
-    assert chosen_draft(None, "small", {"speculate": "off"}) is None
+    assert chosen_draft(None, "", None) is None
+    assert chosen_draft(None, "small", None) == "small"
+    assert chosen_draft("tiny", "small", None) == "tiny"
+    assert chosen_draft(None, "small", "off") is None
     with pytest.raises(UsageError, match="exclude each other"):
-        chosen_draft("tiny", "", {"speculate": "ngram"})
+        chosen_draft("tiny", "", "ngram")
 
 
 def said(host: EngineHost, **options: Any) -> tuple[str, set[str | None]]:

@@ -4,12 +4,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from math import fsum
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.app.answer.answer import Answer, Prompt
 from headrace.app.cli.run_report import RunReport, document
 from headrace.runtime.engine.request import Finished, Request, Step
 from headrace.runtime.engine.timeline import Timeline
@@ -20,6 +22,7 @@ from headrace.runtime.metrics.telemetry import Percentiles
 
 COST = StepCost(98_000_000, 2 * 98_000_000, [LayerKV(30, 768)], 4)
 PROMPT = 7
+TOKENIZER: Any = SimpleNamespace(answer_stream=lambda: None)
 
 
 class Cache:
@@ -54,11 +57,11 @@ def report(waits: Sequence[tuple[float, int]], reason: Any, ended_by_token: bool
     alone = ended_by_token and not steps[-1].tokens
     stop = (9 if ended_by_token else None, steps.pop().record if alone else None)
     peak = peaks.summarise([5e10], pass_bytes=1, method="made up", source="bench")
+    answer: Any = Answer(Prompt([1] * PROMPT), Request([1] * PROMPT), TOKENIZER)
+    answer.steps, answer.finished = steps, Finished(reason, summary, *stop)
     found = RunReport(
-        model="m", kind="headrace", text="", steps=steps,
-        finished=Finished(reason, summary, *stop), cost=COST, request=Request([1] * PROMPT), load_s=0.0,
-        tokenize_s=0.0, ttft_s=None, machine=machine(), peak=peak, beside=peak, kernels={}, versions={},
-        context_limit=1000, kv=None, session=None,
+        model="m", kind="headrace", cost=COST, context_limit=1000, kv=None, answer=answer, load_s=0.0, session=None,
+        machine=machine(), peak=peak, memory_now=peak, kernels={}, versions={},
     )  # fmt: skip
     parsed = json.loads(json.dumps(document(found, with_steps=True)))
     assert isinstance(parsed, dict)

@@ -184,9 +184,9 @@ def test_nothing_is_kept_of_what_did_not_begin(ask: Ask) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--raw", "-c"], "--raw sends no files"),
-        (["--raw", "--save"], "--raw sends no files"),
-        (["--raw", "-f", "x"], "--raw sends no files"),
+        (["--raw", "-c"], "--raw excludes"),
+        (["--raw", "--save"], "--raw excludes"),
+        (["--raw", "-f", "x"], "--raw excludes"),
         (["-c", "--resume", "x"], "-c is --resume last"),
         (["-q", "--stats"], "exclude each other"),
     ],

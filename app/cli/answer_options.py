@@ -1,0 +1,79 @@
+"""Command-line options of an answer, from the table of `app.answer.options`; a command's arguments as one object."""
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, TypeVar
+
+import click
+
+from headrace.app.answer.options import OPTIONS, AnswerOptions
+from headrace.app.answer.value_types import Flag, LogitBias, OneOf, Texts, Whole, read_value
+from headrace.runtime.errors import UsageError
+
+Command = Callable[..., Any]
+T = TypeVar("T")
+
+
+def answer_options(command: Command) -> Command:
+    """Add an option for every row of the table; the command receives them as `options`, an `AnswerOptions`."""
+
+    @wraps(command)
+    def with_options(**arguments: Any) -> Any:
+        given = {name: arguments.pop(name) for name in OPTIONS}
+        return command(options=_read(given), **arguments)
+
+    decorated: Command = with_options
+    for name in reversed(list(OPTIONS)):
+        decorated = answer_option(name)(decorated)
+    return decorated
+
+
+def answer_option(name: str) -> Callable[[Command], Command]:
+    """Return the click option of one row of the table."""
+    row = OPTIONS[name]
+    flag = _flag(name)
+    declared = (row.short, flag) if row.short else (flag,)
+    help = f"{row.help} [{row.default}]." if row.default else f"{row.help}."
+    match row.kind:
+        case Flag():
+            return click.option(f"{flag}/--no-{flag.removeprefix('--')}", default=None, help=help)
+        case Texts() | LogitBias():
+            metavar = "ID=VALUE" if isinstance(row.kind, LogitBias) else "TEXT"
+            return click.option(*declared, multiple=True, metavar=metavar, help=f"{help} Repeatable.")
+        case OneOf(names):
+            return click.option(*declared, type=click.Choice(names), metavar="|".join(names), help=help)
+        case _:
+            return click.option(*declared, type=int if isinstance(row.kind, Whole) else float, help=help)
+
+
+def as_object(kind: Callable[..., T]) -> Callable[[Callable[[T], int]], Command]:
+    """Return a decorator that passes a command's arguments as one object of `kind`."""
+
+    def decorate(command: Callable[[T], int]) -> Command:
+        @wraps(command)
+        def collected(**arguments: Any) -> int:
+            return command(kind(**arguments))
+
+        return collected
+
+    return decorate
+
+
+def _read(given: Mapping[str, Any]) -> AnswerOptions:
+    """Return the options that were given. Raises UsageError that names the flag."""
+    values = {name: value for name, value in given.items() if value is not None and value != ()}
+    if "logit_bias" in values:
+        values["logit_bias"] = dict(map(_bias, values["logit_bias"]))
+    return AnswerOptions(**{name: read_value(OPTIONS[name].kind, _flag(name), value) for name, value in values.items()})
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, value = text.partition("=")
+    try:
+        return int(token), float(value)
+    except ValueError:
+        raise UsageError(f"--logit-bias must be ID=VALUE, not {text!r}") from None
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

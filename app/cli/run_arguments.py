@@ -1,0 +1,71 @@
+"""Arguments of `headrace run`, and combinations of them that are refused."""
+
+from dataclasses import dataclass
+
+from headrace.app.answer.options import AnswerOptions
+from headrace.runtime.errors import UsageError
+
+DEFAULT_GROUP_SIZE = 64
+_LAST = "last"
+
+
+@dataclass(frozen=True, slots=True)
+class RunArguments:
+    """options: answer options of the command line."""
+
+    prompt: str | None
+    model: str | None
+    system: str | None
+    files: tuple[str, ...]
+    go_on: bool
+    resume: str | None
+    save: bool | None
+    options: AnswerOptions
+    samples: int | None
+    draft: str | None
+    context: int | None
+    kv: str | None
+    quantize: int | None
+    group_size: int | None
+    force: bool
+    raw: bool
+    as_json: bool
+    with_steps: bool
+    logprobs: int | None
+    stats: bool
+    quiet: bool
+
+    @property
+    def session(self) -> str | None:
+        """The stored session to continue, `last` for the newest; None for a new one."""
+        return _LAST if self.go_on else self.resume
+
+    @property
+    def keep(self) -> bool | None:
+        """True to store the answer as a conversation; None for the settings' choice."""
+        return False if self.raw or self.samples is not None else self.save
+
+    def check(self) -> None:
+        """Raises UsageError for arguments that exclude each other."""
+        report = self.with_steps or self.logprobs is not None
+        rules = (
+            (report and not self.as_json, "--steps and --logprobs go with --json"),
+            (self.group_size is not None and self.quantize is None, "--group-size goes with --quantize"),
+            (self.quiet and self.stats, "--quiet and --stats exclude each other"),
+            (self.go_on and self.resume is not None, "-c is --resume last: give one of them"),
+            (
+                self.samples is not None and (self.session is not None or self.save or report or self.stats),
+                "--samples excludes -c, --resume, --save, --stats, --steps and --logprobs",
+            ),
+            (
+                self.raw and (self.system or self.options.thinking is not None),
+                "--raw excludes a system message and --thinking",
+            ),
+            (
+                self.raw and (self.files or self.session is not None or self.save),
+                "--raw excludes -f, -c, --resume and --save",
+            ),
+        )
+        for broken, message in rules:
+            if broken:
+                raise UsageError(message)
