@@ -20,20 +20,20 @@ NetworkKind = Literal["headrace", "mlx-lm"]
 
 
 def own_decoder(checkpoint: Checkpoint) -> DecoderConfig | None:
-    """What headrace's own decoder needs to run this checkpoint; None where mlx-lm's classes do. Headers only."""
+    """Return the configuration for headrace's own decoder; None if only mlx-lm's classes run the checkpoint."""
     part = text_part(checkpoint)
     return decoder_config(part.config) if is_known(part.quantization) else None
 
 
 def network_kind(checkpoint: Checkpoint) -> NetworkKind:
-    """Which decoder runs this checkpoint. Headers only."""
+    """Return the kind of decoder that runs the checkpoint."""
     return "mlx-lm" if own_decoder(checkpoint) is None else "headrace"
 
 
 def many_sequences(checkpoint: Checkpoint, network: "MlxLmNetwork | None") -> Literal["batched", "steps", "turns"]:
-    """Whether several sequences share passes, only their steps (prompts take turns), or none. Reads no weights.
+    """Return the degree of batching: shared passes, shared decode steps only (prefills take turns), or none.
 
-    network: of mlx-lm's, where its classes run this checkpoint.
+    network: mlx-lm's network for the checkpoint, if its classes run it. Reads no weights.
     """
     config = own_decoder(checkpoint)
     if config is None:
@@ -42,9 +42,9 @@ def many_sequences(checkpoint: Checkpoint, network: "MlxLmNetwork | None") -> Li
 
 
 def verifies_drafts(checkpoint: Checkpoint) -> bool:
-    """Whether guessed tokens can be verified: its caches can take back what was wrong. Reads no weights.
+    """Return whether draft tokens can be verified, which takes a cache that rolls back. Reads no weights.
 
-    Raises what loading a model of mlx-lm's classes raises: those have to be made first.
+    For mlx-lm's classes the network is made; raises what making it raises.
     """
     config = own_decoder(checkpoint)
     if config is None:
@@ -55,7 +55,7 @@ def verifies_drafts(checkpoint: Checkpoint) -> bool:
 
 
 def context_length(checkpoint: Checkpoint) -> int:
-    """The longest context the model was made for."""
+    """Return the model's maximum context, in tokens."""
     text = checkpoint.config.get("text_config", checkpoint.config)
     length = text.get("max_position_embeddings") if isinstance(text, dict) else None
     return length if isinstance(length, int) and length > 0 else 2048

@@ -1,4 +1,4 @@
-"""A draft model beside the one that answers: both have to mean the same by every token."""
+"""Loading a draft model for speculative decoding, and its checks against the target model."""
 
 from collections.abc import Sequence
 
@@ -12,18 +12,21 @@ from headrace.runtime.metrics.units import format_bytes
 
 
 def load_draft(resolved: ResolvedModel, model: LoadedModel) -> LoadedModel:
-    """Load a draft for `model`. Raises what `load_resolved` raises, UsageError for another vocabulary or a network that
-    cannot guess, NotEnoughMemoryError where the K/V of both do not fit beside each other."""
+    """Load a draft model for `model`.
+
+    Raises UsageError for another vocabulary or a network that cannot roll back, NotEnoughMemoryError if the K/V of
+    both do not fit together, and what `load_resolved` raises.
+    """
     draft = load_resolved(resolved)
     if not draft.network.rolls_back:
-        raise UsageError(f"{draft.name} cannot be a draft: its cache does not take back what was guessed wrong")
+        raise UsageError(f"{draft.name} cannot be a draft: its cache cannot roll back rejected tokens")
     check_same_vocabulary(model.tokenizer, draft.tokenizer, draft.name)
     check_room([*model.network.cost.kv, *draft.network.cost.kv], model.context_limit, draft.name)
     return draft
 
 
 def check_room(kv: Sequence[LayerKV], tokens: int, name: str) -> None:
-    """Raises NotEnoughMemoryError where the K/V of both do not fit. kv: the layers of both; weights are loaded."""
+    """Raise NotEnoughMemoryError if the K/V of both models do not fit. kv: the layers of both; weights are loaded."""
     budget = memory.budget()
     if budget is None or (fitting := longest_context(kv, budget.usable, tokens)) >= tokens:
         return
@@ -35,12 +38,12 @@ def check_room(kv: Sequence[LayerKV], tokens: int, name: str) -> None:
 
 
 def check_same_vocabulary(ours: Tokenizer, theirs: Tokenizer, name: str) -> None:
-    """Token by token. Raises UsageError that names the first difference."""
+    """Raise UsageError that names the first token in which the vocabularies differ."""
     here, there = ours.vocabulary(), theirs.vocabulary()
     if here == there:
         return
     first = min(token for token in here.keys() | there.keys() if here.get(token) != there.get(token))
     raise UsageError(
         f"{name} cannot be a draft: token {first} is {there.get(first)!r} there and {here.get(first)!r} here",
-        "a draft needs the very vocabulary of the model, as smaller models of one family have it",
+        "a draft needs exactly the vocabulary of the model, as smaller models of one family have it",
     )

@@ -1,7 +1,6 @@
-"""Keep a quantized copy of a plain checkpoint in the model store, tensor by tensor.
+"""Quantized copies of plain checkpoints in the model store.
 
-`--quantize` on a command quantizes while loading and forgets; this writes the result once, as an MLX-quantized
-directory that loads in headrace and mlx-lm alike. Memory: one shard's output at a time.
+The copy is an MLX-quantized directory that headrace and mlx-lm load. Memory: the output of one shard at a time.
 """
 
 import json
@@ -21,7 +20,7 @@ from headrace.models.registry.resolve import ResolvedModel
 from headrace.models.registry.store import Store, StoredModel
 from headrace.runtime.errors import UnsupportedModelError, UsageError
 
-# What goes along unchanged: tokenizer, templates, sampling defaults.
+# Files that are copied unchanged: tokenizer, templates, sampling defaults.
 _COPIED = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
     "chat_template.jinja", "chat_template.json", "tokenizer.model", "tekken.json", "tiktoken.model",
@@ -34,15 +33,14 @@ def keep_quantized(
 ) -> StoredModel:
     """Store `model` quantized as `kind`, under `name` (default: its own name and the width, `qwen3-4bit`).
 
-    Raises UsageError for a checkpoint that is quantized already, UnsupportedModelError for one headrace's own decoder
-    does not run (whose tensors it cannot tell apart).
+    Raises UsageError for a quantized checkpoint, UnsupportedModelError if headrace's own decoder does not run it.
     """
     checkpoint = open_checkpoint(model.path)
     if checkpoint.quantization is not None:
         raise UsageError(f"{model.name} is quantized already", "--quantize takes a plain checkpoint")
     if network_kind(checkpoint) != "headrace":
         raise UnsupportedModelError(
-            f"{model.name} is not of an architecture headrace quantizes",
+            f"{model.name}: headrace does not quantize its architecture",
             "mlx_lm.convert -q does it for mlx-lm's models",
         )
 
@@ -68,7 +66,7 @@ def _write_weights(checkpoint: Checkpoint, kind: Quantization, target: Path, pro
         loaded = mx.load(str(shard), format="safetensors")
         assert isinstance(loaded, dict)
         written: dict[str, mx.array] = {}
-        for name in kept & loaded.keys():  # of what is not text nothing here knows what quantizing it would do
+        for name in kept & loaded.keys():  # the text part only
             array = loaded[name]
             written |= (
                 _quantized(name, array, kind) if _is_matrix(checkpoint.tensors[name], name, kind) else {name: array}
@@ -80,7 +78,7 @@ def _write_weights(checkpoint: Checkpoint, kind: Quantization, target: Path, pro
 
 
 def _is_matrix(info: TensorInfo, name: str, kind: Quantization) -> bool:
-    router = name.endswith((".mlp.gate.weight", ".mlp.router.weight"))  # a few of its bits choose whole experts
+    router = name.endswith((".mlp.gate.weight", ".mlp.router.weight"))  # stays plain: few bits select whole experts
     return name.endswith(".weight") and len(info.shape) >= 2 and kind.fits(info.shape[-1]) and not router
 
 

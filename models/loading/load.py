@@ -1,7 +1,6 @@
-"""From a ready model directory to something that can answer: network, tokenizer, limits, defaults.
+"""Loading a model directory: network, tokenizer, context limit and generation defaults.
 
-The order matters: headers are checked, memory is checked, and only then are weights read. Which decoder runs is
-decided here, once: headrace's own where it has one, mlx-lm's classes otherwise.
+Headers are checked first, then memory; only then are weights read.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,16 +38,16 @@ from headrace.runtime.network import Network
 from headrace.runtime.ops.kv_format import FORMATS, KVFormat
 
 KVChoice = KVFormat | Literal["auto"] | None
-"""How K/V are to be stored. auto: unquantized unless the context wanted does not fit, then the best that fits. None:
-unquantized."""
+"""K/V storage format. "auto": unquantized if the context fits, otherwise the best format in which it fits.
+None: unquantized."""
 _Sized = tuple[Callable[[], Network[Any]], int, Sequence[LayerKV]]
-LEAST_CONTEXT = 512  # a shorter one is not offered unasked
-_LARGEST_SETTING = 2.0**63  # that generation_config.json may hold: larger ones are no counts, and no settings either
+LEAST_CONTEXT = 512  # tokens; a shorter context has to be asked for
+_LARGEST_SETTING = 2.0**63  # bound on numbers in generation_config.json
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to run, on the thread that loaded it."""
+    """A model ready to run on the thread that loaded it."""
 
     name: str
     checkpoint: Checkpoint
@@ -57,8 +56,8 @@ class LoadedModel:
     tokenizer: Tokenizer
     context_limit: int
     generation_defaults: dict[str, Any]
-    notes: list[str] = field(default_factory=list)  # what people should know of what was loaded, a line each
-    kv: KVFormat | None = None  # how K/V are stored; None: as mlx-lm's classes do by themselves
+    notes: list[str] = field(default_factory=list)  # messages for the user about the loaded weights
+    kv: KVFormat | None = None  # K/V storage format; None: mlx-lm's default
 
 
 def load_resolved(
@@ -69,7 +68,7 @@ def load_resolved(
     kv: KVChoice = None,
     force: bool = False,
 ) -> LoadedModel:
-    """`load_model` for what `resolve` found; a damaged entry of the store is named, with how to replace it."""
+    """Call `load_model` for a resolved model; an error names a damaged store entry and how to replace it."""
     with blamed_on_store(resolved.stored_as, resolved.path):
         return load_model(resolved.path, name=resolved.name, context=context, requantize=requantize, kv=kv, force=force)
 
@@ -83,18 +82,18 @@ def load_model(
     kv: KVChoice = None,
     force: bool = False,
 ) -> LoadedModel:
-    """Load the model in `directory` for at most `context` tokens (None: what it was made for and memory allows).
+    """Load the model in `directory` for at most `context` tokens (None: the model's maximum that fits in memory).
 
-    Raises CheckpointError for broken files, UnsupportedModelError where nothing here runs them, UsageError for a
-    context the model was not made for, for quantizing what is quantized or for K/V that the network cannot store so,
-    and NotEnoughMemoryError, unless `force`, when weights and cache do not fit.
+    Raises CheckpointError for broken files, UnsupportedModelError for unknown architectures and NotEnoughMemoryError
+    if weights and K/V do not fit (unless `force`). Raises UsageError for a context beyond the model's maximum, for
+    requantizing a quantized checkpoint and for an unsupported K/V format.
     """
     checkpoint = open_checkpoint(directory)
     config = own_decoder(checkpoint)
     longest = context_length(checkpoint)
     if context is not None and context > longest and not force:
         raise UsageError(
-            f"a context of {context} tokens was asked for, but {name} was made for {longest}",
+            f"a context of {context} tokens was asked for, but the maximum of {name} is {longest}",
             "--force goes beyond it; answers may degrade",
         )
     if requantize is not None and checkpoint.quantization is not None:
@@ -106,7 +105,7 @@ def load_model(
     stored, (make, weights, layers) = _fitting_kv(sized, limit, working) if kv == "auto" else (kv, sized(kv))
     if not force:
         limit = _fitting_context(weights, layers, working, limit, asked=context is not None)
-    # Both read megabytes from disk and hold no interpreter lock for long: a cold start pays for the longer one only.
+    # Both read megabytes from disk and release the interpreter lock, so they overlap.
     with (
         run_in_background(lambda: _tokenizer(checkpoint.path)) as tokenizer,
         memory_errors(weights),
@@ -133,7 +132,7 @@ def load_model(
 
 
 def _notes(name: str, checkpoint: Checkpoint, *, native: bool) -> list[str]:
-    """What became of weights stored as another tool has them, and what is left out. `native`: on the native kernels."""
+    """Return notes on converted, requantized and ignored weights. native: the model runs on the native kernels."""
     notes = [] if checkpoint.foreign is None else [f"{name} is {checkpoint.foreign.describe()}"]
     changed = [row for row in checkpoint.inexact if str(row.get("became")).startswith("affine")]
     if changed:
@@ -147,7 +146,7 @@ def _notes(name: str, checkpoint: Checkpoint, *, native: bool) -> list[str]:
 
 
 def _kv_note(chosen: KVFormat | None, wanted: int, limit: int) -> list[str]:
-    """What became of `auto` where K/V are not as they are by default."""
+    """Return a note if "auto" chose quantized K/V."""
     if chosen is None or not chosen.packed:
         return []
     note = f"K/V are stored as {chosen.name}, since {wanted:,} tokens do not fit as {FORMATS[0].name}"
@@ -168,10 +167,9 @@ def _sized(
     shape: StepShape,
     wanted: KVFormat | None,
 ) -> _Sized:
-    """(what makes the network, bytes of its weights, K/V of its layers), without reading a weight.
+    """Return (factory of the network, bytes of its weights, K/V of its layers) without reading weights.
 
-    Headers tell it of headrace's own decoder. mlx-lm's classes have to be made first, for sizes that hold whatever
-    the architecture; their arrays are read when they are evaluated.
+    mlx-lm's classes are instantiated for their sizes; their arrays stay unevaluated.
     """
     device = mx.default_device().type
     if config is None:
@@ -197,18 +195,18 @@ def _decoder(
 
 
 def _fitting_kv(sized: Callable[[KVFormat], _Sized], wanted: int, working: int) -> tuple[KVFormat, _Sized]:
-    """The best format in which `wanted` tokens fit, and what `sized` says of it; the smallest where they do in none."""
+    """Return the best format in which `wanted` tokens fit, or the smallest one, and its result of `sized`."""
     chosen, found = FORMATS[0], sized(FORMATS[0])
     for kind in FORMATS[1:]:
         if _room(*found[1:], working, wanted, memory.budget()) >= wanted:
             break
-        with suppress(UsageError):  # of those that the network can
+        with suppress(UsageError):  # the network may not support this format
             chosen, found = kind, sized(kind)
     return chosen, found
 
 
 def _fitting_context(weights: int, kv: Sequence[LayerKV], working: int, limit: int, *, asked: bool) -> int:
-    """The context to run with: `limit`, or, where nobody asked for a particular one, what memory allows of it."""
+    """Return the context to run with: `limit`, reduced to the available memory if the user gave no context."""
     budget = memory.budget()
     room = _room(weights, kv, working, limit, budget)
     if not asked:
@@ -218,12 +216,12 @@ def _fitting_context(weights: int, kv: Sequence[LayerKV], working: int, limit: i
 
 
 def _room(weights: int, kv: Sequence[LayerKV], working: int, limit: int, budget: memory.Budget | None) -> int:
-    """The most tokens, up to `limit`, whose K/V fit beside the weights."""
+    """Return the number of tokens, at most `limit`, whose K/V fit next to the weights."""
     return limit if budget is None else longest_context(kv, budget.usable - weights - working, limit)
 
 
 def _quantized_bytes(part: TextPart, kind: Quantization) -> int:
-    """Bytes of all tensors once every plain matrix (or stack of them) whose rows divide into groups is quantized."""
+    """Return the bytes of all tensors after quantizing each plain matrix whose rows divide into groups."""
     shapes = [(info.shape, info.nbytes) for info in part.tensors.values()]
     return sum(
         kind.nbytes(prod(shape[:-1]), shape[-1]) if len(shape) >= 2 and kind.fits(shape[-1]) else nbytes
@@ -232,13 +230,13 @@ def _quantized_bytes(part: TextPart, kind: Quantization) -> int:
 
 
 def generation_defaults(directory: Path) -> dict[str, Any]:
-    """The sampling settings a checkpoint recommends, from generation_config.json; empty where there is none.
+    """Return the sampling settings in generation_config.json; empty if there is no such file.
 
-    Raises CheckpointError for a file that is no JSON object, and for a number that no setting can be.
+    Raises CheckpointError if the file is not a JSON object or a number is out of range.
     """
     file = directory / "generation_config.json"
     recommended = read_json_object(file) if file.is_file() else {}
     for name, value in recommended.items():
-        if isinstance(value, int | float) and not abs(value) < _LARGEST_SETTING:  # infinity and NaN are numbers, too
+        if isinstance(value, int | float) and not abs(value) < _LARGEST_SETTING:  # also true for infinity and NaN
             raise CheckpointError(f"{file.name}: {name} is out of range")
     return recommended

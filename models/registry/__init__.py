@@ -1,1 +1,1 @@
-"""Where models come from and where they are kept: catalog, names, fetching, the store."""
+"""Model names, catalog, downloads and the local store."""

@@ -1,8 +1,8 @@
-"""A loaded model's files, read again beside everything else and compared with what was installed.
+"""Integrity check of a loaded model's files on a thread of idle priority.
 
-A bit that flipped on the disk gives no error: the model says something else. So the weights of an installed model are
-read a second time, by one thread of idle priority that stands still while anything is decoded or measured. What was
-found is remembered by path, size, time of modification and inode, for RECHECK_DAYS: files at rest can rot too.
+The files are read again and their checksums compared with those of the installation, since a flipped bit on disk
+raises no error. The thread pauses during decoding and measurements. Results are cached by path, size, modification
+time and inode for RECHECK_DAYS.
 """
 
 import os
@@ -24,7 +24,7 @@ _DAY = "%Y-%m-%d"
 
 
 class BackgroundCheck:
-    """The check of one model. `problems` grows; what is already known to be damaged is in it from the beginning."""
+    """The integrity check of one model. `problems` starts with the cached results and grows as files are read."""
 
     def __init__(self, model: ResolvedModel) -> None:
         self._model = model
@@ -38,36 +38,36 @@ class BackgroundCheck:
 
     @property
     def unread_bytes(self) -> int:
-        """What there is to read."""
+        """Return the bytes left to read."""
         return sum(entry["bytes"] for entry in self._unread.values())
 
     @property
     def damage(self) -> CheckpointError | None:
-        """What was found so far, for people; None while nothing is wrong."""
+        """Return the problems found so far as one error; None if there are none."""
         if not self.problems:
             return None
         name = self._model.stored_as or self._model.name
         return CheckpointError(
-            f"{self._model.name} is damaged, its answers are not to be trusted: {'; '.join(self.problems)}",
+            f"{self._model.name} is damaged, its answers cannot be trusted: {'; '.join(self.problems)}",
             f"`headrace models rm {name}` removes it; fetching it then installs it anew",
         )
 
     def start(self, found: Callable[[CheckpointError], None] = lambda _: None) -> None:
-        """Read what has to be read. `found` is told, from the other thread, when there is damage, known or new."""
+        """Start the thread. `found` is called from it if there is damage, cached or new."""
         self._thread = threading.Thread(target=self._run, args=(found,), name="checksums", daemon=True)
         self._thread.start()
 
     def pause(self) -> None:
-        """Nothing is read until `resume`, but for the few milliseconds' worth that was begun."""
+        """Stop reading until `resume`, after at most one more chunk."""
         self._clear.clear()
 
     def resume(self) -> None:
-        """Go on."""
+        """Continue reading."""
         self._clear.set()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Nothing is read while the block runs."""
+        """Pause reading during the block."""
         self.pause()
         try:
             yield
@@ -75,7 +75,7 @@ class BackgroundCheck:
             self.resume()
 
     def wait(self, seconds: float) -> None:
-        """Until it is through, for `seconds` at most."""
+        """Wait for the thread to finish, for `seconds` at most."""
         if self._thread is not None:
             self._thread.join(seconds)
 
@@ -83,21 +83,21 @@ class BackgroundCheck:
         self._clear.wait()
 
     def _run(self, found: Callable[[CheckpointError], None]) -> None:
-        _step_back()
+        _lower_priority()
         self.read()
         if (damage := self.damage) is not None:
             found(damage)
 
     def read(self) -> None:
-        """Read what has to be read, here and now."""
+        """Check all files without a cached result, on the calling thread."""
         for name, entry in self._unread.items():
             problems = content_problems(self._model.path, {name: entry}, self._wait_its_turn)
             _note(self._model.path / name, entry, problems)
             self.problems += problems
 
 
-def _step_back() -> None:
-    """Let every other thread go before this one, on the processors and at the disk, as far as the system lets us."""
+def _lower_priority() -> None:
+    """Give this thread idle CPU and I/O priority, if the system allows it."""
     with suppress(OSError, AttributeError):
         if hasattr(os, "sched_setscheduler"):
             os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
@@ -109,7 +109,7 @@ _DARWIN_THREAD, _DARWIN_BACKGROUND = 3, 0x1000  # PRIO_DARWIN_THREAD and PRIO_DA
 
 
 def _recall(file: Path, entry: dict[str, Any]) -> str | None:
-    """What was found in this very file: a problem, or "" for none; None where it has not been read, or not lately."""
+    """Return the cached result for this file: a problem, "" for none; None if there is no recent one."""
     kept = _checked().get(str(file))
     oldest = (datetime.now(UTC) - timedelta(days=RECHECK_DAYS)).strftime(_DAY)
     if not isinstance(kept, dict) or kept.get("file") != _identity(file) or kept.get("sha256") != entry["sha256"]:
@@ -119,10 +119,10 @@ def _recall(file: Path, entry: dict[str, Any]) -> str | None:
 
 
 def _note(file: Path, entry: dict[str, Any], problems: list[str]) -> None:
-    """Remember what was found in a file that could be read; what is gone from the disk is forgotten."""
+    """Cache the result for a file that could be read; entries of deleted files are dropped."""
     identity = _identity(file)
     if identity is None or identity[0] != entry["bytes"] or any("cannot be read" in problem for problem in problems):
-        return  # as a look at it will say again
+        return
     day = datetime.now(UTC).strftime(_DAY)
     new = {"file": identity, "sha256": entry["sha256"], "problem": "; ".join(problems), "day": day}
     others = {path: kept for path, kept in _checked().items() if Path(path).exists()}
@@ -135,7 +135,7 @@ def _checked() -> dict[str, Any]:
 
 
 def _identity(file: Path) -> list[int] | None:
-    """[size, time of modification in ns, inode]"""
+    """Return [size, modification time in ns, inode]."""
     try:
         facts = file.stat()
     except OSError:

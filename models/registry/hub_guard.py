@@ -1,12 +1,11 @@
-"""What a hub may answer, whoever it is: huggingface_hub takes names of files from headers and JSON as they come.
+"""Checks on hub responses, as huggingface_hub uses file names from headers and JSON unchecked.
 
     with only_sound_answers():
         snapshot_download(...)
 
-While the block lasts, every response of huggingface_hub's client is looked at before anything is made of it. Digests,
-commits and tags that are no plain names are refused, so that nothing is written outside of the cache; so are bodies
-that are encoded, and answers of the API beyond MAX_API_BYTES, which would be read into memory whole. Files are bounded
-by whoever counts their bytes.
+Inside the block, digests, commits and tags that are not plain names are refused, so that nothing is written outside
+the cache. Encoded bodies and API responses over MAX_API_BYTES are refused too. File sizes are bounded by the progress
+bars of the download.
 """
 
 import json
@@ -26,7 +25,7 @@ _NAMES_IN_JSON = ("sha", "oid", "sha256", "blobId", "xetHash", "treeOid")
 
 @contextmanager
 def only_sound_answers() -> Iterator[None]:
-    """See above. Calls inside raise FetchError for what is refused."""
+    """Check every response of huggingface_hub's client during the block; refused ones raise FetchError."""
     from huggingface_hub import get_session
 
     client = get_session()
@@ -42,9 +41,9 @@ def only_sound_answers() -> Iterator[None]:
 
 
 def check_commit(commit: object) -> str:
-    """The commit, if it is one. Raises FetchError."""
+    """Return `commit` if it is a full commit hash; otherwise raise FetchError."""
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-        raise FetchError(f"the hub states no commit but {commit!a:.60}")
+        raise FetchError(f"the hub's commit is not a hash: {commit!a:.60}")
     return commit
 
 
@@ -57,17 +56,17 @@ def _check(response: Any) -> None:
         if (value := response.headers.get(name)) is not None:
             _check_name(value.removeprefix("W/").strip('"'))
     if response.headers.get("content-encoding", "identity") != "identity":
-        raise FetchError("the hub answered in an encoding that nobody asked for")
+        raise FetchError("the hub's response has a content encoding, though none was requested")
     if "/api/" in response.url.path and response.request.method == "GET":
         response.stream = _bounded(response.stream)
         response.read()
-        with suppress(ValueError, RecursionError):  # nothing is made of what is no JSON
+        with suppress(ValueError, RecursionError):  # the client does not use invalid JSON either
             _check_names(json.loads(response.content))
 
 
 def _check_name(value: object) -> None:
     if value is not None and not (isinstance(value, str) and _NAME.fullmatch(value)):
-        raise FetchError(f"the hub gave something the name {value!a:.60}, which is none")
+        raise FetchError(f"the hub's response has a name that is not allowed: {value!a:.60}")
 
 
 def _check_names(document: Any) -> None:
@@ -83,8 +82,8 @@ def _check_names(document: Any) -> None:
 
 
 def _bounded(stream: Any) -> Any:
-    """The same stream, which ends in a FetchError beyond MAX_API_BYTES."""
-    # The client takes its own kind only, and which HTTP library that is of differs between hub releases.
+    """Return the stream wrapped so that it raises FetchError beyond MAX_API_BYTES."""
+    # The client requires its own stream class, and the HTTP library differs between hub releases.
     base: Any = next((kind for kind in type(stream).__mro__ if kind.__name__ == "SyncByteStream"), object)
 
     class Bounded(base):  # type: ignore[misc]
@@ -92,7 +91,7 @@ def _bounded(stream: Any) -> Any:
             size = 0
             for part in stream:
                 if (size := size + len(part)) > MAX_API_BYTES:
-                    raise FetchError(f"the hub's answer is longer than {MAX_API_BYTES >> 20} MiB")
+                    raise FetchError(f"the hub's response is longer than {MAX_API_BYTES >> 20} MiB")
                 yield part
 
         def close(self) -> None:

@@ -1,13 +1,12 @@
-"""From what the user typed after `-m` to a directory in MLX format, fetching and converting when needed.
+"""Resolution of a model name to a directory in MLX format, with download and conversion if needed.
 
     resolve(None)                  the default model
-    resolve("qwen3-4b")            a catalog entry or the name of something in the store
+    resolve("qwen3-4b")            a catalog entry or the name of a stored model
     resolve("org/name@revision")   a hub repository, safetensors or GGUF
     resolve("./m.gguf"), ("./m/")  local files
 
-An installed model costs one small file read: no catalog, no hashing, no network. What the directory holds is
-checked by `open_checkpoint`, which whoever loads it calls; after a download this module does it once, so that
-a broken or refused checkpoint is never installed.
+An installed model costs one small file read: no catalog, no hashing, no network. Its files are checked when they are
+loaded. Downloads are checked here, so that a broken or refused checkpoint is never installed.
 """
 
 from dataclasses import dataclass, field
@@ -24,19 +23,19 @@ from headrace.runtime.errors import CheckpointError, ModelNotFoundError
 if TYPE_CHECKING:
     from headrace.models.registry.catalog import Wheel
 
-DEFAULT_MODEL = "smollm2-135m"  # as in the catalog, which an installed default does not need to read
+DEFAULT_MODEL = "smollm2-135m"  # also in the catalog, which is not read for an installed model
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
     """A model that is ready to be opened."""
 
-    name: str  # for people: catalog name, hub id, file or directory name
-    path: Path  # config.json, weights and tokenizer
-    origin: str  # where it came from, one line
+    name: str  # display name: catalog name, hub id, file or directory name
+    path: Path  # directory of config.json, weights and tokenizer
+    origin: str  # source, one line
     licence: str | None = None
-    stored_as: str | None = None  # its name in the store; None for a local directory
-    facts: dict[str, Any] = field(default_factory=dict)  # the store's headrace.json
+    stored_as: str | None = None  # name in the store; None for a local directory
+    facts: dict[str, Any] = field(default_factory=dict)  # headrace.json in the store
 
 
 def resolve(
@@ -47,11 +46,10 @@ def resolve(
     refresh: bool = False,
     store: Store | None = None,
 ) -> ResolvedModel:
-    """The model called `name` (None: the default), installed first if it is not yet.
+    """Return the model called `name` (None: the default), installing it first if needed.
 
-    fetch=False raises ModelNotFoundError instead of downloading; refresh asks the hub again for a newer revision, and
-    replaces what is damaged.
-    Also raises UsageError, FetchError and CheckpointError.
+    fetch=False raises ModelNotFoundError instead of downloading. refresh asks the hub for a newer revision and
+    replaces damaged files. Also raises UsageError, FetchError and CheckpointError.
     """
     store = store if store is not None else Store()
     progress = progress if progress is not None else silent
@@ -68,7 +66,7 @@ def resolve(
 
 
 def stored_name(text: str) -> str | None:
-    """The name under which the store has, or would have, what `text` means; None for local paths."""
+    """Return the name in the store, existing or not, for `text`; None for local paths."""
     match parse_source(text):
         case CatalogName(name):
             return name
@@ -105,7 +103,7 @@ def _named(
         return _resolved(_install_hub(wanted, store, progress, present, broken))
     from headrace.models.registry.catalog import HubRepo, find, load_catalog
 
-    if name not in load_catalog():  # made here from other files: nowhere to refresh from
+    if name not in load_catalog():  # made from local files: cannot be refreshed
         if unreadable is not None:
             raise unreadable
         if present is not None:
@@ -115,7 +113,7 @@ def _named(
     if isinstance(entry.source, HubRepo):
         wanted = _HubModel(name, name, HubId(entry.source.repo), entry.source.file, entry.licence)
         return _resolved(_install_hub(wanted, store, progress, present, broken))
-    if present is None or broken:  # a wheel is pinned by hash: there is no newer one
+    if present is None or broken:  # a wheel is pinned by hash, so there is no newer one
         present = _install_wheel(name, entry.source, entry.licence, store, progress, broken)
     return _resolved(present)
 
@@ -171,7 +169,7 @@ def _install_wheel(
 
 @dataclass(frozen=True, slots=True)
 class _HubModel:
-    """A repository to install under `name`; `shown` is what people call it, `file` the GGUF of it that is wanted."""
+    """A repository to install as `name`. shown: display name; file: the GGUF to download."""
 
     name: str
     shown: str
@@ -183,11 +181,11 @@ class _HubModel:
 def _install_hub(
     wanted: _HubModel, store: Store, progress: Progress, present: StoredModel | None, broken: bool
 ) -> StoredModel:
-    """Weights in safetensors stay in the hub's cache, shared with other tools; a GGUF is converted into the store."""
+    """Install from the hub: safetensors stay in the hub's cache, shared with other tools; a GGUF is converted."""
     from headrace.models.registry.fetch_hub import fetch_hub
     from headrace.models.registry.import_gguf import convert
 
-    if broken and present is not None and "snapshot" in present.origin:  # what the hub's cache has it would not fetch
+    if broken and present is not None and "snapshot" in present.origin:  # else the hub's cache would be reused
         from headrace.models.registry.hub_cache import delete_cached
 
         delete_cached(str(present.origin.get("repo")), str(present.origin.get("commit")))

@@ -1,13 +1,12 @@
-"""What the user typed after `-m`, as one of four kinds. Reads the file system's names, nothing inside files.
+"""Parsing of a model argument (`-m`) into one of four kinds. Files are not opened.
 
     parse_source("qwen3-4b")                         -> CatalogName
     parse_source("./my-model"), "~/m", "/models/m"   -> LocalDirectory
     parse_source("model.Q4_K_M.gguf")                -> LocalGGUF
     parse_source("mlx-community/Qwen3-4B-4bit@main") -> HubId
 
-A path that exists wins over every other reading; so does anything that can only be a path (it starts with
-`/`, `./`, `../` or `~`, or ends in `.gguf`), which then has to exist. Whether a catalog name or a hub id
-exists is not decided here.
+An existing path takes precedence. Text that can only be a path (it starts with `/`, `./`, `../` or `~`, or ends in
+`.gguf`) must exist. Catalog names and hub ids are not checked for existence.
 """
 
 import re
@@ -25,14 +24,14 @@ _REVISION = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._/-]{0,254}[A-Za-z0-9_])?")
 
 @dataclass(frozen=True, slots=True)
 class CatalogName:
-    """A bare word: the name of a catalog entry or of a model in the store."""
+    """A bare word: the name of a catalog entry or of a stored model."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class LocalDirectory:
-    """An existing directory with a config.json, absolute. One with a single .gguf file instead means that file."""
+    """An existing directory with a config.json, absolute."""
 
     path: Path
 
@@ -59,10 +58,10 @@ Source = CatalogName | LocalDirectory | LocalGGUF | HubId
 
 
 def parse_source(text: str) -> Source:
-    """Read what `-m` was given.
+    """Parse the argument of `-m`.
 
-    Raises UsageError for text that has none of the four forms, ModelNotFoundError for a path that is missing
-    or is not a model.
+    Raises UsageError for text that has none of the four forms, ModelNotFoundError for a missing path or one that is
+    not a model.
     """
     if not text.strip():
         raise UsageError("the model name is empty", "`headrace models list` shows what there is")
@@ -73,8 +72,7 @@ def parse_source(text: str) -> Source:
         exists = path.exists()
     except (OSError, RuntimeError) as error:  # name too long, unknown ~user
         raise UsageError(f"not a usable model name or path: {_shorten(text)}") from error
-    # `qwen3-4b` next to an unrelated folder of that name is still the catalog's: a bare word is a path only
-    # if what it names is a model.
+    # A bare word is a path only if a model is there, so that an unrelated folder does not hide a catalog entry.
     if exists and (_looks_like_path(text) or "/" in text or _is_model(path)):
         return _local(path)
     if _looks_like_path(text):
@@ -134,6 +132,6 @@ def _hub_id(text: str) -> HubId:
 
 
 def _shorten(text: str) -> str:
-    """`text` safe to put into a one-line message."""
+    """Return `text` escaped and shortened for a one-line message."""
     shown = text if text.isprintable() else ascii(text)[1:-1]
     return shown if len(shown) <= 120 else shown[:117] + "..."

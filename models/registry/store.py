@@ -1,13 +1,13 @@
-"""The model store: data_dir()/models, one directory per model, whole or absent.
+"""The model store: data_dir()/models, one directory per model, complete or absent.
 
     models/smollm2-135m/            config.json, weights, tokenizer, headrace.json
     models/mlx-community--X-4bit/   headrace.json only, naming a snapshot in the hub's own cache
-    models/.partial/NAME/           being built; whoever holds NAME's lock may delete it
+    models/.partial/NAME/           under construction; the holder of NAME's lock may delete it
     models/.locks/NAME.lock         held while NAME is installed or removed, across processes
 
-A model is built in .partial on the same file system, flushed to disk and renamed into place, so a crash or
-Ctrl-C leaves the old state or the new one. Nothing outside the store is ever written or deleted, and links in
-the store are not followed. Reading (`get`, `list`) takes no lock and imports nothing heavy.
+A model is built in .partial on the same file system, flushed to disk and renamed into place, so a crash leaves the
+old state or the new one. Nothing outside the store is written or deleted, and links in it are not followed. Reading
+(`get`, `list`) takes no lock.
 """
 
 import errno
@@ -42,21 +42,21 @@ class StoredModel:
 
     name: str
     entry: Path  # its directory in the store
-    path: Path  # where the weights are: `entry`, or a snapshot in the hub cache
+    path: Path  # directory of the weights: `entry`, or a snapshot in the hub cache
     origin: dict[str, Any]  # headrace.json
 
 
 class Store:
-    """The store below `root` (by default the user's)."""
+    """The store below `root` (default: in the user's data folder)."""
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = root if root is not None else data_dir() / "models"
 
     def get(self, name: str) -> StoredModel | None:
-        """The model called `name`, or None if it is not installed (or its hub snapshot has been deleted)."""
+        """Return the model called `name`, or None if it is not installed or its hub snapshot was deleted."""
         entry = self.root / _checked(name)
         try:
-            if not stat.S_ISDIR(entry.lstat().st_mode):  # a link is no model of ours
+            if not stat.S_ISDIR(entry.lstat().st_mode):  # links are not followed
                 return None
             origin = json.loads((entry / ORIGIN_FILE).read_bytes())
         except FileNotFoundError:
@@ -69,18 +69,18 @@ class Store:
         return StoredModel(name, entry, path, origin) if (path / "config.json").exists() else None
 
     def has(self, name: str) -> bool:
-        """Whether there is anything under that name, be it broken."""
+        """Return whether there is an entry of that name, broken or not."""
         return os.path.lexists(self.root / _checked(name))
 
     def names(self) -> Sequence[str]:
-        """The names of all entries, in order, be they broken."""
+        """Return the sorted names of all entries, broken or not."""
         try:
             return sorted(entry.name for entry in self.root.iterdir() if _NAME.fullmatch(entry.name))
         except FileNotFoundError:
             return []
 
     def list(self) -> list[StoredModel]:
-        """All installed models by name; entries that are no models are left out."""
+        """Return all installed models by name, without broken entries."""
         return [model for name in self.names() if (model := self._get_or_none(name)) is not None]
 
     def _get_or_none(self, name: str) -> StoredModel | None:
@@ -97,12 +97,12 @@ class Store:
         replace: bool = False,
         progress: Progress = silent,
     ) -> StoredModel:
-        """Install `name` by letting `build(directory)` fill an empty directory; returns what is then there.
+        """Install `name` by calling `build(directory)` on an empty directory, and return the stored model.
 
-        `build` returns facts for headrace.json, added to those it may have written there itself and to the checksums
-        of what it built ("files"; it gives them itself for a model that stays elsewhere). Another process
-        installing the same model is waited for, and its result used unless that is broken or `replace` is set.
-        Raises what `build` raises, and HeadraceError when the disk is full or read-only.
+        build: returns facts for headrace.json, which are added to those it wrote there itself. Its "files", the
+        checksums, are computed here unless it returns them. If another process is installing the model, wait and use
+        its result unless that is broken or `replace` is set. Raises what `build` raises, and HeadraceError if the
+        disk is full or read-only.
         """
         with self._locked(_checked(name), progress):
             if not replace and (present := self._get_or_none(name)) is not None:
@@ -112,7 +112,7 @@ class Store:
             try:
                 staging.mkdir(parents=True)
                 facts = build(staging)
-                with run_in_background(lambda: _flush(staging)) as flushed:  # a disk takes longer than a hash
+                with run_in_background(lambda: _flush(staging)) as flushed:  # overlaps hashing
                     files = checksums(staging, progress=progress) if "files" not in facts else facts["files"]
                     progress("saving", 0, None)
                     flushed()
@@ -129,7 +129,7 @@ class Store:
         return installed
 
     def remove(self, name: str) -> int:
-        """Delete the model's directory in the store; returns the bytes freed, 0 if it was not there."""
+        """Delete the model's directory in the store and return the bytes freed, 0 if it was absent."""
         entry = self.root / _checked(name)
         if not self.has(name):
             return 0
@@ -139,7 +139,7 @@ class Store:
                 if entry.is_symlink() or not entry.is_dir():
                     entry.unlink()
                     return freed
-                # Out of sight first: a removal that is interrupted never leaves half a model under its name.
+                # Rename first, so that an interrupted removal leaves no incomplete model.
                 trash = self.root / ".partial" / name
                 shutil.rmtree(trash, ignore_errors=True)
                 trash.parent.mkdir(exist_ok=True)
@@ -152,7 +152,7 @@ class Store:
             return freed
 
     def _place(self, staging: Path, name: str) -> None:
-        """Rename `staging` to its final name; a model already there moves out of the way and is deleted."""
+        """Rename `staging` to its final name and delete the model that was there."""
         final = self.root / name
         old = self.root / ".partial" / f"{_OLD}{name}"
         if final.exists() or final.is_symlink():
@@ -165,7 +165,7 @@ class Store:
             shutil.rmtree(old, ignore_errors=True)
 
     def _sweep(self) -> None:
-        """Delete what crashed processes left in .partial: everything whose lock nobody holds."""
+        """Delete everything in .partial whose lock is free, as crashed processes leave it."""
         partial = self.root / ".partial"
         for leftover in list(partial.iterdir()) if partial.is_dir() else []:
             name = leftover.name.removeprefix(_OLD)
@@ -173,13 +173,13 @@ class Store:
                 with self._locked(name, silent, wait=False):
                     shutil.rmtree(leftover, ignore_errors=True)
             except HeadraceError:
-                continue  # somebody is at work there
+                continue  # another process is working there
 
     @contextmanager
     def _locked(self, name: str, progress: Progress, *, wait: bool = True) -> Iterator[None]:
-        import filelock  # 20 ms that reading the store does not need
+        import filelock  # late: 20 ms
 
-        # A singleton counts nested acquisitions: the sweep inside an install meets its own lock.
+        # A singleton counts nested acquisitions: the sweep in an install takes the lock of the install again.
         path = self.root / ".locks" / f"{name}.lock"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -206,7 +206,7 @@ def _checked(name: str) -> str:
 
 
 def directory_bytes(path: Path) -> int:
-    """Bytes of the regular files below `path`, links not followed."""
+    """Return the bytes of the regular files below `path`, links not followed."""
     total = 0
     for folder, _, files in os.walk(path):
         for name in files:
@@ -225,7 +225,7 @@ def _write_origin(directory: Path, facts: dict[str, Any]) -> None:
 
 
 def _flush(directory: Path) -> None:
-    """Have every file and folder below `directory` on disk before the rename makes them the model."""
+    """Flush every file and folder below `directory` to disk."""
     for folder, _, files in os.walk(directory):
         for name in files:
             with (Path(folder) / name).open("rb") as file:

@@ -107,7 +107,7 @@ def test_loading_leaves_nothing_but_the_model_in_memory(directory: Path, changes
 
 
 def test_more_context_than_the_model_was_made_for_needs_force(directory: Path) -> None:
-    with pytest.raises(UsageError, match=f"{CONTEXT + 1} tokens was asked for, but tiny was made for {CONTEXT}"):
+    with pytest.raises(UsageError, match=f"{CONTEXT + 1} tokens.*{CONTEXT}$"):
         load_model(directory, name="tiny", context=CONTEXT + 1)
     assert load_model(directory, name="tiny", context=CONTEXT + 1, force=True).context_limit == CONTEXT + 1
 
