@@ -1,1 +1,1 @@
-"""What is in a model's directory: safetensors headers, JSON, quantization, whether it is whole."""
+"""Checkpoint directories as untrusted input: safetensors headers, JSON, quantization, integrity."""

@@ -1,21 +1,21 @@
-"""A checkpoint's arrays by name, lazily read; a foreign matrix comes as what it becomes."""
+"""Lazy reading of a checkpoint's arrays, with foreign quantization converted to MLX's."""
 
 from collections.abc import Callable
 
 import mlx.core as mx
 
 from headrace.models.checkpoint.foreign import packed, scaled
-from headrace.models.checkpoint.foreign.formats import ForeignMatrix
+from headrace.models.checkpoint.foreign.matrices import ForeignMatrix
 from headrace.models.checkpoint.safetensors import Checkpoint
 
 
 def read_arrays(
     checkpoint: Checkpoint, *, as_float: Callable[[str, ForeignMatrix], bool] | None = None
 ) -> dict[str, mx.array]:
-    """Every tensor that `checkpoint.tensors` lists: MLX reads its bytes when it is first evaluated.
+    """Return the arrays that `checkpoint.tensors` lists; MLX reads their bytes on evaluation.
 
-    `as_float(name, matrix)`: whether a foreign matrix is wanted in float32 instead of as affine groups. Raises
-    CheckpointError for a grouping that points outside its scales.
+    as_float(name, matrix): whether to return a foreign matrix in float32 instead of affine groups. Raises
+    CheckpointError for column indices outside the groups.
     """
     stored: dict[str, mx.array] = {}
     for shard in checkpoint.shards:

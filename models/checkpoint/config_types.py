@@ -1,8 +1,7 @@
-"""The types of what networks read in a config.json, checked once, on opening.
+"""Type checks of the known keys in a config.json.
 
-A class that meets another type may go on and compute something else: "false" is true, True is one, a rope base below
-zero turns nothing the right way, and a division by zero ends the process. Keys that nobody here knows are left alone,
-and so is null, which says nothing.
+Unchecked values can change results silently: "false" is true, True is one, and a division by zero ends the process.
+Unknown keys and null are accepted.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,15 +9,15 @@ from typing import Any
 
 from headrace.runtime.errors import CheckpointError
 
-# Whole numbers of one or more. Some families have a list of them, one for each layer.
+# Integers of at least one, or for some families a list with one for each layer.
 _COUNTS = (
     "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim",
     "vocab_size", "max_position_embeddings", "n_embd", "n_head", "n_positions", "n_ctx", "n_group", "topk_group",
     "state_size", "conv_kernel", "original_max_position_embeddings",
 )  # fmt: skip
-# Of layers, each of which takes memory and time before anything says that it has no weights. Models have some hundred.
+# Layer counts. Bounded, since a decoder takes memory for each layer before it finds that weights are missing.
 _LAYERS, MOST_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers"), 1_000
-# Whole numbers, of which there may be none.
+# Integers of at least zero.
 _NUMBERS_OF = (
     "intermediate_size", "num_experts", "num_local_experts", "num_experts_per_tok", "n_routed_experts",
     "n_shared_experts", "moe_intermediate_size", "shared_expert_intermediate_size", "sliding_window",
@@ -39,7 +38,7 @@ _FLAGS = (
 _LISTS = ("no_rope_layers", "mlp_only_layers")
 _KINDS = ("layer_types", "mlp_layer_types")
 _SECTIONS = ("rope_parameters", "rope_scaling", "text_config")
-# What a rope section of a type cannot be read without.
+# Keys that a rope section of each type requires.
 _ROPE_NEEDS = {
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -56,7 +55,7 @@ _LAYER_KINDS = ("full_attention", "sliding_attention", "chunked_attention", "lin
 
 
 def check_types(config: Mapping[str, Any]) -> None:
-    """Raises CheckpointError for the first known key that is of another type, or of a value that nothing can have."""
+    """Raise CheckpointError for the first known key with another type or an impossible value."""
     for keys, holds, what in _RULES:
         for key in keys:
             _check(config, key, holds, what)
@@ -124,7 +123,7 @@ def _flag(value: Any) -> bool:
 
 
 def _each(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Also for a list of them."""
+    """Accept lists of such values too."""
 
     def held(value: Any) -> bool:
         return all(entry is None or holds(entry) for entry in value) if isinstance(value, list) else holds(value)

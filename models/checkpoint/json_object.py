@@ -1,7 +1,6 @@
-"""Reading a JSON object from a file that anybody may have written: one error for whatever is wrong with it.
+"""Reading JSON objects from untrusted files that accompany the weights.
 
-For what accompanies the weights. What decides what is loaded goes through `models.checkpoint.safetensors`, which is
-stricter.
+Files that decide what is loaded go through `models.checkpoint.safetensors`, which is stricter.
 """
 
 import json
@@ -14,12 +13,12 @@ from headrace.models.checkpoint.side_file import check_parts, read_side_file
 from headrace.runtime.errors import CheckpointError
 
 _MAX_BYTES = 32 << 20
-MAX_PARTS = 800_000  # the headers of a hundred thousand tensors in one shard have 700,000
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")  # as an escape or as bytes, alone or one of a pair
+MAX_PARTS = 800_000  # a shard header with a hundred thousand tensors has 700,000
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")  # an escape or bytes, alone or in a pair
 
 
 def repeated_key(pairs: Iterable[tuple[str, Any]]) -> str | None:
-    """The first key that comes a second time: JSON allows it, and readers differ in which value they take."""
+    """Return the first repeated key, or None. Parsers differ in the value they use."""
     seen: set[str] = set()
     for key, _ in pairs:
         if key in seen:
@@ -29,15 +28,15 @@ def repeated_key(pairs: Iterable[tuple[str, Any]]) -> str | None:
 
 
 def check_unicode(content: bytes, value: Any) -> None:
-    """Raises UnicodeEncodeError, a ValueError, if a text in `value`, read from `content`, has a lone surrogate."""
+    """Raise UnicodeEncodeError, a ValueError, if a string in `value`, parsed from `content`, has a lone surrogate."""
     if _SURROGATE.search(content):
         json.dumps(value, ensure_ascii=False).encode()
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
-    """The object in `file`. Raises CheckpointError if it cannot be read, is absurdly large or is no JSON object.
+    """Return the object in `file`, without lone surrogates.
 
-    No text in it has a lone surrogate, which JSON can write and no library for text takes.
+    Raises CheckpointError for a file that is unreadable, too large or not a JSON object.
     """
     try:
         content = read_side_file(file, _MAX_BYTES)

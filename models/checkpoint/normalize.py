@@ -1,9 +1,7 @@
-"""A config.json as both decoders expect it, whichever release of which tool wrote it. Applied once, on opening.
+"""Normalization of config.json across releases of transformers and other tools.
 
-transformers 5 nests what earlier releases kept apart (`rope_parameters`), renamed keys, and leaves out of nested
-sections what equals its own defaults. Nothing is taken away here: older names are added where only newer ones are
-stated, so readers of either find them, and what a config states itself is never changed, except that nested rope
-settings win.
+transformers 5 nests rope settings (`rope_parameters`), renames keys, and omits class defaults from nested sections.
+Older names are added to a config; existing values stay, except that nested rope settings take precedence.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,10 +10,10 @@ from typing import Any
 from headrace.models.checkpoint.config_types import check_types
 from headrace.runtime.errors import CheckpointError
 
-# model_type -> what it is by another name.
+# model_type -> an equivalent one.
 _FAMILIES = {"ministral": "mistral"}
 
-# older key -> newer key that says the same, by model_type ("": of every family).
+# older key -> equivalent newer key, by model_type ("": all families).
 _RENAMES: dict[str, dict[str, str]] = {
     "": {"torch_dtype": "dtype"},
     "qwen3_moe": {"num_experts": "num_local_experts"},
@@ -24,19 +22,19 @@ _RENAMES: dict[str, dict[str, str]] = {
     "gpt2": {"n_ctx": "n_positions"},
     "lfm2": {"block_dim": "hidden_size", "block_ff_dim": "intermediate_size"},
 }
-# transformers' defaults where mlx-lm's classes, or our decoder, would take another.
+# transformers' defaults that differ from those of mlx-lm's classes or of our decoder.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "phi": {"partial_rotary_factor": 0.5},
     "qwen3_next": {"norm_topk_prob": True},
     "gemma2": {"sliding_window": 4096},
     "gemma3_text": {"sliding_window": 4096},
 }
-# Families whose older configs always stated the width of a head.
+# Families whose older configs always have head_dim.
 _STATE_HEAD_DIM = ("qwen3_moe", "glm4_moe", "exaone4", "exaone_moe")
-# Other names of the context a model was made for, and transformers' defaults where a nested section leaves it out.
+# Other names of the maximum context, and transformers' defaults for nested sections without it.
 _CONTEXT_KEYS = ("n_positions", "n_ctx", "max_sequence_length", "max_seq_len", "seq_length")
 _CONTEXTS = {"gemma3_text": 131072, "gemma2": 8192, "gemma": 8192, "qwen2": 32768, "qwen3": 32768, "mistral": 131072}
-# What transformers leaves out of a nested section because its own class has the same.
+# Class defaults that transformers omits from nested sections.
 _NESTED_DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3_text": {
         "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
@@ -66,9 +64,9 @@ _FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
 def normalized(config: Mapping[str, Any], tensors: Collection[str] = ()) -> dict[str, Any]:
-    """The config with every key that the decoders look for, as far as it says them. `tensors`: the checkpoint's names.
+    """Return the config with all keys that the decoders read, where it implies them.
 
-    Raises CheckpointError for known keys of other types than they have (see `config_types`).
+    tensors: names in the checkpoint. Raises CheckpointError for known keys of wrong types (see `config_types`).
     """
     if _is_deep(config):
         raise CheckpointError("config.json is nested too deeply")
@@ -84,7 +82,7 @@ def normalized(config: Mapping[str, Any], tensors: Collection[str] = ()) -> dict
 
 
 def _is_deep(value: Any) -> bool:
-    """Whether it has levels beyond those of any config in use (six): what goes through one by recursion has to end."""
+    """Return whether it has over `_MOST_LEVELS` levels, too many for recursion; real configs have six."""
     level = [value]
     for _ in range(_MOST_LEVELS):
         inner = [part for part in level if isinstance(part, dict | list)]
@@ -123,7 +121,7 @@ def _section(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unnest_rope(config: dict[str, Any]) -> None:
-    """`rope_parameters`, for all layers or per kind of layer, as `rope_theta`, `rope_scaling` and their company."""
+    """Add `rope_theta`, `rope_scaling` and related keys from `rope_parameters`, which may be per kind of layer."""
     nested = config.get("rope_parameters")
     if nested is None:
         return
@@ -156,7 +154,7 @@ def _minimax(config: dict[str, Any]) -> None:
 
 
 def _layer_kinds(config: dict[str, Any], kind: str) -> None:
-    """Older keys that count layers, from the lists that name each one's kind."""
+    """Add the older keys that count layers, from the lists of layer kinds."""
     attention, mlp = config.get("layer_types"), config.get("mlp_layer_types")
     if isinstance(attention, list) and "full_attention" in attention:
         period = attention.index("full_attention") + 1
@@ -189,7 +187,7 @@ def _context(config: dict[str, Any], kind: str) -> None:
 
 
 def _tied(config: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
-    """A config that does not say whether the table makes the logits too has tied them unless there is a head."""
+    """State untied embeddings if the config does not and the checkpoint has an output head."""
     for section in (config, config.get("text_config")):
         head = any(name.endswith("lm_head.weight") for name in tensors)
         if isinstance(section, dict) and section.get("tie_word_embeddings") is None and head:
@@ -198,7 +196,7 @@ def _tied(config: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
 
 
 def _plain_floats(value: Any) -> Any:
-    """transformers writes infinities as {"__float__": "Infinity"}."""
+    """Replace {"__float__": "Infinity"}, as transformers writes infinities."""
     if isinstance(value, Mapping):
         if value.keys() == {"__float__"} and value["__float__"] in _FLOATS:
             return _FLOATS[value["__float__"]]

@@ -1,4 +1,4 @@
-"""MLX's quantization settings: which ones a checkpoint states for a layer, and quantizing plain weights.
+"""MLX quantization settings of a checkpoint's modules, and quantization of plain weights.
 
 Affine: groups of G neighbours in a row share a scale and a bias, w = scale * q + bias, q of `bits` bits. The other
 modes are floats of 4 or 8 bits that share a scale of one byte: mxfp4, mxfp8 (OCP microscaling formats) and nvfp4.
@@ -19,7 +19,7 @@ GROUP_SIZES = (32, 64, 128)
 
 
 class Groups(NamedTuple):
-    """How a stored matrix is quantized: what MLX offers, or what GGUF's Q6_K becomes."""
+    """Quantization of a stored matrix: one of MLX's settings, or groups of 16 (GGUF's Q6_K)."""
 
     bits: int
     group_size: int
@@ -31,7 +31,7 @@ GROUPS_OF_16 = Groups(groups_of_16.BITS, groups_of_16.GROUP)
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """`bits` per weight in groups of `group_size`. Raises UsageError for what MLX does not offer."""
+    """`bits` per weight in groups of `group_size`. Raises UsageError for settings that MLX lacks."""
 
     bits: int
     group_size: int = 64
@@ -44,27 +44,27 @@ class Quantization:
             )
 
     def fits(self, columns: int) -> bool:
-        """Whether rows of that many columns divide into groups."""
+        """Return whether rows of `columns` weights divide into groups."""
         return columns % self.group_size == 0
 
     def nbytes(self, rows: int, columns: int) -> int:
-        """Bytes of a matrix (N, K) once quantized, with half-precision scales and biases."""
+        """Return the bytes of a matrix (N, K) once quantized, with half-precision scales and biases."""
         return quantized_bytes(rows * columns, self.bits, self.group_size)
 
     def apply(self, data: mx.array, bias: mx.array | None = None) -> Weight:
-        """Quantize a plain matrix (N, K) with MLX's own quantizer."""
+        """Quantize a plain matrix (N, K) with MLX's quantizer."""
         packed, scales, biases = mx.quantize(data, group_size=self.group_size, bits=self.bits)
         return Weight(packed, scales, biases, self.bits, self.group_size, bias)
 
 
 def layer_quantization(section: Mapping[str, Any] | None, module: str) -> Groups:
-    """The settings of one module: its own entry in config.json's `quantization`, else the general ones."""
+    """Return the settings of one module: its own entry in config.json's `quantization`, else the general ones."""
     if section is None:
         raise CheckpointError(f"{module} is quantized, but config.json has no quantization section")
     entry = section.get(module, section)
     if not isinstance(entry, Mapping):
         raise CheckpointError(f"config.json: the quantization entry of {module} must be an object, not {entry!r}")
-    mode = entry.get("mode", "affine")  # a module's own entry that states none means affine, whatever the others are
+    mode = entry.get("mode", "affine")  # an entry without mode is affine, whatever the general mode
     if isinstance(mode, str) and mode in FLOAT_MODES:
         stated = (entry.get("bits", FLOAT_MODES[mode][0]), entry.get("group_size", FLOAT_MODES[mode][1]))
         if stated != FLOAT_MODES[mode]:
@@ -80,14 +80,14 @@ def layer_quantization(section: Mapping[str, Any] | None, module: str) -> Groups
 
 
 def has_groups_of_16(section: Mapping[str, Any] | None) -> bool:
-    """Whether any module is in groups of 16, which only the native kernels multiply with."""
+    """Return whether any module is in groups of 16, which only the native kernels support."""
     entries = [section, *section.values()] if section is not None else []
     affine = [entry for entry in entries if isinstance(entry, Mapping) and entry.get("mode", "affine") == "affine"]
     return any(entry.get("group_size") == groups_of_16.GROUP for entry in affine)
 
 
 def is_known(section: Mapping[str, Any] | None) -> bool:
-    """Whether every entry of a quantization section is in a mode known here (plain weights count)."""
+    """Return whether every module has a supported mode; True for plain weights."""
     if section is None:
         return True
     entries = [section, *(entry for entry in section.values() if isinstance(entry, Mapping))]

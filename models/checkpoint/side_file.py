@@ -1,34 +1,34 @@
-"""Reading a file that comes beside the weights, whole and as untrusted input: a regular file of bearable size.
+"""Reading of a small untrusted file that accompanies the weights.
 
-What looks like a file can be a pipe that nobody writes to, a device without end or three gigabytes of nothing.
+Only regular files up to a size limit are read: a path can name a pipe, an endless device or a huge sparse file.
 """
 
 import os
 import stat
 from pathlib import Path
 
-MAX_TOKENIZER_BYTES = 64 << 20  # of a tokenizer.json: the largest vocabularies in use come to 35 MB
-MAX_TOKENIZER_PARTS = 4_000_000  # and to 2 million: tokens, and merges of two parts each
+MAX_TOKENIZER_BYTES = 64 << 20  # the largest tokenizer.json files in use have 35 MB
+MAX_TOKENIZER_PARTS = 4_000_000  # and 2 million values
 _MIB = 1 << 20
 
 
-def read_side_file(file: Path, most: int) -> bytes:
-    """The content of `file`. Raises OSError, or ValueError for what is no regular file of up to `most` bytes."""
-    # A pipe without a writer would keep an ordinary `open` waiting.
+def read_side_file(file: Path, max_bytes: int) -> bytes:
+    """Return the content of `file`. Raises OSError, or ValueError unless it is a regular file up to `max_bytes`."""
+    # O_NONBLOCK: opening a pipe without a writer would block.
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as opened:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise ValueError("it is not a regular file")
-        if found.st_size > most:
-            raise ValueError(f"it is larger than {most // _MIB} MiB")
+        if found.st_size > max_bytes:
+            raise ValueError(f"it is larger than {max_bytes // _MIB} MiB")
         return opened.read(found.st_size)
 
 
-def check_parts(content: bytes, most: int) -> None:
-    """Raises ValueError for JSON of more than `most` values, before a parser makes objects of dozens of bytes each.
+def check_parts(content: bytes, max_parts: int) -> None:
+    """Raise ValueError for JSON of more than `max_parts` values, before a parser creates objects for them.
 
-    Counted by what begins or follows one, in texts too.
+    The count of commas and brackets, including those in strings, is an upper bound.
     """
-    if len(content) > most and sum(map(content.count, (b",", b"[", b"{"))) > most:
-        raise ValueError(f"it has more than {most} values")
+    if len(content) > max_parts and sum(map(content.count, (b",", b"[", b"{"))) > max_parts:
+        raise ValueError(f"it has more than {max_parts} values")

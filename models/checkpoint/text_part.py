@@ -1,7 +1,7 @@
-"""The language model within a checkpoint that has other parts too: vision towers, audio encoders, projectors.
+"""The language model in a multimodal checkpoint (with vision towers, audio encoders, projectors). Headers only.
 
-Its config sits one level down (`text_config`), and its tensors stand under a prefix that differs from writer to writer.
-Here it becomes what a checkpoint of text alone looks like; a checkpoint of text alone stays as it is. Headers only.
+Its config is nested (`text_config`), and its tensors have a prefix that depends on the tool that wrote them. Both are
+converted to those of a text-only checkpoint.
 """
 
 from collections import Counter
@@ -11,40 +11,40 @@ from typing import Any
 from headrace.models.checkpoint.safetensors import Checkpoint, quantization_section
 from headrace.models.checkpoint.tensor_info import TensorInfo
 
-# model_type of checkpoints whose text part is a decoder that knows nothing of the other parts: images come to it as
-# embeddings. Of any other a `text_config` is not taken for the whole model.
+# model_type of checkpoints whose text part is an ordinary decoder that gets images as embeddings. For all others the
+# `text_config` is not used as the model.
 _NESTING = ("gemma3", "mistral3", "pixtral", "llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-# What transformers calls the text part on its own, and the family whose layers it has. Positions of text alone are
-# equal on all axes of multimodal rotation, so that it turns as any other.
+# model_type of the text part -> family with the same layers. Text positions are equal on all axes of multimodal
+# rotation, so it equals ordinary rotation.
 _FAMILIES = {"qwen3_vl_text": "qwen3", "qwen2_5_vl_text": "qwen2", "qwen2_vl_text": "qwen2"}
-# Where the layers stand, the most particular first, and where the output projection may.
+# Prefixes of the layers, the most specific first, and of the output projection.
 _BODIES = ("language_model.model.", "model.language_model.", "model.")
 _HEADS = ("language_model.lm_head.", "lm_head.")
-# Keys of the outer config that hold for the text part where that does not state them.
+# Keys of the outer config that the text part inherits.
 _OUTER = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization")
 
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """`config` as of a model of text alone; `stored`: tensors' names there -> their names in the checkpoint."""
+    """A text-only view of a checkpoint. stored: tensor names in `tensors` -> names in the checkpoint."""
 
     config: dict[str, Any]
     tensors: dict[str, TensorInfo]
     stored: dict[str, str]
-    ignored: dict[str, int]  # top-level names of other parts -> bytes
+    ignored: dict[str, int]  # top-level names of the other parts -> bytes
 
     @property
     def quantization(self) -> dict[str, Any] | None:
-        """MLX quantization settings as `Checkpoint` has them, modules by their names here."""
+        """Return MLX quantization settings as `Checkpoint` does, with the module names of the text part."""
         return quantization_section(self.config)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensors of the text part."""
+        """Return the bytes of the text part's tensors."""
         return sum(info.nbytes for info in self.tensors.values())
 
     def describe_ignored(self) -> str | None:
-        """What is left out, for people; None where nothing is."""
+        """Return a message on the parts that are not loaded; None if there are none."""
         if not self.ignored:
             return None
         parts = ", ".join(f"{part} ({size / 1e6:.0f} MB)" for part, size in self.ignored.items())
@@ -52,7 +52,7 @@ class TextPart:
 
 
 def text_part(checkpoint: Checkpoint) -> TextPart:
-    """The checkpoint's language model."""
+    """Return the checkpoint's language model."""
     config = text_config(checkpoint.config)
     if config is checkpoint.config:
         same = {name: name for name in checkpoint.tensors}
@@ -71,7 +71,7 @@ def text_part(checkpoint: Checkpoint) -> TextPart:
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The config of the language model: the one given, or what it says of its text part, modules named as there."""
+    """Return the config of the language model, with text-only module names; `config` itself for a text-only one."""
     text, kind = config.get("text_config"), config.get("model_type")
     if kind not in _NESTING:
         return config
@@ -90,7 +90,7 @@ def _renamed(module: str) -> str:
 
 
 def _ours(name: str, body: str) -> str | None:
-    """A stored tensor's name as it is in a model of text alone; None for another part's."""
+    """Return a stored tensor's name in a text-only model; None for a tensor of another part."""
     for head in _HEADS:
         if name.startswith(head):
             return "lm_head." + name.removeprefix(head)

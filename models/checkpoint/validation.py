@@ -1,7 +1,6 @@
-"""Whether an installed model is still whole: headers, configuration and tokenizer file, without reading weights.
+"""Integrity of an installed model: headers, configuration and tokenizer file, without reading weights.
 
-Disks fill, copies stop half-way and people delete files. `check_sound` is what `pull` and `doctor` ask; around a
-load, `blamed_on_store` tells the user how to get a damaged entry of the store replaced.
+`pull` and `doctor` use `check_sound`. During a load, `blamed_on_store` adds how to replace a damaged store entry.
 """
 
 import json
@@ -22,7 +21,7 @@ _OTHER_TOKENIZERS = ("tokenizer.model", "tekken.json", "*tiktoken*")  # see mode
 
 
 def check_sound(directory: Path) -> None:
-    """Raises CheckpointError for the first thing that is missing, cut off or unreadable."""
+    """Raise CheckpointError for the first missing, truncated or unreadable file."""
     open_checkpoint(directory)
     if not (directory / "tokenizer.json").exists() and any(any(directory.glob(name)) for name in _OTHER_TOKENIZERS):
         return
@@ -36,7 +35,7 @@ def check_sound(directory: Path) -> None:
 
 @contextmanager
 def changed_while_read() -> Iterator[None]:
-    """MLX's errors of reading files that were sound when they were opened, as ours: one was cut, or is gone."""
+    """Convert MLX's read errors to CheckpointError: a checked file has been truncated or deleted since."""
     try:
         yield
     except RuntimeError as error:
@@ -47,7 +46,7 @@ def changed_while_read() -> Iterator[None]:
 
 @contextmanager
 def blamed_on_store(stored_as: str | None, directory: Path) -> Iterator[None]:
-    """A CheckpointError in this block, if `directory` is a damaged entry of the store, says how to replace it."""
+    """Name the store entry in a CheckpointError of this block, if `directory` is damaged."""
     try:
         yield
     except CheckpointError as error:
@@ -61,7 +60,7 @@ def blamed_on_store(stored_as: str | None, directory: Path) -> Iterator[None]:
 
 
 def damaged(name: str, damage: CheckpointError) -> CheckpointError:
-    """The error for the store's entry `name`, with what to do about it."""
+    """Return the error for the store's entry `name`, with the commands that repair it."""
     return CheckpointError(
         f"the stored model {name} is damaged: {damage}",
         f"pulling it again replaces it; `headrace models rm {name}` removes it",

@@ -1,1 +1,1 @@
-"""What a step of a model reads and computes, and what memory it needs, from shapes alone."""
+"""Cost of a decode step and memory use, from shapes alone."""

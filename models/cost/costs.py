@@ -1,4 +1,4 @@
-"""What a checkpoint's step costs, before anything is loaded, and what memory its weights and all beside them take."""
+"""Step cost and memory use of a checkpoint, before it is loaded."""
 
 from math import prod
 
@@ -13,30 +13,29 @@ from headrace.runtime.machine import memory
 from headrace.runtime.machine.hardware import machine
 from headrace.runtime.metrics.cost import StepCost
 
-# Fitted to the peaks (ru_maxrss) of Linux processes with models of 0.1 to 0.9 GB and chunks of 512 rows.
-# Bytes of Python, MLX, the kernels, the libraries of text. A GPU's own libraries are not measured, and counted amply.
+# Fitted to peaks (ru_maxrss) of Linux processes with models of 0.1 to 0.9 GB and chunks of 512 rows.
+# Bytes of Python, MLX, kernels and text libraries. A GPU's own libraries are a generous estimate, not measured.
 _PROGRAM = {False: 42_000_000, True: 100_000_000}
-_TOKEN = 300  # bytes of a tokenizer for each entry of its vocabulary
-_PARSED = 100  # bytes more of each while its file is read
-_ROWS = {False: 512, True: 2048}  # of a chunk at most, on a GPU or not: `runtime.engine.prefill.LARGEST`
+_TOKEN = 300  # bytes per vocabulary entry of a tokenizer
+_PARSED = 100  # further bytes per entry while its file is parsed
+_ROWS = {False: 512, True: 2048}  # largest chunk on a CPU and on a GPU: `runtime.engine.prefill.LARGEST`
 _FLOAT = 4
-_SCORES = 96 << 20  # bytes: scores of attention in stock MLX on a CPU, whose chunks are as short as it is slow
+_SCORES = 96 << 20  # bytes of attention scores in stock MLX on a CPU
 
 
 def working_memory(shape: StepShape, *, on_gpu: bool | None = None) -> int:
-    """Bytes besides weights and KV cache, at most: the program, and the larger of what a chunk and what loading takes.
+    """Return an upper bound on the bytes besides weights and K/V: the program, and the larger of chunk and loading.
 
-    on_gpu: None for this machine's device. With E the hidden size, F the feed-forward's (0 where all of it is
-    experts'), H * D the width of all heads, V the vocabulary, A active experts of size X:
+    on_gpu: None for this machine's device. With E the hidden size, F the feed-forward size (0 if all of it is
+    experts), H * D the width of all heads, V the vocabulary, A active experts of size X:
 
         program     42 MB (on a GPU 100) + 300 V
         chunk       4 (4 E + 3 F + 3 H D + A (2 X + 1.25 E)) for each of its rows: 512, on a GPU 2048
         loading     8 MiB + 100 V + a layer's gate and up twice (read, and stacked), or a stack of experts
 
-    A chunk's rows are the residual stream in and out of a pass and of the next, gate and up with what the kernels
-    round for them, queries and heads; the kernels' scratch keeps a quarter more. On a GPU, what operations free is
-    kept, up to a bound, until the prompt is read: that comes on top. A buffer of K/V that grows takes that room while
-    it is copied, not more. Stock MLX on a CPU keeps scores of attention too.
+    A chunk's rows are the residual stream in and out of a pass and of the next, gate and up with the rounded copies
+    of the kernels, queries and heads; kernel scratch adds a quarter. A GPU also caches freed memory during prefill, up
+    to a bound. Stock MLX on a CPU adds attention scores.
     """
     if on_gpu is None:
         on_gpu = machine().backend != "cpu"
@@ -48,9 +47,10 @@ def working_memory(shape: StepShape, *, on_gpu: bool | None = None) -> int:
 
 
 def held_weights(checkpoint: Checkpoint, shape: StepShape) -> int:
-    """Bytes of the weights in memory, as they are once loaded: stock MLX keeps floats in what it computes in.
+    """Return the bytes of the loaded weights.
 
-    That is float32 on a CPU: half precision takes twice its bytes of the file there. The kernels read it as it is.
+    Stock MLX converts floats to its compute type, float32 on a CPU, which doubles half precision. The native kernels
+    keep the stored types.
     """
     part = text_part(checkpoint)
     if not _is_stock(shape):
@@ -64,11 +64,11 @@ def held_weights(checkpoint: Checkpoint, shape: StepShape) -> int:
 
 
 def _row(shape: StepShape, hidden: int) -> int:
-    """Numbers that one row of a chunk takes."""
+    """Return the floats per row of a chunk."""
     heads = shape.heads * shape.head_dim
     dense = [matrix for matrix in shape.matrices if not matrix.output and matrix.share == 1]
     widest = max((max(matrix.rows, matrix.columns) for matrix in dense), default=0)
-    inner = widest if widest > max(hidden, heads) else 0  # what is no wider is attention's, or the router
+    inner = widest if widest > max(hidden, heads) else 0  # otherwise it belongs to attention or the router
     experts = [matrix for matrix in shape.matrices if matrix.share < 1]
     routed = max((round(m.share * m.count / _layers(shape)) * min(m.rows, m.columns) for m in experts), default=0)
     active = max((round(m.share * m.count / _layers(shape)) for m in experts), default=0)
@@ -76,7 +76,7 @@ def _row(shape: StepShape, hidden: int) -> int:
 
 
 def _loading(shape: StepShape) -> int:
-    """Bytes that reading a layer's largest weights takes besides where they end."""
+    """Return the temporary bytes of reading a layer's largest weights."""
     layers = [matrix for matrix in shape.matrices if not matrix.output]
     stacks = max((m.nbytes * m.count // _layers(shape) for m in layers if m.share < 1), default=0)
     dense = max((matrix.nbytes for matrix in layers if matrix.share == 1), default=0)
@@ -88,14 +88,14 @@ def _layers(shape: StepShape) -> int:
 
 
 def _is_stock(shape: StepShape) -> bool:
-    """Whether stock MLX computes it on a CPU."""
+    """Return whether stock MLX runs the model on a CPU."""
     from headrace.runtime import ops
 
     return shape.stock or ops.select() is not ops.native
 
 
 def checkpoint_cost(checkpoint: Checkpoint) -> StepCost | None:
-    """The cost of a step from headers alone, K/V in half precision. None where the matrices are not known by name."""
+    """Return the step cost from headers, with K/V in half precision; None for unknown matrix names."""
     try:
         return shape_of_checkpoint(checkpoint).cost
     except UnsupportedModelError:
@@ -103,7 +103,7 @@ def checkpoint_cost(checkpoint: Checkpoint) -> StepCost | None:
 
 
 def shape_to_run(checkpoint: Checkpoint, decoder: DecoderConfig | None = None) -> StepShape:
-    """The shape from headers; where the matrices are not known by name, from mlx-lm's class. Raises what that does.
+    """Return the shape from headers, or from mlx-lm's class for unknown matrix names. Raises what making it raises.
 
     decoder: as for `shape_of_checkpoint`.
     """

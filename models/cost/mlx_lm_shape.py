@@ -1,6 +1,6 @@
-"""The `StepShape` of every architecture that only mlx-lm's classes run: the class is made, and no weight is read.
+"""`StepShape` of architectures that only mlx-lm's classes run: the class is made without reading weights.
 
-A config alone is enough: parameters get the shapes and types that its quantization and dtype give them.
+From a config alone, parameters get the shapes and types implied by its quantization and dtype.
 """
 
 from collections import Counter
@@ -24,12 +24,15 @@ from headrace.runtime.ops.kv_format import FLOAT16, FORMATS
 
 
 def shape_of_mlx_lm_checkpoint(checkpoint: Checkpoint) -> StepShape:
-    """From the headers of a checkpoint. Raises what loading it raises."""
+    """Return the shape from the headers of a checkpoint. Raises what loading it raises."""
     return _shape(load(checkpoint, mx.DeviceType.gpu), checkpoint.config, checkpoint.path.name, "safetensors headers")
 
 
 def shape_of_mlx_lm_config(config: Mapping[str, Any]) -> StepShape:
-    """From a config.json. Raises UnsupportedModelError where mlx-lm has no class, CheckpointError where one refuses."""
+    """Return the shape from a config.json.
+
+    Raises UnsupportedModelError if mlx-lm has no class for it, CheckpointError if the class refuses it.
+    """
     config = normalized(config)
     return _shape(of_config(config), config, "it", "config.json")
 
@@ -62,7 +65,7 @@ def _shape(model: Any, config: Mapping[str, Any], name: str, source: str) -> Ste
 
 
 def _matrices(model: Any, measured: Measured) -> Sequence[Matrix]:
-    """What a step multiplies with, equal ones together; a stack of experts is as many as it has."""
+    """Return the matrices that a step multiplies with, equal ones merged; a stack of experts counts each expert."""
     modules = dict(model.named_modules())
     parameters = dict(tree_flatten(model.parameters()))
     found: Counter[Matrix] = Counter()
@@ -85,6 +88,6 @@ def _matrices(model: Any, measured: Measured) -> Sequence[Matrix]:
 
 
 def _merged(kv: Sequence[LayerKV]) -> Sequence[LayerKV]:
-    """Equal layers as one row."""
+    """Merge equal layers."""
     counts = Counter((layer.bytes_per_token, layer.window) for layer in kv)
     return [LayerKV(count, row, window) for (row, window), count in counts.items()]

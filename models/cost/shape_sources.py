@@ -1,12 +1,11 @@
-"""Where a `StepShape` can come from without reading a single weight.
+"""Sources of a `StepShape` that need no weights.
 
-    shape_of_config(config)         a config.json alone: sizes follow from its quantization or dtype
+    shape_of_config(config)         config.json alone: sizes follow from its quantization or dtype
     shape_of_checkpoint(checkpoint) safetensors headers: exact
-    shape_of_gguf(file)             GGUF headers: as headrace would convert it
+    shape_of_gguf(file)             GGUF headers: after headrace's conversion
     shape_of_decoder(config, ...)   a decoder's configuration and one quantization for all matrices
 
-Every one raises UnsupportedModelError for an architecture whose matrices are not known here, and CheckpointError
-for contradictory values.
+All raise UnsupportedModelError for an architecture with unknown matrices, CheckpointError for contradictory values.
 """
 
 import re
@@ -29,28 +28,28 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.metrics.cost import FLOAT_MODES, quantized_bytes
 from headrace.runtime.ops.kv_format import FLOAT16, Q4, Q8
 
-KV = FLOAT16  # half precision, as on every GPU
+KV = FLOAT16
 _HALF = 2
 
-# Mixtures of experts whose other layers are those of an architecture of our own: model_type -> that architecture.
+# model_type of mixtures of experts -> architecture of their other layers.
 _MIXTURES = {"mixtral": "mistral"}
 
 SizeOf = Callable[[str, int, int], int]
-"""(module, rows, columns) -> stored bytes of that projection, bias included; of a stack of experts, one's."""
+"""(module, rows, columns) -> stored bytes of that projection with bias; for stacked experts, of one expert."""
 
 _ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
 _STACK = re.compile(r"\.(switch_mlp|experts)\.")
 
 
 def has_shape(config: Mapping[str, Any]) -> bool:
-    """Whether the matrices of this config's architecture are known here. Raises CheckpointError for broken values."""
+    """Return whether the architecture's matrices are known. Raises CheckpointError for broken values."""
     text = text_config(normalized(config))
     kind = text.get("model_type")
     return (isinstance(kind, str) and kind in _MIXTURES) or decoder_config(text) is not None
 
 
 def shape_of_config(config: Mapping[str, Any]) -> StepShape:
-    """From config.json alone."""
+    """Return the shape from config.json alone."""
     config = text_config(normalized(config))
     stored = config.get("quantization") or config.get("quantization_config")
     section = stored if isinstance(stored, Mapping) and stored.get("bits") else None
@@ -66,17 +65,17 @@ def shape_of_config(config: Mapping[str, Any]) -> StepShape:
         return bias + (rows * columns * plain if width is None else quantized_bytes(rows * columns, width, group))
 
     shape = _build(_decoder(config), size_of, f"config.json, {_described(section, dtype)}")
-    # mlx-lm's classes run those.
+    # mlx-lm's classes run the mixtures.
     return replace(shape, kv_formats=(FLOAT16, Q8, Q4), stock=True) if config.get("model_type") in _MIXTURES else shape
 
 
 def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = None) -> StepShape:
-    """From the headers of a checkpoint: exact, whatever is in it. Only its text part is loaded, so only that counts.
+    """Return the exact shape of a checkpoint's text part from its headers.
 
-    decoder: what its configuration says, where that has been worked out.
+    decoder: its decoder configuration, if already parsed.
     """
     part = text_part(checkpoint)
-    if part.config.get("model_type") in _MIXTURES:  # whose tensors have names that are not known here
+    if part.config.get("model_type") in _MIXTURES:  # their tensor names are unknown here
         return replace(shape_of_config(checkpoint.config), resident_bytes=part.nbytes)
     config = decoder or _decoder(part.config)
     sizes: Counter[str] = Counter()
@@ -100,7 +99,7 @@ def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = 
 
 
 def shape_of_gguf(file: Path) -> StepShape:
-    """From the headers of a GGUF, in the format headrace converts it to."""
+    """Return the shape from the headers of a GGUF, in the format it is converted to."""
     from headrace.models.gguf.config import model_config
     from headrace.models.gguf.container import open_container
     from headrace.models.gguf.metadata import Metadata
@@ -182,7 +181,7 @@ def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:
 
 
 def _unstacking(size_of: SizeOf, config: DecoderConfig) -> SizeOf:
-    """`size_of` for projections that Phi-3 stores as one matrix with the others of the same input."""
+    """Wrap `size_of` for projections that Phi-3 stores stacked with others of the same input."""
     qkv = (config.heads + 2 * config.kv_heads) * config.head_dim
     wholes = {"q_proj": ("qkv_proj", qkv), "k_proj": ("qkv_proj", qkv), "v_proj": ("qkv_proj", qkv)}
     wholes |= dict.fromkeys(("gate_proj", "up_proj"), ("gate_up_proj", 2 * config.intermediate_size))
@@ -210,7 +209,7 @@ def _decoder(config: Mapping[str, Any]) -> DecoderConfig:
     if decoder is None:
         raise UnsupportedModelError(
             f"the matrices of model_type {kind!r} are not known from its config alone",
-            "`headrace bench` measures it, whatever it is",
+            "`headrace bench` measures any model",
         )
     if kind not in _MIXTURES:
         return decoder
@@ -234,11 +233,11 @@ def _biased_modules(config: Mapping[str, Any]) -> set[str]:
 
 
 def _settings(section: Mapping[str, Any] | None, module: str) -> tuple[int | None, int, bool]:
-    """(bits, group size, whether they are floats with a scale of a byte) of a module; bits None where it is plain."""
+    """Return (bits, group size, whether the mode is float) of a module; bits are None for a plain one."""
     if section is None:
         return None, 0, False
     entry = section.get(module, section)
-    if entry is False:  # mlx-lm marks a module left plain this way
+    if entry is False:  # mlx-lm's mark for a plain module
         return None, 0, False
     entry = entry if isinstance(entry, Mapping) else section
     bits, group = entry.get("bits", section.get("bits")), entry.get("group_size", section.get("group_size", 64))

@@ -1,8 +1,8 @@
-"""Everything one pass of a decoder reads and computes, matrix by matrix: the arithmetic behind `runtime.metrics.cost`.
+"""Bytes and FLOPs of a decoder pass, matrix by matrix.
 
-A `StepShape` is made from shapes alone (`models.cost.shape_sources`). Its sums are a `StepCost`, the totals that
-telemetry, benchmarks and predictions use; its rows are what `headrace predict --explain` prints. Sizes in bytes; a FLOP
-is one multiplication or addition. Of a mixture of experts only the active share of each matrix is read.
+A `StepShape` is made from shapes alone (`models.cost.shape_sources`). Its sums are a `StepCost`; its rows are printed
+by `headrace predict --explain`. Sizes are in bytes; a FLOP is one multiplication or addition. For a mixture of experts
+only the active share of each matrix is read.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,10 +15,9 @@ from headrace.runtime.ops.kv_format import FLOAT16, FORMATS, KVFormat
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """`count` equal projections of `rows` outputs and `columns` inputs; `nbytes` is one's, bias and scales included.
+    """`count` equal projections of `rows` outputs and `columns` inputs; `nbytes` of one, with bias and scales.
 
-    share: the part of it that one token uses (experts per token over experts). output: it makes the logits, which a
-    prefill does not compute.
+    share: part that one token uses (active experts over experts). output: makes the logits, which prefill skips.
     """
 
     name: str
@@ -35,23 +34,23 @@ class Matrix:
 
     @property
     def step_bytes(self) -> int:
-        """Bytes that one step of one sequence reads of all `count`."""
+        """Return the bytes of all `count` that one step of one sequence reads."""
         return self.read_bytes(1)
 
     def read_bytes(self, batch: int) -> int:
-        """Bytes that a step of `batch` sequences reads: their experts differ, as if each were drawn on its own."""
+        """Return the bytes that a step of `batch` sequences reads, if each sequence draws its experts independently."""
         read = self.share if batch == 1 else 1 - float(1 - self.share) ** batch
         return round(self.count * self.nbytes * read)
 
     @property
     def step_flops(self) -> int:
-        """FLOPs of one token through all `count`."""
+        """Return the FLOPs of one token through all `count`."""
         return round(2 * self.count * self.weights * self.share)
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One row of a step: what is read (or written) `count` times, and what is computed with it each time."""
+    """One row of a step: bytes moved `count` times, and FLOPs each time."""
 
     name: str
     count: int
@@ -61,16 +60,17 @@ class Operation:
 
     @property
     def intensity(self) -> float:
-        """FLOP per byte."""
+        """Return FLOPs per byte."""
         return self.flops / self.nbytes if self.nbytes else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """A decoder's reads. `vector_bytes`: norms and whatever else is read once per step but multiplies no matrix.
+    """The matrices and K/V that a decode step reads.
 
-    kv: as in `StepCost`. resident_bytes: all weights in memory, read or not. source: where the shapes come from.
-    kv_format: what `kv` is in. kv_formats: what K/V can be stored as, the largest first. stock: only mlx-lm runs it.
+    source: origin of the shapes. vector_bytes: norms and other small weights read once per step. kv: as in `StepCost`.
+    resident_bytes: all weights in memory. kv_format: format of `kv`. kv_formats: supported formats, largest first.
+    stock: only mlx-lm's classes run it.
     """
 
     source: str
@@ -89,15 +89,15 @@ class StepShape:
 
     @property
     def parameters(self) -> int:
-        """Weights of all matrices, inactive experts included, an untied embedding table not."""
+        """Return the weights of all matrices, with inactive experts and without an untied embedding table."""
         return sum(matrix.count * matrix.weights for matrix in self.matrices)
 
     def weight_bytes(self, batch: int) -> int:
-        """Bytes of the weights that a step of `batch` sequences reads, once for all of them."""
+        """Return the weight bytes that a step of `batch` sequences reads."""
         return sum(matrix.read_bytes(batch) for matrix in self.matrices) + self.vector_bytes
 
     def stored_at(self, bits: int, group_size: int = 64) -> "StepShape":
-        """What if every matrix were quantized this way? Vectors stay as they are."""
+        """Return the shape with every matrix quantized this way; vectors stay."""
 
         def stored(matrix: Matrix) -> Matrix:
             return replace(matrix, nbytes=quantized_bytes(matrix.weights, bits, group_size))
@@ -107,14 +107,14 @@ class StepShape:
         return replace(self, matrices=matrices, resident_bytes=self.resident_bytes + change)
 
     def with_kv(self, stored: KVFormat) -> "StepShape":
-        """What if the cache were stored that way?"""
+        """Return the shape with K/V in format `stored`."""
         row, now = (kind.row_bytes(1, self.head_dim) for kind in (stored, self.kv_format))
         kv = [replace(layer, bytes_per_token=layer.bytes_per_token * row // now) for layer in self.kv]
         return replace(self, kv=kv, kv_format=stored)
 
     @property
     def cost(self) -> StepCost:
-        """The totals."""
+        """Return the total cost."""
         return StepCost(
             weight_bytes=sum(matrix.step_bytes for matrix in self.matrices) + self.vector_bytes,
             weight_flops=sum(matrix.step_flops for matrix in self.matrices),
@@ -123,12 +123,12 @@ class StepShape:
         )
 
     def step(self, past: int) -> list[Operation]:
-        """One decode step with `past` entries in the cache, row by row; sums to `cost`."""
+        """Return the rows of one decode step with `past` entries in the cache; they sum to `cost`."""
         rows = [_operation(matrix, 1) for matrix in self.matrices]
         return [*rows, self._vectors(), *self._cache(past, 1)]
 
     def prefill(self, tokens: int, past: int = 0) -> list[Operation]:
-        """A prefill of `tokens` after `past` in one pass: every matrix and cache row moves once, no logits are made."""
+        """Return the rows of a prefill pass of `tokens` after `past`, which makes no logits."""
         rows = [_operation(matrix, tokens) for matrix in self.matrices if not matrix.output]
         return [*rows, self._vectors(), *self._cache(past, tokens)]
 
@@ -138,7 +138,7 @@ class StepShape:
     def _cache(self, past: int, tokens: int) -> Iterator[Operation]:
         per_entry = self.cost.attention_flops_per_entry
         for layer in self.kv:
-            # Query i attends to the past and the i + 1 newest entries, inside its window.
+            # Query i attends to the past and the i + 1 newest entries within its window.
             seen = sum(visible(past + i + 1, layer.window) for i in range(tokens))
             read = visible(past + tokens, None if layer.window is None else layer.window + tokens - 1)
             name = "K/V read" if layer.window is None else f"K/V, window {layer.window}"
@@ -155,7 +155,7 @@ class StepShape:
 
 
 def total(operations: Sequence[Operation]) -> tuple[int, int]:
-    """(bytes, FLOPs) of all rows."""
+    """Return (bytes, FLOPs) of all rows."""
     return sum(row.count * row.nbytes for row in operations), sum(row.count * row.flops for row in operations)
 
 
@@ -163,5 +163,5 @@ def _operation(matrix: Matrix, tokens: int) -> Operation:
     shape = f"{matrix.rows} x {matrix.columns}"
     if tokens == 1:
         return Operation(matrix.name, round(matrix.count * matrix.share), shape, matrix.nbytes, 2 * matrix.weights)
-    # Enough tokens use every expert; how many do is the router's affair, so all are counted once there are several.
+    # Several tokens may use any expert, so all are counted.
     return Operation(matrix.name, matrix.count, shape, matrix.nbytes, round(2 * matrix.weights * tokens * matrix.share))

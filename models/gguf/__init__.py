@@ -1,8 +1,7 @@
-"""GGUF file -> MLX-format model directory, converted once.
+"""Conversion of GGUF files to MLX-format model directories.
 
-A GGUF file comes from anywhere, so every number in it is checked before it is acted on (`header`). What it describes
-is then rewritten as the directory any MLX or Hugging Face reader understands (`convert`). This package imports numpy
-and the `gguf` library: import it where a conversion happens, never on the way to an already converted model.
+GGUF files are untrusted: `header` checks every number before it is used. This package imports numpy and the `gguf`
+library, so import it only where a conversion happens.
 """
 
 from headrace.models.gguf.convert import convert_gguf

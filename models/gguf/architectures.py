@@ -1,7 +1,7 @@
-"""The GGUF architectures headrace converts, as a table: what each becomes, and what its tensors are called there.
+"""Table of the convertible GGUF architectures: model type and tensor names in Hugging Face terms.
 
-A row holds facts of llama.cpp's converter and of the model classes only. The network that runs a converted model is
-chosen when it is loaded, from its config.
+Rows contain facts of llama.cpp's converter and of the model classes only. The decoder is chosen at loading, from the
+config.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 
 
 def _experts(router: str, experts: str) -> dict[str, str]:
-    """A mixture of experts, whose matrices lie one above the other in both formats."""
+    """Return the modules of a mixture of experts, whose matrices are stacked in both formats."""
     names = dict(zip(EXPERTS, ("gate_proj", "up_proj", "down_proj"), strict=True))
     return {"ffn_gate_inp": router, **{source: f"{experts}.{name}" for source, name in names.items()}}
 
@@ -40,17 +40,17 @@ def _mixture(router: str, experts: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Architecture:
-    """One row. `modules`: GGUF's name of a layer's tensor -> module in Hugging Face terms, in model order."""
+    """One row of the table. modules: GGUF tensor name in a layer -> Hugging Face module, in model order."""
 
     model_type: str
     model_class: str
     modules: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(_PLAIN))
-    permuted: bool = False  # rows of Q and K interleaved per head, from llama.cpp's converter
+    permuted: bool = False  # rows of Q and K are interleaved per head by llama.cpp's converter
     biased: tuple[str, ...] = ()  # matrices that always have a bias
-    fused_up: bool = False  # ffn_up holds gate and up, one above the other
-    gemma: bool = False  # norm weights with the 1 already added
-    any_head_dim: bool = True  # the model class takes a head size other than width / heads
-    wide_head_norms: bool = False  # attn_q_norm and attn_k_norm are over all heads together
+    fused_up: bool = False  # ffn_up has gate and up stacked
+    gemma: bool = False  # norm weights include the added 1
+    any_head_dim: bool = True  # the model class allows head sizes other than width / heads
+    wide_head_norms: bool = False  # attn_q_norm and attn_k_norm cover all heads together
 
 
 _LLAMA = Architecture("llama", "LlamaForCausalLM", permuted=True)
@@ -78,7 +78,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         fused_up=True, any_head_dim=False,
     ),
     "qwen2": _QWEN2,
-    "qwen2vl": _QWEN2,  # of text alone, whose positions are the same in all three of its sections
+    "qwen2vl": _QWEN2,  # text positions are equal in its three sections
     "qwen3": _QWEN3,
     "qwen3vl": _QWEN3,
     "qwen2moe": Architecture(
@@ -119,7 +119,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "gemma3_text", "Gemma3ForCausalLM", {**_PLAIN, **_SANDWICH_NORMS, **_HEAD_NORMS}, gemma=True
     ),
 }  # fmt: skip
-# What the architecture `llama` is where it has experts.
+# Architecture `llama` with experts.
 MIXTRAL = Architecture(
     "mixtral", "MixtralForCausalLM", _mixture(f"{_SPARSE}.gate", f"{_SPARSE}.switch_mlp"), permuted=True,
     any_head_dim=False,
@@ -131,5 +131,5 @@ def has_experts(architecture: Architecture) -> bool:
 
 
 def find(name: str, *, experts: int) -> Architecture | None:
-    """The row of GGUF architecture `name`; None where there is none."""
+    """Return the row of GGUF architecture `name`, or None."""
     return MIXTRAL if name == "llama" and experts else ARCHITECTURES.get(name)

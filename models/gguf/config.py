@@ -1,7 +1,7 @@
-"""GGUF metadata -> `config.json` and `generation_config.json` in Hugging Face terms.
+"""`config.json` and `generation_config.json` in Hugging Face terms from GGUF metadata.
 
-Key names follow gguf-py's constants and llama.cpp's converter; constants that the converter leaves out because
-llama.cpp has them built in (Gemma's sliding window pattern, local RoPE base and query scale) are added here.
+Key names follow gguf-py's constants and llama.cpp's converter. Constants that are built into llama.cpp (Gemma's sliding
+window pattern, local RoPE base and query scale) are added here.
 """
 
 from collections.abc import Collection
@@ -15,12 +15,12 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 Config = dict[str, Any]
 
-# Layer counts of the two Gemma sizes that scale queries by the model width per head instead of the head size.
+# Layer counts of the two Gemma sizes that scale queries by the width per head instead of the head size.
 _WIDE_QUERY_SCALE = {"gemma2": 46, "gemma3": 62}
 _GEMMA3_PATTERN, _GEMMA3_LOCAL_BASE = 6, 10_000.0
 _GEMMA2_WINDOW = 4096
 
-# generation_config.json key: GGUF key of the recommendation.
+# generation_config.json key: GGUF key.
 _SAMPLING = {
     "temperature": "general.sampling.temp",
     "top_k": "general.sampling.top_k",
@@ -38,11 +38,11 @@ def model_config(
     rope_factors: list[float] | None,
     long_factors: LongFactors | None = None,
 ) -> Config:
-    """`config.json` without its quantization part.
+    """Return `config.json` without its quantization section.
 
-    `tensors` are the file's tensor names (they tell tied embeddings and biases), `rope_factors` the content of
-    `rope_freqs.weight`, `long_factors` that of the two tensors LongRoPE has. Raises `UnsupportedModelError` for an
-    architecture or feature headrace does not run.
+    tensors: names in the file, from which tied embeddings and biases follow. rope_factors: content of
+    `rope_freqs.weight`. long_factors: content of LongRoPE's two tensors. Raises UnsupportedModelError for an
+    unsupported architecture or feature.
     """
     arch = metadata.architecture
     experts = metadata.integer("{arch}.expert_count", 0, most=1 << 14)
@@ -50,7 +50,7 @@ def model_config(
     if row is None:
         raise UnsupportedModelError(
             f"GGUF architecture {arch!r} is not supported",
-            hint=f"an MLX or safetensors version of the model may be; of GGUF it reads {', '.join(ARCHITECTURES)}",
+            hint=f"look for an MLX or safetensors version; supported GGUF architectures: {', '.join(ARCHITECTURES)}",
         )
     if bool(experts) != has_experts(row):
         what = "with" if experts else "without"
@@ -88,13 +88,13 @@ def model_config(
 
 
 def _inner(metadata: Metadata) -> int:
-    """The width of a feed-forward half; a mixture's files may state that of an expert alone."""
+    """Return the feed-forward width; files of mixtures may state only that of an expert."""
     expert = metadata.integer("{arch}.expert_feed_forward_length", 0, most=1 << 22)
     return metadata.integer("{arch}.feed_forward_length", expert or None, least=1, most=1 << 22)
 
 
 def _head_dim(metadata: Metadata, hidden: int, heads: int, row: Architecture) -> tuple[int, int]:
-    """(the size of a head, how much of it turns)."""
+    """Return (head size, rotated part of it)."""
     head_dim = metadata.integer("{arch}.attention.key_length", hidden // heads, least=1, most=1 << 16)
     if metadata.integer("{arch}.attention.value_length", head_dim) != head_dim:
         raise UnsupportedModelError("key and value heads of different sizes are not supported")
@@ -111,7 +111,7 @@ def _head_dim(metadata: Metadata, hidden: int, heads: int, row: Architecture) ->
 
 
 def _particulars(metadata: Metadata, config: Config, tensors: Collection[str]) -> Config:
-    """What only some architectures have."""
+    """Return the entries that only some architectures have."""
     kind = config["model_type"]
     if kind in ("llama", "mixtral", "smollm3"):
         biases = {
@@ -203,7 +203,7 @@ def _gemma(metadata: Metadata, config: Config) -> Config:
 
 
 def generation_config(metadata: Metadata, special: SpecialIds) -> Config:
-    """End-of-turn ids and, where the file recommends them, sampling settings."""
+    """Return end-of-turn ids and the recommended sampling settings."""
     config: Config = {"bos_token_id": special.bos, "eos_token_id": special.ends, "pad_token_id": special.pad}
     config = {key: value for key, value in config.items() if value not in (None, [])}
     for name, key in _SAMPLING.items():

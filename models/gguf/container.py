@@ -1,4 +1,4 @@
-"""Open a GGUF file as metadata values and raw tensor bytes: one mapping, which `header` checks before it is used."""
+"""Memory-mapped GGUF files: checked metadata values and raw tensor bytes."""
 
 import mmap
 from collections.abc import Mapping
@@ -14,17 +14,17 @@ from headrace.runtime.errors import CheckpointError
 
 @dataclass(frozen=True)
 class RawTensor:
-    """One stored tensor: `data` is (rows, bytes per row) uint8 (a vector is one row), mapped, not yet read."""
+    """One stored tensor. data: mapped bytes (rows, bytes per row) in uint8; a vector is one row."""
 
     name: str
     type: str
-    shape: tuple[int, ...]  # slowest dimension first, in elements
+    shape: tuple[int, ...]  # in elements, slowest dimension first
     data: npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class Container:
-    """What a GGUF file holds: metadata by key, tensors by name, in file order."""
+    """Metadata by key and tensors by name, in file order."""
 
     path: Path
     metadata: Mapping[str, Value]
@@ -32,16 +32,16 @@ class Container:
 
 
 def open_container(path: Path) -> Container:
-    """Check and map `path`. Raises `CheckpointError` for a broken file, `UnsupportedModelError` for a foreign one."""
+    """Check and map `path`. Raises CheckpointError for a broken file, UnsupportedModelError for an unsupported one."""
     try:
         with path.open("rb") as file:
-            if path.stat().st_size == 0:  # which cannot be mapped
+            if path.stat().st_size == 0:  # cannot be mapped
                 raise CheckpointError(f"{path.name}: too short to be a GGUF file")
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise CheckpointError(f"{path.name}: cannot be read ({error.strerror})") from error
     header = read_header(path.name, mapped)
-    content = np.frombuffer(mapped, np.uint8)  # keeps the mapping as long as any tensor is there
+    content = np.frombuffer(mapped, np.uint8)  # keeps the mapping alive with its tensors
     tensors = {}
     for entry in header.tensors:
         start = header.data_start + entry.start

@@ -1,8 +1,7 @@
-"""Convert a GGUF file into an MLX-format model directory, tensor by tensor.
+"""Conversion of a GGUF file to an MLX-format model directory, tensor by tensor.
 
-The directory loads in headrace, mlx-lm and transformers' tokenizer classes alike: Hugging Face names and layout,
-un-fused, with MLX affine quantization wherever the source was quantized. `headrace.json` keeps the origin and says
-which tensors are not exactly what the file held.
+headrace, mlx-lm and transformers' tokenizer classes load the directory: Hugging Face names and layout, unfused, in MLX
+affine quantization for quantized tensors. `headrace.json` records the source and the inexact tensors.
 """
 
 import hashlib
@@ -32,7 +31,7 @@ _LICENCE_KEYS = ("general.license", "general.license.name", "general.license.lin
 
 @dataclass
 class _Written:
-    """What the written tensors turned out to be: settings per module, dtypes seen, and what is not exact."""
+    """Properties of the written tensors: settings per module, dtypes, and inexact ones."""
 
     settings: dict[str, tuple[int, int, str]] = field(default_factory=dict)  # group size, bits, mode
     types: set[str] = field(default_factory=set)
@@ -53,14 +52,12 @@ def convert_gguf(
     sha256: str | None = None,
     groups_of_16: Callable[[Config], bool] = lambda _: True,
 ) -> None:
-    """Write the MLX-format form of the GGUF file `source` into the fresh directory `target`.
+    """Convert the GGUF file `source` into the empty directory `target`.
 
-    `progress(done, total)` is told bytes of tensor data; `sha256` is the file's if the caller knows it already,
-    which spares reading the file once more. `groups_of_16(config)`: whether what will load a model of that config
-    multiplies with groups of 16, which hold Q6_K exactly and which only headrace knows; otherwise it is requantized.
-    Raises `CheckpointError` when the file is broken or contradicts itself and `UnsupportedModelError` when it holds an
-    architecture, tensor type or tokenizer headrace does not run; `target` may then hold a part of the files and should
-    be thrown away.
+    progress(done, total): bytes of tensor data. sha256: the file's digest, computed if None. groups_of_16(config):
+    whether the decoder for that config supports groups of 16, which represent Q6_K exactly; otherwise Q6_K is
+    requantized. Raises CheckpointError for a broken or contradictory file, UnsupportedModelError for an unsupported
+    architecture, tensor type or tokenizer. On an error, delete `target`.
     """
     container = open_container(source)
     metadata = Metadata(container.metadata)
@@ -167,7 +164,7 @@ def _write_plain(writer: SafetensorsWriter, tensor: RawTensor, target: Target, w
 
 
 def _minus_one(words: npt.NDArray[Any], dtype: str) -> tuple[npt.NDArray[Any], str, float]:
-    """A norm weight without the 1 that llama.cpp's converter added, as float32, and what the way back would lose."""
+    """Return (norm weight minus 1 as float32, dtype, error of adding it back); llama.cpp's converter adds the 1."""
     if dtype == "BF16":
         stored = (words.astype("<u4") << 16).view("<f4")
     else:
@@ -177,7 +174,7 @@ def _minus_one(words: npt.NDArray[Any], dtype: str) -> tuple[npt.NDArray[Any], s
 
 
 def _row_order(target: Target) -> npt.NDArray[Any] | slice:
-    """Rows in Hugging Face order. GGUF has a head's two halves interleaved: 0, D/2, 1, D/2 + 1, ..."""
+    """Return the rows in Hugging Face order. GGUF interleaves the halves of a head: 0, D/2, 1, D/2 + 1, ..."""
     if not target.permuted_heads:
         return slice(None)
     rows = np.arange(target.shape[0]).reshape(target.permuted_heads, -1, 2)  # (H, D / 2, 2)
@@ -185,7 +182,7 @@ def _row_order(target: Target) -> npt.NDArray[Any] | slice:
 
 
 def _quantization(settings: dict[str, tuple[int, int, str]]) -> dict[str, Any]:
-    """The config entries mlx-lm reads: the commonest settings, and every module that has others."""
+    """Return the config section mlx-lm reads: the most common settings, and all modules that differ."""
     if not settings:
         return {}
 
@@ -198,7 +195,7 @@ def _quantization(settings: dict[str, tuple[int, int, str]]) -> dict[str, Any]:
 
 
 def _half_type(architecture: str, types: set[str]) -> str:
-    """The half precision to compute in on a GPU. Gemma's activations overflow float16."""
+    """Return the half precision to compute in on a GPU. Gemma's activations overflow float16."""
     return "bfloat16" if "BF16" in types or architecture.startswith("gemma") else "float16"
 
 

@@ -1,8 +1,8 @@
-"""Read a GGUF header, and refuse it unless every count, length, type and offset stays inside the file.
+"""Strict parsing of untrusted GGUF headers.
 
-The file may come from anywhere. Nothing is read outside of it, no count is believed before that many of the smallest
-possible entries fit into what is left, and nothing is allocated out of proportion: `CheckpointError` otherwise. The
-`gguf` package's reader, which trusts the file it reads, never sees it.
+Every count, length, type and offset is checked against the file: nothing outside it is read, and a count is accepted
+only if that many of the smallest entries fit. Violations raise CheckpointError. The `gguf` package's reader, which
+trusts its input, is not used.
 
 Layout per the GGUF specification (ggml/docs/gguf.md), versions 2 and 3, little-endian.
 """
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
-# Value types of the metadata, by number: struct format of the fixed-size ones.
+# Metadata value types by number: struct format of the fixed-size ones.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
 _UINT32, _BOOL, _STRING, _ARRAY = 4, 7, 8, 9
 
@@ -22,15 +22,15 @@ _FLOATS = (6, 12)
 
 _MAX_DIMS = 4
 _MAX_ALIGNMENT = 1 << 16
-_MAX_NAME_BYTES = 256  # the specification stops tensor names at 64, keys in use are no longer
-# A few dozen bytes are kept per array element. The largest vocabularies in use come to 1.3 million
+_MAX_NAME_BYTES = 256  # the specification limits tensor names to 64; keys in use are no longer
+# Array elements take a few dozen bytes each. The largest vocabularies in use have 1.3 million
 # elements (tokens, scores, types and merges together).
 _MAX_ARRAY_ELEMENTS = 1 << 21
 _MAX_TEXT_BYTES = 4 << 20  # chat templates in use have up to 20,000
 _MAX_HEADER_BYTES = 48 << 20  # headers in use have up to 20 MB
-_MAX_KEYS, _MAX_TENSORS = 1 << 14, 1 << 16  # in use: some sixty, some two thousand
+_MAX_KEYS, _MAX_TENSORS = 1 << 14, 1 << 16  # in use: about 60 and 2,000
 
-# (elements per block, bytes per block) of the tensor types headrace converts.
+# Convertible tensor types: (elements per block, bytes per block).
 BLOCKS = {
     "F32": (1, 4),
     "F16": (1, 2),
@@ -49,7 +49,7 @@ BLOCKS = {
     "IQ4_XS": (256, 136),
     "MXFP4": (32, 17),
 }
-# For the types that it does not: what to take in their place, a file type that people publish of about that size.
+# Unsupported types: a common file type of about the same size to suggest.
 _INSTEAD = {
     "IQ1": "Q2_K",
     "IQ2": "Q2_K",
@@ -61,13 +61,13 @@ _INSTEAD = {
 }
 
 
-# A metadata value as it stands in the file: number, boolean, text, or a flat list of one of them.
+# A metadata value: number, boolean, text, or a flat list of one of them.
 Value = int | float | bool | str | list[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One entry of the tensor table. shape: slowest dimension first. start: bytes into the data section."""
+    """One entry of the tensor table. shape: slowest dimension first. start: byte in the data section."""
 
     name: str
     type: str
@@ -78,7 +78,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What stands before the data section: metadata by key, tensors in file order, and where the section begins."""
+    """Metadata by key, tensors in file order, and the start of the data section."""
 
     metadata: dict[str, Value]
     tensors: list[TensorEntry]
@@ -86,10 +86,10 @@ class Header:
 
 
 def read_header(file_name: str, data: mmap.mmap) -> Header:
-    """Raise `CheckpointError` unless `data` is a GGUF file whose header is sound and whose tensors lie inside it.
+    """Parse and check the header of a GGUF file.
 
-    `UnsupportedModelError` names the first tensor of a type headrace does not convert, or a file that is only one
-    part of a split model.
+    Raises CheckpointError for a broken header or tensors outside the file, UnsupportedModelError for a tensor type
+    without conversion and for one part of a split model.
     """
     return _Walk(file_name, data).run()
 
@@ -99,7 +99,7 @@ def _instead(type_name: str) -> str:
 
 
 class _Walk:
-    """One pass over the header; `position` never leaves `[0, size]`."""
+    """A single pass over the header; `position` stays within `[0, size]`."""
 
     def __init__(self, file_name: str, data: mmap.mmap) -> None:
         self.file_name = file_name
@@ -190,7 +190,7 @@ class _Walk:
         block, block_bytes = BLOCKS[type_name]
         elements = 1
         for dim in dims:
-            elements *= dim  # Python integers: nothing wraps around
+            elements *= dim  # Python integers do not overflow
         if elements == 0 or dims[0] % block:
             self.fail(f"tensor {name} has shape {dims}, not a multiple of the {type_name} block of {block}")
         if offset % self.alignment:
@@ -198,7 +198,7 @@ class _Walk:
         return TensorEntry(name, type_name, tuple(reversed(dims)), offset, elements // block * block_bytes)
 
     def check_spans(self, tensors: list[TensorEntry], data_start: int) -> None:
-        """Every tensor inside the data section, no two sharing a byte."""
+        """Fail unless every tensor is inside the data section and none overlap."""
         end, previous = 0, ""
         for tensor in sorted(tensors, key=lambda tensor: tensor.start):
             if data_start + tensor.start + tensor.nbytes > self.size:
@@ -226,7 +226,7 @@ class _Walk:
         return count
 
     def scalars(self, kind: int, count: int, key: str) -> list[Any]:
-        """`count` numbers or booleans side by side."""
+        """Return `count` consecutive numbers or booleans."""
         layout = struct.Struct(f"<{count}{_SCALARS[kind]}")
         start = self.position
         self.skip(layout.size, key)
@@ -265,7 +265,7 @@ class _Walk:
         return int(struct.unpack_from("<" + code, self.data, start)[0])
 
     def expect(self, count: int, bytes_each: int, what: str) -> None:
-        """A count is believable only if that many of the smallest possible entries still fit into the file."""
+        """Fail unless `count` of the smallest possible entries fit into the rest of the file."""
         if count * bytes_each > self.size - self.position:
             self.fail(f"claims {count} {what}, more than the file can hold")
 

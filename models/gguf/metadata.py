@@ -1,4 +1,4 @@
-"""Typed reading of GGUF metadata: a key has the type and range it must have, or one `CheckpointError` says which."""
+"""Typed access to GGUF metadata; a missing key, wrong type or range raises CheckpointError."""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from headrace.runtime.errors import CheckpointError
 
 
 class Metadata:
-    """The metadata of one file. Keys may hold `{arch}`, which stands for the file's architecture."""
+    """The metadata of one file. `{arch}` in a key stands for the file's architecture."""
 
     def __init__(self, values: Mapping[str, Value]) -> None:
         self._values = values
@@ -25,7 +25,7 @@ class Metadata:
         return self.text(key) if self.has(key) else None
 
     def integer(self, key: str, default: int | None = None, *, least: int = 0, most: int = 2**31 - 1) -> int:
-        """An integer in `[least, most]`. A list counts when all its items are one number (per-layer settings)."""
+        """Return an integer in `[least, most]`. A list of equal numbers (per-layer settings) counts as one."""
         value = self._get(key, default)
         if isinstance(value, list) and value and all(item == value[0] for item in value):
             value = value[0]
@@ -34,14 +34,14 @@ class Metadata:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number that is not negative."""
+        """Return a finite number of at least zero."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise self._wrong(key, "a finite number that is not negative", value)
         return _shortest(float(value))
 
     def positive(self, key: str, default: float | None = None) -> float:
-        """A finite number above zero."""
+        """Return a finite number above zero."""
         if (value := self.number(key, default)) == 0:
             raise self._wrong(key, "above zero", value)
         return value
@@ -90,7 +90,7 @@ class Metadata:
 
 
 def _shortest(value: float) -> float:
-    """The shortest decimal that is the same float32: GGUF stores 1e-5 as 9.999999747378752e-06."""
+    """Return the shortest decimal with the same float32: GGUF stores 1e-5 as 9.999999747378752e-06."""
     import numpy as np
 
     with np.errstate(over="ignore", under="ignore"):

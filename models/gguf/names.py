@@ -1,7 +1,7 @@
-"""GGUF tensor names -> Hugging Face names, with the shape each must have and what its layout still needs.
+"""Hugging Face names of GGUF tensors, with their required shapes and layout changes.
 
-Two layouts differ from Hugging Face's: llama.cpp's converter permutes the Q and K rows of llama-family models for
-interleaved RoPE, and stores Gemma's norm weights with the 1 already added.
+Two layouts differ: llama.cpp's converter permutes the Q and K rows of llama-family models for interleaved RoPE, and
+adds 1 to Gemma's norm weights.
 """
 
 from collections.abc import Iterable
@@ -13,14 +13,17 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 ROPE_FACTORS = "rope_freqs.weight"  # becomes part of the config
 
-ROPE_LONG, ROPE_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"  # so do these
+ROPE_LONG, ROPE_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"  # become part of the config
 _ATTENTION, _MLP = ("attn_q", "attn_k", "attn_v", "attn_output"), ("ffn_gate", "ffn_up", "ffn_down")
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where a tensor goes. `permuted_heads` > 0: its rows are interleaved per head; `plus_one`: subtract 1;
-    `as_row`: a vector that becomes a matrix of one row."""
+    """Destination of a tensor.
+
+    permuted_heads: > 0 if rows are interleaved per head. plus_one: subtract 1. as_row: store a vector as a matrix of
+    one row.
+    """
 
     source: str
     module: str  # path without .weight / .bias
@@ -32,9 +35,9 @@ class Target:
 
 
 def targets(architecture: str, config: dict[str, Any], present: Iterable[str]) -> list[Target]:
-    """One `Target` for every tensor but the RoPE factors, in model order.
+    """Return one `Target` for every tensor except RoPE factors, in model order.
 
-    Raises `CheckpointError` for a tensor that is missing, `UnsupportedModelError` for one nobody asked for.
+    Raises CheckpointError for a missing tensor, UnsupportedModelError for an unknown one.
     """
     wanted = list(_expected(architecture, config))
     left = set(present) - {ROPE_FACTORS, ROPE_LONG, ROPE_SHORT}
@@ -78,12 +81,12 @@ def _layer(architecture: Architecture, config: dict[str, Any], layer: int) -> It
 
 
 def experts_of(config: dict[str, Any]) -> int:
-    """How many experts a config has, whatever its family calls them."""
+    """Return a config's number of experts, under any family's key."""
     return int(config.get("num_experts") or config.get("num_local_experts") or 0)
 
 
 def _shapes(architecture: Architecture, config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """(rows, columns) of each matrix, that of each expert one above the other, and (length,) of each vector."""
+    """Return (rows, columns) of each matrix, with experts stacked, and (length,) of each vector."""
     hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     count, width = experts_of(config), config.get("moe_intermediate_size", inner)

@@ -1,7 +1,7 @@
-"""`tokenizer.ggml.pre` -> how byte-level BPE cuts a text into words before it merges.
+"""Pre-tokenizers of byte-level BPE by their `tokenizer.ggml.pre` names.
 
-Each name stands for a sequence of patterns; a pattern cuts its matches out of the pieces the one before left. The
-patterns are facts of the models, written down in llama.cpp's `llama-vocab.cpp` under these names.
+Each name stands for a sequence of patterns; each splits the pieces left by the one before. The patterns are facts of
+the models, listed in llama.cpp's `llama-vocab.cpp` under these names.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from headrace.runtime.errors import UnsupportedModelError
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """`whole_words`: a word that is a token stays whole, whatever the merges say. `add_bos`: the default."""
+    """whole_words: a word that is a token is not split by merges. add_bos: the default."""
 
     patterns: tuple[str, ...]
     whole_words: bool = False
@@ -27,7 +27,7 @@ _GPT2 = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\
 _LLAMA3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_SIGNS}|{_SPACES}"
 _QWEN2 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_SIGNS}|{_SPACES}"
 _SEED = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
-# Letters but a-z, then letters but A-Z: case in ASCII, any letter elsewhere.
+# Letters except a-z, then letters except A-Z: case in ASCII, any letter elsewhere.
 _NOT_LOWER, _NOT_UPPER = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
 _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_NOT_LOWER}*{_NOT_UPPER}+|[^\r\n\p{{L}}\p{{N}}]?{_NOT_LOWER}+{_NOT_UPPER}*"
@@ -74,7 +74,7 @@ _SAME_AS = {
 
 
 def pre_tokenizer(name: str) -> PreTokenizer:
-    """The pre-tokenizer GGUF calls `name`. `UnsupportedModelError` for one headrace does not know."""
+    """Return the pre-tokenizer of a GGUF name. Raises UnsupportedModelError for an unknown one."""
     known = _BY_NAME.get(_SAME_AS.get(name, name))
     if known is None:
         raise UnsupportedModelError(f"the tokenizer's pre-tokenizer {name!r} is not supported")

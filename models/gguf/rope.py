@@ -1,4 +1,4 @@
-"""RoPE scaling: GGUF metadata and the `rope_freqs.weight` tensor -> a Hugging Face `rope_scaling` entry."""
+"""Hugging Face `rope_scaling` entries from GGUF metadata and the `rope_freqs.weight` tensor."""
 
 import math
 from typing import Any, NamedTuple
@@ -6,19 +6,19 @@ from typing import Any, NamedTuple
 from headrace.models.gguf.metadata import Metadata
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
-# Every Llama 3.1 to 3.3 model uses these three; only the factor differs (8 or 32).
+# Equal in all Llama 3.1 to 3.3 models; only the factor differs (8 or 32).
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 class LongFactors(NamedTuple):
-    """What each frequency is divided by, beyond and within the context that the model was first trained for."""
+    """Frequency divisors beyond and within the original training context."""
 
     long: list[float]
     short: list[float]
 
 
 def rope_scaling(metadata: Metadata, head_dim: int, theta: float, factors: list[float] | None) -> dict[str, Any] | None:
-    """The `rope_scaling` entry, or None for plain RoPE. `UnsupportedModelError` for a kind headrace does not run."""
+    """Return the `rope_scaling` entry, or None for plain RoPE. Raises UnsupportedModelError for an unknown kind."""
     kind = metadata.text("{arch}.rope.scaling.type", "none")
     if factors is not None and any(factor != 1 for factor in factors):
         if kind != "none":
@@ -43,9 +43,9 @@ def rope_scaling(metadata: Metadata, head_dim: int, theta: float, factors: list[
 
 
 def long_rope(metadata: Metadata, context: int, rotated: int, factors: LongFactors) -> dict[str, Any]:
-    """The config entries of LongRoPE (Ding et al., arXiv:2402.13753). `rotated`: how much of a head turns.
+    """Return the config entries of LongRoPE (Ding et al., arXiv:2402.13753). rotated: rotated part of a head.
 
-    `UnsupportedModelError` where the amplitude is not the one that follows from the two contexts.
+    Raises UnsupportedModelError unless the amplitude follows from the two contexts.
     """
     for each in (factors.long, factors.short):
         if len(each) != rotated // 2:
@@ -60,10 +60,10 @@ def long_rope(metadata: Metadata, context: int, rotated: int, factors: LongFacto
 
 
 def _llama3(head_dim: int, theta: float, factors: list[float]) -> dict[str, Any]:
-    """Recover the Llama 3 parameters from the per-frequency factors, and check that they reproduce them."""
+    """Recover the Llama 3 parameters from the per-frequency factors, and verify that they reproduce them."""
     if len(factors) != head_dim // 2:
         raise CheckpointError(f"rope_freqs.weight has {len(factors)} factors for heads of size {head_dim}")
-    factor = round(factors[-1], 4)  # the lowest frequency is scaled in full
+    factor = round(factors[-1], 4)  # the lowest frequency has the full factor
     config: dict[str, Any] = {"rope_type": "llama3", "factor": factor, **_LLAMA3}
     if factor <= 1 or theta <= 1:
         raise UnsupportedModelError("rope_freqs.weight does not follow the Llama 3 formula")
@@ -75,7 +75,7 @@ def _llama3(head_dim: int, theta: float, factors: list[float]) -> dict[str, Any]
 
 
 def llama3_factor(wavelength: float, config: dict[str, Any]) -> float:
-    """What Llama 3 divides the frequency of this wavelength by (transformers, `_compute_llama3_parameters`)."""
+    """Return Llama 3's frequency divisor for this wavelength (transformers, `_compute_llama3_parameters`)."""
     context, low, high = (
         config["original_max_position_embeddings"], config["low_freq_factor"], config["high_freq_factor"],
     )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Write one safetensors file tensor by tensor, so that a conversion never holds a whole model.
+"""Streaming writer of a safetensors file, tensor by tensor.
 
 Format: an 8-byte little-endian header length, a JSON header (spaces may follow it), then the data without gaps
-(huggingface/safetensors, README). Room for the header is reserved up front from the names alone and filled in last.
+(huggingface/safetensors, README). Space for the header is reserved from the names and filled in last.
 """
 
 import json
@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_ENTRY_BYTES = 160  # more than the dtype, shape (two dimensions) and offsets of one entry can take
+_ENTRY_BYTES = 160  # upper bound on an entry's dtype, shape (two dimensions) and offsets
 
 
 class SafetensorsWriter:
-    """Context manager: `add` the tensors announced by `names` (any order); the header is written on a clean exit."""
+    """Context manager: `add` the tensors announced in `names` in any order; a clean exit writes the header."""
 
     def __init__(self, path: Path, names: list[str]) -> None:
         room = 64 + sum(len(json.dumps(name)) + _ENTRY_BYTES for name in names)
@@ -29,7 +29,7 @@ class SafetensorsWriter:
         self._file.seek(8 + self._header_bytes)
 
     def add(self, name: str, array: npt.NDArray[Any], dtype: str) -> None:
-        """Append `array`'s bytes (little-endian already) as a tensor of safetensors type `dtype`."""
+        """Append the bytes of `array` (little-endian) as a tensor of safetensors type `dtype`."""
         self._file.write(np.ascontiguousarray(array).data.cast("B"))
         span = [self._end, self._end + array.nbytes]
         self._entries[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": span}

@@ -1,14 +1,12 @@
-"""GGML tensor types -> plain arrays or MLX affine quantization (`w = q * scale + bias`, groups along the row).
+"""Conversion of GGML tensor types to plain arrays or MLX affine quantization (`w = q * scale + bias`).
 
-Most blocks are affine over 32 weights, so their codes move over unchanged: the 8, 16 or 128 that Q4_0, Q5_0 and Q8_0
-subtract becomes the bias. IQ4_NL, IQ4_XS and MXFP4 look 4-bit codes up in a table of whole numbers, which are affine
-codes themselves, of 8 and 5 bits. Q6_K is affine over 16 weights. Evaluated in float32 all of them equal the reference
-dequantizer bit for bit, up to the sign of a zero (`q * scale` is exact there, so a fused addition changes nothing).
-Q2_K and Q3_K, and Q6_K where nothing would multiply with groups of 16, are requantized to 8 bits.
+Most blocks are affine over 32 weights and keep their codes: the 8, 16 or 128 that Q4_0, Q5_0 and Q8_0 subtract becomes
+the bias. IQ4_NL, IQ4_XS and MXFP4 look up 4-bit codes in a table of integers, which become affine codes of 8 and 5
+bits. Q6_K is affine over 16 weights. In float32 all of them equal the reference dequantizer bit for bit, up to the sign
+of zero. Q2_K and Q3_K, and Q6_K without support for groups of 16, are requantized to 8 bits. Experts in MXFP4 become
+MLX's mode of that name, with the same bits in another order.
 
-Experts in MXFP4 become MLX's mode of that name, which has the same bits in another order.
-
-Scales and biases are float16 where that loses nothing, because a decode step reads them all, and float32 otherwise.
+Scales and biases are float16 if that is exact, since a decode step reads them all, and float32 otherwise.
 """
 
 import math
@@ -27,17 +25,17 @@ from headrace.runtime.errors import CheckpointError
 from headrace.runtime.metrics.cost import quantized_bytes
 
 Array = npt.NDArray[Any]
-Bytes = npt.NDArray[Any]  # of uint8: numpy's stubs lose it over shifts and masks
+Bytes = npt.NDArray[Any]  # of uint8, which numpy's stubs lose over shifts and masks
 Floats = npt.NDArray[np.float32]
 
 GROUP_SIZE = 32
-_WIDE = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS")  # whose scales are products, which half precision would round
-_CHUNK_WEIGHTS = 1 << 21  # how much of a tensor is unpacked at a time
+_WIDE = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS")  # their scales are products that half precision would round
+_CHUNK_WEIGHTS = 1 << 21  # weights unpacked at a time
 
 
 @dataclass(frozen=True)
 class Affine:
-    """A quantized matrix, or one per expert, as MLX stores it. `max_error` is against the source's exact values."""
+    """A quantized matrix, or one per expert, in MLX's layout. max_error: against the source's exact values."""
 
     weight: Array  # (..., rows, columns * bits / 32), uint32
     scales: Array  # (..., rows, columns / group_size), float16 or float32; uint8 exponents in mode mxfp4
@@ -52,12 +50,12 @@ class Affine:
 
 
 def is_quantized(tensor: RawTensor) -> bool:
-    """Whether a tensor is a matrix, or one for each expert, of a quantized type."""
+    """Return whether a tensor is a quantized matrix or stack of matrices."""
     return tensor.type in _UNPACK and len(tensor.shape) >= 2
 
 
 def stored_bytes(tensor: RawTensor) -> int:
-    """Bytes of a tensor once converted, from its header alone: scales of the types in `_WIDE` in float32."""
+    """Return the bytes of a converted tensor, from its header alone."""
     if not is_quantized(tensor):
         return int(tensor.data.nbytes)
     _, bits, group_size = _UNPACK[tensor.type]
@@ -65,9 +63,9 @@ def stored_bytes(tensor: RawTensor) -> int:
 
 
 def to_affine(tensor: RawTensor, *, groups_of_16: bool = True) -> Affine:
-    """The MLX form of a quantized matrix, chunk by chunk. `CheckpointError` where a scale is not finite.
+    """Convert a quantized matrix to MLX's layout, chunk by chunk. Raises CheckpointError for a non-finite scale.
 
-    `groups_of_16`: whether what loads the result reads them.
+    groups_of_16: whether the decoder supports them.
     """
     unpack, bits, group_size = _UNPACK[tensor.type]
     if group_size < GROUP_SIZE and not groups_of_16:
@@ -80,7 +78,7 @@ def to_affine(tensor: RawTensor, *, groups_of_16: bool = True) -> Affine:
     scales, biases = np.empty((2, groups), np.float32)
     max_error, done, step = 0.0, 0, _CHUNK_WEIGHTS // block
     for start in range(0, len(blocks), step):
-        with np.errstate(over="ignore", invalid="ignore"):  # from scales that are refused just below
+        with np.errstate(over="ignore", invalid="ignore"):  # such scales are refused below
             codes, scale, bias, error = unpack(blocks[start : start + step])
         if not (np.isfinite(scale).all() and np.isfinite(bias).all()):
             raise CheckpointError(f"tensor {tensor.name} ({tensor.type}) has a scale that is not finite")
@@ -101,7 +99,7 @@ def to_affine(tensor: RawTensor, *, groups_of_16: bool = True) -> Affine:
 
 
 def to_mxfp4(tensor: RawTensor) -> Affine:
-    """MXFP4 as MLX's mode of that name has it: the same codes, each after its neighbour. `CheckpointError` as above."""
+    """Convert MXFP4 to MLX's mode of that name: the same codes, reordered. Raises CheckpointError as `to_affine`."""
     blocks = tensor.data.reshape(-1, BLOCKS["MXFP4"][1])
     exponents = np.ascontiguousarray(blocks[:, 0])
     if (exponents > _MOST_EXPONENT).any():
@@ -114,9 +112,9 @@ def to_mxfp4(tensor: RawTensor) -> Affine:
 
 
 def to_plain(tensor: RawTensor) -> tuple[Array, str]:
-    """An unquantized tensor and its safetensors dtype; quantized vectors (norms, biases) become exact float32.
+    """Return an unquantized tensor and its safetensors dtype; quantized vectors become exact float32.
 
-    BF16 comes back as its raw 16-bit words, since numpy has no such type. `CheckpointError` for NaN or infinity.
+    BF16 is returned as raw 16-bit words, since numpy lacks the type. Raises CheckpointError for NaN or infinity.
     """
     if tensor.type in _UNPACK:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -128,7 +126,7 @@ def to_plain(tensor: RawTensor) -> tuple[Array, str]:
 
 
 def _finite(words: Array, exponent: int, tensor: RawTensor) -> Array:
-    """A float is NaN or infinite exactly when all its exponent bits are set."""
+    """Raise CheckpointError for NaN or infinity: floats with all exponent bits set."""
     flat = words.reshape(-1)
     for start in range(0, flat.size, _CHUNK_WEIGHTS):
         if ((flat[start : start + _CHUNK_WEIGHTS] & exponent) == exponent).any():
@@ -142,7 +140,7 @@ def _fits_half(values: Floats) -> bool:
 
 
 def _pack(codes: Bytes, bits: int) -> Bytes:
-    """(G, N) codes -> (G, N * bits / 8) bytes: a little-endian bit stream, first code in the lowest bits."""
+    """Pack codes (G, N) to bytes (G, N * bits / 8): a little-endian bit stream, first code in the lowest bits."""
     if bits == 8:
         return codes
     if bits == 4:
@@ -154,18 +152,18 @@ def _pack(codes: Bytes, bits: int) -> Bytes:
     return octets[:, :bits].reshape(len(codes), -1)
 
 
-# Each takes (N, bytes per block) and gives codes (G, group size), scales (G,), biases (G,) and the largest error.
+# Each maps (N, bytes per block) to codes (G, group size), scales (G,), biases (G,) and the largest error.
 Unpacked = tuple[Bytes, Floats, Floats, float]
 
 
 def _half(blocks: Bytes, start: int) -> Floats:
-    """The float16 stored at byte `start` of each block, (N,)."""
+    """Return the float16 at byte `start` of each block, (N,)."""
     halves: Array = np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2")
     return halves[:, 0].astype(np.float32)
 
 
 def _nibbles(packed: Bytes) -> Bytes:
-    """(N, B) bytes -> (N, 2B) codes: GGML keeps the first half of a block in the low nibbles."""
+    """Unpack bytes (N, B) to codes (N, 2B): the first half of a block is in the low nibbles."""
     return np.concatenate([packed & 0x0F, packed >> 4], axis=1)
 
 
@@ -188,7 +186,7 @@ def _q5_1(blocks: Bytes) -> Unpacked:
 
 
 def _with_fifth_bit(high: Bytes, low: Bytes) -> Bytes:
-    """(N, 4) bytes of one bit per code and (N, 16) of nibbles -> (N, 32) codes."""
+    """Combine bytes (N, 4) of one bit per code and nibbles (N, 16) to codes (N, 32)."""
     fifth: Bytes = np.unpackbits(high, axis=1, bitorder="little") << 4
     return _nibbles(low) | fifth
 
@@ -199,7 +197,7 @@ def _q8_0(blocks: Bytes) -> Unpacked:
 
 
 def _k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
-    """Scales and biases of Q4_K and Q5_K: eight 6-bit pairs per block, the last four split into 4 + 2 bits."""
+    """Return scales and biases of Q4_K and Q5_K: eight 6-bit pairs per block, the last four split into 4 + 2 bits."""
     first, second, high = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = np.concatenate([first & 63, (high & 15) | (first >> 6 << 4)], axis=1)  # (N, 8)
     minima = np.concatenate([second & 63, (high >> 4) | (second >> 6 << 4)], axis=1)
@@ -231,7 +229,7 @@ def _q6_k(blocks: Bytes) -> Unpacked:
 
 _IQ4 = (np.array(IQ4_NL.kvalues, np.int16) + 128).astype(np.uint8)
 _FP4 = (np.array(MXFP4.kvalues, np.int8) + 12).astype(np.uint8)
-_MOST_EXPONENT = 251  # of an MXFP4 block whose largest code times its scale is still a float32
+_MOST_EXPONENT = 251  # of an MXFP4 block, so that its largest code times its scale is finite in float32
 
 
 def _iq4_nl(blocks: Bytes) -> Unpacked:
@@ -253,13 +251,16 @@ def _mxfp4(blocks: Bytes) -> Unpacked:
 
 
 def _requantized(kind: str) -> Callable[[Bytes], Unpacked]:
-    """The reference's values in 8 bits."""
+    """Return an unpacker that requantizes the reference's values to 8 bits."""
     return lambda blocks: _requantize(dequantize(blocks, GGMLQuantizationType[kind]).reshape(-1, GROUP_SIZE))
 
 
 def _requantize(values: Floats) -> Unpacked:
-    """8-bit codes for (G, 32) values, with scale and bias rounded outwards to float16 first, so that every value
-    stays in range and is off by at most half a (rounded) step."""
+    """Quantize (G, 32) values to 8 bits.
+
+    Scale and bias are rounded outwards to float16 first, so that every value is in range and off by at most half a
+    rounded step.
+    """
     low, high = values.min(axis=1), values.max(axis=1)
     bias = low.astype(np.float16)
     bias = np.where(bias > low, np.nextafter(bias, np.float16(-np.inf)), bias).astype(np.float32)
@@ -275,7 +276,7 @@ def _requantize(values: Floats) -> Unpacked:
     return codes, scale, bias, float(error)
 
 
-# How blocks are unpacked, the bits of a code, and the codes of a group.
+# Unpacker, bits of a code and codes per group of each type.
 _UNPACK: dict[str, tuple[Callable[[Bytes], Unpacked], int, int]] = {
     "Q4_0": (_q4_0, 4, 32),
     "Q4_1": (_q4_1, 4, 32),

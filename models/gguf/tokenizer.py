@@ -1,8 +1,7 @@
-"""GGUF vocabulary -> a Hugging Face `tokenizers` tokenizer and its `tokenizer_config.json`.
+"""Conversion of a GGUF vocabulary to a Hugging Face tokenizer and its `tokenizer_config.json`.
 
 Two kinds: byte-level BPE ("gpt2") and SentencePiece BPE with scores and byte fallback ("llama", also Gemma's).
-Both give llama.cpp's token ids, with one difference on purpose: merges never produce a control token, so that no
-plain text can become one.
+Both give llama.cpp's token ids, except that merges never produce a control token, so that plain text cannot become one.
 """
 
 import json
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def build_tokenizer(metadata: Metadata, vocabulary: Vocabulary) -> tuple["Tokenizer", SpecialIds]:
-    """The tokenizer a GGUF file describes. `UnsupportedModelError` names a tokenizer headrace does not have."""
+    """Return the tokenizer of a GGUF file. Raises UnsupportedModelError for an unsupported kind."""
     model = metadata.text("tokenizer.ggml.model")
     if model == "gpt2":
         pre = pre_tokenizer(metadata.text("tokenizer.ggml.pre", "default"))
@@ -37,8 +36,10 @@ def build_tokenizer(metadata: Metadata, vocabulary: Vocabulary) -> tuple["Tokeni
 
 
 def save_tokenizer(tokenizer: "Tokenizer", path: Path) -> None:
-    """Write tokenizer.json compactly, each merge as one text "left right": it loads a fifth faster than pairs do,
-    and every start pays for it. Pairs stay where a piece holds a space itself."""
+    """Write tokenizer.json with merges as texts "left right", which load faster than pairs.
+
+    Merges stay pairs if a piece contains a space.
+    """
     document = json.loads(tokenizer.to_str())
     merges = document["model"]["merges"]
     if not any(" " in piece for pair in merges for piece in pair):
@@ -47,7 +48,7 @@ def save_tokenizer(tokenizer: "Tokenizer", path: Path) -> None:
 
 
 def tokenizer_config(vocabulary: Vocabulary, special: SpecialIds, context_length: int) -> dict[str, Any]:
-    """`tokenizer_config.json` for transformers and mlx-lm; the chat template goes into a file of its own."""
+    """Return `tokenizer_config.json` for transformers and mlx-lm, without the chat template, which has its own file."""
     named = {
         "bos_token": special.bos,
         "eos_token": special.eos,
@@ -72,7 +73,7 @@ def _byte_level(metadata: Metadata, vocabulary: Vocabulary, pre: PreTokenizer) -
     control = {vocabulary.tokens[index] for index in vocabulary.ids_of(CONTROL, UNKNOWN)}
     merges = []
     for text in metadata.texts("tokenizer.ggml.merges"):
-        # The separator is the first space that is not the first character: byte-level texts hold no other.
+        # The separator is the first space after the first character: byte-level texts contain no other.
         cut = text.find(" ", 1)
         left, right = text[:cut], text[cut + 1 :]
         if cut < 0 or left not in ids or right not in ids or left + right not in ids:
@@ -96,7 +97,7 @@ def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary, special: SpecialI
 
 
 def _wrap(tokenizer: "Tokenizer", vocabulary: Vocabulary, special: SpecialIds) -> None:
-    """Begin (and end) an encoded text as the file asks, when encoding with special tokens."""
+    """Add the begin and end tokens that the file asks for, when encoding with special tokens."""
     from tokenizers.processors import TemplateProcessing
 
     template, specials = ["$A"], []

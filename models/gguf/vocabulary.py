@@ -1,4 +1,4 @@
-"""The vocabulary of a GGUF file: token texts, their kinds, and which ids begin, end and pad a text."""
+"""Vocabulary of a GGUF file: token texts, their kinds, and the ids of special tokens."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,13 @@ from headrace.models.text.turn_ends import TURN_ENDS
 from headrace.models.text.vocabulary import CONTROL, NORMAL, USER_DEFINED, Vocabulary
 from headrace.runtime.errors import CheckpointError
 
-# Characters. The longest tokens in use are runs of a few hundred spaces; the work per token is quadratic in this.
+# Characters. The longest tokens in use are a few hundred spaces; the work per token is quadratic in this length.
 _MAX_TOKEN = 1024
 
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Token ids with a role. `ends` are all ids after which the model has finished, the declared EOS first."""
+    """Token ids with a role. ends: all ids that end a turn, the declared EOS first."""
 
     bos: int | None
     eos: int | None
@@ -25,13 +25,13 @@ class SpecialIds:
 
 
 def read_vocabulary(metadata: Metadata) -> Vocabulary:
-    """The tokens and their kinds. `CheckpointError` where lists disagree or a text appears twice."""
+    """Return the tokens and their kinds. Raises CheckpointError for inconsistent lists or repeated texts."""
     tokens = metadata.texts("tokenizer.ggml.tokens")
     if not tokens:
         raise CheckpointError("the vocabulary is empty")
     if len(longest := max(tokens, key=len)) > _MAX_TOKEN:
         raise CheckpointError(f"a token of the vocabulary has {len(longest)} characters")
-    # llama.cpp names empty tokens like this; they are padding that never occurs in a text.
+    # llama.cpp gives empty tokens such names; they are padding that never occurs in text.
     tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
     kinds = [NORMAL] * len(tokens)
     if metadata.has("tokenizer.ggml.token_type"):
@@ -42,7 +42,7 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
 
 
 def read_special_ids(metadata: Metadata, vocabulary: Vocabulary, *, add_bos: bool, is_spm: bool) -> SpecialIds:
-    """Roles from the metadata; `add_bos` is the tokenizer's default. SentencePiece files may omit 0, 1 and 2."""
+    """Return the ids from the metadata. add_bos: the tokenizer's default. SentencePiece files may omit 0, 1 and 2."""
     defaults: dict[str, int] = {"unknown": 0, "bos": 1, "eos": 2} if is_spm and len(vocabulary.tokens) > 2 else {}
 
     def role(name: str) -> int | None:

@@ -14,7 +14,7 @@ import mlx.nn as nn
 from mlx.utils import tree_map
 
 from headrace.models.checkpoint.arrays import read_arrays
-from headrace.models.checkpoint.foreign.formats import REQUANTIZED_BITS, REQUANTIZED_GROUPS
+from headrace.models.checkpoint.foreign.matrices import REQUANTIZED_BITS, REQUANTIZED_GROUPS
 from headrace.models.checkpoint.quantization import GROUPS_OF_16, Quantization, has_groups_of_16, layer_quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.tensor_info import stored_dtype

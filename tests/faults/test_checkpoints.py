@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.models.checkpoint.safetensors import MAX_HEADER_BYTES, open_checkpoint
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.checkpoint.shard_header import MAX_HEADER_BYTES
 from headrace.runtime.errors import CheckpointError
 from tests.checkpoints import header, shard, tensor, write
 

@@ -1,8 +1,7 @@
-"""Recognise quantization that is not MLX's own: which tensors form a matrix, and what it becomes. No weight is read.
+"""Recognition of quantization formats other than MLX's, from headers and config.json.
 
-`recognise` gives None where every tensor means what its type says (plain and MLX-quantized checkpoints). A quantized
-tensor that it cannot explain, and a method that it does not know, is refused by name: read as numbers, it would give
-a model that answers nonsense.
+`recognise` returns None for plain and MLX-quantized checkpoints. Unknown methods and unexplained quantized tensors
+are refused by name, since read as plain numbers they would give a broken model.
 
 Methods, by their names in config.json's `quantization_config`:
 
@@ -11,99 +10,38 @@ Methods, by their names in config.json's `quantization_config`:
     gptq, awq                             `qweight`, `qzeros`, `scales`, and for GPTQ `g_idx`
 """
 
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from math import prod
-from typing import Any, Literal
+from typing import Any
 
+from headrace.models.checkpoint.foreign.matrices import (
+    REQUANTIZED_BITS,
+    REQUANTIZED_GROUPS,
+    Foreign,
+    ForeignMatrix,
+    Layout,
+)
 from headrace.models.checkpoint.tensor_info import FLOATS, TensorInfo
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
-Layout = Literal["scaled", "gptq", "awq", "packed"]
-AFFINE_GROUPS = (128, 64, 32)  # what MLX offers, largest first
-REQUANTIZED_BITS, REQUANTIZED_GROUPS = 8, (64, 32)
+AFFINE_GROUPS = (128, 64, 32)  # MLX's group sizes, largest first
 
-# mlx-lm's classes read these formats of a few architectures themselves, and load nothing whose shapes differ.
+# mlx-lm's classes read these formats for a few architectures, and refuse other shapes.
 _LEFT_TO_MLX_LM = ("mxfp4", "mxfp8", "bitnet")
-# Beside a quantized matrix, and not needed to know its weights: how activations and K/V were to be quantized.
+# Tensors next to a quantized matrix that its weights do not need: quantization of activations and K/V.
 _IGNORED = (
     "input_scale", "activation_scale", "input_scale_ub", "input_zero_point", "output_scale", "k_scale", "v_scale",
     "q_scale", "input_global_scale", "weight_shape",
 )  # fmt: skip
-_MASKS = ("bias", "masked_bias", "position_ids", "causal_mask")  # buffers that older checkpoints carry along
-_WEIGHTS = ("weight", "proj", "expert")  # in the name of whatever a network multiplies with
+_MASKS = ("bias", "masked_bias", "position_ids", "causal_mask")  # buffers in older checkpoints
+_WEIGHTS = ("weight", "proj", "expert")  # parts of the names of weight matrices
 _HINT = "look for the original in bf16, or for an MLX or GGUF conversion of it"
 
 
-@dataclass(frozen=True, slots=True)
-class ForeignMatrix:
-    """One matrix (..., N, K), or (K, N) words of it, and what it becomes: affine groups, or float32 (`bits` None)."""
-
-    layout: Layout
-    shape: tuple[int, ...]  # as the network has it
-    parts: Mapping[str, str]  # role -> tensor: data, scales, zeros, order
-    stored_bits: int
-    stored_group: int  # columns that share a scale where the layout is in words; 0 otherwise
-    blocks: tuple[int, ...] = ()  # scaled: the elements of each axis that share a scale
-    bits: int | None = None
-    group_size: int = 0
-    exact: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Foreign:
-    """A checkpoint's foreign quantization. `matrices` by the name of the tensor each becomes."""
-
-    method: str
-    matrices: Mapping[str, ForeignMatrix]
-    dropped: frozenset[str] = field(default_factory=frozenset)
-    zeros_less_one: bool = False  # GPTQ's first format stores zero points minus one
-
-    @property
-    def exact(self) -> bool:
-        """Whether every weight keeps its value."""
-        return all(matrix.exact for matrix in self.matrices.values())
-
-    def describe(self) -> str:
-        """One line for people: what was stored and what it becomes."""
-        if self.exact:
-            return f"stored as {self.method}, which MLX's affine groups hold exactly"
-        return f"stored as {self.method}, which is dequantized exactly and requantized to 8 bits"
-
-    def quantization(self) -> dict[str, Any]:
-        """The `quantization` section MLX would write for what the matrices become."""
-        kinds = {name.removesuffix(".weight"): m for name, m in self.matrices.items() if m.bits is not None}
-        usual = Counter((m.bits, m.group_size) for m in kinds.values()).most_common(1)
-        bits, group = usual[0][0] if usual else (REQUANTIZED_BITS, REQUANTIZED_GROUPS[0])
-        section: dict[str, Any] = {"bits": bits, "group_size": group, "mode": "affine"}
-        for module, m in kinds.items():
-            if (m.bits, m.group_size) != (bits, group):
-                section[module] = {"bits": m.bits, "group_size": m.group_size}
-        return section
-
-    def tensors(self, stored: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
-        """The headers as they will be once every matrix is what it becomes."""
-        used = self.dropped | {part for m in self.matrices.values() for part in m.parts.values()}
-        seen = {name: info for name, info in stored.items() if name not in used}
-        for name, matrix in self.matrices.items():
-            shard = stored[matrix.parts["data"]].shard
-            if matrix.bits is None:
-                seen[name] = TensorInfo("F32", matrix.shape, shard, 4 * prod(matrix.shape))
-                continue
-            rows, columns = matrix.shape
-            module, groups = name.removesuffix(".weight"), columns // matrix.group_size
-            words = columns * matrix.bits // 32
-            seen[name] = TensorInfo("U32", (rows, words), shard, 4 * rows * words)
-            for part in ("scales", "biases"):
-                seen[f"{module}.{part}"] = TensorInfo("F32", (rows, groups), shard, 4 * rows * groups)
-        return seen
-
-
 def recognise(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Foreign | None:
-    """The foreign quantization of a checkpoint, None where there is none.
+    """Return the foreign quantization of a checkpoint, or None.
 
-    Raises UnsupportedModelError for a method nothing here reads, CheckpointError for tensors that do not fit it.
+    Raises UnsupportedModelError for an unknown method, CheckpointError for tensors that contradict it.
     """
     section = config.get("quantization_config", config.get("compression_config"))
     if isinstance(config.get("quantization"), Mapping) or section is None:
@@ -143,7 +81,7 @@ def _read(method: str, section: Mapping[str, Any], tensors: Mapping[str, TensorI
 
 
 def _compressed(section: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Foreign:
-    """https://github.com/vllm-project/compressed-tensors: `config_groups` say how the weights were quantized."""
+    """Recognise compressed-tensors (https://github.com/vllm-project/compressed-tensors) from its `config_groups`."""
     kind = section.get("format")
     sparsity = section.get("sparsity_config")
     if isinstance(sparsity, Mapping) and sparsity.get("format") not in (None, "dense"):
@@ -174,7 +112,7 @@ def _compressed(section: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -
 
 
 def _scaled(method: str, tensors: Mapping[str, TensorInfo], block: tuple[int, ...]) -> Foreign:
-    """Every E4M3 or int8 tensor, with the scale beside it."""
+    """Pair every E4M3 or int8 tensor with its scale."""
     matrices: dict[str, ForeignMatrix] = {}
     for name, info in tensors.items():
         if info.dtype not in ("F8_E4M3", "I8") or name.endswith("_zero_point"):
@@ -195,7 +133,7 @@ def _scaled(method: str, tensors: Mapping[str, TensorInfo], block: tuple[int, ..
 
 
 def _blocks(name: str, shape: tuple[int, ...], scale: TensorInfo, block: tuple[int, ...]) -> tuple[int, ...]:
-    """How many elements of each axis share a scale. The scale's shape says it, `block` where the last is cut short."""
+    """Return the elements of each axis that share a scale. block: needed if the last block is cut short."""
     if scale.dtype not in FLOATS:
         raise _unsupported(f"{name}: scales of type {scale.dtype}")
     counts = scale.shape
@@ -220,7 +158,7 @@ def _blocks(name: str, shape: tuple[int, ...], scale: TensorInfo, block: tuple[i
 
 
 def _words(method: str, section: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Foreign:
-    """GPTQ and AWQ: W transposed, `32 / bits` of its values in a word, zero points packed the same way."""
+    """Recognise GPTQ and AWQ: W transposed, `32 / bits` values per word, zero points packed the same way."""
     bits = section.get("bits", section.get("w_bit", 4))
     kind = str(section.get("checkpoint_format") or section.get("format") or section.get("version") or "").lower()
     known = {"gptq": ("", "gptq", "gptq_v2"), "awq": ("", "gemm")}[method]
@@ -253,7 +191,7 @@ _LAYOUTS: dict[str, Layout] = {"gptq": "gptq", "awq": "awq"}
 
 
 def _packed(bits: int, tensors: Mapping[str, TensorInfo]) -> Foreign:
-    """compressed-tensors' packed integers: W (N, K) in words along its rows, offset to be unsigned."""
+    """Recognise compressed-tensors' packed integers: W (N, K) in words along its rows, offset to be unsigned."""
     matrices: dict[str, ForeignMatrix] = {}
     for name, info in tensors.items():
         if not name.endswith(".weight_packed"):
@@ -284,12 +222,12 @@ def _matrix(
 
 
 def _affine_group(group: int) -> int | None:
-    """The largest of MLX's groups that a group of so many columns is made of; None where it is none of them."""
+    """Return MLX's largest group size that divides a group of `group` columns; None if there is none."""
     return next((size for size in AFFINE_GROUPS if group % size == 0), None)
 
 
 def _requantized(shape: tuple[int, ...]) -> tuple[int | None, int]:
-    """(bits, group size) of what is dequantized; float32 where no group divides its rows or it is no matrix."""
+    """Return (bits, group size) after dequantizing; float32 if no group size divides the rows or it is no matrix."""
     group = next((size for size in REQUANTIZED_GROUPS if shape[-1] % size == 0), 0)
     return (REQUANTIZED_BITS, group) if group and len(shape) == 2 else (None, 0)
 
@@ -329,7 +267,7 @@ def _dropped(tensors: Mapping[str, TensorInfo]) -> frozenset[str]:
 
 
 def _refuse_unexplained(tensors: Mapping[str, TensorInfo], *, mlx: bool) -> None:
-    """No tensor may be taken for numbers that is none: weights are floats, or words beside their scales."""
+    """Refuse tensors that are neither floats nor words with scales: their format is unknown."""
     for name, info in tensors.items():
         module, _, part = name.rpartition(".")
         if info.dtype in FLOATS or part in _MASKS or not info.shape:

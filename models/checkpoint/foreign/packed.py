@@ -1,29 +1,29 @@
-"""Integers of 2, 4 or 8 bits packed into 32-bit words: GPTQ, AWQ and compressed-tensors, as unsigned values and zeros.
+"""Unpacking of integers of 2, 4 or 8 bits in 32-bit words: GPTQ, AWQ and compressed-tensors.
 
-All three are W = scale * (q - zero) with a scale and a zero point per group of a row, which is what MLX's affine groups
-hold: W = scale * q + bias with bias = -scale * zero, exact in float32.
+All three are W = scale * (q - zero) with a scale and a zero point per group of a row. MLX's affine groups represent
+them exactly in float32: W = scale * q + bias with bias = -scale * zero.
 """
 
 import mlx.core as mx
 
-from headrace.models.checkpoint.foreign.formats import ForeignMatrix
+from headrace.models.checkpoint.foreign.matrices import ForeignMatrix
 from headrace.runtime.errors import CheckpointError
 
-# AWQ puts value i of eight neighbours into nibble _AWQ_NIBBLES[i] of their word.
+# Nibble of a word that has value i of eight neighbours, in AWQ.
 _AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def unpack(
     matrix: ForeignMatrix, data: mx.array, scales: mx.array, zeros: mx.array | None, zeros_less_one: bool
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """(q (N, K) uint32, scales (N, G) float32, zeros (N, G) float32), groups in the order the file has them."""
+    """Return (q (N, K) uint32, scales (N, G) float32, zeros (N, G) float32), groups in the file's order."""
     bits = matrix.stored_bits
     if matrix.layout == "packed":
         q, step = _open(data, bits), scales.astype(mx.float32)
         half = 1 << (bits - 1)
         if zeros is None:
             return q, step, mx.full(step.shape, float(half))
-        zero = _open(zeros.T, bits)[:, : matrix.shape[0]].T  # packed along the rows of W, the last word padded
+        zero = _open(zeros.T, bits)[:, : matrix.shape[0]].T  # packed along the rows of W, last word padded
         return q, step, zero.astype(mx.float32)
     assert zeros is not None
     step = scales.astype(mx.float32).T
@@ -38,7 +38,7 @@ def unpack(
 def affine(
     matrix: ForeignMatrix, q: mx.array, scales: mx.array, zeros: mx.array
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """MLX's packed words, scales and biases of values whose groups MLX has."""
+    """Return MLX's packed words, scales and biases, for groups that MLX supports."""
     rows, columns = matrix.shape
     bits, times = matrix.stored_bits, matrix.stored_group // matrix.group_size
     per_word = 32 // bits
@@ -53,13 +53,13 @@ def affine(
 def dequantize(
     matrix: ForeignMatrix, q: mx.array, scales: mx.array, zeros: mx.array, order: mx.array | None
 ) -> mx.array:
-    """float32 (N, K). `order` (K,): the group of each column, where columns were not grouped as neighbours."""
+    """Return float32 (N, K). order (K,): the group of each column, if groups are not neighbouring columns."""
     group = (mx.arange(matrix.shape[1]) // matrix.stored_group) if order is None else order.astype(mx.int32)
     return (q.astype(mx.float32) - zeros[:, group]) * scales[:, group]
 
 
 def check_order(matrix: ForeignMatrix, order: mx.array) -> None:
-    """Raises CheckpointError for a group that is not there, and for neighbours apart that were said to be together."""
+    """Raise CheckpointError for a group out of range, and for an order that contradicts config.json."""
     count = matrix.shape[1] // matrix.stored_group
     if mx.any((order < 0) | (order >= count)).item():
         raise CheckpointError(f"{matrix.parts['order']} names a group that {matrix.parts['data']} does not have")
@@ -68,7 +68,7 @@ def check_order(matrix: ForeignMatrix, order: mx.array) -> None:
 
 
 def _open(words: mx.array, bits: int, nibbles: tuple[int, ...] | None = None) -> mx.array:
-    """(R, C) words -> (R, C * 32 / bits) values, the lowest bits first unless `nibbles` says where each one is."""
+    """Unpack words (R, C) to values (R, C * 32 / bits), lowest bits first unless `nibbles` gives their places."""
     rows, columns = words.shape
     places = mx.arange(32 // bits, dtype=mx.uint32) if nibbles is None else mx.array(nibbles, dtype=mx.uint32)
     values = (words.view(mx.uint32)[..., None] >> (places * bits)) & ((1 << bits) - 1)

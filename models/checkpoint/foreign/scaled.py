@@ -6,9 +6,9 @@ import mlx.core as mx
 
 
 def dequantize(data: mx.array, scales: mx.array, zeros: mx.array | None, blocks: Sequence[int]) -> mx.array:
-    """data (..., N, K), E4M3 bits in uint8 or int8 -> float32 of that shape. Each is one float32 product.
+    """Dequantize data (..., N, K), E4M3 bits in uint8 or int8, to float32 of that shape, exactly.
 
-    `blocks`: the elements of each axis that share a scale; the last block of an axis may be cut short.
+    blocks: elements of each axis that share a scale; the last block of an axis may be cut short.
     """
     values = mx.from_fp8(data, dtype=mx.float32) if data.dtype == mx.uint8 else data.astype(mx.float32)
     if zeros is not None:
@@ -17,7 +17,7 @@ def dequantize(data: mx.array, scales: mx.array, zeros: mx.array | None, blocks:
 
 
 def _spread(scales: mx.array, shape: Sequence[int], blocks: Sequence[int]) -> mx.array:
-    """One scale per block -> something that broadcasts to `shape`."""
+    """Expand one scale per block to an array that broadcasts to `shape`."""
     scales = scales.reshape([-(-size // block) for size, block in zip(shape, blocks, strict=True)])
     for axis, (size, block) in enumerate(zip(shape, blocks, strict=True)):
         if 1 < block < size:

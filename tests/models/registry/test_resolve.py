@@ -60,7 +60,7 @@ def test_local_gguf_is_converted_once(store: Store, gguf: Path, monkeypatch: pyt
     def not_again(*_: object) -> None:
         raise AssertionError("the second start must neither hash nor convert")
 
-    monkeypatch.setattr(import_gguf, "_hash", not_again)
+    monkeypatch.setattr(import_gguf, "hash_file", not_again)
     monkeypatch.setattr(import_gguf, "convert", not_again)
     assert resolve(str(gguf), store=store) == first
 
@@ -97,7 +97,7 @@ def test_broken_gguf_leaves_nothing(store: Store, tmp_path: Path) -> None:
 def test_what_is_no_sound_gguf_is_not_hashed(
     store: Store, tmp_path: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(import_gguf, "_hash")
+    monkeypatch.delattr(import_gguf, "hash_file")
     (tmp_path / "movie.gguf").write_bytes(b"RIFF" + bytes(1000))
     (tmp_path / "half.gguf").write_bytes(gguf.read_bytes()[: gguf.stat().st_size // 2])
     for name, problem in (("movie.gguf", "not a GGUF file"), ("half.gguf", "half.gguf")):

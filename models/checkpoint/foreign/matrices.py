@@ -1,0 +1,76 @@
+"""Foreign matrices of a checkpoint and the tensors they become."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Literal
+
+from headrace.models.checkpoint.tensor_info import TensorInfo
+
+Layout = Literal["scaled", "gptq", "awq", "packed"]
+REQUANTIZED_BITS, REQUANTIZED_GROUPS = 8, (64, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignMatrix:
+    """A matrix (..., N, K), or its words (K, N), and its target: affine groups, or float32 if `bits` is None."""
+
+    layout: Layout
+    shape: tuple[int, ...]  # in the network
+    parts: Mapping[str, str]  # role -> tensor: data, scales, zeros, order
+    stored_bits: int
+    stored_group: int  # columns that share a scale for layouts in words; 0 otherwise
+    blocks: tuple[int, ...] = ()  # scaled: elements of each axis that share a scale
+    bits: int | None = None
+    group_size: int = 0
+    exact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A checkpoint's foreign quantization. matrices: by the name of the resulting tensor."""
+
+    method: str
+    matrices: Mapping[str, ForeignMatrix]
+    dropped: frozenset[str] = field(default_factory=frozenset)
+    zeros_less_one: bool = False  # GPTQ's first format stores zero points minus one
+
+    @property
+    def exact(self) -> bool:
+        """Return whether every weight keeps its value."""
+        return all(matrix.exact for matrix in self.matrices.values())
+
+    def describe(self) -> str:
+        """Return one line on the stored format and the conversion."""
+        if self.exact:
+            return f"stored as {self.method}, which MLX's affine groups hold exactly"
+        return f"stored as {self.method}, which is dequantized exactly and requantized to 8 bits"
+
+    def quantization(self) -> dict[str, Any]:
+        """Return MLX's `quantization` section for the converted matrices."""
+        kinds = {name.removesuffix(".weight"): m for name, m in self.matrices.items() if m.bits is not None}
+        usual = Counter((m.bits, m.group_size) for m in kinds.values()).most_common(1)
+        bits, group = usual[0][0] if usual else (REQUANTIZED_BITS, REQUANTIZED_GROUPS[0])
+        section: dict[str, Any] = {"bits": bits, "group_size": group, "mode": "affine"}
+        for module, m in kinds.items():
+            if (m.bits, m.group_size) != (bits, group):
+                section[module] = {"bits": m.bits, "group_size": m.group_size}
+        return section
+
+    def tensors(self, stored: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+        """Return the headers after conversion."""
+        used = self.dropped | {part for m in self.matrices.values() for part in m.parts.values()}
+        seen = {name: info for name, info in stored.items() if name not in used}
+        for name, matrix in self.matrices.items():
+            shard = stored[matrix.parts["data"]].shard
+            if matrix.bits is None:
+                seen[name] = TensorInfo("F32", matrix.shape, shard, 4 * prod(matrix.shape))
+                continue
+            rows, columns = matrix.shape
+            module, groups = name.removesuffix(".weight"), columns // matrix.group_size
+            words = columns * matrix.bits // 32
+            seen[name] = TensorInfo("U32", (rows, words), shard, 4 * rows * words)
+            for part in ("scales", "biases"):
+                seen[f"{module}.{part}"] = TensorInfo("F32", (rows, groups), shard, 4 * rows * groups)
+        return seen

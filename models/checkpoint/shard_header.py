@@ -1,0 +1,167 @@
+"""Strict parsing of untrusted files in a model directory: JSON objects and safetensors headers.
+
+File format: 8 bytes little-endian header length, the header as JSON, then the tensors' bytes, back to back
+(https://github.com/huggingface/safetensors#format).
+"""
+
+import json
+import os
+import stat
+from collections.abc import Iterable
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from headrace.models.checkpoint.json_object import MAX_PARTS, check_unicode, repeated_key
+from headrace.models.checkpoint.side_file import check_parts
+from headrace.models.checkpoint.tensor_info import DTYPE_BYTES, TensorInfo
+from headrace.runtime.errors import CheckpointError
+
+# Limits on JSON: above real files, and low enough that parsing hostile ones stays cheap.
+MAX_CONFIG_BYTES = 4 << 20
+MAX_HEADER_BYTES = 16 << 20  # a hundred thousand tensors in one shard need about 12 MB
+MAX_RANK = 8
+
+
+def read_strict_object(root: Path, name: str, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
+    """Return the JSON object in the regular file `name` of `root`, of at most `limit` bytes."""
+    with open(_open_inside(root, name), "rb") as file:
+        if os.fstat(file.fileno()).st_size > limit:
+            raise CheckpointError(f"{name} is larger than {limit >> 20} MiB")
+        return _parse_object(file.read(limit), name)
+
+
+def _parse_object(data: bytes, where: str) -> dict[str, Any]:
+    """Parse a JSON object with valid Unicode, without repeated keys, NaN or excessive nesting."""
+    try:
+        check_parts(data, MAX_PARTS)
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+        check_unicode(data, value)
+    except UnicodeEncodeError as error:
+        raise CheckpointError(f"{where} has a text that is no Unicode: a lone surrogate") from error
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{where} is not UTF-8 text") from error
+    except RecursionError as error:
+        raise CheckpointError(f"{where} is nested too deeply") from error
+    except ValueError as error:  # JSONDecodeError, repeated keys, NaN, integers of thousands of digits
+        raise CheckpointError(f"{where} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{where} is not a JSON object")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if (repeated := repeated_key(pairs)) is not None:
+        raise ValueError(f"the key {quote(repeated)} appears twice")
+    return dict(pairs)
+
+
+def _no_constant(name: str) -> Any:
+    # NaN and infinities are invalid JSON. Infinity is allowed since published configs have it (Mamba's
+    # time_step_limit); it cannot become a size or a shape, which are checked integers.
+    if name == "Infinity":
+        return float("inf")
+    raise ValueError(f"{name} is not a number")
+
+
+def read_header(root: Path, name: str, tensors: dict[str, TensorInfo]) -> None:
+    """Add the tensors of one shard to `tensors`."""
+    with open(_open_inside(root, name), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        prefix = file.read(8)
+        if len(prefix) < 8:
+            raise CheckpointError(f"{name} is truncated: {size} bytes are no safetensors file")
+        length = int.from_bytes(prefix, "little")
+        if length > MAX_HEADER_BYTES:
+            raise CheckpointError(f"{name} claims a header of {length} bytes, over {MAX_HEADER_BYTES}")
+        if length > size - 8:
+            raise CheckpointError(f"{name} is truncated: header of {length} bytes, {size - 8} are there")
+        header = _parse_object(file.read(length), f"the header of {name}")
+
+    metadata = header.pop("__metadata__", None)
+    if metadata is not None and not (
+        isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
+    ):
+        raise CheckpointError(f"{name}: __metadata__ is not a map of strings")
+    shard = root / name
+    spans: list[tuple[int, int, str]] = []
+    for tensor, entry in header.items():
+        if tensor in tensors:
+            raise CheckpointError(f"{quote(tensor)} is in {tensors[tensor].shard.name} and again in {name}")
+        dtype, shape, begin, end = _tensor_entry(entry, tensor, name)
+        tensors[tensor] = TensorInfo(dtype, shape, shard, end - begin)
+        spans.append((begin, end, tensor))
+    _check_spans(spans, size - 8 - length, name)
+
+
+def _tensor_entry(entry: Any, tensor: str, shard: str) -> tuple[str, tuple[int, ...], int, int]:
+    """Return (dtype, shape, begin, end) of one header entry; offsets count from the end of the header."""
+    where = f"{shard}: tensor {quote(tensor)}"
+    if not isinstance(entry, dict):
+        raise CheckpointError(f"{where} is not described by an object")
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    width = DTYPE_BYTES.get(dtype) if isinstance(dtype, str) else None
+    if width is None:
+        raise CheckpointError(f"{where} has the unknown type {quote(dtype)}")
+    if not isinstance(shape, list) or len(shape) > MAX_RANK or not _are_counts(shape):
+        raise CheckpointError(f"{where} has the impossible shape {quote(shape)}")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not _are_counts(offsets):
+        raise CheckpointError(f"{where} has the impossible offsets {quote(offsets)}")
+    begin, end = offsets
+    if end - begin != prod(shape) * width:
+        raise CheckpointError(
+            f"{where} is {dtype} {quote(shape)}, {prod(shape) * width} bytes, but spans {end - begin}"
+        )
+    return str(dtype), tuple(shape), begin, end
+
+
+def _are_counts(values: Iterable[Any]) -> bool:
+    # `type`, not isinstance: True is an int.
+    return all(type(value) is int and 0 <= value < 1 << 48 for value in values)
+
+
+def _check_spans(spans: list[tuple[int, int, str]], available: int, shard: str) -> None:
+    """Raise CheckpointError unless the tensors cover the data exactly."""
+    spans.sort()
+    reached = 0
+    for begin, end, tensor in spans:
+        if end > available:
+            raise CheckpointError(
+                f"{shard} is truncated: tensor {quote(tensor)} ends at byte {end}, the data at {available}"
+            )
+        if begin != reached:
+            problem = "overlaps the tensor before it" if begin < reached else "leaves a hole before it"
+            raise CheckpointError(f"{shard}: tensor {quote(tensor)} {problem}")
+        reached = end
+    if reached != available:
+        raise CheckpointError(f"{shard} has {available - reached} bytes that belong to no tensor")
+
+
+def _open_inside(root: Path, name: str) -> int:
+    """Open the regular file `name` in `root` and return its descriptor; links out of the directory are refused.
+
+    Exception: links in the hub cache's models--org--name/snapshots/<commit>/ may lead to that model's blobs/ and to
+    the cache's shared blobs/.
+    """
+    path = root / name
+    try:
+        if path.is_symlink():
+            target = Path(os.path.realpath(path))
+            allowed = [root]
+            if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
+                allowed += [root.parents[1] / "blobs", root.parents[2] / "blobs"]
+            if not any(target.is_relative_to(place) for place in allowed):
+                raise CheckpointError(f"{name} is a link out of the model directory")
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise CheckpointError(f"cannot open {name}: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CheckpointError(f"{name} is not a regular file")
+    return descriptor
+
+
+def quote(value: Any) -> str:
+    """Return `value` from a hostile file, short and printable."""
+    text = ascii(value)
+    return text if len(text) <= 80 else text[:77] + "..."
