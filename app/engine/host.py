@@ -143,7 +143,7 @@ class EngineHost:
                 case TextChunk():
                     batch = event.step.record.batch
                     self._batch.add(len(event.step.tokens))
-                    running.outbox.add(event.text, event.step.record, event.guessed)
+                    running.outbox.add(event.text, event.step.record, event.accepted)
                 case Completed():
                     running.outbox.add(event.text, event.finished.stop_record)
                     running.outbox.flush()

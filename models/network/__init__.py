@@ -1,1 +1,1 @@
-"""The networks: headrace's decoder, its configuration and parameters, and mlx-lm's classes behind the same protocol."""
+"""Networks: headrace's decoder with its configuration and parameters, and mlx-lm's classes."""

@@ -1,8 +1,8 @@
-"""A decoder's shape, read from a checkpoint's config.json: one dataclass for the llama family and its close kin.
+"""Configuration of headrace's own decoder, from a checkpoint's config.json.
 
-Every difference between the architectures that headrace decodes itself is a field here; `models/network/decoder.py`
-reads nothing else. `decoder_config` gives None for an architecture or variant that is not among them (mlx-lm's classes
-run those) and raises CheckpointError for values that contradict each other or that neither of the two would honour.
+Each difference between the supported architectures is a field; `models/network/decoder.py` reads nothing else.
+`decoder_config` returns None for other architectures and variants, which mlx-lm's classes run, and raises
+CheckpointError for contradictory values and for values that both would ignore.
 """
 
 from collections.abc import Mapping
@@ -14,15 +14,15 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 OWN_ARCHITECTURES = (
     "llama", "mistral", "smollm3", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "gemma2", "gemma3_text", "phi3",
 )  # fmt: skip
-# "mrope" has an axis each for time, height and width: of text they are equal.
+# "mrope" has separate axes for time, height and width, which are equal for text.
 OWN_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "mrope")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RopeConfig:
-    """Rotation of one kind of layer: base frequency, and the scaling section as the checkpoint states it.
+    """Rotation of one kind of layer: base frequency, and the checkpoint's scaling section.
 
-    share: the part of a head that turns. Compared by identity: layers of one kind share one.
+    share: rotated part of a head. Compared by identity: layers of one kind share one object.
     """
 
     theta: float
@@ -33,10 +33,10 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """A feed-forward of `count` experts of `size`, `active` of them for each token; see `runtime.ops.Mixture`.
+    """A feed-forward of `count` experts of `size`, `active` of them per token; see `runtime.ops.Mixture`.
 
-    router, stacked, each: modules under the feed-forward's: the router, the stacks of experts, and, with `{}` for
-    its number, an expert that is stored by itself.
+    router, stacked, each: modules below the feed-forward: the router, the stacks of experts, and a single stored
+    expert, with `{}` for its number.
     """
 
     count: int
@@ -50,7 +50,7 @@ class ExpertsConfig:
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """What differs from layer to layer: rotation (None: no position information), attention window and experts."""
+    """Properties that vary by layer: rotation (None: no position information), attention window and experts."""
 
     rope: RopeConfig | None
     window: int | None = None
@@ -59,7 +59,7 @@ class LayerConfig:
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Shapes and choices of a decoder-only transformer. Sizes in elements, not bytes."""
+    """Shapes and variants of a decoder-only transformer. Sizes are in elements."""
 
     architecture: str
     hidden_size: int
@@ -75,9 +75,9 @@ class DecoderConfig:
     activation: Literal["silu", "gelu", "clamped"]
     attention_scale: float
     qk_norm: bool = False
-    sinks: bool = False  # GPT-OSS: a learned score per head that takes its share of the softmax
-    post_norms: bool = False  # Gemma: a second norm on what attention and feed-forward add
-    norm_weight_offset: float = 0.0  # Gemma stores norm weights less one
+    sinks: bool = False  # GPT-OSS: a learned score per head in the softmax
+    post_norms: bool = False  # Gemma: a second norm on the outputs of attention and feed-forward
+    norm_weight_offset: float = 0.0  # Gemma stores norm weights minus one
     embedding_scale: float = 1.0
     embedding_scale_in_bfloat16: bool = False  # Gemma 3 was trained with the rounded factor
     attention_softcap: float | None = None
@@ -85,9 +85,9 @@ class DecoderConfig:
 
 
 def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
-    """The decoder that a config.json describes, or None where headrace has no decoder of its own for it.
+    """Return the decoder configuration, or None if headrace's own decoder does not support the config.
 
-    Of text alone: `models.checkpoint.text_part` gives the config of a language model that is part of another.
+    config: of a text-only model, as `models.checkpoint.text_part` returns it.
     """
     architecture = config.get("model_type")
     if architecture not in OWN_ARCHITECTURES:
@@ -143,19 +143,19 @@ def _logit_softcap(fields: "_Fields", architecture: str) -> float | None:
 
 
 def _ropes(fields: "_Fields", architecture: str) -> tuple[RopeConfig, RopeConfig]:
-    """(rotation of full-attention layers, rotation of sliding layers); they differ only in Gemma 3.
+    """Return (rotation of full-attention layers, rotation of sliding layers), which differ only in Gemma 3.
 
-    Older configs keep `rope_theta` and `rope_scaling` apart; newer ones nest both under `rope_parameters`.
+    Older configs have `rope_theta` and `rope_scaling`; newer ones nest both under `rope_parameters`.
     """
     nested, local = fields.section("rope_parameters"), _Fields({})
-    if "full_attention" in nested:  # the newest ones, once per kind of layer
+    if "full_attention" in nested:  # one section per kind of layer
         local = _Fields(_Fields(nested).section("sliding_attention"))
         nested = _Fields(nested).section("full_attention")
     scaling = fields.section("rope_scaling") or nested
     source = nested if "rope_theta" in nested else fields.values
     theta = _Fields(source).positive("rope_theta", default=1e6 if architecture == "gemma3_text" else 1e4)
     kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
-    if architecture == "phi3" and kind in ("su", "yarn"):  # what its first checkpoints called it
+    if architecture == "phi3" and kind in ("su", "yarn"):  # older names of longrope
         kind = "longrope"
     if kind == "longrope":
         scaling = _trained_context(fields, scaling)
@@ -167,7 +167,7 @@ def _ropes(fields: "_Fields", architecture: str) -> tuple[RopeConfig, RopeConfig
 
 
 def _trained_context(fields: "_Fields", scaling: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A longrope section with the original context, which older configs state beside it."""
+    """Return a longrope section with the original context, which older configs have outside it."""
     key = "original_max_position_embeddings"
     stated = _Fields({**fields.values, **{name: value for name, value in scaling.items() if value is not None}})
     longest = fields.count("max_position_embeddings", default=4096)
@@ -193,7 +193,7 @@ def _layers(fields: "_Fields", architecture: str, rope: RopeConfig, local_rope: 
 
 
 def _experts(fields: "_Fields", architecture: str, layers: int) -> list[ExpertsConfig | None]:
-    """Every layer's experts: None where its feed-forward is dense."""
+    """Return every layer's experts, None for dense layers."""
     if architecture not in ("qwen3_moe", "gpt_oss"):
         return [None] * layers
     harmony = architecture == "gpt_oss"
@@ -218,7 +218,7 @@ def _experts(fields: "_Fields", architecture: str, layers: int) -> list[ExpertsC
 
 
 def _sliding(fields: "_Fields", architecture: str, count: int) -> list[bool]:
-    """Which layers attend through a sliding window, if the checkpoint sets one."""
+    """Return for each layer whether it attends through a sliding window."""
     kinds = fields.values.get("layer_types")
     if kinds is not None:
         if not isinstance(kinds, list) or len(kinds) != count:
@@ -239,7 +239,7 @@ def _sliding(fields: "_Fields", architecture: str, count: int) -> list[bool]:
 
 
 class _Fields:
-    """Typed access to untrusted JSON: a wrong type or an absurd value is a CheckpointError naming the key."""
+    """Typed access to untrusted JSON; a wrong type or value raises CheckpointError naming the key."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
@@ -257,7 +257,7 @@ class _Fields:
         return float(value)
 
     def optional(self, key: str, default: float) -> float | None:
-        """A positive number, `default` where the key is missing, None where it is null."""
+        """Return a positive number, `default` if the key is missing, None if it is null."""
         return None if key in self.values and self.values[key] is None else self.positive(key, default)
 
     def section(self, key: str) -> Mapping[str, Any]:

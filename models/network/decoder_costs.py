@@ -1,6 +1,6 @@
-"""What one decode step of headrace's own decoder reads and computes: from its config, and its arrays' sizes.
+"""Step cost of headrace's own decoder, from its config and array sizes.
 
-Formulas: see `runtime.metrics.cost`; `models.cost` does the same from headers and catalogs, before anything is loaded.
+Formulas: see `runtime.metrics.cost`. `models.cost` computes the same from headers and catalogs.
 """
 
 from itertools import groupby
@@ -11,7 +11,7 @@ from headrace.runtime.ops.kv_format import KVFormat
 
 
 def network_cost(config: DecoderConfig, *, weight_bytes: int, weight_count: int, kv: KVFormat) -> StepCost:
-    """The cost of a decoder whose step reads `weight_bytes` holding `weight_count` weights."""
+    """Return the cost of a step that reads `weight_bytes` with `weight_count` weights."""
     return StepCost(
         weight_bytes=weight_bytes,
         weight_flops=2 * weight_count,
@@ -21,7 +21,7 @@ def network_cost(config: DecoderConfig, *, weight_bytes: int, weight_count: int,
 
 
 def kv_layers(config: DecoderConfig, kv: KVFormat) -> list[LayerKV]:
-    """K/V traffic, layers grouped by window."""
+    """Return K/V traffic, with layers grouped by window."""
     row = kv.row_bytes(config.kv_heads, config.head_dim)
     windows = sorted((layer.window or 0) for layer in config.layers)
     return [LayerKV(len(list(group)), row, window or None) for window, group in groupby(windows)]

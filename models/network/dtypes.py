@@ -1,12 +1,11 @@
-"""The dtype policy, in one function: what a network computes in, given where it runs and how it was stored.
+"""The compute dtype of a network, by device and stored dtype.
 
-On a CPU, float32: x86 has no fast half-precision arithmetic and MLX emulates it (28 M weights take 750 ms in float16,
-155 ms in bfloat16, 17 ms in float32). Scales may stay in half precision there, and the KV cache too: those are the
-operations' choice (`Ops.prepare`, `Ops.kv_format`), since only they know what they can read. The native kernels
-also round activations to 16 bits, a scale to a group, on their way into products with 2-, 4- and 8-bit weights:
-integers are what the processor multiplies fastest. HEADRACE_EXACT=1 keeps both in float32.
-On Metal and CUDA, the half precision that config.json declares, or else the checkpoint's own; a float32 checkpoint runs
-in bfloat16, which keeps its range. Gemma never runs in float16: its residual stream grows beyond 65504.
+CPU: float32, since x86 lacks fast half-precision arithmetic and MLX emulates it. The operations may keep scales and K/V
+in half precision (`Ops.prepare`, `Ops.kv_format`). The native kernels also round activations to 16-bit integers with a
+scale per group in products with 2-, 4- and 8-bit weights; HEADRACE_EXACT=1 keeps both in float32.
+
+Metal and CUDA: the half precision in config.json, else the checkpoint's own; float32 checkpoints run in bfloat16, for
+its range. Gemma never runs in float16, which its residual stream overflows.
 """
 
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ _HALF = {"F16": mx.float16, "BF16": mx.bfloat16, "float16": mx.float16, "bfloat1
 
 
 def compute_dtype(device: mx.DeviceType, stored: str, config: Mapping[str, Any] | None = None) -> mx.Dtype:
-    """`stored` is the safetensors name of the checkpoint's floating dtype: F32, F16 or BF16."""
+    """Return the compute dtype. stored: safetensors name of the checkpoint's float type: F32, F16 or BF16."""
     if device == mx.DeviceType.cpu:
         return mx.float32
     sections = [part for part in (config, (config or {}).get("text_config")) if isinstance(part, Mapping)]

@@ -1,8 +1,8 @@
-"""GPT-OSS's experts as transformers stores them, under the names and in the layout that MLX's conversions have.
+"""Conversion of GPT-OSS's experts from transformers' layout to that of MLX conversions.
 
-Gate and up come as one, row by row in turn: `gate_up_proj_blocks` (X, 2 F, G, 16) and `_scales`, a byte for each group
-of 32 (mxfp4), or, plain, `gate_up_proj` (X, E, 2 F), its columns in turn; `gate_up_proj_bias` (X, 2 F). `down_proj`
-likewise.
+Gate and up are stored as one with alternating rows: `gate_up_proj_blocks` (X, 2 F, G, 16) and `_scales`, one byte per
+group of 32 (mxfp4), or plain `gate_up_proj` (X, E, 2 F) with alternating columns; `gate_up_proj_bias` (X, 2 F).
+`down_proj` likewise.
 """
 
 import re
@@ -16,7 +16,7 @@ _PARTS = {"_blocks": "weight", "_scales": "scales", "_bias": "bias", None: "weig
 
 
 def stacks_of(name: str) -> list[str]:
-    """The tensors that the tensor `name` becomes, in equal shares; none where it is not stored this way."""
+    """Return the tensors that the tensor `name` becomes, in equal parts; empty if it is not in this layout."""
     found = _STORED.fullmatch(name)
     if found is None:
         return []
@@ -26,8 +26,8 @@ def stacks_of(name: str) -> list[str]:
 
 
 def with_stacks(arrays: "dict[str, mx.array]") -> "dict[str, mx.array]":
-    """The arrays, lazily, with what is stored this way as stacks (X, N, ...)."""
-    import mlx.core as mx  # here: `stacks_of` is asked where nothing heavy may be loaded
+    """Return the arrays, lazily, with tensors of this layout as stacks (X, N, ...)."""
+    import mlx.core as mx  # late: callers of `stacks_of` need no mlx
 
     result: dict[str, mx.array] = {}
     for name, array in arrays.items():

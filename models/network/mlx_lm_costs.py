@@ -1,9 +1,9 @@
-"""What one decode step of an mlx-lm model reads and computes, from the graph of a step and the caches it set up.
+"""Step cost of an mlx-lm model, from the graph of a step and its caches, without evaluating an array.
 
     parameters          the share of each that `touched` finds: tables are looked up, experts chosen by the router
     keys and values     every visible row of every layer's cache, sliding windows included
 
-Recurrent state is left out: constant, and small beside the weights. Nothing here evaluates an array.
+Recurrent state is left out: it is constant, and small compared with the weights.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +16,12 @@ from mlx.utils import tree_flatten
 from headrace.models.network.touched import owner, touched_shares
 from headrace.runtime.metrics.cost import LayerKV, StepCost, attention_flops_per_entry
 
-_SHORT, _LONG = 256, 512  # tokens to see a cache grow by: multiples of what any architecture pools
+_SHORT, _LONG = 256, 512  # tokens for measuring cache growth: multiples of every architecture's pooling
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a model was found to read in a step. `shares`: of each parameter, by name."""
+    """Reads of a step. shares: read share of each parameter, by name."""
 
     vocab_size: int
     shares: Mapping[str, float]
@@ -29,7 +29,7 @@ class Measured:
 
 
 def measure(model: Any, config: Mapping[str, Any]) -> Measured:
-    """The cost of a step of `model`. Raises whatever its class raises for a config that it does not expect."""
+    """Return the cost of a step of `model`. Raises what its class raises for an unexpected config."""
     from mlx_lm.models.cache import make_prompt_cache
 
     vocab_size = int(model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1])
@@ -52,7 +52,7 @@ def _step_cost(model: Any, config: Mapping[str, Any], shares: Mapping[str, float
 
 
 def layers_kv(model: Any, make_parts: Callable[[], list[Any]]) -> list[LayerKV]:
-    """K/V of every cache that `make_parts` makes for `model`."""
+    """Return the K/V of every cache that `make_parts` makes for `model`."""
 
     def probe(tokens: int) -> list[Any]:
         parts = make_parts()
@@ -68,9 +68,9 @@ def layers_kv(model: Any, make_parts: Callable[[], list[Any]]) -> list[LayerKV]:
 
 
 def _of_keys(part: Any) -> list[LayerKV] | None:
-    """From the shapes (1, Hkv, capacity, D) of keys and values; state that does not grow has none. None: not known.
+    """Return K/V from the shapes (1, Hkv, capacity, D) of keys and values, or None if unknown.
 
-    Quantized, they are several arrays each: codes, scales and offsets.
+    State that does not grow has none. Quantized K/V are several arrays each: codes, scales and offsets.
     """
     from mlx_lm.models.cache import ArraysCache
 
@@ -83,7 +83,7 @@ def _of_keys(part: Any) -> list[LayerKV] | None:
 
 
 def _of_growth(short: Any, long: Any) -> list[LayerKV]:
-    """From how the arrays of any other cache grow; those that have stopped at the cache's window are its rows."""
+    """Return K/V from the growth of a cache's arrays; arrays that no longer grow have the rows of its window."""
     layers = []
     window = getattr(long, "window_size", None)
     before = dict(tree_flatten({name: value for name, value in vars(short).items() if value is not None}))
@@ -99,15 +99,15 @@ def _of_growth(short: Any, long: Any) -> list[LayerKV]:
 
 
 def leaves(parts: Sequence[Any]) -> list[Any]:
-    """The caches, with those that hold several (attention beside recurrent state) taken apart."""
+    """Return the caches, with composite ones (attention and recurrent state) split."""
     return [leaf for part in parts for leaf in (leaves(part.caches) if hasattr(part, "caches") else [part])]
 
 
 def is_matrix(name: str, array: mx.array) -> bool:
-    """Whether a parameter multiplies something: two dimensions or more, and no scales or zero points of another."""
+    """Return whether a parameter is a matrix, not scales or zero points of one."""
     return array.ndim >= 2 and not name.endswith((".scales", ".biases"))
 
 
 def weights_per_element(modules: Mapping[str, Any], name: str, array: mx.array) -> float:
-    """How many weights one element of the parameter holds: several where it is packed."""
+    """Return the number of weights in one element of the parameter: several if it is packed."""
     return 32 / int(modules[owner(modules, name)].bits) if array.dtype == mx.uint32 else 1

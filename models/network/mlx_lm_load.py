@@ -1,9 +1,8 @@
-"""Make one of mlx-lm's models from a checkpoint. Nothing is evaluated: no weight is read before its arrays are.
+"""Construction of mlx-lm models from a checkpoint, without reading weights.
 
-mlx-lm's own loader reads plain and MLX-quantized checkpoints. What another tool quantized is given to the model class
-here, dequantized to float32, because a class's `sanitize` may split, join and transpose matrices; afterwards it is
-quantized to 8 bits. Matrices that affine groups hold exactly stay packed, except those of experts, which classes stack.
-Groups of 16, which a GGUF conversion may hold, become 8 bits as well.
+mlx-lm's own loader reads plain and MLX-quantized checkpoints. Foreign matrices are dequantized to float32 first, since
+a class's `sanitize` may split, join and transpose them, and quantized to 8 bits afterwards. Matrices that affine groups
+represent exactly stay packed, except experts, which classes stack. Groups of 16 become 8 bits too.
 """
 
 from collections.abc import Mapping
@@ -22,36 +21,36 @@ from headrace.models.network.dtypes import compute_dtype
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.ops import groups_of_16
 
-_UNSCALED = ("qwen3_moe", "mixtral", "glm4")  # whose classes turn by rope_theta, whatever the scaling
+_UNSCALED = ("qwen3_moe", "mixtral", "glm4")  # their classes ignore rope scaling
 
 
 def load(checkpoint: Checkpoint, device: mx.DeviceType) -> Any:
-    """The model, in the dtype that `device` computes in.
+    """Return the model, in the compute dtype of `device`.
 
-    Raises UnsupportedModelError where mlx-lm has no class for it, CheckpointError where one refuses.
+    Raises UnsupportedModelError if mlx-lm has no class for it, CheckpointError if its class refuses it.
     """
     _refuse_what_classes_ignore(checkpoint.config)
     try:
         stock = checkpoint.foreign is None and not has_groups_of_16(checkpoint.quantization)
         model = _from_files(checkpoint) if stock else _from_arrays(checkpoint, device)
-        _mend(model, checkpoint.config)
+        _fix_rotated_share(model, checkpoint.config)
         if device == mx.DeviceType.cpu:
-            model.set_dtype(mx.float32)  # the dtype policy: see models/network/dtypes.py
+            model.set_dtype(mx.float32)  # see models/network/dtypes.py
         else:
             half = compute_dtype(device, stored_dtype(checkpoint.tensors), checkpoint.config)
             model.update(tree_map(lambda array: _in_half(array, half), model.parameters()))
-            for _, module in model.named_modules():  # K-quants of GGUF: float32 scales make float32 of what follows
+            for _, module in model.named_modules():  # float32 scales of K-quants would promote activations
                 if "scales" in module and module.scales.dtype == mx.float32:
                     module.set_dtype(half)
         return model
-    except (Exception, SystemExit) as error:  # its classes raise and exit as they like on what they did not expect
+    except (Exception, SystemExit) as error:  # classes raise anything, and exit, on unexpected input
         raise refused(checkpoint.config, checkpoint.path.name, error) from error
 
 
 def of_config(config: Mapping[str, Any]) -> Any:
-    """The model that a config.json alone describes, its parameters of the right shapes and types, never to be computed.
+    """Return the model of a config.json, with parameters of the right shapes and types that are never evaluated.
 
-    Raises UnsupportedModelError where mlx-lm has no class for it, CheckpointError where one refuses.
+    Raises UnsupportedModelError if mlx-lm has no class for it, CheckpointError if its class refuses it.
     """
     from mlx_lm.utils import _get_classes
 
@@ -84,7 +83,7 @@ def _quantize_as_stated(model: Any, section: Mapping[str, Any]) -> None:
 
 
 def _refuse_what_classes_ignore(config: Mapping[str, Any]) -> None:
-    """Raises UnsupportedModelError for what a class would leave out without a word, and answer wrongly."""
+    """Raise UnsupportedModelError for settings that a class would ignore silently."""
     kind, scaling = config.get("model_type"), config.get("rope_scaling")
     if kind == "phi3" and isinstance(scaling, Mapping):
         stated = scaling.get("type") or scaling.get("rope_type")
@@ -99,15 +98,15 @@ def _refuse_what_classes_ignore(config: Mapping[str, Any]) -> None:
         raise UnsupportedModelError("config.json: nothing here runs a gemma3 whose logits are capped")
 
 
-def _mend(model: Any, config: Mapping[str, Any]) -> None:
-    """GLM-4 turns a share of each head, of which mlx-lm's class knows nothing."""
+def _fix_rotated_share(model: Any, config: Mapping[str, Any]) -> None:
+    """Apply GLM-4's partial rotation, which mlx-lm's class ignores."""
     if config.get("model_type") == "glm":
         for module in (module for _, module in model.named_modules() if isinstance(module, nn.RoPE)):
             module.dims = int(module.dims * config.get("partial_rotary_factor", 0.5))
 
 
 def refused(config: Mapping[str, Any], name: str, error: BaseException) -> CheckpointError:
-    """The one line that says what a class of mlx-lm made of the checkpoint `name`."""
+    """Return the error for the exception of an mlx-lm class on the checkpoint `name`."""
     if isinstance(error, CheckpointError):
         return error
     message = " ".join(str(error).split())
@@ -119,7 +118,7 @@ def refused(config: Mapping[str, Any], name: str, error: BaseException) -> Check
 
 
 def quantize(model: Any, kind: Quantization) -> None:
-    """Quantize what can be, as mlx-lm's converter would: a class may name layers to leave or to treat apart."""
+    """Quantize all layers that divide into groups, as mlx-lm's converter does, with the class's exceptions."""
     predicate = getattr(model, "quant_predicate", None)
 
     def wanted(path: str, module: Any) -> bool | dict[str, Any]:
@@ -176,7 +175,7 @@ def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType) -> Any:
     model.eval()
     model.load_weights(list(weights.items()), strict=True)
     nn.quantize(model, class_predicate=dequantized)
-    if device != mx.DeviceType.cpu:  # there, float32 scales would make float32 of every activation after them
+    if device != mx.DeviceType.cpu:  # float32 scales would promote all activations
         dtype = compute_dtype(device, stored_dtype(checkpoint.tensors), checkpoint.config)
         for path, module in model.named_modules():
             array = weights.get(f"{path}.weight")
@@ -188,7 +187,7 @@ def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType) -> Any:
 
 
 def _in_half(array: mx.array, half: mx.Dtype) -> mx.array:
-    """The other half precision becomes this one; what a class keeps in float32 stays."""
+    """Convert the other half precision to this one; float32 arrays stay."""
     return array.astype(half) if array.dtype in (mx.float16, mx.bfloat16) and array.dtype != half else array
 
 

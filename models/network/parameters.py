@@ -1,8 +1,8 @@
-"""A checkpoint's tensors as the network takes them: matrices, quantized or plain, and vectors.
+"""Weights of a checkpoint for headrace's decoder: matrices, quantized or plain, and vectors.
 
-Arrays stay lazy (MLX reads them from the file when first evaluated). Whatever `checkpoint.py` could not know is
-checked here: that a tensor has the shape the config promises. Every problem is a CheckpointError that names it. A
-tensor is handed out once and then forgotten, so that preparing a model takes no second copy of it.
+Arrays stay lazy: MLX reads them from the file on evaluation. Shapes are checked against the config; every problem
+raises a CheckpointError naming the tensor. Each tensor is returned once and then released, so that loading needs no
+second copy.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from headrace.runtime.ops import Ops, Weight
 
 
 class Parameters:
-    """Tensors of the text part by module path. `requantize` quantizes plain matrices as they are read."""
+    """Tensors of the text part by module path. requantize: quantization of plain matrices."""
 
     def __init__(
         self, checkpoint: Checkpoint, ops: Ops, dtype: mx.Dtype, requantize: Quantization | None = None
@@ -33,13 +33,13 @@ class Parameters:
         self._arrays = with_stacks({name: arrays[stored] for name, stored in part.stored.items()})
 
     def matrix(self, module: str, rows: int, columns: int) -> Weight:
-        """The projection `module`, N = rows by K = columns, as the operations want it."""
+        """Return the projection `module`, N = rows by K = columns, prepared for the operations."""
         return self._ops.prepare(self._stored(module, rows, columns), self._dtype)
 
     def fused(self, modules: Sequence[tuple[str, int]], columns: int, whole: str) -> list[Weight]:
-        """Projections of one input, (module, rows) each, stacked into one matrix; Phi-3 stores it so, as `whole`.
+        """Return projections of one input, (module, rows) each, stacked into one matrix.
 
-        Where their quantization differs they stay apart: as many weights as modules come back.
+        whole: the module that has them stacked (Phi-3). Projections with different quantization stay apart.
         """
         if f"{whole}.weight" in self:
             return [self.matrix(whole, sum(rows for _, rows in modules), columns)]
@@ -49,7 +49,7 @@ class Parameters:
         return [self._ops.prepare(part, self._dtype) for part in parts]
 
     def router(self, module: str, rows: int, columns: int) -> Weight:
-        """A mixture's router, which is quantized to no less than 8 bits: a few of its bits choose whole experts."""
+        """Return a mixture's router, quantized to at least 8 bits: few bits select whole experts."""
         asked, least = self._requantize, 8
         if asked is not None and asked.bits < least:
             self._requantize = replace(asked, bits=least)
@@ -58,19 +58,19 @@ class Parameters:
         return weight
 
     def stack(self, module: str, each: str, count: int, rows: int, columns: int) -> Weight:
-        """`count` projections as one stack: stored as `module`, or by themselves as `each`, `{}` for the number.
+        """Return `count` projections as one stack, stored as `module` or singly as `each`, `{}` for the number.
 
-        Raises UnsupportedModelError where those by themselves are quantized differently.
+        Raises UnsupportedModelError for single ones with different quantization.
         """
         if f"{module}.weight" in self:
             return self._ops.prepare(self._stored(module, rows, columns, (count,)), self._dtype)
         parts = [self._stored(each.format(i), rows, columns) for i in range(count)]
         if len({_kind(part) for part in parts}) > 1:
-            raise UnsupportedModelError(f"{each.format(0)} and its like are quantized differently from one another")
+            raise UnsupportedModelError(f"{each.format(0)} and the other experts are quantized differently")
         return self._ops.prepare(_joined(parts, mx.stack), self._dtype)
 
     def vector(self, name: str, size: int, offset: float = 0.0) -> mx.array:
-        """A norm's weight (size,) in the compute dtype, plus `offset` added in float32."""
+        """Return a norm's weight (size,) in the compute dtype, plus `offset` added in float32."""
         array = self._take(name, (size,))
         return (array.astype(mx.float32) + offset).astype(self._dtype) if offset else array.astype(self._dtype)
 
@@ -98,7 +98,7 @@ class Parameters:
         return Weight(data, scales, biases, kind.bits, kind.group_size, bias, kind.mode)
 
     def _take(self, name: str, shape: tuple[int, ...]) -> mx.array:
-        array = self._arrays.pop(name, None)  # each is wanted once: what was read goes as soon as it is prepared
+        array = self._arrays.pop(name, None)  # released once it is prepared
         if array is None:
             raise CheckpointError(f"the checkpoint has no tensor {name}, which its config.json calls for")
         if tuple(array.shape) != shape:
@@ -107,12 +107,12 @@ class Parameters:
 
 
 def _kind(weight: Weight) -> tuple[object, ...]:
-    """What weights have in common that can be joined."""
+    """Return the properties that weights must share to be joined."""
     return weight.bits, weight.group_size, weight.mode, weight.data.dtype, weight.bias is None
 
 
 def _joined(parts: list[Weight], join: Callable[..., mx.array]) -> Weight:
-    """Weights of one kind in one: `mx.concatenate` puts one above the other, `mx.stack` makes a stack."""
+    """Join weights of one kind: `mx.concatenate` along rows, `mx.stack` to a stack."""
 
     def joined(arrays: list[mx.array | None]) -> mx.array | None:
         present = [array for array in arrays if array is not None]

@@ -1,7 +1,7 @@
-"""Rotary periods for every scaling scheme the decoder runs, as one array per kind of layer.
+"""Rotary periods of every supported scaling scheme, one array per kind of layer.
 
-A period is position units per radian: pair i of a head turns by position / period[i]. Context extension schemes
-only reshape this list (and, for YaRN, the amplitude), so attention itself knows none of them.
+A period is in positions per radian: pair i of a head turns by position / period[i]. Scaling schemes change only the
+periods and, for YaRN, the amplitude.
 """
 
 import math
@@ -14,13 +14,13 @@ from headrace.models.network.config import RopeConfig
 from headrace.runtime.errors import CheckpointError
 from headrace.runtime.ops import Rope
 
-_WIDEST = 1 << 16  # of a head: what a config says before any tensor was looked at
+_WIDEST = 1 << 16  # head size in an unchecked config
 
 
 def make_rope(config: RopeConfig, head_dim: int, context_length: int, *, long: bool = False) -> Rope:
-    """The rotation a layer applies; of LongRoPE's two that for `long` sequences, or for those of the original context.
+    """Return the rotation of a layer. long: LongRoPE's variant beyond the original context.
 
-    Raises CheckpointError where the scaling section lacks a number.
+    Raises CheckpointError if the scaling section lacks a number.
     """
     dims = int(head_dim * config.share)
     scaling = config.scaling or {}
@@ -32,7 +32,7 @@ def make_rope(config: RopeConfig, head_dim: int, context_length: int, *, long: b
             periods, amplitude = _longrope(base, context_length, scaling, long)
         else:
             periods, amplitude = _scaled(config.kind, base, config.theta, dims, context_length, scaling)
-        if not all(1e-30 < value < 1e30 for value in (*periods, amplitude)):  # float32 holds these; refuses NaN too
+        if not all(1e-30 < value < 1e30 for value in (*periods, amplitude)):  # float32's range; refuses NaN too
             raise ValueError("it gives no usable periods")
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise CheckpointError(f"config.json: the {config.kind} rope scaling section is broken ({error!r})") from None
@@ -54,7 +54,7 @@ def _scaled(
 def _longrope(
     base: list[float], context_length: int, scaling: Mapping[str, Any], long: bool
 ) -> tuple[list[float], float]:
-    """LongRoPE (arXiv:2402.13753): a factor for every pair, from one list or the other."""
+    """LongRoPE (arXiv:2402.13753): a factor for every pair, from the short or the long list."""
     factors = scaling["long_factor" if long else "short_factor"]
     if not isinstance(factors, list) or len(factors) != len(base):
         raise ValueError("its factors are not one for each pair of a head")
@@ -66,7 +66,7 @@ def _longrope(
 
 
 def _llama3(base: list[float], scaling: Mapping[str, Any]) -> list[float]:
-    """Llama 3.1: long waves are stretched by `factor`, short ones kept, those between blended."""
+    """Llama 3.1: long waves are stretched by `factor`, short ones kept, those in between blended."""
     factor = float(scaling["factor"])
     low, high = float(scaling.get("low_freq_factor", 1.0)), float(scaling.get("high_freq_factor", 4.0))
     trained = float(scaling.get("original_max_position_embeddings", 8192))

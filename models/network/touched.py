@@ -1,9 +1,8 @@
-"""The share of every parameter that a decode step reads, told by the graph of one step of an mlx-lm model.
+"""The share of every parameter that a decode step reads, from the traced graph of an mlx-lm model.
 
-The step is traced, never computed. A matrix counts whole, of a stack of experts the share that the router's indices
-select, of a table what is gathered from it; rows looked up by the token itself, one of each table, do not count. What
-the step does not use at all has no share. A few operations cannot be traced: then tables are known by their class, and
-the share of experts by what the config says.
+Matrices count as a whole, stacks of experts by the share that the router's indices select, tables by the gathered part.
+Rows looked up by the token itself do not count, and unused parameters have no share. If a step cannot be traced, tables
+are recognised by their class, and the share of experts follows from the config.
 """
 
 from collections import defaultdict
@@ -15,20 +14,20 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-# What gives its input, or a part of it, in another shape: nothing is read yet.
+# Operations that return their input, or a part of it, in another shape, without reading it.
 _VIEWS = (
     "AsStrided", "Broadcast", "Contiguous", "Copy", "ExpandDims", "Flatten", "Reshape", "Slice", "Split", "Squeeze",
     "StopGradient", "Transpose", "Unflatten",
 )  # fmt: skip
-# How architectures call the number of experts a token is routed to.
+# Config keys of the number of experts per token.
 _ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k")
-_Value = tuple[str, tuple[int, ...], mx.Dtype]  # of a traced graph: name, shape, element type
+_Value = tuple[str, tuple[int, ...], mx.Dtype]  # in a traced graph: name, shape, element type
 
 
 def touched_shares(model: Any, config: Mapping[str, Any], vocab_size: int) -> dict[str, float]:
-    """Parameter by name -> the share of its bytes that one step of one token reads; logits are (B, T, `vocab_size`)."""
+    """Return by parameter the share of its bytes that one step of one token reads. Logits: (B, T, `vocab_size`)."""
     device = mx.default_device()
-    mx.set_default_device(mx.cpu)  # kernels that a class brings for a GPU cannot be traced; what they replace can
+    mx.set_default_device(mx.cpu)  # custom GPU kernels of a class cannot be traced, their replacements can
     try:
         return _traced(model)
     except (ValueError, RuntimeError):
@@ -62,8 +61,8 @@ def _traced(model: Any) -> dict[str, float]:
 
 
 def _bytes_read(inputs: Sequence[_Value], primitives: Sequence[Mapping[str, Any]]) -> Mapping[str, float]:
-    """Input by name -> bytes that are read of it. The first input is the token."""
-    said = {inputs[0][0]}  # the token, and what follows from it by itself
+    """Return the bytes read of each input by name. The first input is the token."""
+    from_token = {inputs[0][0]}  # the token and values computed from it alone
     seen = {value[0]: (value[0], _nbytes(value)) for value in inputs[1:]}  # view -> (input, bytes)
     read: defaultdict[str, float] = defaultdict(float)
     counted: set[str] = set()
@@ -71,18 +70,18 @@ def _bytes_read(inputs: Sequence[_Value], primitives: Sequence[Mapping[str, Any]
         kind, operands, results = primitive["name"], primitive["inputs"], primitive["outputs"]
         sources = [operand for operand in operands if operand[0] in seen]
         if not sources:
-            if any(operand[0] in said for operand in operands):
-                said.update(result[0] for result in results)
+            if any(operand[0] in from_token for operand in operands):
+                from_token.update(result[0] for result in results)
         elif kind in _VIEWS:
             origin, nbytes = seen[sources[0][0]]
             seen.update((result[0], (origin, min(nbytes, _nbytes(result)))) for result in results)
         elif kind == "Gather" and operands[0][0] in seen:
-            looked_up = any(operand[0] in said for operand in operands[1:])
+            looked_up = any(operand[0] in from_token for operand in operands[1:])
             read[seen[operands[0][0]][0]] += 0 if looked_up else sum(_nbytes(result) for result in results)
         else:
             chosen = prod(operands[-1][1]) if kind.startswith("Gather") else None
             for name, shape, _ in sources:
-                if name not in counted:  # once a step, however many operations share it
+                if name not in counted:  # read once per step, however many operations share it
                     counted.add(name)
                     origin, nbytes = seen[name]
                     read[origin] += nbytes * (1 if chosen is None else min(1.0, chosen / shape[0]))
@@ -110,9 +109,10 @@ def _assumed(model: Any, config: Mapping[str, Any], vocab_size: int) -> dict[str
 
 
 def _looked_up(modules: Mapping[str, Any], vocab_size: int) -> set[str]:
-    """The embedding tables of which a step reads one row: all but one that alone has a row for every logit.
+    """Return the embedding tables of which a step reads one row.
 
-    Should several have, it is the narrowest, as wide as the model: Gemma's tables per layer are wider.
+    These are all tables except the output table: the only one with a row per logit, or the narrowest of them, since
+    Gemma's tables per layer are wider than the model.
     """
     rows = {path: module for path, module in modules.items() if "weight" in module}
     tables = {path: module for path, module in rows.items() if isinstance(module, nn.Embedding | nn.QuantizedEmbedding)}
@@ -124,7 +124,7 @@ def _looked_up(modules: Mapping[str, Any], vocab_size: int) -> set[str]:
 
 
 def owner(modules: Mapping[str, Any], parameter: str) -> str:
-    """The path of the module that a parameter belongs to."""
+    """Return the path of the module that has a parameter."""
     path = parameter
     while path not in modules:
         path = path.rpartition(".")[0]

@@ -1,1 +1,1 @@
-"""Text on both sides of the token ids: tokenizer, templates, control tokens, stop strings, thinking, whole answers."""
+"""Conversion between text and token ids: tokenizer, templates, control tokens, stop strings, thinking, answers."""

@@ -1,7 +1,6 @@
 """Answers as text: a request's tokens through the detokenizer and the stop strings.
 
-The engine speaks token ids; this is the one place where they become text, for the command line, the chat and the
-benchmarks alike. The text is what the model said: whoever shows it on a terminal sanitises it (`app.output.sanitise`).
+The text is the model's, unsanitised: sanitise it before printing (`app.output.sanitise`).
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -16,20 +15,20 @@ from headrace.runtime.engine.request import Event, Failed, Finished, PrefillProg
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
-    """One step, and the text that became certain with it (often empty: half a character, half a stop string).
+    """One step, and the text that it completed (often empty: half a character, half a stop string).
 
-    Of a step that said more than the answer has, `step` is what it has of it. guessed: characters at the beginning of
-    `text` that became certain with tokens that had been guessed.
+    step: without the tokens after a stop string. accepted: characters at the beginning of `text` that come from
+    accepted draft tokens.
     """
 
     text: str
     step: Step
-    guessed: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The answer is over; `text` is what had been held back."""
+    """The end of an answer; `text` is the rest that was held back."""
 
     text: str
     finished: Finished
@@ -40,19 +39,19 @@ EndedBy = Literal["end_of_turn", "stop_string", "max_tokens", "context_limit", "
 
 
 def ended_by(finished: Finished, request: Request) -> EndedBy:
-    """What the finish reason of a completed answer leaves open: which stop, which limit."""
+    """Return the reason that ended an answer, more precise than its finish reason."""
     match finished.reason:
         case "cancelled":
             return "cancelled"
         case "stop":
             return "end_of_turn" if finished.stop_id is not None else "stop_string"
         case "length":
-            said, most = finished.summary.completion_tokens, request.max_tokens
-            return "max_tokens" if most is not None and said >= most else "context_limit"
+            count, limit = finished.summary.completion_tokens, request.max_tokens
+            return "max_tokens" if limit is not None and count >= limit else "context_limit"
 
 
 class AnswerText:
-    """One request's events, in order, as text. A stop string ends it with reason `stop` and is not part of it."""
+    """Conversion of one request's events to text. A stop string ends it with reason `stop` and is left out."""
 
     def __init__(self, tokenizer: Tokenizer, request: Request, stops: Sequence[str] = ()) -> None:
         """Raises UsageError for an empty stop string."""
@@ -60,10 +59,10 @@ class AnswerText:
         self._detokenizer = tokenizer.answer_stream()
         self._matcher = StopMatcher(stops)
         self._stopped = False
-        self._said = 0  # tokens up to where it stopped
+        self._count = 0  # tokens of the answer
 
     def part(self, event: Event) -> Part:
-        """What an event of the engine says. Raises what a `Failed` failed with."""
+        """Convert one event of the engine. Raises the error of a `Failed`."""
         if isinstance(event, Step):
             return self._step(event)
         if isinstance(event, Finished):
@@ -82,20 +81,20 @@ class AnswerText:
         for used, token in enumerate(step.tokens, 1):
             text, self._stopped = self._matcher.feed(self._detokenizer.add(token))
             pieces.append(text)
-            self._said += 1
+            self._count += 1
             if self._stopped:
-                self._request.cancel.set(after=self._said)  # the engine ends the generation before its next step
+                self._request.cancel.set(after=self._count)  # the engine ends the generation before its next step
                 return _chunk(pieces, _cut(step, used))
         return _chunk(pieces, step)
 
 
 def _chunk(pieces: Sequence[str], step: Step) -> TextChunk:
-    """pieces: the text of each token; the last token of a step is the model's own, those before it were guessed."""
+    """Join `pieces`, the text of each token; all but the last token of a step are accepted draft tokens."""
     return TextChunk("".join(pieces), step, sum(map(len, pieces[: step.record.accepted])))
 
 
 def _cut(step: Step, used: int) -> Step:
-    """A step that ended the answer with so many of its tokens."""
+    """Return the step with only its first `used` tokens, the last of them sampled."""
     if used == step.record.tokens:
         return step
     logprobs = step.logprobs and step.logprobs[:used]
@@ -105,10 +104,7 @@ def _cut(step: Step, used: int) -> Step:
 def answer(
     engine: Engine, tokenizer: Tokenizer, request: Request, stops: Sequence[str] = ()
 ) -> Generator[Part, None, None]:
-    """Generate, as text: the parts of `AnswerText`.
-
-    What `Engine.generate` and `StopMatcher` refuse is refused now, not with the first part.
-    """
+    """Generate text: yield the parts of `AnswerText`. Errors of the arguments are raised immediately."""
     return _parts(engine.generate(request), AnswerText(tokenizer, request, stops))
 
 

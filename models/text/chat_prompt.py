@@ -1,8 +1,7 @@
-"""A conversation as token ids, the beginning of an answer included: what a chat adds to the tokenizer's templates.
+"""Encoding of conversations, including the beginning of an answer.
 
-Reasoning models wrap their thinking in `<think>` tags. Some templates write the opening tag themselves, at the end
-of the prompt: then it is missing in what the model says, and `opening` gives it back, so that a stored answer
-always holds the whole section.
+Reasoning models wrap their thinking in `<think>` tags. If the template writes the opening tag at the end of the prompt,
+`opening` returns it, so that a stored answer contains the whole section.
 """
 
 import re
@@ -13,11 +12,11 @@ from headrace.models.text.thinking import CLOSE, OPEN, split_thinking
 from headrace.models.text.tokenizer import Tokenizer
 
 _TAGS = re.compile(f"({OPEN}|{CLOSE})")
-_TAIL = 8  # tokens: where an opening tag at the end of a prompt can be
+_TAIL = 8  # tokens at the end of a prompt that can contain an opening tag
 
 
 class ChatPrompt:
-    """Encodes conversations for one model."""
+    """Encoder of conversations for one model."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -28,10 +27,10 @@ class ChatPrompt:
     def encode(
         self, messages: Sequence[Mapping[str, str]], answer: str = "", *, thinking: bool | None = None
     ) -> list[int]:
-        """The prompt that asks for the next answer, of which `answer` has been said already.
+        """Return the prompt for the next answer, or for the continuation of `answer`.
 
-        thinking: the `enable_thinking` of reasoning models' templates; None leaves it undefined. Other templates
-        do not look at it. Raises what `Tokenizer.encode_chat` raises.
+        thinking: `enable_thinking` of reasoning models' templates; None leaves it undefined. Raises what
+        `Tokenizer.encode_chat` raises.
         """
         told: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
         form = self._tokenizer.thinking_form
@@ -45,14 +44,14 @@ class ChatPrompt:
             answer = answer.removeprefix(OPEN).removeprefix("\n")
         if not self.thinks:
             return prompt + self._tokenizer.encode(answer)
-        # The tags are control tokens for these models and text for the others.
+        # The tags are control tokens for some models and text for others.
         parts = [part for part in _TAGS.split(answer) if part]
         return prompt + [
             token for part in parts for token in self._tokenizer.encode(part, special=part in (OPEN, CLOSE))
         ]
 
     def opening(self, prompt: Sequence[int]) -> str:
-        """What the template has written of the answer itself: an opening tag, or nothing."""
+        """Return the part of the answer that the template has written: an opening tag, or nothing."""
         if not self.thinks:
             return ""
         tail = self._tokenizer.decode(prompt[-_TAIL:], skip_special=False)
@@ -60,7 +59,7 @@ class ChatPrompt:
 
 
 def _apart(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Thinking in fields of its own, by the names that templates use: theirs is not the form it is stored in."""
+    """Move thinking from the stored form to the message fields that templates read."""
     told: list[dict[str, str]] = []
     for message in messages:
         parts = split_thinking(message.get("content", "")) if message.get("role") == "assistant" else None

@@ -1,7 +1,7 @@
-"""Turns chat messages into the prompt text a model was trained on, with the template that came in its checkpoint.
+"""Rendering of chat messages to prompt text with a checkpoint's template.
 
-Text in, text out: which spans become control tokens is `control_tokens`' business, running the template safely
-is `template_sandbox`'s. jinja2 is imported when the first template is compiled, not with this module.
+`control_tokens` decides which spans become control tokens; `template_sandbox` runs the template. jinja2 is imported
+when the first template is compiled.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,19 +16,19 @@ from headrace.runtime.errors import CheckpointError, UsageError
 if TYPE_CHECKING:
     import jinja2
 
-_MAX_BYTES = 1 << 20  # of a file: `template_sandbox` takes far less
+_MAX_BYTES = 1 << 20  # of a file; `template_sandbox` accepts far less
 
 Message = Mapping[str, Any]  # {"role": ..., "content": str | list of parts, ...} as in the OpenAI chat API
 
-# Templates paste the role between the halves of a control token (`<|` + role + `|>`), so roles are a closed list.
+# A closed list, since templates paste the role between the halves of a control token (`<|` + role + `|>`).
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
 
 
 class ChatTemplate:
-    """The named templates of one checkpoint: `default`, and perhaps `tool_use`."""
+    """The named templates of one checkpoint: `default`, and sometimes `tool_use`."""
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str] | None = None) -> None:
-        """`special_tokens` are the variables templates use to write control tokens: bos_token, eos_token, ..."""
+        """special_tokens: variables with which templates write control tokens: bos_token, eos_token, ..."""
         if not sources:
             raise CheckpointError("a chat template needs at least one source")
         self.sources = dict(sources)
@@ -36,7 +36,7 @@ class ChatTemplate:
         self._compiled: dict[str, jinja2.Template] = {}
 
     def compile(self) -> None:
-        """Import jinja2 and compile the default template now, so that a thread can do it while weights load."""
+        """Import jinja2 and compile the default template, for example on a thread while weights load."""
         self._template(None)
 
     def render(
@@ -47,10 +47,10 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """The prompt text of a conversation.
+        """Return the prompt text of a conversation.
 
-        A system message the template has no place for is put before the first user message's text.
-        Raises UsageError for malformed messages, CheckpointError when the template fails or is refused.
+        If the template ignores system messages, they are prepended to the first user message. Raises UsageError for
+        malformed messages, CheckpointError if the template fails or is refused.
         """
         from headrace.models.text.template_sandbox import render_template
 
@@ -71,7 +71,7 @@ class ChatTemplate:
 
     @cached_property
     def _places_system(self) -> bool:
-        """Whether a system message shows up in the prompt (Gemma 2 raises on one, others drop it silently)."""
+        """Return whether the prompt contains system messages; Gemma 2 raises on them, others drop them silently."""
         from headrace.models.text.template_sandbox import render_template
 
         probe = "headrace asks whether this is shown"
@@ -94,10 +94,10 @@ class ChatTemplate:
 
 
 def read_sources(directory: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """The named template sources of a checkpoint directory; empty when it has none.
+    """Return the named template sources of a checkpoint directory; empty if it has none.
 
-    Files win over `tokenizer_config.json`, as in transformers: chat_template.jinja, additional_chat_templates/*.jinja,
-    then chat_template.json, then the configuration's `chat_template`, a string or a list of {name, template}.
+    Precedence as in transformers: chat_template.jinja, additional_chat_templates/*.jinja, chat_template.json, then
+    `chat_template` of tokenizer_config.json, a string or a list of {name, template}.
     """
     found: dict[str, str] = {}
     if (file := directory / "chat_template.jinja").is_file():
@@ -131,7 +131,7 @@ def _read_text(file: Path) -> str:
 
 
 def _plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Copies made of plain data, without None values (templates would print them as "None")."""
+    """Copy messages to plain data without None values, which templates would print as "None"."""
     if not messages:
         raise UsageError("a chat needs at least one message")
     plain = []
@@ -144,7 +144,7 @@ def _plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _plain_data(value: Any) -> Any:
-    """Plain JSON types only: an object with methods of its own has no place inside a sandbox."""
+    """Copy plain JSON data; other objects have methods that a sandbox must not reach."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, str):
@@ -157,7 +157,7 @@ def _plain_data(value: Any) -> Any:
 
 
 def _fold_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Move the leading system text into the first user message, a blank line between them."""
+    """Move leading system text into the first user message, separated by a blank line."""
     text = _text_of(messages[0].get("content", ""))
     rest = messages[1:]
     for index, message in enumerate(rest):

@@ -1,14 +1,13 @@
-"""Keeps what people type from becoming control tokens, while the template's own control tokens stay.
+"""Protection against control tokens in user text; the template's own control tokens stay.
 
-A control token (`<|im_end|>`, `<s>`, `[INST]`) is written by the chat template only. The library that encodes sees
-one text and cannot tell who wrote which part of it, so two rewrites make the difference visible:
+Only the chat template may write control tokens (`<|im_end|>`, `<s>`, `[INST]`). The tokenizers library encodes one text
+and cannot tell template from user text, so two rewrites separate them:
 
-- `mask` replaces, in everything that came from outside, the characters a control token begins or ends with by
-  stand-ins from a private-use plane. Whatever the template then does with it (join, trim, replace), no control token
-  can come out.
-- `shadow` is a second tokenizer in which every control token goes by a secret name instead of its public text. In a
-  masked and rendered prompt, `secret` gives the template's control tokens those names and everything else its own
-  characters back; the shadow then encodes it in one pass, so merges and spacing are what they always are.
+- `mask` replaces in all outside text the characters that control tokens begin or end with by stand-ins from a
+  private-use plane. The template may join, trim or replace such text: no control token can result.
+- `shadow` is a second tokenizer in which control tokens have secret names. `secret` gives the template's control
+  tokens in a masked, rendered prompt these names and restores all other characters. The shadow encodes the result in
+  one pass, so merges and spacing are unchanged.
 """
 
 import json
@@ -21,37 +20,39 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
 
-_STAND_INS = 0xF0000  # supplementary private use area A: no text has a reason to hold it
+_STAND_INS = 0xF0000  # supplementary private use area A, unused in ordinary text
 _SECRET_NAMES = 0x100000  # area B
 
-# Added tokens that are not declared special count as control tokens if the template writes them and they look like
-# markup (`<think>`, `<tool_call>`). Runs of blank lines, which Gemma adds as tokens too, do not.
+# Added tokens not declared special count as control tokens if the template writes them and they look like markup
+# (`<think>`, `<tool_call>`), unlike Gemma's added tokens for runs of blank lines.
 _MARKUP = re.compile(r"[<\[].+[>\]]", re.DOTALL)
 _MARKUP_IN = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 
 
 class ControlTokens:
-    """The control tokens of one vocabulary. Immutable; safe to share between threads."""
+    """The control tokens of one vocabulary. Immutable and thread-safe."""
 
     def __init__(self, special: Mapping[str, int], markup: Mapping[str, int] | None = None) -> None:
-        """`special`: text -> id of declared special tokens. `markup`: of other tokens that the template writes;
-        an assistant message may hold those, since the model writes them as text (its thinking, its tool calls)."""
+        """special: text -> id of declared special tokens. markup: of other tokens that the template writes.
+
+        Assistant messages may contain markup, since the model writes it as text (thinking, tool calls).
+        """
         self._ids_of = {text: token_id for text, token_id in {**(markup or {}), **special}.items() if text}
         self.ids = frozenset(self._ids_of.values())
         self._markup = _any_of(markup or {})
         self._all = _any_of(self._ids_of)
         self._edges = "".join(sorted({char for text in self._ids_of for char in _edges(text)}))
-        # 128 random bits: no text can hold a name by chance or by guessing.
+        # 128 random bits: no text contains a name by chance or by guessing.
         key = "".join(chr(_SECRET_NAMES + byte) for byte in os.urandom(16))
         numbers = [chr(_SECRET_NAMES + i // 4096) + chr(_SECRET_NAMES + i % 4096) for i in range(len(self._ids_of))]
         self._secret_of = {text: key + number for text, number in zip(self._ids_of, numbers, strict=True)}
 
     def find(self, text: str) -> list[int]:
-        """Ids of the control tokens written in a text, in order: leftmost first, the longest at each place."""
+        """Return the ids of control tokens written in a text, leftmost first, the longest at each position."""
         return [self._ids_of[found] for found in self._all.findall(text)] if self._ids_of else []
 
     def mask(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> "Masked":
-        """The same messages and tools with every possible edge of a control token replaced by a stand-in."""
+        """Return messages and tools with every possible edge of a control token replaced by a stand-in."""
         written = list(_strings([messages, tools]))
         used = set().union(*written)
         edges = [edge for edge in self._edges if edge in used]
@@ -67,22 +68,22 @@ class ControlTokens:
         return Masked(masked_messages, masked_tools, back, has_look_alike)
 
     def secret(self, prompt: str, masked: "Masked") -> str:
-        """A masked and rendered prompt as the shadow reads it."""
+        """Return a masked and rendered prompt with the secret names that the shadow encodes."""
         named = self._all.sub(lambda found: self._secret_of[found[0]], prompt)
         return named.translate(masked.back)
 
     def shadow(self, tokenizer: "RustTokenizer") -> "RustTokenizer":
-        """A copy of the tokenizer with the same ids, that knows control tokens by their secret names only."""
+        """Return a copy of the tokenizer with the same ids that knows control tokens only by their secret names."""
         from tokenizers import Tokenizer as RustTokenizer
 
         document = json.loads(tokenizer.to_str())
         added_tokens = {added["content"]: added for added in document["added_tokens"]}
         for text, secret in self._secret_of.items():
             plain = {"id": self._ids_of[text], "single_word": False, "lstrip": False, "rstrip": False, "special": True}
-            added = added_tokens.setdefault(text, plain)  # what was a piece of the vocabulary only is one from now on
-            added |= {"content": secret, "normalized": False}  # a normalizer may drop what no text has
+            added = added_tokens.setdefault(text, plain)  # a vocabulary piece becomes an added token
+            added |= {"content": secret, "normalized": False}  # a normalizer may drop unusual characters
         document["added_tokens"] = sorted(added_tokens.values(), key=lambda added: added["id"])
-        document["post_processor"] = None  # adds tokens around a whole prompt, which is not wanted here
+        document["post_processor"] = None  # it would add tokens around the prompt
         self._rename_in_model(document["model"])
         return RustTokenizer.from_str(json.dumps(document))
 
@@ -95,7 +96,7 @@ class ControlTokens:
         if (unknown := model.get("unk_token")) is not None:
             model["unk_token"] = names.get(unknown, unknown)
         if "merges" in model:
-            # A merge that reads or makes a control token would name a piece that is gone.
+            # A merge from or to a control token would name a removed piece.
             model["merges"] = [
                 (left, right) for left, right in model["merges"] if names.keys().isdisjoint((left, right, left + right))
             ]
@@ -109,8 +110,8 @@ class ControlTokens:
         def plain(text: str) -> str:
             return text.translate(table)
 
-        # Only the text of an assistant's message is its own, not the arguments of the tools it called.
-        # The keys of a message belong to the chat format, those further in to whoever filled them.
+        # Only the text of an assistant's message is its own, not the arguments of its tool calls. The keys of a
+        # message belong to the chat format; nested keys are outside text.
         own = message.get("role") == "assistant"
         return {
             key: value
@@ -122,21 +123,21 @@ class ControlTokens:
 
 @dataclass(frozen=True)
 class Masked:
-    """Messages and tools without edges of control tokens, and the table that undoes it in the rendered prompt."""
+    """Messages and tools without edges of control tokens, and the table to restore them in the rendered prompt."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Any
-    back: dict[int, str]  # for str.translate; empty when there was nothing to mask
-    has_look_alike: bool  # whether anything but the template wrote a whole control token's text
+    back: dict[int, str]  # for str.translate; empty if nothing was masked
+    has_look_alike: bool  # whether outside text contains a whole control token's text
 
 
 def looks_like_markup(text: str) -> bool:
-    """Whether an added token that is not declared special may be one of the template's control tokens."""
+    """Return whether an added token that is not declared special may be a control token of the template."""
     return _MARKUP.fullmatch(text) is not None
 
 
 def markup_in(text: str) -> set[str]:
-    """What of a text looks like a control token."""
+    """Return the parts of a text that look like control tokens."""
     return set(_MARKUP_IN.findall(text))
 
 
@@ -146,7 +147,7 @@ def _any_of(texts: Mapping[str, int]) -> re.Pattern[str]:
 
 
 def _edges(text: str) -> tuple[str, str]:
-    """First and last character that is not a letter or digit, so that words in messages stay readable to templates."""
+    """Return the first and last character that is not alphanumeric, so that templates can still match words."""
     marks = [char for char in text if not char.isalnum() and not char.isspace()] or list(text)
     return marks[0], marks[-1]
 

@@ -1,16 +1,15 @@
-"""Token ids to text, one at a time: what `Tokenizer.decode` says of the whole sequence, in linear time.
+"""Incremental conversion of token ids to text, equal to `Tokenizer.decode` of the whole sequence, in linear time.
 
-`add` returns the text that is certain now, `finish` what was still held back; their concatenation equals the
-one-shot decoding of the `tokenizers` library. No piece ends inside a character: bytes wait until they are a
-character, or cannot become one and turn into U+FFFD.
+`add` returns the text that is complete, `finish` the rest. No piece ends inside a character: bytes are held back until
+they form a character or can only become U+FFFD.
 
-Two kinds of vocabulary cover the models in use, and have tables here (the library's own `DecodeStream` re-decodes
-a growing window while bytes are incomplete, raises on byte runs that turn out malformed, and cannot be flushed):
+Two kinds of vocabulary have tables here:
 
 - byte-level BPE: a token is bytes spelled in a 256-character alphabet;
 - SentencePiece: a token is text with `▁` for a space, or one byte `<0xE2>`.
 
-Any other decoder goes through the library itself, over a window that is cut at every complete character.
+Other decoders use the library on a window that is cut at every complete character. The library's `DecodeStream` is not
+used: it re-decodes a growing window, raises on malformed byte runs and cannot be flushed.
 """
 
 import codecs
@@ -29,17 +28,17 @@ _REPLACEMENT = "\ufffd"
 
 
 class Detokenizer(Protocol):
-    """One stream of tokens; a new one is made for every answer."""
+    """A stream of tokens of one answer."""
 
     def add(self, token_id: int) -> str:
-        """The text that became certain with this token; often empty."""
+        """Return the text that this token completed; often empty."""
 
     def finish(self) -> str:
-        """The text still held back; the stream is over."""
+        """End the stream and return the text held back."""
 
 
 class DetokenizerFactory:
-    """Reads a tokenizer's decoder section once and makes a Detokenizer per stream."""
+    """Factory of detokenizers that parses a tokenizer's decoder section once."""
 
     def __init__(self, tokenizer: "RustTokenizer") -> None:
         self._tokenizer = tokenizer
@@ -70,7 +69,7 @@ def _flatten(decoder: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The character GPT-2's vocabulary spells each byte with: itself if visible in Latin-1, else one from U+0100 on."""
+    """Return GPT-2's byte alphabet: visible Latin-1 characters stand for themselves, other bytes from U+0100 on."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
@@ -99,10 +98,10 @@ class _ByteLevel:
         return self._utf8.decode(b"", True)
 
     def _spelled(self, token_id: int) -> bytes:
-        text = self._text_of(token_id) or ""  # ids beyond the vocabulary (padded heads) say nothing
+        text = self._text_of(token_id) or ""  # ids beyond the vocabulary (padded heads) have no text
         try:
             return bytes(_BYTE_OF[char] for char in text)
-        except KeyError:  # an added token with characters outside the alphabet stands for itself
+        except KeyError:  # an added token with characters outside the alphabet is plain text
             return text.encode()
 
 
@@ -110,17 +109,17 @@ class _ByteLevel:
 
 
 class _SentencePieceRules:
-    """What the decoder section does to tokens, in the order it is always written: spaces, bytes, leading strip."""
+    """Steps of the decoder section in their fixed order: spaces, bytes, leading strip."""
 
     def __init__(self, space: str, drops_first_space: bool, byte_tokens: bool, strip: int) -> None:
-        self.space = space  # the character that stands for a space
-        self.drops_first_space = drops_first_space  # from the first token, wherever in it (Metaspace)
+        self.space = space  # stands for a space
+        self.drops_first_space = drops_first_space  # of the first token, at any position (Metaspace)
         self.byte_tokens = byte_tokens
-        self.strip = strip  # spaces removed from the start of the whole text
+        self.strip = strip  # spaces removed from the start of the text
 
     @classmethod
     def read(cls, steps: list[dict[str, Any]]) -> "_SentencePieceRules | None":
-        """None if the steps are anything but [Replace|Metaspace, ByteFallback?, Fuse?, Strip?]."""
+        """Return None unless the steps are [Replace|Metaspace, ByteFallback?, Fuse?, Strip?]."""
         order = {"Replace": 0, "Metaspace": 0, "ByteFallback": 1, "Fuse": 2, "Strip": 3}
         places = [order.get(step["type"], -1) for step in steps]
         if not places or places[0] != 0 or places != sorted(set(places)):
@@ -147,7 +146,7 @@ class _SentencePiece:
         self._skipped = skipped
         self._is_first = True
         self._to_strip = rules.strip
-        self._run = bytearray()  # byte tokens in a row: the library decodes such a run as a whole or not at all
+        self._run = bytearray()  # consecutive byte tokens, which the library decodes all or not at all
 
     def add(self, token_id: int) -> str:
         if token_id in self._skipped or (token := self._text_of(token_id)) is None:
@@ -185,29 +184,29 @@ class _SentencePiece:
 
 
 class _Windowed:
-    """Decodes a short window twice per token, with and without the new one, and says the difference."""
+    """Detokenizer that decodes a short window with and without the new token and returns the difference."""
 
     def __init__(self, tokenizer: "RustTokenizer", skip_special: bool) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
-        self._said: list[int] = []  # the last tokens said: what the next ones are decoded after
+        self._context: list[int] = []  # the last returned tokens, which precede the next ones
         self._held: list[int] = []
 
     def add(self, token_id: int) -> str:
         self._held.append(token_id)
         new = self._new_text()
-        # Bytes of one character are at most four tokens; more than that is not going to complete.
+        # Bytes of one character take at most four tokens; longer runs never complete.
         if not new or (new.endswith(_REPLACEMENT) and len(self._held) < 4):
             return ""
-        self._said, self._held = self._held, []
+        self._context, self._held = self._held, []
         return new
 
     def finish(self) -> str:
         return self._new_text()
 
     def _new_text(self) -> str:
-        before = self._decode(self._said)
-        return self._decode(self._said + self._held)[len(before) :]
+        before = self._decode(self._context)
+        return self._decode(self._context + self._held)[len(before) :]
 
     def _decode(self, ids: list[int]) -> str:
         with library_errors("the tokenizer failed"):

@@ -1,6 +1,4 @@
-"""The tokenizer of a checkpoint that has no tokenizer.json, as the `tokenizers` library's: built in memory from what
-it has instead. It costs a second or two of every start for a vocabulary of 130,000 tokens.
-"""
+"""Tokenizers from formats other than tokenizer.json, built in memory at each start."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def read_other_format(directory: Path, config: Mapping[str, Any]) -> tuple["Tokenizer", dict[str, Any]]:
-    """(the tokenizer, what its tokenizer_config.json says or would say). `config`: the one that is there, or empty.
+    """Return (the tokenizer, its tokenizer_config.json or an equivalent). config: the existing one, or empty.
 
-    Raises UnsupportedModelError where there is no file that anything here reads, CheckpointError for a broken one.
+    Raises UnsupportedModelError if there is no supported file, CheckpointError for a broken one.
     """
     from headrace.models.text.ranked_bytes import is_tiktoken, read_tekken, read_tiktoken
     from headrace.models.text.sentencepiece_model import read_sentencepiece
@@ -46,7 +44,7 @@ def _stated(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _added(directory: Path, config: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
-    """Tokens beyond the vocabulary file's, by id: tokenizer_config.json's, else those of an older added_tokens.json."""
+    """Return tokens outside the vocabulary file by id, from tokenizer_config.json or an older added_tokens.json."""
     stated = config.get("added_tokens_decoder")
     if isinstance(stated, Mapping):
         return {int(i): entry for i, entry in stated.items() if str(i).isdigit() and isinstance(entry, Mapping)}

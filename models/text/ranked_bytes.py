@@ -1,8 +1,8 @@
-"""Tokenizers whose vocabulary is byte strings by rank: Mistral's tekken.json, and the files of the tiktoken library.
+"""Tokenizers with byte strings by rank: Mistral's tekken.json, and tiktoken files.
 
-Two neighbours merge where their union is a token, the lowest rank first, so the ranks are the merges. How a text is
-cut into words stands in tekken.json; tiktoken's files leave it to their model's code, of which nothing is ever run:
-the patterns of the families that come without a tokenizer.json are listed here.
+Two neighbours merge if their union is a token, the lowest rank first, so ranks define the merges. tekken.json states
+the pattern that splits words. tiktoken files leave it to model code, which is never run here, so the patterns of
+known families are listed.
 """
 
 import base64
@@ -26,13 +26,13 @@ _TEKKEN_SPECIALS = (
     "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
     "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]",
     "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
-)  # fmt: skip  # of the versions that do not list them
+)  # fmt: skip  # of versions that do not list them
 
 _WORD = r"[^\r\n\p{L}\p{N}]?"
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = (rf"[\p{{L{case}}}\p{{Lm}}\p{{Lo}}\p{{M}}&&[^\p{{Han}}]]" for case in ("u}\\p{Lt", "l"))
-# tokenizer_class of tokenizer_config.json: how its words are cut.
+# tokenizer_class of tokenizer_config.json: its word pattern.
 _PATTERNS = {
     "QWenTokenizer": rf"{_ENDINGS}|{_WORD}\p{{L}}+|\p{{N}}|{_REST}",
     "TikTokenTokenizer": (
@@ -43,7 +43,7 @@ _QWEN_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{i}
 
 
 def read_tekken(file: Path) -> "Tokenizer":
-    """The tokenizer of a tekken.json: control tokens first, then byte strings. CheckpointError for a broken file."""
+    """Return the tokenizer of a tekken.json: control tokens, then byte strings. CheckpointError for a broken file."""
     content = read_json_object(file)
     config, entries = content.get("config"), content.get("vocab")
     if not isinstance(config, dict) or not isinstance(entries, list):
@@ -64,14 +64,14 @@ def read_tekken(file: Path) -> "Tokenizer":
 
 
 def read_tiktoken(file: Path, config: Mapping[str, Any]) -> "Tokenizer":
-    """The tokenizer of a tiktoken file. `config`: the tokenizer_config.json beside it, which names the family.
+    """Return the tokenizer of a tiktoken file. config: the tokenizer_config.json that names the family.
 
-    Raises UnsupportedModelError for a family whose words nothing here knows how to cut, or without control tokens.
+    Raises UnsupportedModelError for an unknown family or missing control tokens.
     """
     kind = config.get("tokenizer_class")
     if not isinstance(kind, str) or kind not in _PATTERNS:
         raise UnsupportedModelError(
-            f"{file.name} is a tiktoken vocabulary of {kind!r:.40}, whose words only its own code can cut",
+            f"{file.name} is a tiktoken vocabulary of {kind!r:.40}, whose word pattern is unknown",
             hint=f"take a version of the model with a tokenizer.json; known are {', '.join(_PATTERNS)}",
         )
     ranks: dict[bytes, int] = {}
@@ -95,12 +95,12 @@ def read_tiktoken(file: Path, config: Mapping[str, Any]) -> "Tokenizer":
         for index in range(len(ranks), max([len(ranks) + 256, *(index + 1 for index in texts)])):
             specials[_text(texts.get(index, f"<|reserved_token_{index}|>"), file)] = index
     else:
-        raise UnsupportedModelError(f"{file.name} stands alone: tokenizer_config.json names no control tokens")
+        raise UnsupportedModelError(f"{file.name}: tokenizer_config.json names no control tokens")
     return _build(ranks, _PATTERNS[kind], specials, file)
 
 
 def is_tiktoken(file: Path) -> bool:
-    """Whether a file has tiktoken's lines; a tokenizer.model may, but is SentencePiece's as a rule."""
+    """Return whether a file has tiktoken's lines; a tokenizer.model is usually SentencePiece's."""
     with file.open("rb") as stream:
         token, space, rank = stream.readline(4096).rstrip().partition(b" ")
     return bool(space) and rank.isdigit() and token.isascii()
@@ -141,7 +141,7 @@ def _build(ranks: Mapping[bytes, int], pattern: str, specials: Mapping[str, int]
 
 
 def _check_ids(ids: Iterable[int], file: Path) -> None:
-    """The library sets aside room for every id up to the largest."""
+    """Raise CheckpointError for a huge id: the library allocates all ids up to the largest."""
     if max(ids, default=0) >= LARGEST_ID:
         raise CheckpointError(f"{file.name}: a token has the id {max(ids)}")
 

@@ -1,7 +1,4 @@
-"""SentencePiece's tokenizer.model -> the `tokenizers` library's tokenizer.
-
-Needs the sentencepiece package and protobuf, which come with mlx-lm.
-"""
+"""Tokenizers from SentencePiece's tokenizer.model. Needs the sentencepiece package and protobuf."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,15 +21,15 @@ if TYPE_CHECKING:
 
 _UNIGRAM, _BPE = 1, 2
 _LARGEST = 32 << 20  # bytes of a file: those in use have up to 5 MB
-_FIELD, _MOST_FIELDS = b"\n", 1 << 20  # how a piece begins, and its text; a piece of two bytes takes a hundred
+_FIELD, _MOST_FIELDS = b"\n", 1 << 20  # first byte of a piece and of its text; limit, as pieces expand when parsed
 _LONGEST = 1024  # characters of a token; the work per token is quadratic in it
 
 
 def read_sentencepiece(file: Path, added: Mapping[int, Mapping[str, Any]]) -> tuple["Tokenizer", dict[str, Any]]:
-    """The tokenizer, and what a tokenizer_config.json would say of it unless there is one that says otherwise.
+    """Return the tokenizer and an equivalent tokenizer_config.json.
 
-    `added`: tokens beyond the file's own, by id. Raises CheckpointError for a broken file, UnsupportedModelError for a
-    kind of vocabulary that nothing here has, or where the packages are missing.
+    added: tokens outside the file by id. Raises CheckpointError for a broken file, UnsupportedModelError for an
+    unsupported kind of vocabulary or missing packages.
     """
     try:
         from sentencepiece import sentencepiece_model_pb2
@@ -46,11 +43,11 @@ def read_sentencepiece(file: Path, added: Mapping[int, Mapping[str, Any]]) -> tu
         if content.count(_FIELD) > _MOST_FIELDS:
             raise ValueError
         model.ParseFromString(content)
-    except Exception as error:  # DecodeError, and what other releases of protobuf raise
+    except Exception as error:  # DecodeError, and other errors in other releases of protobuf
         raise CheckpointError(f"{file.name} is neither a SentencePiece nor a tiktoken vocabulary") from error
     trainer, normalizer = model.trainer_spec, model.normalizer_spec
     vocabulary = Vocabulary([piece.piece for piece in model.pieces], [piece.type for piece in model.pieces])
-    if not all(isinstance(token, str) for token in vocabulary.tokens):  # bytes where they are no UTF-8
+    if not all(isinstance(token, str) for token in vocabulary.tokens):  # bytes if they are not UTF-8
         raise CheckpointError(f"{file.name}: a token is no text")
     if not vocabulary.tokens or len(set(vocabulary.tokens)) != len(vocabulary.tokens):
         raise CheckpointError(f"{file.name}: the vocabulary is empty or holds a token twice")
@@ -87,7 +84,7 @@ def _unigram(vocabulary: Vocabulary, scores: list[float], unknown: int | None, p
 
 
 def _normalize(tokenizer: "Tokenizer", spec: Any) -> None:
-    """What the vocabulary was trained to see: its own table of replacements, single spaces where it asks for them."""
+    """Set the normalizer: the vocabulary's replacement table, and single spaces if it asks for them."""
     from tokenizers import Regex, normalizers
 
     steps: list[Any] = []
@@ -102,7 +99,7 @@ def _normalize(tokenizer: "Tokenizer", spec: Any) -> None:
 
 
 def _add(tokenizer: "Tokenizer", added: Mapping[int, Mapping[str, Any]], file: Path) -> None:
-    """Tokens beyond the vocabulary, each of which must come out under the id that the checkpoint gives it."""
+    """Add tokens outside the vocabulary, each under the id that the checkpoint states."""
     from tokenizers import AddedToken
 
     for index, entry in sorted(added.items()):

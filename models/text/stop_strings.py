@@ -1,7 +1,7 @@
-"""Finds `--stop` strings in streamed text, however the pieces are cut.
+"""Search for `--stop` strings in streamed text.
 
-Text that could still turn out to be the start of a stop string is held back, nothing else is: at most one character
-less than the longest stop string. The earliest occurrence ends the text; what comes from there on is never shown.
+Only text that may be the start of a stop string is held back: at most one character less than the longest one. The
+earliest occurrence ends the text and is left out.
 """
 
 from collections.abc import Iterable
@@ -10,10 +10,10 @@ from headrace.runtime.errors import UsageError
 
 
 class StopMatcher:
-    """One stream of text. Time per piece: its length times the length of the stop strings."""
+    """Matcher for one stream. Time per piece: its length times the length of the stop strings."""
 
     def __init__(self, stops: Iterable[str]) -> None:
-        """Raises UsageError for an empty stop string, which would match everywhere."""
+        """Raises UsageError for an empty stop string, which would match anywhere."""
         self._stops = tuple(dict.fromkeys(stops))
         if "" in self._stops:
             raise UsageError("a stop string cannot be empty")
@@ -22,7 +22,7 @@ class StopMatcher:
         self._stopped = False
 
     def feed(self, text: str) -> tuple[str, bool]:
-        """The text that is now certain to lie before any stop string, and whether one was found."""
+        """Return the text before any possible stop string, and whether one was found."""
         if self._stopped:
             return "", True
         if not self._stops:
@@ -37,14 +37,14 @@ class StopMatcher:
         return text[:held_from], False
 
     def flush(self) -> tuple[str, bool]:
-        """As `feed`, now that no text follows: what was held back, up to a stop string that lies in it."""
+        """End the stream; return as `feed` does the text held back."""
         held, self._held = self._held, ""
         starts = [start for stop in self._stops if (start := held.find(stop)) >= 0]
         self._stopped = self._stopped or bool(starts)
         return held[: min(starts, default=len(held))], self._stopped
 
     def _first_possible_start(self, text: str) -> int:
-        """Where the longest tail begins that is also the beginning of a stop string."""
+        """Return the start of the longest tail that is a prefix of a stop string."""
         for start in range(max(0, len(text) - self._longest_tail), len(text)):
             if any(stop.startswith(text[start:]) for stop in self._stops):
                 return start

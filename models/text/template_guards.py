@@ -1,8 +1,7 @@
-"""Jinja's filters and tests and Python's methods, as a template may use them: each costs what it reads and builds.
+"""Guarded filters, tests and methods for chat templates; each call is charged for the data it reads and builds.
 
-What one call does inside C no line trace sees and nothing interrupts, so its cost is counted before it begins, with
-the worst arguments in mind: a search from the right and a strip go over their argument for every character.
-What a method's name does not say here, no template may call.
+A call into C can neither be traced nor interrupted, so its worst-case cost is charged before it runs: a search from the
+right and a strip compare their argument at every character. Methods not listed here are refused.
 """
 
 import json
@@ -55,17 +54,17 @@ _METHODS: tuple[tuple[type | tuple[type, ...], frozenset[str]], ...] = (
     ((type({}.keys()), type({}.values()), type({}.items())), frozenset()),
 )
 _CHEAP_METHODS = frozenset(["get", "items", "keys", "values"])
-_PER_PART = 16  # characters that a part of a text counts for, which is an object of its own
+_PER_PART = 16  # characters charged per part of a text, an object of its own
 _LONGEST_TIME = 200
 
 
 def has_method(value: Any, name: str) -> bool:
-    """Whether a template may use this attribute of a value: for a value of Python's own types, what is listed."""
+    """Return whether a template may use this attribute; values of Python's own types have a list of methods."""
     return next((name in names for kind, names in _METHODS if isinstance(value, kind)), True)
 
 
 def count_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Count a call of a method of text, list, dictionary or loop; returns the positional arguments to call it with."""
+    """Charge a call of a method of text, list, dictionary or loop; return the positional arguments for it."""
     owner = getattr(function, "__self__", None)
     if not isinstance(owner, (str, list, tuple, dict, LoopContext)):
         return args
@@ -79,32 +78,32 @@ def count_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         if name == "replace":
             check_replace(owner, *args)
     elif isinstance(owner, (list, tuple)):
-        check_written(owner)  # which may be compared to the last part
+        check_written(owner)  # a comparison may read all of it
     elif isinstance(owner, dict) and name not in _CHEAP_METHODS:
         spend(weight(owner))
     return args
 
 
 def _cost_per_character(name: str, args: tuple[Any, ...], argument_size: int) -> int:
-    # These may compare all of their argument at every character.
+    # These may compare their whole argument at every character.
     at_each = max(argument_size, 1) if args and ("strip" in name or name.startswith("r")) else 1
     return max(at_each, _PER_PART) if "split" in name or name == "title" else at_each
 
 
 def guarded_filters(theirs: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """Of jinja2's filters those for a template, counted."""
+    """Return the allowed filters of jinja2, charged."""
     kept = {name: _guard_collection(name, theirs[name]) for name in _COLLECTION_FILTERS}
     kept |= {name: _guard_text(name, theirs[name]) for name in _TEXT_FILTERS}
     return kept | {"tojson": _tojson, "indent": _indent, "format": _format}
 
 
 def guarded_tests(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """All of jinja2's tests, those that compare counted."""
+    """Return all of jinja2's tests, with charges for comparisons."""
     return {**theirs} | {name: _guard_test(theirs[name]) for name in _COMPARING_TESTS}
 
 
 def global_functions(theirs: dict[str, Any]) -> dict[str, Any]:
-    """What a template may call by name, `namespace` apart."""
+    """Return the functions that a template may call, except `namespace`."""
     return {
         "range": theirs["range"],  # the sandbox's: at most 100,000 items
         "dict": _dict,
@@ -114,7 +113,7 @@ def global_functions(theirs: dict[str, Any]) -> dict[str, Any]:
 
 
 def weighed(value: Any) -> Any:
-    """A value that is compared or hashed, and so perhaps gone through to its last part."""
+    """Charge a value that is compared or hashed, possibly in full, and return it."""
     if isinstance(value, (str, bytes, range)):
         spend(len(value))
     elif hasattr(value, "__len__"):
@@ -125,19 +124,19 @@ def weighed(value: Any) -> Any:
 
 
 def _listed(value: Any) -> Any:
-    """Something with a length and the same items."""
+    """Return a collection with a length and the same items."""
     if isinstance(value, str):
         spend(PER_ITEM * len(value))
     return value if isinstance(value, (list, tuple)) else list(value)
 
 
 def _values(args: tuple[Any, ...]) -> list[Any]:
-    """The arguments without the context or environment that jinja2 passes first to some."""
+    """Return the arguments without the context or environment that jinja2 passes first to some functions."""
     return [arg for arg in args if not isinstance(arg, (Context, nodes.EvalContext, jinja2.Environment))]
 
 
 def _guard_collection(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(function)  # keeps the mark that says which of jinja2's contexts it takes first
+    @wraps(function)  # keeps the mark for the context that jinja2 passes first
     def guarded(*args: Any, **kwargs: Any) -> Any:
         value, *options = _values(args) or [None]
         if name in _COMPARING_FILTERS and isinstance(value, Iterable):
@@ -198,7 +197,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as transformers writes it for templates: no HTML escapes, no ASCII escapes by default."""
+    """Return JSON as transformers writes it for templates: no HTML escapes, no ASCII escapes by default."""
     check_written(value)
     if isinstance(indent, int) and indent > 16:
         raise TemplateRefusedError("it indents JSON absurdly far")
@@ -224,7 +223,7 @@ def _format(pattern: str, *args: Any, **kwargs: Any) -> str:
 
 
 def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    """A function, since the type itself would offer its methods."""
+    """Return a dict; a function, since the type itself would offer its methods."""
     check_written(*args)
     spend(sum(map(weight, args)) + PER_ITEM)
     return dict(*args, **kwargs)

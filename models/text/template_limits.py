@@ -1,11 +1,9 @@
-"""The limits of one template render: how much it may build, how long it may run.
+"""Limits on the work, memory and time of one template render.
 
-Every operation that can make a large value from a small one is checked before it runs, and what operations read and
-build is added up. A prompt is about as long as its chat, so what a render may build and work through grows with what
-it was given; at most `MAX_WORK`, which is less than 256 MB if all of it were kept. Running time is counted in
-executed lines of Python, by the interpreter's line trace, because only that sees every kind of loop: nested loops,
-recursive macros, generators inside filters; and in seconds of this thread, so that a busy machine refuses no sound
-template.
+Operations that can make a large value from a small one are checked before they run, and all data read and built is
+charged. The limits grow with the input, up to `MAX_WORK` (under 256 MB if all of it were kept). Time is limited in
+executed lines of Python, counted by the interpreter's line trace, which sees every kind of loop, and in CPU seconds of
+this thread, so that a busy machine refuses no valid template.
 """
 
 import math
@@ -22,31 +20,31 @@ from jinja2 import TemplateError
 from jinja2.utils import Namespace
 
 MAX_TEXT = 8_000_000  # characters or items of any one value, and of the whole prompt
-BASE_TEXT = 1_000_000  # of that, whatever the chat
-TEXT_PER_CHARACTER = 8  # and for each character of the chat
-BASE_LINES = 500_000  # executed lines of Python, whatever the chat
-LINES_PER_MESSAGE = 2_000  # and for each message: templates in common use take 160 to 450
-MAX_SECONDS = 2.0  # of processor time, whatever the chat
-SECONDS_PER_MESSAGE = 0.001  # and for each message: counting lines, templates in common use take 0.15 ms
+BASE_TEXT = 1_000_000  # characters of a value for any chat
+TEXT_PER_CHARACTER = 8  # plus per character of the chat
+BASE_LINES = 500_000  # executed lines of Python for any chat
+LINES_PER_MESSAGE = 2_000  # plus per message: templates in common use take 160 to 450
+MAX_SECONDS = 2.0  # CPU seconds for any chat
+SECONDS_PER_MESSAGE = 0.001  # plus per message: templates in common use take 0.15 ms with tracing
 MAX_WORK = 64_000_000  # characters read and built, in all
-BASE_WORK = 16_000_000  # of that, whatever the chat
-WORK_PER_CHARACTER = 64  # and for each character of the chat
-PER_ITEM = 64  # characters that an item of a list or a dictionary counts for
+BASE_WORK = 16_000_000  # characters of work for any chat
+WORK_PER_CHARACTER = 64  # plus per character of the chat
+PER_ITEM = 64  # characters charged per item of a list or dictionary
 MAX_INT_BITS = 4096
 
-_WIDE_FORMAT = re.compile(r"\d{5}|\*|\{[^{}]*\{")  # a width that pads, or one taken from an argument
+_WIDE_FORMAT = re.compile(r"\d{5}|\*|\{[^{}]*\{")  # a large padding width, or one taken from an argument
 _WIDTH = re.compile(r"\d+")
 
 
 class TemplateRefusedError(TemplateError):
-    """The template went over a limit or did what no chat template needs to."""
+    """A template exceeded a limit or used a refused feature."""
 
 
 @contextmanager
 def render_budget(variables: Mapping[str, Any]) -> Iterator[None]:
-    """Count what this thread builds, and its executed Python lines; raise out of the traced code when they run out.
+    """Charge this thread's work and executed lines during the block; raise TemplateRefusedError beyond the limits.
 
-    `variables` are what the template is rendered with: its `messages` and everything else of any length.
+    variables: the template's input, `messages` and others.
     """
     messages = len(variables["messages"])
     given = _written_size([*variables.values()], math.inf)
@@ -60,7 +58,7 @@ def render_budget(variables: Mapping[str, Any]) -> Iterator[None]:
         nonlocal lines_left
         lines_left -= 1
         if lines_left < 0:
-            raise TemplateRefusedError("it runs without an end in sight")
+            raise TemplateRefusedError("it executes too many lines of Python")
         if not lines_left % 256:
             _check_time()
         return trace
@@ -74,7 +72,7 @@ def render_budget(variables: Mapping[str, Any]) -> Iterator[None]:
 
 
 class _Spent(threading.local):
-    """What the render of this thread has spent, and may."""
+    """Charges and limits of the current render on this thread."""
 
     work = 0
     most_work = BASE_WORK
@@ -87,7 +85,7 @@ _spent = _Spent()
 
 
 def spend(characters: int) -> None:
-    """Count what an operation reads or builds, before it does. Refuses what goes over all that a render may."""
+    """Charge the characters that an operation will read or build; raise TemplateRefusedError beyond the limit."""
     _spent.work += characters
     if _spent.work > _spent.most_work:
         raise TemplateRefusedError(f"it works through more than {_spent.most_work} characters")
@@ -101,7 +99,7 @@ def _check_time() -> None:
 
 
 def weight(value: Any) -> int:
-    """What going once over a value, not over what is in it, counts for."""
+    """Return the charge for one pass over a value, without its nested values."""
     if isinstance(value, str):
         return len(value)
     return PER_ITEM * len(value) if hasattr(value, "__len__") else 1
@@ -113,13 +111,13 @@ def check_size(size: int) -> None:
 
 
 def check_integer(value: Any) -> None:
-    """Refuse an integer that takes long to compute with."""
+    """Refuse an integer that is slow to compute with."""
     if isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
         raise TemplateRefusedError("it computes an integer of absurd size")
 
 
 def built(value: Any) -> Any:
-    """Count a text that is longer than what it was made from may have let expect: escaped, spelled out."""
+    """Charge a text that is longer than its source, such as an escaped one, and return it."""
     if isinstance(value, str):
         check_size(len(value))
         spend(len(value))
@@ -127,9 +125,9 @@ def built(value: Any) -> Any:
 
 
 def check_written(*values: Any) -> int:
-    """Refuse values whose written form would be too long; returns about how long it is.
+    """Refuse values with too long a written form; return its approximate length.
 
-    Shared parts count as often as they are written, or hashed, or compared.
+    Shared parts are charged as often as they are written, hashed or compared.
     """
     size = _written_size(list(values), _spent.most_text)
     spend(size)
@@ -161,7 +159,7 @@ def check_replace(text: Any, old: Any, new: Any, *_count: Any) -> None:
 
 
 def check_operator(operator: str, left: Any, right: Any) -> None:
-    """Refuse an operator whose result would be far larger than its operands, or long in coming."""
+    """Refuse an operator with a result far larger than its operands, or slow to compute."""
     check_integer(left)
     check_integer(right)
     sized_left, sized_right = hasattr(left, "__len__"), hasattr(right, "__len__")

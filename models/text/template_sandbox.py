@@ -1,10 +1,9 @@
-"""Runs one untrusted Jinja chat template: no code of its own, no endless loop, no text bomb.
+"""Sandbox for untrusted Jinja chat templates.
 
-A chat template arrives inside a checkpoint, so it is treated as hostile. It runs in Jinja's immutable sandbox, with a
-short list of filters, methods and globals (`template_guards`), no loader and no name that starts with `_`;
-`template_limits` bounds what it builds and how long it runs. Reading one is bounded by its length: Jinja takes time
-and memory in proportion to it.
-Importing this module imports jinja2 (about 35 ms): `chat_template` does so on first use only.
+Templates come with checkpoints and are treated as hostile. They run in Jinja's immutable sandbox with a short list of
+filters, methods and globals (`template_guards`), no loader and no name that starts with `_`. `template_limits` bounds
+memory and time; the source length bounds compilation. Importing this module imports jinja2, so `chat_template` does it
+on first use.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -40,8 +39,7 @@ from headrace.models.text.template_limits import (
 )
 from headrace.runtime.errors import CheckpointError
 
-# Characters of template source: the longest in common use have about 20,000, and no 50,000 that we found take Jinja
-# and Python 2 s or 256 MB to compile.
+# Characters of template source. Templates in common use have up to 20,000; 50,000 compile in under 2 s and 256 MB.
 MAX_SOURCE = 50_000
 
 
@@ -52,7 +50,7 @@ def render_template(template: jinja2.Template, variables: Mapping[str, Any]) -> 
     try:
         with render_budget(variables):
             for part in template.generate(variables):
-                if not isinstance(part, str):  # what a filter block made of its text
+                if not isinstance(part, str):  # the result of a filter block
                     check_written(part)
                     part = str(part)
                 size += len(part)
@@ -64,7 +62,7 @@ def render_template(template: jinja2.Template, variables: Mapping[str, Any]) -> 
 
 
 def compile_template(source: str) -> jinja2.Template:
-    """Compile a template for `render_template`. Raises CheckpointError if it is not a sound template."""
+    """Compile a template for `render_template`. Raises CheckpointError for an invalid template."""
     if len(source) > MAX_SOURCE:
         raise CheckpointError(f"the chat template is {len(source)} characters long (limit {MAX_SOURCE})")
     try:
@@ -86,14 +84,14 @@ def _one_line(error: BaseException) -> str:
 
 class _Generator(CodeGenerator):
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 (jinja2's name)
-        # `a ~ b` compiles to a plain function that no sandbox hook sees; send it through a checked one.
+        # `a ~ b` compiles to a plain function without a sandbox hook; route it through a checked one.
         self.write("environment.join_checked((")
         for part in node.nodes:
             self.visit(part, frame)
             self.write(", ")
         self.write("))")
 
-    # Comparing, slicing and writing out lists are Python's own operators, which no sandbox hook sees either.
+    # Comparing, slicing and writing lists are Python operators without sandbox hooks, too.
 
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802
         self.write("(")
@@ -140,7 +138,7 @@ class _Generator(CodeGenerator):
 
     def signature(self, node: Any, frame: Frame, extra_kwargs: Mapping[str, Any] | None = None) -> None:
         if node.dyn_args is not None or node.dyn_kwargs is not None:
-            # Python would make a tuple of a text's characters; no chat template that we know has a use for it.
+            # Python would make a tuple of a text's characters; no known chat template uses this.
             self.fail("arguments are spread with * or **", node.lineno)
         super().signature(node, frame, extra_kwargs)
 
@@ -152,7 +150,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         check_operator(operator, left, right)
         result = super().call_binop(context, operator, left, right)
-        # What `+` and `*` make of plain texts is as long as was checked.
+        # The length of the result of `+` and `*` on plain texts has been checked.
         return result if type(result) is str and operator != "%" else built(result)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
@@ -167,7 +165,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return has_method(obj, attr) and super().is_safe_attribute(obj, attr, value)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
-        # Jinja would hand out a value that fails on use, and prints as nothing.
+        # Jinja would return a value that fails on use and prints as nothing.
         raise TemplateRefusedError(f"it asks a {type(obj).__name__} for {attribute!r}")
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -185,7 +183,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     weighed = staticmethod(weighed)
 
     def counted(self, value: Any) -> Any:
-        """A value that is made, or copied."""
+        """Charge a value that is created or copied, and return it."""
         spend(weight(value) + PER_ITEM)
         return value
 
@@ -194,12 +192,12 @@ class _Environment(ImmutableSandboxedEnvironment):
         check_written(*values)
         return "".join(map(str, values))
 
-    # What `{% set x %}...{% endset %}`, macros and call blocks gather their output with.
+    # Output of `{% set x %}...{% endset %}`, macros and call blocks is collected with this.
     concat = join_checked
 
 
 class _GenerationBlock(ext.Extension):
-    """`{% generation %}...{% endgeneration %}` marks assistant text for training; here it is just its body."""
+    """`{% generation %}...{% endgeneration %}` marks assistant text for training; only its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 
@@ -209,7 +207,7 @@ class _GenerationBlock(ext.Extension):
 
 
 class _Namespace(Namespace):
-    """Jinja's namespace without underscored names, so that none can stand in for a Python internal."""
+    """Jinja's namespace without underscored names, so that none can replace a Python internal."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         check_written(*args[1:])  # keys are hashed
@@ -232,7 +230,7 @@ def _environment() -> _Environment:
     environment = _Environment(
         trim_blocks=True,
         lstrip_blocks=True,
-        optimized=False,  # the optimizer would compute constants before any limit holds
+        optimized=False,  # the optimizer would compute constants outside the limits
         extensions=[ext.loopcontrols, _GenerationBlock],
         finalize=_finalize,
     )

@@ -1,7 +1,7 @@
-"""Splits what a reasoning model says into its thinking and its answer.
+"""Separation of a reasoning model's thinking from its answer.
 
-The section is `<think> ... </think>` at the very beginning; anything like it further on is text. Works on the whole
-text so far, as often as a screen is drawn: nothing has to be remembered between two looks.
+The section is `<think> ... </think>` at the beginning of the text; later tags are plain text. Stateless: it takes the
+whole text so far.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ OPEN, CLOSE = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """thinking: None where there is no section. is_open: the section has not ended yet."""
+    """thinking: None without a section. is_open: the section has not ended yet."""
 
     thinking: str | None
     answer: str
@@ -19,7 +19,7 @@ class Parts:
 
 
 def split_thinking(text: str, *, growing: bool = False) -> Parts:
-    """The parts of `text`. While it is `growing`, half a tag at its end belongs to neither part yet."""
+    """Split `text`. While it is `growing`, half a tag at its end is left out of both parts."""
     start = text.lstrip()
     if not start.startswith(OPEN):
         if growing and OPEN.startswith(start):
@@ -35,5 +35,5 @@ def split_thinking(text: str, *, growing: bool = False) -> Parts:
 
 
 def _half_tag(text: str) -> int:
-    """How many characters at the end may be the beginning of the closing tag."""
+    """Return the number of characters at the end that may begin the closing tag."""
     return next((n for n in range(len(CLOSE) - 1, 0, -1) if text.endswith(CLOSE[:n])), 0)

@@ -1,8 +1,8 @@
-"""The control tokens model families wrap their thinking in, and their translation to the one form all else knows.
+"""Control tokens that mark thinking in various model families, and their conversion to `<think>` sections.
 
-`<think>` and `</think>` are text to most tokenizers and need nothing. Other families use control tokens, which a
-detokenizer leaves out: thinking and answer would run into one. A `ThinkingStream` writes `<think>` sections for them,
-so that `run`, the chat and JSON see one form; `ThinkingForm.native` goes the other way, for an answer to be continued.
+`<think>` and `</think>` are text to most tokenizers. Other families use control tokens, which a detokenizer would
+drop. `ThinkingStream` writes them as `<think>` sections, so that `run`, the chat and JSON see one form;
+`ThinkingForm.native` converts an answer back, to continue it.
 
     one token opens, one closes     Mistral, Seed-OSS, Command A, Apertus, Kimi
     Harmony (GPT-OSS)               <|channel|>analysis<|message|> ... <|end|>, then the same with `final`
@@ -30,14 +30,14 @@ _OPENED, _CLOSED = f"{OPEN}\n", f"\n{CLOSE}\n\n"
 
 @dataclass(frozen=True, slots=True)
 class ThinkingForm:
-    """A family's form: its tokens by what they do, and what an answer looks like in it."""
+    """Control tokens of a family by role, and the form of its answers."""
 
-    ids: dict[int, str]  # "open" and "close", or Harmony's four tokens by their text
+    ids: dict[int, str]  # "open" and "close", or the text of Harmony's four tokens
     opening: str
     closing: str
 
     def native(self, answer: str) -> list[tuple[str, bool]]:
-        """An answer with a `<think>` section as the model itself would say it: (text, whether it is control tokens)."""
+        """Convert an answer with a `<think>` section to the model's form: (text, whether it is control tokens)."""
         parts = split_thinking(answer)
         if parts.thinking is None:
             return [(answer, False)]
@@ -46,7 +46,7 @@ class ThinkingForm:
 
 
 def thinking_form(id_of: Callable[[str], int | None]) -> ThinkingForm | None:
-    """The form of a vocabulary, None where thinking is text. `id_of` gives the id of a control token, or None."""
+    """Return the form of a vocabulary, None if thinking is text. id_of: id of a control token, or None."""
     harmony = {index: text for text in (_CHANNEL, _MESSAGE, _END, _START) if (index := id_of(text)) is not None}
     if len(harmony) == 4:
         final = f"{_END}{_START}assistant{_CHANNEL}final{_MESSAGE}"
@@ -59,16 +59,16 @@ def thinking_form(id_of: Callable[[str], int | None]) -> ThinkingForm | None:
 
 
 class ThinkingStream:
-    """A detokenizer that writes a family's thinking as a `<think>` section."""
+    """Detokenizer that writes a family's thinking as a `<think>` section."""
 
     def __init__(self, inner: "Detokenizer", form: ThinkingForm) -> None:
         self._inner = inner
         self._form = form
-        self._header: str | None = None  # what stands between <|start|> or <|channel|> and <|message|>
+        self._header: str | None = None  # text between <|start|> or <|channel|> and <|message|>
         self._thinks = False
 
     def add(self, token_id: int) -> str:
-        """The text that became certain with this token; often empty."""
+        """Return the text that this token completed; often empty."""
         mark = self._form.ids.get(token_id)
         if mark is None:
             text = self._inner.add(token_id)
@@ -87,7 +87,7 @@ class ThinkingStream:
         return self._turn(channel.startswith(("analysis", "commentary")))
 
     def finish(self) -> str:
-        """The text still held back; the stream is over."""
+        """End the stream and return the text held back."""
         return self._inner.finish()
 
     def _turn(self, thinks: bool) -> str:

@@ -1,8 +1,7 @@
-"""Text to token ids and back, over the Rust `tokenizers` library, read from a checkpoint directory.
+"""Encoding and decoding with a checkpoint's tokenizer, over the Rust `tokenizers` library.
 
-Everything a person typed is encoded as plain text: no input of `encode`, `encode_prompt` or of a message's content
-becomes a control token (see `control_tokens`), while ordinary text gets exactly the ids transformers gives it.
-Instances are immutable and can be used from several threads.
+User text never becomes control tokens in `encode`, `encode_prompt` or message contents (see `control_tokens`), and
+ordinary text gets the same ids as in transformers. Instances are immutable and thread-safe.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +32,7 @@ class Tokenizer:
     def __init__(
         self, rust: "RustTokenizer", configs: Mapping[str, Mapping[str, Any]], sources: dict[str, str]
     ) -> None:
-        """`configs`: the checkpoint's JSON files by name, missing ones empty. `sources`: its chat templates."""
+        """configs: the checkpoint's JSON files by name, missing ones empty. sources: its chat templates."""
         self._rust = rust
         self._config = configs["tokenizer_config.json"]
         self._special_texts = _special_texts(self._config, configs["special_tokens_map.json"])
@@ -46,9 +45,9 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> "Tokenizer":
-        """Read tokenizer.json (or what there is in its place), its configuration files and the chat template.
+        """Read tokenizer.json (or another format), its configuration files and the chat template.
 
-        Raises UnsupportedModelError without a tokenizer, CheckpointError for files that cannot be read.
+        Raises UnsupportedModelError without a tokenizer, CheckpointError for unreadable files.
         """
         names = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json")
         configs = {name: read_json_object(file) if (file := directory / name).is_file() else {} for name in names}
@@ -61,22 +60,22 @@ class Tokenizer:
         return cls(rust, configs, read_sources(directory, configs["tokenizer_config.json"]))
 
     def vocabulary(self) -> dict[int, str]:
-        """Every token by its id, added ones included."""
+        """Return every token by its id, including added ones."""
         return {token: text for text, token in self._rust.get_vocab(with_added_tokens=True).items()}
 
     # --- text to ids ---------------------------------------------------------------------------------------
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Ids of a text; with `special`, written-out control tokens become those tokens. Adds nothing around it."""
+        """Return the ids of a text, nothing added. special: written-out control tokens become control tokens."""
         ids = _encode(self._rust, _well_formed(text))
         if special or self._controls.ids.isdisjoint(ids):
             return ids
         return self._shadow_encode(_well_formed(text))
 
     def encode_prompt(self, text: str) -> list[int]:
-        """A raw prompt, without a chat template: the text's ids after the model's BOS token, if it wants one.
+        """Encode a raw prompt without a chat template, after the model's BOS token if it uses one.
 
-        Raises ContextLimitError for more text than prompts may hold.
+        Raises ContextLimitError for text over the limit.
         """
         _refuse_giants([text])
         return self._bos_prefix + self.encode(text)
@@ -89,10 +88,10 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         **template_vars: Any,
     ) -> list[int]:
-        """A conversation as the model's chat template writes it. `template_vars` are trusted, messages are not.
+        """Encode a conversation with the model's chat template. `template_vars` are trusted, messages are not.
 
-        Raises UsageError if the model has no chat template, ContextLimitError for more text than prompts may hold,
-        CheckpointError if the template fails.
+        Raises UsageError if the model has no chat template, ContextLimitError for text over the limit, CheckpointError
+        if the template fails.
         """
         _refuse_giants(message.get("content") for message in messages)
         template = self.chat_template
@@ -102,8 +101,8 @@ class Tokenizer:
         masked = self._controls.mask(messages, tools)
         safe = _well_formed(template.render(masked.messages, tools=masked.tools, **options))
         if not masked.has_look_alike:
-            # Nobody wrote a control token: the unmasked prompt is encoded as everyone does it, and believed if it
-            # holds exactly the control tokens that the template wrote.
+            # No message contains a control token: encode the unmasked prompt as usual, and accept the result if it
+            # has exactly the template's control tokens.
             prompt = _well_formed(template.render(messages, tools=tools, **options)) if masked.back else safe
             ids = _encode(self._rust, prompt)
             if [index for index in ids if index in self._controls.ids] == self._controls.find(safe):
@@ -113,31 +112,31 @@ class Tokenizer:
     # --- ids to text ---------------------------------------------------------------------------------------
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """The text of a whole sequence. Bytes that form no character become U+FFFD."""
+        """Return the text of a whole sequence. Malformed bytes become U+FFFD."""
         with library_errors(_FAILED):
             text: str = self._rust.decode(list(ids), skip_special_tokens=skip_special)
         return text
 
     def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
-        """A new stream whose pieces add up to what `decode` says."""
+        """Return a new stream; its pieces join to the text that `decode` returns."""
         return self._detokenizers.make(skip_special=skip_special)
 
     @cached_property
     def thinking_form(self) -> ThinkingForm | None:
-        """How the model marks its thinking with control tokens; None where the marks are text, or there is none."""
+        """Return the control tokens that mark the model's thinking; None if the marks are text or absent."""
         added = {token.content: index for index, token in self._rust.get_added_tokens_decoder().items()}
         return thinking_form(added.get)
 
     def answer_stream(self) -> Detokenizer:
-        """A new stream for an answer: its thinking comes as a `<think>` section, whatever the family's form."""
+        """Return a new stream for an answer, with thinking as a `<think>` section for every family."""
         stream, form = self.detokenizer(), self.thinking_form
         return stream if form is None else ThinkingStream(stream, form)
 
     def same_vocabulary(self, other: "Tokenizer") -> bool:
-        """Whether both have the same tokens under the same ids."""
+        """Return whether both have the same tokens under the same ids."""
         return bool(self._rust.get_vocab(with_added_tokens=True) == other._rust.get_vocab(with_added_tokens=True))
 
-    # --- what the files say --------------------------------------------------------------------------------
+    # --- from the checkpoint's files -----------------------------------------------------------------------
 
     def _shadow_encode(self, text: str) -> list[int]:
         return _encode(self._shadow, text)
@@ -149,7 +148,7 @@ class Tokenizer:
 
     @cached_property
     def _bos_prefix(self) -> list[int]:
-        """What the model wants before every text: one BOS token or nothing."""
+        """Return the tokens before every text: one BOS token or nothing."""
         bos = self._rust.token_to_id(self._special_texts.get("bos_token", ""))
         if bos is None:
             return []
@@ -166,8 +165,8 @@ class Tokenizer:
             for part in (config, text_config if isinstance(text_config, Mapping) else {}):
                 ids = part.get("eos_token_id")
                 declared.extend(ids if isinstance(ids, list) else [ids])
-        # By convention only where the checkpoint does not say how to end a generation. In Harmony `<|end|>` ends a
-        # channel, the thinking for one, and the answer follows.
+        # Names count only if the checkpoint states no end tokens. In Harmony `<|end|>` ends a channel, such as
+        # thinking, and the answer follows.
         silent = configs["generation_config.json"].get("eos_token_id") is None
         texts = [text for text in TURN_ENDS if silent and text in self._template_source]
         if self._rust.token_to_id("<|channel|>") is not None and "<|end|>" in texts:
@@ -190,21 +189,21 @@ class Tokenizer:
                 markup[added.content] = index
         written = self._written_between_turns()
         special |= {text: i for text, i in self._pieces_of(written, named).items() if i not in added_tokens}
-        # What stands around every turn of a plain chat is nobody's text, not the model's either; its thinking is.
+        # Markup around every turn of a plain chat is control; the model's own, such as thinking, is not.
         turns = {text: index for text, index in markup.items() if text in written and "think" not in text}
         others = {text: index for text, index in markup.items() if text not in turns and text in self._template_source}
         return ControlTokens(special | turns, others)
 
     def _pieces_of(self, written: str, named: set[str]) -> dict[str, int]:
-        """Pieces of the vocabulary that look like controls, and that the text of one or the template's is encoded to.
+        """Return vocabulary pieces that look like control tokens and occur in encoded control or template text.
 
-        A Unigram or a WordPiece finds them in any text, added tokens or not.
+        Unigram and WordPiece models find them in any text, whether they are added tokens or not.
         """
         found, unknown = {}, self._special_texts.get("unk_token")
         ends = {self._rust.id_to_token(index) or "" for index in self.eos_ids}
         for text in filter(None, (written, *sorted(named | ends | markup_in(written)))):
             ids: list[int] = []
-            with suppress(CheckpointError):  # of a tokenizer that fails at this text, as it will at a prompt
+            with suppress(CheckpointError):  # a tokenizer that fails here also fails at a prompt
                 ids = _encode(self._rust, _well_formed(text))
             for index in ids:
                 piece = self._rust.id_to_token(index)
@@ -213,7 +212,7 @@ class Tokenizer:
         return found
 
     def _written_between_turns(self) -> str:
-        """What the template writes of its own in a plain chat, whichever way it puts it together."""
+        """Return the text that the template writes around a plain chat, by each way of building it."""
         turns = [{"role": role, "content": "x"} for role in ("system", "user", "assistant", "user")]
         for messages in (turns, turns[1:]):  # some templates refuse a system prompt
             with suppress(CheckpointError, UsageError):
@@ -223,10 +222,9 @@ class Tokenizer:
 
 
 def _refuse_giants(texts: Iterable[object]) -> None:
-    """Before a template or the library spends minutes on them: what nobody types, and no context holds.
+    """Raise ContextLimitError for text that would take minutes to render or encode.
 
-    A limit and not a bound from the context and the longest token: normalizers, unknown characters and tokens that
-    swallow spaces make fewer tokens of a text than such a bound would allow.
+    A fixed limit, since normalizers, unknown characters and space-absorbing tokens can shrink any text in tokens.
     """
     from headrace.models.text.template_limits import MAX_TEXT
 
@@ -236,7 +234,7 @@ def _refuse_giants(texts: Iterable[object]) -> None:
 
 
 def _special_texts(*configs: Mapping[str, Any]) -> dict[str, str]:
-    """bos_token, eos_token, ... as text; the first file that names one wins."""
+    """Return bos_token, eos_token, ... as text; the first file that names one takes precedence."""
     found: dict[str, str] = {}
     for config in configs:
         for name, value in config.items():
@@ -253,7 +251,7 @@ def _encode(rust: "RustTokenizer", text: str) -> list[int]:
 
 
 def _well_formed(text: str) -> str:
-    """Lone surrogates (undecodable bytes of arguments and files) as U+FFFD: the library takes valid Unicode only."""
+    """Replace lone surrogates (undecodable bytes of arguments and files) by U+FFFD: the library needs valid Unicode."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,8 +1,8 @@
-"""The Rust `tokenizers` library behind one kind of error, and no file before it that ends the process.
+"""Safe access to the Rust `tokenizers` library: one kind of error, and no file that can end the process.
 
-It panics on files it did not expect, at load or at the first text or token that meets the odd part; a panic reaches
-Python as a BaseException, and some abort. So `load_tokenizer` refuses what is known to panic later or to abort, and
-every call into the library that reads foreign data stands inside `library_errors`.
+The library panics or aborts on malformed files, at load or at the first text or token that meets the malformed part; a
+panic reaches Python as a BaseException. `load_tokenizer` refuses files known to cause this, and every call that reads
+foreign data runs inside `library_errors`.
 """
 
 import base64
@@ -25,8 +25,8 @@ from headrace.runtime.errors import CheckpointError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# What `_check` looks at; a file without any of it is not parsed a second time (11 MB take 0.25 s). Letters written as
-# escapes could hide it.
+# Substrings of files that `_check` has to parse; other files skip this second parse. Letters may be written as
+# escapes.
 _SUSPECT = re.compile(
     rb'"(?:Precompiled|FixedLength|WordPiece|WordLevel|Strip)"'
     rb'|"continuing_subword_prefix"\s*:\s*"[^"]'
@@ -35,18 +35,18 @@ _SUSPECT = re.compile(
     rb'|"content"\s*:\s*"[^"]{100}'
     rb'|"prepend"\s*:\s*"[^"]{9}'
 )
-_COPIES = 4  # of a part that makes texts longer, in a file that is not looked at for that: what sound files have
-_MOST_GROWTH = 1 << 10  # of a text, by all that replaces and spells out what is in it
-_MOST_PREPENDED = 1 << 10  # bytes, to every text
+_COPIES = 4  # copies of a text-expanding part in files that skip the check, as in sound files
+_MOST_GROWTH = 1 << 10  # growth of a text by all replacements
+_MOST_PREPENDED = 1 << 10  # bytes prepended to every text
 _LARGEST_PART = 1 << 20
-_MOST_ADDED = 1 << 20  # bytes of all added tokens: the library searches texts for them with a table of all
+_MOST_ADDED = 1 << 20  # bytes of all added tokens, from which the library builds a search table
 _MANY_ADDED = 20_000
-LARGEST_ID = 1 << 24  # the library sets aside room for every id up to the largest
+LARGEST_ID = 1 << 24  # the library allocates all ids up to the largest
 
 
 @contextmanager
 def library_errors(what: str) -> Iterator[None]:
-    """What the library raises, panics included, as one CheckpointError that says `what` failed."""
+    """Convert errors and panics of the library to a CheckpointError that begins with `what`."""
     try:
         yield
     except CheckpointError:
@@ -60,7 +60,7 @@ def library_errors(what: str) -> Iterator[None]:
 
 
 def load_tokenizer(file: Path) -> "Tokenizer":
-    """The tokenizer in a tokenizer.json. Raises CheckpointError for one that cannot be read or is not safe to use."""
+    """Load a tokenizer.json. Raises CheckpointError for one that is unreadable or unsafe to use."""
     from tokenizers import Tokenizer
 
     with library_errors(f"{file.name} cannot be read"):
@@ -76,7 +76,7 @@ def load_tokenizer(file: Path) -> "Tokenizer":
 
 
 def _check(document: Any) -> None:
-    """Raise ValueError or what broken structure raises; every part that can panic later, or abort, is looked at."""
+    """Raise ValueError, or the error of broken structure, for every part that can panic later or abort."""
     if not isinstance(document, Mapping):
         raise TypeError("it is not a JSON object")
     for name in ("normalizer", "pre_tokenizer", "decoder"):
@@ -101,7 +101,7 @@ def _check(document: Any) -> None:
 
 
 def _parts(part: Any) -> Iterator[Mapping[str, Any]]:
-    """A normalizer, pre-tokenizer or decoder and everything in it."""
+    """Yield a normalizer, pre-tokenizer or decoder and all its nested parts."""
     waiting, seen = [part], 0
     while waiting:
         part = waiting.pop()
@@ -124,19 +124,19 @@ def _check_part(part: Mapping[str, Any]) -> None:
         check_charsmap(data)
     if kind == "FixedLength" and part.get("length") == 0:
         raise ValueError("it cuts texts into pieces of length 0")
-    if kind == "Strip" and part.get("stop"):  # of a decoder: panics at the first token that is shorter
+    if kind == "Strip" and part.get("stop"):  # a decoder with it panics at a shorter token
         raise ValueError("it strips the ends of tokens")
 
 
 def _check_growth(*steps: Any) -> None:
-    """Steps that make a text longer multiply: sixty of them in a row take all memory."""
+    """Bound the product of all steps that lengthen a text: sixty of them would take all memory."""
     growth, prepended = 1.0, 0
     for step in steps:
         for part in _parts(step):
             if part.get("type") == "Prepend":
                 prepended += len(part["prepend"].encode())
             if part.get("type") == "ByteLevel":
-                growth *= 2  # what is spelled out once has two bytes a character
+                growth *= 2  # spelling bytes out takes up to two bytes per character
             elif part.get("type") == "Replace":
                 pattern = part.get("pattern")
                 replaced = pattern.get("String") if isinstance(pattern, Mapping) else None
@@ -148,7 +148,7 @@ def _check_growth(*steps: Any) -> None:
 
 
 def _check_merges(merges: list[Any], prefix: int) -> None:
-    """The library drops `prefix` bytes of each right side unchecked: half a character of it aborts the process."""
+    """Check merges: the library drops `prefix` bytes of each right side, and aborts inside a character."""
     for merge in merges:
         right = (merge.partition(" ")[2] if isinstance(merge, str) else merge[1]).encode()
         if len(right) < prefix or not _begins_character(right, prefix):
@@ -156,9 +156,9 @@ def _check_merges(merges: list[Any], prefix: int) -> None:
 
 
 def check_charsmap(data: bytes) -> None:
-    """A double-array trie (darts-clone) before the texts its values point into: no way through it leads outside.
+    """Check a double-array trie (darts-clone) and the texts that its values point into, for out-of-range links.
 
-    The library follows it without looking at its length. Raises ValueError.
+    The library follows links without a bounds check. Raises ValueError.
     """
     import numpy as np
 
@@ -168,14 +168,14 @@ def check_charsmap(data: bytes) -> None:
     units = np.frombuffer(data, "<u4", size // 4, 4).astype(np.int64)
     texts = np.frombuffer(data, np.uint8, offset=4 + size)
     texts.tobytes().decode()
-    begins = np.append(texts & 0xC0 != 0x80, True)  # where a value may point: characters' first bytes, and the end
+    begins = np.append(texts & 0xC0 != 0x80, True)  # valid targets of values: first bytes of characters, and the end
     bases = (units >> 10) << ((units & 0x200) >> 6)
     labels = units & 0x800000FF
     seen = np.zeros(len(units), bool)
     nodes = np.array([0])
     while len(nodes):
         seen[nodes] = True
-        places = (nodes ^ bases[nodes])[:, None] ^ np.arange(256)  # (nodes, 256): where each byte leads, 0 is the value
+        places = (nodes ^ bases[nodes])[:, None] ^ np.arange(256)  # (nodes, 256): target of each byte, 0 is the value
         if places.max() >= len(units):
             raise ValueError("the character map points outside of itself")
         values = units[places[:, 0]][(units[nodes] >> 8) & 1 == 1] & 0x7FFFFFFF

@@ -1,7 +1,6 @@
-"""The control tokens that end a turn in one of the model families in use, whatever a checkpoint declares as its EOS.
+"""Control tokens that end a turn in known model families, whatever EOS a checkpoint declares.
 
-A name alone proves nothing: who reads a checkpoint takes those of them that its vocabulary has as control tokens and,
-where there is a chat template, that the template writes.
+They only count if the vocabulary has them as control tokens and the chat template, if any, writes them.
 """
 
 TURN_ENDS = (
@@ -11,6 +10,6 @@ TURN_ENDS = (
     "<end_of_turn>",  # Gemma 2 and 3
     "<turn|>",  # Gemma 4
     "<|end|>",  # Phi
-    "<|endoftext|>",  # of a text: base models, and chats without a token of their own
-    "<|end_of_text|>",  # the same, Llama 3
+    "<|endoftext|>",  # end of text: base models, and chats without their own token
+    "<|end_of_text|>",  # the same in Llama 3
 )

@@ -1,6 +1,6 @@
-"""A vocabulary as SentencePiece and GGUF number its kinds of tokens, and SentencePiece BPE's tokenizer of it.
+"""Vocabularies with token kinds numbered as in SentencePiece and GGUF, and the BPE tokenizer of one.
 
-SentencePiece merges the neighbours whose union scores best; a list of merges ranked by score does the same.
+SentencePiece merges the neighbours whose union has the best score, which equals merges ranked by score.
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-SPACE_MARK = "\u2581"  # SentencePiece writes a space as this
+SPACE_MARK = "\u2581"  # SentencePiece's space
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Token texts and kinds by id; no two texts are equal."""
+    """Token texts and kinds by id; texts are unique."""
 
     tokens: list[str]
     kinds: list[int]
@@ -28,7 +28,7 @@ class Vocabulary:
 def sentencepiece_bpe(
     vocabulary: Vocabulary, scores: Sequence[float], *, unknown: str | None, prefix: bool
 ) -> "Tokenizer":
-    """The tokenizer, without its added tokens. `prefix`: a text begins with a space, whether or not it has one."""
+    """Return the tokenizer without its added tokens. prefix: add a space at the beginning of every text."""
     from tokenizers import Tokenizer, normalizers
     from tokenizers.models import BPE
 
@@ -42,7 +42,7 @@ def sentencepiece_bpe(
 
 
 def spell_spaces(tokenizer: "Tokenizer", *, prefix: bool) -> None:
-    """Let it decode marks as spaces and byte tokens as bytes, less the space that `prefix` put in front."""
+    """Decode marks as spaces and byte tokens as bytes, without the space that `prefix` added."""
     from tokenizers import decoders
 
     back = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -50,7 +50,7 @@ def spell_spaces(tokenizer: "Tokenizer", *, prefix: bool) -> None:
 
 
 def add_tokens(tokenizer: "Tokenizer", vocabulary: Vocabulary) -> None:
-    """Control tokens match only where special tokens are asked for, user-defined ones in any text."""
+    """Add control tokens, which match only on request, and user-defined ones, which match in any text."""
     from tokenizers import AddedToken
 
     def added(kinds: tuple[int, ...], special: bool) -> list["AddedToken"]:
@@ -62,11 +62,7 @@ def add_tokens(tokenizer: "Tokenizer", vocabulary: Vocabulary) -> None:
 
 
 def _merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Every way to put a token together from two others, best token first.
-
-    SentencePiece merges the neighbours whose union scores best; a ranked merge list does the same. Only tokens that
-    plain text may become take part.
-    """
+    """Return every split of a token into two others, best token first, for tokens that plain text may contain."""
     barred = set(vocabulary.ids_of(CONTROL, UNKNOWN, USER_DEFINED, UNUSED, BYTE))
     usable = {token: index for index, token in enumerate(vocabulary.tokens) if index not in barred}
     ranked: list[tuple[float, int, int, str, str]] = []
