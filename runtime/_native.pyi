@@ -1,11 +1,11 @@
-"""The compiled CPU kernels as nodes of MLX's lazy graph (sources: runtime/native). Absent where not built."""
+"""Compiled CPU kernels as nodes of MLX's lazy graph (sources: runtime/native). Absent if not built."""
 
 from collections.abc import Sequence
 
 import mlx.core as mx
 
 class Matrix:
-    """A projection's arrays, evaluated and held. Raises ValueError where shapes or types do not fit."""
+    """A projection's arrays, evaluated. Raises ValueError for invalid shapes or types."""
 
     def __init__(
         self,
@@ -28,13 +28,13 @@ class Matrix:
     def bias(self) -> mx.array | None: ...
 
 class Rope:
-    """A rotation, shared by the layers that rotate alike."""
+    """A rotation, shared by layers."""
 
     @property
     def dims(self) -> int: ...
 
 class AttentionPlan:
-    """What a layer's attention needs besides activations and cache."""
+    """Parameters of a layer's attention."""
 
     def __init__(
         self,
@@ -52,14 +52,14 @@ class AttentionPlan:
     ) -> None: ...
 
 class ExpertsPlan:
-    """The experts of a layer. Raises ValueError where their shapes do not follow from one another."""
+    """The experts of a layer. Raises ValueError for inconsistent shapes."""
 
     def __init__(
         self, router: Matrix, gate: Matrix, up: Matrix, down: Matrix, active: int, normalized: bool, activation: str
     ) -> None: ...
 
 class LayerPlan:
-    """A whole layer's weights. Raises ValueError where their shapes do not follow from one another."""
+    """A whole layer's weights. Raises ValueError for inconsistent shapes."""
 
     def __init__(
         self,
@@ -76,12 +76,12 @@ class LayerPlan:
     ) -> None: ...
 
 class Packings:
-    """How K and V are packed (runtime/native/core/packed.h). Raises ValueError for what the kernels do not know."""
+    """Packed K/V codings (runtime/native/core/packed.h). Raises ValueError for unsupported ones."""
 
     def __init__(self, key_bits: int, key_group: int, value_bits: int, value_group: int) -> None: ...
 
 class Pass:
-    """The rows of a pass and their blocks. Raises ValueError where tables and slabs do not fit."""
+    """The rows of a pass and their blocks. Raises ValueError for inconsistent tables and slabs."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Pass:
     ) -> None: ...
 
 class StreamingRead:
-    """Memory filled and ready to be read by `threads` threads, `streams` (1, 2, 4 or 8) places side by side each."""
+    """Filled memory, read by `threads` threads in 1, 2, 4 or 8 `streams` each."""
 
     def __init__(self, bytes: int, threads: int, streams: int) -> None: ...
     @property

@@ -1,20 +1,20 @@
-"""Every error headrace raises on purpose, as one tree.
+"""Exceptions of headrace.
 
     HeadraceError                     exit code 1
-    ├── UsageError                    exit code 2: the caller asked for something malformed
-    ├── ModelNotFoundError            no such catalog name, path or hub id
-    ├── CheckpointError               the files are broken, truncated, hostile or inconsistent
-    │   └── UnsupportedModelError     the files are fine, but we cannot run what they describe
+    ├── UsageError                    exit code 2: an invalid option, value or argument
+    ├── ModelNotFoundError            no catalog name, path or hub id
+    ├── CheckpointError               broken, truncated, hostile or inconsistent files
+    │   └── UnsupportedModelError     sound files of a model that headrace cannot run
     ├── FetchError                    a download failed
-    ├── NotEnoughMemoryError          weights + KV cache do not fit this machine
-    │   └── PoolFullError             running sequences hold all K/V blocks there may be
-    ├── ContextLimitError             the prompt alone is longer than the context
-    ├── EngineError                   the engine was used wrongly or died
-    └── SessionError                  stored conversations cannot be found, read or written
-        └── DeletedError              what was to be read or changed is not there (any more)
+    ├── NotEnoughMemoryError          weights and KV cache do not fit this machine
+    │   └── PoolFullError             running sequences use all K/V blocks
+    ├── ContextLimitError             the prompt is longer than the context
+    ├── EngineError                   wrong use or death of the engine
+    └── SessionError                  a stored conversation cannot be found, read or written
+        └── DeletedError              a session or message does not exist (any more)
 
-Each carries one line for the user (`str(error)`) and, where there is something to do, a one-line `hint`.
-A traceback is shown only under HEADRACE_DEBUG=1. This module imports nothing.
+Each has a one-line message (`str(error)`) and an optional one-line `hint`. Tracebacks are shown with HEADRACE_DEBUG=1.
+This module imports nothing.
 """
 
 
@@ -29,19 +29,19 @@ class HeadraceError(Exception):
 
 
 class UsageError(HeadraceError):
-    """The caller asked for something malformed (an option value, an unreadable file argument)."""
+    """An invalid option value or file argument."""
 
     exit_code = 2
 
 
 class ModelNotFoundError(HeadraceError):
-    """The name is no catalog entry, no local path and no reachable hub id."""
+    """A name that is no catalog entry, local path or reachable hub id."""
 
 
 class CheckpointError(HeadraceError):
-    """A checkpoint's files are broken, truncated, hostile or contradict each other.
+    """Broken, truncated, hostile or inconsistent files of a checkpoint.
 
-    A name in such a file may be of any length and lines: of a long message both ends are kept.
+    Names from such files may be long or have line breaks: messages become one line, cut in the middle.
     """
 
     def __init__(self, message: str, hint: str | None = None) -> None:
@@ -50,40 +50,39 @@ class CheckpointError(HeadraceError):
 
 
 class UnsupportedModelError(CheckpointError):
-    """A sound checkpoint of an architecture, tensor type or tokenizer that headrace cannot run."""
+    """An architecture, tensor type or tokenizer that headrace cannot run."""
 
 
 class FetchError(HeadraceError):
-    """A download failed or brought something other than what was pinned."""
+    """A failed download, or one that differs from its pin."""
 
 
 class NotEnoughMemoryError(HeadraceError):
-    """Weights plus KV cache for the asked context do not fit this machine's memory."""
+    """Weights and KV cache that do not fit this machine's memory."""
 
 
 class PoolFullError(NotEnoughMemoryError):
-    """All the K/V blocks there may be are in use by sequences that run."""
+    """No free K/V blocks: running sequences use all of them."""
 
 
 class ContextLimitError(HeadraceError):
-    """The prompt does not fit into the context limit."""
+    """A prompt longer than the context limit."""
 
 
 class EngineError(HeadraceError):
-    """The engine was asked for something in a state that cannot give it, or its process died."""
+    """A call that the engine's state does not allow, or the death of its process."""
 
 
 class SessionError(HeadraceError):
-    """A stored conversation does not exist, or the database cannot be read or written."""
+    """A missing conversation, or a database that cannot be read or written."""
 
 
 class DeletedError(SessionError):
-    """A session or a message is not there: never, or no longer, since another process deleted it. Trying again is
-    in vain."""
+    """A session or message that does not exist, maybe deleted by another process. Retrying does not help."""
 
 
 def expected(error: Exception) -> HeadraceError:
-    """The error itself, or, where nobody expected it, an EngineError that names it."""
+    """Return the error itself if it is a HeadraceError, else an EngineError caused by it."""
     if isinstance(error, HeadraceError):
         return error
     named = EngineError(f"the answer failed: {type(error).__name__}: {error}")

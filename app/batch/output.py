@@ -19,7 +19,7 @@ from typing import Any, Protocol, TextIO
 
 from headrace.app.batch.line import BadLine, Line
 from headrace.app.batch.result import digest_of, may_begin
-from headrace.runtime.config.to_disk import folder_to_disk, to_disk
+from headrace.runtime.config.sync import sync_file, sync_folder
 from headrace.runtime.errors import HeadraceError, UsageError
 
 _COPY = 1 << 20  # bytes at a time
@@ -148,10 +148,10 @@ class ResultFile:
                 for data in _pieces(self._file.fileno(), slices):
                     _write_all(new, data)
                 os.fchmod(new.fileno(), os.fstat(self._file.fileno()).st_mode & 0o777)
-                to_disk(new.fileno())
+                sync_file(new.fileno())
                 partial.replace(self._path)
                 with contextlib.suppress(OSError):
-                    folder_to_disk(self._path.parent)
+                    sync_folder(self._path.parent)
             except BaseException:
                 new.close()
                 with contextlib.suppress(OSError):

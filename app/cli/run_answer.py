@@ -29,9 +29,9 @@ from headrace.models.loading.decoder_choice import context_length
 from headrace.models.registry.background_check import BackgroundCheck
 from headrace.runtime import ops
 from headrace.runtime.errors import ContextLimitError
-from headrace.runtime.machine.bandwidth import read_now
+from headrace.runtime.machine.bandwidth import measure_now
 from headrace.runtime.machine.hardware import machine
-from headrace.runtime.machine.peaks import cached_peak, correct
+from headrace.runtime.machine.peaks import cached_peak, correct_peak
 
 
 def run_answer(arguments: RunArguments) -> int:
@@ -104,9 +104,9 @@ def _context_hint(answerer: Answerer, session: RunSession) -> str | None:
 
 
 def _run_report(answerer: Answerer, answer: Answer, session: str | None, load_s: float) -> RunReport:
-    memory_now = read_now("run")
+    memory_now = measure_now("run")
     summary = answer.end.summary
-    correct(summary.achieved_gb_s, step_bytes=summary.mean_step_bytes, steps=summary.steps)
+    correct_peak(summary.achieved_gb_s, step_bytes=summary.mean_step_bytes, steps=summary.steps)
     model = answerer.model
     return RunReport(
         model=model.name,

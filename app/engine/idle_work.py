@@ -10,9 +10,9 @@ from headrace.app.engine.kv_disk_cache import KVDiskCache
 from headrace.app.engine.outbox import Send
 from headrace.models.registry.background_check import BackgroundCheck
 from headrace.models.registry.resolve import ResolvedModel
-from headrace.runtime.machine.bandwidth import measure_peak, read_now
+from headrace.runtime.machine.bandwidth import measure_now, measure_peak
 from headrace.runtime.machine.compute import cached_compute, measure_compute
-from headrace.runtime.machine.peaks import Peak, cached_peak, correct
+from headrace.runtime.machine.peaks import Peak, cached_peak, correct_peak
 from headrace.runtime.metrics.telemetry import Summary, mbu
 
 _MEASURE_EVERY_S = 600.0
@@ -82,7 +82,8 @@ class IdleWork:
 
     def mbu(self, summary: Summary) -> float | None:
         """Return an answer's MBU; a higher bandwidth than measured corrects the peak."""
-        self.peak = correct(summary.achieved_gb_s, step_bytes=summary.mean_step_bytes, steps=summary.steps) or self.peak
+        faster = correct_peak(summary.achieved_gb_s, step_bytes=summary.mean_step_bytes, steps=summary.steps)
+        self.peak = faster or self.peak
         return mbu(summary.achieved_gb_s, self.peak.gb_s if self.peak else None)
 
     @property
@@ -96,7 +97,7 @@ class IdleWork:
         """Measure the bandwidth; the compute at the next call, once."""
         with self._check.paused():
             if self.peak is None or self.compute_flops is not None:
-                read = measure_peak() if self.peak is None else read_now("chat")
+                read = measure_peak() if self.peak is None else measure_now("chat")
                 self._measured_at = time.monotonic()
                 self.peak = cached_peak() or read
             else:

@@ -21,7 +21,7 @@ from headrace.app.engine.commands import Command, Quit
 from headrace.app.engine.events import Died, Event
 from headrace.app.engine.wire import CHUNK, Unpacker, pack, socket_pair
 from headrace.runtime.config.paths import cache_dir
-from headrace.runtime.machine.out_of_memory import HINT, mentioned_in
+from headrace.runtime.machine.out_of_memory import HINT, reports_out_of_memory
 
 _START = Path(__file__).with_name("start.py")
 _LOG_LIMIT = 1 << 20  # bytes; a longer log is begun anew
@@ -182,7 +182,7 @@ def _open_log() -> int:
 
 
 def _exit_message(code: int, said: str, why_killed: str) -> str:
-    if code == -signal.SIGABRT and mentioned_in(said):  # MLX's way, where an error comes to a thread of Metal's own
+    if code == -signal.SIGABRT and reports_out_of_memory(said):  # a failed Metal command buffer
         return f"the engine's memory ran out; {HINT}"
     if code == -signal.SIGKILL and why_killed:
         return f"the engine {why_killed}, and was killed; {log_path()} may tell why"

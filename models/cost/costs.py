@@ -41,7 +41,7 @@ def working_memory(shape: StepShape, *, on_gpu: bool | None = None) -> int:
         on_gpu = machine().backend != "cpu"
     head = next((matrix for matrix in shape.matrices if matrix.output), None)
     vocabulary, hidden = (head.rows, head.columns) if head else (0, 0)
-    beside = (memory.POOL if on_gpu else 0) + (_SCORES if not on_gpu and _is_stock(shape) else 0)
+    beside = (memory.CACHE_LIMIT if on_gpu else 0) + (_SCORES if not on_gpu and _is_stock(shape) else 0)
     most = max(_FLOAT * _ROWS[on_gpu] * _row(shape, hidden), _loading(shape) + _PARSED * vocabulary)
     return _PROGRAM[on_gpu] + _TOKEN * vocabulary + most + beside
 
@@ -80,7 +80,7 @@ def _loading(shape: StepShape) -> int:
     layers = [matrix for matrix in shape.matrices if not matrix.output]
     stacks = max((m.nbytes * m.count // _layers(shape) for m in layers if m.share < 1), default=0)
     dense = max((matrix.nbytes for matrix in layers if matrix.share == 1), default=0)
-    return memory.READING + max(stacks, 4 * dense)
+    return memory.LOADING_CACHE_LIMIT + max(stacks, 4 * dense)
 
 
 def _layers(shape: StepShape) -> int:

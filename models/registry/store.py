@@ -27,7 +27,7 @@ from headrace.models.checkpoint.safetensors import ORIGIN_FILE
 from headrace.models.registry.checksums import checksums
 from headrace.models.registry.progress import Progress, silent
 from headrace.runtime.config.paths import data_dir
-from headrace.runtime.config.to_disk import folder_to_disk, to_disk
+from headrace.runtime.config.sync import sync_file, sync_folder
 from headrace.runtime.errors import CheckpointError, HeadraceError, UsageError
 from headrace.runtime.machine.background import run_in_background
 
@@ -158,7 +158,7 @@ class Store:
         if final.exists() or final.is_symlink():
             final.rename(old)
         staging.rename(final)
-        folder_to_disk(self.root)
+        sync_folder(self.root)
         if old.is_symlink():
             old.unlink()
         else:
@@ -229,8 +229,8 @@ def _flush(directory: Path) -> None:
     for folder, _, files in os.walk(directory):
         for name in files:
             with (Path(folder) / name).open("rb") as file:
-                to_disk(file.fileno())
-        folder_to_disk(Path(folder))
+                sync_file(file.fileno())
+        sync_folder(Path(folder))
 
 
 def _broken(name: str, entry: Path) -> CheckpointError:

@@ -1,6 +1,6 @@
-"""A small JSON file of what was found out here and can be found out again: measurements, hashes.
+"""Small JSON cache files of measurements and hashes.
 
-Whatever is wrong with it reads as empty. It is replaced whole; where that fails the old one stays, and nobody is told.
+A broken file reads as empty. Writes replace the file whole; failed writes are ignored.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from headrace.runtime.config.replace_file import replace_file
 
 
 def read_cache(path: Path) -> dict[str, Any]:
-    """The object in `path`; empty if there is none, or no sound one."""
+    """Return the object in `path`; empty if there is no valid one."""
     try:
         stored = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
@@ -21,6 +21,6 @@ def read_cache(path: Path) -> dict[str, Any]:
 
 
 def write_cache(path: Path, content: dict[str, Any]) -> None:
-    """Replace the file in one step, its folder made if need be."""
+    """Replace the file atomically, creating its folder."""
     with contextlib.suppress(OSError):
         replace_file(path, json.dumps(content, indent=2) + "\n")

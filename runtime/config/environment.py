@@ -1,7 +1,7 @@
-"""The HEADRACE_* variables: what each may be, read and checked here and nowhere else.
+"""HEADRACE_* environment variables, read and validated.
 
-An empty value is as good as none. One that is not understood is a UsageError wherever it is read, and for all of them
-at once in `check`: none is ever ignored. They are read anew each time, so what a test or a parent process sets holds.
+Empty values count as unset; invalid ones raise UsageError when read, and all at once in `check`. Variables are read
+anew each time.
 """
 
 import os
@@ -18,55 +18,55 @@ DEBUG = "HEADRACE_DEBUG"
 _KNOWN = (HOME, MODEL, THREADS, KERNELS, EXACT, WIRED, DEBUG)
 
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-_MOST_THREADS = 1024
-_ALIKE = 0.75  # how close to a known name one is taken for a misspelling; other programs' names are none of ours
+_MAX_THREADS = 1024
+_ALIKE = 0.75  # similarity from which a name counts as a misspelling of a known one
 
 
 def home() -> str | None:
-    """The folder for everything headrace keeps, as given; `runtime.config.paths` makes folders of it."""
+    """Return the folder for all files of headrace, as given (see `runtime.config.paths`)."""
     return os.environ.get(HOME) or None
 
 
 def model() -> str | None:
-    """The model to use where the command line names none."""
+    """Return the default model."""
     return os.environ.get(MODEL) or None
 
 
 def threads() -> int:
-    """Threads of the CPU kernels; 0 leaves it to them."""
+    """Return the number of threads of the CPU kernels; 0 is one per physical core."""
     text = os.environ.get(THREADS, "").strip()
     if not text:
         return 0
-    if not (text.isascii() and text.isdigit()) or int(text[:9]) > _MOST_THREADS:
-        raise _misspelt(THREADS, f"it takes a whole number up to {_MOST_THREADS}; 0 is one a physical core")
+    if not (text.isascii() and text.isdigit()) or int(text[:9]) > _MAX_THREADS:
+        raise _invalid(THREADS, f"set a whole number up to {_MAX_THREADS}; 0 is one per physical core")
     return int(text)
 
 
 def reference_kernels() -> bool:
-    """Whether stock MLX operations are to run in the place of the native kernels."""
+    """Return whether stock MLX operations replace the native kernels."""
     text = os.environ.get(KERNELS, "").strip()
     if text not in ("", "reference"):
-        raise _misspelt(KERNELS, "it takes `reference`, for stock MLX operations; unset, the fastest ones run")
+        raise _invalid(KERNELS, "set `reference` for stock MLX operations, or unset it for the fastest")
     return bool(text)
 
 
 def exact() -> bool:
-    """Whether to compute in float32 throughout."""
+    """Return whether to compute in float32 throughout."""
     return _switch(EXACT)
 
 
 def wired() -> bool:
-    """Whether large weights may be pinned to a Mac's memory while they are decoded with."""
+    """Return whether large weights may be wired to a Mac's memory during decode."""
     return _switch(WIRED, otherwise=True)
 
 
 def debug() -> bool:
-    """Whether to show tracebacks, and what child processes say."""
+    """Return whether to show tracebacks and the output of child processes."""
     return _switch(DEBUG)
 
 
 def check() -> list[str]:
-    """Read them all; a line for every variable that looks like a misspelt one of ours. Raises UsageError."""
+    """Validate all variables; return a line for each name that looks misspelt. Raises UsageError."""
     threads(), reference_kernels(), exact(), wired(), debug()
     return [line for name in sorted(os.environ) if (line := _near_miss(name)) is not None]
 
@@ -74,18 +74,18 @@ def check() -> list[str]:
 def _switch(name: str, *, otherwise: bool = False) -> bool:
     text = os.environ.get(name, "").strip().lower()
     if text and text not in _SWITCH:
-        raise _misspelt(name, "it takes 1 or 0 (also true, yes, on; false, no, off)")
+        raise _invalid(name, "set 1 or 0 (or true, yes, on; false, no, off)")
     return _SWITCH.get(text, otherwise)
 
 
-def _misspelt(name: str, hint: str) -> UsageError:
-    return UsageError(f"{name} is {os.environ[name]!a:.80}, which means nothing", hint)
+def _invalid(name: str, hint: str) -> UsageError:
+    return UsageError(f"{name}: {os.environ[name]!a:.80} is not a valid value", hint)
 
 
 def _near_miss(name: str) -> str | None:
     if not name.startswith("HEADRACE") or name in _KNOWN:
         return None
-    from difflib import get_close_matches  # only here: a start without such a name does not need it
+    from difflib import get_close_matches  # rarely needed
 
     own = {known.removeprefix("HEADRACE_"): known for known in _KNOWN}
     near = get_close_matches(name.removeprefix("HEADRACE").removeprefix("_"), own, n=1, cutoff=_ALIKE)

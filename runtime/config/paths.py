@@ -1,7 +1,7 @@
-"""Where headrace keeps its files: model store, caches, settings.
+"""Folders of headrace: model store, caches, settings.
 
-Platform directories by default; HEADRACE_HOME=DIR puts everything under one folder (tests, portable setups).
-Nothing is created here: whoever writes creates its folder. UsageError if HEADRACE_HOME cannot be a folder.
+Platform directories by default, subfolders of HEADRACE_HOME if set. Writers create their folder. Raises UsageError if
+HEADRACE_HOME is not a folder.
 """
 
 from pathlib import Path
@@ -19,24 +19,24 @@ def _under_home(kind: str) -> Path | None:
     try:
         path = Path(home).expanduser()
         usable = next(place for place in (path, *path.absolute().parents) if place.exists()).is_dir()
-    except (OSError, RuntimeError, ValueError):  # too long, an unknown ~user, not to be looked at
+    except (OSError, RuntimeError, ValueError):  # too long, an unknown ~user, no permission
         usable = False
     if not usable:
-        raise UsageError(f"HEADRACE_HOME is not a folder: {home}")
+        raise UsageError(f"HEADRACE_HOME: {home} is not a folder")
     return path / kind
 
 
 def data_dir() -> Path:
-    """Models and sessions: large or irreplaceable."""
+    """Return the folder of models and sessions."""
     if (path := _under_home("data")) is not None:
         return path
-    import platformdirs  # only when needed: keeps a HEADRACE_HOME start lean
+    import platformdirs  # slow to import, not needed with HEADRACE_HOME
 
     return Path(platformdirs.user_data_dir("headrace", appauthor=False))
 
 
 def cache_dir() -> Path:
-    """What can be made again: calibrations, partial downloads."""
+    """Return the folder of files that can be made again: calibrations, partial downloads."""
     if (path := _under_home("cache")) is not None:
         return path
     import platformdirs
@@ -45,12 +45,12 @@ def cache_dir() -> Path:
 
 
 def kept_chats_dir() -> Path:
-    """The K/V of recent chats (`runtime.kv.disk`)."""
+    """Return the folder of recent chats' K/V (`runtime.kv.disk`)."""
     return cache_dir() / "chats"
 
 
 def config_dir() -> Path:
-    """The user's settings file."""
+    """Return the folder of the user's settings file."""
     if (path := _under_home("config")) is not None:
         return path
     import platformdirs

@@ -1,7 +1,7 @@
-"""Writing a file whole or not at all: whoever reads it, after a crash or a power cut, finds the old text or the new.
+"""Atomic file replacement: after a crash or a power cut a file has the old text or the new.
 
-It is written beside its place, as .NAME.headrace-PROCESS: a name that nobody else gives, since what a killed process
-left there goes with the next write.
+The text is first written to .NAME.headrace-PID in the same folder. Leftovers of killed processes are removed by the
+next write.
 """
 
 import contextlib
@@ -11,22 +11,22 @@ import stat
 import time
 from pathlib import Path
 
-from headrace.runtime.config.to_disk import folder_to_disk, to_disk
+from headrace.runtime.config.sync import sync_file, sync_folder
 
-_LEFT_S = 60.0  # younger ones may be of a process that has no number here, as in another container
+_LEFT_S = 60.0  # least age of a leftover: its process may be in another container
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Put `text` there, UTF-8, its folder made if need be. A link stays one, and who may read it. Raises OSError."""
+    """Replace a file by `text` in UTF-8, creating its folder. Links and permissions stay. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path = Path(os.path.realpath(path))  # where a link leads, nothing is made but the file
+    path = Path(os.path.realpath(path))  # the target of a link
     partial = path.with_name(f".{path.name}.headrace-{os.getpid()}")
     try:
         with partial.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
-            to_disk(file.fileno())  # on the disk before its name is: a power cut would leave an empty file
-        with contextlib.suppress(OSError):  # nothing was there
+            sync_file(file.fileno())  # before the rename: a power cut would leave an empty file
+        with contextlib.suppress(OSError):  # a new file
             partial.chmod(stat.S_IMODE(path.stat().st_mode))
         partial.replace(path)
     except OSError:
@@ -34,13 +34,13 @@ def replace_file(path: Path, text: str) -> None:
             partial.unlink(missing_ok=True)
         raise
     with contextlib.suppress(OSError):
-        folder_to_disk(path.parent)  # some file systems have no such thing; either name leads to a whole file
+        sync_folder(path.parent)  # not supported by some file systems; either name is a whole file
     with contextlib.suppress(OSError):
         _remove_leftovers(path)
 
 
 def _remove_leftovers(path: Path) -> None:
-    """What processes that were killed while they wrote this file left beside it."""
+    """Remove partial files of killed processes."""
     ours = re.compile(re.escape(f".{path.name}.headrace-") + "([1-9][0-9]{0,9})")
     for other in path.parent.iterdir():
         named = ours.fullmatch(other.name)
@@ -49,7 +49,7 @@ def _remove_leftovers(path: Path) -> None:
 
 
 def _runs(process: int) -> bool:
-    """Whether there is a process of this number; also true where that cannot be told."""
+    """Return whether a process of this id exists; True if unknown."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):

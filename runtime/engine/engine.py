@@ -32,8 +32,8 @@ from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.engine.timeline import Timeline
 from headrace.runtime.errors import EngineError, PoolFullError, UsageError, expected
 from headrace.runtime.kv.cache import Cache
-from headrace.runtime.machine.memory import POOL, wired
-from headrace.runtime.machine.out_of_memory import memory_errors, ran_out
+from headrace.runtime.machine.memory import CACHE_LIMIT, wired
+from headrace.runtime.machine.out_of_memory import is_out_of_memory, memory_errors
 from headrace.runtime.metrics.telemetry import PoolStats, StepRecord
 from headrace.runtime.network import Network
 from headrace.runtime.sampling.sampler import Sampler
@@ -115,7 +115,7 @@ class Engine:
         self._cancelled: list[Sequence] = []
         self._at_work: ExitStack | None = None  # what is to be undone when nothing is left to do
         self._generating = False
-        mx.set_cache_limit(POOL)
+        mx.set_cache_limit(CACHE_LIMIT)
 
     def generate(self, request: Request) -> Iterator[Event]:
         """Answer one request, alone: prefill progress, one `Step` per pass, then exactly one `Finished`.
@@ -413,7 +413,7 @@ class Engine:
         try:
             yield
         except Exception as error:
-            if ran_out(error) or sequence.state == "finished":
+            if is_out_of_memory(error) or sequence.state == "finished":
                 raise
             self._scheduler.remove(sequence)
             sequence.failed = True

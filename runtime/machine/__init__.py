@@ -1,1 +1,1 @@
-"""What this machine is and can do: hardware, chip table, memory bandwidth, memory budget."""
+"""Hardware facts, chip table, memory bandwidth, compute speed, memory budget and load of this machine."""

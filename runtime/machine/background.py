@@ -1,7 +1,7 @@
-"""Work in a second thread while the first goes on, without ever depending on the second to end.
+"""Background work in a daemon thread that the calling thread never has to wait for.
 
-Not an executor, which waits for its thread however it is left. A signal that ends the first thread while it imports
-something leaves Python's import lock taken, and the second may need that lock to get anywhere.
+Executors wait for their threads. After a signal during an import, the background thread may wait for Python's import
+lock for ever.
 """
 
 import threading
@@ -10,20 +10,20 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import TypeVar, cast
 
-_PATIENCE_S = 1.0  # with work that nobody wants any more: a thread had better not run on while the interpreter ends
+_PATIENCE_S = 1.0  # wait after an error: the thread should not run on while the interpreter ends
 
 _Result = TypeVar("_Result")
 
 
 @contextmanager
 def run_in_background(work: Callable[[], _Result]) -> Iterator[Callable[[], _Result]]:
-    """Do `work` in another thread while the block runs. What the block gets returns its result, or raises its error."""
+    """Run `work` in another thread during the block; the yielded function returns its result or raises its error."""
     outcome: SimpleQueue[tuple[_Result | None, BaseException | None]] = SimpleQueue()
 
     def run() -> None:
         try:
             outcome.put((work(), None))
-        except BaseException as error:  # handed to whoever asks for the result
+        except BaseException as error:  # raised by `result`
             outcome.put((None, error))
 
     def result() -> _Result:

@@ -1,16 +1,14 @@
-"""The memory bandwidth this machine really reaches: a streaming read, remembered in `runtime.machine.peaks`.
+"""Memory bandwidth measurement: a streaming read on the device that decodes, stored by `runtime.machine.peaks`.
 
-`measure_peak` takes about a second, `read_now` a third of one; neither must ever run on the way to a first token. The
-device that decodes is the one measured.
+`measure_peak` takes about a second, `measure_now` a third of one; neither may run before a first token.
 
-What is timed, in passes over data larger than the caches:
-- CPU: a reader of our own (`runtime/native/core/streaming.h`), one thread per usable core, each on its own share and
-  reading several places of it side by side, as the decode kernels do. One or two streams a core leave up to a third of
-  the memory's speed unused: decode came out above 100 % of what they reach (docs/kernels.md).
-- CPU without the compiled kernels: the C library's `memcmp` of two equal halves, two streams a thread. It is
-  vectorised, reads every byte and releases the interpreter lock; MLX's own CPU reductions stop at half of it.
-- Metal, CUDA: `mx.sum` over a float32 array, or the product of a 4-bit matrix and a vector, which is the kernel that
-  decodes; whichever is faster. Several per submission, so that launching costs nothing.
+Each pass reads data larger than the caches:
+- CPU with the native kernels: `runtime/native/core/streaming.h`, one thread per usable core, several streams each, as
+  the decode kernels read. One or two streams per core do not reach full speed (docs/kernels.md).
+- CPU without them: the C library's `memcmp` of two equal halves, two streams per thread. It is vectorised, reads every
+  byte and releases the interpreter lock.
+- Metal, CUDA: `mx.sum` over a float32 array or the product of a 4-bit matrix and a vector, whichever is faster, with
+  several passes per submission.
 """
 
 import time
@@ -19,16 +17,16 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 
 from headrace.runtime.machine.hardware import Machine, machine, memory_available
-from headrace.runtime.machine.peaks import Peak, remember, summarise
+from headrace.runtime.machine.peaks import Peak, store, summarise
 from headrace.runtime.ops import native
 
 Progress = Callable[[float], None]
-"""Told the fraction done, 0 to 1."""
+"""Called with the fraction done, 0 to 1."""
 
-_SECONDS = 0.6  # of passes; filling the memory comes on top
+_SECONDS = 0.6  # of passes, without filling the memory
 _SHORT_S = 0.15
 _MIN_PASSES = 8
-_STREAMS = 8  # of a thread: more than the kernels have; docs/kernels.md compares
+_STREAMS = 8  # per thread (docs/kernels.md)
 _SHARE = 128 << 20  # bytes a CPU thread reads: beyond any core's share of the last-level cache
 _CPU_SIZE = (256 << 20, 2 << 30)
 _GPU_SIZE = (64 << 20, 1 << 30)
@@ -39,12 +37,12 @@ _ROW_BYTES = _COLUMNS // 2 + _COLUMNS // _GROUP * 4
 
 
 def measure_peak(progress: Progress | None = None, host: Machine | None = None) -> Peak:
-    """Measure now, remember and return. A cache that cannot be written is no error: the next run measures again."""
+    """Measure the peak and store it, if the cache folder is writable."""
     return _measure(host or machine(), _SECONDS, progress or (lambda _: None), "calibration")
 
 
-def read_now(source: str, host: Machine | None = None) -> Peak:
-    """How fast memory is at this moment, from a shorter measurement that is remembered too. source: see `Peak`."""
+def measure_now(source: str, host: Machine | None = None) -> Peak:
+    """Measure the current bandwidth, shorter than `measure_peak`, and store it. source: see `Peak`."""
     return _measure(host or machine(), _SHORT_S, lambda _: None, source)
 
 
@@ -53,16 +51,16 @@ def _measure(host: Machine, seconds: float, progress: Progress, source: str) -> 
 
     with streaming_reader(host) as reader:
         taken = _repeat(reader.one_pass, seconds, progress)
-    mx.clear_cache()  # MLX would keep the freed array for later
+    mx.clear_cache()  # MLX would keep the freed array
     rates = [reader.pass_bytes / one for one in taken]
     peak = summarise(rates, pass_bytes=reader.pass_bytes, method=reader.method, source=source)
-    remember(peak, host)
+    store(peak, host)
     return peak
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A streaming read made ready: `one_pass` reads `pass_bytes` bytes and gives the seconds that took."""
+    """A streaming read: `one_pass` reads `pass_bytes` bytes and returns the seconds."""
 
     one_pass: Callable[[], float]
     pass_bytes: int
@@ -70,7 +68,7 @@ class Reader:
 
 
 def streaming_reader(host: Machine) -> AbstractContextManager[Reader]:
-    """Memory filled and ready to be read, until the block ends. Benchmarks read it between their own steps."""
+    """Return filled memory to read, freed at the end of the block."""
     if host.backend != "cpu":
         return _gpu_reader(host)
     return _native_reader(host) if native.status().available else _memcmp_reader(host)
@@ -97,18 +95,17 @@ def _memcmp_reader(host: Machine) -> Iterator[Reader]:
     libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
     memory = mmap.mmap(-1, threads * half * 2)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
+        with suppress(OSError):  # not supported by the kernel
             memory.madvise(mmap.MADV_HUGEPAGE)
     view = (ctypes.c_char * (threads * half * 2)).from_buffer(memory)
-    # An interrupt may come at any instruction of this thread. These queues, unlike an executor and its futures, are
-    # locked by single instructions: no interrupt leaves them locked.
+    # An interrupt at any instruction must leave no lock held: SimpleQueue locks in a single one, executors do not.
     passes: list[SimpleQueue[bool]] = [SimpleQueue() for _ in range(threads)]
     spans: SimpleQueue[tuple[float, float]] = SimpleQueue()
     ready = threading.Barrier(threads)
 
     def read(thread: int) -> None:
-        share = ctypes.addressof(view) + thread * half * 2  # `view` lives as long as its last reader
-        # Each thread touches its own share first, so that it lies in the memory next to its core.
+        share = ctypes.addressof(view) + thread * half * 2  # the closure keeps `view` alive
+        # First touch by its own thread places a share in the memory next to its core.
         libc.memset(share, 1, half * 2)
         spans.put((0.0, 0.0))
         with suppress(threading.BrokenBarrierError):
@@ -134,7 +131,7 @@ def _memcmp_reader(host: Machine) -> Iterator[Reader]:
     finally:
         for orders in passes:
             orders.put(False)
-        ready.abort()  # an interrupted pass has fewer readers than the barrier waits for
+        ready.abort()  # after an interrupted pass the barrier would wait for missing readers
 
 
 @contextmanager
@@ -145,7 +142,7 @@ def _gpu_reader(host: Machine) -> Iterator[Reader]:
     size = _affordable(wanted, _GPU_SIZE[0]) if host.backend == "metal" else wanted
     data = mx.arange(size // 4, dtype=mx.float32)
     rows = size // _ROW_BYTES
-    matrix = data[: rows * _COLUMNS // 8].view(mx.uint32).reshape(rows, _COLUMNS // 8)  # the same memory
+    matrix = data[: rows * _COLUMNS // 8].view(mx.uint32).reshape(rows, _COLUMNS // 8)  # shares the memory
     scales, biases = (mx.full((rows, _COLUMNS // _GROUP), value, mx.float16) for value in (1.0, -8.0))
     x = mx.ones((1, _COLUMNS), mx.float16)
     mx.eval(data, matrix, scales, biases, x)
@@ -171,7 +168,7 @@ def _gpu_reader(host: Machine) -> Iterator[Reader]:
 
 
 def _repeat(one_pass: Callable[[], float], budget_s: float, progress: Progress) -> list[float]:
-    """Seconds of each pass, for about `budget_s`."""
+    """Run passes for about `budget_s`; return the seconds of each."""
     seconds: list[float] = []
     began = time.perf_counter()
     while (elapsed := time.perf_counter() - began) < budget_s or len(seconds) < _MIN_PASSES:
@@ -182,7 +179,7 @@ def _repeat(one_pass: Callable[[], float], budget_s: float, progress: Progress) 
 
 
 def _cpu_size(threads: int) -> int:
-    """Bytes of a pass of all threads."""
+    """Return the bytes of a pass of all threads."""
     return _affordable(min(max(threads * _SHARE, _CPU_SIZE[0]), _CPU_SIZE[1]), _CPU_SIZE[0] // 4)
 
 
@@ -191,6 +188,6 @@ def _threads(count: int) -> str:
 
 
 def _affordable(size: int, least: int) -> int:
-    """At most a quarter of the memory that is free now."""
+    """Return `size` or a quarter of the free memory, whichever is less."""
     free = memory_available()
     return size if free is None else max(least, min(size, free // 4))

@@ -1,7 +1,6 @@
-"""Nominal memory bandwidth by chip name: typed access to `assets/chips.toml`.
+"""Chip table: nominal memory bandwidth and compute by chip name, from `assets/chips.toml`.
 
-Knows names and numbers, never the machine: `runtime.machine.hardware` asks the machine and looks the answer up here.
-The table is read on the first lookup, not on import, so it costs a cold start nothing.
+The table is read at the first lookup, not at import.
 """
 
 import re
@@ -15,7 +14,7 @@ from headrace.runtime.config.paths import ASSETS
 
 @dataclass(frozen=True)
 class Chip:
-    """One row of the table: what the vendor says about one variant of a chip.
+    """One row of the table: vendor figures of one variant of a chip.
 
     `bandwidth` is in bytes per second, `fp16_flops` in dense half-precision FLOP/s (None: not stated).
     `gpu_cores` and `memory_gb` list the variants the row covers; empty means every variant of that name.
@@ -32,10 +31,10 @@ class Chip:
 
 
 def find(name: str, gpu_cores: int | None = None, memory_bytes: int | None = None) -> Chip | None:
-    """The row for a device name as the driver reports it, or None when the table does not know it.
+    """Return the row for a driver's device name, or None.
 
     Names match whole ("RTX 4090" is not "RTX 4090 Laptop GPU"), ignoring case, vendor words and punctuation.
-    If the variant stays open, the row with the lowest bandwidth is returned with a `note` that says so.
+    If several variants match, the row with the lowest bandwidth is returned, with a `note`.
     """
     named = [chip for chip in table() if _key(chip.name) == _key(name)]
     if not named:
@@ -53,13 +52,13 @@ def find(name: str, gpu_cores: int | None = None, memory_bytes: int | None = Non
 
 @lru_cache(maxsize=1)
 def table() -> tuple[Chip, ...]:
-    """All rows of the bundled table."""
+    """Return all rows of the bundled table."""
     return load(ASSETS / "chips.toml")
 
 
 def load(path: Path) -> tuple[Chip, ...]:
-    """Read a chip table; raises on a malformed one (it is our own file, so that is a bug)."""
-    import tomllib  # only here: a lookup may never happen
+    """Read a chip table. Raises on a malformed one, which is a bug."""
+    import tomllib  # not at import: many commands look nothing up
 
     with path.open("rb") as file:
         sections = tomllib.load(file)
@@ -82,13 +81,13 @@ _VENDOR_WORDS = {"nvidia", "tesla", "geforce", "apple", "r", "tm"}
 
 
 def _key(name: str) -> tuple[str, ...]:
-    """A name as its telling words: `NVIDIA A100-SXM4-80GB` -> ("a100", "sxm4", "80gb")."""
+    """Return the significant words of a name: `NVIDIA A100-SXM4-80GB` -> ("a100", "sxm4", "80gb")."""
     words = re.findall(r"[a-z0-9.]+", name.lower())
     return tuple(word for word in words if word not in _VENDOR_WORDS)
 
 
 def _covers(chip: Chip, gpu_cores: int | None, memory_bytes: int | None) -> bool:
-    """Whether nothing known about the machine speaks against this row."""
+    """Return whether the row fits all known facts of the machine."""
     if chip.gpu_cores and gpu_cores is not None and gpu_cores not in chip.gpu_cores:
         return False
     # Drivers report a little less than the marketed size, so sizes match within a gigabyte.

@@ -1,8 +1,8 @@
-"""How fast this machine multiplies: the compute ceiling of a roofline, measured with the operations that run here.
+"""Compute speed measurement: the compute ceiling of a roofline, with the operations in use.
 
-A matrix of 4-bit weights in groups of 64 meets many rows of activations through `runtime.ops`, as in a prefill that
-does nothing else. The best of a few rounds counts, and of what was ever measured here with these kernels, since
-whatever else the machine does only makes one slower. What cannot be read or written reads as never measured.
+A matrix of 4-bit weights in groups of 64 is multiplied with many rows of activations through `runtime.ops`, as in a
+prefill. The best measurement ever made here with these kernels counts, since other load only slows one down. Files that
+cannot be read or written are ignored.
 """
 
 import math
@@ -19,18 +19,18 @@ from headrace.runtime.ops import Weight
 
 ROWS, FEW_ROWS = 512, 4
 _SECONDS = 0.25
-_SLOW_S = 0.06  # for the few rows: many would take seconds
+_SLOW_S = 0.06  # for FEW_ROWS; more rows would take seconds
 _GROUP, _BITS = 64, 4
 
 
 def cached_compute() -> float | None:
-    """The most FLOP/s measured on this machine with the kernels that are active now; None if never."""
+    """Return the best FLOP/s measured on this machine with the active kernels, or None."""
     found = read_cache(_cache_file()).get(_key())
     return found if isinstance(found, float) and math.isfinite(found) and found > 0 else None
 
 
 def measure_compute() -> float:
-    """FLOP/s now, a multiplication and an addition counted as two; remembered. Takes about a quarter of a second."""
+    """Measure FLOP/s (a multiply-add counts as two) and store the best. Takes about a quarter of a second."""
     measured = _measure()
     if measured > (cached_compute() or 0.0):
         write_cache(_cache_file(), {**read_cache(_cache_file()), _key(): measured})
@@ -43,7 +43,7 @@ def _measure() -> float:
     active, dtype = ops.select(), mx.float16 if on_gpu else mx.float32
     plain = mx.random.normal((size, size)).astype(dtype)
     weight = active.prepare(Weight(*mx.quantize(plain, _GROUP, _BITS), bits=_BITS, group_size=_GROUP), dtype)
-    _seconds(active, weight, FEW_ROWS, dtype)  # kernels compiled, weights laid out
+    _seconds(active, weight, FEW_ROWS, dtype)  # compiles kernels, lays out weights
     slow = min(_seconds(active, weight, FEW_ROWS, dtype) for _ in range(3)) > _SLOW_S  # stock MLX on some CPUs
     rows, best, began = FEW_ROWS if slow else ROWS, float("inf"), time.perf_counter()
     while best == float("inf") or time.perf_counter() - began < _SECONDS:

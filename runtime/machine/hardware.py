@@ -1,9 +1,7 @@
-"""The one module that asks the machine what it is. Everything else takes a `Machine` or calls in here.
+"""Hardware facts of this machine, from MLX, procfs, cgroups and macOS tools.
 
-`machine()` is cheap (a few procfs reads, nothing spawned) and cached: it may stand on the path to the first
-token. Facts that change (free memory, power) or cost a process (GPU core count on macOS) are asked for by name.
-Unknown is None, never a guess. Parsing lives in `runtime.machine.hardware_text`, the chip table in
-`runtime.machine.chips`.
+`machine()` is cheap (a few procfs reads, no process) and cached. Facts that change (free memory, power) or need a
+process (GPU cores on macOS) have functions of their own. Unknown facts are None. Parsers: `hardware_text`.
 """
 
 import math
@@ -19,28 +17,28 @@ from headrace.runtime.machine.chips import Chip, find
 
 Backend = Literal["metal", "cuda", "cpu"]
 ReadFile = Callable[[str], str]
-"""Contents of a file; the empty string where there is none."""
+"""Returns the contents of a file, or an empty string."""
 RunTool = Callable[..., str]
-"""Standard output of a command; the empty string where it fails."""
+"""Returns the standard output of a command, or an empty string."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a machine is, as far as decoding on it is concerned. Sizes in bytes."""
+    """Hardware facts that matter for decoding. Sizes in bytes."""
 
     backend: Backend
     device_name: str
     architecture: str
-    """The GPU's or CPU's family as MLX names it: `applegpu_g16s`, `sm_90`, `x86_64`."""
+    """GPU or CPU family as MLX names it: `applegpu_g16s`, `sm_90`, `x86_64`."""
     memory_bytes: int | None
-    """Main memory this process may use: RAM, or the container's limit where that is lower."""
+    """Main memory for this process: RAM, or the container's limit if lower."""
     device_memory_bytes: int | None
-    """Metal: the recommended working set. CUDA: the card's memory. CPU: None."""
+    """Metal: recommended working set. CUDA: the card's memory. CPU: None."""
     os: str
     cpu: str
     physical_cores: int
     usable_cores: int
-    """Physical cores this process may run on: affinity and the container's CPU limit taken into account."""
+    """Physical cores for this process, within its affinity and the container's CPU limit."""
     isa: frozenset[str]
     """Instruction-set flags as Linux names them (`avx512f`, `asimd`); empty elsewhere."""
 
@@ -51,7 +49,7 @@ class Machine:
 
     @cached_property
     def chip(self) -> Chip | None:
-        """The chip table's row for the device that decodes; None where it has none (every CPU)."""
+        """The device's row of the chip table; None if there is none (all CPUs)."""
         return find(self.device_name, self.gpu_cores, self.device_memory_bytes or self.memory_bytes)
 
     @property
@@ -62,7 +60,7 @@ class Machine:
 
 @lru_cache(maxsize=1)
 def machine() -> Machine:
-    """The machine this process runs on."""
+    """Return the machine of this process."""
     import mlx.core as mx
 
     backend: Backend = "cpu"
@@ -78,9 +76,9 @@ def assemble(
     uname: os.uname_result,
     scheduled_cpus: int,
 ) -> Machine:
-    """A `Machine` from what was asked: MLX's device_info, files, uname, CPUs in the affinity mask."""
+    """Return a `Machine` from MLX's device_info, files, uname and the number of CPUs in the affinity mask."""
     cpu = text.cpuinfo(read("/proc/cpuinfo"))
-    # Apple silicon has no hyper-threads, so where there is no cpuinfo every scheduled CPU is a core.
+    # Apple silicon has no cpuinfo and no hyper-threads: every scheduled CPU is a core.
     cores = cpu.physical_cores or scheduled_cpus
     name = str(device.get("device_name") or cpu.model or uname.machine)
     is_mac = uname.sysname == "Darwin"
@@ -104,7 +102,7 @@ def assemble(
 
 
 def memory_available(read: ReadFile | None = None, run: RunTool | None = None) -> int | None:
-    """Main memory this process could take now without swapping or meeting its container's limit, in bytes."""
+    """Return the bytes this process could allocate without swapping or reaching its container's limit."""
     read, run = read or read_file, run or run_tool
     free = text.meminfo(read("/proc/meminfo")).get("MemAvailable")
     if free is None:
@@ -113,7 +111,7 @@ def memory_available(read: ReadFile | None = None, run: RunTool | None = None) -
 
 
 def swap_used(read: ReadFile | None = None, run: RunTool | None = None) -> int | None:
-    """Swap in use, in bytes."""
+    """Return the swap in use, in bytes."""
     memory = text.meminfo((read or read_file)("/proc/meminfo"))
     if "SwapTotal" in memory and "SwapFree" in memory:
         return memory["SwapTotal"] - memory["SwapFree"]
@@ -122,23 +120,23 @@ def swap_used(read: ReadFile | None = None, run: RunTool | None = None) -> int |
 
 @dataclass(frozen=True)
 class PowerState:
-    """What may slow a Mac down; every field None where the machine does not say (all of them on Linux)."""
+    """Power and thermal state of a Mac; unknown fields are None (all of them on Linux)."""
 
     on_battery: bool | None
     battery_percent: int | None
     low_power_mode: bool | None
     throttled: bool | None
-    """Slowed down for heat, by the system's own account; None where nothing shows either."""
+    """Thermal throttling as the system reports it."""
     thermal_pressure: text.ThermalPressure | None = None
 
     @property
     def slows_memory(self) -> bool:
-        """Whether what is measured now may be less than the machine can do."""
+        """Whether measurements may be below the machine's normal speed."""
         return bool(self.low_power_mode or self.throttled or self.thermal_pressure in ("moderate", "heavy"))
 
 
 def power_state(run: RunTool | None = None) -> PowerState:
-    """Power source, battery, low-power mode and heat, from macOS's pmset and notifyutil (four processes)."""
+    """Return power source, battery, low-power mode and thermal state, from pmset and notifyutil (four processes)."""
     run = run or run_tool
     source = text.power(run("pmset", "-g", "batt"))
     pressure = text.thermal_pressure(run("notifyutil", "-g", "com.apple.system.thermalpressurelevel"))
@@ -153,14 +151,14 @@ def power_state(run: RunTool | None = None) -> PowerState:
 
 
 def sysctl_facts(run: RunTool | None = None) -> dict[str, str]:
-    """macOS: version, chip, core kinds, and whether this Python is translated. Empty elsewhere."""
+    """Return macOS version, chip, core kinds and Rosetta translation of this process; empty elsewhere."""
     names = ("kern.osproductversion", "machdep.cpu.brand_string", "sysctl.proc_translated")
     cores = [f"hw.perflevel{level}.{fact}" for level in (0, 1) for fact in ("physicalcpu", "name")]
     return text.sysctl((run or run_tool)("sysctl", *names, *cores))
 
 
 def ask_gpu_cores(run: RunTool) -> int | None:
-    """GPU cores of a Mac: from the I/O registry, else from the slower system report."""
+    """Return the GPU cores of a Mac from the I/O registry, else from the slower system report."""
     cores = text.ioreg_gpu_cores(run("ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator"))
     if cores is None:
         cores = text.system_profiler_gpu_cores(run("system_profiler", "SPDisplaysDataType", "-json"))
@@ -168,9 +166,9 @@ def ask_gpu_cores(run: RunTool) -> int | None:
 
 
 def cgroup_memory(read: ReadFile) -> Iterator[tuple[int, int]]:
-    """(limit, bytes in use) of every memory limit above this process, cgroup v2 and v1.
+    """Yield (limit, bytes in use) of every memory limit above this process, cgroup v2 and v1.
 
-    Page cache that can be dropped (`inactive_file`) does not count as in use.
+    Droppable page cache (`inactive_file`) does not count as in use.
     """
     unified, legacy = text.cgroup_paths(read("/proc/self/cgroup"), "memory")
     v2 = ("memory.max", "memory.current", "inactive_file")
@@ -186,7 +184,7 @@ def cgroup_memory(read: ReadFile) -> Iterator[tuple[int, int]]:
 
 
 def cgroup_cpus(read: ReadFile) -> float | None:
-    """Processors granted to this process's container, None without a limit."""
+    """Return the CPUs granted to this container, None without a limit."""
     unified, legacy = text.cgroup_paths(read("/proc/self/cgroup"), "cpu")
     granted = [text.cgroup_cpus(read(f"{folder}/cpu.max")) for folder in _upwards("/sys/fs/cgroup", unified)]
     for folder in _upwards("/sys/fs/cgroup/cpu", legacy):
@@ -196,7 +194,7 @@ def cgroup_cpus(read: ReadFile) -> float | None:
 
 
 def read_file(path: str) -> str:
-    """Contents of a small file, the empty string if it is missing or unreadable."""
+    """Return the contents of a small file, an empty string if it is missing or unreadable."""
     try:
         return Path(path).read_text(errors="replace")
     except OSError:
@@ -204,8 +202,8 @@ def read_file(path: str) -> str:
 
 
 def run_tool(*command: str) -> str:
-    """Standard output of a system tool, the empty string if it is missing, fails to start or hangs."""
-    import subprocess  # only when something is asked that costs a process
+    """Return the standard output of a system tool, an empty string if it is missing, fails to start or hangs."""
+    import subprocess  # deferred: not needed on Linux
 
     try:
         return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10).stdout
@@ -214,7 +212,7 @@ def run_tool(*command: str) -> str:
 
 
 def _upwards(root: str, path: str | None) -> Iterator[str]:
-    """The folder of a cgroup and all above it. A container often sees its own group as the root."""
+    """Yield the folder of a cgroup and all above it. Containers often see their own group as the root."""
     if path is None:
         return
     parts = [part for part in path.split("/") if part and part != ".."]

@@ -1,7 +1,6 @@
-"""What operating systems print about a machine, as facts: pure functions over text for `runtime.machine.hardware`.
+"""Parsers of hardware facts: Linux procfs and cgroupfs, macOS sysctl, ioreg, system_profiler, pmset and vm_stat.
 
-Every parser takes any text and never raises; what it cannot find is None (or absent). The formats are those
-of Linux procfs and cgroupfs and of the macOS tools sysctl, ioreg, system_profiler, pmset, notifyutil and vm_stat.
+Parsers accept any text and never raise; facts that are not found are None or absent.
 """
 
 import json
@@ -35,7 +34,7 @@ _ARM_MAKERS = {
 
 @dataclass(frozen=True)
 class CpuInfo:
-    """`/proc/cpuinfo`, reduced: the model's name, cores without hyper-threads, instruction-set flags."""
+    """CPU model, cores without hyper-threads, and instruction-set flags of `/proc/cpuinfo`."""
 
     model: str | None
     physical_cores: int | None
@@ -44,14 +43,14 @@ class CpuInfo:
 
 @dataclass(frozen=True)
 class Power:
-    """Where the power comes from; each None where the machine does not say."""
+    """Power source and battery charge; None if unknown."""
 
     on_battery: bool | None
     battery_percent: int | None
 
 
 def cpuinfo(text: str) -> CpuInfo:
-    """`/proc/cpuinfo` of x86 (named models, `flags`) and Arm (numbered parts, `Features`)."""
+    """Parse `/proc/cpuinfo` of x86 (named models, `flags`) and Arm (numbered parts, `Features`)."""
     processors = [_fields(block) for block in re.split(r"\n\s*\n", text) if "processor" in _fields(block)]
     if not processors:
         return CpuInfo(None, None, frozenset())
@@ -66,7 +65,7 @@ def cpuinfo(text: str) -> CpuInfo:
 
 
 def _arm_model(processors: list[dict[str, str]]) -> str | None:
-    """`Cortex-X925 + Cortex-A725`, `Apple (Arm part 0x000)`: distinct cores in order of appearance."""
+    """Return the distinct cores: `Cortex-X925 + Cortex-A725`, `Apple (Arm part 0x000)`."""
     names: list[str] = []
     for cpu in processors:
         try:
@@ -80,12 +79,12 @@ def _arm_model(processors: list[dict[str, str]]) -> str | None:
 
 
 def meminfo(text: str) -> dict[str, int]:
-    """`/proc/meminfo` in bytes: MemTotal, MemAvailable, SwapTotal, SwapFree, ..."""
+    """Parse `/proc/meminfo`, in bytes: MemTotal, MemAvailable, SwapTotal, SwapFree, ..."""
     return {name: int(count) * 1024 for name, count in re.findall(r"^(\w+):\s+(\d{1,18}) kB$", text, re.MULTILINE)}
 
 
 def cgroup_paths(text: str, controller: str) -> tuple[str | None, str | None]:
-    """`/proc/self/cgroup` -> (path in the v2 tree, path in that v1 controller's tree); None: not a member."""
+    """Parse `/proc/self/cgroup`: (path in the v2 tree, path in the controller's v1 tree); None: not a member."""
     unified = legacy = None
     for line in text.splitlines():
         number, _, rest = line.partition(":")
@@ -98,7 +97,7 @@ def cgroup_paths(text: str, controller: str) -> tuple[str | None, str | None]:
 
 
 def cgroup_bytes(text: str) -> int | None:
-    """One number of a cgroup memory file. `max`, and v1's near-2**63 stand-in for it, are None: no limit."""
+    """Parse one number of a cgroup memory file. `max`, near 2**63 in v1, is None: no limit."""
     text = text.strip()
     if not re.fullmatch(r"[0-9]{1,20}", text) or int(text) >= 2**60:
         return None
@@ -106,36 +105,36 @@ def cgroup_bytes(text: str) -> int | None:
 
 
 def cgroup_stat(text: str, name: str) -> int | None:
-    """One line of `memory.stat` (`inactive_file 4096`)."""
+    """Parse one line of `memory.stat` (`inactive_file 4096`)."""
     found = re.search(rf"^{re.escape(name)} ([0-9]{{1,20}})$", text, re.MULTILINE)
     return int(found[1]) if found else None
 
 
 def cgroup_cpus(text: str) -> float | None:
-    """Processors granted by `cpu.max` (`200000 100000` -> 2.0), None without a limit."""
+    """Parse the CPUs granted by `cpu.max` (`200000 100000` -> 2.0), None without a limit."""
     found = re.fullmatch(r"\s*([0-9]{1,15})\s+([0-9]{1,15})\s*", text)
     return int(found[1]) / int(found[2]) if found and int(found[1]) and int(found[2]) else None
 
 
 def sysctl(text: str) -> dict[str, str]:
-    """`sysctl a b c`: one `name: value` a line. Unknown names reach stderr only, so they are absent."""
+    """Parse `sysctl a b c`, one `name: value` per line. Unknown names are absent."""
     return {name: value.strip() for name, value in re.findall(r"^([\w.]+): (.*)$", text, re.MULTILINE)}
 
 
 def swap_used(text: str) -> int | None:
-    """Bytes in use from `vm.swapusage` (`total = 2048.00M  used = 416.94M  free = ...`)."""
+    """Parse the bytes in use of `vm.swapusage` (`total = 2048.00M  used = 416.94M  free = ...`)."""
     found = re.search(r"used = ([0-9]{1,12}(?:\.[0-9]{1,6})?)([KMGT])", text)
     return int(float(found[1]) * 1024 ** ("KMGT".index(found[2]) + 1)) if found else None
 
 
 def ioreg_gpu_cores(text: str) -> int | None:
-    """`"gpu-core-count" = 40` anywhere in `ioreg` output."""
+    """Parse `"gpu-core-count" = 40` anywhere in `ioreg` output."""
     found = re.search(r'"gpu-core-count"\s*=\s*([0-9]{1,4})\b', text)
     return int(found[1]) if found else None
 
 
 def system_profiler_gpu_cores(text: str) -> int | None:
-    """`sppci_cores` of the first GPU that has it in `system_profiler SPDisplaysDataType -json`."""
+    """Parse the first `sppci_cores` of `system_profiler SPDisplaysDataType -json`."""
     try:
         displays = json.loads(text)["SPDisplaysDataType"]
         counts = [int(gpu["sppci_cores"]) for gpu in displays if "sppci_cores" in gpu]
@@ -145,7 +144,7 @@ def system_profiler_gpu_cores(text: str) -> int | None:
 
 
 def power(text: str) -> Power:
-    """`pmset -g batt`: the source in quotes, the charge after the battery's id (none on desktop Macs)."""
+    """Parse `pmset -g batt`: power source, and battery charge (none on desktop Macs)."""
     source = re.search(r"Now drawing from '([^'\n]*)'", text)
     charge = re.search(r"InternalBattery[^\n]*?\t?([0-9]{1,3})%", text)
     return Power(
@@ -155,13 +154,13 @@ def power(text: str) -> Power:
 
 
 def low_power_mode(text: str) -> bool | None:
-    """`lowpowermode 1` in `pmset -g`; on newer Macs `powermode`, where 0 is automatic, 1 low and 2 high power."""
+    """Parse `lowpowermode 1` of `pmset -g`; on newer Macs `powermode`: 0 automatic, 1 low, 2 high power."""
     found = re.search(r"^\s*(?:lowpowermode|powermode)\s+([012])\s*$", text, re.MULTILINE)
     return found[1] == "1" if found else None
 
 
 def thermal_pressure(text: str) -> ThermalPressure | None:
-    """`notifyutil -g com.apple.system.thermalpressurelevel`: the name and a level, from 0 (nominal) to 4 (sleeping)."""
+    """Parse `notifyutil -g com.apple.system.thermalpressurelevel`: name and level, 0 (nominal) to 4 (sleeping)."""
     found = re.search(r"^com\.apple\.system\.thermalpressurelevel\s+([0-9]{1,9})\s*$", text, re.MULTILINE)
     if not found:
         return None
@@ -169,9 +168,9 @@ def thermal_pressure(text: str) -> ThermalPressure | None:
 
 
 def speed_limited(text: str) -> bool | None:
-    """Whether `pmset -g therm` reports a limit: a CPU speed under 100 % or a warning level over 0.
+    """Return whether `pmset -g therm` reports a CPU speed under 100 % or a warning level over 0.
 
-    That none was recorded says nothing: on Apple silicon none ever is.
+    None if nothing is reported, as always on Apple silicon.
     """
     limit = re.search(r"CPU_Speed_Limit\s*=\s*([0-9]{1,3})", text)
     level = re.search(r"(?:[Tt]hermal|[Pp]erformance) [Ww]arning [Ll]evel\s*[=:]?\s*([0-9])", text)
@@ -181,9 +180,9 @@ def speed_limited(text: str) -> bool | None:
 
 
 def core_kinds(facts: dict[str, str]) -> dict[str, int]:
-    """Cores by kind, the fastest first, from `hw.perflevelN.name` and `.physicalcpu`: {Performance: 12, Efficiency: 4}.
+    """Return cores by kind, fastest first, from `hw.perflevelN.*`: {Performance: 12, Efficiency: 4}.
 
-    Empty where there is one kind, or none is told.
+    Empty unless there are several kinds.
     """
     usual = ("Performance", "Efficiency")
     kinds: dict[str, int] = {}
@@ -195,7 +194,7 @@ def core_kinds(facts: dict[str, str]) -> dict[str, int]:
 
 
 def vm_stat_available(text: str) -> int | None:
-    """Bytes macOS can hand out without swapping: the free, inactive, speculative and purgeable pages."""
+    """Return the bytes available without swapping: free, inactive, speculative and purgeable pages."""
     size = re.search(r"page size of ([0-9]{1,9}) bytes", text)
     pages = {name: int(n) for name, n in re.findall(r"^Pages (\w+):\s+([0-9]{1,15})\.", text, re.MULTILINE)}
     if not size or "free" not in pages:
@@ -204,6 +203,6 @@ def vm_stat_available(text: str) -> int | None:
 
 
 def _fields(block: str) -> dict[str, str]:
-    """`key : value` lines of one block."""
+    """Parse the `key : value` lines of one block."""
     pairs = (line.partition(":") for line in block.splitlines() if ":" in line)
     return {key.strip(): value.strip() for key, _, value in pairs}

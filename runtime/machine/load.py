@@ -1,19 +1,19 @@
-"""What a machine does at a moment, decoding and besides, and whether others take what decoding needs."""
+"""CPU and memory load of the machine, and contention with decoding."""
 
 from dataclasses import dataclass, field
 
 from headrace.runtime.machine.sensors import Readings
 
-_FULL = 0.9  # of the CPUs: from there on somebody waits
-_NOTABLE = 0.15  # of the CPUs, taken by others while nothing is left
-_MUCH = 0.5  # of the CPUs, taken by others: whoever begins to decode will wait
+_FULL = 0.9  # share of the CPUs from which processes wait
+_NOTABLE = 0.15  # share of other programs that counts while the CPUs are full
+_MUCH = 0.5  # share of other programs that always counts
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One look. CPUs as a number of them at work; sizes in bytes; None where the machine does not say.
+    """One sample of the load. CPUs as the number busy; sizes in bytes.
 
-    own_cpus: of this program's processes. busiest: the name of the process that takes most, once that is known.
+    own_cpus: of this program's processes. busiest: the busiest other process, empty if not known yet.
     """
 
     cpus: int
@@ -27,11 +27,11 @@ class Load:
 
     @property
     def other_cpus(self) -> float:
-        """What other programs take, and other virtual machines."""
+        """CPUs busy with other programs and virtual machines."""
         return max(0.0, self.busy_cpus - self.own_cpus)
 
     @property
     def contended(self) -> bool:
-        """Whether others take what decoding needs."""
+        """Whether other programs slow decoding down."""
         full = self.busy_cpus >= _FULL * self.cpus and self.other_cpus >= _NOTABLE * self.cpus
         return full or self.other_cpus >= _MUCH * self.cpus

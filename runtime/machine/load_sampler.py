@@ -1,7 +1,7 @@
-"""Looks at what the machine does: CPUs at work, memory and swap through psutil, and what `sensors` tells.
+"""Sampling of machine load: CPUs, memory and swap from psutil, plus `sensors`.
 
-A look costs less than a millisecond. Who takes the CPUs is looked up only when somebody does, twice,
-since that means a look at every process. Shares and rates are of the time since the look before.
+A sample takes less than a millisecond. The busiest process is searched only under contention, over two samples, since
+that reads every process. Shares and rates refer to the time since the previous sample.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from headrace.runtime.machine.sensors import Sensors, sensors
 
 
 class LoadSampler:
-    """Call `look` every second or two."""
+    """Sampler of the machine's load; call `look` every second or two."""
 
     def __init__(
         self,
@@ -27,13 +27,13 @@ class LoadSampler:
     ) -> None:
         self._clock = clock
         self._sensors = sensors_of(backend)
-        self._last: tuple[float, float] | None = None  # when, CPU seconds of all
+        self._last: tuple[float, float] | None = None  # time, CPU seconds of all
         self._own: dict[int, float] = {}  # CPU seconds by process
-        self._everyone: dict[int, float] = {}  # the same of all processes, since others take what we need
+        self._all: dict[int, float] = {}  # CPU seconds by process, of all processes, while contended
         self._busiest = ""
 
     def look(self, own: Iterable[int]) -> Load | None:
-        """How it was since the last look; None at the first. own: this program's processes."""
+        """Return the load since the last call; None at the first. own: ids of this program's processes."""
         now, times = self._clock(), psutil.cpu_times()
         busy = (
             sum(times)
@@ -59,14 +59,13 @@ class LoadSampler:
             swap_used=_swap_used(),
             readings=readings,
         )
-        return replace(load, busiest=self._who(seconds)) if load.contended else self._nobody(load)
+        if not load.contended:
+            self._all, self._busiest = {}, ""
+            return load
+        return replace(load, busiest=self._find_busiest(seconds))
 
-    def _nobody(self, load: Load) -> Load:
-        self._everyone, self._busiest = {}, ""
-        return load
-
-    def _who(self, own: Iterable[int]) -> str:
-        """The process, of those that are not ours, that took most since the look before; asked until it is known."""
+    def _find_busiest(self, own: Iterable[int]) -> str:
+        """Return the other process with the most CPU time since the last call; empty at the first."""
         if self._busiest:
             return self._busiest
         spent = {
@@ -74,7 +73,7 @@ class LoadSampler:
             for process in psutil.process_iter(["cpu_times"])
             if process.info["cpu_times"] is not None and process.pid not in own
         }
-        before, self._everyone = self._everyone, spent
+        before, self._all = self._all, spent
         grown = {pid: seconds - before[pid] for pid, seconds in spent.items() if pid in before}
         if grown:
             with contextlib.suppress(psutil.Error):
@@ -83,7 +82,7 @@ class LoadSampler:
 
 
 def _spent(pid: int) -> float | None:
-    """CPU seconds of a process; None where it is gone."""
+    """Return the CPU seconds of a process; None if it is gone."""
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:
@@ -92,6 +91,6 @@ def _spent(pid: int) -> float | None:
 
 
 def _swap_used() -> int:
-    with warnings.catch_warnings():  # what a container does not know of swapping is not asked for
+    with warnings.catch_warnings():  # containers may lack swap statistics
         warnings.simplefilter("ignore", RuntimeWarning)
         return int(psutil.swap_memory().used)

@@ -1,8 +1,8 @@
-"""How much memory weights and KV cache may take on this machine, and the one place that pins them there.
+"""Memory budget of weights and KV cache, and wiring of memory on Macs.
 
-A budget is what is free now, less a reserve for everything else that runs. Linux: available RAM, or the
-container's limit where that is tighter. CUDA: the card's free memory. Metal: the recommended working set, which
-macOS already keeps below the RAM; free RAM is no measure there, since macOS makes room by compressing others.
+The budget is the free memory less a reserve for other programs. Linux: available RAM, or the container's limit if
+lower. CUDA: the card's free memory. Metal: the recommended working set; free RAM says little there, since macOS
+compresses the memory of others.
 """
 
 import ctypes
@@ -16,27 +16,25 @@ from headrace.runtime.errors import NotEnoughMemoryError
 from headrace.runtime.machine.hardware import Machine, machine, memory_available
 from headrace.runtime.metrics.units import format_bytes
 
-# Bytes of freed buffers that MLX may keep for the next operations: enough for those of a prefill chunk to go round.
-POOL = 512 << 20
-READING = 8 << 20  # the same while weights are read: a layer's, but never a whole embedding table beside its copy
+CACHE_LIMIT = 512 << 20  # bytes of freed buffers that MLX keeps: enough for a prefill chunk
+LOADING_CACHE_LIMIT = 8 << 20  # the same while weights are loaded: a layer, but never a whole embedding table
 _RESERVE_SHARE = 0.05
 _RESERVE_LEAST = 256 << 20
-# Pinned memory is linked to kernel panics on macOS (mlx issue 3186, mlx-lm issue 883), so it is pinned only where the
-# system might otherwise page weights out in the middle of an answer, and never all that could be.
-_WIRED_FROM = 0.5  # of the working set: smaller weights stay resident by themselves
+# Wired memory is linked to kernel panics on macOS (mlx issue 3186, mlx-lm issue 883). Only weights that might be paged
+# out during an answer are wired, and never the whole working set.
+_WIRED_FROM = 0.5  # share of the working set; smaller weights stay resident anyway
 _WIRED_SHARE = 0.75
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Bytes that weights, KV cache and working memory may take together, and where that number comes from."""
+    """Bytes for weights, KV cache and working memory together."""
 
     total: int
-    """What the machine has for this: RAM or container limit, card, recommended working set."""
+    """RAM or container limit, GPU memory, or recommended working set."""
     free: int
-    """What of it is free now."""
     reserve: int
-    """Left to everything else."""
+    """Left to other programs."""
     source: str
     """`available RAM`, `free GPU memory` or `recommended working set`."""
 
@@ -46,7 +44,7 @@ class Budget:
 
 
 def budget(host: Machine | None = None, available: Callable[[], int | None] = memory_available) -> Budget | None:
-    """The budget of this machine now; None where the machine does not say how much memory it has."""
+    """Return the current budget of this machine; None if its memory is unknown."""
     host = host or machine()
     if host.backend == "metal" and host.device_memory_bytes:
         total, source = host.device_memory_bytes, "recommended working set"
@@ -70,10 +68,10 @@ def check_fits(
     *,
     fitting: int = 0,
 ) -> None:
-    """Refuse what cannot fit, before anything is loaded. An unknown budget refuses nothing.
+    """Raise NotEnoughMemoryError with the figures, unless everything fits or the budget is unknown.
 
-    `kv_bytes` is the KV cache at `context` tokens, `fitting` the longest context that would fit (0: not known), for the
-    hint, `overhead_bytes` activations and scratch. Raises NotEnoughMemoryError with the numbers.
+    `kv_bytes` is the KV cache at `context` tokens, `overhead_bytes` activations and scratch. `fitting`, for the hint,
+    is the longest context that would fit (0: unknown).
     """
     needed = weight_bytes + kv_bytes + overhead_bytes
     if limit is None or needed <= limit.usable:
@@ -84,35 +82,35 @@ def check_fits(
         f"{asked} {format_bytes(kv_bytes)}, working memory {format_bytes(overhead_bytes)}), "
         f"but {format_bytes(limit.usable)} may be used "
         f"({limit.source} {format_bytes(limit.free)} less {format_bytes(limit.reserve)} reserve)",
-        _what_would_fit(limit.usable - weight_bytes - overhead_bytes, fitting),
+        _fit_hint(limit.usable - weight_bytes - overhead_bytes, fitting),
     )
 
 
 @contextmanager
 def reading_weights() -> Iterator[None]:
-    """While weights are read and prepared: what has been copied goes back to the system, not into MLX's pool.
+    """Return freed buffers to the system, not to MLX's cache, while weights are loaded.
 
-    So it does at the end with what the allocator kept in pieces, which would come on top of the first answer's peak.
+    At the end the C allocator's free memory is returned as well.
     """
     import mlx.core as mx
 
-    before = mx.set_cache_limit(READING)
+    before = mx.set_cache_limit(LOADING_CACHE_LIMIT)
     try:
         yield
         mx.clear_cache()
     finally:
         mx.set_cache_limit(before)
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # of glibc
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # glibc only
     if trim is not None:
         trim(0)
 
 
 @contextmanager
 def wired(weight_bytes: int, kv_bytes: int, host: Machine | None = None) -> Iterator[int]:
-    """Pin weights and K/V to memory on a Mac's GPU while the block runs; gives the limit set, 0 where nothing is.
+    """Wire weights and K/V on a Mac's GPU during the block; yields the limit set, 0 if none.
 
-    Only weights above half of the recommended working set are, with what comes to them never above three quarters of
-    it, and not with HEADRACE_WIRED=0. Works from macOS 15.
+    Applies to weights above half of the recommended working set; the limit is at most three quarters of it.
+    HEADRACE_WIRED=0 disables it. Needs macOS 15.
     """
     limit = _wired_limit(weight_bytes, kv_bytes, host or machine())
     if not limit:
@@ -136,7 +134,7 @@ def _wired_limit(weight_bytes: int, kv_bytes: int, host: Machine) -> int:
     return min(weight_bytes + kv_bytes, int(working_set * _WIRED_SHARE))
 
 
-def _what_would_fit(room: int, fitting: int) -> str:
+def _fit_hint(room: int, fitting: int) -> str:
     if room <= 0:
         return "the weights alone are too large: choose a smaller model or fewer bits, or close other programs"
     if fitting:
@@ -145,14 +143,14 @@ def _what_would_fit(room: int, fitting: int) -> str:
 
 
 def _held_by_mlx() -> int:
-    """Bytes this process already holds on the device: another model, its cache."""
+    """Return the bytes this process has allocated on the device."""
     import mlx.core as mx
 
     return int(mx.get_active_memory())
 
 
 def _free_on_card(total: int) -> int:
-    """Free memory of the GPU, all processes counted (MLX asks NVML)."""
+    """Return the free GPU memory, counting all processes (NVML, through MLX)."""
     import mlx.core as mx
 
     free = mx.device_info(mx.gpu).get("free_memory")

@@ -1,8 +1,7 @@
-"""Running out of memory in the middle of work, said with figures.
+"""Out-of-memory errors of devices, as NotEnoughMemoryError with figures.
 
-MLX reports it as a RuntimeError of the device's own words (of Metal, when a command buffer fails; of its allocators,
-when a buffer cannot be had), some time after the operation that asked for too much. On Metal it may end the process
-instead: `mentioned_in` finds it in what such a process said last.
+MLX raises RuntimeError with the device's message (Metal: a failed command buffer; allocators: a refused buffer), some
+time after the operation at fault. Metal may end the process instead; its last output then has the message.
 """
 
 import re
@@ -18,38 +17,35 @@ _ASKED = re.compile(r"allocate (\d{1,20}) bytes")
 HINT = "use a shorter context (--context) or a smaller model, or close other programs"
 
 
-def mentioned_in(text: str) -> bool:
-    """Whether this is how a device, or MLX's allocator, says that memory ran out."""
+def reports_out_of_memory(text: str) -> bool:
+    """Return whether a message is an out-of-memory error of a device or of MLX's allocator."""
     return _WORDS.search(text) is not None
 
 
-def ran_out(error: Exception) -> bool:
-    """Whether this is the device, or the host, saying so."""
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and mentioned_in(str(error)))
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether this is an out-of-memory error of the device or the host."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and reports_out_of_memory(str(error)))
 
 
 @contextmanager
 def memory_errors(weight_bytes: int) -> Iterator[None]:
-    """Turns a device's out-of-memory error within the block into NotEnoughMemoryError; all others pass.
-
-    weight_bytes: of the model that is at work, for the message.
-    """
+    """Convert out-of-memory errors of the block into NotEnoughMemoryError. weight_bytes: for the message."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not ran_out(error):
+        if not is_out_of_memory(error):
             raise
         raise NotEnoughMemoryError(_figures(str(error), weight_bytes), HINT) from error
 
 
-def _figures(said: str, weight_bytes: int) -> str:
+def _figures(message: str, weight_bytes: int) -> str:
     import mlx.core as mx
 
     host = machine()
     held, peak = mx.get_active_memory(), mx.get_peak_memory()
     limit = host.device_memory_bytes or host.memory_bytes
     kind = {"metal": "a recommended working set", "cuda": "GPU memory", "cpu": "memory"}[host.backend]
-    asked = _ASKED.search(said)
+    asked = _ASKED.search(message)
     return "".join(
         [
             f"memory ran out: {format_bytes(held)} in use, {format_bytes(peak)} at most",

@@ -1,9 +1,8 @@
-"""What is remembered of this machine's memory speed, and the one rule by which every command takes its peak from that.
+"""Stored bandwidth measurements of this machine, and the peak that utilisation is measured against.
 
-A peak measured in a bad minute must not stand for ever, so every measurement is kept with its date and circumstances:
-of a calibration, of a benchmark's reads, of a chat that had nothing else to do. The peak is the fastest of those of
-the last RECENT_DAYS: whatever else runs on a machine only makes memory slower. Decode that was faster than the peak
-corrects it. The file is small and bounded; what cannot be read or written reads as never measured.
+Calibrations, benchmarks and idle chats store measurements with date and circumstances. The peak is the fastest of the
+last RECENT_DAYS, since other load only slows memory down. Faster decode corrects it. The file is bounded; a broken one
+reads as empty.
 """
 
 import math
@@ -20,10 +19,10 @@ from headrace.runtime.config.paths import cache_dir
 from headrace.runtime.machine.hardware import Machine, machine, power_state
 
 RECENT_DAYS = 30
-KEPT = 16  # measurements of a machine
-STEP_BYTES = 64 << 20  # a step that reads less may live in caches, and says nothing about memory
-STEPS = 16  # so many intervals at least: a token read late makes the next look early
-_FORMAT = 2  # of what is measured: readers of one and two streams a thread, before it, gave too little
+KEPT = 16  # measurements per machine
+STEP_BYTES = 64 << 20  # least bytes of a step that corrects the peak: smaller ones may fit caches
+STEPS = 16  # least intervals: a token read late makes the next one look early
+_FORMAT = 2  # of the measurement; format 1 had one or two streams per thread
 _VERSION = f" / {_FORMAT}"
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -33,7 +32,7 @@ class Peak:
     """A measured bandwidth. Rates in bytes per second over `passes` passes of `pass_bytes` bytes each."""
 
     bytes_per_second: float
-    """Upper quartile: the figure that utilisation is measured against."""
+    """Upper quartile; the basis of utilisation."""
     median: float
     best: float
     passes: int
@@ -42,27 +41,26 @@ class Peak:
     measured_at: str
     """UTC, ISO 8601."""
     source: str = "calibration"
-    """What it was measured for: `calibration`, `run`, `bench`, `chat`, or `decode` for steps that beat the peak."""
+    """`calibration`, `run`, `bench`, `chat`, or `decode` for steps faster than the peak."""
     load: float | None = None
-    """Processes that wanted to run meanwhile (the load average), this one's own included."""
+    """Load average, this process included."""
 
     @property
     def gb_s(self) -> float:
         return self.bytes_per_second / 1e9
 
     @property
-    def sound(self) -> bool:
-        """Whether it can be true; a file may hold anything."""
+    def valid(self) -> bool:
+        """Whether rates and texts are plausible, after reading a file."""
         rates = (self.bytes_per_second, self.median, self.best)
         texts = (self.method, self.measured_at, self.source)
         return all(math.isfinite(rate) and rate > 0 for rate in rates) and all(isinstance(text, str) for text in texts)
 
 
 def summarise(rates: Sequence[float], *, pass_bytes: int, method: str, source: str) -> Peak:
-    """Passes made just now as one measurement. rates: bytes per second, at least one.
+    """Return passes made just now as one measurement. rates: bytes per second, at least one.
 
-    The single best pass is no sound ceiling: a virtual machine whose cores wander between memory controllers shows
-    passes of nearly twice the rate it can keep up.
+    The best pass is no ceiling: on virtual machines single passes can reach nearly twice the sustained rate.
     """
     ordered = sorted(rates)
     return Peak(
@@ -79,23 +77,22 @@ def summarise(rates: Sequence[float], *, pass_bytes: int, method: str, source: s
 
 
 def cached_peak(host: Machine | None = None) -> Peak | None:
-    """The peak that utilisation is measured against on this machine; None if memory was never read here."""
+    """Return the peak of this machine; None if never measured."""
     kept = measurements(host)
     return max(_recent(kept) or kept[-1:], key=lambda peak: peak.bytes_per_second, default=None)
 
 
 def measurements(host: Machine | None = None) -> list[Peak]:
-    """What is remembered of this machine with this MLX, oldest first."""
+    """Return the measurements of this machine with this MLX, oldest first."""
     stored = read_cache(_cache_file()).get("peaks")
     entries = stored.get(_key(host or machine())) if isinstance(stored, dict) else None
     return [peak for entry in (entries if isinstance(entries, list) else []) if (peak := _read(entry)) is not None]
 
 
-def remember(peak: Peak, host: Machine | None = None) -> None:
-    """Keep a measurement: the fastest KEPT of the recent ones stay, and always the newest.
+def store(peak: Peak, host: Machine | None = None) -> None:
+    """Store a measurement; the KEPT fastest recent ones stay, and always the newest.
 
-    None is kept from a Mac in low power mode or under thermal pressure: it says nothing of what the machine can do, and
-    as the only one it would stand for the peak.
+    Measurements of a Mac in low power mode or under thermal pressure are dropped: a single one would be the peak.
     """
     host = host or machine()
     if host.backend != "metal" or not power_state().slows_memory:
@@ -110,10 +107,12 @@ def _keep(peak: Peak, host: Machine) -> None:
     write_cache(_cache_file(), {"peaks": {**others, _key(host): entries}})
 
 
-def correct(achieved_gb_s: float | None, *, step_bytes: int, steps: int, host: Machine | None = None) -> Peak | None:
-    """What decode itself says: the new peak where `steps` steps of `step_bytes` were faster than it, else None.
+def correct_peak(
+    achieved_gb_s: float | None, *, step_bytes: int, steps: int, host: Machine | None = None
+) -> Peak | None:
+    """Store and return a new peak if `steps` decode steps of `step_bytes` were faster than it, else return None.
 
-    Steps that fit into caches, a handful of them, and more than the vendor promises correct nothing.
+    Steps below STEP_BYTES, fewer than STEPS, or rates above the nominal bandwidth do not count.
     """
     host = host or machine()
     known = cached_peak(host)
@@ -122,7 +121,7 @@ def correct(achieved_gb_s: float | None, *, step_bytes: int, steps: int, host: M
     if steps <= STEPS or (host.nominal_bandwidth and achieved_gb_s * 1e9 > host.nominal_bandwidth):
         return None
     peak = summarise([achieved_gb_s * 1e9], pass_bytes=step_bytes, method=f"{steps} decode steps", source="decode")
-    _keep(peak, host)  # slowed down or not, it was this fast
+    _keep(peak, host)
     return peak
 
 
@@ -134,7 +133,7 @@ def _recent(kept: Sequence[Peak]) -> list[Peak]:
 def _read(entry: Any) -> Peak | None:
     try:
         peak = Peak(**entry)
-        return peak if peak.sound else None
+        return peak if peak.valid else None
     except TypeError:
         return None
 

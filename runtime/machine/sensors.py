@@ -1,11 +1,10 @@
-"""Power, temperature and the GPU's load, where a machine tells them to anybody: nothing here needs root.
+"""Power, temperature and GPU load sensors that need no root.
 
-- Linux: the CPU's own thermometer (hwmon); its power (RAPL), which most systems let only root read.
-- NVIDIA GPUs: NVML, through NVIDIA's `nvidia-ml-py` (of the `cuda` extra).
-- Apple silicon: power from IOReport, through `zeus-apple-silicon`. Its temperatures and the GPU's load need libraries
-  that nobody maintains for Python, or a process for each reading; they are not asked for.
+- Linux: CPU temperature (hwmon) and power (RAPL, usually readable by root only).
+- NVIDIA GPUs: NVML, through `nvidia-ml-py` (the `cuda` extra).
+- Apple silicon: power from IOReport, through `zeus-apple-silicon`; temperature and GPU load have no maintained library.
 
-Unknown is None, never a guess; what fails once is not asked again.
+Unknown readings are None. A sensor that failed once is not read again.
 """
 
 import importlib
@@ -20,12 +19,12 @@ from typing import Any
 from headrace.runtime.machine.hardware import ReadFile, read_file
 
 _HWMON, _RAPL = Path("/sys/class/hwmon"), Path("/sys/class/powercap/intel-rapl:0/energy_uj")
-_CPU_CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")  # the best first
+_CPU_CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")  # best first
 
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """One look. Shares from 0 to 1, sizes in bytes."""
+    """One reading of all sensors. Shares from 0 to 1, sizes in bytes."""
 
     power_w: float | None = None
     temperature_c: float | None = None
@@ -38,7 +37,7 @@ Sensors = Callable[[], Readings]
 
 
 def sensors(backend: str, clock: Callable[[], float] = time.monotonic) -> Sensors:
-    """What there is on this machine. backend: of `Machine`. Takes some milliseconds; each reading well under one."""
+    """Return the sensors of this machine. backend: of `Machine`. Takes milliseconds; a reading well under one."""
     if backend == "cuda" and (found := _attempt(lambda: _nvidia(importlib.import_module("pynvml")))) is not None:
         return _until_it_fails(found)
     if sys.platform == "darwin":
@@ -48,7 +47,7 @@ def sensors(backend: str, clock: Callable[[], float] = time.monotonic) -> Sensor
 
 
 def linux(hwmon: Path, rapl: Path, clock: Callable[[], float], read: ReadFile = read_file) -> Sensors:
-    """The hottest reading of the CPU's thermometer, and power from the energy counter where it can be read."""
+    """Return sensors for the hottest CPU temperature and, if readable, power from the energy counter."""
     thermometers = _thermometers(hwmon, read)
     power = _Rate(clock)
 
@@ -61,7 +60,7 @@ def linux(hwmon: Path, rapl: Path, clock: Callable[[], float], read: ReadFile = 
 
 
 def apple(monitor: Any, clock: Callable[[], float]) -> Sensors:
-    """CPU, GPU and memory together. monitor: a `zeus_apple_silicon.AppleEnergyMonitor`."""
+    """Return sensors for the power of CPU, GPU and memory. monitor: a `zeus_apple_silicon.AppleEnergyMonitor`."""
     power = _Rate(clock)
 
     def look() -> Readings:
@@ -74,7 +73,7 @@ def apple(monitor: Any, clock: Callable[[], float]) -> Sensors:
 
 
 def _nvidia(nvml: Any) -> Sensors:
-    """The first of the GPUs this process may use, which is the one MLX computes on."""
+    """Return sensors of the first visible GPU, which MLX uses."""
     nvml.nvmlInit()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
     device = (
@@ -95,14 +94,14 @@ def _nvidia(nvml: Any) -> Sensors:
 
 
 class _Rate:
-    """Watts of an energy counter."""
+    """Power from an energy counter."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._last: tuple[float, float] | None = None  # when, joules
+        self._last: tuple[float, float] | None = None  # time, joules
 
     def of(self, joules: float | None) -> float | None:
-        """None at the first look, and where the counter began anew."""
+        """Return watts since the last call; None at the first, and after a counter reset."""
         now, last = self._clock(), self._last
         self._last = (now, joules) if joules is not None else None
         if joules is None or last is None or joules < last[1] or now <= last[0]:
@@ -111,14 +110,14 @@ class _Rate:
 
 
 def _thermometers(hwmon: Path, read: ReadFile) -> list[Path]:
-    """The inputs of the best chip there is."""
+    """Return the temperature inputs of the best chip."""
     chips = {read(str(folder / "name")).strip(): folder for folder in sorted(hwmon.glob("hwmon*"))}
     best = next((chips[name] for name in _CPU_CHIPS if name in chips), None)
     return sorted(best.glob("temp*_input")) if best is not None else []
 
 
 def _attempt(make: Callable[[], Sensors]) -> Sensors | None:
-    """None where a library is missing or finds nothing: each has errors of its own."""
+    """Return None if a library is missing or finds no device; error types vary."""
     try:
         return make()
     except Exception:
@@ -126,7 +125,7 @@ def _attempt(make: Callable[[], Sensors]) -> Sensors | None:
 
 
 def _until_it_fails(look: Sensors) -> Sensors:
-    """Nothing from the first failure on."""
+    """Return empty readings from the first failure on."""
     works = [True]
 
     def guarded() -> Readings:

@@ -1,1 +1,1 @@
-"""Step records, costs in bytes and FLOPs, units."""
+"""Step records, costs in bytes and FLOPs, running medians, units."""

@@ -1,9 +1,9 @@
-"""What every decode step leaves behind, and what a generation sums up to.
+"""Records of decode steps and summaries of generations.
 
-Bytes are computed from shapes (see `runtime.metrics.cost`), never read from a hardware counter. Seconds are wall clock,
-monotonic. A step's latency is t(k) - t(k - 1), when it was done and the one before; for the first it is the time since
-prefill ended. A step that says several tokens gives each an inter-token latency of its latency over their number.
-MBU (model bandwidth utilisation) is achieved bandwidth over the machine's measured peak.
+Bytes are computed from shapes (`runtime.metrics.cost`), not read from hardware counters. Seconds are monotonic wall
+clock. A step's latency is t(k) - t(k - 1), of its end and the previous one's; for the first, the time since the end of
+the prefill. The inter-token latency of a step with n tokens is latency / n for each. MBU (model bandwidth utilisation)
+is achieved bandwidth over the machine's measured peak.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step of one sequence. `context` counts the cache entries there are after it, its own included.
+    """One step of one sequence. `context`: cache entries after it.
 
-    batch: sequences that took part in its pass, which read `weight_bytes` once for all of them. proposed: tokens that
-    were guessed by `source` and verified in it; accepted: those of them that were right, up to the end of the answer.
+    batch: sequences in its pass, which read `weight_bytes` once for all. proposed: draft tokens of `source` verified in
+    it; accepted: those accepted, up to the end of the answer.
     """
 
     index: int
@@ -36,12 +36,12 @@ class StepRecord:
     source: str | None = None
 
     def __reduce__(self) -> tuple[type["StepRecord"], tuple[Any, ...]]:
-        """As its values: one is sent per token, and what a frozen dataclass does by itself takes five times as long."""
+        """Pickle as a tuple: one record is sent per token, and a frozen dataclass pickles five times slower."""
         return StepRecord, _values(self)
 
     @property
     def tokens(self) -> int:
-        """Tokens that it said, an end-of-turn token included."""
+        """Output tokens of the step, an end-of-turn token included."""
         return self.accepted + 1
 
     @property
@@ -68,7 +68,7 @@ class Percentiles:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Percentiles | None":
-        """Linear interpolation between closest ranks (the default of numpy.percentile). None of nothing."""
+        """Return percentiles, interpolated between closest ranks as by numpy.percentile; None without values."""
         if not values:
             return None
         ordered = sorted(values)
@@ -76,14 +76,14 @@ class Percentiles:
 
 
 def in_milliseconds(seconds: Percentiles | None) -> dict[str, float | None]:
-    """As JSON documents have them, by name; null where there are none."""
+    """Return milliseconds by name, for JSON; None for unknown ones."""
     if seconds is None:
         return dict.fromkeys(field.name for field in fields(Percentiles))
     return {name: value * 1e3 for name, value in asdict(seconds).items()}
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:
-    """The value at the fraction `q` of sorted values, interpolated between the two nearest."""
+    """Return the value at fraction `q` of sorted values, interpolated between the two nearest."""
     position = q * (len(ordered) - 1)
     low = int(position)
     high = min(low + 1, len(ordered) - 1)
@@ -92,14 +92,14 @@ def quantile(ordered: Sequence[float], q: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A generation in figures. None where too few steps make a figure meaningless.
+    """Figures of one generation; None if there were too few steps.
 
-    queue_s: request submitted -> its turn, beside others or alone. prefill_s: from there to the end of the prefill.
-    ttft_s: request submitted -> first token ready (the app adds tokenisation, which happens before the engine).
-    reused_tokens: prompt tokens found in the cache kept from the request before. prefill_tokens: fed before the first
-    step, which feeds the prompt's last token. steps includes the one that chose the end-of-turn token.
-    All that follows leaves out the first step: step_latency is of steps and step_s their mean, itl is of tokens, an
-    end-of-turn token included, and tpot_s = (t_last - t_first) / those tokens. proposed, accepted: of all steps.
+    queue_s: request submitted -> admitted. prefill_s: admitted -> end of prefill.
+    ttft_s: request submitted -> first token ready, without tokenisation.
+    reused_tokens: prompt tokens found in the cache. prefill_tokens: computed before the first step, which computes the
+    prompt's last token. steps: all, the one of the end-of-turn token included.
+    Without the first step: step_latency and its mean step_s per step; itl per token, an end-of-turn token included;
+    tpot_s = (t_last - t_first) / tokens. proposed, accepted: draft tokens of all steps.
     """
 
     prompt_tokens: int
@@ -134,13 +134,13 @@ class Summary:
 
     @property
     def mean_step_bytes(self) -> int:
-        """What a step moved, the first left out; 0 where no other is known."""
+        """Mean bytes per step without the first; 0 if unknown."""
         return round(self.achieved_gb_s * 1e9 * self.step_s) if self.achieved_gb_s and self.step_s else 0
 
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """Blocks of K/V, all layer groups: used ones (of them those that several sequences hold), cached and free ones."""
+    """Numbers of K/V blocks, all layer groups; `shared` are those used by several sequences."""
 
     used: int
     shared: int
@@ -153,5 +153,5 @@ class PoolStats:
 
 
 def mbu(achieved_gb_s: float | None, measured_peak_gb_s: float | None) -> float | None:
-    """Model bandwidth utilisation, a fraction. None until both sides are known."""
+    """Return the model bandwidth utilisation, a fraction; None unless both are known."""
     return achieved_gb_s / measured_peak_gb_s if achieved_gb_s is not None and measured_peak_gb_s else None

@@ -1,11 +1,11 @@
-"""Sizes, rates and times as people read them.
+"""Formatting of sizes, rates and times.
 
-Memory and files are binary (1 GiB = 2**30 bytes); bandwidth is decimal (1 GB/s = 1e9 bytes/s), as vendors state it.
+Memory and files are binary (1 GiB = 2**30 bytes); bandwidth is decimal (1 GB/s = 1e9 bytes/s).
 """
 
 
 def format_bytes(count: float) -> str:
-    """A memory or file size in binary units with three significant digits: `94.2 MiB`, `23.5 GiB`."""
+    """Format a memory or file size in binary units with three significant digits: `94.2 MiB`, `23.5 GiB`."""
     value, units = float(count), ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
     for unit in units:
         if abs(value) < 999.5 or unit == units[-1]:
@@ -15,7 +15,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_rate(bytes_per_second: float) -> str:
-    """A bandwidth in decimal units with three significant digits: `54.0 GB/s`, `1.79 TB/s`."""
+    """Format a bandwidth in decimal units with three significant digits: `54.0 GB/s`, `1.79 TB/s`."""
     value, units = float(bytes_per_second), ("B/s", "kB/s", "MB/s", "GB/s", "TB/s")
     for unit in units:
         if abs(value) < 999.5 or unit == units[-1]:
@@ -25,14 +25,14 @@ def format_rate(bytes_per_second: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration of up to minutes with two or three significant digits: `1.20 s`, `510 ms`, `51.3 ms`."""
+    """Format a duration of up to minutes with two or three significant digits: `1.20 s`, `510 ms`, `51.3 ms`."""
     if seconds >= 0.9995:
         return f"{seconds:.2f} s"
     return f"{seconds * 1e3:.0f} ms" if seconds >= 0.09995 else f"{seconds * 1e3:.1f} ms"
 
 
 def format_long(seconds: float) -> str:
-    """A duration of up to days, in whole seconds: `42 s`, `4 min 10 s`, `3 h 07 min`."""
+    """Format a duration of up to days, in whole seconds: `42 s`, `4 min 10 s`, `3 h 07 min`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
@@ -41,6 +41,6 @@ def format_long(seconds: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Three significant digits, but at most two decimals and all whole ones: `9.84`, `96.1`, `2754`."""
+    """Format with three significant digits, at most two decimals and all whole digits: `9.84`, `96.1`, `2754`."""
     decimals = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
     return f"{value:.{decimals}f}"

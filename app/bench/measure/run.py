@@ -28,7 +28,7 @@ from headrace.runtime.errors import UsageError
 from headrace.runtime.machine.bandwidth import streaming_reader
 from headrace.runtime.machine.compute import measure_compute
 from headrace.runtime.machine.hardware import Machine, machine
-from headrace.runtime.machine.peaks import remember as remember_peak
+from headrace.runtime.machine.peaks import store as remember_peak
 
 if TYPE_CHECKING:
     from headrace.models.loading.load import LoadedModel

@@ -119,7 +119,9 @@ def test_an_environment_that_means_nothing_stops_every_command(
     for name in ("HEADRACE_EXACT", "HEADRACE_DEBUG"):
         monkeypatch.setenv(name, "maybe")
         assert headrace("run", "hi") == 2
-        assert capsys.readouterr().err.startswith(f"headrace: {name} is 'maybe', which means nothing\n  hint: ")
+        error = capsys.readouterr().err
+        assert name in error
+        assert "'maybe'" in error
         monkeypatch.delenv(name)
     monkeypatch.setenv("HEADRACE_THREAD", "2")
     assert headrace("run", "hi") == 0

@@ -106,7 +106,7 @@ def test_a_damaged_file_is_no_fit_and_no_obstacle(stored: Any, home: Path) -> No
 def test_a_fit_faster_than_memory_is_refused_and_one_kept_before_is_not_trusted() -> None:
     measured(0.5, 78.9, "before anybody knew")
     assert trusted() == "before anybody knew"
-    peaks.remember(peaks.summarise([13.6e9], pass_bytes=1, method="memcmp", source="bench"))
+    peaks.store(peaks.summarise([13.6e9], pass_bytes=1, method="memcmp", source="bench"))
     assert trusted() is None
     reason = remember(machine(), document(17.7, 78.9, "a busy machine"), quiet=False)
     assert reason == "its 78.9 GB/s are more than memory's 13.6"

@@ -42,7 +42,7 @@ def test_the_sum_by_hand() -> None:
     row = 4 * (4 * _E + 3 * _F + 3 * _H * _D)
     assert working_memory(shape_of_config(_LLAMA), on_gpu=False) == program + 512 * row
     on_gpu = working_memory(shape_of_config(_LLAMA), on_gpu=True)
-    assert on_gpu == program + 58_000_000 + 2048 * row + memory.POOL
+    assert on_gpu == program + 58_000_000 + 2048 * row + memory.CACHE_LIMIT
 
 
 @natively
@@ -58,7 +58,7 @@ def test_experts_count_by_what_is_active_of_them_and_read_of_them() -> None:
     assert working_memory(shape, on_gpu=False) == program + 512 * row
     stack = count * 4 * size * _E * 9 // 16  # of four times as many, a layer's are more than a chunk's rows
     many = shape_of_config({**_LLAMA, **mixture, "num_experts": 4 * count})
-    assert working_memory(many, on_gpu=False) == program + memory.READING + stack + 100 * _V
+    assert working_memory(many, on_gpu=False) == program + memory.LOADING_CACHE_LIMIT + stack + 100 * _V
 
 
 def test_rows_are_those_of_the_largest_chunk() -> None:

@@ -62,4 +62,4 @@ def test_a_misspelt_name_is_told_from_a_strangers(monkeypatch: pytest.MonkeyPatc
 def test_an_importer_of_the_kernels_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_THREADS", "two")
     done = subprocess.run([sys.executable, "-c", "import headrace.runtime.ops"], capture_output=True, text=True)
-    assert "UsageError: HEADRACE_THREADS is 'two'" in done.stderr
+    assert "UsageError: HEADRACE_THREADS: 'two'" in done.stderr

@@ -54,7 +54,7 @@ def test_a_writer_that_fails_half_way_leaves_the_old_text_and_nothing_else(
         os.ftruncate(descriptor, 2)
         raise OSError("the disk is full")
 
-    monkeypatch.setattr("headrace.runtime.config.replace_file.to_disk", full)
+    monkeypatch.setattr("headrace.runtime.config.replace_file.sync_file", full)
     with pytest.raises(OSError, match="full"):
         replace_file(file, "new\n")
     assert file.read_bytes() == b"old\n"

@@ -129,7 +129,7 @@ def test_what_an_older_reader_measured_is_neither_used_nor_kept(home: Path) -> N
     older = f"{key.rpartition(' / ')[0]} / 1"
     home.write_text(json.dumps({"peaks": {older: entries}}))
     assert peaks.cached_peak() is None
-    peaks.remember(peak)
+    peaks.store(peak)
     assert peaks.cached_peak() == peak
     assert list(json.loads(home.read_text())["peaks"]) == [key]
 

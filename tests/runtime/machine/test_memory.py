@@ -109,13 +109,13 @@ def test_nothing_else_wires_memory() -> None:
 
 
 def test_what_weights_were_read_into_goes_back_at_once() -> None:
-    before = mx.set_cache_limit(memory.POOL)
+    before = mx.set_cache_limit(memory.CACHE_LIMIT)
     try:
         with memory.reading_weights():
-            mx.eval(mx.zeros(4 * memory.READING, mx.uint8))
-            assert mx.get_cache_memory() <= memory.READING
-            mx.eval(mx.zeros(memory.READING // 2, mx.uint8))
+            mx.eval(mx.zeros(4 * memory.LOADING_CACHE_LIMIT, mx.uint8))
+            assert mx.get_cache_memory() <= memory.LOADING_CACHE_LIMIT
+            mx.eval(mx.zeros(memory.LOADING_CACHE_LIMIT // 2, mx.uint8))
         assert mx.get_cache_memory() == 0
-        assert mx.set_cache_limit(before) == memory.POOL
+        assert mx.set_cache_limit(before) == memory.CACHE_LIMIT
     finally:
         mx.set_cache_limit(before)

@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.runtime.errors import NotEnoughMemoryError
-from headrace.runtime.machine.out_of_memory import memory_errors, mentioned_in
+from headrace.runtime.machine.out_of_memory import memory_errors, reports_out_of_memory
 
 SAID = [
     "[METAL] Command buffer execution failed: Insufficient Memory (00000008:kIOGPU...ErrorOutOfMemory)",
@@ -16,7 +16,7 @@ SAID = [
 
 @pytest.mark.parametrize("said", SAID)
 def test_memory_that_ran_out_is_an_error_with_figures(said: str) -> None:
-    assert mentioned_in(said)
+    assert reports_out_of_memory(said)
     with pytest.raises(NotEnoughMemoryError, match=r"weights 3\.00 GiB"), memory_errors(3 << 30):
         raise RuntimeError(said)
 
@@ -33,6 +33,6 @@ def test_pythons_own_error_counts_too() -> None:
 
 @pytest.mark.parametrize("said", ["Command buffer execution failed: Invalid Resource", "shapes differ"])
 def test_other_errors_pass(said: str) -> None:
-    assert not mentioned_in(said)
+    assert not reports_out_of_memory(said)
     with pytest.raises(RuntimeError, match=said), memory_errors(0):
         raise RuntimeError(said)

@@ -29,23 +29,23 @@ def known() -> float | None:
 def test_a_bad_minute_is_outlived_and_lowers_nothing() -> None:
     assert known() is None
     for gb_s, expected in ((14, 14), (32, 32), (15, 32)):
-        peaks.remember(measured(gb_s))
+        peaks.store(measured(gb_s))
         assert known() == expected
 
 
 def test_what_is_old_counts_only_where_there_is_nothing_else() -> None:
-    peaks.remember(measured(60, days_ago=peaks.RECENT_DAYS + 1))
+    peaks.store(measured(60, days_ago=peaks.RECENT_DAYS + 1))
     assert known() == 60
-    peaks.remember(measured(30))
+    peaks.store(measured(30))
     assert known() == 30
     assert len(peaks.measurements()) == 1  # and is forgotten then
 
 
 def test_the_file_is_bounded_and_keeps_the_fastest_and_the_newest() -> None:
-    peaks.remember(measured(50, days_ago=2))
+    peaks.store(measured(50, days_ago=2))
     for _ in range(2 * peaks.KEPT):
-        peaks.remember(measured(20, days_ago=1))
-    peaks.remember(measured(10))
+        peaks.store(measured(20, days_ago=1))
+    peaks.store(measured(10))
     kept = peaks.measurements()
     assert len(kept) == peaks.KEPT
     assert known() == 50
@@ -61,14 +61,14 @@ def test_each_measurement_tells_its_circumstances() -> None:
 
 def test_decode_that_beats_the_peak_corrects_it() -> None:
     enough = {"step_bytes": peaks.STEP_BYTES, "steps": peaks.STEPS + 1}
-    assert peaks.correct(99.0, **enough) is None  # nothing to correct
-    peaks.remember(measured(14))
-    assert peaks.correct(None, **enough) is None
-    assert peaks.correct(13.0, **enough) is None
-    assert peaks.correct(40.0, step_bytes=peaks.STEP_BYTES - 1, steps=100) is None  # may come from a cache
-    assert peaks.correct(40.0, step_bytes=peaks.STEP_BYTES, steps=3) is None  # may be a late look at the clock
+    assert peaks.correct_peak(99.0, **enough) is None  # nothing to correct
+    peaks.store(measured(14))
+    assert peaks.correct_peak(None, **enough) is None
+    assert peaks.correct_peak(13.0, **enough) is None
+    assert peaks.correct_peak(40.0, step_bytes=peaks.STEP_BYTES - 1, steps=100) is None  # may come from a cache
+    assert peaks.correct_peak(40.0, step_bytes=peaks.STEP_BYTES, steps=3) is None  # may be a late look at the clock
     assert known() == 14
-    corrected = peaks.correct(38.5, **enough)
+    corrected = peaks.correct_peak(38.5, **enough)
     assert corrected is not None
     assert corrected.source == "decode"
     assert known() == 38.5
@@ -77,13 +77,13 @@ def test_decode_that_beats_the_peak_corrects_it() -> None:
 def test_nothing_beats_what_the_vendor_promises() -> None:
     host = replace(hardware.machine(), backend="metal", device_name="Apple M4")
     assert host.nominal_bandwidth is not None
-    peaks.remember(measured(50), host)
+    peaks.store(measured(50), host)
     too_fast = host.nominal_bandwidth / 1e9 * 1.2
-    assert peaks.correct(too_fast, step_bytes=peaks.STEP_BYTES, steps=100, host=host) is None
+    assert peaks.correct_peak(too_fast, step_bytes=peaks.STEP_BYTES, steps=100, host=host) is None
 
 
 def test_a_file_of_the_single_measurements_of_before_reads_as_never_measured(tmp_path: Path) -> None:
-    peaks.remember(measured(20))
+    peaks.store(measured(20))
     file = tmp_path / "cache" / "bandwidth.json"
     file.write_text(file.read_text().replace("[", "").replace("]", ""))
     assert known() is None

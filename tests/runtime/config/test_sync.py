@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.runtime.config.to_disk import to_disk
+from headrace.runtime.config.sync import sync_file
 
 FULL = 51  # F_FULLFSYNC of macOS
 
@@ -30,7 +30,7 @@ def flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callab
             monkeypatch.setattr(fcntl, "F_FULLFSYNC", FULL, raising=False)
         monkeypatch.setattr(fcntl, "fcntl", control)
         with (tmp_path / "file").open("wb") as file:
-            to_disk(file.fileno())
+            sync_file(file.fileno())
         return calls
 
     return flush
