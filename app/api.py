@@ -1,10 +1,7 @@
-"""headrace from Python: what `from headrace import ...` gives (`headrace/__init__.py` says which names).
+"""The Python API; `headrace/__init__.py` lists its names.
 
-The same parts as the commands use, in the same order: a model is resolved and loaded, a prompt is encoded, the engine
-generates, its tokens become text. What a model says is given as it is: whoever prints it on a terminal that model text
-must not drive sanitises it (`app.output.sanitise`).
-
-A `Model` belongs to the thread that loaded it, and answers one prompt at a time. All errors are HeadraceErrors.
+Text is the model's, unsanitised: sanitise it before printing it on a terminal (`app.output.sanitise`). A `Model`
+belongs to the thread that loaded it, and answers one prompt at a time. All errors are HeadraceErrors.
 """
 
 import threading
@@ -35,11 +32,11 @@ Message = Mapping[str, str]
 """`{"role": "system" | "user" | "assistant", "content": text}`."""
 
 Answer = Generator[TextChunk | Completed, None, None]
-"""Parts with a `text` each: one `TextChunk` per decode step, then one `Completed` with the text that was held back."""
+"""Parts with a `text` each: one `TextChunk` per decode step, then one `Completed` with the remaining text."""
 
 
 class Model:
-    """A loaded model. The KV cache outlives an answer: of the next prompt only what is new is prefilled."""
+    """A loaded model. Its KV cache outlives an answer: only the new part of the next prompt is prefilled."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._answerer = Answerer(loaded, keep_prefix=True)
@@ -124,16 +121,16 @@ def load(
 ) -> Model:
     """Load a model: a catalog name, a directory, a .gguf file or a hub id; None: the default. Fetched if need be.
 
-    context: the limit in tokens; None: what the model was made for and memory allows. quantize: bits to quantize a
-    plain checkpoint to while loading, in groups of `group_size`. kv: how keys and values are stored, "f16", "q8",
-    "k8v4" or "q4", or "auto" for the first of these in which the context fits. force: go beyond what memory, or with
-    `context` the model, allows. progress(stage, done, total) is told of what takes long.
+    context: limit in tokens; None: the model's, as memory allows. quantize: bits to quantize a plain checkpoint to
+    while loading, in groups of `group_size`. kv: K/V format, "f16", "q8", "k8v4" or "q4", or "auto" for the first of
+    these in which the context fits. force: go beyond the memory limit, or with `context` the model's.
+    progress(stage, done, total): called during long work.
     Raises ModelNotFoundError, FetchError, CheckpointError, NotEnoughMemoryError and UsageError.
     """
-    requantize = Quantization(quantize, group_size) if quantize is not None else None  # before anything is fetched
-    stored = kv_choice(kv)
+    requantize = Quantization(quantize, group_size) if quantize is not None else None  # refused before any fetch
+    kv_format = kv_choice(kv)
     resolved = resolve(name, progress=progress)
-    return Model(load_resolved(resolved, context=context, requantize=requantize, kv=stored, force=force))
+    return Model(load_resolved(resolved, context=context, requantize=requantize, kv=kv_format, force=force))
 
 
 def predict(
@@ -144,11 +141,11 @@ def predict(
     context: int = DEFAULT_CONTEXT,
     batch: int = 1,
 ) -> Prediction:
-    """How fast a model would decode with `context` tokens in the cache, and what memory it needs; nothing is loaded.
+    """Predict decode speed with `context` tokens in the cache, and memory, from shapes; no weights are loaded.
 
-    name: as for `load`; of what is not installed only a config is fetched. chip: such as "M4 Max (40-core)", with
-    `memory_gb` of memory; None: this machine, its bandwidth measured first if it never was. batch: sequences that share
-    a step; the speed is that of all of them together.
+    name: as for `load`; for a model that is not installed only its config is fetched. chip: such as "M4 Max (40-core)",
+    with `memory_gb` of memory; None: this machine, measured first if need be. batch: sequences that share a step; the
+    speed is their total.
     Raises ModelNotFoundError, UnsupportedModelError, CheckpointError, FetchError, and UsageError for an unknown chip.
     """
     _, shape = find_shape(name)

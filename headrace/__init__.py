@@ -1,15 +1,15 @@
-"""headrace: run a quantized language model on your own machine and see exactly how the decode loop behaves.
+"""headrace: quantized language models on your own machine, with the decode loop in view.
 
     from headrace import load
 
     for part in load("smollm2-135m").chat("Why is the sky blue?", max_tokens=100):
         print(part.text, end="", flush=True)
 
-`__all__` is the public API; everything else may change. Each name is imported when it is first asked for: `import
-headrace` by itself costs nothing.
+`__all__` is the public API; everything else may change. Each name is imported on first use, so that `import headrace`
+by itself costs nothing.
 
-The package's parts stand at the top of the repository (`app/`, `models/`, `runtime/`, `assets/`); the links beside this
-file make them `headrace.app` and so on, in the source tree as in an installed wheel.
+The package's parts stand at the top of the repository (`app/`, `models/`, `runtime/`, `assets/`). Links beside this
+file make them `headrace.app` and so on, in the source tree as in a wheel.
 """
 
 from importlib import import_module
@@ -50,7 +50,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """A public name from where it lives (PEP 562)."""
+    """Import a public name from its module (PEP 562)."""
     home = next((module for module, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

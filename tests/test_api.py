@@ -51,7 +51,7 @@ def test_the_names_are_locked() -> None:
     assert set(dir(headrace)) >= NAMES
     for name in NAMES:
         assert getattr(headrace, name).__doc__
-    with pytest.raises(AttributeError, match="no attribute 'unload'"):
+    with pytest.raises(AttributeError, match="unload"):
         _ = headrace.unload  # type: ignore[attr-defined]
 
 
@@ -141,7 +141,7 @@ def test_a_text_alone_is_one_user_message_and_complete_uses_no_template(model: M
 def test_closing_the_iterator_ends_the_generation(model: Model) -> None:
     parts = model.chat(QUESTION, sampling=NEVER_ENDING)
     next(parts)
-    with pytest.raises(EngineError, match="already generating"):
+    with pytest.raises(EngineError, match="generating"):
         next(model.chat(QUESTION))
     parts.close()
     *_, end = model.chat(QUESTION, max_tokens=2)

@@ -1,8 +1,8 @@
-"""Where results go: a file that an interrupted batch goes on with, or a stream.
+"""Outputs of a batch: a file that can be resumed, or a stream.
 
-A result is a line, written at once and whole in one call, so whatever ends the program, at most the last line is torn.
-Going on keeps the results of requests that were answered, and drops a torn line and lines that failed: those requests
-are tried again. A file that holds anything else is never touched.
+A result is one line, written whole in one call, so that at most the last line is torn by a crash. Resuming keeps the
+results of answered requests, and drops a torn line and failed lines: those requests are tried again. A file with
+anything else in it is never changed.
 """
 
 import contextlib
@@ -24,36 +24,33 @@ from headrace.runtime.errors import HeadraceError, UsageError
 
 _COPY = 1 << 20  # bytes at a time
 _LONGEST = 256 << 20  # bytes of a line: more than any answer has
-_NO_PLACE = frozenset([errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EROFS, errno.ENAMETOOLONG])
+_BAD_PATH = frozenset([errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EROFS, errno.ENAMETOOLONG])
 
 
 class Output(Protocol):
-    """Takes results as they come."""
+    """A sink of results."""
 
     def write(self, line: Line | BadLine, document: dict[str, Any]) -> None:
-        """The result of a line of the input. Raises HeadraceError where it cannot be written."""
+        """Write the result of a line of the input. Raises HeadraceError."""
 
     def close(self) -> None:
-        """No result follows: the input is done, or will be gone on with."""
+        """Finish writing. No result follows."""
 
 
 class ResultFile:
-    """A file of results. `answered`: digests of requests that it holds the answers to.
+    """A file of results, written by one process at a time. answered: digests of its answered requests.
 
-    One process at a time writes to it. Raises UsageError for a file that holds something else, HeadraceError where it
-    cannot be read or written.
+    Raises UsageError for a file of anything else, HeadraceError if it cannot be read or written.
     """
 
     def __init__(self, path: Path) -> None:
         self._given = path
         self._path = Path(os.path.realpath(path))
         with self._errors():
-            self._file = self._claim(self._path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK)  # a FIFO has to say what it is
+            self._file = self._claim(self._path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK)  # a FIFO must not block
             if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
                 self._file.close()
-                raise UsageError(
-                    f"{path} is no file, and cannot be gone on with", "without -o, results go to standard output"
-                )
+                raise UsageError(f"{path} is no regular file", "without -o, results go to standard output")
         with contextlib.suppress(OSError):
             self._remove_leftovers()
         try:
@@ -68,15 +65,15 @@ class ResultFile:
         return frozenset(self._kept)
 
     def begin(self, numbers: Mapping[str, int], *, in_order: bool) -> None:
-        """Make it ready for results. numbers: the line of each request of the input, by digest.
+        """Prepare the file for results. numbers: the line of each request of the input, by digest.
 
-        in_order: `close` puts the results in the order of the input. Raises UsageError, and changes nothing, where the
-        file has answers to requests that the input does not make.
+        in_order: `close` puts the results in the order of the input. Raises UsageError, and changes nothing, if the
+        file has answers to requests that are not in the input.
         """
-        strangers = sum(digest not in numbers for digest in self._kept)
-        if strangers:
+        foreign = sum(digest not in numbers for digest in self._kept)
+        if foreign:
             raise UsageError(
-                f"{self._path.name} has {strangers} of {len(self._kept)} results of other requests than these",
+                f"{self._path.name} has {foreign} of {len(self._kept)} results of other requests than these",
                 "the input, the model or the options changed: give another -o, or delete it",
             )
         if in_order:
@@ -84,7 +81,7 @@ class ResultFile:
         if not self._whole:
             self._rewrite(self._kept.values())
             start = 0
-            for digest, (_, length) in self._kept.items():  # where they are now
+            for digest, (_, length) in self._kept.items():
                 self._kept[digest] = (start, length)
                 start += length
 
@@ -97,7 +94,7 @@ class ResultFile:
             self._kept[line.digest] = (start, len(data))
 
     def close(self) -> None:
-        """Also puts the results in order, if that was asked for."""
+        """Close the file, with the results in order if that was asked for."""
         try:
             if self._in_order is not None:
                 slices = [self._kept[digest] for digest in sorted(self._kept, key=self._in_order.__getitem__)]
@@ -107,7 +104,7 @@ class ResultFile:
             self._file.close()
 
     def _read(self) -> tuple[dict[str, tuple[int, int]], bool]:
-        """(where the answers are, by digest; whether there is nothing else), without changing anything."""
+        """Return the answers' places by digest, and True if the file has nothing else."""
         kept: dict[str, tuple[int, int]] = {}
         start, whole = 0, True
         with self._errors():
@@ -136,11 +133,10 @@ class ResultFile:
             raise self._foreign(number) from None
 
     def _foreign(self, number: int) -> UsageError:
-        told = f"{self._path.name} is there already, and its line {number} is no result of a batch"
-        return UsageError(told, "give another -o")
+        return UsageError(f"{self._path.name} exists, and its line {number} is no result of a batch", "give another -o")
 
     def _rewrite(self, slices: Iterable[tuple[int, int]]) -> None:
-        """The file with these lines alone, in this order; whole or not at all."""
+        """Replace the file by these lines in this order, whole or not at all."""
         partial = self._path.with_name(f".{self._path.name}.headrace-{os.getpid()}")
         with self._errors():
             new = self._claim(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
@@ -161,7 +157,7 @@ class ResultFile:
         self._file = new
 
     def _remove_leftovers(self) -> None:
-        """Rewrites that were killed before they were whole: who holds the file is the only one that may rewrite it."""
+        """Delete partial rewrites of killed processes. The caller holds the file's lock."""
         ours = re.compile(re.escape(f".{self._path.name}.headrace-") + "[1-9][0-9]{0,9}")
         for other in self._path.parent.iterdir():
             if ours.fullmatch(other.name):
@@ -181,20 +177,17 @@ class ResultFile:
         try:
             yield
         except OSError as error:
-            kind = UsageError if error.errno in _NO_PLACE else HeadraceError
+            kind = UsageError if error.errno in _BAD_PATH else HeadraceError
             raise kind(f"{self._given} cannot be written: {error.strerror}") from error
 
 
 class ResultStream:
-    """A stream of results, as they come or in the order of the input."""
+    """A stream of results, as they finish or in the order of the input."""
 
     def __init__(
         self, stream: TextIO, expected: Sequence[int] | None = None, before: Callable[[], None] = lambda: None
     ) -> None:
-        """expected: the numbers of all lines that will have a result; None: they go out as they come.
-
-        before: called before anything is written.
-        """
+        """expected: numbers of all lines that will have a result, for output in order. before: called before writes."""
         self._stream = stream
         self._before = before
         self._expected = None if expected is None else iter(sorted(expected))
@@ -203,33 +196,33 @@ class ResultStream:
 
     def write(self, line: Line | BadLine, document: dict[str, Any]) -> None:
         if self._expected is None:
-            self._say(line_of(document))
+            self._print(line_of(document))
             return
         self._held[line.number] = line_of(document)
         while self._next in self._held:
-            self._say(self._held.pop(self._next))
+            self._print(self._held.pop(self._next))
             self._next = next(self._expected, None)
 
     def close(self) -> None:
-        """What waits for results that do not come any more goes out, still in order."""
+        """Write the results that are held back, in order."""
         for number in sorted(self._held):
-            self._say(self._held.pop(number))
+            self._print(self._held.pop(number))
 
-    def _say(self, data: bytes) -> None:
+    def _print(self, data: bytes) -> None:
         self._before()
         self._stream.write(data.decode("ascii"))
         self._stream.flush()
 
 
 def line_of(document: dict[str, Any]) -> bytes:
-    """A result as its line. ASCII: text from models cannot drive a terminal, and a line end is no part of it."""
+    """Return a result as a line of ASCII, in which model text cannot drive a terminal."""
     return json.dumps(document).encode("ascii") + b"\n"
 
 
 def _write_all(file: io.FileIO, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[file.write(left) :]
+    remaining = memoryview(data)
+    while remaining:
+        remaining = remaining[file.write(remaining) :]
 
 
 def _pieces(descriptor: int, slices: Iterable[tuple[int, int]]) -> Iterator[bytes]:

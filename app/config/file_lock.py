@@ -1,7 +1,7 @@
-"""One process at a time changes a file that people's settings are in: read, changed and put back as one.
+"""File locks: one process at a time reads, changes and replaces a settings file.
 
-The lock is a file beside it, .NAME.lock, which stays: whoever deleted it could take it from somebody who waits. Reading
-needs none, since a file is put in place whole.
+The lock is a file beside it, .NAME.lock. It is never deleted, since another process may wait for it. Reading needs no
+lock, since files are replaced whole.
 """
 
 from collections.abc import Iterator
@@ -10,22 +10,22 @@ from pathlib import Path
 
 from headrace.runtime.errors import HeadraceError
 
-PATIENCE_S = 5.0  # a change takes milliseconds: whoever holds the lock for longer was stopped
-_LOOK_AGAIN_S = 0.01
+PATIENCE_S = 5.0  # a change takes milliseconds: a process that holds the lock for longer was stopped
+_POLL_S = 0.01
 
 
 @contextmanager
 def alone_with(path: Path) -> Iterator[None]:
-    """Nobody else changes the file within; may be nested. Its folder is made if need be.
+    """Hold the file's lock within the block; may be nested. Its folder is created if need be.
 
-    Raises HeadraceError where somebody else does not let go of it, and where nothing can be written beside it.
+    Raises HeadraceError if another process keeps the lock, or if the lock file cannot be written.
     """
-    import filelock  # 20 ms that reading needs not
+    import filelock  # imported late: 20 ms that reading does not need
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(path.with_name(f".{path.name}.lock"), is_singleton=True)
-        lock.acquire(timeout=PATIENCE_S, poll_interval=_LOOK_AGAIN_S)
+        lock.acquire(timeout=PATIENCE_S, poll_interval=_POLL_S)
     except filelock.Timeout:
         raise HeadraceError(
             f"{path} is being changed by another headrace process",

@@ -26,7 +26,7 @@ def test_question_and_answer_are_on_the_screen(play) -> None:
         assert "Hello, world." in screen
         assert "4 tokens" in screen
         assert "167 tok/s" in screen
-        assert "first word after 0.05 s" in screen
+        assert "first token after 0.05 s" in screen
         assert "24 / 512" in screen  # context tokens of the limit
 
     play(scenario)
@@ -761,7 +761,7 @@ def test_the_status_line_has_no_speed_where_there_is_no_answer(play) -> None:
 def test_all_that_an_answer_cost_is_said_while_it_is_selected(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("hello")
-        plain, full = "4 tokens · 167 tok/s · first word after 0.05 s", "4 tokens · 167 tok/s · TTFT 50.0 ms · MBU 31%"
+        plain, full = "4 tokens · 167 tok/s · first token after 0.05 s", "4 tokens · 167 tok/s · TTFT 50.0 ms · MBU 31%"
         assert plain in it.text()
         await it.press("ctrl+up")
         await it.until(lambda: full in it.text() and plain not in it.text())

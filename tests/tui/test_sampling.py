@@ -7,7 +7,6 @@ import pytest
 
 from headrace.app.answer.options import CHAT_DEFAULTS, AnswerOptions
 from headrace.app.answer.phrases import sampling_text
-from headrace.app.answer.sampling_options import chat_sampling
 from tests.app.scripted_engine import CARD, ScriptedEngine
 from tests.tui.conftest import Driver
 
@@ -24,7 +23,8 @@ from tests.tui.conftest import Driver
     ],
 )
 def test_what_holds(given: dict[str, Any], recommended: dict[str, Any], effective: str) -> None:
-    assert sampling_text(chat_sampling(given, recommended)) == effective
+    options = AnswerOptions.of(given).resolved(recommended, CHAT_DEFAULTS)
+    assert sampling_text(options.given()) == effective
 
 
 def test_again_samples_where_nothing_is_recommended(play) -> None:

@@ -191,7 +191,7 @@ def test_suspend_resize_and_a_closed_terminal(tmux: Tmux) -> None:
     tmux.ask("fg")
     tmux.sees("hello", "Send")
     tmux.press("Enter")
-    tmux.sees("first word after")
+    tmux.sees("first token after")
     tmux.run("kill-server")  # SIGHUP
     tmux.until(lambda _: not tmux.engines())
     store = SessionStore(tmux.home / "data" / "sessions.db")

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from headrace.app.answer.speculation import speculation
 from headrace.app.bench.measure.arrival import measure_arrival
 from headrace.app.bench.measure.pair import Question, measure_pair
 from headrace.app.bench.measure.plan import Test
@@ -25,6 +24,7 @@ from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.metrics.telemetry import StepRecord, Summary
 from headrace.runtime.network import Network
 from headrace.runtime.speculation.pass_costs import PassCostStore
+from headrace.runtime.speculation.proposer import Speculation
 
 WARM_UP_TOKENS = 16
 
@@ -146,7 +146,7 @@ class OwnEngine:
                 pass_costs=PassCostStore(self.cost),
             )
         self._asked[test] += 1
-        way = speculation(None, draft=self._draft is not None)
+        way: Speculation = "ngram" if self._draft is None else "draft"
         question, turn = self._questions[test.workload], self._asked[test]
         sample = measure_pair(self._asking[test.batch], test, question, turn, way)
         peak = max(0, (sample.peak_memory_bytes or 0) - self._held)

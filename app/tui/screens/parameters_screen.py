@@ -10,7 +10,7 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Footer, Input, Label, Static, TextArea
 
-from headrace.app.answer.sampling_options import CHAT_SAMPLING, chat_sampling, recommended_settings
+from headrace.app.answer.options import CHAT_DEFAULTS, AnswerOptions, recommended_options
 from headrace.app.chat.conversation import Conversation
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.tui.input.fields import Area, Field
@@ -32,8 +32,8 @@ class ParametersScreen(ModalScreen[None]):
         super().__init__()
         self._conversation = conversation
         recommended = card.generation_defaults if card is not None else {}
-        self._recommended = recommended_settings(recommended)
-        self._otherwise = chat_sampling({}, recommended)
+        self._recommended = recommended_options(recommended).given()
+        self._defaults = AnswerOptions().resolved(recommended, CHAT_DEFAULTS).given()
         self._refused: tuple[str, Content] | None = None  # the field, and why
 
     def compose(self) -> ComposeResult:
@@ -60,7 +60,7 @@ class ParametersScreen(ModalScreen[None]):
         """What holds where the field is empty."""
         if name in self._recommended:
             return f"model: {self._recommended[name]:g}"
-        return f"chat: {self._otherwise[name]:g}" if name in CHAT_SAMPLING and name in self._otherwise else "default"
+        return f"chat: {self._defaults[name]:g}" if name in self._defaults else "default"
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
         """The line at the bottom says in full what the field is, or why its value was refused."""

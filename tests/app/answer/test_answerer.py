@@ -93,3 +93,20 @@ def test_a_text_is_continued_as_it_is(model: LoadedModel) -> None:
     assert answer.ended_by == "max_tokens"
     with pytest.raises(UsageError):
         answerer.submit(answerer.prepare(answerer.prompt(""), AnswerOptions()))
+
+
+@pytest.mark.parametrize(
+    ("choice", "drafted", "expected"),
+    [
+        (None, False, "ngram"),
+        ("ngram", False, "ngram"),
+        ("off", False, "off"),
+        ("off", True, "off"),
+        (None, True, "draft"),
+    ],
+)
+def test_a_draft_model_proposes_unless_speculation_is_off(
+    model: LoadedModel, choice: str | None, drafted: bool, expected: str
+) -> None:
+    answerer = Answerer(model, draft=model.network if drafted else None)
+    assert prepared(answerer, "a", speculate=choice).request.speculate == expected

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from headrace.app.answer.speculation import speculation
 from headrace.app.cli.batch import batch
 from headrace.app.cli.run import run
 from headrace.app.cli.run_report import RunReport, summary_line, table
@@ -28,12 +27,6 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Request]:
     check = Engine._check
     monkeypatch.setattr(Engine, "_check", lambda engine, request: found.append(request) or check(engine, request))
     return found
-
-
-def test_what_people_choose_is_what_the_engine_is_asked() -> None:
-    assert speculation(None) == speculation("ngram") == "ngram"
-    assert speculation("off") == speculation("off", draft=True) == "off"
-    assert speculation(None, draft=True) == "draft"
 
 
 @pytest.mark.parametrize(

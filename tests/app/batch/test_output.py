@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def test_a_file_of_something_else_is_never_touched(text: str, tmp_path: Path) ->
     path = tmp_path / "notes"
     before = line_of(good(LINES[0])) + text.encode()
     path.write_bytes(before)
-    with pytest.raises(UsageError, match="its line 2 is no result"):
+    with pytest.raises(UsageError, match="line 2"):
         ResultFile(path)
     assert path.read_bytes() == before
 
@@ -110,7 +111,7 @@ def test_results_of_other_requests_are_refused(tmp_path: Path) -> None:
     before = line_of(good(LINES[0])) + line_of(good(LINES[1]))[:-5]
     path.write_bytes(before)
     file = ResultFile(path)
-    with pytest.raises(UsageError, match="1 of 1 results of other requests"):
+    with pytest.raises(UsageError, match="1 of 1"):
         file.begin({LINES[1].digest: 1}, in_order=False)
     file.close()
     assert path.read_bytes() == before
@@ -120,10 +121,10 @@ def test_two_cannot_write_to_one_file(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_bytes(line_of(bad(LINES[0])))
     first = ResultFile(path)
-    with pytest.raises(UsageError, match="another headrace batch"):
+    with pytest.raises(UsageError, match="batch"):
         ResultFile(path)
     first.begin(NUMBERS, in_order=False)  # writes the file anew, which is another file then
-    with pytest.raises(UsageError, match="another headrace batch"):
+    with pytest.raises(UsageError, match="batch"):
         ResultFile(path)
     first.close()
     ResultFile(path).close()
@@ -163,16 +164,16 @@ def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not/no cannot be written: No such file"):
+    with pytest.raises(UsageError, match="not/no"):
         ResultFile(tmp_path / "not" / "no")
-    with pytest.raises(UsageError, match="Is a directory"):
+    with pytest.raises(UsageError, match=re.escape(str(tmp_path))):
         ResultFile(tmp_path)
 
 
 def test_what_is_no_file_cannot_be_gone_on_with(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path / "fifo", Path("/dev/zero"), Path(os.devnull)):
-        with pytest.raises(UsageError, match="is no file"):
+        with pytest.raises(UsageError, match=path.name):
             ResultFile(path)
         assert not path.is_file()
 
@@ -182,7 +183,7 @@ def test_a_line_without_an_end_is_not_read_to_it(tmp_path: Path, monkeypatch: py
     before = line_of(good(LINES[0]))
     path.write_bytes(before[:-1] * 3)
     monkeypatch.setattr("headrace.app.batch.output._LONGEST", 2 * len(before))
-    with pytest.raises(UsageError, match="its line 1 is no result"):
+    with pytest.raises(UsageError, match="line 1"):
         ResultFile(path)
 
 

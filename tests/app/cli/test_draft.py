@@ -67,7 +67,7 @@ def test_a_draft_whose_kv_do_not_fit_beside_the_models_is_refused(monkeypatch: p
     for free, fits in ((160 * 100, True), (160 * 60, False)):
         found = Budget(total=1 << 30, free=free, reserve=0, source="available RAM")
         monkeypatch.setattr("headrace.models.loading.draft.memory.budget", lambda found=found: found)
-        with nullcontext() if fits else pytest.raises(NotEnoughMemoryError, match="K/V of 100 tokens") as raised:
+        with nullcontext() if fits else pytest.raises(NotEnoughMemoryError, match="100") as raised:
             check_room(kv, 100, "tiny")
     assert raised.value.hint == "a context of 60 tokens would fit: --context 60"
 
@@ -92,7 +92,7 @@ def test_a_batch_takes_one_and_so_do_settings(model: Path, tmp_path: Path) -> No
 
 def test_a_draft_of_other_tokens_is_one_clear_error(model: Path, other: Path) -> None:
     loaded = load_model(model, name="tiny")
-    with pytest.raises(UsageError, match="token 259 is '<odd>' there and '<unk>' here") as raised:
+    with pytest.raises(UsageError, match=r"259.*<odd>.*<unk>") as raised:
         load_draft(resolve(str(other)), loaded)
     assert raised.value.hint is not None
     assert load_draft(resolve(str(model)), loaded).network.vocab_size == loaded.network.vocab_size
@@ -103,7 +103,7 @@ def test_the_command_line_goes_before_the_settings() -> None:
     assert chosen_draft(None, "small", None) == "small"
     assert chosen_draft("tiny", "small", None) == "tiny"
     assert chosen_draft(None, "small", "off") is None
-    with pytest.raises(UsageError, match="exclude each other"):
+    with pytest.raises(UsageError, match="--draft"):
         chosen_draft("tiny", "", "ngram")
 
 

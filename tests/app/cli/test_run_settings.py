@@ -87,10 +87,10 @@ def test_how_kv_are_stored_comes_from_the_command_line_or_the_settings(
     usual = ops.select().kv_format(mx.float32).name
     monkeypatch.setattr(ops.select(), "supports_packed", lambda _head_dim: False)
     assert ask("hi", "-n", "1")["kv_format"] == usual
-    with pytest.raises(UsageError, match="K/V cannot be q8 here"):
+    with pytest.raises(UsageError, match="q8"):
         ask("hi", "--kv", "q8")
     write_settings(home, "[chat]\nkv = 'q4'")
-    with pytest.raises(UsageError, match="K/V cannot be q4 here"):
+    with pytest.raises(UsageError, match="q4"):
         ask("hi")
     assert ask("hi", "-n", "1", "--kv", "auto")["kv_format"] == usual
 
@@ -115,7 +115,7 @@ def test_files_go_before_the_prompt_and_piped_text_names_none(ask: Ask, tmp_path
     piped = ask("-", "-n", "1", stdin="What? @notes.txt")["prompt_tokens"]
     assert piped < once
     assert ask("-f", "notes.txt", "-n", "1")["prompt_tokens"] > 0
-    with pytest.raises(UsageError, match="cannot read"):
+    with pytest.raises(UsageError, match=r"missing\.txt"):
         invoke("hi", "-f", "missing.txt")
 
 
@@ -174,7 +174,7 @@ def test_the_last_conversation_goes_on(ask: Ask) -> None:
 def test_nothing_is_kept_of_what_did_not_begin(ask: Ask) -> None:
     with pytest.raises(ContextLimitError):
         ask("x" * 2000, "--save")
-    with pytest.raises(SessionError, match="no conversation has been kept yet"):
+    with pytest.raises(SessionError, match="conversation"):
         ask("hi", "-c")
     store = SessionStore()
     assert store.sessions() == []
@@ -184,11 +184,11 @@ def test_nothing_is_kept_of_what_did_not_begin(ask: Ask) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--raw", "-c"], "--raw excludes"),
-        (["--raw", "--save"], "--raw excludes"),
-        (["--raw", "-f", "x"], "--raw excludes"),
-        (["-c", "--resume", "x"], "-c is --resume last"),
-        (["-q", "--stats"], "exclude each other"),
+        (["--raw", "-c"], "--raw"),
+        (["--raw", "--save"], "--raw"),
+        (["--raw", "-f", "x"], "--raw"),
+        (["-c", "--resume", "x"], "--resume"),
+        (["-q", "--stats"], "--quiet"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options: list[str], words: str) -> None:

@@ -19,13 +19,13 @@ def test_a_file_and_standard_input_are_read_whole(tmp_path: Path, monkeypatch: p
     assert read_bounded(file, len(content)) == content
     assert read_bounded(None, len(content)) == content
     assert not sys.stdin.closed
-    with pytest.raises(UsageError, match=r"file has more than 3\.00 MiB, the most that is read"):
+    with pytest.raises(UsageError, match=r"file .*3\.00 MiB"):
         read_bounded(file, len(content) - 1)
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no such device")
 def test_what_has_no_end_is_refused() -> None:
-    with pytest.raises(UsageError, match="/dev/zero has more than"):
+    with pytest.raises(UsageError, match="/dev/zero"):
         read_bounded(Path("/dev/zero"), 9 << 20)
 
 

@@ -7,13 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from headrace.app.answer.sampling_options import chat_sampling
+from headrace.app.answer.options import CHAT_DEFAULTS, AnswerOptions
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.shape_sources import has_shape, shape_of_checkpoint
 from headrace.models.loading.decoder_choice import context_length, own_decoder
 from headrace.models.loading.load import generation_defaults
 from headrace.runtime.errors import HeadraceError
-from headrace.runtime.sampling.params import SamplingParams
 from tests.checkpoints import header, shard, write
 from tests.fuzz.mutate import json_bytes, mutated_bytes, mutated_value, value
 
@@ -142,4 +141,4 @@ class GenerationConfig:
     def run(self, given: bytes) -> None:
         (self._folder / "generation_config.json").write_bytes(given)
         recommended = generation_defaults(self._folder)
-        SamplingParams(**chat_sampling({}, recommended))
+        AnswerOptions().resolved(recommended, CHAT_DEFAULTS).sampling_params()
