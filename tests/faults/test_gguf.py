@@ -151,7 +151,7 @@ def test_foreign_files_are_told_from_broken_ones(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.gguf", tmp_path):
-        with pytest.raises(CheckpointError, match="cannot be read"):
+        with pytest.raises(CheckpointError):
             open_container(path)
 
 

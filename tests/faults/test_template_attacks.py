@@ -205,7 +205,7 @@ def test_a_long_chat_is_within_the_limits() -> None:
 def test_what_a_template_may_build_grows_with_its_chat() -> None:
     source = "{% for m in messages %}{{ m.content ~ m.content ~ m.content }}{% endfor %}"
     assert len(ChatTemplate({"default": source}).render([{"role": "user", "content": "x" * 900_000}])) == 2_700_000
-    with pytest.raises(CheckpointError, match="more than 1000176 characters"):
+    with pytest.raises(CheckpointError, match="1000176"):
         ChatTemplate({"default": "{{ 'x' * 2700000 }}"}).render(USER)
 
 

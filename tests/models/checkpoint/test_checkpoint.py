@@ -116,7 +116,7 @@ def test_needs_neither_numpy_nor_mlx(tmp_path: Path) -> None:
 def test_a_lone_surrogate_in_a_config_is_refused(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama", "rope_scaling": {"rope_type": "\\udfff\\ud800"}}')
-    with pytest.raises(CheckpointError, match="no Unicode: a lone surrogate"):
+    with pytest.raises(CheckpointError, match="surrogate"):
         open_checkpoint(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama", "name": "\\ud83d\\ude00"}')
     assert open_checkpoint(tmp_path).config["name"] == "😀"

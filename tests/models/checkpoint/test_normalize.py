@@ -174,19 +174,19 @@ def test_a_config_without_a_floor_is_refused(key: str, levels: int) -> None:
     nested: dict[str, Any] = {}
     for _ in range(levels):
         nested = {key: nested, "model_type": "llama"}
-    with pytest.raises(CheckpointError, match="nested too deeply"):
+    with pytest.raises(CheckpointError, match="nested"):
         normalized(nested)
 
 
 @pytest.mark.parametrize("kind", [[], ["llama"], {"llama": 1}, 1, True])
 def test_a_model_type_is_a_name(kind: object) -> None:
     for config in ({"model_type": kind}, {"model_type": "qwen2_vl", "text_config": {"model_type": kind}}):
-        with pytest.raises(CheckpointError, match="model_type must be a name"):
+        with pytest.raises(CheckpointError, match="model_type"):
             normalized({**config_of("llama"), **config})
 
 
 @pytest.mark.parametrize("kind", ["llama", "phi"])
 @pytest.mark.parametrize("layers", [1_001, 1_000_000])
 def test_more_layers_than_any_decoder_has_are_refused_before_one_is_made(kind: str, layers: int) -> None:
-    with pytest.raises(CheckpointError, match=f"num_hidden_layers must be from 1 to 1,000, not {layers}"):
+    with pytest.raises(CheckpointError, match=f"num_hidden_layers.*1,000.*{layers}"):
         normalized({**config_of("llama"), "model_type": kind, "num_hidden_layers": layers})

@@ -45,7 +45,7 @@ def test_what_the_tensors_tell() -> None:
 def test_uniform_per_layer_settings_are_one_setting() -> None:
     assert config(attention__head_count_kv=[2, 2])["num_key_value_heads"] == 2
     assert config(attention__head_count_kv=None)["num_key_value_heads"] == 4
-    with pytest.raises(CheckpointError, match="head_count_kv should be a whole number"):
+    with pytest.raises(CheckpointError, match="head_count_kv"):
         config(attention__head_count_kv=[2, 1])
 
 
@@ -59,7 +59,7 @@ def test_gemma_gets_the_constants_its_files_leave_out() -> None:
     assert gemma3["model_type"] == "gemma3_text"
     assert (gemma3["sliding_window_pattern"], gemma3["rope_local_base_freq"], gemma3["rope_theta"]) == (6, 1e4, 1e6)
     assert gemma3["hidden_act"] == "gelu_pytorch_tanh"
-    with pytest.raises(CheckpointError, match=r"lacks gemma3\.attention\.sliding_window"):
+    with pytest.raises(CheckpointError, match=r"gemma3\.attention\.sliding_window"):
         config("gemma3", block_count=26)
 
 
@@ -92,7 +92,7 @@ def test_long_rope_names_its_factors_and_checks_its_amplitude() -> None:
     assert of()["original_max_position_embeddings"] == 64
     assert of()["rope_scaling"]["long_factor"] == [9.0] * 6
     assert of(attn_factor=1.1547005)["rope_scaling"]["type"] == "longrope"
-    with pytest.raises(UnsupportedModelError, match="attention factor of its own is not supported"):
+    with pytest.raises(UnsupportedModelError, match="attention factor"):
         of(attn_factor=1.3)
 
 
@@ -109,7 +109,7 @@ def test_rope_scaling() -> None:
     assert config(**yarn)["rope_scaling"] == {
         "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32.0, "beta_slow": 1.0
     }  # fmt: skip
-    with pytest.raises(UnsupportedModelError, match="'longrope' is not supported"):
+    with pytest.raises(UnsupportedModelError, match="longrope"):
         config(rope__scaling__type="longrope")
 
 
@@ -124,7 +124,7 @@ def test_llama_3_parameters_are_recovered_from_the_factors(factor: float) -> Non
     assert sum(1 < each < factor for each in factors) > 1  # some lie on the slope
     scaled = config(rope__freq_base=5e5, attention__key_length=64, rope_factors=factors)
     assert scaled["rope_scaling"] == wanted
-    with pytest.raises(CheckpointError, match="has 31 factors for heads of size 64"):
+    with pytest.raises(CheckpointError, match=r"31.*64"):
         config(rope__freq_base=5e5, attention__key_length=64, rope_factors=factors[1:])
     with pytest.raises(UnsupportedModelError, match="Llama 3 formula"):
         config(rope__freq_base=4e5, attention__key_length=64, rope_factors=factors)
@@ -165,5 +165,5 @@ def test_generation_settings_appear_only_where_the_file_recommends_them() -> Non
     given = {"general.sampling.temp": 0.699999988079071, "general.sampling.top_k": 20, "general.sampling.min_p": 0.0}
     sampled = {"temperature": 0.7, "top_k": 20, "min_p": 0.0, "do_sample": True}
     assert generation_config(Metadata(base | given), special) == ids | sampled
-    with pytest.raises(CheckpointError, match=r"top_k should be a whole number"):
+    with pytest.raises(CheckpointError, match="top_k"):
         generation_config(Metadata(base | {"general.sampling.top_k": 0.5}), special)

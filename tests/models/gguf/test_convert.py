@@ -258,13 +258,13 @@ def changed(tmp_path: Path, **changes: np.ndarray | None) -> Path:
 
 def test_missing_foreign_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
     vector = np.zeros(64, np.float32)
-    with pytest.raises(CheckpointError, match=r"blk\.1\.attn_k\.weight is missing"):
+    with pytest.raises(CheckpointError, match=r"blk\.1\.attn_k\.weight"):
         convert(changed(tmp_path, blk__1__attn_k__weight=None))
     (tmp_path / "m").rmdir()
-    with pytest.raises(UnsupportedModelError, match=r"blk\.0\.ffn_gate_inp\.weight has no place"):
+    with pytest.raises(UnsupportedModelError, match=r"blk\.0\.ffn_gate_inp\.weight"):
         convert(changed(tmp_path, blk__0__ffn_gate_inp__weight=vector))
     (tmp_path / "m").rmdir()
-    with pytest.raises(CheckpointError, match=r"output_norm\.weight has shape \(63,\)"):
+    with pytest.raises(CheckpointError, match=r"output_norm\.weight.*\(63,\)"):
         convert(changed(tmp_path, output_norm__weight=vector[:63]))
 
 

@@ -56,20 +56,20 @@ def test_an_activation_that_nobody_would_honour_is_refused() -> None:
 def test_a_missing_key_is_named(key: str) -> None:
     config = config_of("llama")
     del config[key]
-    with pytest.raises(CheckpointError, match=f"{key} is missing"):
+    with pytest.raises(CheckpointError, match=key):
         decoder_config(config)
 
 
 @pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "num_key_value_heads", "head_dim", "vocab_size"])
 @pytest.mark.parametrize("value", [0, -1, 2**31, 1.5, "64", True, [64], {}])
 def test_a_count_must_be_a_positive_integer(key: str, value: object) -> None:
-    with pytest.raises(CheckpointError, match=f"{key} must be a positive integer"):
+    with pytest.raises(CheckpointError, match=key):
         read("llama", **{key: value})
 
 
 @pytest.mark.parametrize("value", [0, -1e-5, float("inf"), float("nan"), "1e-5", True, [1e-5]])
 def test_a_number_must_be_positive(value: object) -> None:
-    with pytest.raises(CheckpointError, match="rms_norm_eps must be a positive number"):
+    with pytest.raises(CheckpointError, match="rms_norm_eps"):
         read("llama", rms_norm_eps=value)
 
 

@@ -112,13 +112,13 @@ def test_yarn_without_truncation_ramps_between_fractional_pairs() -> None:
     ],
 )
 def test_broken_sections_are_one_error(kind: str, scaling: dict[str, Any]) -> None:
-    with pytest.raises(CheckpointError, match=f"the {kind} rope scaling section"):
+    with pytest.raises(CheckpointError, match=kind):
         periods(1e4, 64, kind, scaling)
 
 
 @pytest.mark.parametrize(("head_dim", "share"), [(64, 2.0**53), (64, 1e-9), (64, 0.515625), (2**30, 1.0)])
 def test_a_head_that_cannot_turn_so_is_refused_before_its_periods_are_listed(head_dim: int, share: float) -> None:
-    with pytest.raises(CheckpointError, match="dimensions of a head cannot turn"):
+    with pytest.raises(CheckpointError, match="of a head"):
         make_rope(RopeConfig(1e4, "default", None, share), head_dim, 64)
 
 

