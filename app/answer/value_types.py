@@ -1,7 +1,6 @@
 """Value types of options and settings: numbers in a range, choices, flags, texts and logit biases.
 
-`read` takes a value of a JSON or TOML document, `parse` one that was typed. Both return the value, or raise ValueError
-with the words that follow "must be".
+`read` returns the value of a JSON or TOML document, or raises ValueError with the words that follow "must be".
 """
 
 import math
@@ -33,13 +32,6 @@ class Number:
         except OverflowError:
             raise ValueError("a smaller number") from None
 
-    def parse(self, text: str) -> float:
-        try:
-            number = float(text)
-        except ValueError:
-            raise ValueError("a number") from None
-        return self.read(number)
-
     def __str__(self) -> str:
         lower = f"above {self.least:g}" if self.above else f"{_figure(self.least)} or more"
         return lower if self.most == math.inf else f"{lower}, at most {_figure(self.most)}"
@@ -67,13 +59,6 @@ class Whole:
             raise ValueError(str(self))
         return value
 
-    def parse(self, text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            raise ValueError("a whole number") from None
-        return self.read(number)
-
     def __str__(self) -> str:
         if self.most is None:
             return f"{self.least} or more"
@@ -91,26 +76,18 @@ class OneOf:
             raise ValueError(str(self))
         return value
 
-    def parse(self, text: str) -> str:
-        return self.read(text)
-
     def __str__(self) -> str:
         return f"one of {', '.join(self.names)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """True or false; typed as `on` or `off`."""
+    """True or false."""
 
     def read(self, value: object) -> bool:
         if not isinstance(value, bool):
             raise ValueError("true or false")
         return value
-
-    def parse(self, text: str) -> bool:
-        if text not in ("on", "off"):
-            raise ValueError(str(self))
-        return text == "on"
 
     def __str__(self) -> str:
         return "on or off"
@@ -125,19 +102,13 @@ class Text:
             raise ValueError(str(self))
         return value
 
-    def parse(self, text: str) -> str:
-        return text
-
     def __str__(self) -> str:
         return "a text"
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Texts of one character or more; a single one may stand for a list.
-
-    Typed, they are separated by ` | `, and \\n stands for a line break.
-    """
+    """Texts of one character or more; a single one may stand for a list."""
 
     def read(self, value: object) -> tuple[str, ...]:
         texts = (value,) if isinstance(value, str) else value
@@ -147,28 +118,18 @@ class Texts:
             raise ValueError("texts of one character or more")
         return tuple(texts)
 
-    def parse(self, text: str) -> tuple[str, ...]:
-        return self.read([part.replace("\\n", "\n") for part in text.split(" | ") if part])
-
     def __str__(self) -> str:
         return "not empty"
 
 
 @dataclass(frozen=True, slots=True)
 class LogitBias:
-    """Token ids and the numbers added to their logits; typed as ID=VALUE, separated by blanks."""
+    """Token ids and the numbers added to their logits."""
 
     def read(self, value: object) -> dict[int, float]:
         if not isinstance(value, Mapping):
             raise ValueError(_BIAS)
         return {self._token(token): self._added(added) for token, added in value.items()}
-
-    def parse(self, text: str) -> dict[int, float]:
-        pairs = [pair.partition("=") for pair in text.split()]
-        try:
-            return self.read({int(token): float(added) for token, _, added in pairs})
-        except ValueError:
-            raise ValueError(str(self)) from None
 
     def __str__(self) -> str:
         return "ID=VALUE"
@@ -196,6 +157,24 @@ def read_value(kind: ValueType, name: str, value: object) -> Any:
         return kind.read(value)
     except ValueError as error:
         raise UsageError(f"{name} must be {error}, not {shown(value)}") from None
+
+
+def parse_value(kind: ValueType, text: str) -> Any:
+    """Return a typed value: `on` or `off` for a flag, texts with ` | ` between and \\n for a line break.
+
+    Raises ValueError.
+    """
+    match kind:
+        case Number():
+            return kind.read(float(text))
+        case Whole():
+            return kind.read(int(text))
+        case Flag():
+            return kind.read({"on": True, "off": False}.get(text))
+        case Texts():
+            return kind.read([part.replace("\\n", "\n") for part in text.split(" | ") if part])
+        case _:
+            return kind.read(text)
 
 
 def shown(value: object) -> str:

