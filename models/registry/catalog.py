@@ -1,20 +1,20 @@
 """The model catalog: assets/catalog.toml as typed entries.
 
-Starting an installed model does not import this module: reading the file costs milliseconds.
+Starting an installed model does not import this module: reading the file costs milliseconds. Completion of names
+does, so costs, which need mlx, are imported only where they are computed.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headrace.models.cost.costs import working_memory
-from headrace.models.cost.shape_sources import KV, experts_config, shape_of_decoder
-from headrace.models.cost.step_shape import StepShape
-from headrace.models.network.config import DecoderConfig, LayerConfig
 from headrace.runtime.config.paths import ASSETS
 from headrace.runtime.errors import ModelNotFoundError
+
+if TYPE_CHECKING:
+    from headrace.models.cost.step_shape import StepShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,8 @@ class Shape:
     @property
     def kv_bytes_per_token(self) -> int:
         """Return the bytes per position of a half-precision K/V cache over all layers, an upper bound."""
+        from headrace.models.cost.shape_sources import KV
+
         return self.layers * KV.row_bytes(self.kv_heads, self.head_dim)
 
 
@@ -84,8 +86,11 @@ class CatalogEntry:
     checked: str  # source of the facts above
 
     @property
-    def step_shape(self) -> StepShape:
+    def step_shape(self) -> "StepShape":
         """Return the shape of a decode step from the catalog's facts alone."""
+        from headrace.models.cost.shape_sources import experts_config, shape_of_decoder
+        from headrace.models.network.config import DecoderConfig, LayerConfig
+
         shape, quantization = self.shape, self.quantization.upper()
         mixture = experts_config(shape.experts, shape.active_experts, shape.ffn) if shape.experts > 1 else None
         config = DecoderConfig(
@@ -100,6 +105,8 @@ class CatalogEntry:
 
     def memory_bytes(self, context: int) -> int:
         """Return the memory to run with `context` tokens: weights, K/V cache and the program itself."""
+        from headrace.models.cost.costs import working_memory
+
         used = min(context, self.context)
         return self.weight_bytes + used * self.shape.kv_bytes_per_token + working_memory(self.step_shape)
 
