@@ -9,13 +9,14 @@ from typing import Any
 
 from headrace.app.sessions.examine import examine
 from headrace.app.sessions.export import to_document, to_markdown
-from headrace.app.sessions.records import Attachment, TurnMetrics
+from headrace.app.sessions.records import Attachment
 from headrace.app.sessions.search import search
 from headrace.app.sessions.store import SessionStore
 from headrace.app.sessions.tree import tree_lines
 from headrace.runtime.errors import HeadraceError
+from tests.summaries import make_summary
 
-METRICS = TurnMetrics(20, 12, 7, 0.05, 300.0, 150.0, 15.0, 0.3, 9000)
+METRICS = make_summary()
 VALUES: list[Any] = [
     None, b"", b"\xff\xfe", "x", "", "{", "[]", "{}", "[1]", "[" * 3000, '{"temperature": "hot"}', '{"stop": 3}',
     '[{"name": 1, "text": []}]', '{"prompt_tokens": 1e999}', "\ud800", -1, 0, 3, 10**15, 2**63 - 1, 1e300, -1e300,

@@ -13,8 +13,9 @@ from headrace.app.chat.session_branch import SessionBranch
 from headrace.app.chat.turn import RETRY_S, Turn
 from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.commands import Generate
-from headrace.app.engine.events import Delta, Done, Prefill
+from headrace.app.engine.events import Delta, Prefill
 from headrace.runtime.errors import DeletedError, EngineError
+from headrace.runtime.metrics.telemetry import Summary
 
 Phase = Literal["idle", "waiting", "prefill", "answering", "summarising"]
 
@@ -26,7 +27,7 @@ class AnswerWriter:
         self.turn: Turn | None = None
         self.accepted_spans: dict[int, Sequence[tuple[int, int]]] = {}
         self._engine, self._branch = engine, branch
-        self._unstored: tuple[Turn, str, Done | None] | None = None
+        self._unstored: tuple[Turn, str, Summary | None] | None = None
         self._retry_at = 0.0
 
     @property
@@ -103,10 +104,10 @@ class AnswerWriter:
             turn.grow(event.text, self.model_name, event.accepted_spans)
             self._show(turn)
 
-    def end(self, turn: Turn, reason: str, done: Done | None = None) -> None:
+    def end(self, turn: Turn, reason: str, summary: Summary | None = None) -> None:
         """Store the answer that ended. Raises SessionError if that fails; `settle` tries again."""
         self.turn = None
-        self._store(turn, reason, done)
+        self._store(turn, reason, summary)
 
     def save(self) -> None:
         """Store the text that arrived. Raises SessionError."""
@@ -130,11 +131,11 @@ class AnswerWriter:
         else:
             messages.append(answer)
 
-    def _store(self, turn: Turn, reason: str, done: Done | None) -> None:
+    def _store(self, turn: Turn, reason: str, summary: Summary | None) -> None:
         branch = self._branch
-        self._unstored, self._retry_at = (turn, reason, done), time.monotonic() + RETRY_S
+        self._unstored, self._retry_at = (turn, reason, summary), time.monotonic() + RETRY_S
         try:
-            turn.end(reason, done)
+            turn.end(reason, summary)
         except DeletedError:  # by another process: not tried again
             self._unstored = None
             with suppress(DeletedError):  # the session may be gone, too

@@ -15,9 +15,10 @@ from headrace.app.chat.parallel_answer import ParallelAnswer
 from headrace.app.chat.parallel_answers import AnswerEvent, ParallelAnswers, Phase
 from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.commands import ModelSpec
-from headrace.app.engine.events import Damaged, Died, Done, Event, Failed, Ready, one_line
+from headrace.app.engine.events import Damaged, Died, Event, Failed, Ready, one_line
 from headrace.app.sessions.records import Message
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
+from headrace.runtime.metrics.telemetry import Summary
 
 
 class _ModelEngine:
@@ -253,10 +254,10 @@ class Comparison(ParallelAnswers):
                 engine.engine.close()
         self._engines = dict.fromkeys(self.answers, self._main)
 
-    def _end(self, answer: ParallelAnswer, reason: str, done: Done | None = None) -> None:
+    def _end(self, answer: ParallelAnswer, reason: str, summary: Summary | None = None) -> None:
         self._running = None
         try:
-            super()._end(answer, reason, done)
+            super()._end(answer, reason, summary)
         finally:
             self._next()
 

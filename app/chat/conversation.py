@@ -361,7 +361,7 @@ class Conversation:
         if turn.summarising:
             self._summarised(turn, cancelled=done.reason == "cancelled")
             return
-        self.writer.end(turn, done.reason, done)
+        self.writer.end(turn, done.reason, done.summary)
         tokens = tokens_held(done.summary.prompt_tokens, done.summary.completion_tokens, done.reason)
         self.branch.context_tokens = tokens
         if done.context_full and turn.answer is not None:

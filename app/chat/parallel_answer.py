@@ -6,11 +6,12 @@ from headrace.app.chat.answer_setup import AnswerSetup, answer_request, settings
 from headrace.app.chat.session_branch import cached_tokens
 from headrace.app.chat.turn import Turn, TurnPhase
 from headrace.app.engine.commands import Generate
-from headrace.app.engine.events import Delta, Done, Prefill
+from headrace.app.engine.events import Delta, Prefill
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.sessions.records import Message, Session
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import DeletedError
+from headrace.runtime.metrics.telemetry import Summary
 
 AnswerPhase = Literal["idle", "queued", "loading"] | TurnPhase
 
@@ -70,13 +71,13 @@ class ParallelAnswer:
             if turn.answer is not None:
                 self.messages = [*self.messages[: -1 if self.answer is not None else None], turn.answer]
 
-    def end(self, reason: str, done: Done | None) -> None:
+    def end(self, reason: str, summary: Summary | None) -> None:
         """Store the answer that ended. Raises SessionError: call it again, unless it is a DeletedError."""
         self.phase = "idle"
         if (turn := self.turn) is None:
             return
         try:
-            turn.end(reason, done)
+            turn.end(reason, summary)
         except DeletedError:
             self.turn = None
             self.show(turn.leaf.id)

@@ -15,6 +15,7 @@ from headrace.app.chat.parallel_answer import ParallelAnswer
 from headrace.app.chat.turn import RETRY_S
 from headrace.app.engine.events import Abandoned, ContextFull, Delta, Done, Event, Failed, Prefill, one_line
 from headrace.runtime.errors import DeletedError, EngineError, SessionError
+from headrace.runtime.metrics.telemetry import Summary
 
 P = ParamSpec("P")
 Phase = Literal["idle", "waiting", "prefill", "answering"]
@@ -39,7 +40,7 @@ class ParallelAnswers(ABC):
         self.notice: str | None = None
         self._conversation, self._store = conversation, conversation.store
         self._before = conversation.messages[-1].id if conversation.messages else None
-        self._unstored: list[tuple[ParallelAnswer, str, Done | None]] = []
+        self._unstored: list[tuple[ParallelAnswer, str, Summary | None]] = []
         self._retry_at = 0.0
 
     @property
@@ -68,7 +69,7 @@ class ParallelAnswers(ABC):
             case Prefill() | Delta():
                 answer.handle(event)
             case Done():
-                self._end(answer, event.reason, event)
+                self._end(answer, event.reason, event.summary)
             case Failed():
                 answer.notice = one_line(event.message, event.hint)
                 self._end(answer, "failed")
@@ -79,23 +80,23 @@ class ParallelAnswers(ABC):
             case Abandoned():
                 self._end(answer, "cancelled")
 
-    def _end(self, answer: ParallelAnswer, reason: str, done: Done | None = None) -> None:
+    def _end(self, answer: ParallelAnswer, reason: str, summary: Summary | None = None) -> None:
         """Store an answer that ended. Raises SessionError if that fails; `_save` tries again."""
         answer.phase = "idle"
-        self._unstored.append((answer, reason, done))
+        self._unstored.append((answer, reason, summary))
         self._settle()
 
     def _settle(self) -> None:
         """Store the answers that ended. Raises SessionError as long as that fails."""
         self._retry_at = time.monotonic() + RETRY_S
         while self._unstored:
-            answer, reason, done = self._unstored[0]
+            answer, reason, summary = self._unstored[0]
             try:
-                answer.end(reason, done)
+                answer.end(reason, summary)
             except DeletedError as error:  # by another process: not tried again
                 answer.notice = str(error)
             self._unstored.pop(0)
-            self.notice = None if not self._unstored and done is not None else self.notice
+            self.notice = None if not self._unstored and summary is not None else self.notice
 
     def _save(self) -> None:
         """Store the text that arrived, and retry answers that could not be stored; failures become the notice."""

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from headrace.app.engine.events import Delta, Done, Prefill
+from headrace.app.engine.events import Delta, Prefill
 from headrace.app.sessions.database import storable
-from headrace.app.sessions.records import Message, TurnMetrics
+from headrace.app.sessions.records import Message
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import SessionError
+from headrace.runtime.metrics.telemetry import Summary
 
 DURABLE_S = 2.0
 RETRY_S = 2.0  # after the store has failed
@@ -101,20 +102,19 @@ class Turn:
         if time.monotonic() >= self._retry_at:
             self._save()
 
-    def end(self, reason: str, done: Done | None = None) -> None:
+    def end(self, reason: str, summary: Summary | None = None) -> None:
         """Close the answer; it is complete only if the model ended it.
 
         The metrics are the last part's; a continuation without text keeps the old ones. Raises SessionError if it
         cannot be stored: call it again then.
         """
-        has_answer = self._unsaved or (done is not None and reason != "cancelled")  # an empty one, too
+        has_answer = self._unsaved or (summary is not None and reason != "cancelled")  # an empty one, too
         if self.answer is None and has_answer:
             self.grow("")
         self._save()
         if self.answer is not None:
-            metrics = turn_metrics(done) if done is not None else None
-            if self.continuing and len(self.answer.content) == self._old_length:
-                metrics = self.leaf.metrics
+            unchanged = self.continuing and len(self.answer.content) == self._old_length
+            metrics = self.leaf.metrics if unchanged else summary
             self._store.finish(self.answer.id, reason, metrics, partial=reason != "stop")
 
     def _save(self) -> None:
@@ -130,19 +130,3 @@ class Turn:
         self._unsaved = ""
         if durable:
             self._durable_at = now
-
-
-def turn_metrics(done: Done) -> TurnMetrics:
-    """Return the stored metrics of an answer."""
-    summary = done.summary
-    return TurnMetrics(
-        prompt_tokens=summary.prompt_tokens,
-        reused_tokens=summary.reused_tokens,
-        completion_tokens=summary.completion_tokens,
-        ttft_s=done.ttft_s,
-        prefill_tokens_per_second=summary.prefill_tokens_per_second,
-        decode_tokens_per_second=summary.decode_tokens_per_second,
-        achieved_gb_s=summary.achieved_gb_s,
-        mbu=done.mbu,
-        kv_cache_bytes=summary.kv_cache_bytes,
-    )

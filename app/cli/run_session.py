@@ -21,8 +21,8 @@ from headrace.models.text.answer import Completed, Part, TextChunk
 from headrace.runtime.errors import SessionError
 
 if TYPE_CHECKING:  # imported only for an answer that is stored
-    from headrace.app.engine.events import Done
     from headrace.app.sessions.store import SessionStore
+    from headrace.runtime.engine.request import Finished
 
 
 _STORE_S = 0.2  # between two writes of a growing answer
@@ -85,7 +85,7 @@ class RunSession:
         from headrace.app.chat.turn import Turn
 
         turn: Turn | None = None
-        done: Done | None = None
+        done: Finished | None = None
         opening = answer.prompt.opening
         text, stored_at = opening, float("-inf")
         try:
@@ -98,7 +98,7 @@ class RunSession:
                 if isinstance(part, TextChunk | Completed):
                     text += part.text
                 if isinstance(part, Completed):
-                    done = _done(part)
+                    done = part.finished
                 elif text != opening and time.monotonic() >= stored_at + _STORE_S:
                     with suppress(SessionError):  # raised at the end, which tries again
                         turn.grow(text, model.name)
@@ -108,7 +108,7 @@ class RunSession:
             if turn is not None:
                 if text != opening:
                     turn.grow(text, model.name)
-                turn.end(done.reason if done is not None else "cancelled", done)
+                turn.end(*(done.reason, done.summary) if done else ("cancelled", None))
 
     def close(self) -> None:
         """Close the store."""
@@ -134,10 +134,3 @@ def _store() -> "SessionStore":
     from headrace.app.sessions.store import SessionStore
 
     return SessionStore()
-
-
-def _done(part: Completed) -> "Done":
-    from headrace.app.engine.events import Done
-
-    summary = part.finished.summary
-    return Done(0, part.finished.reason, summary, 0.0, None, context_full=False, mbu=None)

@@ -106,18 +106,15 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of an answer. context_full: it ended at the context limit. mbu: a fraction of the measured peak.
+    """The end of an answer. context_full: it ended at the context limit.
 
-    ttft_s: seconds from the submission in the chat's process to the first text.
+    summary: its ttft_s counts from the submission in the chat's process to the first text.
     """
 
     id: int
     reason: "FinishReason"
     summary: Summary
-    tokenize_s: float
-    ttft_s: float | None
     context_full: bool
-    mbu: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Everything here runs on the thread that loaded the model.
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.app.answer.answer import Answer, Prompt
@@ -120,13 +120,13 @@ class EngineHost:
 
         Raises HeadraceError for bad requests.
         """
-        started = time.perf_counter()
         ids = self._fit.fit(command, send)
         if ids is None:
             return
         opening = "" if command.continue_text else self._answerer.chat_prompt.opening(ids)
-        prompt = Prompt(ids, opening, started, time.perf_counter() - started)
-        answer = self._answerer.prepare(prompt, command.options, otherwise=command.otherwise, cancel=cancel)
+        answer = self._answerer.prepare(
+            Prompt(ids, opening), command.options, otherwise=command.otherwise, cancel=cancel
+        )
         self._disk_cache.load(ids)
         self._answerer.submit(answer)
         outbox = Outbox(command, send, opening)
@@ -149,7 +149,7 @@ class EngineHost:
                     running.outbox.flush()
                     del self._running[answer]
                     self._disk_cache.add(running.sequence.tokens)
-                    send(self._done(answer, running, event.finished))
+                    send(self._done(running, event.finished))
                 case request.Failed():
                     running.outbox.flush()
                     del self._running[answer]
@@ -190,18 +190,12 @@ class EngineHost:
     def _count(self, text: str) -> int:
         return len(self._loaded.tokenizer.encode(text))
 
-    def _done(self, answer: Answer, running: _Running, finished: Finished) -> Done:
+    def _done(self, running: _Running, finished: Finished) -> Done:
         summary = finished.summary
         entries = summary.prompt_tokens - 1 + summary.steps + summary.accepted
-        return Done(
-            id=running.id,
-            reason=finished.reason,
-            summary=summary,
-            tokenize_s=answer.prompt.tokenize_s,
-            ttft_s=running.outbox.ttft_s,
-            context_full=finished.reason == "length" and entries >= self._loaded.context_limit,
-            mbu=self.idle.mbu(summary),
-        )
+        context_full = finished.reason == "length" and entries >= self._loaded.context_limit
+        summary = replace(summary, ttft_s=running.outbox.ttft_s, mbu=self.idle.mbu(summary))
+        return Done(running.id, finished.reason, summary, context_full)
 
 
 def _spare_cpus(host: Machine) -> int:

@@ -10,10 +10,11 @@ from typing import Any
 
 from headrace.app.answer.phrases import phrases, sampling_text
 from headrace.app.output.sanitise import sanitise
-from headrace.app.sessions.records import Message, Session, TurnMetrics
+from headrace.app.sessions.records import Message, Session
 from headrace.app.sessions.store import SessionStore
 from headrace.models.text.thinking import split_thinking
 from headrace.runtime.errors import UsageError
+from headrace.runtime.metrics.telemetry import Summary
 
 _SPEAKERS = {"user": "You", "assistant": "Answer"}
 
@@ -66,7 +67,12 @@ def to_markdown(session: Session, branch: Sequence[Message]) -> str:
 
 def to_document(session: Session, messages: Sequence[Message]) -> dict[str, Any]:
     """Everything: all branches as a flat list whose `parent_id`s make the tree. Times are seconds since the epoch."""
-    return {"session": asdict(session), "messages": [asdict(message) for message in messages]}
+    return {"session": asdict(session), "messages": [_message_document(message) for message in messages]}
+
+
+def _message_document(message: Message) -> dict[str, Any]:
+    metrics = message.metrics.document() if message.metrics is not None else None
+    return asdict(message) | {"metrics": metrics}
 
 
 def made_with(message: Message) -> list[str]:
@@ -75,7 +81,7 @@ def made_with(message: Message) -> list[str]:
     return names if message.sampling is None else [*names, sampling_text(message.sampling)]
 
 
-def metrics_line(metrics: TurnMetrics) -> str:
+def metrics_line(metrics: Summary) -> str:
     """One answer's figures in a line."""
     known = phrases(metrics.completion_tokens, metrics.decode_tokens_per_second, metrics.ttft_s, metrics.mbu)
     return " · ".join([*known, f"prompt {metrics.prompt_tokens} ({metrics.reused_tokens} reused)"])

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from headrace.runtime.metrics.telemetry import Summary
+
 Role = Literal["user", "assistant"]
 DAMAGED = "damaged"
 """The `finish_reason` of a message of which the file holds something else than it should."""
@@ -17,21 +19,6 @@ class Attachment:
 
     name: str
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class TurnMetrics:
-    """How one answer went; names and units as in `runtime.metrics.telemetry`. None where a figure does not exist."""
-
-    prompt_tokens: int
-    reused_tokens: int
-    completion_tokens: int
-    ttft_s: float | None
-    prefill_tokens_per_second: float | None
-    decode_tokens_per_second: float | None
-    achieved_gb_s: float | None
-    mbu: float | None
-    kv_cache_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +40,7 @@ class Message:
     partial: bool = False
     finish_reason: str | None = None
     model: str | None = None
-    metrics: TurnMetrics | None = None
+    metrics: Summary | None = None
     attachments: tuple[Attachment, ...] = ()
     sampling: Mapping[str, Any] | None = None
     system: str | None = None

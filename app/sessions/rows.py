@@ -6,18 +6,20 @@ is written back.
 """
 
 import json
-import math
 import sqlite3
+import sys
 from collections.abc import Callable, Collection
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from headrace.app.sessions.records import DAMAGED, EVERYTHING, Attachment, Message, Role, Session, TurnMetrics
+from headrace.app.sessions.records import DAMAGED, EVERYTHING, Attachment, Message, Role, Session
+from headrace.runtime.metrics.telemetry import Percentiles, Summary
 
 T = TypeVar("T")
 _LATEST = 2.0**37  # seconds since the epoch, the year 6325: what calendars of every system can show
 _LARGEST_ID = 2**63 - 1
-_COUNTS = ("prompt_tokens", "reused_tokens", "completion_tokens", "kv_cache_bytes")
+_MAX_FLOAT = sys.float_info.max
+_RATES = ("prefill_tokens_per_second", "decode_tokens_per_second")  # derived
 _WHOLE = ("top_k", "seed", "max_tokens")
 _NUMBERS = (
     "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"
@@ -105,7 +107,7 @@ def message_of(row: sqlite3.Row) -> Message:
         partial=values.flag("partial"),
         finish_reason=values.optional_text("finish_reason"),
         model=values.optional_text("model"),
-        metrics=values.json("figures", _metrics, None),
+        metrics=values.json("figures", _summary, None),
         attachments=values.json("attachments", _attachments, ()),
         sampling=values.json("sampling", _settings, None),
         system=values.optional_text("system"),
@@ -202,16 +204,32 @@ def _is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2.0**64
 
 
-def _metrics(value: Any) -> TurnMetrics:
-    metrics = TurnMetrics(**value)
-    for field in fields(metrics):
-        figure = getattr(metrics, field.name)
-        if field.name in _COUNTS:
+def _summary(value: Any) -> Summary:
+    """Return a stored summary. Earlier versions stored rates and few other fields."""
+    stored = value if "steps" in value else _completed(value)
+    named = {name: figure for name, figure in stored.items() if name not in _RATES}
+    for name in ("step_latency", "itl"):
+        if named[name] is not None:
+            named[name] = Percentiles(*(_number(named[name][field.name], _MAX_FLOAT) for field in fields(Percentiles)))
+    summary = Summary(**named)
+    for field in fields(summary):
+        figure = getattr(summary, field.name)
+        if field.type is int:
             if type(figure) is not int or not 0 <= figure < 2**63:
                 raise ValueError
-        elif figure is not None:
-            _number(figure, math.inf if math.isfinite(figure) else -1.0)
-    return metrics
+        elif not isinstance(figure, Percentiles) and (figure is not None or field.type is float):
+            _number(figure, _MAX_FLOAT)
+    return summary
+
+
+def _completed(value: dict[str, Any]) -> dict[str, Any]:
+    """Return an earlier version's metrics as a summary; unknown fields are None, or 0 if they cannot be None."""
+    prefill, decode = (value[name] and _number(value[name], _MAX_FLOAT) for name in _RATES)
+    fed = value["prompt_tokens"] - value["reused_tokens"] - 1
+    unknown = dict.fromkeys(("first_step_s", "step_latency", "step_s", "itl"))
+    unknown |= dict.fromkeys(("steps", "weight_bytes_per_step", "kv_bytes_per_token", "peak_memory_bytes"), 0)
+    times = {"prefill_s": fed / prefill if prefill else 0.0, "tpot_s": 1 / decode if decode else None}
+    return unknown | times | {"prefill_tokens": fed} | value
 
 
 def _attachments(value: Any) -> tuple[Attachment, ...]:

@@ -16,10 +16,11 @@ from typing import Any
 
 from headrace.app.sessions.database import APPENDED, Database
 from headrace.app.sessions.presence import Presence
-from headrace.app.sessions.records import Attachment, Message, Role, Session, SessionEntry, TurnMetrics
+from headrace.app.sessions.records import Attachment, Message, Role, Session, SessionEntry
 from headrace.app.sessions.rows import lost_message, marked, message_of, readable, session_of
 from headrace.runtime.config.paths import data_dir
 from headrace.runtime.errors import DeletedError, SessionError, UsageError
+from headrace.runtime.metrics.telemetry import Summary
 
 _TITLE_LENGTH = 60  # characters
 _REMEMBERED_LENGTH = 4000  # characters
@@ -253,16 +254,14 @@ class SessionStore:
             self._refuse_deleted("messages", message_id)
             self.db.run("INSERT INTO pieces (message_id, text) VALUES (?, ?)", message_id, text)
 
-    def finish(
-        self, message_id: int, reason: str, metrics: TurnMetrics | None = None, *, partial: bool = False
-    ) -> Message:
+    def finish(self, message_id: int, reason: str, metrics: Summary | None = None, *, partial: bool = False) -> Message:
         """Close an answer; `partial` where it was stopped, cut off or ran into a limit."""
         with self.db.transaction(durable=True):
             self._refuse_damaged(message_id)
             self._fold(message_id)
             self.db.run(
                 "UPDATE messages SET partial = ?, finish_reason = ?, figures = ? WHERE id = ?",
-                *(partial, reason, json.dumps(asdict(metrics)) if metrics else None, message_id),
+                *(partial, reason, json.dumps(metrics.document()) if metrics else None, message_id),
             )
             self.db.run(
                 "UPDATE sessions SET updated_at = ? WHERE id = (SELECT session_id FROM messages WHERE id = ?)",

@@ -100,6 +100,7 @@ class Summary:
     prompt's last token. steps: all, the one of the end-of-turn token included.
     Without the first step: step_latency and its mean step_s per step; itl per token, an end-of-turn token included;
     tpot_s = (t_last - t_first) / tokens. proposed, accepted: draft tokens of all steps.
+    mbu: set by the app; the chat's ttft_s counts from the submission in its process.
     """
 
     prompt_tokens: int
@@ -122,6 +123,7 @@ class Summary:
     queue_s: float = 0.0
     proposed: int = 0
     accepted: int = 0
+    mbu: float | None = None
 
     @property
     def prefill_tokens_per_second(self) -> float | None:
@@ -136,6 +138,11 @@ class Summary:
     def mean_step_bytes(self) -> int:
         """Mean bytes per step without the first; 0 if unknown."""
         return round(self.achieved_gb_s * 1e9 * self.step_s) if self.achieved_gb_s and self.step_s else 0
+
+    def document(self) -> dict[str, Any]:
+        """Return all fields and both rates, as they are stored and exported."""
+        rates = ("prefill_tokens_per_second", "decode_tokens_per_second")
+        return asdict(self) | {name: getattr(self, name) for name in rates}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from headrace.app.sessions.records import TurnMetrics
+from headrace.runtime.metrics.telemetry import Summary
 from tests.bench.ui_tax import Terminal, newest_messages, prepare
 
 _QUESTION = (
@@ -27,7 +27,7 @@ _ANSWER_TOKENS = 50
 _PATIENCE_S = 120.0
 
 
-def talk(home: Path, turns: int, pause_s: float) -> list[TurnMetrics]:
+def talk(home: Path, turns: int, pause_s: float) -> list[Summary]:
     """The figures of every answer of one conversation."""
     env = prepare(home, _ANSWER_TOKENS, panel=True)
     terminal = Terminal([sys.executable, "-m", "headrace", "chat"], (120, 40), env)
@@ -49,7 +49,7 @@ def talk(home: Path, turns: int, pause_s: float) -> list[TurnMetrics]:
         terminal.leave()
 
 
-def _answers(home: Path) -> list[TurnMetrics]:
+def _answers(home: Path) -> list[Summary]:
     messages = newest_messages(home)
     return [message.metrics for message in messages if message.role == "assistant" and message.metrics]
 
@@ -62,7 +62,7 @@ def main() -> None:
     options.add_argument("--pauses", default="0,0.6")
     given = options.parse_args()
     pauses = [float(pause) for pause in given.pauses.split(",")]
-    found: dict[float, list[list[TurnMetrics]]] = {pause: [] for pause in pauses}
+    found: dict[float, list[list[Summary]]] = {pause: [] for pause in pauses}
     for _ in range(given.rounds):
         for pause in pauses:
             with tempfile.TemporaryDirectory() as folder:

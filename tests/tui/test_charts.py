@@ -248,7 +248,7 @@ def test_the_running_turn_is_a_live_row() -> None:
     before = section.change_key(metrics)
     metrics.stepped([record(200, 220)])
     assert section.change_key(metrics) != before
-    metrics.finished(summary(20, 0, 201), "stop", 0.1)
+    metrics.finished(summary(20, 0, 201), "stop")
     rows = section.lines(metrics, 60, 5)
     assert len(rows) == 2
     assert "●" not in rows[1].plain

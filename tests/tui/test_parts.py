@@ -240,7 +240,7 @@ def test_frozen_metrics_stay() -> None:
     metrics = _metrics()
     frozen = metrics.frozen()
     metrics.stepped([record(30, 50)])
-    metrics.finished(summary(20, 5, 31), "stop", 0.1)
+    metrics.finished(summary(20, 5, 31), "stop")
     assert len(frozen.steps) == 30
     assert not frozen.turns
     assert frozen.document()["phase"] == "decode"
@@ -260,7 +260,7 @@ def test_a_stall_is_marked_by_a_sign() -> None:
 
 def test_the_roofline_points_lie_under_the_roof() -> None:
     metrics = _metrics()
-    metrics.finished(summary(200, 0, 30), "stop", 0.1)
+    metrics.finished(summary(200, 0, 30), "stop")
     point = decode_point(metrics)
     assert point is not None
     assert point.flops <= 54e9 * point.intensity

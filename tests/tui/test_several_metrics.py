@@ -25,7 +25,7 @@ def delta(number: int, steps: range, batch: int) -> Delta:
 
 
 def done(number: int, said: int, reason: str = "stop") -> Done:
-    return Done(number, reason, summary(20, 0, said), 0.0, 0.1, False, None)  # type: ignore[arg-type]
+    return Done(number, reason, summary(20, 0, said), False)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("width", "height", "beside"), [(130, 20, True), (56, 20, False), (36, 12, False)])

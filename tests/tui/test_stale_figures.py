@@ -20,7 +20,7 @@ def decoded(steps: int = 300) -> LiveMetrics:
 def test_nothing_is_now_while_nothing_is_decoded() -> None:
     metrics = decoded()
     assert metrics.rate_now
-    metrics.finished(summary(20, 0, 300), "stop", 0.05)
+    metrics.finished(summary(20, 0, 300), "stop")
     assert metrics.rate_now is None
     metrics.submitted()
     metrics.stepped([record(0, 20)])  # a first step says how long the prompt took, not how fast decoding is
@@ -29,7 +29,7 @@ def test_nothing_is_now_while_nothing_is_decoded() -> None:
 
 def test_a_finished_answer_has_one_speed() -> None:
     metrics = decoded()
-    metrics.finished(summary(20, 0, 300), "stop", 0.05)
+    metrics.finished(summary(20, 0, 300), "stop")
     assert metrics.rate_average == metrics.turns[-1].tokens_per_second == 1 / LATENCY_S
 
 

@@ -40,7 +40,7 @@ def feed(metrics: LiveMetrics, events: Iterable[Event]) -> None:
         elif isinstance(event, PrefixCached):
             metrics.prefix_cached(CacheFill(event.tokens, event.used_bytes, event.allocated_bytes))
         elif isinstance(event, Done):
-            metrics.finished(event.summary, event.reason, event.ttft_s)
+            metrics.finished(event.summary, event.reason)
         elif isinstance(event, LoadProgress):
             metrics.loading(event.stage, event.done / event.total if event.total else None)
         elif isinstance(event, Ready):
@@ -60,18 +60,7 @@ def stored_turns(messages: Iterable[Message]) -> list[Turn]:
     """The answers of a branch, as far as it is known how they went."""
     answers = [(message, message.metrics) for message in messages if message.metrics is not None]
     return [
-        Turn(
-            number=number,
-            prompt_tokens=went.prompt_tokens,
-            reused_tokens=went.reused_tokens,
-            completion_tokens=went.completion_tokens,
-            ttft_s=went.ttft_s,
-            prefill_tokens_per_second=went.prefill_tokens_per_second,
-            tokens_per_second=went.decode_tokens_per_second,
-            achieved_gb_s=went.achieved_gb_s,
-            finish_reason=message.finish_reason or "",
-        )
-        for number, (message, went) in enumerate(answers, 1)
+        Turn.of(number, summary, message.finish_reason or "") for number, (message, summary) in enumerate(answers, 1)
     ]
 
 

@@ -71,6 +71,20 @@ class Turn:
     achieved_gb_s: float | None
     finish_reason: str
 
+    @classmethod
+    def of(cls, number: int, summary: Summary, reason: str) -> "Turn":
+        return cls(
+            number,
+            summary.prompt_tokens,
+            summary.reused_tokens,
+            summary.completion_tokens,
+            summary.ttft_s,
+            summary.prefill_tokens_per_second,
+            summary.decode_tokens_per_second,
+            summary.achieved_gb_s,
+            reason,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class CacheFill:
@@ -205,27 +219,16 @@ class LiveMetrics:
         self.fill = fill
         self._changed()
 
-    def finished(self, summary: Summary, reason: str, ttft_s: float | None) -> None:
+    def finished(self, summary: Summary, reason: str) -> None:
         self.phase, self.reused = "idle", summary.reused_tokens
         self.history.end_turn()
-        self.prefill_s, self.ttft_s = summary.prefill_s, ttft_s
+        self.prefill_s, self.ttft_s = summary.prefill_s, summary.ttft_s
         self._final_rate = summary.decode_tokens_per_second
         self.prefill_done = self.prefill_total = summary.prefill_tokens
         rate = summary.prefill_tokens_per_second
         if rate is not None and summary.prefill_tokens >= _MIN_STEPS:
             self.prefill_rate, self.prefill_batch = rate, summary.prefill_tokens
-        turn = Turn(
-            number=len(self.turns) + 1,
-            prompt_tokens=summary.prompt_tokens,
-            reused_tokens=summary.reused_tokens,
-            completion_tokens=summary.completion_tokens,
-            ttft_s=ttft_s,
-            prefill_tokens_per_second=rate,
-            tokens_per_second=summary.decode_tokens_per_second,
-            achieved_gb_s=summary.achieved_gb_s,
-            finish_reason=reason,
-        )
-        self.turns.append(turn)
+        self.turns.append(Turn.of(len(self.turns) + 1, summary, reason))
         self._changed()
 
     def ended_early(self) -> None:

@@ -13,11 +13,12 @@ from textual.content import Content
 from headrace.app.answer.phrases import phrases, plain_phrases
 from headrace.app.output.sanitise import Sanitiser, sanitise
 from headrace.app.sessions.export import made_with
-from headrace.app.sessions.records import Message, TurnMetrics
+from headrace.app.sessions.records import Message
 from headrace.app.tui.transcript.accepted import accepted_lines
 from headrace.app.tui.transcript.context_mark import mark_lines
 from headrace.app.tui.transcript.growing_markdown import GrowingMarkdown
 from headrace.models.text.thinking import split_thinking
+from headrace.runtime.metrics.telemetry import Summary
 
 RowKind = Literal["user", "body", "thinking", "summary", "meta", "blank"]
 Row = tuple[Content, RowKind]
@@ -259,7 +260,7 @@ class Entry:
         return notes
 
 
-def metrics_text(metrics: TurnMetrics) -> list[str]:
+def metrics_text(metrics: Summary) -> list[str]:
     """All that is known of what an answer cost."""
     parts = phrases(metrics.completion_tokens, metrics.decode_tokens_per_second, metrics.ttft_s, metrics.mbu)
     if metrics.reused_tokens:

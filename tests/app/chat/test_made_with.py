@@ -6,10 +6,11 @@ from pathlib import Path
 
 from headrace.app.chat.conversation import Conversation
 from headrace.app.sessions.export import to_document, to_markdown
-from headrace.app.sessions.records import Message, TurnMetrics
+from headrace.app.sessions.records import Message
 from headrace.app.sessions.store import SessionStore
 from headrace.app.tui.transcript.entry import Entry, LayoutOptions
 from tests.app.scripted_engine import CARD, ScriptedEngine
+from tests.summaries import make_summary
 
 
 def ask(chat: Conversation, text: str) -> None:
@@ -51,7 +52,7 @@ def test_every_answer_keeps_what_it_was_made_with(tmp_path: Path) -> None:
 
 
 def test_all_of_a_selected_answers_account_is_there_however_narrow_the_chat() -> None:
-    figures = TurnMetrics(36, 24, 355, 0.0767, 600.0, 156.0, 8.4, 0.25, 9_000_000)
+    figures = make_summary(36, 24, 355, 0.0767, 600.0, 156.0, 8.4, 0.25, 9_000_000)
     entry = Entry(Message(1, "s", None, "assistant", "So.", 0.0, finish_reason="cancelled", metrics=figures))
     cut = [line.plain for line, kind in entry.rows(LayoutOptions(40)) if kind == "meta"]
     assert len(cut) == 1

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from headrace.app.sessions.records import Attachment, TurnMetrics
+from headrace.app.sessions.records import Attachment
 from headrace.app.sessions.store import SessionStore
 from tests.patience import PATIENCE_S
+from tests.summaries import make_summary
 
-METRICS = TurnMetrics(20, 12, 7, 0.05, 300.0, 150.0, 15.0, 0.31, 9000)
+METRICS = make_summary(mbu=0.31)
 EVIL = "\x1b]52;c;ZXZpbA==\x07\u202etxet\x9b31m"
 
 

@@ -197,7 +197,7 @@ def test_an_answer_does_not_wait_for_a_chat_that_does_not_listen() -> None:
         deltas = [Delta(1, f"{number} " * 200, (record(number, number + 1),)) for number in range(4000)]
         for delta in deltas:  # far more than a socket holds
             outlet.send(delta)
-        done = Done(1, "stop", summary(10, 0, 4000), 0.0, 0.1, False, None)
+        done = Done(1, "stop", summary(10, 0, 4000), False)
         incoming, seen = Unpacker(), list[Event]()
         while len(seen) < len(deltas):
             try:

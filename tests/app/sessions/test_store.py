@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from headrace.app.sessions.database import VERSION
-from headrace.app.sessions.records import Attachment, TurnMetrics
+from headrace.app.sessions.records import Attachment
 from headrace.app.sessions.search import best_line, search
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import DeletedError, SessionError, UsageError
+from tests.summaries import make_summary
 
-METRICS = TurnMetrics(20, 12, 7, 0.05, 300.0, 150.0, 15.0, 0.3, 9000)
+METRICS = make_summary()
 
 
 @pytest.fixture
