@@ -1,4 +1,4 @@
-"""Whether a text gets the id of a control token into a prompt that the template did not write."""
+"""Check whether a text adds control token ids to a prompt."""
 
 from headrace.models.text.tokenizer import Tokenizer
 from tests.tokenizer_kinds import CONTROLS

@@ -1,7 +1,4 @@
-"""A corpus of broken and hostile safetensors directories: each is one clear CheckpointError, and nothing else.
-
-No crash, no traceback of another kind, no multi-line message, no long pause, and never a byte written.
-"""
+"""Broken and hostile safetensors directories: each gives one CheckpointError of one line, quickly, without a write."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""What stands beside the weights in place of a sound file: pipes, devices, gigabytes of nothing, millions of values."""
+"""Pipes, devices, huge files and millions of values in place of the files next to the weights."""
 
 import json
 import os
@@ -52,9 +52,7 @@ def loop(file: Path) -> None:
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", MORE])
 @pytest.mark.parametrize("put", [pipe, endless, huge, folder, loop])
-def test_what_is_no_sound_file_is_one_line_or_not_there(
-    directory: Path, name: str, put: Callable[[Path], None]
-) -> None:
+def test_broken_side_files_are_one_line_or_ignored(directory: Path, name: str, put: Callable[[Path], None]) -> None:
     file = directory / name
     file.unlink(missing_ok=True)
     put(file)

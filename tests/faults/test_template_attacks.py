@@ -1,4 +1,4 @@
-"""Hostile chat templates: each ends in one clear line, soon, without running code or filling the memory."""
+"""Hostile chat templates: each gives one error line within the limits of time and memory, without running code."""
 
 import itertools
 import sys
@@ -183,14 +183,14 @@ def test_a_hostile_template_ends_in_one_line(source: str) -> None:
     assert sys.gettrace() is None
 
 
-def test_what_a_template_says_cannot_reach_the_terminal() -> None:
+def test_template_errors_are_sanitised() -> None:
     with pytest.raises(CheckpointError) as caught:
         ChatTemplate({"default": "{{ raise_exception('\\x1b[2J\\nred\\r\\u202e') }}"}).render(USER)
     assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize(("block", "said"), [("last", ""), ("length", "2"), ("list", "['a', 'b']")])
-def test_a_filter_block_may_give_what_is_no_text(block: str, said: str) -> None:
+def test_a_filter_block_may_return_other_types(block: str, said: str) -> None:
     body = "" if block == "last" else "ab"
     source = "{% filter " + block + " %}" + body + "{% endfilter %}"
     assert ChatTemplate({"default": source}).render(USER) == said
@@ -202,7 +202,7 @@ def test_a_long_chat_is_within_the_limits() -> None:
     assert len(ChatTemplate({"default": source}).render(chat)) > 2_000_000
 
 
-def test_what_a_template_may_build_grows_with_its_chat() -> None:
+def test_the_text_limit_grows_with_the_chat() -> None:
     source = "{% for m in messages %}{{ m.content ~ m.content ~ m.content }}{% endfor %}"
     assert len(ChatTemplate({"default": source}).render([{"role": "user", "content": "x" * 900_000}])) == 2_700_000
     with pytest.raises(CheckpointError, match="1000176"):

@@ -90,7 +90,7 @@ def test_a_first_difference_is_within_llama_cpps_rounding(greedy: Greedy, name: 
     assert lead < noise[len(noise) // 2], f"step {step}: a lead of {lead:.3f}, half of all noise is below"
 
 
-def test_what_is_called_noise_is_noise() -> None:
+def test_the_noise_threshold_is_noise() -> None:
     """Were the records of two different models, the spread would be several logits."""
     noise = rounding_noise()
     assert len(noise) > 150

@@ -58,7 +58,7 @@ def test_quantized_floats_are_read_alike(tmp_path: Path, variant: str, mode: str
 
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 @pytest.mark.parametrize("variant", ["qwen3-moe", "gpt-oss"])
-def test_turns_of_a_mixture_say_what_mlx_lm_says(tmp_path: Path, variant: str, ops: Ops) -> None:
+def test_turns_of_a_mixture_equal_mlx_lms(tmp_path: Path, variant: str, ops: Ops) -> None:
     """A first turn, a second one, and the first one edited; past the window, and with a cache that goes back."""
     directory = write_model(tmp_path, variant)
     peer = MlxLmNetwork(open_checkpoint(directory), device=mx.DeviceType.cpu)

@@ -35,7 +35,7 @@ def tokens(engine: Engine, prompt: list[int], steps: int) -> tuple[list[int], in
 
 @pytest.mark.parametrize("variant", ["llama", "qwen3", "gemma2", "gemma3", "mistral-window"])
 @pytest.mark.parametrize("load", [decoder, peer])
-def test_turns_branches_and_repeats_say_the_same(tmp_path: Path, load: Any, variant: str) -> None:
+def test_turns_branches_and_repeats_give_equal_tokens(tmp_path: Path, load: Any, variant: str) -> None:
     network = load(write_model(tmp_path / "model", variant))
     chat = Engine(network, context_limit=128, keep_prefix=True)
     once = Engine(network, context_limit=128)

@@ -1,4 +1,4 @@
-"""Opening sound checkpoints: what is read, in which layouts, and that nothing heavy is needed for it."""
+"""Opening of valid checkpoints, without heavy imports."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What other tools quantized: the right weights in both decoders, or one line that names what nothing here reads."""
+"""Weights quantized by other tools: correct in both decoders, or refused by name."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def distance(found: mx.array, wanted: mx.array) -> float:
     return float((mx.abs(found - wanted).max() / mx.abs(wanted).max()).item())
 
 
-def test_every_weight_is_what_the_format_says(pair: tuple[str, Path, Path]) -> None:
+def test_every_weight_is_dequantized_exactly(pair: tuple[str, Path, Path]) -> None:
     _, foreign, plain = pair
     found = read_arrays(open_checkpoint(foreign), as_float=lambda _name, _matrix: True)
     wanted = read_arrays(open_checkpoint(plain))
@@ -53,7 +53,7 @@ def test_every_weight_is_what_the_format_says(pair: tuple[str, Path, Path]) -> N
         assert mx.array_equal(found[name].astype(mx.float32), array), name  # to the bit
 
 
-def test_what_the_headers_say_is_what_is_read(pair: tuple[str, Path, Path]) -> None:
+def test_headers_match_the_arrays_read(pair: tuple[str, Path, Path]) -> None:
     checkpoint = open_checkpoint(pair[1])
     arrays = read_arrays(checkpoint)
     assert arrays.keys() == checkpoint.tensors.keys()
@@ -71,7 +71,7 @@ def test_both_decoders_answer_as_from_float32(pair: tuple[str, Path, Path]) -> N
     assert distance(logits(MlxLmNetwork(open_checkpoint(foreign), device=mx.DeviceType.cpu)), wanted) < limit
 
 
-def test_a_line_says_what_was_done(pair: tuple[str, Path, Path]) -> None:
+def test_describe_names_the_conversion(pair: tuple[str, Path, Path]) -> None:
     checkpoint = open_checkpoint(pair[1])
     assert checkpoint.foreign is not None
     assert checkpoint.foreign.exact == FORMATS[pair[0]].exact
@@ -100,7 +100,7 @@ MOE: dict[str, Any] = {
 
 @pytest.mark.peer
 @pytest.mark.parametrize("name", ["fp8-blocks", "compressed-int8", "gptq", "awq", "compressed-int4"])
-def test_experts_are_stacked_from_what_was_dequantized(tmp_path: Path, name: str) -> None:
+def test_experts_are_stacked_after_dequantizing(tmp_path: Path, name: str) -> None:
     from mlx_lm.utils import _get_classes
 
     mx.random.seed(1)
@@ -158,7 +158,7 @@ def test_nothing_stays_in_float32_on_a_gpu(tmp_path: Path, device: mx.DeviceType
         {},
     ],
 )
-def test_what_nothing_reads_is_refused_by_name(tmp_path: Path, section: dict[str, Any]) -> None:
+def test_unknown_quantization_is_refused_by_name(tmp_path: Path, section: dict[str, Any]) -> None:
     directory = write_tensors(
         tmp_path, {"a": (np.zeros(4, np.float32), "F32")}, {**CONFIG, "quantization_config": section}
     )
@@ -169,7 +169,7 @@ def test_what_nothing_reads_is_refused_by_name(tmp_path: Path, section: dict[str
 
 @pytest.mark.parametrize("dtype", ["F8_E4M3", "I8", "U8", "U32", "I32"])
 @pytest.mark.parametrize("section", [{}, {"quantization": {"bits": 4, "group_size": 32}}])
-def test_no_matrix_is_taken_for_numbers_that_it_is_not(tmp_path: Path, dtype: str, section: dict[str, Any]) -> None:
+def test_unexplained_tensor_types_are_refused(tmp_path: Path, dtype: str, section: dict[str, Any]) -> None:
     tensors: Tensors = {name: (array, "F32") for name, array in weights().items()}
     name = "model.layers.1.mlp.up_proj.weight"
     width = np.uint32 if dtype.endswith("32") else np.uint8
@@ -180,7 +180,7 @@ def test_no_matrix_is_taken_for_numbers_that_it_is_not(tmp_path: Path, dtype: st
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
 @pytest.mark.parametrize("fault", ["a part is gone", "scales of another shape", "scales of another type"])
-def test_parts_that_do_not_fit_are_named(tmp_path: Path, name: str, fault: str) -> None:
+def test_mismatched_parts_are_named(tmp_path: Path, name: str, fault: str) -> None:
     how = FORMATS[name]
     stored, _ = encode(weights(), how)
     scale = next(key for key in stored if ".1.mlp.up_proj" in key and "scale" in key and "input" not in key)

@@ -1,4 +1,4 @@
-"""Configs as transformers 5 writes them mean what they meant in older forms, in both decoders."""
+"""Configs of transformers 5 mean the same as their older forms, in both decoders."""
 
 import json
 from pathlib import Path
@@ -144,7 +144,7 @@ KEYS = (
 
 @settings(max_examples=200)
 @given(st.sampled_from([kind for kind, _, _ in RENAMED]), st.dictionaries(st.sampled_from(KEYS), anything))
-def test_whatever_a_config_holds_it_is_read_or_refused(kind: str, changes: dict[str, Any]) -> None:
+def test_any_config_is_read_or_refused(kind: str, changes: dict[str, Any]) -> None:
     config = {"model_type": kind, **changes}
     try:
         once = normalized(config)

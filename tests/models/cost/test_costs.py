@@ -1,4 +1,4 @@
-"""Bytes and FLOPs of a step, against the tensors a step touches and against sums done by hand."""
+"""Bytes and FLOPs of a step, against the tensors it reads and sums by hand."""
 
 from pathlib import Path
 
@@ -90,7 +90,7 @@ def test_a_step_reads_its_own_row_too(tmp_path: Path) -> None:
     assert cost.kv_bytes(7) == 7 * row
 
 
-def test_windows_bound_what_is_read(tmp_path: Path) -> None:
+def test_windows_bound_the_bytes_read(tmp_path: Path) -> None:
     cost = load_decoder(write_model(tmp_path, "gemma3")).cost  # window 16 in two of four layers
     row = 2 * KV_HEADS * HEAD_DIM * 4
     assert sorted((layer.count, layer.window or 0) for layer in cost.kv) == [(2, 0), (2, 16)]

@@ -1,4 +1,4 @@
-"""Shapes of architectures that mlx-lm's classes run: rows that sum to what the loaded model counts."""
+"""Shapes of architectures that mlx-lm's classes run: rows sum to the loaded model's cost."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ EVERY = {**CONFIGS, "gpt2": GPT2, "talkie": TALKIE, "deepseek_v41": DEEPSEEK}
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_rows_sum_to_what_the_loaded_model_counts(name: str, tmp_path: Path) -> None:
+def test_rows_sum_to_the_loaded_models_cost(name: str, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(write(tmp_path, EVERY[name]))
     shape = shape_of_mlx_lm_checkpoint(checkpoint)
     network = MlxLmNetwork(checkpoint, device=mx.DeviceType.gpu)
@@ -43,13 +43,13 @@ def test_a_config_alone_gives_the_same(name: str, tmp_path: Path) -> None:
     assert quantized.cost.weight_flops == exact.cost.weight_flops
 
 
-def test_what_was_typed_finds_it(tmp_path: Path) -> None:
+def test_find_shape_finds_it_by_path(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS["olmo2"]))
     name, shape = find_shape(str(tmp_path))
     assert (name, shape.layers, shape.source) == (tmp_path.name, 4, "config.json, mlx-lm's class")
 
 
-def test_an_architecture_of_nobody_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "nobody"}))
     with pytest.raises(UnsupportedModelError, match="neither headrace nor mlx-lm"):
         find_shape(str(tmp_path))

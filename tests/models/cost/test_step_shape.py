@@ -1,4 +1,4 @@
-"""Bytes and FLOPs of a step: against the tensors a real step touches, the totals, and arithmetic by hand."""
+"""Bytes and FLOPs of a step, against the tensors a real step reads, the totals, and arithmetic by hand."""
 
 import contextlib
 from dataclasses import replace
@@ -128,13 +128,13 @@ def test_a_cache_of_n_entries_is_read_as_n_plus_one_rows() -> None:
     assert read.flops == 4 * 32 * 128 * 101
 
 
-def test_a_window_bounds_what_is_read() -> None:
+def test_a_window_bounds_the_bytes_read() -> None:
     shape = replace(one_matrix(Matrix("proj", 1, 64, 64, 8192)), kv=[LayerKV(1, 4096, 16)])
     assert shape.step(100)[2].nbytes == 16 * 4096
     assert shape.prefill(4, past=100)[2].flops == 4 * 16 * 4 * 32 * 128
 
 
-def test_a_prefill_attends_to_ever_more_and_makes_no_logits() -> None:
+def test_prefill_attention_grows_and_makes_no_logits() -> None:
     shape = one_matrix(Matrix("proj", 1, 64, 64, 8192), Matrix("head", 1, 1000, 64, 1000, output=True))
     rows = shape.prefill(10)
     assert "head" not in [row.name for row in rows]
@@ -155,7 +155,7 @@ def test_of_a_mixture_only_the_active_experts_are_read() -> None:
     assert total(shape.step(9)) == (shape.cost.step_bytes(9), shape.cost.step_flops(9))
 
 
-def test_what_if_it_were_quantized() -> None:
+def test_shapes_at_another_quantization() -> None:
     shape = one_matrix(Matrix("proj", 2, 64, 128, 64 * 128 * 2))
     quantized = shape.stored_at(4, 64)
     assert quantized.matrices[0].nbytes == 64 * 128 // 2 + 64 * 128 // 64 * 4
@@ -164,7 +164,7 @@ def test_what_if_it_were_quantized() -> None:
 
 
 @pytest.mark.parametrize("name", load_catalog())
-def test_the_catalogs_shapes_weigh_what_the_catalog_says(name: str) -> None:
+def test_catalog_shapes_have_the_catalogs_weight_bytes(name: str) -> None:
     entry = load_catalog()[name]
     shape = entry.step_shape
     table = 0 if entry.shape.tied else shape.matrices[-1].nbytes
@@ -191,6 +191,6 @@ def one_matrix(*matrices: Matrix) -> StepShape:
 
 
 @pytest.mark.parametrize("kind", [["llama"], {"a": 1}, 3, None])
-def test_a_model_type_that_is_no_text_is_known_to_nobody(kind: Any) -> None:
+def test_a_model_type_must_be_a_text(kind: Any) -> None:
     with contextlib.suppress(CheckpointError):
         assert not has_shape({**config_of("llama"), "model_type": kind})

@@ -1,4 +1,4 @@
-"""Memory beside weights and K/V: sums by hand, and what a process with the default model really takes."""
+"""Memory besides weights and K/V: sums by hand, and a process with the default model."""
 
 import json
 import subprocess
@@ -46,7 +46,7 @@ def test_the_sum_by_hand() -> None:
 
 
 @natively
-def test_experts_count_by_what_is_active_of_them_and_read_of_them() -> None:
+def test_experts_count_by_active_and_read_ones() -> None:
     count, active, size = 64, 8, 512
     mixture = {
         "model_type": "qwen3_moe", "num_experts": count, "num_experts_per_tok": active, "moe_intermediate_size": size,
@@ -102,7 +102,7 @@ def test_stock_operations_on_a_cpu_hold_floats_as_float32(
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks are of Linux processes")
 @pytest.mark.usefixtures("default_model")
 @pytest.mark.parametrize(("context", "kv"), [(1024, "f16"), pytest.param(4096, "q8", marks=pytest.mark.nightly)])
-def test_a_process_takes_what_is_predicted(context: int, kv: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_use_is_as_predicted(context: int, kv: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_HOME", str(TEST_HOME))
     monkeypatch.delenv("HEADRACE_KERNELS", raising=False)
     script = _SCRIPT.format(context=context, kv=kv)

@@ -34,7 +34,7 @@ def test_llama_names_sizes_as_hugging_face_does() -> None:
     }  # fmt: skip
 
 
-def test_what_the_tensors_tell() -> None:
+def test_tied_embeddings_and_biases_follow_from_tensors() -> None:
     assert config(tensors=())["tie_word_embeddings"] is True
     assert config(tensors=("blk.0.attn_output.bias",))["attention_bias"] is True
     assert config(tensors=("blk.0.ffn_down.bias",))["mlp_bias"] is True
@@ -151,7 +151,7 @@ def test_llama_3_parameters_are_recovered_from_the_factors(factor: float) -> Non
         ({"context_length": True}, "context_length should be a whole number"),
     ],
 )
-def test_what_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_impossible_values_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message) as caught:
         config(**changes)
     assert isinstance(caught.value, UnsupportedModelError) == ("not supported" in message)

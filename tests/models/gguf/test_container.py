@@ -1,4 +1,4 @@
-"""What is read of a sound GGUF file is what the gguf package reads of it."""
+"""Valid GGUF files, against the gguf package's reader."""
 
 from pathlib import Path
 

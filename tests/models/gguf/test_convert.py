@@ -98,7 +98,7 @@ def test_mlx_lm_loads_the_directory_and_gives_llama_cpps_logits(variant: str, tm
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_whatever_runs_it_answers_as_llama_cpp_in_every_turn(
+def test_both_decoders_answer_as_llama_cpp_in_every_turn(
     variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """First turn, second turn and an edited first turn of one conversation, on a cache that is kept between them."""

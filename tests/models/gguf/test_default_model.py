@@ -29,7 +29,7 @@ def test_embedding_and_projections_are_exact(default_gguf: Path, default_directo
         np.testing.assert_array_equal(values, gguf.quants.dequantize(stored.data, stored.tensor_type))
 
 
-def test_the_config_says_what_the_file_says(default_directory: Path) -> None:
+def test_the_config_matches_the_file(default_directory: Path) -> None:
     config = json.loads((default_directory / "config.json").read_text())
     assert config["model_type"] == "llama"
     assert (config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]) == (576, 30, 49152)

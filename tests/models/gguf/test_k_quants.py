@@ -107,7 +107,7 @@ def test_so_do_the_experts_of_a_mixture(tmp_path: Path) -> None:
     assert np.abs(ours - theirs).max() < 5e-6 * np.abs(theirs).max()
 
 
-def test_where_nothing_multiplies_with_groups_of_16_it_is_said(
+def test_a_note_reports_requantized_groups_of_16(
     directories: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADRACE_KERNELS", "reference")

@@ -1,4 +1,4 @@
-"""Converted tokenizers against llama.cpp's recorded token ids, and what must not depend on anybody's opinion."""
+"""Converted tokenizers, against llama.cpp's recorded token ids."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A draft model has the vocabulary of the model, token by token, or is refused with the first difference."""
+"""A draft model needs the target's vocabulary; the error names the first difference."""
 
 from typing import Any
 

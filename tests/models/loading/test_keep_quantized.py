@@ -1,4 +1,4 @@
-"""Keeping a quantized copy of a plain checkpoint: the same logits as quantizing on load, and a directory that loads."""
+"""A quantized copy in the store gives the logits of quantizing on load."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def logits(directory: Path, requantize: Quantization | None = None) -> mx.array:
 
 
 @pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (8, 64), (3, 32)])
-def test_the_kept_copy_is_what_quantizing_on_load_gives(plain: Path, bits: int, group_size: int) -> None:
+def test_the_copy_equals_quantizing_on_load(plain: Path, bits: int, group_size: int) -> None:
     kind = Quantization(bits, group_size)
     kept = keep_quantized(resolve(str(plain)), kind)
     assert kept.name == f"tiny-{bits}bit"
@@ -37,7 +37,7 @@ def test_the_kept_copy_is_what_quantizing_on_load_gives(plain: Path, bits: int, 
     assert mx.array_equal(logits(kept.path), logits(plain, kind))
 
 
-def test_what_is_quantized_already_is_refused(plain: Path) -> None:
+def test_a_quantized_checkpoint_is_refused(plain: Path) -> None:
     kept = keep_quantized(resolve(str(plain)), Quantization(4, 32), name="once")
     with pytest.raises(UsageError, match="quantized already"):
         keep_quantized(resolve(kept.name, fetch=False), Quantization(4, 32))

@@ -1,4 +1,4 @@
-"""From a directory to something that can answer: which decoder, how much context, and refusals with numbers."""
+"""Loading: choice of the decoder, context limit, K/V format, and errors with figures."""
 
 import json
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_a_loaded_model_answers(directory: Path) -> None:
         ({"quantization": {"bits": 4, "group_size": 32, "lm_head": {"mode": "unheard"}}}, "mlx-lm"),
     ],
 )
-def test_which_decoder_runs(tmp_path: Path, changes: dict[str, object], kind: str) -> None:
+def test_the_choice_of_the_decoder(tmp_path: Path, changes: dict[str, object], kind: str) -> None:
     directory = write_model(tmp_path, "llama")
     (directory / "config.json").write_text(json.dumps({**config_of("llama"), **changes}))
     assert network_kind(open_checkpoint(directory)) == kind
@@ -131,7 +131,7 @@ def test_float32_throughout_where_it_is_asked_for(directory: Path, monkeypatch: 
         assert 2 * loaded()[0].cost.kv_bytes_per_token == exact.cost.kv_bytes_per_token
 
 
-def test_without_a_wish_the_context_is_what_fits(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_context_fits_memory(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = open_checkpoint(directory)
     per_token = load_model(directory, name="tiny").network.cost.kv_bytes_per_token
     needed = checkpoint.nbytes + working(directory)
@@ -155,9 +155,7 @@ def test_layers_with_a_window_leave_room_for_more_context(
     assert load_model(directory, name="tiny").context_limit == (2000 if "full_attention" in layers else CONTEXT)
 
 
-def test_what_is_quantized_while_loading_needs_the_memory_of_what_it_becomes(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requantizing_needs_the_memory_of_the_result(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = Quantization(4, 32)
     quantized = load_model(directory, name="tiny", requantize=kind)
     stored = sum(array.nbytes for array in quantized.network.arrays)
@@ -221,7 +219,7 @@ def test_auto_is_unquantized_where_nothing_else_can_be(directory: Path, monkeypa
     assert load_model(directory, name="tiny", kv="auto").kv is None  # mlx-lm's classes
 
 
-def test_auto_quantizes_what_mlx_lms_classes_run(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_quantizes_kv_of_mlx_lms_classes(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "rope_traditional": True}))
     plain, q8 = (load_model(directory, name="tiny", kv=kv).network.cost for kv in (FLOAT16, Q8))
@@ -279,7 +277,9 @@ def test_k_and_v_count_where_mlx_lms_classes_run(directory: Path, monkeypatch: p
     assert mx.get_active_memory() == before  # refused before a weight was read
 
 
-def test_what_does_not_fit_is_refused_with_what_would(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_context_that_does_not_fit_is_refused_with_one_that_does(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     per_token = load_model(directory, name="tiny").network.cost.kv_bytes_per_token
     with_memory(monkeypatch, open_checkpoint(directory).nbytes + working(directory) + 1000 * per_token)
     with pytest.raises(NotEnoughMemoryError) as caught:
@@ -352,7 +352,7 @@ def test_the_dtype_policy(device: mx.DeviceType, stored: str, dtype: mx.Dtype) -
         ({"model_type": "llava", "text_config": {"torch_dtype": "bfloat16"}}, "F16", mx.bfloat16),
     ],
 )
-def test_a_gpu_computes_in_what_the_config_declares(config: dict[str, Any], stored: str, dtype: mx.Dtype) -> None:
+def test_a_gpu_computes_in_the_configs_dtype(config: dict[str, Any], stored: str, dtype: mx.Dtype) -> None:
     assert compute_dtype(mx.DeviceType.gpu, stored, config) == dtype
     assert compute_dtype(mx.DeviceType.cpu, stored, config) == mx.float32
 

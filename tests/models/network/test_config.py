@@ -1,4 +1,4 @@
-"""Reading config.json: what each architecture's keys mean, and wrong values as one clear error."""
+"""Reading of config.json: each architecture's keys, and one error for wrong values."""
 
 from typing import Any
 
@@ -40,11 +40,11 @@ def test_every_variant_is_ours(variant: str) -> None:
         config_of("llama") | {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
     ],
 )
-def test_what_is_not_ours_is_left_to_mlx_lm(config: dict[str, Any]) -> None:
+def test_other_architectures_are_left_to_mlx_lm(config: dict[str, Any]) -> None:
     assert decoder_config(config) is None
 
 
-def test_an_activation_that_nobody_would_honour_is_refused() -> None:
+def test_an_unsupported_activation_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="relu"):
         read("llama", hidden_act="relu")
     assert read("llama", hidden_act="silu").activation == "silu"

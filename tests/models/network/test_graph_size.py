@@ -20,7 +20,7 @@ def test_a_layer_is_no_longer_than_mlx_lms(family: str, mixed: bool, tmp_path: P
     assert ours.levels <= theirs.levels
 
 
-def test_a_layer_of_llama_is_what_it_was_counted_to_be(tmp_path: Path) -> None:
+def test_a_layer_of_llama_has_the_counted_operations(tmp_path: Path) -> None:
     """Norm, q/k/v, 2 rotations, 2 writes, attention, output, sum; norm, gate and up, activation, down, sum."""
     counts = count_layer(own_step, "llama", tmp_path)
     assert (counts.kernels, counts.levels) == (14, 12)

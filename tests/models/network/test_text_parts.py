@@ -1,4 +1,4 @@
-"""The text part of multimodal checkpoints, under every prefix that writers use, and what is said of the rest."""
+"""The text part of multimodal checkpoints, under every prefix in use, and the report of other parts."""
 
 import json
 from pathlib import Path
@@ -61,7 +61,7 @@ def greedy(directory: Path, ops: Ops) -> list[int]:
 @pytest.mark.parametrize("ops", KERNELS[:2], ids=name_of)
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_text_part_says_what_it_says_alone(tmp_path: Path, family: str, style: str, ops: Ops) -> None:
+def test_the_text_part_gives_the_logits_of_a_text_only_model(tmp_path: Path, family: str, style: str, ops: Ops) -> None:
     directory = nested(tmp_path / "nested", family, style)
     alone = write_model(tmp_path / "alone", FAMILIES[family][0])
     assert network_kind(open_checkpoint(directory)) == "headrace"
@@ -85,7 +85,7 @@ def test_quantized_parts_are_found_under_their_stored_names(tmp_path: Path, styl
 
 
 @pytest.mark.parametrize(("style", "said"), [("older", "vision_tower"), ("newer", "visual"), ("mlx-lm", None)])
-def test_what_is_left_out_is_said_and_not_counted(tmp_path: Path, style: str, said: str | None) -> None:
+def test_ignored_parts_are_reported_and_not_counted(tmp_path: Path, style: str, said: str | None) -> None:
     directory = nested(tmp_path / "nested", "gemma3", style)
     part = text_part(open_checkpoint(directory))
     line = part.describe_ignored()
@@ -95,7 +95,7 @@ def test_what_is_left_out_is_said_and_not_counted(tmp_path: Path, style: str, sa
     assert shape_of_checkpoint(open_checkpoint(directory)).resident_bytes == part.nbytes
 
 
-def test_a_text_config_of_unknown_company_is_not_taken_for_the_whole() -> None:
+def test_a_text_config_of_an_unknown_family_is_not_used_alone() -> None:
     from headrace.models.checkpoint.text_part import text_config
     from headrace.models.network.config import decoder_config
 
@@ -103,7 +103,7 @@ def test_a_text_config_of_unknown_company_is_not_taken_for_the_whole() -> None:
     assert decoder_config(text_config(outer)) is None
 
 
-def test_what_the_first_gemma3_left_to_its_class_is_known() -> None:
+def test_omitted_defaults_of_the_first_gemma3_are_known() -> None:
     """google/gemma-3-4b-it states six keys of its text part."""
     stated = {
         "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,

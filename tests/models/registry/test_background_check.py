@@ -1,4 +1,4 @@
-"""Files of an installed model are read again beside everything else: once, never in the way, and damage is told."""
+"""The integrity check of an installed model: once, paused during decoding, with damage reported."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def rot(model: ResolvedModel) -> None:
     os.utime(weights, ns=(facts.st_atime_ns, facts.st_mtime_ns))
 
 
-def test_a_whole_model_is_read_once(model: ResolvedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_intact_model_is_read_once(model: ResolvedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     assert BackgroundCheck(model).unread_bytes > 0
     assert checked(model).damage is None
     monkeypatch.setattr(module, "content_problems", lambda *_: pytest.fail("read again"))
@@ -54,7 +54,7 @@ def test_a_whole_model_is_read_once(model: ResolvedModel, monkeypatch: pytest.Mo
     assert (again.unread_bytes, again.damage) == (0, None)
 
 
-def test_damage_is_told_and_remembered(model: ResolvedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_is_reported_and_cached(model: ResolvedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     rot(model)
     check, told = BackgroundCheck(model), list[CheckpointError]()
     assert check.damage is None
@@ -82,7 +82,7 @@ def test_a_file_that_was_touched_is_read_again(model: ResolvedModel) -> None:
     assert checked(model).damage is not None
 
 
-def test_what_was_found_long_ago_is_looked_at_again(model: ResolvedModel, home: Path) -> None:
+def test_old_results_are_checked_again(model: ResolvedModel, home: Path) -> None:
     checked(model)
     file = home / "cache" / "checked.json"
     stored = json.loads(file.read_text())
@@ -93,7 +93,7 @@ def test_what_was_found_long_ago_is_looked_at_again(model: ResolvedModel, home: 
     assert BackgroundCheck(model).unread_bytes > 0
 
 
-def test_nothing_is_read_while_something_is_decoded(model: ResolvedModel) -> None:
+def test_reading_pauses_during_decoding(model: ResolvedModel) -> None:
     rot(model)
     check = BackgroundCheck(model)
     with check.paused():
@@ -121,7 +121,7 @@ def test_one_thread_of_idle_priority(model: ResolvedModel, monkeypatch: pytest.M
         assert os.sched_getscheduler(0) == before
 
 
-def test_what_cannot_be_read_is_told_and_not_remembered(model: ResolvedModel) -> None:
+def test_unreadable_files_are_reported_and_not_cached(model: ResolvedModel) -> None:
     (model.path / "model.safetensors").unlink()
     assert "cannot be read" in str(checked(model).damage)
     assert BackgroundCheck(model).problems == []

@@ -1,4 +1,4 @@
-"""The whole catalog file: every row complete, every number consistent with the shape it claims."""
+"""The catalog file: every row complete, every number consistent with its shape."""
 
 import re
 import tomllib
@@ -32,7 +32,7 @@ def test_default_comes_first_then_by_download_size() -> None:
 
 
 @each_entry
-def test_names_parse_as_what_they_are(entry: CatalogEntry) -> None:
+def test_names_parse_to_their_kind(entry: CatalogEntry) -> None:
     assert parse_source(entry.name) == CatalogName(entry.name)
     if isinstance(entry.source, HubRepo):
         assert parse_source(entry.source.repo) == HubId(entry.source.repo)

@@ -1,4 +1,4 @@
-"""Fetching from a hub, spoken to over real HTTP on the loopback interface by the real huggingface_hub."""
+"""Downloads from a hub over HTTP on the loopback interface, by the real huggingface_hub."""
 
 import hashlib
 import json
@@ -205,7 +205,7 @@ def test_without_network_the_cache_serves(hub: HubServer, tmp_path: Path, monkey
     assert "\n" not in str(caught.value)
 
 
-def test_offline_by_choice_is_said_so(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_hf_hub_offline(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.add("org/name", MODEL)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     for fetch in (fetch_config, fetch_hub):
@@ -224,7 +224,7 @@ def test_deleting_from_the_cache(hub: HubServer) -> None:
     assert delete_cached("org/name", files.commit) == 0
 
 
-def test_the_beginnings_of_files_that_nobody_fetches_go(hub: HubServer) -> None:
+def test_abandoned_partial_downloads_are_deleted(hub: HubServer) -> None:
     hub.add("org/name", MODEL)
     folder = fetch_hub(HUB).folder
     blob = (folder / "model.safetensors").resolve()

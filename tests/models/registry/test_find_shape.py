@@ -1,4 +1,4 @@
-"""From a name to a shape without weights: local configs and headers, the catalog, and one small file from a hub."""
+"""Shapes without weights: local configs and headers, the catalog, and config.json from a hub."""
 
 import json
 from pathlib import Path
@@ -67,7 +67,7 @@ def test_a_config_that_is_none(text: str, tmp_path: Path, store: Store) -> None:
         find_shape(str(tmp_path), store)
 
 
-def test_an_architecture_nobody_here_knows(tmp_path: Path, store: Store) -> None:
+def test_an_unknown_architecture(tmp_path: Path, store: Store) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "rwkv"}')
     with pytest.raises(UnsupportedModelError, match="rwkv"):
         find_shape(str(tmp_path), store)

@@ -1,4 +1,4 @@
-"""Which files of a repository are taken: the model, in a quantization we read, and never code or pickles."""
+"""Selection of a repository's files: the model in a supported quantization, never code or pickles."""
 
 import pytest
 from hypothesis import given
@@ -68,7 +68,7 @@ _suffix = st.sampled_from([".safetensors", ".json", ".gguf", ".py", ".bin", ".pt
 
 
 @given(st.lists(st.builds(str.__add__, _part, _suffix), max_size=10))
-def test_whatever_the_repository_holds(names: list[str]) -> None:
+def test_any_set_of_repository_files(names: list[str]) -> None:
     try:
         chosen = choose_files(names, REPO)
     except HeadraceError:

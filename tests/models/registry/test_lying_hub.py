@@ -1,4 +1,4 @@
-"""A hub that lies: nothing is written outside of its cache, no token goes to another host, and what came is refused."""
+"""A malicious hub: nothing is written outside its cache, no token goes to another host, its files are refused."""
 
 import contextlib
 import hashlib

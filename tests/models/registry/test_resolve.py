@@ -1,4 +1,4 @@
-"""One call from a name to a directory: every source end to end, with real downloads, conversions and stores."""
+"""Resolution of every kind of name to a directory, with real downloads, conversions and stores."""
 
 import json
 import resource
@@ -94,9 +94,7 @@ def test_broken_gguf_leaves_nothing(store: Store, tmp_path: Path) -> None:
     assert nothing_left_behind(store)
 
 
-def test_what_is_no_sound_gguf_is_not_hashed(
-    store: Store, tmp_path: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_gguf_is_not_hashed(store: Store, tmp_path: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(import_gguf, "hash_file")
     (tmp_path / "movie.gguf").write_bytes(b"RIFF" + bytes(1000))
     (tmp_path / "half.gguf").write_bytes(gguf.read_bytes()[: gguf.stat().st_size // 2])
@@ -180,7 +178,7 @@ def test_pulling_repairs_a_damaged_hub_model(store: Store, hub: HubServer) -> No
 
 
 @pytest.mark.parametrize("size", [0, 1, None])
-def test_pulling_repairs_what_the_store_noted_of_a_hub_model(size: int | None, store: Store, hub: HubServer) -> None:
+def test_pulling_repairs_a_hub_models_store_entry(size: int | None, store: Store, hub: HubServer) -> None:
     hub.add("org/tiny", MODEL)
     model = resolve("org/tiny", store=store)
     damage(store.root / "org--tiny" / "headrace.json", size)
@@ -192,7 +190,7 @@ def test_pulling_repairs_what_the_store_noted_of_a_hub_model(size: int | None, s
     assert resolve("org/tiny", store=store) is not None
 
 
-def test_what_was_made_here_cannot_be_pulled_again(store: Store, gguf: Path) -> None:
+def test_local_models_cannot_be_pulled_again(store: Store, gguf: Path) -> None:
     name = str(resolve(str(gguf), store=store).stored_as)
     damage(store.root / name / "headrace.json", 1)
     with pytest.raises(CheckpointError, match="broken") as caught:

@@ -1,4 +1,4 @@
-"""What `-m` takes: each of the four forms, paths before names, and one line for everything else."""
+"""Parsing of `-m`: the four forms, paths before names, and one error line for everything else."""
 
 from pathlib import Path
 
@@ -118,7 +118,7 @@ def test_a_directory_with_one_gguf_is_that_file(tmp_path: Path, text: str) -> No
     assert parse_source(text) == LocalGGUF(tmp_path / "files" / "m.gguf")
 
 
-def test_a_directory_that_is_no_model_is_told_from_a_misspelt_name(tmp_path: Path) -> None:
+def test_the_hint_names_a_directory_without_a_model(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     assert parse_source("files") == CatalogName("files")
     with pytest.raises(ModelNotFoundError) as caught:

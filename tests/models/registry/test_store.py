@@ -1,4 +1,4 @@
-"""The model store: whole or absent, one builder at a time, nothing outside it touched."""
+"""The model store: complete or absent models, one builder at a time, nothing outside it touched."""
 
 import errno
 import json
@@ -168,7 +168,7 @@ def test_hub_entries_stand_for_a_snapshot(store: Store, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"[" * 100_000])
-def test_a_broken_entry_says_how_to_get_rid_of_it(store: Store, content: bytes) -> None:
+def test_a_broken_entry_names_the_command_that_removes_it(store: Store, content: bytes) -> None:
     model = store.install(NAME, build)
     (model.path / "headrace.json").write_bytes(content)
     with pytest.raises(CheckpointError) as caught:
@@ -179,7 +179,7 @@ def test_a_broken_entry_says_how_to_get_rid_of_it(store: Store, content: bytes) 
     assert store.get(NAME) is None
 
 
-def test_what_a_crash_left_is_swept(store: Store) -> None:
+def test_leftovers_of_a_crash_are_deleted(store: Store) -> None:
     """A process killed while building leaves its partial directory; the next install of anything clears it."""
     script = (
         "import os, signal; from pathlib import Path; from headrace.models.registry.store import Store\n"

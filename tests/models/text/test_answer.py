@@ -1,4 +1,4 @@
-"""An answer as text, where a step says several tokens: it ends where it would have, token by token."""
+"""Answers as text for steps of several tokens: they end at the same token as with single tokens."""
 
 from typing import Any
 

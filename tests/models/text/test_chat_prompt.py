@@ -52,7 +52,7 @@ def test_an_opening_tag_that_the_template_writes_belongs_to_the_answer(tmp_path:
     assert len(longer) > len(prompt)
 
 
-def test_a_template_is_told_whether_to_think(tmp_path: Path) -> None:
+def test_a_template_gets_enable_thinking(tmp_path: Path) -> None:
     encoder = tokenizer(tmp_path, "qwen3")
     prompts = ChatPrompt(encoder)
     asked = prompts.encode(ASK)

@@ -1,4 +1,4 @@
-"""Which template is taken, what it is given, and how a system message finds its place."""
+"""Choice of the template, its variables, and the place of a system message."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ SYSTEM = {"role": "system", "content": "be brief"}
 ECHO = "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}"
 
 
-def test_a_chat_is_written_as_the_template_says() -> None:
+def test_a_chat_is_encoded_with_its_template() -> None:
     template = ChatTemplate({"default": FAMILIES["chatml"].template})
     chat = [SYSTEM, USER, {"role": "assistant", "content": "hello"}, USER]
     turns = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in chat)
@@ -110,7 +110,7 @@ def test_malformed_messages_are_usage_errors(chat: list[dict[str, Any]], says: s
         ChatTemplate({"default": ECHO}).render(chat)
 
 
-def test_what_a_template_objects_to_is_one_line() -> None:
+def test_a_template_error_is_one_line() -> None:
     template = ChatTemplate({"default": FAMILIES["gemma2"].template}, {"bos_token": "<bos>"})
     with pytest.raises(CheckpointError, match="roles") as caught:
         template.render([USER, USER])

@@ -1,4 +1,4 @@
-"""Nothing a message holds becomes a control token, whatever the template does with it."""
+"""No message content becomes a control token, whatever the template."""
 
 from functools import cache
 from pathlib import Path

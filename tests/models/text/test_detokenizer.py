@@ -1,4 +1,4 @@
-"""Streamed text equals decoded text, for every family, whatever the tokens; and no piece is half a character."""
+"""Streamed text equals decoded text for every family, and no piece ends inside a character."""
 
 import json
 from functools import cache

@@ -134,7 +134,7 @@ def test_tokens_beyond_a_sentencepiece_vocabulary_have_their_own_ids(model: Path
         Tokenizer.load(tmp_path)
 
 
-def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+def test_unreadable_tokenizers_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"no tokenizer\.json") as caught:
         Tokenizer.load(tmp_path)
     assert "tekken.json" in str(caught.value.hint)

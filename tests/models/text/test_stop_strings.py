@@ -32,12 +32,12 @@ def cut_by_pieces(pieces: list[str], stops: list[str]) -> tuple[str, bool]:
 @example(pieces=["a", "b", "a", "b"], stops=["bab", "aba"])
 @example(pieces=["ab", "b"], stops=["abba", "b"])
 @example(pieces=["ab", "ba"], stops=["abba", "b"])
-def test_any_cut_gives_what_find_gives(pieces: list[str], stops: list[str]) -> None:
+def test_any_split_gives_the_same_as_find(pieces: list[str], stops: list[str]) -> None:
     assert cut_by_pieces(pieces, stops) == cut_naively("".join(pieces), stops)
 
 
 @given(text=texts, stops=stops_lists)
-def test_only_what_may_start_a_stop_string_is_held(text: str, stops: list[str]) -> None:
+def test_only_possible_starts_of_a_stop_string_are_held(text: str, stops: list[str]) -> None:
     matcher = StopMatcher(stops)
     shown = ""
     for position, char in enumerate(text, start=1):

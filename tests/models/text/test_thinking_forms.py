@@ -1,4 +1,4 @@
-"""Thinking in control tokens comes out as a `<think>` section, and goes back in the family's own form."""
+"""Thinking in control tokens becomes a `<think>` section, and is converted back."""
 
 import json
 from pathlib import Path

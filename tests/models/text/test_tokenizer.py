@@ -1,4 +1,4 @@
-"""What a tokenizer reads from a checkpoint directory, and its plain encodings."""
+"""Tokenizers of checkpoint directories, and their plain encodings."""
 
 import json
 from collections.abc import Callable

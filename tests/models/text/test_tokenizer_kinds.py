@@ -1,4 +1,4 @@
-"""Twenty kinds of tokenizer, their controls told in five ways: no text of a message gives the id of one."""
+"""Twenty kinds of tokenizer, controls declared in five ways: no message text gives the id of one."""
 
 from pathlib import Path
 

@@ -97,7 +97,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_what_panics_or_aborts_is_refused_at_load(tmp_path: Path, case: str) -> None:
+def test_files_that_panic_or_abort_are_refused_at_load(tmp_path: Path, case: str) -> None:
     with pytest.raises(CheckpointError, match=r"^tokenizer\.json.+") as caught:
         Tokenizer.load(write(tmp_path, **HOSTILE[case]))
     assert "\n" not in str(caught.value)
@@ -126,7 +126,7 @@ def test_a_sound_character_map_is_believed(tmp_path: Path) -> None:
         ({"model": BPE | {"unk_token": "?"}}, "z"),
     ],
 )  # fmt: skip
-def test_what_fails_at_one_text_only_is_our_error_there(tmp_path: Path, parts: dict[str, Any], text: str) -> None:
+def test_a_failure_at_one_text_is_a_checkpoint_error(tmp_path: Path, parts: dict[str, Any], text: str) -> None:
     tokenizer = Tokenizer.load(write(tmp_path, **parts))
     with pytest.raises(CheckpointError, match="the tokenizer failed"):
         tokenizer.encode(text)
