@@ -146,3 +146,5 @@ def test_a_batch_is_held_to_one_sequence_of_the_same_rounds() -> None:
     assert (found["test"], found["batch"], found["pairs"]) == ("tg8 x8", 8, 2)
     assert found["speedup"] == {"mean": 4.0, "low": 4.0, "high": 4.0}
     assert found["step_time"] == {"mean": 2.0, "low": 2.0, "high": 2.0}
+    (noisy,) = scaling([one, {**eight, "samples": [40.0, 100.0]}])
+    assert noisy["step_time"]["low"] == 8 / noisy["speedup"]["high"] < noisy["step_time"]["high"]
