@@ -266,7 +266,7 @@ class _Wrong:
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-@pytest.mark.parametrize("part", ["begin", "adjust", "chose", "stop_ids", "cancel"])
+@pytest.mark.parametrize("part", ["begin", "adjust", "record", "stop_ids", "cancel"])
 def test_what_raises_in_one_sequence_ends_that_one_alone(network: Decoder, part: str, keeps: bool) -> None:
     engine = Engine(network, context_limit=LIMIT, keep_prefix=keeps)
     sequences = [engine.submit(request) for request in REQUESTS[:6]]
