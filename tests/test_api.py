@@ -22,7 +22,7 @@ from tests.tiny_chat import IM_END, write_chat_model
 QUESTION = [{"role": "user", "content": "hi"}]
 NEVER_ENDING = SamplingParams(logit_bias={IM_END: -100.0})
 
-# What a user's program may rely on. Adding is free; renaming or removing breaks programs.
+# Names that programs rely on. Adding is free; renaming or removing breaks programs.
 SIGNATURES = {
     "load": ["name", "context", "quantize", "group_size", "kv", "force", "progress"],
     "predict": ["name", "chip", "memory_gb", "context", "batch"],

@@ -82,8 +82,8 @@ class Answerer:
     ) -> Answer:
         """Make the request for an answer. Options that are not set are the model's recommendations.
 
-        otherwise: options for a model that recommends no temperature. logprobs: number of best tokens whose log
-        probabilities are reported; None: off. Raises UsageError for options out of range.
+        otherwise: options for a model that recommends no temperature. logprobs: number of best tokens reported with
+        their log probabilities; None: off.
         """
         options = options.resolved(self.model.generation_defaults, otherwise)
         request = Request(
@@ -100,13 +100,15 @@ class Answerer:
     def stream(self, answer: Answer) -> Generator[Part, None, None]:
         """Generate one answer alone: the text events up to `Completed`. Closing the generator ends the generation.
 
-        Raises what `Engine.generate` raises, malformed requests and long prompts at once.
+        Raises the errors of `Engine.generate`, those of malformed requests and long prompts at once.
         """
         return _stream(answer, self.engine.generate(answer.request))
 
-    def submit(self, answer: Answer) -> None:
-        """Queue an answer; its text events come from `step`. Raises what `Engine.submit` raises."""
-        self._running[self.engine.submit(answer.request)] = answer
+    def submit(self, answer: Answer) -> EngineSequence:
+        """Queue an answer; its text events come from `step`. Raises the errors of `Engine.submit`."""
+        sequence = self.engine.submit(answer.request)
+        self._running[sequence] = answer
+        return sequence
 
     def step(self) -> list[tuple[Answer, TextEvent]]:
         """Make one step of all answers. An answer's own error comes as `Failed`, and ends that answer alone.
@@ -129,20 +131,13 @@ class Answerer:
         return events
 
     @property
-    def running(self) -> dict[Answer, EngineSequence]:
-        """Submitted answers that have not ended, with the engine's sequences."""
-        return {answer: sequence for sequence, answer in self._running.items()}
-
-    @property
     def has_work(self) -> bool:
         """True if `step` has something to do."""
         return bool(self._running) or self.engine.has_work
 
-    def drop(self) -> list[Answer]:
-        """Forget all submitted answers after `step` raised, and return them."""
-        lost = list(self._running.values())
+    def drop(self) -> None:
+        """Forget all submitted answers, after `step` raised."""
         self._running.clear()
-        return lost
 
     def cancel_all(self) -> None:
         """End all submitted answers without further events, and give their memory back."""

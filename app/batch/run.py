@@ -109,7 +109,7 @@ class Batch:
     def run(self, cancel: CancelFlag, watch: Callable[["Batch", int], None]) -> None:
         """Answer all lines, or as many as finish before `cancel` is set.
 
-        `watch` is called after every step with its token count. Raises what `Engine.step` and `Output.write` raise.
+        `watch` is called after every step with its token count. Raises the errors of `step` and `write`.
         """
         started = time.perf_counter()
         while (self._waiting or self._running) and not cancel:

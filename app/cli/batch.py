@@ -87,7 +87,7 @@ def batch(arguments: BatchArguments) -> int:
     """Answer every line of IN.jsonl (`-`: standard input) and write a line of results for each.
 
     A line is {"prompt": "Why?"} or {"messages": [...]}, with options of its own ("temperature": 0.7, "max_tokens": 64);
-    or a request in the OpenAI batch form, whose result has that form too. Options that a line lacks are as for `run`.
+    or a request in the OpenAI batch form, with a result in that form. Options that a line lacks are as for `run`.
     A line that cannot be answered has a result with an error, and the exit code is 1. With -o, Ctrl-C keeps finished
     results, and the same command resumes the batch.
     """

@@ -34,7 +34,7 @@ def chosen_draft(given: str | None, usual: str, speculate: str | None) -> str | 
 def load_draft(name: str | None, model: "LoadedModel", *, quiet: bool) -> "Network[Any] | None":
     """Load the network of a draft model, fetched if need be; None for no name.
 
-    Raises UsageError for another vocabulary, and what loading a model raises.
+    Raises UsageError for another vocabulary, and the errors of loading a model.
     """
     if name is None:
         return None

@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from headrace.models.registry.background_check import BackgroundCheck
     from headrace.models.registry.resolve import ResolvedModel
 
-_CHECK_BYTES = 256 << 20  # of weights, whose checksum takes a fraction of a second
+_CHECK_BYTES = 256 << 20  # a checksum takes a fraction of a second
 
 
 def resolved_model(model: str | None, *, quiet: bool) -> "ResolvedModel":
-    """Find the model's directory, fetched first if need be. Raises what `resolve` raises."""
+    """Find the model's directory, fetched first if need be. Raises the errors of `resolve`."""
     from headrace.app.output.progress import drawn_progress
     from headrace.models.registry.resolve import resolve
 
@@ -30,7 +30,7 @@ def load_noted(
     kv: str = "f16",
     force: bool,
 ) -> "LoadedModel":
-    """Load the model, and print its notes on standard error. Raises what `load_resolved` raises."""
+    """Load the model, and print its notes on standard error. Raises the errors of `load_resolved`."""
     from headrace.app.config.kv_option import kv_choice
     from headrace.models.loading.load import load_resolved
 

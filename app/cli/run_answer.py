@@ -106,13 +106,8 @@ def _run_report(answerer: Answerer, answer: Answer, session: str | None, load_s:
     memory_now = measure_now("run")
     summary = answer.end.summary
     correct_peak(summary.achieved_gb_s, step_bytes=summary.mean_step_bytes, steps=summary.steps)
-    model = answerer.model
     return RunReport(
-        model=model.name,
-        kind=model.kind,
-        cost=model.network.cost,
-        context_limit=model.context_limit,
-        kv=model.kv,
+        model=answerer.model,
         answer=answer,
         load_s=load_s,
         session=session,

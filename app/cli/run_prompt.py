@@ -1,4 +1,4 @@
-"""What `headrace run` is asked: the argument, what is piped in, and the text files that go with either."""
+"""The prompt of `headrace run`: piped text, the argument, and attached text files."""
 
 import sys
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ STDIN = "-"
 def read_prompt(
     argument: str | None, files: Sequence[str] = (), *, raw: bool = False
 ) -> tuple[str, tuple[Attachment, ...]]:
-    """The text (what is piped in, a blank line, the argument) and its files. Raises UsageError if there is nothing.
+    """Return the text (piped text, a blank line, the argument) and its files. Raises UsageError if both are empty.
 
-    `-` as the argument reads standard input, a terminal too. `@path` is a file where the user typed it, never in text
-    that is piped in; with `raw` nowhere.
+    `-` as the argument reads standard input, a terminal too. `@path` names a file in the argument, not in piped text;
+    with `raw` nowhere.
     """
     piped = _piped() if argument == STDIN or not sys.stdin.isatty() else ""
     typed = argument if argument and argument != STDIN else ""

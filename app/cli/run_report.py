@@ -10,12 +10,11 @@ from typing import Any
 
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.phrases import phrases
+from headrace.models.loading.load import LoadedModel
 from headrace.runtime.machine.hardware import Machine
 from headrace.runtime.machine.peaks import Peak
-from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary, in_milliseconds, mbu
 from headrace.runtime.metrics.units import format_bytes
-from headrace.runtime.ops.kv_format import KVFormat
 from headrace.runtime.sampling.params import SamplingParams
 
 _CUT_SHORT = {"max_tokens": "token limit", "context_limit": "context limit", "cancelled": "stopped"}
@@ -25,15 +24,10 @@ _CUT_SHORT = {"max_tokens": "token limit", "context_limit": "context limit", "ca
 class RunReport:
     """A finished answer, with the model and the machine that gave it.
 
-    peak: the machine's measured peak. memory_now: read right after the answer. kv: K/V format; None with mlx-lm's
-    caches. session: id of the stored conversation.
+    peak: the machine's measured peak. memory_now: read right after the answer. session: id of the stored conversation.
     """
 
-    model: str
-    kind: str
-    cost: StepCost
-    context_limit: int
-    kv: KVFormat | None
+    model: LoadedModel
     answer: Answer
     load_s: float
     session: str | None
@@ -57,7 +51,7 @@ class RunReport:
     @property
     def step_bytes(self) -> int:
         """Bytes of a step at the mean context."""
-        return self.cost.step_bytes(self.mean_past)
+        return self.model.network.cost.step_bytes(self.mean_past)
 
     @property
     def roofline_tokens_per_second(self) -> float:
@@ -67,16 +61,12 @@ class RunReport:
     @property
     def arithmetic_intensity(self) -> float:
         """FLOPs per byte of a step at the mean context."""
-        return self.cost.step_flops(self.mean_past) / self.step_bytes
+        return self.model.network.cost.step_flops(self.mean_past) / self.step_bytes
 
     @property
     def without_kernels(self) -> bool:
         """True if stock MLX operations ran on a CPU, where the native kernels are several times as fast."""
         return self.machine.backend == "cpu" and self.kernels.get("kernels") == "reference"
-
-    @property
-    def measured_peak_gb_s(self) -> float:
-        return self.peak.gb_s
 
     @property
     def nominal_peak_gb_s(self) -> float | None:
@@ -85,7 +75,7 @@ class RunReport:
 
     @property
     def mbu(self) -> float | None:
-        return mbu(self.summary.achieved_gb_s, self.measured_peak_gb_s)
+        return mbu(self.summary.achieved_gb_s, self.peak.gb_s)
 
     @property
     def mbu_paired(self) -> float | None:
@@ -97,7 +87,7 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
     """Return the `--json` document. Absent figures (one token has no inter-token latency) are null."""
     summary, answer = report.summary, report.answer
     found: dict[str, Any] = {
-        "model": report.model,
+        "model": report.model.name,
         "session": report.session,
         "text": answer.text,
         "tokens": [token for step in answer.steps for token in step.tokens],
@@ -108,7 +98,7 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
         "decode_steps": summary.steps,
         "proposed_tokens": summary.proposed,
         "accepted_tokens": summary.accepted,
-        "context_limit": report.context_limit,
+        "context_limit": report.model.context_limit,
         "load_s": report.load_s,
         "ttft_s": answer.ttft_s,
         "tokenize_s": answer.prompt.tokenize_s,
@@ -120,13 +110,13 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
         "itl_ms": in_milliseconds(summary.itl),
         "step_ms": in_milliseconds(summary.step_latency),
         "weight_bytes_per_step": summary.weight_bytes_per_step,
-        "kv_format": report.kv.name if report.kv else None,
+        "kv_format": report.model.kv.name if report.model.kv else None,
         "kv_bytes_per_token": summary.kv_bytes_per_token,
         "kv_cache_bytes": summary.kv_cache_bytes,
         "peak_memory_bytes": summary.peak_memory_bytes,
         "achieved_bandwidth_gb_s": summary.achieved_gb_s,
         "memory_gb_s": report.memory_now.gb_s,
-        "measured_peak_gb_s": report.measured_peak_gb_s,
+        "measured_peak_gb_s": report.peak.gb_s,
         "measured_peak": asdict(report.peak),
         "nominal_peak_gb_s": report.nominal_peak_gb_s,
         "mbu": report.mbu,
@@ -139,7 +129,7 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
             "backend": report.machine.backend,
             "memory_bytes": report.machine.memory_bytes,
             "kernels": report.kernels,
-            "network": report.kind,
+            "network": report.model.kind,
         },
         "versions": report.versions,
     }
@@ -147,7 +137,7 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
         values = [values for step in answer.steps for values in step.logprobs or ()]
         found["logprobs"] = [{"chosen": value.chosen, "top": value.top} for value in values]
     if with_steps:
-        found["steps"] = [_step(record, report.measured_peak_gb_s) for record in answer.records]
+        found["steps"] = [_step(record, report.peak.gb_s) for record in answer.records]
     return found
 
 
@@ -173,7 +163,7 @@ def table(report: RunReport) -> list[tuple[str, str]]:
     """Return all figures as (label, value) rows, for `--stats`."""
     summary, answer = report.summary, report.answer
     rows = [
-        ("model", f"{report.model} ({report.kind} decoder, {report.kernels.get('kernels', '?')} kernels)"),
+        ("model", f"{report.model.name} ({report.model.kind} decoder, {report.kernels.get('kernels', '?')} kernels)"),
         ("device", f"{report.machine.device_name} ({report.machine.backend})"),
         ("finish reason", f"{answer.end.reason} ({answer.ended_by.replace('_', ' ')})"),
         ("prompt", f"{summary.prompt_tokens} tokens"),
@@ -191,7 +181,7 @@ def table(report: RunReport) -> list[tuple[str, str]]:
         ("peak memory", f"{format_bytes(summary.peak_memory_bytes)} (MLX)"),
         ("achieved", f"{_gb_s(summary.achieved_gb_s)} (computed from shapes)"),
         ("memory now", f"{_gb_s(report.memory_now.gb_s)}, read after the answer"),
-        ("measured peak", f"{_gb_s(report.measured_peak_gb_s)} ({report.peak.source}, {report.peak.measured_at})"),
+        ("measured peak", f"{_gb_s(report.peak.gb_s)} ({report.peak.source}, {report.peak.measured_at})"),
         ("nominal peak", _gb_s(report.nominal_peak_gb_s)),
         ("MBU", _mbu(report)),
     ]
@@ -205,7 +195,8 @@ def table(report: RunReport) -> list[tuple[str, str]]:
 def _kv(report: RunReport) -> str:
     """Return the cache's size, and its format if packed."""
     size = format_bytes(report.summary.kv_cache_bytes)
-    return f"{size} as {report.kv.name}" if report.kv and report.kv.packed else size
+    kv = report.model.kv
+    return f"{size} as {kv.name}" if kv and kv.packed else size
 
 
 def _mbu(report: RunReport) -> str:

@@ -98,7 +98,7 @@ def run_samples(answerer: Answerer, asked: str | Messages, options: AnswerOption
     """Answer a conversation, or continue a text, `arguments.samples` times. Return the exit code.
 
     Without a temperature of the options or the model, sampling is as in the chat. Raises UsageError for greedy
-    decoding, and what `Engine.submit` raises.
+    decoding.
     """
     prompt = answerer.prompt(asked, thinking=options.thinking)
     otherwise = CHAT_DEFAULTS if options.temperature is None else None

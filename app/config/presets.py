@@ -1,7 +1,7 @@
 """Presets: a system prompt and answer options under a name, in a TOML file of the user's, a table for each.
 
     [translator]
-    system = "Translate what I write into French."
+    system = "Translate my messages into French."
     temperature = 0.2
     stop = ["###"]
 

@@ -128,9 +128,9 @@ class EngineHost:
             Prompt(ids, opening), command.options, otherwise=command.otherwise, cancel=cancel
         )
         self._disk_cache.load(ids)
-        self._answerer.submit(answer)
+        sequence = self._answerer.submit(answer)
         outbox = Outbox(command, send, opening)
-        self._running[answer] = _Running(command.id, outbox, self._answerer.running[answer])
+        self._running[answer] = _Running(command.id, outbox, sequence)
         self._batch.started(len(self._running))
         self.idle.busy()
 

@@ -77,9 +77,7 @@ def test_answers_that_are_cancelled_leave_the_engine_idle(model: LoadedModel) ->
     for answer in answers:
         answerer.submit(answer)
     answerer.step()
-    assert set(answerer.running) == set(answers)
     answerer.cancel_all()
-    assert not answerer.running
     assert not answerer.has_work
     assert list(answerer.stream(prepared(answerer, "a", max_tokens=1)))
 

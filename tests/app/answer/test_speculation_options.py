@@ -1,4 +1,4 @@
-"""`--speculate`, the setting, and a batch line's key: what the engine is asked in the end."""
+"""Speculation by option, setting and batch line, in the request that reaches the engine."""
 
 import json
 from pathlib import Path

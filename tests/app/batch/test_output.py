@@ -1,4 +1,4 @@
-"""Files of results: what is kept, what is dropped, what is never touched; and streams, in order."""
+"""Result files (resumed, put in order, refused) and result streams."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Lines of a batch: what is understood, and that everything else is refused by name, for that line alone."""
+"""Batch lines: accepted forms, and errors by key for one line alone."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""`--draft`: a model that guesses for another, which changes nothing of what that says."""
+"""`--draft`: a draft model leaves answers unchanged."""
 
 import json
 from contextlib import nullcontext
@@ -87,7 +87,7 @@ def test_a_batch_takes_one_and_so_do_settings(model: Path, tmp_path: Path) -> No
     (tmp_path / "home" / "config" / "settings.toml").write_text('[chat]\ndraft = "/nowhere"\n')
     with pytest.raises(Exception, match="/nowhere"):
         answers()
-    assert answers("--speculate", "off") == alone, "what is not wanted is not loaded"
+    assert answers("--speculate", "off") == alone, "an unused draft is not loaded"
 
 
 def test_a_draft_of_other_tokens_is_one_clear_error(model: Path, other: Path) -> None:
@@ -108,7 +108,7 @@ def test_the_command_line_goes_before_the_settings() -> None:
 
 
 def said(host: EngineHost, **options: Any) -> tuple[str, set[str | None]]:
-    """An answer, and what guessed in its steps."""
+    """Return an answer and the sources of its draft tokens."""
     events: list[Any] = []
     messages = [{"role": "user", "content": "hi"}]
     host.begin(Generate(1, messages, AnswerOptions(max_tokens=40, **options)), CancelFlag(), events.append)

@@ -32,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose answers last until somebody stops them."""
+    """A model with answers that never end."""
     return write_chat_model(tmp_path_factory.mktemp("tiny") / "endless", context=1_000_000)
 
 

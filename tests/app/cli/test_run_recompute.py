@@ -21,6 +21,8 @@ from headrace.runtime.metrics.cost import LayerKV, StepCost
 from headrace.runtime.metrics.telemetry import Percentiles
 
 COST = StepCost(98_000_000, 2 * 98_000_000, [LayerKV(30, 768)], 4)
+NETWORK = SimpleNamespace(cost=COST)
+MODEL: Any = SimpleNamespace(name="m", kind="headrace", network=NETWORK, context_limit=1000, kv=None)
 PROMPT = 7
 TOKENIZER: Any = SimpleNamespace(answer_stream=lambda: None)
 
@@ -39,7 +41,7 @@ class Cache:
 
 
 def report(waits: Sequence[tuple[float, int]], reason: Any, ended_by_token: bool) -> dict[str, Any]:
-    """The document of an answer whose steps arrive after these waits."""
+    """Return the document of an answer with steps after these waits."""
     now = [1234.5678]
     timeline = Timeline(cost=COST, prompt_tokens=PROMPT, clock=lambda: now[0])
     now[0] += 0.125
@@ -60,7 +62,7 @@ def report(waits: Sequence[tuple[float, int]], reason: Any, ended_by_token: bool
     answer: Any = Answer(Prompt([1] * PROMPT), Request([1] * PROMPT), TOKENIZER)
     answer.steps, answer.finished = steps, Finished(reason, summary, *stop)
     found = RunReport(
-        model="m", kind="headrace", cost=COST, context_limit=1000, kv=None, answer=answer, load_s=0.0, session=None,
+        model=MODEL, answer=answer, load_s=0.0, session=None,
         machine=machine(), peak=peak, memory_now=peak, kernels={}, versions={},
     )  # fmt: skip
     parsed = json.loads(json.dumps(document(found, with_steps=True)))

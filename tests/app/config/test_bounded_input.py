@@ -1,4 +1,4 @@
-"""What the command line names is read to its end, or refused where it has none."""
+"""Bounded reads: files to their end, endless devices refused."""
 
 import io
 import os

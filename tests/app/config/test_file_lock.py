@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from headrace.app.config import file_lock
 from headrace.app.config.presets import Preset, save_preset
-file_lock.PATIENCE_S = {patience}  # whoever waits among so many on a busy machine may wait for long
+file_lock.PATIENCE_S = {patience}  # long, for a busy machine
 for number in range({changes}):
     save_preset(f"{{sys.argv[2]}}-{{number}}", Preset(system="x"), Path(sys.argv[1]))
 """

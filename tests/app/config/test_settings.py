@@ -120,7 +120,7 @@ _AWKWARD = st.sampled_from([0, 1, -1, 1e-9, 1e-300, 0.01, 100, 101, 2**63, 2**64
 @given(st.sampled_from(_NUMBERS), _AWKWARD | st.floats() | st.integers())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_file_the_set_command_and_the_sampler_agree(path: Path, name: str, value: float) -> None:
-    """What the file takes, /set takes, and only what the sampler takes."""
+    """The file and /set accept the same values, and the sampler accepts them."""
     try:
         taken = load_settings(written(path, f"[sampling]\n{name} = {value!r}\n")).sampling_given
     except UsageError:
