@@ -51,7 +51,6 @@ class Checkpoint:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all tensors."""
         return sum(info.nbytes for info in self.tensors.values())
 
 
@@ -120,7 +119,6 @@ def refuse_code(config: dict[str, Any]) -> None:
 
 
 def _shard_names(root: Path, names: list[str]) -> list[str]:
-    """Return the names of the weight files in `root`."""
     shards = [name for name in names if name.startswith("model") and name.endswith(".safetensors")]
     if shards:
         return shards

@@ -15,8 +15,6 @@ FLOATS = ("F16", "BF16", "F32")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Type, shape, shard and size of a tensor."""
-
     dtype: str  # a key of DTYPE_BYTES
     shape: tuple[int, ...]
     shard: Path

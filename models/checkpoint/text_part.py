@@ -40,7 +40,6 @@ class TextPart:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the text part's tensors."""
         return sum(info.nbytes for info in self.tensors.values())
 
     def describe_ignored(self) -> str | None:
@@ -52,7 +51,6 @@ class TextPart:
 
 
 def text_part(checkpoint: Checkpoint) -> TextPart:
-    """Return the checkpoint's language model."""
     config = text_config(checkpoint.config)
     if config is checkpoint.config:
         same = {name: name for name in checkpoint.tensors}

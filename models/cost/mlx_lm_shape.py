@@ -88,6 +88,5 @@ def _matrices(model: Any, measured: Measured) -> Sequence[Matrix]:
 
 
 def _merged(kv: Sequence[LayerKV]) -> Sequence[LayerKV]:
-    """Merge equal layers."""
     counts = Counter((layer.bytes_per_token, layer.window) for layer in kv)
     return [LayerKV(count, row, window) for (row, window), count in counts.items()]

@@ -49,7 +49,6 @@ def has_shape(config: Mapping[str, Any]) -> bool:
 
 
 def shape_of_config(config: Mapping[str, Any]) -> StepShape:
-    """Return the shape from config.json alone."""
     config = text_config(normalized(config))
     stored = config.get("quantization") or config.get("quantization_config")
     section = stored if isinstance(stored, Mapping) and stored.get("bits") else None

@@ -44,7 +44,6 @@ class Matrix:
 
     @property
     def step_flops(self) -> int:
-        """Return the FLOPs of one token through all `count`."""
         return round(2 * self.count * self.weights * self.share)
 
 
@@ -107,14 +106,12 @@ class StepShape:
         return replace(self, matrices=matrices, resident_bytes=self.resident_bytes + change)
 
     def with_kv(self, stored: KVFormat) -> "StepShape":
-        """Return the shape with K/V in format `stored`."""
         row, now = (kind.row_bytes(1, self.head_dim) for kind in (stored, self.kv_format))
         kv = [replace(layer, bytes_per_token=layer.bytes_per_token * row // now) for layer in self.kv]
         return replace(self, kv=kv, kv_format=stored)
 
     @property
     def cost(self) -> StepCost:
-        """Return the total cost."""
         return StepCost(
             weight_bytes=sum(matrix.step_bytes for matrix in self.matrices) + self.vector_bytes,
             weight_flops=sum(matrix.step_flops for matrix in self.matrices),

@@ -131,5 +131,4 @@ def has_experts(architecture: Architecture) -> bool:
 
 
 def find(name: str, *, experts: int) -> Architecture | None:
-    """Return the row of GGUF architecture `name`, or None."""
     return MIXTRAL if name == "llama" and experts else ARCHITECTURES.get(name)

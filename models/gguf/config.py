@@ -111,7 +111,6 @@ def _head_dim(metadata: Metadata, hidden: int, heads: int, row: Architecture) ->
 
 
 def _particulars(metadata: Metadata, config: Config, tensors: Collection[str]) -> Config:
-    """Return the entries that only some architectures have."""
     kind = config["model_type"]
     if kind in ("llama", "mixtral", "smollm3"):
         biases = {

@@ -41,7 +41,6 @@ class Metadata:
         return _shortest(float(value))
 
     def positive(self, key: str, default: float | None = None) -> float:
-        """Return a finite number above zero."""
         if (value := self.number(key, default)) == 0:
             raise self._wrong(key, "above zero", value)
         return value

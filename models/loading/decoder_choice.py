@@ -26,7 +26,6 @@ def own_decoder(checkpoint: Checkpoint) -> DecoderConfig | None:
 
 
 def network_kind(checkpoint: Checkpoint) -> NetworkKind:
-    """Return the kind of decoder that runs the checkpoint."""
     return "mlx-lm" if own_decoder(checkpoint) is None else "headrace"
 
 

@@ -55,7 +55,6 @@ class Decoder:
 
     @property
     def ops(self) -> Ops:
-        """Return the operations of the decoder."""
         return self._ops
 
     def with_ops(self, ops: Ops) -> "Decoder":
@@ -67,12 +66,10 @@ class Decoder:
 
     @property
     def dtype(self) -> mx.Dtype:
-        """Return the compute dtype."""
         return self._dtype
 
     @property
     def kv_format(self) -> KVFormat:
-        """Return the K/V storage format."""
         return self.kv_shape.format
 
     def with_kv(self, kv: KVFormat) -> "Decoder":

@@ -124,7 +124,6 @@ def _looked_up(modules: Mapping[str, Any], vocab_size: int) -> set[str]:
 
 
 def owner(modules: Mapping[str, Any], parameter: str) -> str:
-    """Return the path of the module that has a parameter."""
     path = parameter
     while path not in modules:
         path = path.rpartition(".")[0]

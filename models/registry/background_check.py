@@ -38,7 +38,6 @@ class BackgroundCheck:
 
     @property
     def unread_bytes(self) -> int:
-        """Return the bytes left to read."""
         return sum(entry["bytes"] for entry in self._unread.values())
 
     @property
@@ -62,7 +61,6 @@ class BackgroundCheck:
         self._clear.clear()
 
     def resume(self) -> None:
-        """Continue reading."""
         self._clear.set()
 
     @contextmanager
@@ -75,7 +73,6 @@ class BackgroundCheck:
             self.resume()
 
     def wait(self, seconds: float) -> None:
-        """Wait for the thread to finish, for `seconds` at most."""
         if self._thread is not None:
             self._thread.join(seconds)
 
@@ -135,7 +132,6 @@ def _checked() -> dict[str, Any]:
 
 
 def _identity(file: Path) -> list[int] | None:
-    """Return [size, modification time in ns, inode]."""
     try:
         facts = file.stat()
     except OSError:

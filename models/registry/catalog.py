@@ -40,8 +40,6 @@ class HubRepo:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes from which parameter count and K/V size follow."""
-
     layers: int
     hidden: int
     ffn: int  # for a mixture of experts: of one expert
@@ -72,8 +70,6 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """One model of the catalog."""
-
     name: str
     title: str
     source: Wheel | HubRepo

@@ -16,7 +16,7 @@ from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.checkpoint.safetensors import refuse_code
 from headrace.models.registry.checksums import ByteProgress, hash_file
 from headrace.models.registry.hub_cache import remove_leftovers
-from headrace.models.registry.hub_errors import explain, is_offline, unreachable
+from headrace.models.registry.hub_errors import explain, explained, is_offline, unreachable
 from headrace.models.registry.hub_files import choose_files
 from headrace.models.registry.hub_guard import check_commit, only_sound_answers
 from headrace.models.registry.hub_transfer import Mute, bar_class, interruptible, small_chunks
@@ -47,68 +47,54 @@ def fetch_hub(hub: HubId, *, file: str | None = None, progress: Progress = silen
     Raises ModelNotFoundError, FetchError (network, permission, damaged download) or CheckpointError (refused files).
     """
     with only_sound_answers(), small_chunks():
-        return _fetch(hub, file, progress)
-
-
-def _fetch(hub: HubId, file: str | None, progress: Progress) -> HubFiles:
-    api = _api()
-    # huggingface_hub's warnings would break the progress display. Importing it sets the level, so set it here.
-    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
-    try:
         progress("asking the hub", 0, None)
-        info = api.model_info(hub.repo, revision=hub.revision, files_metadata=True, timeout=_API_TIMEOUT_SECONDS)
-        check_commit(info.sha)
-    except HeadraceError:
-        raise
-    except Exception as error:
-        if not is_offline(error):
-            raise explain(error, hub) from error
-        return _from_cache(hub, file)
-    try:
-        return _download(hub, info, file, progress)
-    except HeadraceError:
-        raise
-    except Exception as error:
-        raise explain(error, hub) from error
+        info = _model_info(hub, files_metadata=True)
+        if info is None:
+            return _from_cache(hub, file)
+        with explained(hub):
+            return _download(hub, info, file, progress)
 
 
 def fetch_config(hub: HubId) -> dict[str, Any]:
     """Return config.json of `hub`, from the hub or its cache. Raises as `fetch_hub` does."""
-    with only_sound_answers():
-        return _fetch_config(hub)
-
-
-def _fetch_config(hub: HubId) -> dict[str, Any]:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    api = _api()
-    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
-    commit, offline = hub.revision, False
-    try:
-        # Without network this request fails at once; the download would retry for half a minute.
-        commit = check_commit(api.model_info(hub.repo, revision=hub.revision, timeout=_API_TIMEOUT_SECONDS).sha)
-    except HeadraceError:
-        raise
-    except Exception as error:
-        offline = is_offline(error)
-        if not offline:
-            raise explain(error, hub) from error
-    try:
-        path = hf_hub_download(hub.repo, "config.json", revision=commit, local_files_only=offline, tqdm_class=Mute)
-    except LocalEntryNotFoundError as error:
-        raise unreachable(hub) from error
-    except HeadraceError:
-        raise
-    except Exception as error:
-        raise explain(error, hub) from error
+    with only_sound_answers():
+        info = _model_info(hub)
+        commit, offline = (hub.revision, True) if info is None else (info.sha, False)
+        with explained(hub):
+            try:
+                path = hf_hub_download(
+                    hub.repo, "config.json", revision=commit, local_files_only=offline, tqdm_class=Mute
+                )
+            except LocalEntryNotFoundError as error:
+                raise unreachable(hub) from error
     return read_json_object(Path(path))
 
 
-def _api() -> Any:
+def _model_info(hub: HubId, *, files_metadata: bool = False) -> Any:
+    """Return the hub's facts about the repository at one commit; None if the hub cannot be reached.
+
+    Without network this fails at once; a download would retry for half a minute.
+    """
     from huggingface_hub import HfApi
 
-    return HfApi(library_name="headrace")
+    # huggingface_hub's warnings would break the progress display. Importing it sets the level, so set it here.
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
+    api = HfApi(library_name="headrace")
+    try:
+        info = api.model_info(
+            hub.repo, revision=hub.revision, files_metadata=files_metadata, timeout=_API_TIMEOUT_SECONDS
+        )
+        check_commit(info.sha)
+    except HeadraceError:
+        raise
+    except Exception as error:
+        if is_offline(error):
+            return None
+        raise explain(error, hub) from error
+    return info
 
 
 def _download(hub: HubId, info: Any, file: str | None, progress: Progress) -> HubFiles:

@@ -1,5 +1,8 @@
 """Errors of huggingface_hub as headrace's own, with a hint for the user."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from headrace.models.registry.source import HubId
 from headrace.runtime.errors import FetchError, HeadraceError, ModelNotFoundError
 
@@ -27,6 +30,17 @@ def is_offline(error: Exception) -> bool:
 
     kinds = {kind.__name__ for kind in type(error).__mro__}
     return isinstance(error, OfflineModeIsEnabled) or "TransportError" in kinds
+
+
+@contextmanager
+def explained(hub: HubId) -> Iterator[None]:
+    """Convert exceptions of the block to headrace's errors."""
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except Exception as error:
+        raise explain(error, hub) from error
 
 
 def explain(error: Exception, hub: HubId) -> HeadraceError:

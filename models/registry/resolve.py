@@ -28,8 +28,6 @@ DEFAULT_MODEL = "smollm2-135m"  # also in the catalog, which is not read for an 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """A model that is ready to be opened."""
-
     name: str  # display name: catalog name, hub id, file or directory name
     path: Path  # directory of config.json, weights and tokenizer
     origin: str  # source, one line

@@ -38,8 +38,6 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """An installed model."""
-
     name: str
     entry: Path  # its directory in the store
     path: Path  # directory of the weights: `entry`, or a snapshot in the hub cache
@@ -73,14 +71,12 @@ class Store:
         return os.path.lexists(self.root / _checked(name))
 
     def names(self) -> Sequence[str]:
-        """Return the sorted names of all entries, broken or not."""
         try:
             return sorted(entry.name for entry in self.root.iterdir() if _NAME.fullmatch(entry.name))
         except FileNotFoundError:
             return []
 
     def list(self) -> list[StoredModel]:
-        """Return all installed models by name, without broken entries."""
         return [model for name in self.names() if (model := self._get_or_none(name)) is not None]
 
     def _get_or_none(self, name: str) -> StoredModel | None:
@@ -225,7 +221,6 @@ def _write_origin(directory: Path, facts: dict[str, Any]) -> None:
 
 
 def _flush(directory: Path) -> None:
-    """Flush every file and folder below `directory` to disk."""
     for folder, _, files in os.walk(directory):
         for name in files:
             with (Path(folder) / name).open("rb") as file:

@@ -89,7 +89,6 @@ class AnswerText:
 
 
 def _chunk(pieces: Sequence[str], step: Step) -> TextChunk:
-    """Join `pieces`, the text of each token; all but the last token of a step are accepted draft tokens."""
     return TextChunk("".join(pieces), step, sum(map(len, pieces[: step.record.accepted])))
 
 

@@ -131,7 +131,6 @@ def _listed(value: Any) -> Any:
 
 
 def _values(args: tuple[Any, ...]) -> list[Any]:
-    """Return the arguments without the context or environment that jinja2 passes first to some functions."""
     return [arg for arg in args if not isinstance(arg, (Context, nodes.EvalContext, jinja2.Environment))]
 
 

@@ -27,8 +27,6 @@ _FAILED = "the tokenizer failed"
 
 
 class Tokenizer:
-    """The tokenizer of one model."""
-
     def __init__(
         self, rust: "RustTokenizer", configs: Mapping[str, Mapping[str, Any]], sources: dict[str, str]
     ) -> None:
@@ -212,7 +210,6 @@ class Tokenizer:
         return found
 
     def _written_between_turns(self) -> str:
-        """Return the text that the template writes around a plain chat, by each way of building it."""
         turns = [{"role": role, "content": "x"} for role in ("system", "user", "assistant", "user")]
         for messages in (turns, turns[1:]):  # some templates refuse a system prompt
             with suppress(CheckpointError, UsageError):
