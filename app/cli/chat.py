@@ -90,9 +90,9 @@ def chat(
         try:
             app.run(mouse=settings.screen.mouse)
         finally:
-            app.leave()
+            app.state.close()
     if unsaved is not None:
         say(f"headrace: {unsaved}", err=True)
-    if app.left_with is not None:
-        raise app.left_with
+    if app.state.store_error is not None:
+        raise app.state.store_error
     return app.return_code or 0

@@ -41,7 +41,7 @@ def end_on_signals(app: App[Any], leave: Callable[[], None]) -> None:
         finally:
             if _terminal_is_gone():
                 os._exit(code)
-            when_made(app, lambda: app.exit(return_code=code))
+            when_mounted(app, lambda: app.exit(return_code=code))
 
     def heard(number: int, _frame: FrameType | None) -> None:
         last = threading.Timer(_PATIENCE_S, os._exit, (128 + number,))
@@ -60,7 +60,7 @@ def end_on_signals(app: App[Any], leave: Callable[[], None]) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def when_made(app: App[Any], then: Callable[[], object]) -> None:
+def when_mounted(app: App[Any], then: Callable[[], object]) -> None:
     """Call `then` once all widgets of all screens are mounted; after five seconds however it stands."""
     deadline = time.monotonic() + _MADE_WITHIN_S
 

@@ -1,7 +1,6 @@
-"""An app that polls: ten times a second (see `app.tui.poll_interval`) it takes in what the engine's process said, and
-lets the screen that is on top draw its text; figures, and the colours of code, follow less often.
+"""The polling loop: takes in engine events and draws what changed, about ten times a second.
 
-Nothing is called per token.
+Text, metrics and code colours have intervals of their own (`app.tui.poll_interval`). Nothing is called per token.
 """
 
 import asyncio
@@ -10,10 +9,6 @@ from typing import TYPE_CHECKING
 
 from textual.app import App
 
-from headrace.app.answer.phrases import sampling_text
-from headrace.app.chat.conversation import Conversation
-from headrace.app.config.kv_option import PACKED
-from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.events import (
     Damaged,
     Delta,
@@ -23,205 +18,176 @@ from headrace.app.engine.events import (
     PullFailed,
     PullProgress,
     Ready,
-    one_line,
 )
-from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.metrics.feed import feed, stored_turns
-from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.metrics.machine_watch import MachineWatch
 from headrace.app.tui.poll_interval import PollInterval
 from headrace.app.tui.screens.chat_screen import ChatScreen
+from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.decode_screen import DecodeScreen
-from headrace.app.tui.textual_overrides.partial_repaint import FrugalScreen
+from headrace.app.tui.screens.parallel_screen import ParallelScreen
+from headrace.app.tui.textual_overrides.partial_repaint import draw
 from headrace.app.tui.transcript.markdown_lines import parser
-from headrace.app.tui.widgets.status_bar import Status
-from headrace.runtime.errors import HeadraceError
 
 if TYPE_CHECKING:
     from headrace.app.chat.parallel_answers import ParallelAnswers
-    from headrace.app.tui.screens.again_screen import AgainScreen
-    from headrace.app.tui.screens.compare_screen import CompareScreen
 
-_NOTICE_S = 4.0  # a short message shows so long
-_FIRST_METRICS_S = 0.4  # after a phase began there is something to say
+_FIRST_METRICS_S = 0.4  # until the first figures of a phase are drawn
 
 
-class PolledApp(App[None]):
-    """engine, conversation: what is polled. comparison: polled in the place of the conversation while there is one.
+class Poller:
+    """Polls the conversation, or the comparison while there is one. watch: machine load, if it is to be shown."""
 
-    frozen: the metrics that show in the place of those that go on. pulls: the downloads under way, by name.
-    """
-
-    def __init__(self, engine: ChatEngine, conversation: Conversation, watch: MachineWatch | None) -> None:
-        super().__init__()
-        self.engine = engine
-        self.conversation = conversation
-        self.comparison: ParallelAnswers | None = None
-        self.metrics = LiveMetrics()
-        self.frozen: LiveMetrics | None = None
-        self.pulls: dict[str, PullProgress] = {}
-        self._compare_screen: CompareScreen | AgainScreen | None = None
-        self._left = False
-        self._said: dict[str, float] = {}  # short messages, and until when they show
+    def __init__(self, app: App[None], state: ChatState, watch: MachineWatch | None) -> None:
+        self.interval = PollInterval()
+        self.watch = watch
+        self._app, self._state = app, state
         self._metrics_due = 0.0
-        self._metrics_of = ""  # the session they are of
-        self._drawn_version = -1
-        self._drawn_phase: object = None
-        self._drawn_load: object = None
-        self._drawn_sides: object = None  # what the answers side by side are doing
-        self._text_waits = False  # some of theirs is not on the screen yet
-        self._watch = watch
-        self._interval = PollInterval()
+        self._metrics_session = ""  # id of the session the metrics belong to
+        self._drawn_metrics: object = None  # version and load as they were drawn
+        self._drawn_phases: object = None
+        self._text_waits = False  # parallel answers have text that is not on the screen yet
 
-    async def _poll(self) -> None:
-        """For as long as the app lives: take in and draw, then rest."""
-        while not self._left:
-            self._interval.begin()
+    async def run(self) -> None:
+        """Poll and draw until the chat is closed."""
+        state = self._state
+        while not state.closed:
+            self.interval.begin()
             self.tick()
-            if isinstance(self.screen, FrugalScreen):
-                self.screen.draw()
-            phase = (self.comparison or self.conversation).phase
-            await asyncio.sleep(self._interval.wait_s(awaiting=phase in ("waiting", "prefill")))
-
-    def post_display_hook(self) -> None:
-        self._interval.drawn()
+            draw(self._app.screen)
+            phase = (state.comparison or state.conversation).phase
+            await asyncio.sleep(self.interval.wait_s(awaiting=phase in ("waiting", "prefill")))
 
     def tick(self) -> None:
-        """Take in what happened and mark what is to be drawn anew."""
-        if self._left:
+        """Take in the events since the last call and mark changes for drawing."""
+        if self._state.closed:
             return
-        if self.comparison is not None:
-            self._compare_tick(self.comparison)
-            return
-        events = self.conversation.poll()
-        feed(self.metrics, events)
-        if self._metrics_of != self.conversation.session.id:
-            self._metrics_of = self.conversation.session.id
-            self.metrics.session_changed(stored_turns(self.conversation.messages))
-        self._note(events)
-        if self._watch is not None and (load := self._watch.look(time.monotonic())) is not None:
-            self.metrics.set_load(load)
-        changed, self._drawn_phase = self.metrics.phase != self._drawn_phase, self.metrics.phase
-        figures = (now := time.perf_counter()) >= self._metrics_due or changed
-        if (chat := self.chat) is not None and not (events and self._text_alone(events, chat, figures=figures)):
-            self._interval.whole()
-            chat.sync(events)
+        if self._state.comparison is not None:
+            self._poll_comparison(self._state.comparison)
+        else:
+            self._poll_conversation()
+
+    # -- one conversation ------------------------------------------------------------------------------------------
+
+    def _poll_conversation(self) -> None:
+        state, metrics = self._state, self._state.metrics
+        events = state.conversation.poll()
+        feed(metrics, events)
+        if self._metrics_session != state.conversation.session.id:
+            self._metrics_session = state.conversation.session.id
+            metrics.session_changed(stored_turns(state.conversation.messages))
+        self._handle_events(events)
+        figures, changed = self._figures_due(metrics.phase)
+        chat = self.chat
+        if chat is not None and not (events and self._extend_text(events, chat, figures=figures)):
+            self.interval.whole()
+            chat.view.sync(events)
         if figures:
-            self._metrics_due = now + (_FIRST_METRICS_S if changed else self._interval.metrics_s)
-            self._interval.with_figures()
+            self._metrics_due = time.perf_counter() + (_FIRST_METRICS_S if changed else self.interval.metrics_s)
+            self.interval.with_figures()
             if chat is not None:
-                chat.transcript.settle()
-                chat.update_status()
+                chat.view.transcript.highlight_code()
+                chat.view.update_status()
             self.draw_metrics()
 
-    def _compare_tick(self, comparison: "ParallelAnswers") -> None:
-        """The same while answers stand side by side."""
+    def _extend_text(self, events: list[Event], chat: ChatScreen, *, figures: bool) -> bool:
+        """Return True if only text came, and it is on the screen or can wait for the next layout."""
+        if figures or self._state.conversation.phase != "answering" or not _only_text(events):
+            return False
+        if chat.view.extend_last_line():
+            self.interval.quick()
+            return True
+        return not self.interval.whole_due
+
+    # -- parallel answers ------------------------------------------------------------------------------------------
+
+    def _poll_comparison(self, comparison: "ParallelAnswers") -> None:
+        metrics = self._state.metrics
         heard = comparison.poll()
         events = [event for _, event in heard]
-        self._meet_several(comparison)
-        feed(self.metrics, events if comparison.ids else [event for event in events if isinstance(event, PeakMeasured)])
-        self._note(events)
-        if self._watch is not None and (load := self._watch.look(time.monotonic())) is not None:
-            self.metrics.set_load(load)
-        doing = (comparison, *(side.phase for side in comparison.answers))
-        changed, self._drawn_sides = doing != self._drawn_sides, doing
-        figures = (now := time.perf_counter()) >= self._metrics_due or changed
-        if (screen := self._compare_screen) is not None:
-            screen.hear(heard)
-            if figures or not all(isinstance(one, Delta) for one in events):
-                self._draw_sides(screen)
+        if comparison.ids and (metrics.batch is None or metrics.batch.ids != comparison.ids):
+            metrics.begin_batch(comparison.ids)
+        feed(metrics, events if comparison.ids else [event for event in events if isinstance(event, PeakMeasured)])
+        self._handle_events(events)
+        figures, _ = self._figures_due((comparison, *(side.phase for side in comparison.answers)))
+        if (screen := self._parallel_screen) is not None:
+            screen.handle_events(heard)
+            if figures or not _only_text(events):
+                self._draw_parallel(screen)
             elif events or self._text_waits:
-                self._draw_text_of_sides(screen)
+                self._draw_parallel_text(screen)
         if figures:
-            self._metrics_due = now + self._interval.metrics_s
-            self._interval.with_figures()
-            if isinstance(self.screen, DecodeScreen):
+            self._metrics_due = time.perf_counter() + self.interval.metrics_s
+            self.interval.with_figures()
+            if isinstance(self._app.screen, DecodeScreen):
                 self.draw_metrics()
 
-    def _draw_text_of_sides(self, screen: "CompareScreen | AgainScreen") -> None:
-        """No more than text came: add it to the lines that grow, or let it wait until text may be laid out anew."""
+    def _draw_parallel_text(self, screen: ParallelScreen) -> None:
+        """Extend the last lines, or wait until text may be laid out again."""
         if screen.extend_last_line():
             self._text_waits = False
-            self._interval.quick()
-        elif self._interval.whole_due:
-            self._draw_sides(screen)
+            self.interval.quick()
+        elif self.interval.whole_due:
+            self._draw_parallel(screen)
         else:
             self._text_waits = True
 
-    def _draw_sides(self, screen: "CompareScreen | AgainScreen") -> None:
+    def _draw_parallel(self, screen: ParallelScreen) -> None:
         self._text_waits = False
-        self._interval.whole()
+        self.interval.whole()
         screen.sync()
 
-    def _meet_several(self, comparison: "ParallelAnswers") -> None:
-        """The metrics are of these from now on, if they grow at the same time."""
-        batch = self.metrics.batch
-        if comparison.ids and (batch is None or batch.ids != comparison.ids):
-            self.metrics.several(comparison.ids)
+    # -- both ------------------------------------------------------------------------------------------------------
 
-    def _text_alone(self, events: list[Event], chat: ChatScreen, *, figures: bool) -> bool:
-        """Whether no more than text came, and shows already, or can wait until text is laid out anew."""
-        if figures or self.conversation.phase != "answering" or not all(isinstance(one, Delta) for one in events):
-            return False
-        if chat.extend_last_line():
-            self._interval.quick()
-            return True
-        return not self._interval.whole_due
+    def _figures_due(self, phases: object) -> tuple[bool, bool]:
+        """Return whether metrics are to be drawn now, and whether the phase changed."""
+        changed, self._drawn_phases = phases != self._drawn_phases, phases
+        return time.perf_counter() >= self._metrics_due or changed, changed
 
     def draw_metrics(self, *, force: bool = False) -> None:
-        """Draw the decode view, if it shows and if there is news."""
-        shown = self.frozen or self.metrics
-        if (shown.version, shown.load) == (self._drawn_version, self._drawn_load) and not force:
+        """Draw the decode view if it shows and its metrics changed."""
+        shown = self._state.shown_metrics
+        drawn = shown.version, shown.load
+        if drawn == self._drawn_metrics and not force:
             return
-        self._drawn_version, self._drawn_load = shown.version, shown.load
-        if isinstance(self.screen, DecodeScreen):
-            self.screen.show(shown, self.status(), frozen=self.frozen is not None)
-        elif isinstance(self.screen, ChatScreen):
-            self.screen.show_metrics(shown, self.frozen is not None)
+        self._drawn_metrics = drawn
+        if isinstance(screen := self._app.screen, DecodeScreen):
+            screen.show(shown, self._state.status, frozen=self._state.frozen is not None)
+        elif isinstance(screen, ChatScreen):
+            screen.view.show_metrics()
 
-    def _note(self, events: list[Event]) -> None:
+    def _handle_events(self, events: list[Event]) -> None:
+        """Handle downloads, damage, a loaded model; look at the machine."""
+        state = self._state
         for event in events:
             if isinstance(event, PullProgress):
-                self.pulls[event.name] = event
+                state.pulls[event.name] = event
             elif isinstance(event, Pulled):
-                self.pulls.pop(event.name, None)
-                self.say(f"{event.name} is installed")
+                state.pulls.pop(event.name, None)
+                state.notify(f"{event.name} is installed")
             elif isinstance(event, PullFailed):
-                self.pulls.pop(event.name, None)
-                self.say(f"{event.name}: {event.message}", problem=True)
+                state.pulls.pop(event.name, None)
+                state.notify(f"{event.name}: {event.message}", problem=True)
             elif isinstance(event, Damaged):
-                self.say(event.message, problem=True)
+                state.notify(event.message, problem=True)
             elif isinstance(event, Ready):
-                self._interval.spare = event.card.spare_cpus > 0
-                if self._watch is not None:
-                    self._watch.begin(event.card.machine.backend)
+                self.interval.spare = event.card.spare_cpus > 0
+                if self.watch is not None:
+                    self.watch.begin(event.card.machine.backend)
                 self.draw_metrics(force=True)
-                self.call_after_refresh(parser)  # made now, not with the first answer's first words
+                self._app.call_after_refresh(parser)  # imports Markdown before the first answer needs it
+        if self.watch is not None and (load := self.watch.look(time.monotonic())) is not None:
+            state.metrics.set_load(load)
 
     @property
     def chat(self) -> ChatScreen | None:
-        """The chat's screen, also when another one is on top."""
-        return next((screen for screen in self.screen_stack if isinstance(screen, ChatScreen)), None)
+        """The chat screen, also below another one."""
+        return next((screen for screen in self._app.screen_stack if isinstance(screen, ChatScreen)), None)
 
-    def status(self) -> Status:
-        """What the line at the top says."""
-        talk = self.conversation
-        name = self.metrics.model.name or talk.session.model or ""
-        card = talk.engine.card
-        packed = f"K/V {card.kv}  " if card and card.kv in PACKED else ""
-        how = tuple(f"{packed}{sampling_text(talk.effective, short=short)}" for short in (False, True))
-        return Status(sanitise(name), sanitise(talk.session.title), talk.branch.context_tokens, talk.context_limit, how)
+    @property
+    def _parallel_screen(self) -> ParallelScreen | None:
+        return next((screen for screen in self._app.screen_stack if isinstance(screen, ParallelScreen)), None)
 
-    def say(self, text: str, *, problem: bool = False) -> None:
-        """A short message in the corner. Never parsed as markup."""
-        if (now := time.monotonic()) >= self._said.get(text, 0.0):  # what stands there already is not said again
-            self._said = {said: until for said, until in self._said.items() if until > now} | {text: now + _NOTICE_S}
-            self.notify(sanitise(text), severity="error" if problem else "information", markup=False, timeout=_NOTICE_S)
 
-    def refuse(self, error: HeadraceError) -> None:
-        """Say what cannot be done, and what can."""
-        self.say(one_line(str(error), error.hint), problem=True)
-
-    def clear_notifications(self) -> None:
-        self._said.clear()
-        super().clear_notifications()
+def _only_text(events: list[Event]) -> bool:
+    return all(isinstance(event, Delta) for event in events)

@@ -32,7 +32,7 @@ Scene = Callable[["HeadraceApp", Pilot[None]], Awaitable[None]]
 async def _idle(app: HeadraceApp, pilot: Pilot[None]) -> None:
     """Wait until the model is loaded and nothing is being answered."""
     waited = 0.0
-    while app.engine.state != "ready" or (app.comparison or app.conversation).phase != "idle":
+    while app.state.engine.state != "ready" or (app.state.comparison or app.state.conversation).phase != "idle":
         await pilot.pause(0.1)
         waited += 0.1
         if waited > _PATIENCE_S:
@@ -105,12 +105,12 @@ async def take(name: str, size: tuple[int, int], theme: str, out: Path) -> Path:
         engine = EngineClient()
         watch = MachineWatch(lambda: [os.getpid(), *([engine.pid] if engine.pid else [])])
         app = HeadraceApp(engine, store, settings=Settings(screen=ScreenSettings(theme=theme)), watch=watch)
-        app.conversation.branch.set_sampling({"max_tokens": 320})
+        app.state.conversation.branch.set_sampling({"max_tokens": 320})
         async with app.run_test(size=size, notifications=True) as pilot:
             await _idle(app, pilot)
             await SCENES[name](app, pilot)
             svg = app.export_screenshot(title="headrace")
-            app.leave()
+            app.state.close()
         store.close()
     path = out / f"{name}-{size[0]}x{size[1]}-{theme.rpartition('-')[2]}.svg"
     path.write_text(svg)

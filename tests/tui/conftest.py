@@ -12,11 +12,12 @@ from textual.pilot import Pilot
 
 from headrace.app.config.settings import Settings
 from headrace.app.sessions.store import SessionStore
-from headrace.app.tui import poll_interval, poller
+from headrace.app.tui import poll_interval
 from headrace.app.tui.app import HeadraceApp
 from headrace.app.tui.input.completion import CompletionMenu
 from headrace.app.tui.input.prompt import Prompt
-from headrace.app.tui.screens import chat_keys
+from headrace.app.tui.screens import chat_screen, chat_state
+from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.transcript.transcript import Transcript
 from tests.app.scripted_engine import ScriptedEngine
 
@@ -39,8 +40,8 @@ class Driver:
         raise AssertionError(f"never happened: {what or condition}\n{self.text()}")
 
     async def idle(self) -> None:
-        await self.until(lambda: self.app.engine.state == "ready" and self.app.conversation.phase == "idle", "idle")
-        self.app.tick()
+        await self.until(lambda: self.state.engine.state == "ready" and self.state.conversation.phase == "idle", "idle")
+        self.app.poller.tick()
         await self.pilot.pause()
 
     async def write(self, text: str) -> None:
@@ -62,17 +63,21 @@ class Driver:
         await self.pilot.pause()
 
     @property
+    def state(self) -> ChatState:
+        return self.app.state
+
+    @property
     def prompt(self) -> Prompt:
-        return self.app.chat.query_one(Prompt)  # type: ignore[union-attr]
+        return self.app.poller.chat.query_one(Prompt)  # type: ignore[union-attr]
 
     @property
     def transcript(self) -> Transcript:
-        return self.app.chat.query_one(Transcript)  # type: ignore[union-attr]
+        return self.app.poller.chat.query_one(Transcript)  # type: ignore[union-attr]
 
     @property
     def said(self) -> list[str]:
         """The messages of the branch that shows."""
-        return [message.content for message in self.app.conversation.messages]
+        return [message.content for message in self.state.conversation.messages]
 
     def text(self) -> str:
         """The screen as plain text, without trailing spaces."""
@@ -105,8 +110,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("COLORFGBG", raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(poll_interval, "SHORTEST_S", 0.01)
-    monkeypatch.setattr(poller, "_NOTICE_S", 120.0)
-    monkeypatch.setattr(chat_keys, "_TWICE_S", 120.0)
+    monkeypatch.setattr(chat_state, "NOTIFICATION_S", 120.0)
+    monkeypatch.setattr(chat_screen, "_TWICE_S", 120.0)
     return tmp_path
 
 
@@ -133,7 +138,7 @@ def play(home: Path) -> Callable[..., None]:
                         await driver.idle()
                     await scenario(driver)
                 finally:  # nothing looks at widgets while they are taken away, or that is what a failure would say
-                    app.leave()
+                    app.state.close()
             store.close()
 
         asyncio.run(main())

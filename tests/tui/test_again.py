@@ -59,7 +59,7 @@ def test_candidates_are_shown_and_one_is_taken(play) -> None:
 def test_escape_stops_all_then_leaves_with_the_answer_from_before(play) -> None:
     async def scenario(it: Driver) -> None:
         screen = await again(it, 2)
-        await it.until(lambda: "2 of 2 growing" in it.text() and all(side.answer for side in screen.candidates.answers))
+        await it.until(lambda: "2 of 2 running" in it.text() and all(side.answer for side in screen.candidates.answers))
         await it.press("enter")  # not yet
         assert it.app.screen is screen
         await it.press("escape")
@@ -68,8 +68,8 @@ def test_escape_stops_all_then_leaves_with_the_answer_from_before(play) -> None:
         assert "■ stopped" in it.text()
         await it.press("escape")
         assert it.said == ["What turns?", "the first"]
-        last = it.app.conversation.messages[-1]
-        assert len(it.app.conversation.branch.alternatives(last.id).ids) == 3  # what came is kept
+        last = it.state.conversation.messages[-1]
+        assert len(it.state.conversation.branch.alternatives(last.id).ids) == 3  # what came is kept
 
     play(scenario, scripted(*TEXTS[:2], hold=2))
 
@@ -99,14 +99,14 @@ def test_an_engine_that_hears_nothing_can_be_left(play, monkeypatch: pytest.Monk
         screen = await again(it, 2)
         await it.until(lambda: all(side.answer for side in screen.candidates.answers))
         monkeypatch.setattr(it.engine, "cancel", lambda _generation=None: None)
-        monkeypatch.setattr("headrace.app.tui.screens.again_screen._HEARD_WITHIN_S", 1e9)
+        monkeypatch.setattr("headrace.app.tui.screens.again_screen._STOP_WITHIN_S", 1e9)
         await it.press("escape", "escape")
         assert it.app.screen is screen
-        monkeypatch.setattr("headrace.app.tui.screens.again_screen._HEARD_WITHIN_S", 0.0)
+        monkeypatch.setattr("headrace.app.tui.screens.again_screen._STOP_WITHIN_S", 0.0)
         await it.press("escape")
         assert isinstance(it.app.screen, ChatScreen)
         assert it.said == ["What turns?", "the first"]
-        left = [message.content for message in it.app.store.messages(it.app.conversation.session.id)]
+        left = [message.content for message in it.state.store.messages(it.state.conversation.session.id)]
         assert [text[:6] for text in left] == ["What t", "the fi", "Answer", "Answer"]
 
     play(scenario, scripted(*TEXTS[:2], hold=2))

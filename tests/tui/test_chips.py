@@ -50,7 +50,7 @@ def test_enter_after_a_folder_sends_it_and_an_entry_that_was_gone_to_is_taken(pl
         await it.press(*"see @src/", "enter")
         await it.idle()
         assert it.said[0] == "see @src/"
-        assert [one.name for one in it.app.conversation.messages[0].attachments] == ["src/one.py"]
+        assert [one.name for one in it.state.conversation.messages[0].attachments] == ["src/one.py"]
         await it.press(*"see @src/", "down", "enter")
         assert it.prompt.text == "see @src/one.py "
 
@@ -65,7 +65,7 @@ def test_a_short_message_covers_nothing_of_what_is_being_written(play, home: Pat
         it.prompt.type(" ".join(f"@a-file-with-a-long-name-{number}.txt" for number in range(3)) + " these")
         await it.until(lambda: "name-2.txt …" in plain(it))
         before = plain(it).splitlines()[-9:]
-        it.app.say("a message that is long enough to need a second line of its own, if there is one", problem=True)
+        it.state.notify("a message that is long enough to need a second line of its own, if there is one", problem=True)
         await it.until(lambda: "a message that is" in it.text())
         assert plain(it).splitlines()[-9:] == before
 

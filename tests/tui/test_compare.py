@@ -8,8 +8,8 @@ import pytest
 from headrace.app.config.presets import Preset, save_preset
 from headrace.app.config.settings import ScreenSettings, Settings
 from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.screens.answer_pane import FigureLines, Figures
 from headrace.app.tui.screens.chat_screen import ChatScreen
-from headrace.app.tui.screens.compare_pane import FigureLines, Figures
 from headrace.app.tui.screens.compare_screen import CompareScreen
 from headrace.app.tui.screens.dialogs import Choose
 from tests.app.scripted_engine import CARD, Script, ScriptedEngine
@@ -63,7 +63,7 @@ def test_an_answer_and_another_one_stand_side_by_side(play) -> None:
         assert "B · scripted-1b · temperature 1.2" in text
         assert "one after the other" in text
         assert text.count("tok/s  1.00x") == 2
-        assert text.count("first word 0.05 s") == 2
+        assert text.count("TTFT 0.05 s") == 2
         assert text.count("MBU") == 2
         assert "/ 512" in text
         await it.press("escape")
@@ -71,7 +71,7 @@ def test_an_answer_and_another_one_stand_side_by_side(play) -> None:
         await it.press("b")
         await it.until(lambda: isinstance(it.app.screen, ChatScreen))
         assert it.said == ["What turns?", B]
-        assert it.app.conversation.session.sampling == {"temperature": 1.2}
+        assert it.state.conversation.session.sampling == {"temperature": 1.2}
         assert "‹2/2›" in it.text()
         await it.write("/branch")
         assert "Brass gears turn." in it.text()
@@ -103,7 +103,7 @@ def test_both_answer_what_is_typed_and_again(play) -> None:
         await it.press("n")
         await it.until(lambda: isinstance(it.app.screen, ChatScreen))
         assert it.said == []
-        assert len(it.app.store.messages(it.app.conversation.session.id)) == 9
+        assert len(it.state.store.messages(it.state.conversation.session.id)) == 9
 
     play(scenario)
 
@@ -130,7 +130,7 @@ def test_esc_stops_one_answer_after_the_other(play) -> None:
         await it.until(lambda: isinstance(it.app.screen, CompareScreen))
         await write(it, "Go")
         await it.until(lambda: "● answering" in it.text(), "A answers")
-        assert "its turn comes" in it.text()
+        assert "… queued" in it.text()
         await it.until(lambda: "20 tokens" in it.text(), "A's figures, live")
         assert re.search(r"answering +1[0-9][0-9] tok/s", it.text())
         await it.press("escape")
@@ -150,7 +150,7 @@ def test_at_every_size_the_figures_of_both_show(play, size: tuple[int, int]) -> 
         await compared(it, "/compare temperature=1.2")
         text = it.text()
         assert text.count("tok/s  1.00x") == 2
-        assert text.count("first word 0") == (0 if size[1] < 20 else 2)
+        assert text.count("TTFT 0") == (0 if size[1] < 20 else 2)
         if size[1] < 20:
             return  # a line or two of what is said
         assert "Water turns" in text
@@ -178,13 +178,13 @@ def test_another_model_is_loaded_for_its_turn(play, monkeypatch: pytest.MonkeyPa
         await compared(it, "/compare other-1b")
         text = it.text()
         assert "B · other-1b" in text
-        assert "each is loaded for its turn" in text
+        assert "loaded one at a time" in text
         it.engine.card_to_load = CARD
         await it.press("escape", "a")
         await it.idle()
         assert it.said == ["What turns?", A]
-        assert it.app.metrics.model.name == "scripted-1b"
-        answers = [m for m in it.app.store.messages(it.app.conversation.session.id) if m.role == "assistant"]
+        assert it.state.metrics.model.name == "scripted-1b"
+        answers = [m for m in it.state.store.messages(it.state.conversation.session.id) if m.role == "assistant"]
         assert [answer.model for answer in answers] == ["scripted-1b", "other-1b"]
 
     play(scenario, scripted(A, B))
@@ -223,7 +223,7 @@ def test_leaving_the_program_keeps_both(play) -> None:
     async def scenario(it: Driver) -> None:
         await compared(it, "/compare temperature=0", "What turns?")
         await it.press("ctrl+q")
-        kept = [message.content for message in it.app.store.messages(it.app.conversation.session.id)]
+        kept = [message.content for message in it.state.store.messages(it.state.conversation.session.id)]
         assert kept == ["What turns?", A, B]
 
     play(scenario, scripted(A, B))

@@ -15,7 +15,7 @@ LINKS = "[a](https://a.example/x) and https://b.example."
 def test_one_of_several_code_blocks_is_chosen(play, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(it: Driver) -> None:
         copied: list[str] = []
-        monkeypatch.setattr(it.app, "copy", lambda text, _what: copied.append(text))
+        monkeypatch.setattr(it.state, "copy", lambda text, _what: copied.append(text))
         await it.ask("code")
         await it.write("/copy code")
         await it.until(lambda: isinstance(it.app.screen, Choose))
@@ -61,7 +61,7 @@ def test_without_a_browser_the_address_is_copied(play, monkeypatch: pytest.Monke
 
     async def scenario(it: Driver) -> None:
         copied: list[str] = []
-        monkeypatch.setattr(it.app, "copy", lambda text, _what: copied.append(text))
+        monkeypatch.setattr(it.state, "copy", lambda text, _what: copied.append(text))
         await it.ask("links")
         await it.write("/links")
         await it.press("enter")

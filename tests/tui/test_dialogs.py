@@ -52,7 +52,7 @@ def test_the_question_about_the_context_takes_no_letter_of_what_is_being_typed(
         await it.until(lambda: "much" in it.text())
         await it.press(*"and then the second")
         engine.release()
-        await it.until(lambda: it.app.conversation.trimming.question is not None)
+        await it.until(lambda: it.state.conversation.trimming.question is not None)
         await it.idle()
         assert it.prompt.text == "and then the second"
         assert isinstance(it.app.screen, ChatScreen)
@@ -85,7 +85,7 @@ def test_the_palette_says_what_is_done_and_by_which_key(play) -> None:
 
 def test_the_palette_has_what_is_no_command(play) -> None:
     async def scenario(it: Driver) -> None:
-        panel = it.app.chat.query_one("#panel")  # type: ignore[union-attr]
+        panel = it.app.poller.chat.query_one("#panel")  # type: ignore[union-attr]
         before = panel.size.width
         await it.press("ctrl+p", *"widen")
         await it.until(lambda: "Widen or close the decode panel  F3" in it.text())
@@ -108,7 +108,7 @@ def test_no_palette_over_a_screen_that_holds_on_to_the_session(play) -> None:
 def test_parameters_of_a_session_that_is_gone(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("f6")
-        it.app.store.delete(it.app.conversation.session.id)
+        it.state.store.delete(it.state.conversation.session.id)
         await it.press("ctrl+s")
         await it.until(lambda: "✗" in it.text())
         assert isinstance(it.app.screen, ParametersScreen)
@@ -122,10 +122,10 @@ def test_what_cannot_be_stored_on_leaving_is_said_and_the_engine_ended(play) -> 
     async def scenario(it: Driver) -> None:
         await it.write("go")
         await it.until(lambda: "half an" in it.text())
-        it.app.store.delete(it.app.conversation.session.id)
-        it.app.leave()
-        assert isinstance(it.app.left_with, SessionError)
-        assert it.app.engine.state == "stopped"
+        it.state.store.delete(it.state.conversation.session.id)
+        it.state.close()
+        assert isinstance(it.state.store_error, SessionError)
+        assert it.state.engine.state == "stopped"
 
     play(scenario, engine)
 

@@ -49,7 +49,7 @@ def test_a_partial_update_shows_what_a_full_one_would(play, keys: tuple[str, ...
     async def scenario(it: Driver) -> None:
         await it.ask("why?")
         await it.press(*keys)
-        screen = it.app.chat
+        screen = it.app.poller.chat
         assert screen is not None
         compositor = screen._compositor
         whole = drawn(compositor.render_full_update().render_segments(it.app.console))
@@ -75,7 +75,7 @@ def test_a_partial_update_shows_what_a_full_one_would(play, keys: tuple[str, ...
 def test_a_change_inside_one_widget_is_drawn_without_the_others(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("why?")
-        compositor = it.app.chat._compositor  # type: ignore[union-attr]
+        compositor = it.app.poller.chat._compositor  # type: ignore[union-attr]
         region, _ = compositor.visible_widgets[it.transcript]
         compositor._dirty_regions.add(Region(region.x, region.y + 1, region.width, 3))
         update = compositor.render_partial_update()
@@ -117,7 +117,7 @@ def test_a_key_draws_the_input_and_nothing_else(play, monkeypatch: pytest.Monkey
 def test_a_section_draws_only_lines_that_came_out_different(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("why?")
-        section = it.app.chat.query_one("#bandwidth", Section)  # type: ignore[union-attr]
+        section = it.app.poller.chat.query_one("#bandwidth", Section)  # type: ignore[union-attr]
         section.redraw()
         await it.pilot.pause()
         before = list(section._lines)

@@ -67,7 +67,7 @@ def test_text_that_comes_below_is_announced(play) -> None:
         await it.press("ctrl+home")
         assert "paragraph 0 " in it.text()
         assert "new text below" not in it.text()
-        it.app.conversation.send("more")
+        it.state.conversation.send("more")
         await it.idle()
         await it.until(lambda: "new text below" in it.text())
         assert "paragraph 0 " in it.text()

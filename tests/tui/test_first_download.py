@@ -63,8 +63,8 @@ def test_a_download_that_fails_says_all_of_why_and_what_to_do(play, size: tuple[
 def test_a_notice_too_long_for_its_lines_ends_in_an_ellipsis(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("hello")
-        it.app.conversation.notice = "very long " * 100
-        it.app.tick()
+        it.state.conversation.notice = "very long " * 100
+        it.app.poller.tick()
         await it.pilot.pause()
         assert "…" in it.text()
 
@@ -74,39 +74,39 @@ def test_a_notice_too_long_for_its_lines_ends_in_an_ellipsis(play) -> None:
 def test_speed_and_time_left_are_those_of_the_last_seconds() -> None:
     download = DownloadProgress()
     for second, here in enumerate([0, 1, 2, 10, 18, 26, 34, 42, 50]):
-        download.take(LoadProgress("downloading", here * MIB, 98 * MIB), float(second))
+        download.add(LoadProgress("downloading", here * MIB, 98 * MIB), float(second))
     assert download.bytes_per_second == 8 * MIB
     assert download.summary() == "downloading · 50.0 MiB of 98.0 MiB · 8.00 MiB/s · about 6 s left"
-    download.take(LoadProgress("verifying", 1, None), 9.0)
+    download.add(LoadProgress("verifying", 1, None), 9.0)
     assert download.summary() == "verifying · 1 B"
 
 
 def test_a_download_that_stands_still_says_so_and_no_speed() -> None:
     download = DownloadProgress()
     for second in range(4):
-        download.take(LoadProgress("downloading", second * MIB, 98 * MIB), float(second))
-    assert [download.look(now) for now in (4.0, 10.9, 11.0, 11.5, 12.0)] == [False, False, True, False, True]
+        download.add(LoadProgress("downloading", second * MIB, 98 * MIB), float(second))
+    assert [download.tick(now) for now in (4.0, 10.9, 11.0, 11.5, 12.0)] == [False, False, True, False, True]
     assert download.summary() == "downloading · 3.00 MiB of 98.0 MiB · nothing came for 9 s"
-    download.take(LoadProgress("downloading", 3 * MIB, 98 * MIB), 13.0)  # a report, and still no byte
+    download.add(LoadProgress("downloading", 3 * MIB, 98 * MIB), 13.0)  # a report, and still no byte
     assert download.summary().endswith("nothing came for 10 s")
-    download.take(LoadProgress("downloading", 4 * MIB, 98 * MIB), 14.0)
+    download.add(LoadProgress("downloading", 4 * MIB, 98 * MIB), 14.0)
     assert "/s · about" in download.summary()
 
 
 def test_a_slow_download_has_a_speed_between_two_reports() -> None:
     download = DownloadProgress()
     for second in (0, 7, 14):
-        download.take(LoadProgress("downloading", second * MIB, 98 * MIB), float(second))
+        download.add(LoadProgress("downloading", second * MIB, 98 * MIB), float(second))
     assert download.bytes_per_second == MIB
 
 
 def test_what_only_the_hub_knew_is_said_once_it_told() -> None:
     download = DownloadProgress()
     download.facts = download_plan.DownloadPlan("org/name", "the hub", None, 5 << 30)
-    download.take(LoadProgress("asking the hub", 0, None), 0.0)
+    download.add(LoadProgress("asking the hub", 0, None), 0.0)
     assert download.lines("org/name")[1].plain == "from the hub, size not known yet"
-    download.take(LoadProgress("downloading", 8 * MIB, 98 * MIB), 1.0)  # some of it was here already
-    download.take(LoadProgress("downloading", 9 * MIB, 98 * MIB), 2.0)
+    download.add(LoadProgress("downloading", 8 * MIB, 98 * MIB), 1.0)  # some of it was here already
+    download.add(LoadProgress("downloading", 9 * MIB, 98 * MIB), 2.0)
     assert download.lines("org/name")[1].plain == "90.0 MiB to download from the hub"
 
 

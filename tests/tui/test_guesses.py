@@ -9,7 +9,7 @@ from headrace.app.sessions.records import Message
 from headrace.app.tui.decode.speculation import SpeculationSection, acceptance_cells, speculation_stats
 from headrace.app.tui.decode.speed import SpeedFacts
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.screens.compare_pane import FigureLines, Figures
+from headrace.app.tui.screens.answer_pane import FigureLines, Figures
 from headrace.app.tui.transcript.accepted import accepted_lines
 from headrace.app.tui.transcript.entry import Entry, LayoutOptions, MessageState
 from headrace.runtime.metrics.telemetry import StepRecord
@@ -105,7 +105,7 @@ def test_the_decode_view_tells_what_guesses_give(play, size: tuple[int, int]) ->
         if size[0] > 80:
             assert "accepted per step" in it.text()
         await it.press("f2")
-        it.app.draw_metrics(force=True)
+        it.app.poller.draw_metrics(force=True)
         await it.pilot.pause()
         text = it.text()
         assert "1.33 accepted per step" in text

@@ -72,9 +72,9 @@ class Watch(MachineWatch):
 
 def test_the_chat_says_in_plain_words_that_others_take_the_machine(play) -> None:
     async def scenario(it: Driver) -> None:
-        it.app._watch = Watch([CROWDED, CROWDED])
+        it.app.poller.watch = Watch([CROWDED, CROWDED])
         await it.until(lambda: "slowed down: others take 0.9 of 2 CPUs, cc1plus" in it.text())
-        it.app._watch = Watch([QUIET])
+        it.app.poller.watch = Watch([QUIET])
         await it.until(lambda: "come slower" not in it.text())
 
     play(scenario, size=(90, 24))
@@ -85,9 +85,9 @@ def test_so_does_a_comparison_whose_figures_suffer(play) -> None:
         await it.ask("hello")
         await it.write("/compare temperature=1.2")
         await it.until(lambda: isinstance(it.app.screen, CompareScreen))
-        it.app._watch = Watch([CROWDED, CROWDED])
+        it.app.poller.watch = Watch([CROWDED, CROWDED])
         await it.until(lambda: "slowed down: others take 0.9 of 2 CPUs" in it.text())
-        it.app._watch = Watch([QUIET])
+        it.app.poller.watch = Watch([QUIET])
         await it.until(lambda: "come slower" not in it.text())
 
     play(scenario)

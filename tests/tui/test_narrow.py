@@ -30,8 +30,8 @@ SIZES = [
 
 def widths(it: Driver) -> tuple[int, int]:
     """Of the chat's column and of the panel, 0 where it does not show."""
-    chat = it.app.chat.query_one("#chat-column")  # type: ignore[union-attr]
-    beside = it.app.chat.query_one("#panel")  # type: ignore[union-attr]
+    chat = it.app.poller.chat.query_one("#chat-column")  # type: ignore[union-attr]
+    beside = it.app.poller.chat.query_one("#panel")  # type: ignore[union-attr]
     return chat.region.width, beside.region.width if beside.display else 0
 
 
@@ -137,7 +137,7 @@ def test_a_part_asked_for_lines_that_it_no_longer_has(play) -> None:
     """The window was made smaller between the layout and the drawing."""
 
     async def scenario(it: Driver) -> None:
-        section = it.app.chat.query_one("#latency")  # type: ignore[union-attr]
+        section = it.app.poller.chat.query_one("#latency")  # type: ignore[union-attr]
         width, height = section.outer_size
         strips = section.render_lines(Region(0, 0, width, height + 3))
         assert [strip.cell_length for strip in strips] == [width] * (height + 3)

@@ -104,7 +104,7 @@ def test_a_second_terminal_says_so_and_flips_no_branch(play, home: Path, monkeyp
     async def scenario(it: Driver) -> None:
         await it.ask("here")
         there = SessionStore(home / "sessions.db")
-        there.add(it.app.conversation.session.id, None, "user", "said there")
+        there.add(it.state.conversation.session.id, None, "user", "said there")
         await it.ask("and here")
         assert it.said == ["here", "Hello, world.", "and here", "Hello, world."]
         assert "open in another terminal" in it.text()

@@ -113,7 +113,7 @@ def test_a_list_grown_looks_as_if_it_was_there_at_once(items: list[str], cut: in
     for start in range(0, len(source), cut):
         growing.append(source[start : start + cut])
         growing.lines(50)
-    growing.settle()
+    growing.highlight_code()
     whole = render(source, 50)
     grown = growing.lines(50)
     assert [line.plain for line in grown] == [line.plain for line in whole]
@@ -140,9 +140,9 @@ def test_code_that_grows_gets_its_colours_when_it_settles() -> None:
         looks.append([line.plain for line in growing.lines(40)])
     assert looks[-1] == [line.plain for line in render(source, 40)]
     assert not growing.lines(40)[-1].is_same(render(source, 40)[-1])
-    assert growing.settle()
+    assert growing.highlight_code()
     assert all(old.is_same(new) for old, new in zip(growing.lines(40), render(source, 40), strict=True))
-    assert not growing.settle()
+    assert not growing.highlight_code()
     growing.append("\n```\n\nDone.")
     assert [line.plain for line in growing.lines(40)][-2:] == ["", "Done."]
 

@@ -17,12 +17,12 @@ def test_a_preset_is_kept_and_taken(play) -> None:
         await it.write("/set top_k 7")
         await it.write("/system none")
         await it.write("/preset nothing")
-        assert it.app.conversation.session.sampling == {"temperature": 1.5, "top_k": 7}
+        assert it.state.conversation.session.sampling == {"temperature": 1.5, "top_k": 7}
         await it.write("/preset")
         await it.until(lambda: isinstance(it.app.screen, Choose))
         await it.press("enter")
-        assert it.app.conversation.session.system == "Be brief."
-        assert it.app.conversation.session.sampling == {"temperature": 0.3}
+        assert it.state.conversation.session.system == "Be brief."
+        assert it.state.conversation.session.sampling == {"temperature": 0.3}
         await it.write("/preset delete short answers")
         assert load_presets() == {}
 

@@ -18,7 +18,7 @@ from tests.tui.conftest import Driver
 def test_what_is_sent_while_an_answer_is_written_is_asked_after_it(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.write("one")
-        await it.until(lambda: it.app.conversation.phase == "answering")
+        await it.until(lambda: it.state.conversation.phase == "answering")
         await it.write("two")
         await it.write("three")
         assert it.prompt.text == ""
@@ -36,7 +36,7 @@ def test_what_is_sent_while_an_answer_is_written_is_asked_after_it(play) -> None
 def test_the_hint_below_what_waits_takes_one_line(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.write("one")
-        await it.until(lambda: it.app.conversation.phase == "answering")
+        await it.until(lambda: it.state.conversation.phase == "answering")
         await it.write("two")
         lines = it.text().splitlines()
         hint = next(n for n, line in enumerate(lines) if "asked when this answer has ended" in line)
@@ -50,7 +50,7 @@ def test_the_hint_below_what_waits_takes_one_line(play) -> None:
 def test_what_waits_goes_back_into_the_input_where_the_answer_does_not_end_by_itself(play, end: str) -> None:
     async def scenario(it: Driver) -> None:
         await it.write("one")
-        await it.until(lambda: it.app.conversation.phase == "answering")
+        await it.until(lambda: it.state.conversation.phase == "answering")
         await it.write("two")
         await it.write("three")
         await it.press(*"draft")
@@ -71,7 +71,7 @@ def test_what_waits_can_be_taken_back(play) -> None:
         await it.write("/queue")
         assert "no message waits" in it.text()
         await it.write("one")
-        await it.until(lambda: it.app.conversation.phase == "answering")
+        await it.until(lambda: it.state.conversation.phase == "answering")
         await it.write("two @missing.txt")
         assert it.prompt.text == "two @missing.txt"  # refused at once
         await it.write("two")
@@ -86,7 +86,7 @@ def test_what_waits_can_be_taken_back(play) -> None:
 
 def test_a_queue_without_messages_is_never_in_the_way(play) -> None:
     async def scenario(it: Driver) -> None:
-        assert MessageQueue().send_next(it.app.conversation)
+        assert MessageQueue().send_next(it.state.conversation)
 
     play(scenario)
 

@@ -34,7 +34,7 @@ def test_again_samples_where_nothing_is_recommended(play) -> None:
         await it.press("ctrl+r")
         await it.idle()
         assert [command.otherwise for command in it.engine.commands] == [CHAT_DEFAULTS] * 2
-        assert it.app.conversation.notice is None
+        assert it.state.conversation.notice is None
 
     play(scenario)
 

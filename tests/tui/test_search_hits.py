@@ -31,7 +31,7 @@ def listed(it: Driver) -> OptionList:
 async def go_elsewhere(it: Driver) -> str:
     """Ask something, then begin a new session; the id of the old one."""
     await it.ask("mill")
-    left = it.app.conversation.session.id
+    left = it.state.conversation.session.id
     await it.write("/new")
     return left
 
@@ -40,11 +40,11 @@ def test_a_hit_on_another_branch_of_another_session_is_there_when_opened(play) -
     async def scenario(it: Driver) -> None:
         await it.ask("mill")
         await it.ask("/regen")
-        first = it.app.conversation.session.id
+        first = it.state.conversation.session.id
         await it.write("/new")
         await it.write("/search waterwheel")
         await it.press("enter")
-        assert it.app.conversation.session.id == first
+        assert it.state.conversation.session.id == first
         assert it.said == ["mill", "A waterwheel turns."]
         assert "A waterwheel turns." in it.text()
 
@@ -69,14 +69,14 @@ def test_a_hit_on_the_branch_that_shows_leaves_it_as_it_is(play) -> None:
         await it.ask("mill")
         await it.ask("/regen")
         await it.write("/branch back")
-        first = it.app.conversation.session.id
+        first = it.state.conversation.session.id
         await it.write("/search mill")
         await it.press("down", "enter")  # past the newer answer, to the question both branches share
         assert it.said == ["mill", "A waterwheel turns."]
         await it.write("/new")
         await it.write("/search mill")
         await it.press("down", "enter")
-        assert it.app.conversation.session.id == first
+        assert it.state.conversation.session.id == first
         assert it.said == ["mill", "A waterwheel turns."]
 
     play(scenario, two_answers())
@@ -89,12 +89,12 @@ def test_a_hit_elsewhere_does_not_end_the_answer_being_written(play) -> None:
         await it.ask("mill")
         await it.ask("/regen")
         await it.write("and?")
-        await it.until(lambda: it.app.conversation.phase == "answering")
+        await it.until(lambda: it.state.conversation.phase == "answering")
         await it.write("/search waterwheel")
         await it.press("enter")
         assert isinstance(it.app.screen, SessionsScreen)
         assert "Esc stops it" in it.text()
-        assert it.app.conversation.phase == "answering"
+        assert it.state.conversation.phase == "answering"
 
     play(scenario, engine)
 
@@ -123,14 +123,14 @@ def test_a_hit_in_the_middle_of_a_long_answer_comes_into_view(play) -> None:
 @pytest.mark.parametrize("command", ["/sessions", "/search mill"])
 def test_a_session_deleted_elsewhere_is_said_and_leaves_the_list(play, home: Path, key: str, command: str) -> None:
     async def scenario(it: Driver) -> None:
-        deleted, here = await go_elsewhere(it), it.app.conversation.session.id
+        deleted, here = await go_elsewhere(it), it.state.conversation.session.id
         await it.write(command)
         delete_elsewhere(home, deleted)
         await it.press(key)
         assert f"there is no session {deleted}" in it.text()
         assert ("no sessions yet" if command == "/sessions" else "nothing found") in it.text()
         assert isinstance(it.app.screen, SessionsScreen)
-        assert it.app.conversation.session.id == here
+        assert it.state.conversation.session.id == here
 
     play(scenario)
 
@@ -138,7 +138,7 @@ def test_a_session_deleted_elsewhere_is_said_and_leaves_the_list(play, home: Pat
 def test_the_open_session_deleted_elsewhere_is_said_too(play, home: Path) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("mill")
-        deleted = it.app.conversation.session.id
+        deleted = it.state.conversation.session.id
         await it.press("f4")
         delete_elsewhere(home, deleted)
         await it.press("enter")
@@ -151,13 +151,13 @@ def test_the_open_session_deleted_elsewhere_is_said_too(play, home: Path) -> Non
 def test_the_open_session_deleted_elsewhere_is_said_when_more_is_asked(play, home: Path) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("mill")
-        deleted = it.app.conversation.session.id
+        deleted = it.state.conversation.session.id
         delete_elsewhere(home, deleted)
         await it.write("and?")
         await it.until(lambda: "this session was deleted elsewhere" in it.text())
         assert it.prompt.text == "and?"
         await it.press("ctrl+n")
-        assert it.app.conversation.session.id != deleted
+        assert it.state.conversation.session.id != deleted
         await it.ask("mill")
         assert it.said == ["mill", "Hello, world."]
 
@@ -168,7 +168,7 @@ def test_the_open_session_deleted_while_an_answer_is_written_is_said(play, home:
     async def scenario(it: Driver) -> None:
         await it.write("mill")
         await it.until(lambda: it.said[-1:] == ["Hello"])
-        delete_elsewhere(home, it.app.conversation.session.id)
+        delete_elsewhere(home, it.state.conversation.session.id)
         it.engine.release()
         await it.idle()
         assert "deleted elsewhere" in " ".join(it.text().split())

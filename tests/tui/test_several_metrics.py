@@ -31,7 +31,7 @@ def done(number: int, said: int, reason: str = "stop") -> Done:
 @pytest.mark.parametrize(("width", "height", "beside"), [(130, 20, True), (56, 20, False), (36, 12, False)])
 def test_where_there_is_room_the_steps_of_each_are_a_chart(width: int, height: int, beside: bool) -> None:
     metrics = LiveMetrics()
-    metrics.several((7, 9))
+    metrics.begin_batch((7, 9))
     feed(metrics, [delta(7, range(40), 2), delta(9, range(20), 2), BatchStatus({}, 0, 0.0, (), 0, 0, 0, None)])
     lines = [line.plain for line in SequencesSection(metrics).lines(metrics, width, height)]
     assert len(lines) <= height
@@ -87,7 +87,7 @@ def test_only_a_turn_of_several_has_them() -> None:
     feed(metrics, [Prefill(1, 0, 19, 0), delta(1, range(5), 1), done(1, 5)])
     assert metrics.batch is None
     assert metrics.document()["several"] is None
-    metrics.several((2, 3))
+    metrics.begin_batch((2, 3))
     feed(metrics, [delta(2, range(3), 2), delta(3, range(3), 2)])
     assert (metrics.phase, metrics.running, len(metrics.turns)) == ("decode", None, 1)
     frozen = metrics.frozen()
@@ -95,7 +95,7 @@ def test_only_a_turn_of_several_has_them() -> None:
     assert metrics.phase == "idle"
     assert [row.phase for row in metrics.batch.rows] == ["done", "stopped"]  # type: ignore[attr-defined]
     assert [row.phase for row in frozen.batch.rows] == ["decode", "decode"]  # type: ignore[union-attr]
-    metrics.several((4, 5))
+    metrics.begin_batch((4, 5))
     feed(metrics, [Died("killed")])
     assert metrics.phase == "dead"
     assert [row.phase for row in metrics.batch.rows] == ["failed", "failed"]  # type: ignore[attr-defined]

@@ -69,8 +69,8 @@ def test_screen(play, tmp_path: Path, screen: str, size: tuple[int, int], theme:
         await it.ask("Why is decoding limited by memory?")
         if screen == "decode":
             await it.press("f2", "left", "left")
-        it.app.draw_metrics(force=True)
-        it.app.chat.update_status()  # type: ignore[union-attr]
+        it.app.poller.draw_metrics(force=True)
+        it.app.poller.chat.view.update_status()  # type: ignore[union-attr]
         await it.pilot.pause()
         picture.append(it.app.export_screenshot(title="headrace"))
 

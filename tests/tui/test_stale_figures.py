@@ -42,7 +42,7 @@ def test_a_model_that_is_being_loaded_is_not_idle_when_what_ran_before_ends() ->
 
 def test_what_the_cache_holds_is_within_its_limit(play) -> None:
     async def scenario(it: Driver) -> None:
-        section = it.app.chat.query_one(CacheSection)  # type: ignore[union-attr]
+        section = it.app.poller.chat.query_one(CacheSection)  # type: ignore[union-attr]
         metrics = decoded(500)  # of 512 tokens, in blocks of 256
         metrics.model = facts(CARD)[0]
         metrics.fill = type(metrics.fill)(400, metrics.fill.used_bytes, CARD.cost.kv_bytes(768))
@@ -61,15 +61,15 @@ def test_without_a_model_nothing_is_said_of_its_cache() -> None:
 def test_turns_and_speed_are_those_of_the_session(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("one")
-        first = it.app.conversation.session
+        first = it.state.conversation.session
         speed = f"{rate_digits(1 / LATENCY_S)} average"
-        await it.until(lambda: len(it.app.metrics.turns) == 1 and speed in it.text())
+        await it.until(lambda: len(it.state.metrics.turns) == 1 and speed in it.text())
         await it.write("/new")
-        await it.until(lambda: it.app.metrics.turns == [])
+        await it.until(lambda: it.state.metrics.turns == [])
         await it.until(lambda: "average" in it.text() and speed not in it.text())
         await it.ask("two")
-        assert [turn.number for turn in it.app.metrics.turns] == [1]
-        it.app.open_session(it.app.store.session(first.id))
-        await it.until(lambda: [turn.completion_tokens for turn in it.app.metrics.turns] == [4])
+        assert [turn.number for turn in it.state.metrics.turns] == [1]
+        it.state.open_session(it.state.store.session(first.id))
+        await it.until(lambda: [turn.completion_tokens for turn in it.state.metrics.turns] == [4])
 
     play(scenario)

@@ -75,7 +75,7 @@ def test_a_theme_that_nobody_chose_is_not_written_down(play) -> None:
 
 def test_a_theme_that_does_not_exist_is_said(play) -> None:
     async def scenario(it: Driver) -> None:
-        await it.until(lambda: "there is no theme solarised" in it.text())
+        await it.until(lambda: "theme solarised: not found" in it.text())
 
     play(scenario, settings=Settings(screen=ScreenSettings(theme="solarised")))
 

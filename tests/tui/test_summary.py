@@ -98,9 +98,9 @@ def test_messages_left_out_without_a_summary_are_marked(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("one")
         await it.ask("two")
-        conversation = it.app.conversation
+        conversation = it.state.conversation
         conversation.trimming.trim(conversation.messages[2].id, "")
-        it.app.chat.sync([])  # type: ignore[union-attr]
+        it.app.poller.chat.view.sync([])  # type: ignore[union-attr]
         await it.until(lambda: "the 2 messages above are no longer sent" in it.text())
         await it.write("/summary undo")
         await it.until(lambda: "no longer sent" not in it.text())

@@ -40,8 +40,8 @@ class Clock:
 
 def answered(driver: Driver) -> bool:
     """Whether nothing more comes of what is watched."""
-    beside = driver.app.comparison
-    return (beside.answers[-1] if beside is not None else driver.app.conversation).phase == "idle"
+    beside = driver.app.state.comparison
+    return (beside.answers[-1] if beside is not None else driver.app.state.conversation).phase == "idle"
 
 
 @pytest.mark.parametrize(("spare", "command"), [(0, ""), (2, ""), (0, "/again 2"), (0, "/compare temperature=1.2")])
@@ -59,7 +59,7 @@ def test_text_comes_ten_times_a_second_and_figures_at_most_twice(
         if command:
             await driver.idle()
             await driver.write(command)
-            await driver.until(lambda: driver.app.comparison is not None)
+            await driver.until(lambda: driver.app.state.comparison is not None)
         await driver.until(lambda: "word3" in driver.text())
         watched = driver.app.screen.query(Transcript).last()  # in a comparison B answers first: A has
         real = Transcript.render_lines, Lines.render_lines
@@ -120,7 +120,7 @@ def test_a_line_that_grows_is_drawn_alone(
             partial_repaint.Compositor, "render_partial_update", lambda self: all_drawn.append(self) or slow(self)
         )
         engine.release()
-        await driver.until(lambda: driver.app.conversation.phase == "idle")
+        await driver.until(lambda: driver.app.state.conversation.phase == "idle")
 
     play(scenario, engine, size=size)
     assert sum(region.height <= 2 for region in drawn) > 0.6 * len(drawn)

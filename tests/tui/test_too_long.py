@@ -160,12 +160,12 @@ def test_what_turns_out_too_long_comes_back(play, home: Path, turns: int) -> Non
         it.engine.script(*[Script(full=True)] * (turns + 1))
         await it.write("/file log.txt\nlook at it")
         if turns:
-            await it.until(lambda: it.app.screen is not it.app.chat, "the question what is to go")
+            await it.until(lambda: it.app.screen is not it.app.poller.chat, "the question what is to go")
             await it.press("d")
         await it.until(lambda: it.prompt.text, "given back")
         assert it.prompt.text == "/file log.txt\nlook at it"
         assert it.said == ["first", "Hello, world."][: 2 * turns]
-        assert it.app.conversation.notice
+        assert it.state.conversation.notice
         it.prompt.put("")
         await it.ask("short")
         assert [message["content"] for message in it.engine.commands[-1].messages][-1] == "short"

@@ -70,7 +70,7 @@ def test_a_message_is_a_line_of_the_tree_however_long_it_is(play) -> None:
 def test_a_message_is_deleted_only_when_that_was_confirmed(play, home: Path) -> None:
     async def scenario(it: Driver) -> None:
         await it.write("/delete")
-        assert "nothing was said yet" in it.text()
+        assert "no messages" in it.text()
         await it.ask("question")
         await it.press("ctrl+up", "d", "escape")
         assert len(it.said) == 2

@@ -142,7 +142,7 @@ def test_what_is_typed_after_enter_stays_in_the_input(play) -> None:
 
 def test_what_is_refused_comes_back_before_what_was_typed_since(play) -> None:
     async def scenario(it: Driver) -> None:
-        await it.until(lambda: it.app.engine.state == "failed")
+        await it.until(lambda: it.state.engine.state == "failed")
         await type_at_once(it, "hello \rworld")
         assert it.prompt.text == "hello world"
 
@@ -167,7 +167,7 @@ def test_the_panel_shows_what_happened_behind_another_screen(play) -> None:
         await it.write("go")
         await it.press("f2")
         await it.idle()
-        it.app.draw_metrics()
+        it.app.poller.draw_metrics()
         await it.press("f2")
         await it.until(lambda: "TTFT 50.0 ms" in it.text().split("decode speed")[1])
 

@@ -16,7 +16,7 @@ def test_after_a_click_letters_are_text(play, clicked: type | str, place: tuple[
         await it.pilot.click(clicked, offset=place if clicked is Transcript else (1, 0))
         await it.press(*"encrbjk", "left_square_bracket")
         assert it.prompt.text == "encrbjk["
-        assert it.app.chat.editing is None  # type: ignore[union-attr]
+        assert it.app.poller.chat.view.editing is None  # type: ignore[union-attr]
         assert len(it.engine.commands) == 1
 
     play(scenario)
@@ -55,7 +55,7 @@ def test_what_is_typed_at_once_goes_to_the_input_as_a_whole(play) -> None:
         await it.until(lambda: it.prompt.text)
         await it.pilot.pause()
         assert it.prompt.text == "/find onrdeck"
-        assert it.app.chat.editing is None  # type: ignore[union-attr]
+        assert it.app.poller.chat.view.editing is None  # type: ignore[union-attr]
         assert len(it.engine.commands) == 1
 
     play(scenario)
@@ -81,7 +81,7 @@ def test_a_notice_that_shows_is_not_said_again(play) -> None:
     async def scenario(it: Driver) -> None:
         for _ in range(5):
             await it.press("ctrl+g")
-        it.app.say("another")
+        it.state.notify("another")
         await it.until(lambda: "another" in it.text())
         assert it.text().count("there is nothing to continue") == 1
         assert it.text().count("another") == 1

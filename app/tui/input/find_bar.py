@@ -45,7 +45,7 @@ class FindBar(Horizontal):
         field.value = words
         field.focus()
 
-    def tell(self, number: int, count: int) -> None:
+    def show_count(self, number: int, count: int) -> None:
         """Which place shows, of how many."""
         words = self.query_one(Field).value.strip()
         text = f"{number} of {count}" if count else ("not found" if words else "")

@@ -64,7 +64,7 @@ def stored_turns(messages: Iterable[Message]) -> list[Turn]:
     ]
 
 
-def met(metrics: LiveMetrics, card: ModelCard, known: MachineFacts) -> None:
+def use_model(metrics: LiveMetrics, card: ModelCard, known: MachineFacts) -> None:
     """The model of this card answers from now on. known: of the machine, perhaps measured since it was loaded."""
     model, machine = facts(card)
     metrics.ready(model, machine if machine.measured_gb_s is not None else known)

@@ -121,7 +121,7 @@ class LiveMetrics:
         )  # of those steps, the first, not between tokens, left out
         self._decoding_s, self._decoded, self._decoded_bytes = 0.0, 0, 0  # of all of the turn's, tokens
         self._decoded_steps = 0
-        self.said = 0  # tokens of the turn
+        self.output_tokens = 0  # tokens of the turn
         self._final_rate: float | None = None  # of the turn, once it is over
         self.speculating = False
         """Whether the latest turn had guesses that were verified."""
@@ -159,7 +159,7 @@ class LiveMetrics:
         self._forget_turn()
         self._changed()
 
-    def several(self, ids: Sequence[int]) -> None:
+    def begin_batch(self, ids: Sequence[int]) -> None:
         """So many requests are on their way: the next turn is of answers side by side."""
         self.submitted()
         self.batch = BatchMetrics(ids)
@@ -190,7 +190,7 @@ class LiveMetrics:
         self.steps.clear()
         self.latencies_s.clear()
         self._decoding_s, self._decoded, self._decoded_bytes = 0.0, 0, 0
-        self._decoded_steps = self.said = 0
+        self._decoded_steps = self.output_tokens = 0
         self.batch, self.speculating = None, False
 
     def prefilling(self, done: int, total: int, reused: int) -> None:
@@ -206,7 +206,7 @@ class LiveMetrics:
         self._decoding_s += sum(latencies)
         self._decoded += sum(record.tokens for record in records if record.index > 0)
         self._decoded_steps += len(latencies)
-        self.said += sum(record.tokens for record in records)
+        self.output_tokens += sum(record.tokens for record in records)
         self._decoded_bytes += sum(record.step_bytes for record in records if record.index > 0)
         self.speculating = self.speculating or any(record.proposed for record in records)
         self.phase = "decode"
@@ -330,7 +330,7 @@ class LiveMetrics:
             number=len(self.turns) + 1,
             prompt_tokens=self.reused + fed + 1 if fed or self.reused else 0,  # the last one feeds the first step
             reused_tokens=self.reused,
-            completion_tokens=self.said,
+            completion_tokens=self.output_tokens,
             ttft_s=self.ttft_s,
             prefill_tokens_per_second=None,
             tokens_per_second=self.rate_average,

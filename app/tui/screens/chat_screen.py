@@ -1,267 +1,178 @@
-"""The chat: transcript, notice, completion menu, input, and the decode panel beside them.
+"""The chat's screen: transcript, notice, completion menu, prompt and decode panel; its keys and messages.
 
-Draws what the conversation says (`sync`, called with every poll) and passes on what the widgets say. What the keys do
-is in `chat_keys`, what the slash commands do in `chat_actions`.
+Drawing is in `chat_view`, slash commands in `chat_actions`.
 """
 
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
+from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
-from textual.content import Content
 from textual.geometry import Size
+from textual.screen import Screen
 
-from headrace.app.engine.events import Event, LoadProgress
-from headrace.app.tui.chat_app import ChatApp
-from headrace.app.tui.decode.machine import contention_text
 from headrace.app.tui.decode.panel import ROOM_FROM, DecodePanel
 from headrace.app.tui.input.chips import Chips
-from headrace.app.tui.input.commands import message_text, parse_command
+from headrace.app.tui.input.commands import parse_command
 from headrace.app.tui.input.completion import CompletionMenu
 from headrace.app.tui.input.find_bar import FindBar
 from headrace.app.tui.input.prompt import Prompt
-from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.screens.chat_actions import ChatActions
-from headrace.app.tui.screens.chat_keys import ChatKeys
-from headrace.app.tui.screens.notices import Notice, Waiting, notice_of
-from headrace.app.tui.screens.prompt_prefetch import PromptPrefetch
-from headrace.app.tui.transcript.context_mark import MARK
-from headrace.app.tui.transcript.download import DownloadProgress
-from headrace.app.tui.transcript.shown_branch import ShownBranch
+from headrace.app.tui.screens.chat_keys import CHAT_KEYS, SCROLL_KEYS, scroll
+from headrace.app.tui.screens.chat_state import ChatState
+from headrace.app.tui.screens.chat_view import ChatView
+from headrace.app.tui.screens.copy_actions import copy_selection
+from headrace.app.tui.screens.notices import Notice, QueuedMessages
+from headrace.app.tui.textual_overrides.partial_repaint import use_partial_repaint
 from headrace.app.tui.transcript.transcript import Transcript
-from headrace.app.tui.transcript.welcome import welcome_lines
 from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.app.tui.widgets.status_bar import StatusBar
 from headrace.runtime.errors import HeadraceError, UsageError
 
+_TWICE_S = 2.0  # within which a second Ctrl+C leaves
 
-class ChatScreen(ChatKeys):
+
+class ChatScreen(Screen[None]):
     """One conversation."""
 
-    def __init__(self, headrace: ChatApp) -> None:
-        super().__init__(headrace)
-        self.actions = ChatActions(headrace, self)
-        self._branch = ShownBranch()
-        self._titled = ""  # the input's frame
-        self._state: tuple[object, ...] = ()
-        self._asked = False
-        self._marks_accepted = False
-        self._download, self._looked_up = DownloadProgress(), False
-        self._ahead = PromptPrefetch(self, self._read_ahead)
+    BINDINGS: ClassVar[list[BindingType]] = [*SCROLL_KEYS, *CHAT_KEYS]
+
+    def __init__(self, state: ChatState) -> None:
+        super().__init__()
+        use_partial_repaint(self)
+        self.state = state
+        self.view = ChatView(self, state)
+        self.actions = ChatActions(self.view)
+        self._interrupted = float("-inf")  # time of the last Ctrl+C with nothing to interrupt
 
     def compose(self) -> ComposeResult:
-        metrics = self.headrace.metrics
+        metrics = self.state.metrics
         yield StatusBar(metrics, id="status")
         with Horizontal(id="chat-row"):
             with Vertical(id="chat-column"):
                 yield Transcript(id="transcript")
                 yield Notice(id="notice", markup=False)
-                yield Waiting(id="queue", markup=False)
+                yield QueuedMessages(id="queue", markup=False)
                 yield Chips(id="chips")
                 yield FindBar(id="find")
                 menu = CompletionMenu(id="menu")
                 yield menu
                 yield Prompt(menu, id="prompt")
-            yield DecodePanel(metrics, self.headrace.settings.screen, id="panel")
+            yield DecodePanel(metrics, self.state.settings.screen, id="panel")
         yield KeyBar()
 
     def on_mount(self) -> None:
-        self.prompt.focus()
-        self.prompt.remember(self.headrace.store.recent_questions())
-        self.transcript.show_thinking = self.headrace.settings.chat.show_thinking
-        self.conversation_changed()
+        view = self.view
+        view.prompt.focus()
+        view.prompt.remember(self.state.store.recent_questions())
+        view.transcript.show_thinking = self.state.settings.chat.show_thinking
+        view.conversation_changed()
+
+    # -- size ------------------------------------------------------------------------------------------------------
 
     def on_screen_resume(self) -> None:
-        """The panel was not drawn while another screen was on top, and the window may have another size."""
+        """Fit the panel: it was not drawn below another screen, and the window may have another size."""
         self._fit_panel(self.app.size)
 
     def on_resize(self, event: events.Resize) -> None:
-        """Every new size, also under a dialog; before textual lays the screen out for it."""
+        """Fit the panel before textual lays the screen out, also below a dialog."""
         self._fit_panel(event.size)
         if self.query(Notice) and self.query_one(Notice).display:
-            self.call_after_refresh(self._show_notice)  # cut for the new width
+            self.call_after_refresh(self.view.show_notice)  # wrapped for the new width
 
     def _fit_panel(self, window: Size) -> None:
-        self.query_one(DecodePanel).fit(window.width)
-        self.update_status()
-        self.headrace.draw_metrics(force=True)
+        self.view.panel.fit(window.width)
+        self.view.update_status()
+        self.view.show_metrics()
 
-    # -- drawing ---------------------------------------------------------------------------------------------------
+    # -- keys ------------------------------------------------------------------------------------------------------
 
-    def conversation_changed(self) -> None:
-        """Another session: start over."""
-        self._branch, self._asked, self.editing = ShownBranch(), False, None
-        if self.actions.queue.texts:
-            self.actions.return_queue()
-        self.prompt.remember([message.content for message in self.conversation.messages if message.role == "user"])
-        self.sync([])
-        self.transcript.to_end()
-        self._ahead.wait_for_pause()
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "stop":
+            return self.state.conversation.phase != "idle" and self.view.editing is None
+        if action == "leave_edit":
+            return self.view.editing is not None
+        if action == "do" and parameters == ("restart",):
+            return self.state.engine.state in ("dead", "failed")
+        return True
 
-    def sync(self, events: Sequence[Event]) -> None:
-        """Draw what changed in the conversation."""
-        conversation = self.conversation
-        messages = self._branch.look(conversation)
-        if events or messages != [entry.message for entry in self.transcript.entries]:
-            message_states = self._branch.message_states(
-                conversation, self.headrace.metrics, accepted=self._marks_accepted
-            )
-            self.transcript.show(messages, message_states)
-        if conversation.trimming.returned is not None:
-            returned, conversation.trimming.returned = conversation.trimming.returned, None
-            self.prompt.move_cursor((0, 0))
-            self.prompt.paste(returned)  # folded, if it is long
-        if not self.actions.queue.send_next(conversation):
-            self.actions.return_queue()
-        self._name_prompt()
-        self.prompt.show_size(conversation.unsent.counted if self.editing is None else None)
-        self.query_one(Chips).show(conversation.unsent if self.prompt.text else None)
-        limit = conversation.context_limit
-        state = (
-            conversation.phase == "idle",
-            self.headrace.engine.state,
-            conversation.notice,
-            conversation.branch.shared,
-            limit,
-            bool(messages),
-            self.editing,
-            tuple(self.actions.queue.texts),
-        )
-        if state != self._state:
-            self._state = state
-            self._state_changed(empty=not messages)
-            self._ahead.wait_for_pause()
-        self._follow_loading(events, empty=not messages)
-        if conversation.trimming.question is None or conversation.phase != "idle":
-            self._asked = False
-        elif not self._asked and not (self.prompt.text and self._ahead.typing):
-            self._asked = True
-            self.actions.ask_about_context()
+    def action_stop(self) -> None:
+        self.state.conversation.stop()
 
-    def toggle_accepted(self) -> bool:
-        """Mark what had been guessed in the answers, or no longer; whether it does now."""
-        self._marks_accepted = not self._marks_accepted
-        conversation = self.conversation
-        messages = self._branch.look(conversation)
-        message_states = self._branch.message_states(conversation, self.headrace.metrics, accepted=self._marks_accepted)
-        self.transcript.show(messages, message_states)
-        return self._marks_accepted
+    def action_leave_edit(self) -> None:
+        self.view.end_edit()
 
-    def extend_last_line(self) -> bool:
-        """Show what was added to the answer, where its last line alone is another one."""
-        messages = self.conversation.messages
-        return bool(messages) and self.transcript.extend_last_line(messages[-1])
+    def action_interrupt(self) -> None:
+        """Handle Ctrl+C: copy a selection, else stop the answer, else clear the prompt, else leave at the second."""
+        prompt = self.view.prompt
+        if copy_selection(self, self.state):
+            return
+        if self.state.conversation.phase != "idle":
+            self.state.conversation.stop()
+        elif prompt.text:
+            if prompt.keep_draft():
+                self.state.notify("draft kept: ↑ brings it back")
+        elif time.monotonic() < self._interrupted + _TWICE_S:
+            self.run_command("quit", "")
+        else:
+            self._interrupted = time.monotonic()
+            self.state.notify("Ctrl+C again leaves")
 
-    def _follow_loading(self, events: Sequence[Event], *, empty: bool) -> None:
-        """How far a model is that has to be fetched first."""
-        download, state, now = self._download, self.headrace.engine.state, time.monotonic()
-        progress = [event for event in events if isinstance(event, LoadProgress)]
-        for event in progress:
-            download.take(event, now)
-        if progress and download.active and not self._looked_up:
-            self._looked_up = True
-            self.run_worker(self._look_up, thread=True)
-        if state == "loading" and (download.look(now) or progress):
-            if empty:
-                self._show_welcome()
-            self._show_notice()
-        elif state != "loading" and self._looked_up:
-            self._download, self._looked_up = DownloadProgress(), False
+    def action_do(self, name: str) -> None:
+        self.run_command(name, "")
 
-    def _look_up(self) -> None:
-        """What the catalog knows of it; in a thread of its own, which may read files."""
-        from headrace.app.chat.download_plan import download_plan
+    def action_to_transcript(self) -> None:
+        self.view.transcript.focus()
+        self.view.transcript.action_select(-1)
 
-        download = self._download
-        with suppress(HeadraceError, OSError):  # whoever loads it says so
-            download.facts = download_plan(self.conversation.session.model)
-
-    def _show_welcome(self) -> None:
-        conversation = self.conversation
-        lines = welcome_lines(self.headrace.engine, conversation.session, self._download, conversation.notice)
-        self.transcript.welcome(lines)
-
-    def update_status(self) -> None:
-        """The line at the top. How fast the last answer came is said beside an answer, where the panel does not."""
-        answered = any(message.role == "assistant" for message in self.conversation.messages)
-        with_speed = answered and not self.query_one(DecodePanel).display
-        self.query_one(StatusBar).tell(self.headrace.status(), with_speed=with_speed)
-
-    def _state_changed(self, *, empty: bool) -> None:
-        """Keys, hints and the notice follow the state."""
-        self.refresh_bindings()
-        self.update_status()
-        self._show_notice()
-        self.query_one(Waiting).tell(self.actions.queue.texts)
-        if empty:
-            self._show_welcome()
-
-    def _name_prompt(self) -> None:
-        """On the input's frame: what Enter and Escape mean, and who else wants the machine."""
-        contention = self.headrace.metrics.contention
-        said = [contention_text(contention)] if contention is not None else []
-        if self.editing == MARK:
-            said.insert(0, "the summary: Enter keeps it, Esc leaves it")
-        elif self.editing is not None:
-            said.insert(0, "editing: Enter makes a branch, Esc leaves it")
-        elif self.conversation.phase != "idle":
-            said.insert(0, "answering: Esc stops")
-        title = " · ".join(said)
-        if title != self._titled:
-            self._titled = title
-            self.prompt.border_title = Content(title)
-
-    def _show_notice(self) -> None:
-        text, error = notice_of(self.conversation, self._download)
-        self.query_one(Notice).tell(text, error=error)
-
-    def show_metrics(self, metrics: LiveMetrics, frozen: bool) -> None:
-        """The decode panel, where it is open."""
-        panel = self.query_one(DecodePanel)
-        if panel.display:
-            panel.show(metrics, frozen)
+    def action_scroll_text(self, where: str) -> None:
+        scroll([self.view.transcript], where)
 
     def action_panel(self) -> None:
-        """The panel's next width, or why there is none."""
+        """Step to the panel's next width."""
         if self.app.size.width < ROOM_FROM:
-            self.headrace.say(f"no room for the panel in under {ROOM_FROM} columns; F2 shows all of it")
+            self.state.notify(f"the panel needs {ROOM_FROM} columns; F2 shows the decode view in full")
         else:
-            self.query_one(DecodePanel).step()
-            self.update_status()
-            self.headrace.draw_metrics(force=True)
+            self.view.panel.step()
+            self.view.update_status()
+            self.view.show_metrics()
 
-    # -- the input -------------------------------------------------------------------------------------------------
-
-    def on_text_area_changed(self) -> None:
-        self._ahead.typed()
-
-    def _read_ahead(self, pause: bool) -> None:
-        """Let the engine count what is being typed and, in a pause, read what it will be asked."""
-        if not pause and not self.prompt.text.strip():
+    def focus_prompt_for(self, key: events.Key) -> None:
+        """Focus the prompt before a letter that is no command of the focused widget."""
+        if self.focused not in (None, self.view.transcript):
             return
-        text = self.prompt.whole_text
-        if self.editing is None and self.headrace.comparison is None:  # which has the engine to itself
-            draft = "" if parse_command(text) else message_text(text)
-            read = pause and self.headrace.settings.chat.read_ahead
-            self.conversation.prefetch(draft, count_only=not read)
+        if key.is_printable and key.character is not None and key.key not in self.active_bindings:
+            self.set_focus(self.view.prompt)
+
+    def on_paste(self, event: events.Paste) -> None:
+        """Paste into the prompt, wherever the focus is."""
+        if not self.view.prompt.has_focus:
+            event.stop()
+            self.view.prompt.paste(event.text)
 
     # -- messages from the widgets ---------------------------------------------------------------------------------
 
+    def run_command(self, name: str, argument: str) -> None:
+        """Carry out a slash command; show its error as a notification."""
+        self.view.attempt(lambda: self.actions.carry_out(name, argument))
+
+    def on_text_area_changed(self) -> None:
+        self.view.prefetch.typed()
+
     def on_prompt_sent(self, event: Prompt.Sent) -> None:
-        invocation = parse_command(event.text) if self.editing is None else None
+        invocation = parse_command(event.text) if self.view.editing is None else None
         try:
             if invocation is None:
-                self.actions.send(event.text)
+                self.actions.messages.send(event.text)
             elif invocation.command is None:
-                raise UsageError(f"there is no command /{invocation.name}; F1 lists them")
+                raise UsageError(f"/{invocation.name}: unknown command; F1 lists them")
             else:
                 self.actions.carry_out(invocation.command.name, invocation.argument)
         except HeadraceError as error:
-            self.prompt.restore(event.typed)
-            self.headrace.refuse(error)
+            self.view.prompt.restore(event.typed)
+            self.state.show_error(error)
 
     def on_prompt_interrupted(self) -> None:
         self.action_interrupt()
@@ -270,17 +181,14 @@ class ChatScreen(ChatKeys):
         await self.app.action_quit()
 
     def on_find_bar_sought(self, event: FindBar.Sought) -> None:
-        self.find_bar.tell(*self.transcript.find(event.words, event.by))
+        self.view.find_bar.show_count(*self.view.transcript.find(event.words, event.by))
 
     def on_find_bar_closed(self) -> None:
-        self.transcript.find("", 0)
-        self.prompt.focus()
+        self.view.transcript.find("", 0)
+        self.view.prompt.focus()
 
     def on_transcript_left(self) -> None:
-        self.prompt.focus()
+        self.view.prompt.focus()
 
     def on_transcript_act(self, event: Transcript.Act) -> None:
-        try:
-            self.actions.act(event.action, event.message)
-        except HeadraceError as error:
-            self.headrace.refuse(error)
+        self.view.attempt(lambda: self.actions.act(event.action, event.message))

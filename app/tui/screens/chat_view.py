@@ -1,61 +1,243 @@
-"""What the actions of the chat work on: the chat's screen as they see it, and the conversation that it shows."""
+"""The chat's widgets, drawn from the conversation; what the chat's actions work on."""
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from functools import cached_property
 
-from textual.app import App
+from textual.content import Content
+from textual.screen import Screen
 
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.message_queue import MessageQueue
 from headrace.app.engine.events import Event
 from headrace.app.sessions.records import Message
-from headrace.app.tui.chat_app import ChatApp
+from headrace.app.tui.decode.machine import contention_text
+from headrace.app.tui.decode.panel import DecodePanel
+from headrace.app.tui.input.chips import Chips
+from headrace.app.tui.input.commands import message_text, parse_command
 from headrace.app.tui.input.find_bar import FindBar
 from headrace.app.tui.input.prompt import Prompt
+from headrace.app.tui.screens.chat_state import ChatState
+from headrace.app.tui.screens.context_dialog import ask_about_context
+from headrace.app.tui.screens.dialogs import Choose
+from headrace.app.tui.screens.model_loading import ModelLoading
+from headrace.app.tui.screens.notices import Notice, QueuedMessages, notice_of
+from headrace.app.tui.screens.prompt_prefetch import PromptPrefetch
+from headrace.app.tui.transcript.context_mark import MARK
+from headrace.app.tui.transcript.shown_branch import ShownBranch
 from headrace.app.tui.transcript.transcript import Transcript
+from headrace.app.tui.transcript.welcome import welcome_lines
+from headrace.app.tui.widgets.status_bar import StatusBar
+from headrace.runtime.errors import HeadraceError
+
+_PICK_KEYS = "123456789abcdefghijklmnopqrstuvwxyz"
 
 
-class ChatView(Protocol):
-    """What the actions need of the chat's screen."""
+class ChatView:
+    """Brings the widgets of the chat's screen up to date with the conversation.
 
-    editing: int | None
-    """The message whose text is in the input to be changed."""
+    queue: messages to send after the answer. editing: id of the message whose text is in the prompt, MARK for the
+    summary, None outside an edit.
+    """
+
+    def __init__(self, screen: Screen[None], state: ChatState) -> None:
+        self.screen, self.state = screen, state
+        self.queue = MessageQueue()
+        self.editing: int | None = None
+        self.prefetch = PromptPrefetch(screen, self._prefetch_prompt)
+        self._draft = ""  # the prompt's text before the edit
+        self._branch = ShownBranch()
+        self._shown: Conversation | None = None
+        self._loading = ModelLoading(screen, state)
+        self._prompt_title = ""
+        self._drawn: tuple[object, ...] = ()
+        self._asked = False  # about the full context
+        self._marks_accepted = False
 
     @property
-    def app(self) -> App[Any]: ...
+    def conversation(self) -> Conversation:
+        return self.state.conversation
 
-    @property
-    def prompt(self) -> Prompt: ...
+    # Cached: they are asked for with every poll.
 
-    @property
-    def transcript(self) -> Transcript: ...
+    @cached_property
+    def prompt(self) -> Prompt:
+        return self.screen.query_one(Prompt)
 
-    @property
-    def find_bar(self) -> FindBar: ...
+    @cached_property
+    def transcript(self) -> Transcript:
+        return self.screen.query_one(Transcript)
 
-    def sync(self, events: Sequence[Event]) -> None:
-        """Draw what changed in the conversation."""
+    @cached_property
+    def find_bar(self) -> FindBar:
+        return self.screen.query_one(FindBar)
+
+    @cached_property
+    def panel(self) -> DecodePanel:
+        return self.screen.query_one(DecodePanel)
+
+    # -- drawing ---------------------------------------------------------------------------------------------------
+
+    def conversation_changed(self) -> None:
+        """Draw another session, or the same one after it was reloaded."""
+        self._shown = self.conversation
+        self._branch, self._asked, self.editing = ShownBranch(), False, None
+        if self.queue.texts:
+            self.return_queue()
+        self.prompt.remember([message.content for message in self.conversation.messages if message.role == "user"])
+        self.sync([])
+        self.transcript.to_end()
+        self.prefetch.wait_for_pause()
+
+    def sync(self, events: Sequence[Event] = ()) -> None:
+        """Draw what changed. events: those that came since the last call."""
+        conversation = self.conversation
+        if conversation is not self._shown:
+            self.conversation_changed()
+        messages = self._branch.messages(conversation)
+        if events or messages != [entry.message for entry in self.transcript.entries]:
+            self._show_messages(messages)
+        if conversation.trimming.returned is not None:
+            returned, conversation.trimming.returned = conversation.trimming.returned, None
+            self.prompt.move_cursor((0, 0))
+            self.prompt.paste(returned)  # folded, if it is long
+        if not self.queue.send_next(conversation):
+            self.return_queue()
+        self._show_prompt_title()
+        self.prompt.show_size(conversation.unsent.counted if self.editing is None else None)
+        self.screen.query_one(Chips).show(conversation.unsent if self.prompt.text else None)
+        self._follow_state(empty=not messages)
+        if self._loading.update(events):
+            if not messages:
+                self._show_welcome()
+            self.show_notice()
+        if conversation.trimming.question is None or conversation.phase != "idle":
+            self._asked = False
+        elif not self._asked and not (self.prompt.text and self.prefetch.typing):
+            self._asked = True
+            ask_about_context(self.screen, self.state, self.sync)
+
+    def _follow_state(self, *, empty: bool) -> None:
+        """Draw keys, status, notice and queue if the state they show changed."""
+        conversation = self.conversation
+        drawn = (
+            conversation.phase == "idle",
+            self.state.engine.state,
+            conversation.notice,
+            conversation.branch.shared,
+            conversation.context_limit,
+            empty,
+            self.editing,
+            tuple(self.queue.texts),
+        )
+        if drawn == self._drawn:
+            return
+        self._drawn = drawn
+        self.screen.refresh_bindings()
+        self.update_status()
+        self.show_notice()
+        self.screen.query_one(QueuedMessages).show(self.queue.texts)
+        if empty:
+            self._show_welcome()
+        self.prefetch.wait_for_pause()
+
+    def _show_messages(self, messages: list[Message]) -> None:
+        states = self._branch.message_states(self.conversation, self.state.metrics, accepted=self._marks_accepted)
+        self.transcript.show(messages, states)
 
     def toggle_accepted(self) -> bool:
-        """Mark what had been guessed in the answers, or no longer; whether it does now."""
+        """Mark accepted draft tokens in the answers, or stop marking them; return whether they are marked now."""
+        self._marks_accepted = not self._marks_accepted
+        self._show_messages(self._branch.messages(self.conversation))
+        return self._marks_accepted
+
+    def extend_last_line(self) -> bool:
+        """Draw text that only extends the answer's last line; return False if a layout is needed."""
+        messages = self.conversation.messages
+        return bool(messages) and self.transcript.extend_last_line(messages[-1])
+
+    def show_latest_answer(self) -> None:
+        """Draw what changed and scroll to the end."""
+        self.sync()
+        self.transcript.to_end()
+
+    def _show_welcome(self) -> None:
+        session, notice = self.conversation.session, self.conversation.notice
+        self.transcript.welcome(welcome_lines(self.state.engine, session, self._loading.download, notice))
+
+    def show_notice(self) -> None:
+        text, error = notice_of(self.conversation, self._loading.download)
+        self.screen.query_one(Notice).show(text, error=error)
+
+    def update_status(self) -> None:
+        """Draw the status bar; the speed only where no panel shows it."""
+        answered = any(message.role == "assistant" for message in self.conversation.messages)
+        self.screen.query_one(StatusBar).set_status(self.state.status, with_speed=answered and not self.panel.display)
+
+    def show_metrics(self) -> None:
+        if self.panel.display:
+            self.panel.show(self.state.shown_metrics, self.state.frozen is not None)
+
+    def _show_prompt_title(self) -> None:
+        """Draw the prompt's title: the meaning of Enter and Esc, and a busy CPU."""
+        contention = self.state.metrics.contention
+        parts = [contention_text(contention)] if contention is not None else []
+        if self.editing == MARK:
+            parts.insert(0, "summary: Enter keeps it, Esc leaves it")
+        elif self.editing is not None:
+            parts.insert(0, "editing: Enter makes a branch, Esc leaves it")
+        elif self.conversation.phase != "idle":
+            parts.insert(0, "answering: Esc stops")
+        title = " · ".join(parts)
+        if title != self._prompt_title:
+            self._prompt_title = title
+            self.prompt.border_title = Content(title)
+
+    # -- the prompt ------------------------------------------------------------------------------------------------
 
     def begin_edit(self, message: Message) -> None:
-        """Put its text into the input."""
+        """Put a message's text into the prompt; its own text comes back after the edit."""
+        if self.editing is None:
+            self._draft = self.prompt.whole_text
+        self.editing = message.id
+        self.prompt.put(message.content)
 
-    def action_leave_edit(self) -> None:
-        """Done with it."""
+    def end_edit(self) -> None:
+        self.editing = None
+        self.prompt.put(self._draft)
 
-    def run_command(self, name: str, argument: str) -> None:
-        """Carry out a slash command; what it refuses is said, nothing breaks."""
+    def return_queue(self) -> None:
+        """Put queued messages back into the prompt, before its text."""
+        queued = self.queue.take_back()
+        self.prompt.put(f"{queued}\n\n{self.prompt.whole_text}" if self.prompt.text else queued)
 
+    def _prefetch_prompt(self, pause: bool) -> None:
+        """Count the tokens of the prompt's text; in a pause of typing, prefill it too."""
+        if not pause and not self.prompt.text.strip():
+            return
+        text = self.prompt.whole_text
+        if self.editing is None and self.state.comparison is None:
+            draft = "" if parse_command(text) else message_text(text)
+            prefill = pause and self.state.settings.chat.read_ahead
+            self.conversation.prefetch(draft, count_only=not prefill)
 
-class Actions:
-    """A group of actions: one method a slash command, named `do_<command>`. Errors pass: the screen says them."""
+    # -- dialogs ---------------------------------------------------------------------------------------------------
 
-    def __init__(self, headrace: ChatApp, screen: ChatView) -> None:
-        self._headrace, self._screen = headrace, screen
-        self.queue = MessageQueue()
+    def attempt(self, action: Callable[[], object]) -> None:
+        """Call `action`; show a HeadraceError as a notification."""
+        try:
+            action()
+        except HeadraceError as error:
+            self.state.show_error(error)
 
-    @property
-    def _conversation(self) -> Conversation:
-        return self._headrace.conversation
+    def pick(self, title: str, names: Sequence[str], take: Callable[[int], None], *, always: bool = False) -> None:
+        """Let the user pick a name and call `take` with its index; do not ask about one alone unless `always`."""
+        if len(names) == 1 and not always:
+            take(0)
+            return
+        answers = [(str(n), _PICK_KEYS[n] if n < len(_PICK_KEYS) else " ", name) for n, name in enumerate(names)]
+
+        def resolve(chosen: str | None) -> None:
+            if chosen is not None:
+                self.attempt(lambda: take(int(chosen)))
+
+        self.screen.app.push_screen(Choose(title, "", answers), resolve)

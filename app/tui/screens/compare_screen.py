@@ -1,7 +1,7 @@
-"""Two answers side by side, each with its figures. Esc stops, or leaves with one of them.
+"""The screen of /compare: two answers with different setups, generated one after the other.
 
-Below 110 columns one pane stands above the other; where that leaves too few lines, only the pane that answers shows
-what it says, and F3 shows the other one instead.
+Below 110 columns the panes stand one above the other. In a low window only one of them shows its text; F3 shows the
+other.
 """
 
 from collections.abc import Sequence
@@ -14,16 +14,19 @@ from textual.containers import Container
 from textual.content import Content
 from textual.widgets import Static
 
-from headrace.app.tui.chat_app import ChatApp
+from headrace.app.answer.phrases import sampling_text
+from headrace.app.chat.parallel_answer import ParallelAnswer
 from headrace.app.tui.decode.machine import contention_text
 from headrace.app.tui.input.commands import message_text, parse_command
 from headrace.app.tui.input.completion import CompletionMenu
 from headrace.app.tui.input.prompt import Prompt
-from headrace.app.tui.screens.compare_pane import ComparePane
+from headrace.app.tui.screens.answer_pane import AnswerPane
+from headrace.app.tui.screens.chat_keys import SCROLL_KEYS
+from headrace.app.tui.screens.chat_state import ChatState
+from headrace.app.tui.screens.copy_actions import copy_selection
 from headrace.app.tui.screens.dialogs import Choose
 from headrace.app.tui.screens.notices import Notice
-from headrace.app.tui.screens.scrolling import ScrollingScreen
-from headrace.app.tui.transcript.transcript import Transcript
+from headrace.app.tui.screens.parallel_screen import ParallelScreen
 from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.runtime.errors import HeadraceError, UsageError
 
@@ -32,21 +35,21 @@ if TYPE_CHECKING:
     from headrace.app.chat.parallel_answers import AnswerEvent
 
 SIDE_BY_SIDE = 110  # columns from which the panes stand next to each other
-_BOTH = 36  # lines from which both show what they say, one above the other
-_HONEST = "one after the other: two at once would slow each other"
+_BOTH = 36  # lines from which both show their text, one above the other
 
 
 class FileMenu(CompletionMenu):
-    """Paths only: the chat's commands are the chat's."""
+    """A completion menu without slash commands."""
 
     def offer(self, before_cursor: str) -> None:
         super().offer("" if before_cursor.startswith("/") and " " not in before_cursor else before_cursor)
 
 
-class CompareScreen(ScrollingScreen):
-    """A comparison; the app polls it."""
+class CompareScreen(ParallelScreen):
+    """Esc stops the answer, then asks which one to continue with."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
+        *SCROLL_KEYS,
         Binding("escape", "stop", "Stop this answer", key_display="Esc"),
         Binding("escape", "leave", "Take one", key_display="Esc"),
         Binding("ctrl+r", "again", "Both again"),
@@ -55,22 +58,17 @@ class CompareScreen(ScrollingScreen):
         Binding("ctrl+t", "think", "Thinking", show=False),
     ]
 
-    def __init__(self, headrace: ChatApp, comparison: "Comparison") -> None:
-        super().__init__()
-        self.headrace, self.comparison = headrace, comparison
-        first = comparison.first
-        self.panes = [
-            ComparePane(side, first, headrace.metrics, f"side-{side.name.lower()}") for side in comparison.answers
-        ]
-        self._one = False  # only one pane has room for what it says,
-        self._in_front = self.panes[0]  # this one,
-        self._chosen = False  # as the user wants it; else the one that answers
-        self._busy: object = None
-        self._titled = ""  # the input's frame
-        self._told = "", 0  # what the notice says, cut for which width
+    def __init__(self, state: ChatState, comparison: "Comparison") -> None:
+        panes = [AnswerPane(side, comparison.first, state.metrics, _title) for side in comparison.answers]
+        super().__init__(state, comparison, panes)
+        self.comparison = comparison
+        self._only_one = False  # there is room for one pane's text only
+        self._front = self.panes[0]  # that pane
+        self._chosen = False  # by the user; else it is the one that answers
+        self._prompt_title = ""
 
     def compose(self) -> ComposeResult:
-        yield Static(id="compare-head", markup=False)
+        yield Static(id="parallel-head", markup=False)
         with Container(id="compare-panes"):
             yield from self.panes
         yield Notice(id="notice", markup=False)
@@ -80,89 +78,59 @@ class CompareScreen(ScrollingScreen):
         yield KeyBar()
 
     def on_mount(self) -> None:
-        asked = (message.content for message in self.headrace.conversation.messages if message.role == "user")
-        self.prompt.remember(list(asked))
+        questions = (m.content for m in self.state.conversation.messages if m.role == "user")
+        self.prompt.remember(list(questions))
         self.prompt.focus()
         self.prompt.placeholder = "a question: A answers, then B"
-        for pane in self.panes:
-            pane.transcript.show_thinking = self.headrace.settings.chat.show_thinking
-        self.call_after_refresh(self.sync)
 
     @property
     def prompt(self) -> Prompt:
         return self.query_one(Prompt)
 
+    @property
+    def busy(self) -> object:
+        return self.comparison.running
+
     # -- drawing ---------------------------------------------------------------------------------------------------
 
-    def hear(self, heard: "Sequence[AnswerEvent]") -> None:
-        """Take in what the engines said; draws nothing."""
-        for side, event in heard:
-            for pane in self.panes:
-                if pane.side is side:
-                    pane.hear(event)
-                    self._in_front = self._in_front if self._chosen else pane
+    @property
+    def head(self) -> str:
+        comparison = self.comparison
+        memory = "loaded one at a time" if comparison.takes_turns else ""
+        if comparison.beside:
+            memory = "both models are in memory"
+        return " · ".join(filter(None, ["▚ compare", "one after the other, for undisturbed speed", memory]))
 
-    def extend_last_line(self) -> bool:
-        """Show what was added to the answer, where only its last line is another one."""
-        late = [pane for pane in self.panes if not pane.extend_last_line()]
-        return not late
+    def handle_events(self, heard: "Sequence[AnswerEvent]") -> None:
+        super().handle_events(heard)
+        for pane in self.panes:
+            if not self._chosen and any(side is pane.side for side, _ in heard):
+                self._front = pane
 
-    def sync(self) -> None:
-        """Draw what changed."""
-        if not self.is_mounted or not self.query(Notice):
-            return
+    def sync_panes(self) -> None:
         a, b = self.panes
         a.sync(b)
         b.sync(a)
-        running = self.comparison.running
-        if running is not self._busy:
-            self._busy = running
-            self.refresh_bindings()
-        self._show_in_front()
-        self._show_words()
-
-    def _show_words(self) -> None:
-        head = self.query_one("#compare-head", Static)
-        comparison = self.comparison
-        memory = "each is loaded for its turn" if comparison.takes_turns else ""
-        if comparison.beside:
-            memory = "both models are in memory"
-        said = " · ".join(part for part in ("▚ compare", _HONEST, memory) if part)
-        width = max(4, self.size.width - 2)
-        line = Content.assemble((said[:9], "bold $text-primary"), (said[9:], "$quiet")).truncate(width, ellipsis=True)
-        if str(head.render()) != line.plain:
-            head.update(line)
-        contention = self.headrace.metrics.contention
-        title = " · ".join(
-            filter(None, ["the same question to both", contention_text(contention) if contention else ""])
-        )
-        if title != self._titled:
-            self._titled = title
-            self.prompt.border_title = Content(title)
-        text = " · ".join(filter(None, [comparison.notice, *self._refusals()]))
-        if (text, width) != self._told:
-            self._told = text, width
-            self.query_one(Notice).tell(text)
-
-    def _refusals(self) -> list[str]:
-        """Why a side has no answer, in full: its own line may be too short for it."""
-        return [f"{pane.side.name}: {pane.side.notice}" for pane in self.panes if pane.side.notice is not None]
-
-    def _show_in_front(self) -> None:
         for pane in self.panes:
             if pane.side is self.comparison.running and not self._chosen:
-                self._in_front = pane
+                self._front = pane
         for pane in self.panes:
-            shown = not self._one or pane is self._in_front
+            shown = not self._only_one or pane is self._front
             if pane.transcript.display != shown:
                 pane.transcript.display = shown
                 pane.set_class(not shown, "-folded")
+        contention = self.state.metrics.contention
+        parts = ["the same question to both", contention_text(contention) if contention else ""]
+        title = " · ".join(filter(None, parts))
+        if title != self._prompt_title:
+            self._prompt_title = title
+            self.prompt.border_title = Content(title)
 
     def on_resize(self, event: events.Resize) -> None:
-        """Beside each other, above each other, or one at a time."""
+        """Arrange the panes: next to each other, above each other, or one at a time."""
         beside = event.size.width >= SIDE_BY_SIDE
         self.set_class(not beside, "-above")
-        self._one = not beside and event.size.height < _BOTH
+        self._only_one = not beside and event.size.height < _BOTH
         self.call_after_refresh(self.sync)
         self.refresh_bindings()
 
@@ -173,64 +141,43 @@ class CompareScreen(ScrollingScreen):
             return self.comparison.running is not None
         if action in ("leave", "again"):
             return self.comparison.running is None
-        return action != "turn_over" or self._one
+        return action != "turn_over" or self._only_one
 
     def action_stop(self) -> None:
-        """Stop the answer; the other side has its turn then."""
+        """Stop the answer; the other one is next."""
         self.comparison.stop()
 
     def action_again(self) -> None:
         try:
             self.comparison.again()
         except HeadraceError as error:
-            self.headrace.refuse(error)
+            self.state.show_error(error)
         else:
             self._to_end()
 
     def action_turn_over(self) -> None:
-        """Show what the other side says."""
-        self._chosen, self._in_front = True, self.panes[self._in_front is self.panes[0]]
+        """Show the other pane's text."""
+        self._chosen, self._front = True, self.panes[self._front is self.panes[0]]
         self.sync()
 
-    def action_think(self) -> None:
-        for pane in self.panes:
-            pane.transcript.show_thinking = not pane.transcript.show_thinking
-
-    @property
-    def scrolled(self) -> Sequence[Transcript]:
-        return [pane.transcript for pane in self.panes]
-
     def action_do(self, name: str) -> None:  # noqa: ARG002
-        """A key of the chat's input."""
-        self.headrace.say("that belongs to the chat: Esc takes an answer there")
+        """Refuse a key of the prompt that is the chat's."""
+        self.state.notify("that belongs to the chat: Esc takes an answer there")
 
     def action_leave(self) -> None:
-        """Ask which answer the conversation goes on with."""
+        """Ask with which answer the conversation continues."""
         a, b = self.comparison.answers
         if not a.messages and not b.messages:
-            self._taken("back")
+            self.leave(None)
             return
-        answers = [
-            (side.name, side.name.lower(), f"with {side.name}: {self._words_of(pane)}")
-            for side, pane in ((a, self.panes[0]), (b, self.panes[1]))
-        ]
-        answers.append(("back", "n", "as it was before; both answers stay as branches"))
-        text = (
-            "The conversation goes on with this answer, its model and its settings. The other stays beside it: /branch"
-        )
-        self.app.push_screen(Choose("go on with which?", text, answers), self._taken)
+        answers = [(one.name, one.name.lower(), f"with {one.name}: {_setup_text(one)}") for one in (a, b)]
+        answers.append(("back", "n", "as before; both answers stay as branches"))
+        text = "The conversation continues with this answer, its model and its settings. The other is a branch: /branch"
+        self.app.push_screen(Choose("continue with which?", text, answers), self._leave_with)
 
-    def _words_of(self, pane: ComparePane) -> str:
-        return str(pane.border_title or "").partition(" · ")[2]
-
-    def _taken(self, choice: str | None) -> None:
-        if choice is None:
-            return
-        side = next((side for side in self.comparison.answers if side.name == choice), None)
-        try:
-            self.headrace.end_comparison(side)
-        except HeadraceError as error:
-            self.headrace.refuse(error)
+    def _leave_with(self, choice: str | None) -> None:
+        if choice is not None:
+            self.leave(next((side for side in self.comparison.answers if side.name == choice), None))
 
     # -- messages from the widgets ---------------------------------------------------------------------------------
 
@@ -241,22 +188,20 @@ class CompareScreen(ScrollingScreen):
             self.comparison.ask(message_text(event.text))
         except HeadraceError as error:
             self.prompt.restore(event.typed)
-            self.headrace.refuse(error)
+            self.state.show_error(error)
         else:
             self._to_end()
 
     def on_prompt_interrupted(self) -> None:
-        """Ctrl+C: copy a selection, else stop the answer, else put the draft aside."""
-        selected = self.get_selected_text()
-        if selected:
-            self.headrace.copy(selected, "the selection")
-            self.clear_selection()
-        elif self.comparison.running is not None:
+        """Handle Ctrl+C: copy a selection, else stop the answer, else clear the prompt."""
+        if copy_selection(self, self.state):
+            return
+        if self.comparison.running is not None:
             self.comparison.stop()
         elif self.prompt.text:
             self.prompt.keep_draft()
         else:
-            self.headrace.say("Esc leaves the comparison, Ctrl+Q the program")
+            self.state.notify("Esc leaves the comparison, Ctrl+Q the program")
 
     async def on_prompt_end_of_input(self) -> None:
         await self.app.action_quit()
@@ -271,3 +216,14 @@ class CompareScreen(ScrollingScreen):
         self.sync()
         for pane in self.panes:
             pane.transcript.to_end()
+
+
+def _setup_text(side: ParallelAnswer) -> str:
+    """The model, its settings and its system prompt."""
+    name = side.card.name if side.card is not None else side.setup.model_name
+    system = f" · system: {' '.join(side.setup.system.split())}" if side.setup.system else ""
+    return f"{name} · {sampling_text(side.effective)}{system}"
+
+
+def _title(side: ParallelAnswer) -> str:
+    return f"{side.name} · {_setup_text(side)}"

@@ -6,6 +6,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
+from textual.screen import Screen
 
 from headrace.app.tui.decode.bandwidth import BandwidthSection
 from headrace.app.tui.decode.batch_size import BatchSizeSection
@@ -21,7 +22,7 @@ from headrace.app.tui.decode.speculation import SpeculationSection
 from headrace.app.tui.decode.speed import SpeedSection
 from headrace.app.tui.decode.turns import TurnsSection
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.textual_overrides.partial_repaint import FrugalScreen
+from headrace.app.tui.textual_overrides.partial_repaint import use_partial_repaint
 from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.app.tui.widgets.lines import Section
 from headrace.app.tui.widgets.status_bar import Status, StatusBar
@@ -31,7 +32,7 @@ _NARROW = 80  # cells below which all parts stand in one column
 _TALL = 32  # lines from which every part has room
 
 
-class DecodeScreen(FrugalScreen):
+class DecodeScreen(Screen[None]):
     """Drawn from the metrics the app gives it; the app decides whether they are live or frozen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -49,6 +50,7 @@ class DecodeScreen(FrugalScreen):
 
     def __init__(self, metrics: LiveMetrics, status: Status, *, frozen: bool) -> None:
         super().__init__()
+        use_partial_repaint(self)
         self.metrics, self._status, self._frozen = metrics, status, frozen
         self._made = False  # its parts are there
 
@@ -85,7 +87,7 @@ class DecodeScreen(FrugalScreen):
     def _draw(self) -> None:
         self.set_class(self.metrics.batch is not None, "-batch")
         self.set_class(self.metrics.speculating and self.metrics.batch is None, "-speculating")
-        self.query_one(StatusBar).tell(self._status, with_speed=False)
+        self.query_one(StatusBar).set_status(self._status, with_speed=False)
         self.query_one(SpeedSection).show(self.metrics, self._frozen)
         for section in self.query(Section):
             section.show(self.metrics)

@@ -14,7 +14,7 @@ from textual.widgets.option_list import Option
 from headrace.app.chat.download_plan import DownloadPlan, download_plan
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.output.sanitise import sanitise
-from headrace.app.tui.chat_app import ChatApp
+from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.dialogs import Choose, fit_list, is_open
 from headrace.app.tui.screens.model_rows import ModelRow, model_rows
 from headrace.runtime.errors import HeadraceError
@@ -44,9 +44,9 @@ class ModelsScreen(ModalScreen[str | None]):
         Binding("escape,f5", "dismiss(None)", "Close", key_display="Esc", priority=True),
     ]
 
-    def __init__(self, headrace: ChatApp) -> None:
+    def __init__(self, state: ChatState) -> None:
         super().__init__()
-        self._headrace = headrace
+        self._state = state
         self._rows: list[ModelRow] = []
         self._card: ModelCard | None = None
         self._measured_gb_s: float | None = None
@@ -68,14 +68,14 @@ class ModelsScreen(ModalScreen[str | None]):
 
     def _load(self) -> None:
         """Read the store and the catalog beside the event loop."""
-        card = self._card = self._headrace.engine.card
-        measured_gb_s = self._measured_gb_s = self._headrace.metrics.machine.measured_gb_s
+        card = self._card = self._state.engine.card
+        measured_gb_s = self._measured_gb_s = self._state.metrics.machine.measured_gb_s
 
         def read() -> None:
             try:
                 rows = model_rows(card, measured_gb_s)
             except (HeadraceError, OSError) as error:  # a disk that has gone away
-                self.app.call_from_thread(self._headrace.say, str(error), problem=True)
+                self.app.call_from_thread(self._state.notify, str(error), problem=True)
                 return
             self.app.call_from_thread(self._fill, rows)
 
@@ -91,7 +91,7 @@ class ModelsScreen(ModalScreen[str | None]):
         models = self.query_one("#models", OptionList)
         at = models.highlighted
         self._rows = rows
-        current = self._headrace.metrics.model.name
+        current = self._state.metrics.model.name
         models.clear_options()
         width = max(20, models.scrollable_content_region.width - 1)
         longest = max(len(sanitise(row.name)) + len(_DEFAULT) * row.is_default for row in rows)
@@ -128,14 +128,14 @@ class ModelsScreen(ModalScreen[str | None]):
 
     def _follow(self) -> None:
         """What fits and how fast is known once a model was loaded, and better once the bandwidth was measured."""
-        measured_gb_s = self._headrace.metrics.machine.measured_gb_s
-        if self._headrace.engine.card is not self._card or measured_gb_s != self._measured_gb_s:
+        measured_gb_s = self._state.metrics.machine.measured_gb_s
+        if self._state.engine.card is not self._card or measured_gb_s != self._measured_gb_s:
             self._load()
         self._show_pull()
 
     def _show_pull(self) -> None:
         """How far fetching is; the list anew when it is done."""
-        line, pulls = self.query_one("#pull", Static), self._headrace.pulls
+        line, pulls = self.query_one("#pull", Static), self._state.pulls
         if line.display != bool(pulls):
             self.refresh_bindings()
         if not pulls:
@@ -170,7 +170,7 @@ class ModelsScreen(ModalScreen[str | None]):
         try:
             wanted = download_plan(row.name)
         except HeadraceError as error:
-            self._headrace.refuse(error)
+            self._state.show_error(error)
             return
         if wanted is None:  # somebody else has fetched it meanwhile
             self._load()
@@ -179,20 +179,20 @@ class ModelsScreen(ModalScreen[str | None]):
 
     def _pull(self, row: ModelRow) -> None:
         try:
-            self._headrace.engine.pull(row.name)
+            self._state.engine.pull(row.name)
         except HeadraceError as error:
-            self._headrace.refuse(error)
+            self._state.show_error(error)
             return
-        self._headrace.say(f"fetching {row.name}, {format_bytes(row.bytes)}, in the background")
+        self._state.notify(f"fetching {row.name}, {format_bytes(row.bytes)}, in the background")
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
-        return action != "cancel_pull" or bool(self._headrace.pulls)
+        return action != "cancel_pull" or bool(self._state.pulls)
 
     def action_take(self) -> None:
         self.query_one("#models", OptionList).action_select()
 
     def action_cancel_pull(self) -> None:
-        self._headrace.engine.cancel_pull()
+        self._state.engine.cancel_pull()
 
 
 def fetch_question(wanted: DownloadPlan, *, fits: bool | None = None) -> Choose:

@@ -18,7 +18,7 @@ _NOTICE_LINES = 5  # more are cut off, which shows
 class Notice(Static):
     """A few lines, of which there are none where nothing is to be said."""
 
-    def tell(self, text: str, *, error: bool = False) -> None:
+    def show(self, text: str, *, error: bool = False) -> None:
         """Show this, cut for the width there is."""
         self.display = bool(text)
         self.set_class(error, "-error")
@@ -46,10 +46,10 @@ def notice_of(conversation: Conversation, download: DownloadProgress) -> tuple[s
     return text, down
 
 
-class Waiting(Static):
+class QueuedMessages(Static):
     """The messages that are asked when the answer has ended."""
 
-    def tell(self, texts: Sequence[str]) -> None:
+    def show(self, texts: Sequence[str]) -> None:
         """Show these, a line each."""
         self.display = bool(texts)
         width = max(8, _size_around(self).width - 8)

@@ -21,15 +21,15 @@ from headrace.app.output.sanitise import sanitise
 from headrace.app.sessions.kept import forget_kept_chats
 from headrace.app.sessions.records import Hit, SessionEntry
 from headrace.app.sessions.search import search
-from headrace.app.tui.chat_app import ChatApp
 from headrace.app.tui.input.fields import Field
+from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.dialogs import AskText, Choose, fit_list
 from headrace.runtime.errors import EngineError, HeadraceError, SessionError
 
 _UNITS = ((86400 * 365, "y"), (86400 * 30, "mo"), (86400, "d"), (3600, "h"), (60, "min"))
 
 
-class SessionsScreen(ModalScreen[None]):
+class SessionsScreen(ModalScreen[tuple[int, str] | None]):
     """The field on top searches as one types; the list below has the keys."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -37,12 +37,12 @@ class SessionsScreen(ModalScreen[None]):
         Binding("ctrl+r,f2", "rename", "Rename", key_display="^R", priority=True),
         Binding("ctrl+d,delete", "delete", "Delete", key_display="^D", priority=True),
         Binding("ctrl+s", "export", "Export …", key_display="^S", priority=True),
-        Binding("escape,f4", "dismiss", "Close", key_display="Esc", priority=True),
+        Binding("escape,f4", "dismiss(None)", "Close", key_display="Esc", priority=True),
     ]
 
-    def __init__(self, headrace: ChatApp, words: str = "") -> None:
+    def __init__(self, state: ChatState, words: str = "") -> None:
         super().__init__()
-        self._headrace = headrace
+        self._state = state
         self._words = words
 
     def compose(self) -> ComposeResult:
@@ -65,7 +65,7 @@ class SessionsScreen(ModalScreen[None]):
 
     def _fill(self) -> None:
         """List what there is, or what the words find."""
-        words, store = self.query_one(Input).value.strip(), self._headrace.store
+        words, store = self.query_one(Input).value.strip(), self._state.store
         nothing = "nothing found" if words else "no sessions yet"
         try:
             options = [_found(hit) for hit in search(store, words)] if words else list(map(_listed, store.sessions()))
@@ -82,7 +82,7 @@ class SessionsScreen(ModalScreen[None]):
         try:
             yield
         except HeadraceError as error:
-            self._headrace.refuse(error)
+            self._state.show_error(error)
             self._fill()
 
     @property
@@ -120,7 +120,7 @@ class SessionsScreen(ModalScreen[None]):
         if (listed := self._chosen) is None:
             return
         chosen, hit = listed
-        talk, store = self._headrace.conversation, self._headrace.store
+        talk, store = self._state.conversation, self._state.store
         with self._up_to_date():
             session = store.session(chosen)
             open_already = chosen == talk.session.id
@@ -129,10 +129,8 @@ class SessionsScreen(ModalScreen[None]):
                     raise EngineError("that is on another branch, and an answer is being written; Esc stops it")
                 session, open_already = store.reveal(store.message(hit)), False
             if not open_already:
-                self._headrace.open_session(session)
-            if hit is not None:
-                self._headrace.go_to(hit, self.query_one(Input).value)
-            self.dismiss()
+                self._state.open_session(session)
+            self.dismiss((hit, self.query_one(Input).value) if hit is not None else None)
 
     def action_rename(self) -> None:
         if (listed := self._chosen) is None:
@@ -143,32 +141,32 @@ class SessionsScreen(ModalScreen[None]):
             if title is None:
                 return
             with self._up_to_date():
-                if chosen == self._headrace.conversation.session.id:
-                    self._headrace.conversation.branch.rename(title)
+                if chosen == self._state.conversation.session.id:
+                    self._state.conversation.branch.rename(title)
                 else:
-                    self._headrace.store.rename(chosen, title)
+                    self._state.store.rename(chosen, title)
                 self._fill()
 
         with self._up_to_date():
-            self.app.push_screen(AskText("rename the session", self._headrace.store.session(chosen).title), renamed)
+            self.app.push_screen(AskText("rename the session", self._state.store.session(chosen).title), renamed)
 
     def action_delete(self) -> None:
         if (listed := self._chosen) is None:
             return
         chosen, _ = listed
-        if chosen == self._headrace.conversation.session.id:
-            self._headrace.say("this session is open; start another one first (/new)", problem=True)
+        if chosen == self._state.conversation.session.id:
+            self._state.notify("this session is open; start another one first (/new)", problem=True)
             return
 
         def answered(answer: str | None) -> None:
             if answer == "delete":
                 with self._up_to_date():
-                    self._headrace.store.delete(chosen)
+                    self._state.store.delete(chosen)
                     forget_kept_chats()
                     self._fill()
 
         with self._up_to_date():
-            title = self._headrace.store.session(chosen).title
+            title = self._state.store.session(chosen).title
             question = Choose(
                 "delete", f"Delete {title!r} and all its messages?", [("delete", "y", "delete"), ("keep", "n", "keep")]
             )
@@ -183,10 +181,10 @@ class SessionsScreen(ModalScreen[None]):
         def named(name: str | None) -> None:
             if name is not None:
                 with self._up_to_date():
-                    self._headrace.export_session(chosen, name)
+                    self._state.export_session(chosen, name)
 
         with self._up_to_date():
-            self._headrace.store.session(chosen)
+            self._state.store.session(chosen)
             self.app.push_screen(AskText("export to a file: .md or .json", f"headrace-{chosen}.md"), named)
 
 

@@ -14,7 +14,7 @@ from textual.widgets.option_list import Option
 from headrace.app.output.sanitise import sanitise
 from headrace.app.sessions.records import Message
 from headrace.app.sessions.tree import TreeLine, tree_lines
-from headrace.app.tui.chat_app import ChatApp
+from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.dialogs import Choose, fit_list
 from headrace.runtime.errors import HeadraceError
 
@@ -22,18 +22,18 @@ _LONGEST = 400  # characters of a message that are looked at for its line, which
 _DEEPEST = 24  # cells that forks may take
 
 
-class TreeScreen(ModalScreen[None]):
+class TreeScreen(ModalScreen[int | None]):
     """Enter shows the branch with the marked message, Delete removes the message and what follows it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "go", "Show", priority=True),
         Binding("ctrl+d,delete", "remove", "Delete", key_display="^D", priority=True),
-        Binding("escape", "dismiss", "Close", key_display="Esc", priority=True),
+        Binding("escape", "dismiss(None)", "Close", key_display="Esc", priority=True),
     ]
 
-    def __init__(self, headrace: ChatApp) -> None:
+    def __init__(self, state: ChatState) -> None:
         super().__init__()
-        self._headrace = headrace
+        self._state = state
         self._lines: list[TreeLine] = []
 
     def compose(self) -> ComposeResult:
@@ -51,11 +51,11 @@ class TreeScreen(ModalScreen[None]):
         return self.query_one("#tree", OptionList)
 
     def _fill(self) -> None:
-        talk = self._headrace.conversation
+        talk = self._state.conversation
         self._lines = tree_lines(talk.store.messages(talk.session.id), {message.id for message in talk.messages})
         options = [Option(_drawn(line)) for line in self._lines]
         self._list.clear_options()
-        self._list.add_options(options or [Option(Content.styled("nothing was said yet", "$quiet"), disabled=True)])
+        self._list.add_options(options or [Option(Content.styled("no messages", "$quiet"), disabled=True)])
         shown = [place for place, line in enumerate(self._lines) if line.shown]
         self._list.highlighted = shown[-1] if shown else None
         self.call_after_refresh(fit_list, self)
@@ -76,31 +76,30 @@ class TreeScreen(ModalScreen[None]):
         if (message := self._marked) is None:
             return
         try:
-            self._headrace.conversation.show(message.id)
+            self._state.conversation.show(message.id)
         except HeadraceError as error:
-            self._headrace.refuse(error)
+            self._state.show_error(error)
             return
-        self.dismiss()
-        self._headrace.go_to(message.id, "")
+        self.dismiss(message.id)
 
     def action_remove(self) -> None:
         """Ask, then remove the marked message and all that follow it."""
         if (message := self._marked) is not None:
-            ask_to_remove(self.app, self._headrace, message, self._fill)
+            ask_to_remove(self.app, self._state, message, self._fill)
 
 
-def ask_to_remove(app: App[Any], headrace: ChatApp, message: Message, then: Callable[[], None]) -> None:
+def ask_to_remove(app: App[Any], state: ChatState, message: Message, then: Callable[[], None]) -> None:
     """Ask whether a message may go for good, with all below it on every branch; remove it and call `then` if so."""
 
     def answered(answer: str | None) -> None:
         if answer == "yes":
             try:
-                headrace.conversation.remove(message.id)
+                state.conversation.remove(message.id)
             except HeadraceError as error:
-                headrace.refuse(error)
+                state.show_error(error)
             then()
 
-    followers = headrace.store.below(message)
+    followers = state.store.below(message)
     what = "this message" + (f" and the {followers:,} that follow it, on every branch" if followers else "")
     question = Choose("remove for good?", f"Removes {what}. It cannot be undone.", [("yes", "y", "remove")])
     app.push_screen(question, answered)

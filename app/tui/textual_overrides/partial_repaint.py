@@ -1,19 +1,16 @@
-"""A screen whose repaint costs what changed on it, not what stands on it.
+"""Repainting of what changed on a screen, not of everything in the rectangle around the changes.
 
-Textual's compositor asks every widget that touches the rectangle around all changes for all its lines, throws away
-those that did not change, and cuts what is left where widgets begin and end on other lines. With a transcript and a
-dozen charts on the screen that is most of what the chat's process does while an answer streams. Here a change inside
-one widget that nothing covers, which is nearly every change, goes to the terminal as the lines that the widget draws
-there; otherwise only the widgets on top of a changed region are asked, and only for its lines. The methods below are
-textual's own, narrowed; should textual stop calling them, its screens are drawn as they always were.
+Textual's compositor asks every widget that touches the rectangle around all changes for all its lines. It throws away
+those that did not change, and cuts the rest where widgets overlap. Here a change inside one uncovered widget, nearly
+every change, goes to the terminal as the lines that this widget draws. Otherwise only the frontmost widgets of a
+changed region are asked, for its lines alone. The methods are textual's own, narrowed: if textual stops calling them,
+its screens are drawn as usual.
 
-Nor does a change wait for its turn: textual passes it from the widget through the screen to a timer, each of them a
-task of its own, and wakes up once more after. `repaint` puts it down where that ends, `draw` puts all on the terminal,
-`put` a line that has grown, past everything else.
+Textual also passes a change from the widget through the screen to a timer, each a task of its own. `repaint` notes the
+change where that chain ends, `draw` puts all changes on the terminal, `put` one extended line.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
@@ -24,57 +21,51 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 
-class FrugalScreen(Screen[None]):
-    """A screen over a PartialRepaint."""
+def use_partial_repaint(screen: Screen[None]) -> None:
+    """Give a screen the compositor of this module; call it in the screen's constructor."""
+    screen._compositor = PartialRepaint()
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._compositor = PartialRepaint()
 
-    def draw(self) -> None:
-        """Put what changed on the terminal, now."""
-        if self._dirty_widgets:
-            self._on_timer_update()
-
-    def put(self, widget: Widget, region: Region) -> bool:
-        """See the function."""
-        compositor = self._compositor
-        if not isinstance(compositor, PartialRepaint) or widget not in compositor.visible_widgets:
-            return False
-        place = compositor.visible_widgets[widget][0].offset
-        lines = compositor.lines_of(widget, region.translate(place))
-        if lines and self.app._driver is not None and not self.app.is_headless and not self.app.is_inline:
-            x, y = self.outer_size.clamp_offset(self.app.cursor_position)  # in one piece: a line needs no synchronising
-            self.app._driver.write(f"{PlacedLines(lines).render_segments(self.app.console)}\x1b[{y + 1};{x + 1}H")
-        return bool(lines)
+def draw(screen: Screen[object]) -> None:
+    """Put what changed on the terminal now, for a screen with this module's compositor."""
+    if isinstance(screen._compositor, PartialRepaint) and screen._dirty_widgets:
+        screen._on_timer_update()
 
 
 def repaint(widget: Widget, region: Region) -> None:
-    """What `widget.refresh(region)` does, for a widget whose size does not depend on what it shows."""
+    """Do the same as `widget.refresh(region)`, for a widget whose size does not depend on its content."""
     if not widget.is_mounted:
         widget.refresh(region)
         return
     screen = widget.screen
     widget._set_dirty(region)
     screen._dirty_widgets.add(widget)
-    screen.check_idle()  # should nobody call `draw`
+    screen.check_idle()  # in case nobody calls `draw`
 
 
 def put(widget: Widget, region: Region) -> bool:
-    """Put a part of a widget on the terminal now, and nothing else; whether that could be done.
+    """Put a part of a widget on the terminal now, and nothing else; return whether that was possible.
 
-    It cannot where something covers it, or where the screen is about to be laid out.
+    It is not possible where something covers the part, or if the screen has to be laid out.
     """
     screen = widget.screen
-    if not isinstance(screen, FrugalScreen) or not screen.is_current or screen._layout_required:
+    compositor = screen._compositor
+    if not isinstance(compositor, PartialRepaint) or not screen.is_current or screen._layout_required:
         return False
     if screen._repaint_required or screen._scroll_required or widget in screen._dirty_widgets:
         return False
-    return screen.put(widget, region)
+    if widget not in compositor.visible_widgets:
+        return False
+    lines = compositor.lines_of(widget, region.translate(compositor.visible_widgets[widget][0].offset))
+    app = screen.app
+    if lines and app._driver is not None and not app.is_headless and not app.is_inline:
+        x, y = screen.outer_size.clamp_offset(app.cursor_position)
+        app._driver.write(f"{PlacedLines(lines).render_segments(app.console)}\x1b[{y + 1};{x + 1}H")
+    return bool(lines)
 
 
 class PlacedLines(ChopsUpdate):
-    """An update of lines that each have a place: column, row, what stands from there on."""
+    """An update of placed lines: (column, row, strip)."""
 
     def __init__(self, lines: Sequence[tuple[int, int, Strip]]) -> None:
         super().__init__([], [], [])
@@ -88,13 +79,13 @@ class PlacedLines(ChopsUpdate):
 
 
 class PartialRepaint(Compositor):
-    """Draws the regions that changed, front to back, until all of them are covered."""
+    """A compositor that draws the changed regions, front to back, until all are covered."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._changed: list[Region] = []  # what the partial update under way has to draw
-        self._owners: dict[Region, tuple[Widget, Region] | None] = {}  # as `_owner` found them
-        self._owners_among: object = None  # those widgets in those places
+        self._changed: list[Region] = []  # the regions of the current partial update
+        self._owners: dict[Region, tuple[Widget, Region] | None] = {}  # results of `_owner`
+        self._owners_among: object = None  # the visible widgets they were found for
 
     def render_partial_update(self) -> ChopsUpdate | None:
         screen = self.size.region
@@ -109,7 +100,7 @@ class PartialRepaint(Compositor):
             self._changed = []
 
     def _placed_lines(self) -> list[tuple[int, int, Strip]] | None:
-        """The lines of the changed regions, if each of them belongs to one widget alone."""
+        """Return the lines of the changed regions; None if several widgets show in one of them."""
         lines: list[tuple[int, int, Strip]] = []
         for part in self._changed:
             owner = self._owner(part)
@@ -121,7 +112,7 @@ class PartialRepaint(Compositor):
         return lines
 
     def lines_of(self, widget: Widget, part: Region) -> list[tuple[int, int, Strip]]:
-        """The lines of this part of the screen, if it is the widget's alone; else none."""
+        """Return the lines of this part of the screen; none if other widgets show in it."""
         owner = self._owner(part)
         if owner is None or owner[0] is not widget:
             return []
@@ -129,7 +120,7 @@ class PartialRepaint(Compositor):
         return [(part.x, part.y + row, strip) for row, strip in enumerate(strips)]
 
     def _owner(self, part: Region) -> tuple[Widget, Region] | None:
-        """The widget that shows in all of this part of the screen, and its region; None if there are several."""
+        """Return the one widget that shows in this part of the screen and its region; None if there are several."""
         if self._owners_among is not self.visible_widgets:
             self._owners_among = self.visible_widgets
             self._owners.clear()
@@ -144,7 +135,7 @@ class PartialRepaint(Compositor):
         return self._owners[part]
 
     def _get_renders(self, crop: Region | None = None) -> Iterable[tuple[Region, Region, list[Strip]]]:
-        """Region, clip and lines of every widget that shows in the changed regions, the frontmost first."""
+        """Yield region, clip and lines of each widget in the changed regions, the frontmost first."""
         if not self._changed:
             yield from super()._get_renders(crop)
             return

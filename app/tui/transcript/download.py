@@ -35,7 +35,7 @@ class DownloadProgress:
         self._first = 0  # bytes that were here when this stage began
         self._at = 0.0
 
-    def take(self, event: LoadProgress, now: float) -> None:
+    def add(self, event: LoadProgress, now: float) -> None:
         """The engine is so far; `now`: seconds of a clock that only goes on."""
         if self._now is None or event.stage != self._now.stage:
             self._seen.clear()
@@ -45,9 +45,9 @@ class DownloadProgress:
             self._seen.append((now, event.done))
         while len(self._seen) > 2 and now - self._seen[1][0] >= _SPAN_S:  # two, however slowly bytes come
             self._seen.popleft()
-        self.look(now)
+        self.tick(now)
 
-    def look(self, now: float) -> bool:
+    def tick(self, now: float) -> bool:
         """It is `now`. Whether a silence became long enough to say, or a second longer."""
         before, self._at = self.silent_s, now
         return (before and int(before)) != (self.silent_s and int(self.silent_s))

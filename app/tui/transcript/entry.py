@@ -89,9 +89,9 @@ class Entry:
         self._rows = None
         return True
 
-    def settle(self) -> bool:
+    def highlight_code(self) -> bool:
         """Give what was laid out in a hurry its colours; whether there was any."""
-        rough = self._answer.settle() | self._thinking.settle()
+        rough = self._answer.highlight_code() | self._thinking.highlight_code()
         if rough:
             self._rows = None
         return rough
@@ -157,7 +157,7 @@ class Entry:
         self._thinking = _grown(self._thinking, parts.thinking or "")
         self._answer = _grown(self._answer, parts.answer)
         if not self.state.growing:
-            self.settle()
+            self.highlight_code()
 
     def _user_rows(self, look: LayoutOptions) -> list[Row]:
         lines = [line for part in self._safe.split("\n") for line in _wrapped(part.expandtabs(4), look.width - 2)]

@@ -2,7 +2,7 @@
 
 A top-level block is finished once another one has begun after it; its lines are kept until the width or the theme
 changes. So a long answer costs no more per update than its last block. Nor does code: what is added to a block of it is
-shown without colours until `settle`.
+shown without colours until `highlight_code`.
 """
 
 import re
@@ -69,7 +69,7 @@ class GrowingMarkdown:
         line = self._tail.rpartition("\n")[2]
         return not self._code and _IN_WORDS.match(line) is not None and "|" not in line and line[-1] not in _OPEN
 
-    def settle(self) -> bool:
+    def highlight_code(self) -> bool:
         """Let `lines` be exact next time; whether they are not yet."""
         rough = self._rough
         if rough or self._tail_lines is None:

@@ -24,7 +24,7 @@ class ShownBranch:
         self._mark = mark_message("", "")
         self._standings: list[MessageState] = []
 
-    def look(self, conversation: Conversation) -> list[Message]:
+    def messages(self, conversation: Conversation) -> list[Message]:
         """What is to be shown now, first to last."""
         messages = list(conversation.messages)
         if conversation.phase != "idle" and (not messages or messages[-1].role == "user"):

@@ -97,7 +97,7 @@ class Transcript(Widget, can_focus=True):
     # -- content ---------------------------------------------------------------------------------------------------
 
     def show(self, messages: Sequence[Message], message_states: Sequence[MessageState]) -> None:
-        """Bring the entries up to date with the conversation. What grows may be without its colours until `settle`."""
+        """Bring the entries up to date; code in a growing answer has no colours until `highlight_code`."""
         keep = 0
         while keep < min(len(messages), len(self.entries)) and self.entries[keep].message.id == messages[keep].id:
             keep += 1
@@ -128,9 +128,9 @@ class Transcript(Widget, can_focus=True):
         seen = min(len(typed[1]), self.top + height - first)
         return put(self, Region(0, first - self.top, width, seen))
 
-    def settle(self) -> None:
+    def highlight_code(self) -> None:
         """Give what has grown its colours, if they were left out to be quick."""
-        if self.entries and self.entries[-1].settle():
+        if self.entries and self.entries[-1].highlight_code():
             self._lay_out(len(self.entries) - 1)
 
     def welcome(self, lines: Sequence[Content]) -> None:

@@ -29,14 +29,14 @@ class Status:
 
 
 class StatusBar(Lines):
-    """`tell` sets what the metrics do not know."""
+    """`set_status` sets what the metrics do not know."""
 
     def __init__(self, metrics: LiveMetrics, id: str | None = None) -> None:
         super().__init__(metrics, id)
         self._status = Status()
         self._with_speed = True
 
-    def tell(self, status: Status, *, with_speed: bool) -> None:
+    def set_status(self, status: Status, *, with_speed: bool) -> None:
         """New values; draws only if something is different. with_speed: nothing else on the screen says it."""
         self._status, self._with_speed = status, with_speed
         self.show(self.metrics)

@@ -1,0 +1,201 @@
+"""One parallel answer on the screen: its model and settings, its metrics, and below them its text."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+
+from headrace.app.answer.phrases import rate_digits
+from headrace.app.chat.parallel_answer import ParallelAnswer
+from headrace.app.engine.events import Event
+from headrace.app.output.sanitise import sanitise
+from headrace.app.sessions.records import Message
+from headrace.app.tui.decode.speculation import speculation_stats
+from headrace.app.tui.metrics.feed import feed, use_model
+from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.transcript.entry import MessageState
+from headrace.app.tui.transcript.transcript import Transcript
+from headrace.app.tui.widgets.lines import Lines, bar, spread
+
+_BAR = 10  # cells
+_BAR_FROM = 68  # cells of width from which a bar fits beside any figures, so that both panes have one or none
+_FASTER = 1.05  # ratio from which a difference is more than noise
+_PENDING = -1  # id of the placeholder for an answer without text
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Metrics of one answer. None: not known yet."""
+
+    tokens: int = 0
+    rate: float | None = None
+    ttft_s: float | None = None
+    mbu: float | None = None
+    prompt: int = 0
+    reused: int = 0
+
+
+class FigureLines(Lines):
+    """Three lines: speed, time to first token and MBU, tokens and context."""
+
+    def __init__(self, metrics: LiveMetrics) -> None:
+        super().__init__(metrics)
+        self._state: tuple[str, str] = ("", "")
+        self._figures = Figures()
+        self._other: tuple[str, Figures] | None = None
+        self._fill: tuple[int, int | None] = (0, None)
+
+    def set_figures(
+        self,
+        state: tuple[str, str],
+        figures: Figures,
+        other: tuple[str, Figures] | None,
+        context: tuple[int, int | None],
+    ) -> None:
+        """state: text and style. other: name and figures of the answer to compare with. context: tokens, limit."""
+        self._state, self._figures, self._other, self._fill = state, figures, other, context
+        self.show(self.metrics)
+
+    def change_key(self, metrics: LiveMetrics) -> object:  # noqa: ARG002
+        return self._state, self._figures, self._other, self._fill
+
+    def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
+        figures, (tokens, limit) = self._figures, self._fill
+        rate = Content.assemble((f"{rate_digits(figures.rate)}", "bold"), (" tok/s", "$quiet"))
+        output = Content.assemble(f"{figures.tokens:,}", (" tokens", "$quiet"))
+        if (stats := speculation_stats(list(metrics.steps))) is not None:
+            output = output.append(Content.assemble(f" {stats.tokens / stats.steps:.2f}", ("/step", "$quiet")))
+        context = Content.assemble(("context ", "$quiet"), f"{tokens:,}", (f" / {limit:,}" if limit else "", "$quiet"))
+        state, compared = Content.styled(*self._state), rate + self._ratio()
+        fits = state.cell_length + compared.cell_length + 2 <= width
+        return [spread(state, compared if fits else rate, width), self._ttft(width), spread(output, context, width)]
+
+    def _ttft(self, width: int) -> Content:
+        """The line of TTFT, cached prompt tokens and MBU, as much as fits."""
+        figures = self._figures
+        seconds = "–" if figures.ttft_s is None else f"{figures.ttft_s:.2f} s"
+        ttft = Content.assemble(("TTFT ", "$quiet"), seconds)
+        cached = Content.styled(f", {figures.reused:,} of {figures.prompt:,} cached", "$quiet")
+        whole = ttft + cached if figures.reused else ttft
+        mbu = "–" if figures.mbu is None else f"{figures.mbu:.0%}"
+        share = Content.assemble(("MBU ", "$quiet"), f"{mbu:>4}")
+        if width >= _BAR_FROM:
+            share = Content.assemble(share, " ", bar(figures.mbu or 0.0, _BAR, "$primary"))
+        return spread(whole if whole.cell_length + share.cell_length < width else ttft, share, width)
+
+    def _ratio(self) -> Content:
+        """The speed relative to the other answer's."""
+        if self._other is None or not self._other[1].rate or self._figures.rate is None:
+            return Content("")
+        name, other = self._other
+        ratio = self._figures.rate / (other.rate or 1.0)
+        return Content.styled(f"  {ratio:.2f}x {name}", "bold $text-success" if ratio >= _FASTER else "$quiet")
+
+
+class AnswerPane(Vertical):
+    """A pane; `sync` brings it up to date."""
+
+    def __init__(
+        self, side: ParallelAnswer, first: int, known: LiveMetrics, title: Callable[[ParallelAnswer], str]
+    ) -> None:
+        """first: index of the first message to show. known: the chat's metrics, for facts about the machine."""
+        super().__init__(id=f"side-{side.name.lower()}")
+        self.side, self.metrics = side, LiveMetrics()
+        self._first, self._known, self._title = first, known, title
+        self._card: object = None
+        self._shown_title = ""
+        self._shown: Message | None = None  # the last message as it is on the screen
+
+    def compose(self) -> ComposeResult:
+        yield FigureLines(self.metrics)
+        yield Transcript()
+
+    @property
+    def transcript(self) -> Transcript:
+        return self.query_one(Transcript)
+
+    @property
+    def figures(self) -> Figures:
+        """The stored metrics of a finished answer, else the live ones."""
+        live, answer = self.metrics, self.side.answer
+        if self.side.turn is None and answer is not None and (stored := answer.metrics) is not None:
+            return Figures(
+                stored.completion_tokens,
+                stored.decode_tokens_per_second,
+                stored.ttft_s,
+                stored.mbu,
+                stored.prompt_tokens,
+                stored.reused_tokens,
+            )
+        if self.side.turn is None or self.side.phase == "waiting":
+            return Figures()
+        prompt = live.reused + live.prefill_total + 1  # the first step feeds the last prompt token
+        return Figures(live.output_tokens, live.rate_average, live.ttft_s, live.mbu_average, prompt, live.reused)
+
+    def handle_event(self, event: Event) -> None:
+        self._take_card()
+        feed(self.metrics, [event])
+
+    def extend_last_line(self) -> bool:
+        """Draw text that only extends the last line; return False if a layout is needed."""
+        last = self.side.messages[-1] if self.side.messages else None
+        if last is self._shown or not self.display or not self.transcript.display:
+            return True
+        if last is None or not self.transcript.extend_last_line(last):
+            return False
+        self._shown = last
+        return True
+
+    def sync(self, other: "AnswerPane | None" = None) -> None:
+        """Draw what changed. other: the pane to compare with."""
+        self._take_card()
+        side = self.side
+        messages = list(side.messages[self._first :])
+        self._shown = side.messages[-1] if side.messages else None
+        if (side.phase != "idle" or side.turn is not None) and (not messages or messages[-1].role == "user"):
+            messages.append(Message(_PENDING, "", None, "assistant", "", 0.0, partial=True))
+        message_states = [MessageState() for _ in messages]
+        if side.phase != "idle" and messages:
+            message_states[-1] = MessageState(growing=True, waiting=self._state_text()[0])
+        self.transcript.show(messages, message_states)
+        self.transcript.highlight_code()
+        comparable = other is not None and side.phase == other.side.phase == "idle"
+        self.query_one(FigureLines).set_figures(
+            self._state_text(),
+            self.figures,
+            (other.side.name, other.figures) if other is not None and comparable else None,
+            (side.context_tokens, side.card.context_limit if side.card is not None else None),
+        )
+        if (title := self._title(side)) != self._shown_title:
+            self._shown_title = title
+            self.border_title = Content(sanitise(title))
+
+    def _take_card(self) -> None:
+        """Pass a newly loaded model on to the metrics."""
+        if self.side.card is not None and self.side.card is not self._card:
+            self._card = self.side.card
+            use_model(self.metrics, self.side.card, self._known.machine)
+
+    def _state_text(self) -> tuple[str, str]:
+        """Text and style."""
+        side, metrics = self.side, self.metrics
+        if side.phase == "queued":
+            return "… queued", "$quiet"
+        if side.phase == "loading":
+            share = f" {metrics.load_share:.0%}" if metrics.load_share is not None else ""
+            return f"◌ {sanitise(metrics.load_stage) or 'starting the engine'}{share}", "$text-accent"
+        if side.phase in ("waiting", "prefill"):
+            done = f": {metrics.prefill_done} of {metrics.prefill_total} tokens" if metrics.prefill_total else ""
+            return f"◌ prefill{done}", "$text-accent"
+        if side.phase == "answering":
+            return "● answering", "bold $text-success"
+        if side.notice is not None:
+            return f"✗ {sanitise(side.notice)}", "$text-error"
+        if side.answer is None:
+            return "no question yet" if not side.messages else "no answer", "$quiet"
+        if side.answer.finish_reason is None and not side.answer.partial:
+            return "✎ edited by hand", "$quiet"
+        endings = {"stop": "✓ done", "length": "▲ limit reached", "died": "✗ the engine died"}
+        return endings.get(side.answer.finish_reason or "", "■ stopped"), "$quiet"

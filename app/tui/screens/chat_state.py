@@ -1,0 +1,192 @@
+"""State shared by the app and its screens: engine, store, conversation, metrics, parallel answers."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from textual.app import App
+
+from headrace.app.answer.phrases import sampling_text
+from headrace.app.chat.conversation import Conversation
+from headrace.app.chat.parallel_answer import ParallelAnswer
+from headrace.app.config.kv_option import PACKED
+from headrace.app.config.settings import Settings
+from headrace.app.engine.client import ChatEngine
+from headrace.app.engine.events import PullProgress, one_line
+from headrace.app.output.sanitise import sanitise
+from headrace.app.sessions.records import Session
+from headrace.app.sessions.store import SessionStore
+from headrace.app.tui.input.clipboard import copy_with_tool
+from headrace.app.tui.metrics.feed import stored_turns, use_model
+from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.widgets.status_bar import Status
+from headrace.runtime.config.paths import data_dir
+from headrace.runtime.config.replace_file import replace_file
+from headrace.runtime.errors import HeadraceError, SessionError
+
+if TYPE_CHECKING:
+    from headrace.app.chat.parallel_answers import ParallelAnswers
+
+NOTIFICATION_S = 4.0
+
+
+class ChatState:
+    """One engine, one conversation at a time, and the operations that every screen offers.
+
+    comparison: polled instead of the conversation while it is not None. frozen: metrics shown instead of the live ones.
+    pulls: downloads in progress, by name. store_error: the error that leaving the chat met.
+    """
+
+    def __init__(
+        self,
+        app: App[None],
+        engine: ChatEngine,
+        store: SessionStore,
+        session: Session | None,
+        *,
+        settings: Settings,
+        load_options: dict[str, Any],
+        second_engine: Callable[[], ChatEngine],
+    ) -> None:
+        """load_options: `context` and `kv` of a `ModelSpec`. second_engine: makes the engine of a second model."""
+        self._app = app
+        self.engine, self.store, self.settings = engine, store, settings
+        self.load_options, self.second_engine = load_options, second_engine
+        self.conversation = Conversation(engine, store, session, **load_options)
+        self.comparison: ParallelAnswers | None = None
+        self.metrics = LiveMetrics()
+        self.frozen: LiveMetrics | None = None
+        self.pulls: dict[str, PullProgress] = {}
+        self.closed = False
+        self.store_error: SessionError | None = None
+        self._notified: dict[str, float] = {}  # notifications on the screen, and when each disappears
+
+    @property
+    def shown_metrics(self) -> LiveMetrics:
+        return self.frozen or self.metrics
+
+    @property
+    def status(self) -> Status:
+        """Contents of the status bar."""
+        conversation = self.conversation
+        name = self.metrics.model.name or conversation.session.model or ""
+        card = conversation.engine.card
+        packed = f"K/V {card.kv}  " if card and card.kv in PACKED else ""
+        sampling = tuple(f"{packed}{sampling_text(conversation.effective, short=short)}" for short in (False, True))
+        title = sanitise(conversation.session.title)
+        return Status(sanitise(name), title, conversation.branch.context_tokens, conversation.context_limit, sampling)
+
+    # -- notifications ---------------------------------------------------------------------------------------------
+
+    def notify(self, text: str, *, problem: bool = False) -> None:
+        """Show a notification, unless the same one is on the screen. Markup is not parsed."""
+        now = time.monotonic()
+        if now >= self._notified.get(text, 0.0):
+            kept = {shown: until for shown, until in self._notified.items() if until > now}
+            self._notified = kept | {text: now + NOTIFICATION_S}
+            self._app.notify(
+                sanitise(text),
+                severity="error" if problem else "information",
+                markup=False,
+                timeout=NOTIFICATION_S,
+            )
+
+    def show_error(self, error: HeadraceError) -> None:
+        self.notify(one_line(str(error), error.hint), problem=True)
+
+    def notifications_cleared(self) -> None:
+        self._notified.clear()
+
+    # -- sessions and the engine -----------------------------------------------------------------------------------
+
+    def open_session(self, session: Session | None) -> None:
+        """Open a session; None: create one with the settings of the open one."""
+        old, was = self.conversation, self.conversation.session
+        if session is None:
+            session = self.store.create(model=was.model, system=was.system, sampling=was.sampling)
+        old.stop()
+        old.close()
+        self.conversation = Conversation(self.engine, self.store, session, **self.load_options)
+        if session.model != was.model or self.engine.state in ("failed", "dead", "stopped"):
+            self.conversation.load_model()
+
+    def restart_engine(self) -> None:
+        """Start the engine again after it died or could not load a model."""
+        self.conversation.notice = None
+        try:
+            self.engine.restart()
+        except HeadraceError as error:
+            self.show_error(error)
+        else:
+            self.metrics.loading("starting the engine", None)
+
+    def end_comparison(self, side: ParallelAnswer | None) -> None:
+        """Continue the conversation with this answer, its model and settings; None: as before the comparison.
+
+        Raises SessionError, and UsageError for an answer that cannot be taken.
+        """
+        if (ended := self.comparison) is None:
+            return
+        ended.take(side)
+        self.comparison = None
+        turns = stored_turns(self.conversation.messages)
+        if ended.ids:  # the same model: its metrics stay
+            self.metrics.set_turns(turns)
+            return
+        if self.engine.card is not None:
+            use_model(self.metrics, self.engine.card, self.metrics.machine)
+        else:
+            self.metrics.loading("starting the engine", None)
+        self.metrics.session_changed(turns)
+
+    def close(self) -> None:
+        """Store unfinished answers and stop the engine."""
+        if self.closed:
+            return
+        self.closed = True
+        try:
+            if self.comparison is not None:
+                self.comparison.close()
+            self.conversation.close()
+        except SessionError as error:  # a full disk, a session deleted by another process
+            self.store_error = error
+        finally:
+            self.engine.close()
+
+    # -- clipboard and files ---------------------------------------------------------------------------------------
+
+    def copy(self, text: str, what: str) -> None:
+        """Copy text through the terminal and, in the background, the platform's tool. what: named in the message."""
+        if not text:
+            self.notify("nothing to copy", problem=True)
+            return
+        self._app.copy_to_clipboard(text)
+        self._app.run_worker(lambda: copy_with_tool(text), thread=True, exit_on_error=False)
+        self.notify(f"copied {what}: {len(text):,} characters")
+
+    def export_session(self, session_id: str, name: str) -> None:
+        """Write a session to a file: .json with all branches, anything else as Markdown of the active branch.
+
+        name: "" is a file named after the session, the only one that is overwritten. Raises UsageError.
+        """
+        from headrace.app.sessions.export import export_path, exported
+
+        path = export_path(session_id, name)
+        if session_id == self.conversation.session.id:
+            self.conversation.settle()
+        self._write(path, exported(self.store, session_id, path))
+
+    def export_metrics(self) -> None:
+        """Write the shown metrics to a JSON file in the data folder."""
+        path = data_dir() / "exports" / time.strftime("decode-%Y%m%d-%H%M%S.json")
+        self._write(path, json.dumps(self.shown_metrics.document(), indent=2) + "\n")
+
+    def _write(self, path: Path, text: str) -> None:
+        try:
+            replace_file(path, text)
+        except OSError as error:
+            self.notify(f"cannot write {path}: {error.strerror}", problem=True)
+        else:
+            self.notify(f"wrote {path}")

@@ -1,0 +1,79 @@
+"""Commands that generate parallel answers: /compare and /again."""
+
+from typing import TYPE_CHECKING
+
+from headrace.app.tui.screens.chat_view import ChatView
+from headrace.runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from headrace.app.chat.answer_setup import AnswerSetup
+    from headrace.app.tui.screens.parallel_screen import ParallelScreen
+
+
+class CompareActions:
+    def __init__(self, view: ChatView) -> None:
+        self._view, self._state = view, view.state
+        self.commands = {"compare": self._compare, "again": self._again}
+
+    def _again(self, count: str) -> None:
+        """Generate several answers to the last question."""
+        from headrace.app.chat.candidates import Candidates
+        from headrace.app.tui.screens.again_screen import AgainScreen
+
+        try:
+            number = int(count)
+        except ValueError:
+            raise UsageError(f"/again takes a number, not {count}" if count else "/again N", "as in /again 4") from None
+        candidates = Candidates(self._state.conversation, number)
+        self._state.metrics.begin_batch(candidates.ids)
+        self._open(AgainScreen(self._state, candidates))
+
+    def _compare(self, arguments: str) -> None:
+        """Compare this session's setup with another one; without arguments, let the user pick."""
+        from headrace.app.chat.answer_setup import AnswerSetup
+        from headrace.app.tui.screens.compare_setup import installed_models, read_setup, suggestions
+
+        conversation = self._state.conversation
+        if conversation.phase != "idle":
+            raise UsageError("an answer is in progress; Esc stops it")
+        here = AnswerSetup.of(conversation.session)
+        if arguments:
+            self._compare_with(read_setup(arguments, here))
+            return
+        offered = suggestions(here, installed_models(), conversation.effective["temperature"])
+        names = [name if not text else f"{name}  /compare {text}" for name, text in offered]
+        self._view.pick(
+            "compare with what?", names, lambda n: self._compare_with(read_setup(offered[n][1], here)), always=True
+        )
+
+    def _compare_with(self, setup: "AnswerSetup") -> None:
+        """Compare with a setup, after a question if its model has to be downloaded."""
+        from headrace.app.chat.answer_setup import AnswerSetup
+        from headrace.app.chat.download_plan import download_plan
+        from headrace.app.chat.model_names import check_model_name
+        from headrace.app.tui.screens.models_screen import fetch_question
+
+        another = setup.model_name != AnswerSetup.of(self._state.conversation.session).model_name
+        if another:
+            check_model_name(setup.model_name)
+        if not another or (plan := download_plan(setup.model)) is None:
+            self._start(setup)
+            return
+
+        def resolve(answer: str | None) -> None:
+            if answer == "fetch":
+                self._view.attempt(lambda: self._start(setup))
+
+        self._view.screen.app.push_screen(fetch_question(plan), resolve)
+
+    def _start(self, setup: "AnswerSetup") -> None:
+        from headrace.app.chat.comparison import Comparison
+        from headrace.app.tui.screens.compare_screen import CompareScreen
+
+        state = self._state
+        comparison = Comparison(state.conversation, setup, state.second_engine, **state.load_options)
+        self._open(CompareScreen(state, comparison))
+
+    def _open(self, screen: "ParallelScreen") -> None:
+        self._state.comparison = screen.answers
+        self._view.screen.app.push_screen(screen, lambda _: self._view.conversation_changed())

@@ -1,0 +1,160 @@
+"""Commands that send, edit, regenerate, remove and trim messages."""
+
+from textual.app import SuspendNotSupported
+
+from headrace.app.chat.attachments import parse_message
+from headrace.app.sessions.records import Message
+from headrace.app.tui.input.commands import message_text
+from headrace.app.tui.screens.chat_view import ChatView
+from headrace.app.tui.transcript.context_mark import MARK, mark_message
+from headrace.runtime.errors import UsageError
+
+
+class MessageActions:
+    """Act on the branch that the chat shows."""
+
+    def __init__(self, view: ChatView) -> None:
+        self._view, self._state = view, view.state
+        self.commands = {
+            "file": self._attach_file,
+            "editor": self._open_editor,
+            "queue": self._return_queue,
+            "regen": self._regenerate,
+            "continue": self.continue_answer,
+            "edit": self._edit_last,
+            "summary": self.edit_summary,
+            "branch": self._switch_branch,
+            "tree": self._show_tree,
+            "delete": self._remove_last,
+        }
+
+    def send(self, text: str) -> None:
+        """Send a message, or queue it behind the answer in progress; during an edit, finish that."""
+        view, conversation = self._view, self._state.conversation
+        if view.editing is not None:
+            if view.editing == MARK:
+                conversation.set_summary(text)
+            else:
+                conversation.edit(view.editing, text)
+            view.end_edit()
+        elif conversation.phase != "idle" or view.queue.texts:
+            view.queue.add(message_text(text))
+        else:
+            conversation.send(message_text(text))
+        view.show_latest_answer()
+
+    # -- the prompt ------------------------------------------------------------------------------------------------
+
+    def _attach_file(self, path: str) -> None:
+        """Check that a file can be attached, and leave the command in the prompt above the message."""
+        if not path:
+            raise UsageError("/file PATH")
+        line = f"/file {path}\n"
+        _, attachments = parse_message(line)
+        self._view.prompt.put(line)
+        what = attachments[0].name if len(attachments) == 1 else f"{len(attachments)} files"
+        self._state.notify(f"{what} attached to this message; Enter sends both")
+
+    def _open_editor(self, _: str) -> None:
+        """Edit the prompt's text in the user's own editor."""
+        from headrace.app.tui.input.editor import edit_text
+
+        prompt = self._view.prompt
+        try:
+            with self._view.screen.app.suspend():
+                text = edit_text(prompt.whole_text)
+        except SuspendNotSupported:
+            raise UsageError("no editor can be opened here") from None
+        prompt.put(text)
+
+    def _return_queue(self, _: str) -> None:
+        if not self._view.queue.texts:
+            raise UsageError("no message is queued")
+        self._view.return_queue()
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    def _regenerate(self, _: str) -> None:
+        self._state.conversation.regenerate()
+        self._view.show_latest_answer()
+
+    def regenerate(self, message: Message) -> None:
+        self._state.conversation.regenerate(message.id)
+        self._view.show_latest_answer()
+
+    def continue_answer(self, _: str) -> None:
+        self._state.conversation.continue_answer()
+        self._view.show_latest_answer()
+
+    # -- editing ---------------------------------------------------------------------------------------------------
+
+    def _edit_last(self, which: str) -> None:
+        """Put the last user message, or with `answer` the last answer, into the prompt."""
+        role = "assistant" if which == "answer" else "user"
+        for message in reversed(self._state.conversation.messages):
+            if message.role == role:
+                self.edit(message)
+                return
+        raise UsageError("there is nothing to edit yet")
+
+    def edit(self, message: Message) -> None:
+        self._require_idle()
+        self._view.begin_edit(message)
+
+    def edit_summary(self, what: str) -> None:
+        """Edit the summary sent in place of older messages; `undo`: send those again."""
+        conversation = self._state.conversation
+        if what == "undo":
+            conversation.undo_trimming()
+            self._view.sync()
+            left = conversation.branch.not_sent
+            self._state.notify(f"{left} messages are left out" if left else "all messages are sent again")
+        elif not conversation.branch.not_sent:
+            raise UsageError("all messages are sent: there is no summary")
+        else:
+            self.edit(mark_message(conversation.session.id, conversation.session.summary))
+
+    # -- branches --------------------------------------------------------------------------------------------------
+
+    def _switch_branch(self, direction: str) -> None:
+        """Show the next alternative at the last fork; the first follows the last."""
+        conversation = self._state.conversation
+        for message in reversed(conversation.messages):
+            branches = conversation.branch.alternatives(message.id)
+            if len(branches.ids) > 1:
+                step = -1 if direction == "back" else 1
+                if not 0 <= branches.shown + step < len(branches.ids):
+                    step = -step * (len(branches.ids) - 1)
+                conversation.switch_branch(message.id, step)
+                return
+        raise UsageError("there are no branches yet", "/regen and /edit make them")
+
+    def switch_branch(self, message: Message, step: int) -> None:
+        self._state.conversation.switch_branch(message.id, step)
+
+    def _show_tree(self, _: str) -> None:
+        from headrace.app.tui.screens.tree_screen import TreeScreen
+
+        def go_to(message_id: int | None) -> None:
+            if message_id is not None:
+                self._view.sync()
+                self._view.transcript.go_to(message_id, "")
+
+        self._view.screen.app.push_screen(TreeScreen(self._state), go_to)
+
+    def _remove_last(self, _: str) -> None:
+        messages = self._state.conversation.messages
+        if not messages:
+            raise UsageError("the conversation is empty")
+        self.remove(messages[-1])
+
+    def remove(self, message: Message) -> None:
+        """Ask, then remove a message and all that follow it."""
+        from headrace.app.tui.screens.tree_screen import ask_to_remove
+
+        self._require_idle()
+        ask_to_remove(self._view.screen.app, self._state, message, self._view.sync)
+
+    def _require_idle(self) -> None:
+        if self._state.conversation.phase != "idle":
+            raise UsageError("an answer is in progress; Esc stops it")
