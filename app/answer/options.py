@@ -51,7 +51,7 @@ class AnswerOptions:
     top_p: float | None = _option(
         Number(0, 1, above=True), "Probability mass of the tokens kept; 1 is off", example=0.95
     )
-    min_p: float | None = _option(Number(0, 1), "Least share of the best token's probability kept", example=0.05)
+    min_p: float | None = _option(Number(0, 1), "Least probability kept, relative to the best token's", example=0.05)
     repetition_penalty: float | None = _option(
         Number(1 / MAX_MAGNITUDE, MAX_MAGNITUDE), "Penalty on tokens seen before; 1 is off", example=1.1
     )
@@ -68,9 +68,9 @@ class AnswerOptions:
     )
     stop: tuple[str, ...] | None = _option(Texts(), "Text that ends the answer")
     speculate: str | None = _option(
-        OneOf(SPECULATE), "Source of draft tokens; the answer is the same", default="ngram", example="ngram"
+        OneOf(SPECULATE), "Source of draft tokens, off or ngram; same answer", default="ngram", example="ngram"
     )
-    thinking: bool | None = _option(Flag(), "Thinking of a reasoning model", example=False)
+    thinking: bool | None = _option(Flag(), "Thinking on or off, where the model allows it", example=False)
 
     def __post_init__(self) -> None:
         for name, value in self.given().items():

@@ -131,9 +131,6 @@ class LogitBias:
             raise ValueError(_BIAS)
         return {self._token(token): self._added(added) for token, added in value.items()}
 
-    def __str__(self) -> str:
-        return "ID=VALUE"
-
     def _token(self, token: object) -> int:
         if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 10:
             return int(token)

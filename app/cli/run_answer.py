@@ -4,34 +4,21 @@ import sys
 import time
 from contextlib import closing
 
-import click
-
-from headrace.app.answer.answer import Answer
 from headrace.app.answer.answerer import MAX_RUNNING, Answerer
 from headrace.app.answer.options import DEFAULTS
 from headrace.app.cli.answer_stream import print_answer
 from headrace.app.cli.draft import chosen_draft, load_draft
 from headrace.app.cli.interrupts import first_interrupt_cancels
-from headrace.app.cli.json_output import print_json
 from headrace.app.cli.load_for_answers import load_noted, raise_damage, resolved_model
 from headrace.app.cli.run_arguments import DEFAULT_GROUP_SIZE, RunArguments
 from headrace.app.cli.run_prompt import read_prompt
-from headrace.app.cli.run_report import RunReport, document, summary_line, table
 from headrace.app.cli.run_session import RunSession
-from headrace.app.cli.say import say
 from headrace.app.config.settings import load_settings
-from headrace.app.output.sanitise import sanitise
-from headrace.app.output.terminal import may_style
 from headrace.app.sessions.records import Attachment
-from headrace.app.versions import versions
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.loading.decoder_choice import context_length
 from headrace.models.registry.background_check import BackgroundCheck
-from headrace.runtime import ops
 from headrace.runtime.errors import ContextLimitError
-from headrace.runtime.machine.bandwidth import measure_now
-from headrace.runtime.machine.hardware import machine
-from headrace.runtime.machine.peaks import cached_peak, correct_peak
 
 
 def run_answer(arguments: RunArguments) -> int:
@@ -90,7 +77,9 @@ def _one_answer(
             error.hint = _context_hint(answerer, session)
             raise
     if arguments.as_json or arguments.stats or (sys.stderr.isatty() and not arguments.quiet):
-        _report(_run_report(answerer, answer, session.id, loaded_at - started), arguments)
+        from headrace.app.cli.run_report import make_report, print_report  # imported only if it is printed
+
+        print_report(make_report(answerer, answer, session.id, loaded_at - started), arguments)
     return 130 if answer.request.cancel and answer.end.reason == "cancelled" else 0
 
 
@@ -100,32 +89,3 @@ def _context_hint(answerer: Answerer, session: RunSession) -> str | None:
     if answerer.model.context_limit < longest:
         return f"{shorten}, or raise the limit with --context, at most {longest}"
     return shorten if session.resumed else None
-
-
-def _run_report(answerer: Answerer, answer: Answer, session: str | None, load_s: float) -> RunReport:
-    memory_now = measure_now("run")
-    summary = answer.end.summary
-    correct_peak(summary.achieved_gb_s, step_bytes=summary.mean_step_bytes, steps=summary.steps)
-    return RunReport(
-        model=answerer.model,
-        answer=answer,
-        load_s=load_s,
-        session=session,
-        machine=machine(),
-        peak=cached_peak() or memory_now,
-        memory_now=memory_now,
-        kernels=ops.describe(),
-        versions=versions(),
-    )
-
-
-def _report(report: RunReport, arguments: RunArguments) -> None:
-    if arguments.as_json:
-        print_json(document(report, with_steps=arguments.with_steps))
-    if arguments.stats:
-        rows = table(report)
-        width = max(len(label) for label, _ in rows)
-        say("\n".join(f"{label:<{width}}  {value}" for label, value in rows), err=True)
-    elif sys.stderr.isatty() and not arguments.quiet:
-        line = sanitise(summary_line(report))
-        click.echo(click.style(line, dim=True) if may_style(sys.stderr) else line, err=True)

@@ -4,15 +4,27 @@ All three show the same figures under the same names (defined in `runtime.metric
 from shapes and latencies, not read from a hardware counter.
 """
 
+import sys
 from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any
 
+import click
+
 from headrace.app.answer.answer import Answer
+from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.phrases import phrases
+from headrace.app.cli.json_output import print_json
+from headrace.app.cli.run_arguments import RunArguments
+from headrace.app.cli.say import say
+from headrace.app.output.sanitise import sanitise
+from headrace.app.output.terminal import may_style
+from headrace.app.versions import versions
 from headrace.models.loading.load import LoadedModel
-from headrace.runtime.machine.hardware import Machine
-from headrace.runtime.machine.peaks import Peak
+from headrace.runtime import ops
+from headrace.runtime.machine.bandwidth import measure_now
+from headrace.runtime.machine.hardware import Machine, machine
+from headrace.runtime.machine.peaks import Peak, cached_peak, correct_peak
 from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary, in_milliseconds, mbu
 from headrace.runtime.metrics.units import format_bytes
 from headrace.runtime.sampling.params import SamplingParams
@@ -81,6 +93,37 @@ class RunReport:
     def mbu_paired(self) -> float | None:
         """Achieved over the bandwidth read right after the answer."""
         return mbu(self.summary.achieved_gb_s, self.memory_now.gb_s)
+
+
+def make_report(answerer: Answerer, answer: Answer, session: str | None, load_s: float) -> RunReport:
+    """Return the report of a finished answer, with memory bandwidth read now."""
+    memory_now = measure_now("run")
+    summary = answer.end.summary
+    correct_peak(summary.achieved_gb_s, step_bytes=summary.mean_step_bytes, steps=summary.steps)
+    return RunReport(
+        model=answerer.model,
+        answer=answer,
+        load_s=load_s,
+        session=session,
+        machine=machine(),
+        peak=cached_peak() or memory_now,
+        memory_now=memory_now,
+        kernels=ops.describe(),
+        versions=versions(),
+    )
+
+
+def print_report(report: RunReport, arguments: RunArguments) -> None:
+    """Print the report in the form that the arguments ask for."""
+    if arguments.as_json:
+        print_json(document(report, with_steps=arguments.with_steps))
+    if arguments.stats:
+        rows = table(report)
+        width = max(len(label) for label, _ in rows)
+        say("\n".join(f"{label:<{width}}  {value}" for label, value in rows), err=True)
+    elif sys.stderr.isatty() and not arguments.quiet:
+        line = sanitise(summary_line(report))
+        click.echo(click.style(line, dim=True) if may_style(sys.stderr) else line, err=True)
 
 
 def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def _parameter(name: str) -> Parameter:
     row = OPTIONS[name]
     match row.kind:
         case Flag():
-            return Parameter(name, row.help, f"{row.kind} or auto")
+            return Parameter(name, row.help, "on, off or auto")
         case OneOf(names):
             return Parameter(name, row.help, " or ".join(names))
         case Texts():

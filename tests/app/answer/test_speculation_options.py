@@ -64,7 +64,7 @@ def test_the_account_of_an_answer_tells_tokens_from_steps(
     model: Path, asked: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reports: list[RunReport] = []
-    monkeypatch.setattr("headrace.app.cli.run_answer._report", lambda report, _: reports.append(report))
+    monkeypatch.setattr("headrace.app.cli.run_report.print_report", lambda report, _: reports.append(report))
     for choice in ("ngram", "off"):
         arguments = ["hi", "-m", str(model), "-n", "200", "-t", "0", "--stats", "--speculate", choice]
         CliRunner().invoke(run, arguments, catch_exceptions=False, standalone_mode=False)
