@@ -1,6 +1,6 @@
-"""The statistics of a handful of repetitions: spread, bootstrap intervals, Student's t. Plain Python, fixed seed.
+"""Statistics for few repetitions: spread, bootstrap intervals, Student's t. Plain Python, fixed seed.
 
-Nothing here knows what was measured. A dependency on numpy or scipy would cost more than these pages do.
+Free of numpy and scipy, whose imports take longer than these computations.
 """
 
 import math
@@ -34,10 +34,10 @@ CONFIDENCE = 0.95
 
 
 def sd(values: Sequence[float]) -> float:
-    """Sample standard deviation; 0 for fewer than two values."""
+    """Return the sample standard deviation; 0 for fewer than two values."""
     if len(values) < 2:
         return 0.0
-    mean = fmean(values)  # in floats: a run asks hundreds of times, and the statistics module's is in fractions
+    mean = fmean(values)  # statistics.mean computes in fractions, too slow for hundreds of calls
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
@@ -49,7 +49,7 @@ def bootstrap(
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> Interval:
-    """A bootstrap interval of `statistic`, see `bootstrap_of`; NaN where there are no values."""
+    """Return a bootstrap interval of `statistic` (see `bootstrap_of`); NaN without values."""
     if not values:
         return math.nan, math.nan
     return bootstrap_of(values, statistic, confidence=confidence, resamples=resamples, seed=seed)
@@ -63,10 +63,10 @@ def bootstrap_of(
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> Interval:
-    """A bootstrap interval of a statistic of units, one at least, that are drawn whole; the same give the same.
+    """Return a deterministic bootstrap interval of a statistic of at least one unit; units are drawn whole.
 
-    The expanded percentile interval: percentiles are moved outwards by what the plain bootstrap is too narrow for a
-    small sample (Hesterberg, "What Teachers Should Know About the Bootstrap", The American Statistician 69(4), 2015).
+    The expanded percentile interval: percentiles are widened to correct for a small sample (Hesterberg, "What Teachers
+    Should Know About the Bootstrap", The American Statistician 69(4), 2015).
     """
     count = len(units)
     if count < 2:
@@ -79,14 +79,14 @@ def bootstrap_of(
 
 
 def geometric_ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, Interval]:
-    """ours / theirs over paired repetitions: the geometric mean of the ratios and its bootstrap interval."""
+    """Return the geometric mean of paired ours / theirs and its bootstrap interval."""
     logs = [math.log(a / b) for a, b in zip(ours, theirs, strict=True)]
     low, high = bootstrap(logs)
     return math.exp(fmean(logs)), (math.exp(low), math.exp(high))
 
 
 def student_cdf(t: float, df: int) -> float:
-    """P(T <= t) for Student's t with whole degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    """Return P(T <= t) for Student's t with integer degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
     angle = math.atan2(t, math.sqrt(df))
     cosine, sine = math.cos(angle), math.sin(angle)
     term = cosine if df % 2 else 1.0
@@ -100,7 +100,7 @@ def student_cdf(t: float, df: int) -> float:
 
 @cache
 def student_quantile(p: float, df: int) -> float:
-    """The t with student_cdf(t, df) = p, for p of at least one half."""
+    """Return the t with student_cdf(t, df) = p, for p >= 0.5."""
     low, high = 0.0, 1.0
     while student_cdf(high, df) < p:
         high *= 2

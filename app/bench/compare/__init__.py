@@ -1,1 +1,1 @@
-"""Comparing what was measured: documents, saved runs, significance."""
+"""Comparison of benchmark documents, saved runs, and significance."""

@@ -1,7 +1,7 @@
-"""Two documents, test by test: how fast B is relative to A, and whether that is more than chance.
+"""Comparison of two documents by test: the speed of B relative to A, and its significance.
 
-Compared are typical speeds (`app.bench.measure.typical`) at equal memory speed (`app.bench.compare.significance`). Over
-all tests of a comparison together, two runs of the same build are called different at most once in twenty times.
+It compares typical speeds (`app.bench.measure.typical`) at equal memory speed (`app.bench.compare.significance`). The
+rate of false alarms over all tests of a comparison is at most one in twenty.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ Document = dict[str, Any]
 
 
 def compare_documents(a: Document, b: Document) -> Document:
-    """{tests: [...], only_in_a, only_in_b, differences: what else is not the same}."""
+    """Return {tests: [...], only_in_a, only_in_b, differences: of device, model, versions ...}."""
     ours = {_key(entry): entry for entry in a["results"]}
     theirs = {_key(entry): entry for entry in b["results"]}
     shared = [key for key in ours if key in theirs]
@@ -64,7 +64,7 @@ def _name(key: tuple[str, str, str, int]) -> str:
 
 
 def _circumstances(a: Document, b: Document) -> list[str]:
-    """Whatever else could explain a difference."""
+    """Return other differences that could explain a change in speed."""
     facts: dict[str, Callable[[Document], object]] = {
         "device": lambda d: d["device"]["name"],
         "backend": lambda d: d["device"]["backend"],

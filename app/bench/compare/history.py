@@ -1,4 +1,4 @@
-"""Saved runs: a small SQLite file in the data folder, one row a run, the document as JSON beside what lists need."""
+"""Saved benchmark runs: an SQLite file in the data folder, one row per run."""
 
 import json
 import sqlite3
@@ -24,7 +24,7 @@ create table if not exists run (
 
 
 class History:
-    """The database, opened (and made) on construction. Raises HeadraceError where that fails, or anything later."""
+    """The database of saved runs; the constructor opens or creates it. Methods raise HeadraceError on disk errors."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path or data_dir() / "bench.sqlite"
@@ -45,7 +45,7 @@ class History:
         self._database.close()
 
     def add(self, document: dict[str, Any]) -> int:
-        """Keep a run; returns its number."""
+        """Save a run and return its number."""
         row = (document["created"], document["device"]["name"], document["model"]["name"], json.dumps(document))
         with self._errors(), self._database:
             cursor = self._database.execute(
@@ -54,7 +54,7 @@ class History:
         return int(cursor.lastrowid or 0)
 
     def get(self, number: int) -> dict[str, Any]:
-        """The document of a run. Raises UsageError if there is none of that number."""
+        """Return the document of a run. Raises UsageError for an unknown number."""
         with self._errors():
             row = self._database.execute("select document from run where id = ?", (number,)).fetchone()
         if row is None:
@@ -62,13 +62,13 @@ class History:
         return _document(number, row[0])
 
     def delete(self, number: int) -> None:
-        """Forget a run. Raises UsageError if there is none of that number."""
+        """Delete a run. Raises UsageError for an unknown number."""
         with self._errors(), self._database:
             if self._database.execute("delete from run where id = ?", (number,)).rowcount == 0:
                 raise UsageError(f"there is no saved run {number}", "`headrace bench history` lists them")
 
     def documents(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """(number, document) of all runs, oldest first."""
+        """Return (number, document) of all runs, oldest first."""
         with self._errors():
             rows = self._database.execute("select id, document from run order by created, id").fetchall()
         for number, text in rows:
@@ -76,7 +76,7 @@ class History:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """What the file or its disk does, as HeadraceError."""
+        """Turn SQLite and disk errors into HeadraceError."""
         try:
             yield
         except (OSError, sqlite3.Error) as error:

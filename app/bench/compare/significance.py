@@ -1,12 +1,11 @@
-"""Is B really slower than A? Two samples of speeds, each with how fast memory was at the time.
+"""Significance of a difference in speed between two runs, given the memory speed at each repetition.
 
-The model is an analysis of covariance on logarithms: log(speed) = run + slope * log(memory speed) + noise. Both runs
-share the slope, which lies between 0 (bound by nothing in memory) and 1 (by nothing else). On a machine whose memory
-wanders this takes out what the machine did and leaves what the code did. Without memory speeds it is the two-sample
-t test. Noise that lasts longer than a round makes repetitions resemble their neighbours; the error is widened by the
-first autocorrelation of what is left, so that a slow minute is not taken for slow code.
-Sources: Cox and McCullagh, "Some aspects of analysis of covariance", Biometrics 38(3), 1982; Bayley and Hammersley,
-"The effective number of independent observations in an autocorrelated time series", JRSS Supplement 8(2), 1946.
+An analysis of covariance on logarithms: log(speed) = run + slope * log(memory speed) + noise. Both runs share the
+slope, between 0 (not bound by memory) and 1 (bound by memory alone); this removes the machine's drift. Without memory
+speeds it is the two-sample t test. Slow noise makes neighbouring repetitions alike, so the error is widened by the
+first autocorrelation of the residuals. Sources: Cox and McCullagh, "Some aspects of analysis of covariance",
+Biometrics 38(3), 1982; Bayley and Hammersley, "The effective number of independent observations in an autocorrelated
+time series", JRSS Supplement 8(2), 1946.
 """
 
 import math
@@ -23,7 +22,7 @@ Pairs = Sequence[tuple[float, float | None]]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """B over A: the ratio of speeds at equal memory speed, its 95 % interval, the two-sided p value, the slope."""
+    """B over A: ratio of speeds at equal memory speed, 95 % interval, two-sided p value, slope."""
 
     ratio: float
     low: float
@@ -33,7 +32,7 @@ class Difference:
 
 
 def difference(a: Pairs, b: Pairs) -> Difference | None:
-    """None for fewer than two repetitions on a side."""
+    """Compare two samples. None for fewer than two repetitions on a side."""
     if len(a) < 2 or len(b) < 2:
         return None
     samples = [([math.log(speed) for speed, _ in side], _centred_memory(side, (*a, *b))) for side in (a, b)]
@@ -57,15 +56,15 @@ def difference(a: Pairs, b: Pairs) -> Difference | None:
 
 
 def _residuals(x: Sequence[float], y: Sequence[float], slope: float) -> list[float]:
-    """What a side's speeds leave unexplained, in the order they were measured."""
+    """Return a side's residuals in the order of measurement."""
     mean_x, mean_y = fmean(x), fmean(y)
     return [v - mean_y - slope * (u - mean_x) for u, v in zip(x, y, strict=True)]
 
 
 def _inflation(sides: Sequence[Sequence[float]]) -> float:
-    """How much wider the variance of a mean is than for independent repetitions: (1 + r) / (1 - r), at least 1.
+    """Return the variance inflation of a mean by autocorrelation r: (1 + r) / (1 - r), at least 1.
 
-    r is the first autocorrelation, corrected for its bias in short series (Kendall, 1954).
+    r is corrected for its bias in short series (Kendall, 1954).
     """
     squares = sum(e * e for side in sides for e in side)
     if squares == 0:
@@ -77,7 +76,7 @@ def _inflation(sides: Sequence[Sequence[float]]) -> float:
 
 
 def holm(p_values: Sequence[float], level: float = 0.05) -> list[bool]:
-    """Which of several tests are significant with at most `level` false alarms over all of them (Holm, 1979)."""
+    """Return which tests are significant with a family-wise error of at most `level` (Holm, 1979)."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     significant = [False] * len(p_values)
     for rank, i in enumerate(order):
@@ -88,7 +87,7 @@ def holm(p_values: Sequence[float], level: float = 0.05) -> list[bool]:
 
 
 def _centred_memory(side: Pairs, both: Pairs) -> list[float]:
-    """Log memory speeds less their overall mean; zeros where any of them is unknown."""
+    """Return log memory speeds less their overall mean; zeros if any is unknown."""
     known = [math.log(memory) for _, memory in both if memory]
     if len(known) < len(both):
         return [0.0] * len(side)
@@ -97,6 +96,6 @@ def _centred_memory(side: Pairs, both: Pairs) -> list[float]:
 
 
 def _products(u: Sequence[float], v: Sequence[float]) -> float:
-    """Sum of products of deviations from the means."""
+    """Return the sum of products of deviations from the means."""
     mean_u, mean_v = fmean(u), fmean(v)
     return sum((x - mean_u) * (y - mean_v) for x, y in zip(u, v, strict=True))

@@ -1,4 +1,4 @@
-"""Reading a benchmark document from a file that people may have edited, truncated or mistaken for one."""
+"""Benchmark documents read from files, which may be edited, truncated or of another kind."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ _RESULT_KEYS = ("test", "depth", "model", "engine", "tokens_per_second", "repeti
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """The document in `path` (the last line of it, if there are several). Raises UsageError for anything else."""
+    """Return the document in `path`, the last line's if there are several. Raises UsageError for other files."""
     try:
         text = read_bounded(path, DOCUMENT).decode("utf-8")
     except UnicodeDecodeError:
@@ -27,7 +27,7 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def checked(found: object, where: str) -> dict[str, Any]:
-    """`found` if it is a document of our schema."""
+    """Return `found` if it has our schema. Raises UsageError otherwise."""
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
         schema = found.get("schema") if isinstance(found, dict) else None
         raise UsageError(f"{where} is not a {SCHEMA} document (schema: {schema!r})")

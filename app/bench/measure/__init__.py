@@ -1,1 +1,1 @@
-"""Measuring: plans, interleaved repetitions, headrace itself and its peers, ratios, the JSON document."""
+"""Measurements: plans, interleaved repetitions, headrace and its peers, ratios and the JSON document."""

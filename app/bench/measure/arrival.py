@@ -1,7 +1,7 @@
-"""A prompt that joins sequences which decode: what it does to their inter-token latencies, and they to its TTFT.
+"""Latency of a prompt that joins decoding sequences, and its effect on theirs.
 
-One repetition has all three: the prompt's length alone, the others before it comes, and all of them together, so that
-what drifts drifts for all.
+One repetition measures the prompt alone, the others before it arrives, and all together, so that drift affects all
+three.
 """
 
 import time
@@ -17,10 +17,10 @@ from headrace.runtime.errors import EngineError
 
 
 def measure_arrival(engine: Engine, test: Test, prompts: Row[Row[int]], tokens: Callable[[int], list[int]]) -> Sample:
-    """One repetition. `prompts`: of those who decode; `tokens` gives so many fresh ones. Raises EngineError.
+    """Measure one repetition. Raises EngineError.
 
-    Latencies are those of all who decode, one after the other; the clock of the one that joins starts when it is
-    submitted. `engine` serves all of them at a time and nobody else.
+    prompts: one for each decoding sequence; tokens(n): n fresh token ids. Latencies are concatenated over the decoding
+    sequences; TTFT counts from the submission of the joining prompt. `engine` has no other requests.
     """
     began = time.perf_counter()
     alone = engine.submit(Request(tokens(test.prompt), max_tokens=1, speculate="off"))
@@ -51,7 +51,7 @@ def measure_arrival(engine: Engine, test: Test, prompts: Row[Row[int]], tokens: 
 def _steps(
     engine: Engine, sequences: Row[Sequence], test: Test, *, until: Callable[[dict[Sequence, int]], bool]
 ) -> dict[Sequence, list[float]]:
-    """Inter-token latencies of each, in steps of the engine until the numbers of them are as wanted."""
+    """Step the engine until `until` accepts the counts; return each sequence's inter-token latencies."""
     found: dict[Sequence, list[float]] = {sequence: [] for sequence in sequences}
     while not until({sequence: len(latencies) for sequence, latencies in found.items()}):
         for sequence, event in engine.step():

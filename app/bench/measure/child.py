@@ -1,4 +1,4 @@
-"""A backend in another process, spoken to in JSON lines (see `app.bench.measure.children`)."""
+"""A peer in a child process, driven by JSON lines (protocol: `app.bench.measure.children`)."""
 
 import json
 import os
@@ -19,7 +19,7 @@ WARM_UP_TOKENS = 16
 
 
 class ChildProcess:
-    """Another implementation, kept running for the whole benchmark. Raises EngineError when it fails or ends."""
+    """A peer's process, running for the whole benchmark. Raises EngineError when it fails or ends."""
 
     def __init__(
         self,
@@ -32,11 +32,11 @@ class ChildProcess:
         tunes: bool = False,
         questions: Mapping[str, Question] | None = None,
     ) -> None:
-        self._questions = questions or {}  # the workloads by name
-        self._tunes = tunes  # asks for the whole test once, to find what is fastest for it
+        self._questions = questions or {}  # workloads by name
+        self._tunes = tunes  # sends the whole test once, so that the child finds its fastest settings
         self.engine = engine
         self.model = model
-        # A session of its own: Ctrl-C is for us, and we close the child when its results are in.
+        # Its own session: Ctrl-C reaches only the parent, which closes the child when its results are in.
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -90,7 +90,7 @@ class ChildProcess:
         return Sample(**self._read())
 
     def close(self) -> None:
-        """End it, gently first."""
+        """Close the pipes, and kill the process if it does not exit."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()

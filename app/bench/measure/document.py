@@ -1,7 +1,6 @@
-"""The JSON document of a run: what was measured, on what, with what. Its schema is docs/bench-json.md.
+"""The JSON document of a benchmark run; its schema is docs/bench-json.md.
 
-Everything people see (table, Markdown, CSV, report, comparison, history) is made from this document, so a saved one
-can be shown again. Unknown is null.
+Table, Markdown, CSV, report, comparison and history are all made from this document. Unknown values are null.
 """
 
 import hashlib
@@ -48,13 +47,13 @@ def document(
     run_costs: Document | None = None,
     identity: Document | None = None,
 ) -> Document:
-    """One run. `rounds`: how many were begun. `notes`: what the reader should know besides.
+    """Return the document of one run.
 
-    compute_gflop_s: the machine's compute ceiling, see `runtime.machine.compute`. run_costs, identity: of workloads,
-    see `app.bench.measure.run_cost` and `app.bench.measure.speculation`.
+    rounds: rounds begun. notes: remarks for the reader. compute_gflop_s: the compute ceiling, see
+    `runtime.machine.compute`. run_costs and identity are set for workloads, see `run_cost` and `speculation` here.
     """
     engines = sorted({entry["engine"] for entry in results} - {"headrace"})
-    # Packed K/V are bytes that take more arithmetic: predictions are not made from them.
+    # Packed K/V take more arithmetic per byte, so no step cost is fitted to them.
     packed = {setup.model for setup in setups if setup.settings.get("kv_type") in PACKED}
     fit = fit_step_cost(points_of([entry for entry in results if entry["model"] not in packed], "headrace"))
     device = device_document(host, memory) | {"measured_compute_gflop_s": compute_gflop_s}
@@ -83,7 +82,7 @@ def document(
 
 
 def device_document(host: Machine, memory: MemorySpeed | None) -> Document:
-    """The machine, its peaks, its kernels, and what may slow it down now."""
+    """Describe the machine, its peaks, its kernels and its power state."""
     peak, nominal = memory.peak_gb_s if memory else None, host.nominal_bandwidth
     return {
         "name": host.device_name,
@@ -104,13 +103,13 @@ def device_document(host: Machine, memory: MemorySpeed | None) -> Document:
 
 
 def _remembered(host: Machine) -> Document | None:
-    """The peak by which other commands go: this run's, or an earlier one from a better minute."""
+    """Return the peak that other commands use: this run's or a higher recent one."""
     peak = cached_peak(host)
     return {"gb_s": peak.gb_s, "measured_at": peak.measured_at, "source": peak.source} if peak else None
 
 
 def power_notes(power: Document) -> list[str]:
-    """What slows a Mac down, where it says so."""
+    """Return notes on causes of slowness that the system reports."""
     said = (
         ("on_battery", "this machine runs on battery"),
         ("low_power_mode", "low power mode is on"),
@@ -122,7 +121,7 @@ def power_notes(power: Document) -> list[str]:
 
 
 def model_document(loaded: "LoadedModel") -> Document:
-    """The model: where it is from, what it weighs, and a hash of it."""
+    """Describe a model: origin, size, costs and hashes."""
     from headrace.app.model_info.report import quantization_document
 
     checkpoint, cost = loaded.checkpoint, loaded.network.cost
@@ -144,7 +143,7 @@ def model_document(loaded: "LoadedModel") -> Document:
 
 
 def _headers_hash(loaded: "LoadedModel") -> str:
-    """A hash of configuration and tensor table: cheap, and different for any other model or quantization."""
+    """Hash configuration and tensor table; the hash differs between models and quantizations."""
     tensors = loaded.checkpoint.tensors
     table = {name: [info.dtype, info.shape, info.nbytes] for name, info in sorted(tensors.items())}
     return hashlib.sha256(json.dumps([loaded.checkpoint.config, table], sort_keys=True).encode()).hexdigest()

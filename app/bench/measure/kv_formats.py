@@ -1,6 +1,6 @@
-"""One model with K/V stored in several ways, measured side by side: each is a model of its own to the benchmark.
+"""One model with K/V in several formats, measured side by side as models of their own.
 
-They share the weights. Ratios hold every format against the first of the list, paired by round.
+They share the weights. Ratios compare every format with the first, paired by round.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from headrace.runtime.errors import UsageError
 if TYPE_CHECKING:
     from headrace.models.loading.load import LoadedModel
 
-_PEERS = {"f16": "f16", "q8": "q8_0"}  # what llama.cpp calls the formats that it is compared in
+_PEERS = {"f16": "f16", "q8": "q8_0"}  # llama.cpp's names of the formats it is compared in
 
 
 def check_formats(formats: Sequence[str], peers: Sequence[str]) -> None:
-    """Raises UsageError for names that are none, `auto` among others, and peers that have no such format."""
+    """Raise UsageError for unknown formats, `auto` among others, and formats that a peer lacks."""
     from headrace.app.config.kv_option import kv_choice
 
     for name in formats:
@@ -35,12 +35,12 @@ def check_formats(formats: Sequence[str], peers: Sequence[str]) -> None:
 
 
 def peer_kv_type(kv: str) -> str:
-    """What llama.cpp stores K and V as beside our `kv`."""
+    """Return llama.cpp's name of our K/V format."""
     return _PEERS[kv]
 
 
 def in_formats(model: "LoadedModel", formats: Sequence[str]) -> list["LoadedModel"]:
-    """The model as it was loaded; of several formats one each, named after it. Raises UsageError for what it cannot."""
+    """Return the loaded model once per format, named after it. Raises UsageError for a format it cannot have."""
     if len(formats) < 2:
         return [model]
     from headrace.models.network.kv_twin import with_kv
@@ -53,9 +53,8 @@ def in_formats(model: "LoadedModel", formats: Sequence[str]) -> list["LoadedMode
 
 
 def check_room(models: Sequence["LoadedModel"], tokens: int) -> None:
-    """Raises NotEnoughMemoryError where caches of so many tokens do not fit side by side, one for each of `models`.
-
-    These share weights, which are in memory.
+    """Raise NotEnoughMemoryError unless a cache of `tokens` fits for each of `models`, whose shared weights are
+    loaded.
     """
     from headrace.models.cost.costs import shape_to_run, working_memory
     from headrace.runtime.machine import memory
@@ -68,7 +67,7 @@ def check_room(models: Sequence["LoadedModel"], tokens: int) -> None:
 
 
 def kv_ratios(results: Sequence[Result], models: Sequence["LoadedModel"]) -> list[dict[str, Any]]:
-    """Speed of each of `models`, a model in several formats, over the first one's, with a 95 % interval."""
+    """Return the speed of every further format over the first one's, with 95 % intervals."""
     entries = {(entry["model"], _test(entry)): entry for entry in results if entry["engine"] == "headrace"}
     rows = []
     for model in models[1:]:

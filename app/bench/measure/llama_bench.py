@@ -1,6 +1,6 @@
-"""llama.cpp through its own benchmark, `llama-bench`: one process per measurement, its figures taken as they are.
+"""llama.cpp through its own benchmark, `llama-bench`: one process per measurement.
 
-It reports the seconds of a whole test, so a decode's steps all get the average latency.
+It reports the seconds of a whole test, so each step of a decode gets the average latency.
 """
 
 import json
@@ -12,7 +12,7 @@ from headrace.app.bench.measure.sample import Sample
 from headrace.app.bench.measure.setup import Setup
 from headrace.runtime.errors import EngineError
 
-# Fields of its report, by the name they get in `Setup.settings`.
+# Fields of its report by their names in `Setup.settings`.
 _SETTINGS = {
     "batch": "n_batch",
     "ubatch": "n_ubatch",
@@ -22,9 +22,9 @@ _SETTINGS = {
 
 
 class LlamaBench:
-    """A backend. llama-bench warms up by itself and starts anew each time, so nothing is kept between tests.
+    """llama-bench as a backend. It warms up by itself and keeps nothing between tests.
 
-    A short run first tells what it really uses. Raises EngineError where it cannot do that.
+    A short run first reads the settings it really uses. Raises EngineError if that fails.
     """
 
     engine = "llama.cpp"
@@ -33,7 +33,7 @@ class LlamaBench:
         self.model = model
         self._command = [program, "-m", gguf, "-t", str(threads), "-r", "1", "-o", "json"]
         self._command += ["-ctk", kv, "-ctv", kv] if kv != "f16" else []
-        # Values that are quantized take flash attention.
+        # Quantized values need flash attention.
         self._ways = ("1", "0") if kv == "f16" else ("1",)
         self._flash: dict[Test, str] = {}  # on or off, the faster for each test
         report = self._run(Test(1, 0), "1")
@@ -43,7 +43,7 @@ class LlamaBench:
             model=model,
             version=str(report.get("build_number") or report.get("build_commit") or "") or None,
             threads=used,
-            threads_batch=used,  # it has one number for both
+            threads_batch=used,  # one number for both
             threads_told=threads,
             settings={
                 "flash_attention": "on or off, the faster for each test" if len(self._ways) > 1 else "on",
@@ -52,7 +52,7 @@ class LlamaBench:
         )
 
     def warm_up(self, test: Test) -> None:
-        """It does that itself; here we find out whether flash attention helps."""
+        """Choose flash attention on or off, the faster for this test."""
         took = {flash: _seconds(self._run(test, flash), test) for flash in self._ways}
         self._flash[test] = min(took, key=lambda flash: took[flash])
 
@@ -64,10 +64,10 @@ class LlamaBench:
         return Sample(seconds, 0.0, [], own_tokens_per_second=own)
 
     def close(self) -> None:
-        """Nothing is left running."""
+        """Do nothing: no process is kept."""
 
     def _run(self, test: Test, flash: str) -> dict[str, Any]:
-        """The report of one test."""
+        """Run llama-bench and return the report of one test."""
         lengths = ["-pg", f"{test.prompt},{test.generate}"] if test.kind == "both" else []
         prompt, generate = (0, 0) if lengths else (test.prompt, test.generate)
         command = [

@@ -1,7 +1,7 @@
-"""How fast memory is while a benchmark runs: short streaming reads between the measurements, not once before.
+"""Memory bandwidth during a benchmark, from short streaming reads between measurements.
 
-On a shared machine bandwidth wanders by a third within seconds, so a peak from another moment would make MBU a
-lottery. The run's peak is the upper quartile of all its passes, as in `runtime.machine.bandwidth`.
+Bandwidth of a shared machine varies by a third within seconds, so a peak of another moment makes MBU meaningless. The
+run's peak is the upper quartile of all passes, as in `runtime.machine.bandwidth`.
 """
 
 from statistics import median
@@ -14,32 +14,32 @@ PASSES = 6
 
 
 class MemorySpeed:
-    """Reads memory on demand and remembers every rate."""
+    """Streaming reads on demand, with the rate of every pass."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._rates: list[float] = []
 
     def read(self) -> float:
-        """The median rate of a few passes, now, in GB/s."""
+        """Read memory and return the median rate of the passes, in GB/s."""
         rates = [self._reader.pass_bytes / self._reader.one_pass() / 1e9 for _ in range(PASSES)]
         self._rates += rates
         return median(rates)
 
     @property
     def peak_gb_s(self) -> float | None:
-        """Upper quartile of every pass so far."""
+        """Upper quartile of all passes so far, in GB/s."""
         return sorted(self._rates)[len(self._rates) * 3 // 4] if self._rates else None
 
     def measurement(self) -> Peak | None:
-        """All passes as one measurement, to be remembered."""
+        """Return all passes as one measurement for the peak cache."""
         rates = [rate * 1e9 for rate in self._rates]
         if not rates:
             return None
         return summarise(rates, pass_bytes=self._reader.pass_bytes, method=self._reader.method, source="bench")
 
     def document(self) -> dict[str, Any] | None:
-        """The spread of the passes, for the JSON document."""
+        """Return the spread of the passes for the JSON document."""
         if not self._rates:
             return None
         ordered = sorted(self._rates)

@@ -1,8 +1,8 @@
-"""The backend that matters: headrace's own engine, as `headrace run` uses it.
+"""headrace's own engine as a benchmark backend.
 
-Requests go through `Engine.generate` with greedy selection. Every depth has an engine with a kept prefix: its tokens
-are prefilled for real once and stay in the cache over the repetitions, trimmed back, where the cache allows that.
-What a test feeds on top is fresh random tokens each time, so nothing of it can be reused.
+Requests go through `Engine.generate`, greedily. Each depth has an engine whose prefix stays in the cache and is
+trimmed back after each repetition, where the cache allows it. A test feeds fresh random tokens, so the prefix cache
+finds nothing else.
 """
 
 import random
@@ -30,10 +30,10 @@ WARM_UP_TOKENS = 16
 
 
 class OwnEngine:
-    """Measures one network. `limit` bounds prompt plus generation over all tests.
+    """Measures one network.
 
-    `setup`: what it runs on. `held`: bytes MLX holds for something else (other models, the bandwidth reader), which
-    are no part of a test's peak. `questions`: the workloads by name, which `draft` guesses for.
+    limit: the largest number of prompt and generated tokens in any test. held: bytes that MLX holds for other
+    purposes, left out of a test's peak. questions: workloads by name; `draft` proposes tokens for them.
     """
 
     engine = "headrace"
@@ -57,10 +57,10 @@ class OwnEngine:
         self._limit = limit
         self._random = random.Random(seed)
         self._base = self._tokens(limit)
-        self._begun = 0  # what the newest test's tokens began with
+        self._begun = 0  # first token of the newest test
         self._engines: dict[int, Engine] = {}
-        self._batched: dict[int, Engine] = {}  # by most sequences; they know how fast passes are
-        self._caches: dict[int, int] = {}  # bytes of the caches kept, by depth
+        self._batched: dict[int, Engine] = {}  # by maximum number of sequences; pass costs stay known
+        self._caches: dict[int, int] = {}  # bytes of the kept caches, by depth
         self._held = held
         self._questions = questions or {}
         self._draft = draft
@@ -68,12 +68,12 @@ class OwnEngine:
         self._asking: dict[int, Engine] = {}  # by sequences; prompts stay in their caches
 
     def warm_up(self, test: Test) -> None:
-        """Fill the cache to the test's depth and run a short form of it."""
+        """Fill the cache to the test's depth and run a short form of the test."""
         prompt, generate = min(test.prompt, WARM_UP_TOKENS), min(test.generate, WARM_UP_TOKENS)
         self.measure(replace(test, prompt=prompt, generate=generate))
 
     def measure(self, test: Test) -> Sample:
-        """One repetition through the engine. The first step feeds the last of the tokens."""
+        """Measure one repetition. The first step feeds the last prompt token."""
         if test.kind == "workload":
             return self._pair(test)
         if test.kind == "arrival":
@@ -82,7 +82,7 @@ class OwnEngine:
             return self._together(test)
         engine, before = self._engine(test.depth), self._base[: test.depth]
         if before:
-            # Leaves exactly `before` in the cache: a step where it can be trimmed, all of it where it cannot.
+            # Leaves exactly `before` tokens in the cache: one step if it can be trimmed, a whole prefill if not.
             _follow(engine.generate(Request(before, max_tokens=1, speculate="off")))
         fed = self._fresh(max(test.prompt, 1))
         steps, summary = _follow(
@@ -104,11 +104,11 @@ class OwnEngine:
         )
 
     def _together(self, test: Test) -> Sample:
-        """Several sequences, each with tokens of its own. Counted is from when all of them decode."""
+        """Measure several sequences with separate tokens, from the step in which all decode."""
         engine = self._engine_for(test.batch)
         sequences = [engine.submit(Request(prompt, speculate="off")) for prompt in self._prompts(test)]
         begun: set[Sequence] = set()
-        steps: list[StepRecord] = []  # of the first sequence, since all decode
+        steps: list[StepRecord] = []  # of the first sequence, once all decode
         while len(steps) < test.generate - 1:
             together = len(begun) == test.batch
             for sequence, event in engine.step():
@@ -127,7 +127,7 @@ class OwnEngine:
             prefill_s=0.0,
             first_step_s=None,
             latencies_s=[step.latency_s for step in steps],
-            # Where not all go through in one pass, the weights are read once a pass.
+            # If not all fit into one pass, weights are read once per pass.
             weight_bytes=_mean([step.weight_bytes * test.batch // step.batch for step in steps]),
             kv_bytes=_mean([test.batch * (step.kv_bytes_read + step.kv_bytes_written) for step in steps]),
             flops=_mean([test.batch * self.cost.step_flops(step.context - 1) for step in steps]),
@@ -135,7 +135,7 @@ class OwnEngine:
         )
 
     def _pair(self, test: Test) -> Sample:
-        """Answered with speculation and without, by an engine that finds the prompt in its cache."""
+        """Measure a workload with and without speculation; its prompt is in the cache."""
         if test.batch not in self._asking:
             self._asking[test.batch] = Engine(
                 self._network,
@@ -158,7 +158,7 @@ class OwnEngine:
         return self._batched[sequences]
 
     def _prompts(self, test: Test) -> list[list[int]]:
-        """What the sequences of a batch begin with: as many tokens as the depth, each its own, and a fresh one."""
+        """Return a prompt per sequence: `depth` cached tokens of its own and a fresh one."""
         bases = [random.Random(number) for number in range(test.batch)]
         prompts = [[draw.randrange(self._network.vocab_size) for _ in range(test.depth)] for draw in bases]
         return [[*prompt, *self._tokens(1)] for prompt in prompts]
@@ -174,7 +174,7 @@ class OwnEngine:
         return self._engines[depth]
 
     def _fresh(self, count: int) -> list[int]:
-        """Tokens that no test before began with: what those said may be kept, and is not to be found again."""
+        """Return random tokens whose first one began no earlier test, so that no cached prefix matches."""
         self._begun = (self._begun + 1) % self._network.vocab_size
         return [self._begun, *self._tokens(count - 1)]
 

@@ -1,7 +1,7 @@
-"""A workload answered twice, with speculation and without it: what it gave, and whether it changed a word.
+"""A workload answered with and without speculation: the speed-up, and a check for changed tokens.
 
-One repetition has both, one right after the other and in turn first, so that what drifts drifts for both. Each is the
-whole answer up to its own end; the clock runs from when all sequences have their first token, so that no prompt counts.
+One repetition holds both, in alternating order, so that drift affects both. Each is a whole answer; the clock starts
+when every sequence has its first token, so prompts do not count.
 """
 
 import time
@@ -24,20 +24,20 @@ from headrace.runtime.speculation.proposer import Speculation
 if TYPE_CHECKING:
     from headrace.models.loading.load import LoadedModel
 
-LEAST = 8  # tokens of an answer, below which there is nothing to measure
-_TRIES = 8  # seeds, before that is said
+LEAST = 8  # tokens; shorter answers are not measured
+_TRIES = 8  # seeds tried before an error
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A workload as one model is asked it: token ids, and those that end an answer."""
+    """A workload's prompt tokens for one model, and its stop ids."""
 
     prompt: Row[int]
     stop_ids: frozenset[int]
 
 
 def questions(model: "LoadedModel", tests: Row[Test]) -> dict[str, Question]:
-    """The workloads among the tests, as the model is asked them. Raises UsageError for one without a chat template."""
+    """Encode the tests' workloads for the model. Raises UsageError for a model without a chat template."""
     names = dict.fromkeys(test.workload for test in tests if test.workload)
     if not names:
         return {}
@@ -47,7 +47,7 @@ def questions(model: "LoadedModel", tests: Row[Test]) -> dict[str, Question]:
 
 @dataclass(slots=True)
 class _Run:
-    """All sequences of one answer. tokens: what each said; records: of the steps that count."""
+    """All sequences of one answer. tokens: of each sequence; records: the steps that count."""
 
     tokens: list[list[int]]
     records: list[StepRecord] = field(default_factory=list)
@@ -56,7 +56,7 @@ class _Run:
 
     @property
     def counted(self) -> int:
-        """Tokens of those steps, end-of-turn tokens included."""
+        """Tokens of the counted steps, end-of-turn tokens included."""
         return sum(record.tokens for record in self.records)
 
     def answered(self) -> Answered:
@@ -73,9 +73,9 @@ class _Run:
 
 
 def measure_pair(engine: Engine, test: Test, question: Question, turn: int, way: Speculation = "ngram") -> Sample:
-    """One repetition, the `turn`-th, whose seeds follow from that: `way` against no speculation at all.
+    """Measure repetition `turn`, which determines the seeds: mode `way` against no speculation.
 
-    Raises EngineError for answers of a few tokens.
+    Raises EngineError for answers shorter than LEAST tokens.
     """
     order: tuple[Speculation, Speculation] = (way, "off") if turn % 2 else ("off", way)
     for attempt in range(_TRIES):
@@ -104,11 +104,11 @@ def measure_pair(engine: Engine, test: Test, question: Question, turn: int, way:
 
 
 def _answer(engine: Engine, test: Test, question: Question, seed: int, speculate: Speculation) -> _Run:
-    """The sequences of the test, each with a seed of its own, to the end of the last."""
+    """Run the test's sequences, each with its own seed, until all have finished."""
     sequences = [engine.submit(_request(test, question, seed + number, speculate)) for number in range(test.batch)]
     said: dict[Sequence, list[int]] = {sequence: [] for sequence in sequences}
     run = _Run(list(said.values()))
-    waiting, running = set(sequences), set(sequences)  # for their first token, for their last
+    waiting, running = set(sequences), set(sequences)  # for the first token; until the last
     began = ended = time.perf_counter()
     while running:
         counts = not waiting

@@ -1,4 +1,4 @@
-"""`--vs`: opening other implementations on the same weights. One of several that cannot be had is a line."""
+"""Other implementations on the same weights (`--vs`). A peer that cannot be opened becomes a note."""
 
 import shutil
 import sys
@@ -25,9 +25,10 @@ _CHILDREN = Path(__file__).parent / "children"
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What to compare with. python: an interpreter that has it (None: ours for mlx-lm, llama-bench for llama.cpp).
+    """A peer to compare with.
 
-    gguf: the file llama.cpp reads. kv: our format of K/V, which llama.cpp has in its own kind.
+    python: its interpreter (None: ours for mlx-lm, llama-bench for llama.cpp). gguf: llama.cpp's model file. kv: our
+    K/V format, mapped to llama.cpp's.
     """
 
     engine: Engine
@@ -39,11 +40,10 @@ class Peer:
 def open_peers(
     peers: Sequence[Peer], loaded: Sequence["LoadedModel"], tests: Sequence[Test], threads: int, stack: ExitStack
 ) -> tuple[list[Backend], list[str]]:
-    """(backends ready to be measured, a line about every peer). mlx-lm takes every model, llama.cpp the first.
+    """Return the opened backends and a note about every peer. mlx-lm takes every model, llama.cpp the first.
 
-    threads: what each is told to use, prompts and decoding alike; its `setup` says what it made of that. `stack`
-    closes them, also those there already when opening another is interrupted. Raises EngineError if there is none of
-    those asked for: a run without them would not answer the question.
+    threads: told to every peer for prompts and decoding; its `setup` holds the numbers it uses. `stack` closes the
+    backends, also when opening another is interrupted. Raises EngineError if no requested peer opens.
     """
     backends: list[Backend] = []
     notes: list[str] = []
@@ -67,7 +67,7 @@ def _open(peer: Peer, model: "LoadedModel", tests: Sequence[Test], threads: int)
     if peer.engine == "mlx-lm":
         script = str(_CHILDREN / "mlx_lm_child.py")
         command = [peer.python or sys.executable, script, str(model.checkpoint.path)]
-        # All that MLX can be told: what its linear algebra library may use, on a CPU.
+        # MLX's only thread setting on a CPU: its linear algebra library's.
         variables = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
         child = ChildProcess("mlx-lm", model.name, command, variables, threads=threads)
         return child, f"mlx-lm {child.setup.version} reads the same directory as headrace"
@@ -90,7 +90,7 @@ def _open(peer: Peer, model: "LoadedModel", tests: Sequence[Test], threads: int)
 
 
 def _same_weights(gguf: str, model: "LoadedModel") -> str:
-    """Whether the GGUF is the very file that headrace's model was converted from."""
+    """Return whether headrace's model was converted from this very GGUF file."""
     import hashlib
 
     known = (model.checkpoint.origin or {}).get("sha256")

@@ -1,11 +1,10 @@
-"""What to measure: prompt, generation and prompt + generation tests over all combinations of lengths and depths.
+"""Benchmark plans: prompt, generation and combined tests over lengths, depths and batches.
 
-Names follow llama-bench: `pp512` prefills 512 tokens, `tg128` decodes 128, `pp512+tg128` does both; `@ d2048` means
-that 2048 tokens are in the KV cache before the clock starts. `tg128 x8` is eight sequences that decode 128 tokens each
-together, every one at that depth with tokens of its own. `pp2048 into tg64 x4` is a prompt of 2048 tokens that joins
-four sequences which have decoded 64 each: how much longer they wait for their tokens, and how fast it is read.
-`edit` is a workload answered with speculation and without it, greedily; `edit t1` at temperature 1, `edit t1 x4` by
-four sequences together.
+Names follow llama-bench. `pp512` prefills 512 tokens, `tg128` decodes 128, `pp512+tg128` does both. `@ d2048`: 2048
+tokens are in the KV cache before the clock starts. `tg128 x8`: eight sequences decode 128 tokens each, all at that
+depth with separate tokens. `pp2048 into tg64 x4`: a prompt of 2048 tokens joins four sequences that have decoded 64
+tokens each. `edit`: a workload answered greedily with and without speculation; `edit t1` at temperature 1; `edit t1
+x4` by four sequences.
 """
 
 from collections.abc import Sequence
@@ -19,18 +18,18 @@ from headrace.runtime.errors import UsageError
 MOST_TOGETHER = 256
 TEMPERATURES = (0.0, 1.0)  # of workloads
 Kind = Literal["prefill", "decode", "both", "arrival", "workload"]
-RUNNING, BEFORE = 4, 64  # sequences that an arrival finds, if --batch names none; tokens each has decoded
+RUNNING, BEFORE = 4, 64  # sequences that an arrival joins without --batch; tokens each has decoded
 
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """One thing to measure: `prompt` tokens in, then `generate` tokens out, with `depth` tokens in the cache.
+    """One test: `prompt` tokens fed, then `generate` tokens decoded, with `depth` tokens in the cache.
 
-    batch: sequences that decode together, with a prompt those that decode while it joins them. workload: the name of
-    one that is answered at `temperature`, where `prompt` and `generate` are the most it can have of either.
+    batch: sequences that decode together, or that an arriving prompt joins. workload: its name; it is answered at
+    `temperature`, and `prompt` and `generate` are upper bounds.
     """
 
-    __test__ = False  # its name makes pytest look twice
+    __test__ = False  # pytest would collect a class of this name
 
     prompt: int
     generate: int
@@ -65,9 +64,9 @@ class Test:
 
     @property
     def tokens(self) -> int:
-        """Entries in a cache when it is over, and one to spare for the step that a prefill test ends with.
+        """Cache entries at the end, and one more for the last step of a prefill test.
 
-        In a batch the first to be ready decode while the last are still read in: so much more, at the most.
+        In a batch the first sequences decode while the last ones prefill; the bound includes that.
         """
         ahead = self.batch * (self.depth // SMALLEST + SMALLEST) if self.batch > 1 else 0
         return self.depth + self.prompt + self.generate + 1 + ahead
@@ -82,10 +81,10 @@ def plan(
     batches: Sequence[int] = (1,),
     arrivals: Sequence[int] = (),
 ) -> list[Test]:
-    """All tests in the order they are shown: by depth, then prefill, decode, (if `combined`) both together, arrivals.
+    """Return all tests in display order: by depth, then prefill, decode, both (if `combined`), arrivals.
 
-    batches: numbers of sequences that decode together. arrivals: lengths of prompts that join them.
-    Raises UsageError if nothing is left to measure, or a decode is too short to have an inter-token latency.
+    batches: numbers of sequences that decode together. arrivals: lengths of joining prompts. Raises UsageError if no
+    test is left, or a decode is too short for an inter-token latency.
     """
     if any(1 <= generate < 2 for generate in generates):
         raise UsageError("a decode test needs at least 2 tokens: speed is measured between tokens")
@@ -105,7 +104,7 @@ def plan(
 
 
 def plan_speculation(workloads: Sequence[Workload], batches: Sequence[int]) -> list[Test]:
-    """Every workload, greedily and at temperature 1, alone and in batches. Raises UsageError for a batch too large."""
+    """Return every workload at both temperatures and all batch sizes. Raises UsageError for too large a batch."""
     _check_batches(batches)
     return [
         Test(
@@ -127,7 +126,7 @@ def _check_batches(batches: Sequence[int]) -> None:
 
 
 def parse_counts(text: str, option: str) -> list[int]:
-    """Comma-separated token counts, at least one, each once: `0,512,2048`. Raises UsageError naming the option."""
+    """Parse distinct comma-separated counts such as `0,512,2048`. Raises UsageError naming the option."""
     if not text.strip():
         raise UsageError(f"{option} is empty", "it takes token counts such as 128 or 0,512,2048; 0 stands for none")
     parts = [part.strip() for part in text.split(",")]

@@ -1,13 +1,12 @@
-"""Where one decode step's time goes, from measurements of its parts.
+"""Time of a decode step by part, from measurements of the parts.
 
-A step is recorded once: every operation with its inputs. Then each kind of operation is run again by itself, all
-layers of it in one go on the inputs it had, so its weights stream from memory as they do in a step and synchronisation
-is paid once. Building the graph is timed in the step itself. Rounds are interleaved and lower quartiles taken, because
-interruptions only ever add time. `closure` says by how much the parts' sum misses a step of those same operations that
-is built, run and read without overlap. In the real loop the next step is built while the device works, and the native
-kernels compute several layers as one node: `overlap_ms` is what that hides and saves.
+One step is recorded with the inputs of every operation. Each kind of operation then runs by itself, all layers at
+once, so that weights stream from memory and synchronisation is paid once. Rounds are interleaved and lower quartiles
+taken, since interruptions only add time. `closure` compares the parts' sum with a step that is built, run and read
+without overlap. The real loop builds the next step while the device works, and the native kernels fuse operations:
+`overlap_ms` is the time saved by both.
 
-Only headrace's own decoder can be taken apart this way. Norms that are fused with a projection count with it.
+Only headrace's own decoder is supported. A norm fused with a projection counts as projection.
 """
 
 import time
@@ -57,7 +56,7 @@ class _Apart:
 
 
 class _Recorder(_Apart):
-    """One that notes every call of a step and passes it on."""
+    """An `Ops` that records every call of a step and passes it on."""
 
     def __init__(self, ops: Ops) -> None:
         super().__init__(ops)
@@ -76,7 +75,7 @@ class _Recorder(_Apart):
 
 
 def profile(network: object, depth: int, *, rounds: int = ROUNDS) -> dict[str, Any]:
-    """One step at `depth`, in milliseconds by part. Raises UsageError for a network of mlx-lm's."""
+    """Profile one step at `depth`, in milliseconds per part. Raises UsageError for a network of mlx-lm's."""
     if not isinstance(network, Decoder):
         raise UsageError("--profile takes headrace's own decoder apart; this model runs through mlx-lm's classes")
     sampler = Sampler(SamplingParams(), vocab_size=network.vocab_size, prompt=())
@@ -117,7 +116,7 @@ def profile(network: object, depth: int, *, rounds: int = ROUNDS) -> dict[str, A
 
 
 def _record(network: Decoder, cache: Any, token: mx.array) -> tuple[list[tuple[str, tuple[Any, ...]]], mx.array]:
-    """The calls of one step with their inputs computed, and its logits. The cache is as before."""
+    """Return the calls of one step with evaluated inputs, and its logits. The cache is left as it was."""
     recorder = _Recorder(network.ops)
     twin = network.with_ops(cast(Ops, recorder))
     kept: list[Projections] = []
@@ -125,7 +124,7 @@ def _record(network: Decoder, cache: Any, token: mx.array) -> tuple[list[tuple[s
     x = twin.embed(token[:, None])
 
     class Noting:
-        """The cache, with attention's inputs noted (its buffers must keep a single owner)."""
+        """A cache that records attention's inputs; its buffers keep a single owner."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(cache, name)
@@ -161,7 +160,7 @@ def _attend_again(cache: Any, calls: list[tuple[str, tuple[Any, ...]]]) -> list[
 
 
 def _evaluated(work: Callable[[], Any]) -> float:
-    """Seconds to compute what `work` builds; building it is not counted."""
+    """Return the seconds to evaluate the graph that `work` builds, without building it."""
     outputs = work()
     began = time.perf_counter()
     mx.eval(outputs)
@@ -169,7 +168,7 @@ def _evaluated(work: Callable[[], Any]) -> float:
 
 
 def _synchronous(network: Decoder, cache: Any, sampler: Sampler, token: mx.array) -> tuple[float, float]:
-    """(seconds to build, seconds in all) of a step that overlaps with nothing."""
+    """Return (seconds to build, seconds in all) of a step without overlap."""
     began = time.perf_counter()
     chosen = decode_step(network, cache, sampler, token)
     built = time.perf_counter()
@@ -180,13 +179,13 @@ def _synchronous(network: Decoder, cache: Any, sampler: Sampler, token: mx.array
 
 
 def _loop(network: Decoder, cache: Any, sampler: Sampler, token: mx.array, steps: int) -> list[float]:
-    """Step latencies of the real loop, the first one left out."""
+    """Return the step latencies of the real loop, without the first."""
     ready = [time.perf_counter() for _ in run_ahead(network, cache, sampler, token, steps + 1)]
     return [b - a for a, b in pairwise(ready)]
 
 
 def run_ahead(network: Decoder, cache: Cache, sampler: Sampler, token: mx.array, steps: int) -> Iterator[None]:
-    """Steps as the engine makes them: while the device works on one, the next is built on its token."""
+    """Make steps as the engine does: the next step is built while the device computes one."""
     ahead = decode_step(network, cache, sampler, token)
     mx.async_eval(ahead)
     for left in range(steps - 1, -1, -1):

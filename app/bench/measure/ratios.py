@@ -1,7 +1,4 @@
-"""Ours against theirs, and many sequences against one: ratios from repetitions measured side by side.
-
-And whether a peer's own figure agrees with ours.
-"""
+"""Ratios from repetitions measured side by side: headrace over peers, batches over one sequence."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +8,7 @@ from headrace.app.bench.stats import bootstrap, fmean, geometric_ratio
 
 
 def ratios(results: Sequence[Result], peer: str) -> list[dict[str, Any]]:
-    """headrace / peer for every test and model both did, paired by round, with a 95 % interval."""
+    """Return headrace / peer for every shared test and model, paired by round, with 95 % intervals."""
     ours = {_key(entry): entry for entry in results if entry["engine"] == "headrace"}
     rows = []
     for entry in results:
@@ -29,9 +26,9 @@ def ratios(results: Sequence[Result], peer: str) -> list[dict[str, Any]]:
 
 
 def scaling(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Every batch against one sequence of the same run, paired by round, with 95 % intervals.
+    """Compare every batch with one sequence of the same run, paired by round, with 95 % intervals.
 
-    speedup: of all sequences together. step_time: how many times as long a step takes.
+    speedup: total speed. step_time: time per step.
     """
     alone = {_alone(entry): entry for entry in results if entry["batch"] == 1 and not entry["prompt_tokens"]}
     rows = []
@@ -54,7 +51,7 @@ def scaling(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def agreement(results: Sequence[Result], peer: str) -> list[dict[str, Any]]:
-    """Our measurement of a peer over its own report of the same repetitions."""
+    """Return our measurement of a peer over its own report of the same repetitions."""
     rows = []
     for entry in results:
         pairs = [
@@ -76,7 +73,7 @@ def agreement(results: Sequence[Result], peer: str) -> list[dict[str, Any]]:
 
 
 def _alone(entry: Result) -> tuple[str, str, int, int]:
-    """What a batch has in common with the same decode of one sequence."""
+    """Return the test's identity without its batch size."""
     return entry["engine"], entry["model"], entry["generated_tokens"], entry["depth"]
 
 

@@ -1,7 +1,7 @@
-"""From repetitions to the figures of one test, as an entry of the JSON document's `results` (see docs/bench-json.md).
+"""Figures of one test from its repetitions: an entry of `results` (docs/bench-json.md).
 
-Bandwidth, MBU and the roofline are of decode steps only: a prefill is bound by arithmetic, and saying how much of the
-memory's speed it reached would answer a question nobody has. All are computed from shapes, not from a counter.
+Bandwidth, MBU and roofline cover decode steps only; a prefill is bound by arithmetic. All are computed from shapes,
+not read from a counter.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from headrace.app.bench.stats import bootstrap, fmean, geometric_ratio, median, 
 from headrace.runtime.metrics.telemetry import Percentiles, mbu, quantile
 
 Result = dict[str, Any]
-DRIFT = 0.05  # as a fraction; more than that is worth a word
+DRIFT = 0.05  # as a fraction; larger drift is reported
 Work = Callable[[Test], tuple[int, int]]
 """(bytes, FLOPs) that a test's prefill moves and computes."""
 
@@ -31,7 +31,7 @@ def result(
     nominal_gb_s: float | None,
     prefill_work: Work | None = None,
 ) -> Result:
-    """All figures of one test. Absent ones (a prefill has no steps, a peer no byte count) are None."""
+    """Return all figures of one test; None for absent ones (steps of a prefill, a peer's bytes)."""
     samples = [repetition.sample for repetition in repetitions]
     speeds = [sample.tokens_per_second(test) for sample in samples]
     low, high = bootstrap(speeds)
@@ -66,13 +66,13 @@ def result(
 
 
 def drift(speeds: Sequence[float]) -> float | None:
-    """How much faster (+) or slower (-) the last third ran than the first, as a fraction. None for fewer than three."""
+    """Return the relative change in speed from the first third to the last. None for fewer than three."""
     third = len(speeds) // 3
     return fmean(speeds[-third:]) / fmean(speeds[:third]) - 1 if third else None
 
 
 def _itl(test: Test, repetitions: Sequence[Repetition]) -> dict[str, float | None]:
-    """Percentiles over all steps of all repetitions."""
+    """Return percentiles over all steps of all repetitions."""
     pooled = [latency for repetition in repetitions for latency in repetition.sample.latencies_s]
     found = Percentiles.of(pooled) if test.generate else None
     if found is None:
@@ -89,7 +89,7 @@ def _ttft(test: Test, repetitions: Sequence[Repetition]) -> dict[str, float] | N
 
 
 def _arrival(repetitions: Sequence[Repetition]) -> Result | None:
-    """What a prompt that joins does to those who decode, and they to it; ratios are paired, of one repetition each."""
+    """Return the effect of a joining prompt on the others and on itself; ratios are paired by repetition."""
     found = [(rep.sample, rep.sample.arrival) for rep in repetitions if rep.sample.arrival is not None]
     before = [_p95(arrival.before_s) for _, arrival in found]
     meanwhile = [_p95(sample.latencies_s) for sample, _ in found]
@@ -113,7 +113,7 @@ def _p95(latencies: Sequence[float]) -> float:
 
 
 def _memory(test: Test, repetitions: Sequence[Repetition], peak: float | None, nominal: float | None) -> Result:
-    """Bytes per step, achieved bandwidth, and what it is of the peaks."""
+    """Return bytes per step, achieved bandwidth and its share of the peaks."""
     samples = [repetition.sample for repetition in repetitions]
     first = samples[0]
     names = ("achieved_bandwidth_gb_s", "mbu", "mbu_nominal", "mbu_paired", "roofline_tokens_per_second")
@@ -142,13 +142,13 @@ def _memory(test: Test, repetitions: Sequence[Repetition], peak: float | None, n
 
 
 def _said(samples: Sequence[Sample]) -> float:
-    """Tokens per step of a sequence: more than one where guesses were right."""
+    """Return tokens per step of a sequence; more than one if draft tokens were accepted."""
     pairs = [sample.pair.on for sample in samples if sample.pair is not None]
     return sum(on.tokens for on in pairs) / sum(on.steps for on in pairs) if pairs else 1.0
 
 
 def _arithmetic(test: Test, repetitions: Sequence[Repetition], work: Work | None) -> Result:
-    """FLOP per byte, and FLOP/s: of the prefill for a prefill test, of the steps otherwise."""
+    """Return FLOP per byte and FLOP/s, of the prefill for a prefill test and of the steps otherwise."""
     samples = [repetition.sample for repetition in repetitions]
     nbytes: float | None = None
     flops: float | None = None

@@ -1,6 +1,6 @@
-"""One benchmark from models and options to the document: load, measure (showing how it goes), account.
+"""One benchmark run: load models, measure with live progress, build the document.
 
-Interrupted by Ctrl-C, what was measured so far becomes the document all the same.
+After Ctrl-C the results so far become the document.
 """
 
 import os
@@ -35,31 +35,31 @@ if TYPE_CHECKING:
     from headrace.models.registry.background_check import BackgroundCheck
     from headrace.runtime.network import Network
 
-_CHECK_S = 5.0  # for the checksums of a model's files, after everything was measured
+_CHECK_S = 5.0  # for the checksums of a model's files, after all measurements
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to run. `rounds` None: until the figures are precise (see `app.bench.measure.session`)."""
+    """Options of a run. rounds: None continues until the figures are precise (see `app.bench.measure.session`)."""
 
     models: Sequence[str | None]
     tests: Sequence[Test]
     rounds: int | None = None
     threads: int | None = None
     peer_threads: int | None = None
-    """Where peers shall have another number than headrace."""
+    """Threads of the peers, if different from headrace's."""
     measure_memory: bool = True
     force: bool = False
     profile: bool = False
     peers: Sequence[Peer] = field(default_factory=list)
     kv: Sequence[str] = ("f16",)
-    """How K/V are stored, as after --kv; several: one model in each, side by side."""
+    """K/V formats as in --kv; several are compared side by side."""
     draft: str | None = None
-    """The model that guesses for the first one, where workloads are measured."""
+    """Draft model for the first model, on workloads."""
 
 
 def run(options: Options, show: Show) -> Document:
-    """Do it. Raises HeadraceError for a model that cannot be loaded, or an interrupt before anything was measured."""
+    """Run the benchmark. Raises HeadraceError if a model cannot be loaded; KeyboardInterrupt before any result."""
     if options.threads is not None:
         _use_threads(options.threads)
     host = machine()
@@ -128,12 +128,12 @@ def run(options: Options, show: Show) -> Document:
 
 
 def _compute_ceiling(results: Sequence[Result]) -> float:
-    """GFLOP/s: measured now, or what a test reached if that was more, as where the machine got busy since."""
+    """Return GFLOP/s: the larger of a measurement now and the best test."""
     return max(measure_compute() / 1e9, *(entry["achieved_gflop_s"] or 0.0 for entry in results))
 
 
 def prefill_work(model: "LoadedModel") -> Work | None:
-    """What a prefill test moves and computes, where the model's matrices are known; see `models.cost.step_shape`."""
+    """Return bytes and FLOPs of a prefill test. None where the model's matrices are unknown."""
     from headrace.models.cost.shape_sources import shape_of_checkpoint
     from headrace.models.cost.step_shape import total
     from headrace.runtime.errors import UnsupportedModelError
@@ -148,7 +148,7 @@ def prefill_work(model: "LoadedModel") -> Work | None:
 
 
 class _Account:
-    """Entries for everything measured so far; while a run lasts, only what is new is worked out again."""
+    """Result entries; during a run only changed ones are computed again."""
 
     def __init__(
         self,
@@ -163,14 +163,14 @@ class _Account:
         self._known: dict[Key, tuple[int, Result]] = {}
 
     def so_far(self) -> list[Result]:
-        """As of now; an entry's peak is that of when its last repetition was done."""
+        """Return the entries now; an entry's peak is the one after its last repetition."""
         for key, kept in self._session.repetitions.items():
             if kept and self._known.get(key, (0, None))[0] != len(kept):
                 self._known[key] = len(kept), self._result(key)
         return [self._known[key][1] for key in self._session.repetitions if key in self._known]
 
     def final(self) -> list[Result]:
-        """All of them against the peak of the whole run."""
+        """Return all entries against the peak of the whole run."""
         return [self._result(key) for key, kept in self._session.repetitions.items() if kept]
 
     def _result(self, key: Key) -> Result:
@@ -187,7 +187,7 @@ class _Account:
 
 
 def _busy(host: Machine) -> list[str]:
-    """A warning where other programs keep the processors busy: decode on a CPU suffers, and peers that spin most."""
+    """Return a warning if other programs keep the CPU busy."""
     load = os.getloadavg()[0]
     if load < max(1.0, host.usable_cores / 2):
         return []
@@ -195,8 +195,7 @@ def _busy(host: Machine) -> list[str]:
 
 
 def _damage(checks: Sequence["BackgroundCheck"]) -> list[str]:
-    """What is wrong with the models' files, as far as a short look tells: only now, for measurements want the disk
-    and the processor for themselves."""
+    """Return problems found by a short check of the models' files, after all measurements."""
     for check in checks:
         check.start()
         check.wait(_CHECK_S)
@@ -218,7 +217,7 @@ def _load(name: str | None, options: Options) -> tuple["LoadedModel", "Backgroun
 
 
 def _expected(model: "LoadedModel") -> tuple[bool, str]:
-    """Whether speculation may change no word of this model's here, and why."""
+    """Return whether speculation must not change tokens of this model here, and the reason."""
     from headrace.app.verify.expectation import expectation
 
     found = expectation(model)
@@ -241,7 +240,7 @@ def _own(
     loaded: Sequence["LoadedModel"], tests: Sequence[Test], limit: int, held: int, draft: "Network[Any] | None"
 ) -> list[Backend]:
     arrays = [{id(array): array.nbytes for array in model.network.arrays} for model in loaded]
-    held += sum({key: size for each in arrays for key, size in each.items()}.values())  # formats of K/V share weights
+    held += sum({key: size for each in arrays for key, size in each.items()}.values())  # K/V formats share weights
     if len({model.name for model in loaded}) < len(loaded):
         raise UsageError("a model was given twice")
     return [
@@ -259,7 +258,7 @@ def _own(
 
 
 def _own_setup(model: "LoadedModel") -> Setup:
-    """What headrace's own engine runs this model on. MLX's operations choose their threads by themselves."""
+    """Describe the engine's threads and kernels for this model."""
     from headrace.app.versions import versions
     from headrace.runtime import ops
     from headrace.runtime.ops import native
@@ -273,7 +272,7 @@ def _own_setup(model: "LoadedModel") -> Setup:
 
 
 def _use_threads(threads: int) -> None:
-    """The number of CPU threads of headrace's own kernels; stock MLX operations choose for themselves."""
+    """Set the CPU threads of headrace's kernels; stock MLX operations are not affected."""
     from headrace.runtime.ops import native
 
     if not native.status().available:

@@ -1,8 +1,8 @@
-"""What a step costs that feeds several tokens of one sequence, as it does to verify guesses.
+"""Cost of a step that verifies draft tokens: several tokens of one sequence in one pass.
 
-A step without guesses is built while the one before is under way, as the loop does it; one with guesses has to wait
-until that has landed, and is timed from building it to reading what it chose. Rounds are interleaved and the median is
-taken. This is the price of guessing, whatever guesses: with the chance that a guess is right it says what it gains.
+A plain step is built while the previous one runs, as in the engine. A step with draft tokens waits for it, and its
+time covers building, running and reading. Rounds are interleaved; figures are medians. With an acceptance rate the
+cost gives the speed-up of any proposer.
 """
 
 import random
@@ -25,13 +25,13 @@ from headrace.runtime.sampling.sampler import Sampler
 
 ROUNDS = 15
 DEPTH = 256
-_STEPS = 4  # without guesses, a round
+_STEPS = 4  # plain steps per round
 
 
 def run_costs(network: object, *, depth: int = DEPTH, rounds: int = ROUNDS) -> dict[str, Any] | None:
-    """As `run_costs` of the JSON document: seconds by guesses, and the chance at which they pay.
+    """Return `run_costs` of the JSON document: seconds by draft length, and break-even acceptance rates.
 
-    None for a network of mlx-lm's, whose classes have caches of their own.
+    None for a network of mlx-lm's, which has caches of its own.
     """
     if not isinstance(network, Decoder):
         return None
@@ -42,7 +42,7 @@ def run_costs(network: object, *, depth: int = DEPTH, rounds: int = ROUNDS) -> d
     for _ in prefill(network, cache, [draw.randrange(network.vocab_size) for _ in range(depth)]):
         pass
     times: dict[int, list[float]] = {guesses: [] for guesses in (0, *GUESSES)}
-    for turn in range(rounds + 1):  # the first of which warms up
+    for turn in range(rounds + 1):  # the first round warms up
         ready = [time.perf_counter() for _ in run_ahead(network, cache, sampler, mx.array([1]), _STEPS + 1)]
         times[0].append(median([b - a for a, b in pairwise(ready)]))
         for guesses in GUESSES if turn % 2 else GUESSES[::-1]:

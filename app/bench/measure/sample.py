@@ -1,10 +1,9 @@
-"""One repetition of one test, as a backend reports it, and what a backend is.
+"""Samples of a benchmark and the backend protocol.
 
-The definitions of `runtime.metrics.telemetry` hold: decode speed is the inverse of TPOT. A prefill test is over with
-its first token, as in llama-bench and mlx-lm: its speed is the prompt's tokens over TTFT. Prompt + generation is all
-tokens over all of the time. A batch's speed is that of its sequences together. An arrival's is the prompt's over its
-own TTFT, while inter-token latencies are those of the sequences it joined. A workload's is that of decoding with
-speculation, of all its sequences from when each has its first token.
+Definitions are those of `runtime.metrics.telemetry`: decode speed is 1 / TPOT. A prefill test ends with its first
+token: its speed is prompt tokens / TTFT, as in llama-bench and mlx-lm. Prompt + generation: all tokens over the whole
+time. Batch: the total of its sequences. Arrival: the prompt's tokens over its TTFT; latencies are those of the
+sequences it joined. Workload: decoding with speculation, all sequences, from when each has its first token.
 """
 
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from headrace.app.bench.measure.setup import Setup
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What the latencies of an arrival are held against: theirs before it came, and its TTFT with nobody beside it."""
+    """Baselines of an arrival: the others' latencies before it, and its TTFT alone."""
 
     before_s: Sequence[float]
     alone_s: float
@@ -25,10 +24,10 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """How a workload was answered, by all its sequences together, from when each of them had its first token.
+    """A workload's answer by all its sequences, from when each has its first token.
 
-    tokens, seconds: of that time. steps: each sequence's counts. proposed, accepted: guesses that were verified, and
-    those of them that were right. tried: those of them before which no other of its step was wrong, itself included.
+    tokens, seconds: of that time. steps: summed over sequences. proposed, accepted: draft tokens verified and
+    accepted. tried: draft tokens whose predecessors in the step were all accepted.
     """
 
     tokens: int
@@ -45,9 +44,9 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A workload answered with speculation and right before or after it without.
+    """A workload answered with and without speculation.
 
-    same: whether both said the same tokens. sources: what guessed.
+    same: both gave the same tokens. sources: the proposers used.
     """
 
     on: Answered
@@ -58,11 +57,11 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Clock readings of one repetition; bytes and FLOPs are of the average step, None where nobody counts them.
+    """Clock readings of one repetition; bytes and FLOPs are of the average step, None if not counted.
 
-    latencies_s: inter-token latencies; of a batch, those of one sequence, while bytes and FLOPs are those of all.
-    first_step_s: from the end of prefill to the first token. own_tokens_per_second: what a peer says about itself, to
-    hold our measurement of it against. prompt_tokens: of a workload.
+    latencies_s: inter-token latencies, in a batch those of one sequence (bytes and FLOPs are of all). first_step_s:
+    from the end of prefill to the first token. own_tokens_per_second: a peer's own figure, to check ours.
+    prompt_tokens: of a workload.
     """
 
     prefill_s: float
@@ -86,7 +85,7 @@ class Sample:
         return None if self.first_step_s is None else self.prefill_s + self.first_step_s
 
     def tokens_per_second(self, test: Test) -> float:
-        """The test's speed; see the module's definitions."""
+        """Return the test's speed as defined in the module docstring."""
         if test.kind in ("prefill", "arrival"):
             return test.prompt / (self.ttft_s or self.prefill_s)
         if self.pair is not None:
@@ -100,7 +99,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """A sample with its circumstances: when it began (seconds into the run), and how fast memory was around it."""
+    """A sample, its start in seconds into the run, and the memory bandwidth around it."""
 
     sample: Sample
     began_s: float
@@ -108,20 +107,20 @@ class Repetition:
 
 
 class Backend(Protocol):
-    """Something that can be measured: our engine with one model, or another implementation with the same weights."""
+    """An engine to measure: ours with one model, or a peer with the same weights."""
 
     engine: str
-    """Whose implementation: `headrace`, `mlx-lm`, `llama.cpp`."""
+    """`headrace`, `mlx-lm` or `llama.cpp`."""
     model: str
     setup: Setup
-    """What it was given, in its own words."""
+    """Threads and settings it reports."""
 
     def warm_up(self, test: Test) -> None:
-        """Whatever must happen before the first repetition counts: kernels compiled, depth in the cache."""
+        """Prepare the first repetition: compile kernels, fill the cache."""
         ...
 
     def measure(self, test: Test) -> Sample:
-        """One repetition."""
+        """Measure one repetition."""
         ...
 
     def close(self) -> None: ...

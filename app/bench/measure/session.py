@@ -1,11 +1,10 @@
-"""One run: backends and tests interleaved, so that whatever drifts drifts for all of them alike.
+"""Interleaved repetitions: every round measures every test with every backend, so drift affects all alike.
 
-A round measures every test with every backend once, backends side by side; odd rounds go backwards. Between
-measurements memory is read, so every repetition knows how fast memory was around it. Interrupted at any point,
-`repetitions` holds what is done.
+Odd rounds go backwards. Memory is read between measurements, which gives each repetition a bandwidth. `repetitions` is
+valid at any interrupt.
 
-Without a fixed number of repetitions a run takes MIN_ROUNDS and goes on until every test's speed is known to
-PRECISION, or the rounds or the time are used up: a quiet machine is done in seconds, a noisy one gets what it needs.
+Without a fixed number a run takes MIN_ROUNDS, then continues until every speed is known to PRECISION or rounds or time
+are used up.
 """
 
 import math
@@ -30,7 +29,7 @@ Key = tuple[str, str, Test]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """About to do something, or (at the end) done. `left_s` is None until it can be told."""
+    """The next measurement, or the end. left_s: seconds left, None while unknown."""
 
     doing: str
     done: int
@@ -41,11 +40,11 @@ class Progress:
 
 Results = Sequence[dict[str, Any]]
 Show = Callable[[Progress, Callable[[], Results]], None]
-"""Told what happens, and how to get the results so far if anybody wants to see them."""
+"""Called with progress and a function that returns the results so far."""
 
 
 class Session:
-    """Measures. `memory` gives GB/s now, or is None where nothing should be read in between."""
+    """The measurements of a run. memory: returns GB/s now; None reads nothing."""
 
     def __init__(
         self,
@@ -65,11 +64,11 @@ class Session:
         self._round = 0
         self._failed: list[Backend] = []
         self.notes: list[str] = []
-        """Peers that failed and were left out from then on."""
+        """Peers that failed and were dropped."""
         self.repetitions: dict[Key, list[Repetition]] = {_key(*pair): [] for pair in self._pairs}
 
     def run(self) -> Iterator[Progress]:
-        """Do it; a `Progress` before every measurement and one at the end."""
+        """Measure, yielding `Progress` before every measurement and at the end."""
         for number, (backend, test) in enumerate(self._pairs):
             yield Progress(f"warming up {backend.engine}, {backend.model} {test.label}", number, self._total(), None, 0)
             self._attempt(backend, partial(backend.warm_up, test))
@@ -86,7 +85,7 @@ class Session:
         yield Progress("done", self._total(), self._total(), 0.0, self._round)
 
     def _attempt(self, backend: Backend, work: Callable[[], None]) -> None:
-        """Do something with a backend: an error of ours ends the run, a peer's ends its part in it."""
+        """Call a backend; an error of our engine ends the run, a peer's removes the peer."""
         if backend in self._failed:
             return
         try:
@@ -122,11 +121,11 @@ class Session:
         return max(precision(self._logs.get(_key(*pair), [])) for pair in self._pairs)
 
     def _total(self) -> int:
-        """Measurements in the whole run, warm-ups included."""
+        """Return the number of measurements in the run, warm-ups included."""
         return len(self._pairs) * (self._rounds_expected() + 1)
 
     def _rounds_expected(self) -> int:
-        """The fixed number, or how many it will take if the noise stays what it is: the error falls as 1 / sqrt(n)."""
+        """Return the fixed number of rounds or an estimate: the error falls as 1 / sqrt(n)."""
         if self._rounds is not None:
             return self._rounds
         counts = [len(self.repetitions[_key(*pair)]) for pair in self._pairs]
@@ -153,7 +152,7 @@ def _key(backend: Backend, test: Test) -> Key:
 
 
 def precision(logs: Sequence[float]) -> float:
-    """Half the width of the 95 % t interval of the mean of logarithms: a relative error."""
+    """Return half the width of the 95 % t interval of the mean logarithm: a relative error."""
     if len(logs) < 2:
         return math.inf
     return student_quantile(0.975, len(logs) - 1) * sd(logs) / math.sqrt(len(logs))

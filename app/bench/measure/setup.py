@@ -1,7 +1,7 @@
-"""What an engine was given for its measurements, as it says itself, and whether that makes a comparison.
+"""Threads and settings of an engine, as it reports them, and a check for fair comparison.
 
-A comparison is only one on equal terms. llama-cpp-python, for one, decodes on half of the cores unless it is told a
-number, so every engine is told one and asked afterwards what it uses.
+llama-cpp-python decodes on half of the cores by default, so every engine is told a number of threads and asked
+afterwards.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from headrace.runtime.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One engine with one model. Thread counts are None where an engine decides by itself and does not say."""
+    """An engine with one model. Thread counts are None where the engine chooses and does not report."""
 
     engine: str
     model: str
@@ -23,19 +23,19 @@ class Setup:
     threads_batch: int | None = None
     """CPU threads of a prefill."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Whatever else its speed depends on, by name."""
+    """Other settings that affect speed, by name."""
     threads_told: int | None = None
-    """The number it was told to use, for both: what is known of an engine that does not say."""
+    """The number passed to the engine, used where it reports none."""
 
     def document(self) -> dict[str, Any]:
-        """As an entry of `engines` in the JSON document."""
+        """Return the entry of `engines` in the JSON document."""
         return asdict(self)
 
 
 def check_threads(setups: Sequence[Setup], asked: int | None) -> None:
-    """Refuse a comparison of unequal numbers of threads; numbers nobody knows (a GPU, MLX's own choice) pass.
+    """Raise UsageError if thread counts differ; unknown ones (a GPU, MLX's choice) pass.
 
-    asked: what the user wants peers to have where that is another number on purpose. Raises UsageError.
+    asked: a different number that the user chose for the peers.
     """
     ours = next((setup.threads for setup in setups if setup.engine == "headrace"), None)
     expected = asked or ours
@@ -49,7 +49,7 @@ def check_threads(setups: Sequence[Setup], asked: int | None) -> None:
 
 
 def setup_line(setup: Mapping[str, Any]) -> str:
-    """An entry of `engines` as people read it: `llama.cpp 0.3.36: 2 threads, flash_attention on, ...`."""
+    """Format an entry of `engines`: `llama.cpp 0.3.36: 2 threads, flash_attention on, ...`."""
     decode, batch = setup["threads"], setup["threads_batch"]
     told = setup.get("threads_told")
     unsaid = f"told to use {_counted(told)}, and does not say what it uses" if told else "threads as it chooses"

@@ -1,4 +1,4 @@
-"""The figures of workloads with speculation and without, as parts of the JSON document (see docs/bench-json.md)."""
+"""Workload figures with and without speculation, for the JSON document (docs/bench-json.md)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ Document = dict[str, Any]
 
 
 def speculation_of(test: Test, repetitions: Sequence[Repetition]) -> Document | None:
-    """Of one workload; the ratio is paired, of one repetition each. None for other tests, and for peers."""
+    """Return one workload's figures, the ratio paired by repetition. None for other tests and for peers."""
     pairs = [repetition.sample.pair for repetition in repetitions if repetition.sample.pair is not None]
     if not pairs:
         return None
@@ -41,9 +41,9 @@ def speculation_of(test: Test, repetitions: Sequence[Repetition]) -> Document | 
 
 
 def identity(results: Sequence[Document], expected: Mapping[str, tuple[bool, str]]) -> Document | None:
-    """Whether speculation changed a word, where any was measured. expected: by model, whether none may be, and why.
+    """Report whether speculation changed tokens, if measured. expected: by model, (must be equal, reason).
 
-    broken: what should have been the same and was not.
+    broken: a must-be-equal answer differed.
     """
     entries = [entry for entry in results if entry["speculation"] is not None]
     if not entries:

@@ -1,4 +1,4 @@
-"""The speed that runs are compared by: of a decode the median step's, which a few stalled steps cannot move."""
+"""The speed that runs are compared by: for a decode that of the median step, robust to stalls."""
 
 from statistics import median
 
@@ -7,7 +7,7 @@ from headrace.app.bench.measure.sample import Sample
 
 
 def typical_speed(test: Test, sample: Sample) -> float:
-    """Tokens per second of the typical step for a decode test, of the whole test otherwise."""
+    """Return tokens per second of the median step for a decode test, of the whole test otherwise."""
     if test.kind == "decode":
         return test.batch / median(sample.latencies_s)
     return sample.tokens_per_second(test)

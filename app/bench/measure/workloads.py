@@ -1,7 +1,7 @@
-"""What speculation is measured on: the workloads of assets/workloads, each a file of its own, as typed entries.
+"""Speculation workloads from assets/workloads.
 
-How much speculation gives depends on how much of an answer can be guessed, so there are three kinds: of a *copy* most
-stands in the prompt, of *structure* parts come again and again, what is *free* is the model's own words.
+The gain depends on predictability, so there are three kinds: *copy* repeats the prompt, *structure* repeats patterns,
+*free* is free text.
 """
 
 import tomllib
@@ -16,12 +16,12 @@ from headrace.runtime.errors import UsageError
 
 Kind = Literal["copy", "structure", "free"]
 KINDS = cast(tuple[Kind, ...], get_args(Kind))
-_TEMPLATE = 128  # tokens, more than a chat template adds to so few messages
+_TEMPLATE = 128  # tokens, more than a chat template adds to a few messages
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One conversation to be answered with at most `max_tokens`; `about` says in a line what is asked for."""
+    """A conversation to be answered with at most `max_tokens`. about: a one-line description."""
 
     name: str
     about: str
@@ -31,19 +31,19 @@ class Workload:
 
     @property
     def most_prompt_tokens(self) -> int:
-        """A bound on its prompt that needs no tokenizer: no token is shorter than a byte."""
+        """Upper bound of prompt tokens without a tokenizer: one token per byte."""
         return sum(len(message["content"].encode()) for message in self.messages) + _TEMPLATE
 
 
 @cache
 def load_workloads() -> Mapping[str, Workload]:
-    """All of them by name: copies first, what is free last."""
+    """Return all workloads by name: copies first, free text last."""
     found = [_read(path) for path in sorted((ASSETS / "workloads").glob("*.toml"))]
     return {workload.name: workload for workload in sorted(found, key=lambda one: KINDS.index(one.kind))}
 
 
 def chosen_workloads(names: Sequence[str]) -> list[Workload]:
-    """Those called so, each once; all of them for no names. Raises UsageError."""
+    """Return the named workloads, each once; all for no names. Raises UsageError."""
     known = load_workloads()
     for name in names:
         if name not in known:

@@ -1,1 +1,1 @@
-"""What a format of K/V, or of weights, does to what a model says: its logits beside those of a reference."""
+"""Effect of K/V formats and of quantization on a model's logits, against a reference."""

@@ -1,13 +1,12 @@
-"""How far one model's logits are from another's, token by token. Natural logarithms throughout, so nats.
+"""Divergence of one model's logits from another's, per token, in nats.
 
 With p the reference's distribution, q the other's, and d = logits of p - logits of q:
 
-    KL(p || q) = E_p[log p - log q] = log E_p[exp(-c)],  c = d - E_p[d]
-               = log1p(E_p[exp(-c) - 1 + c]),  since E_p[c] = 0
+        KL(p || q) = E_p[log p - log q] = log E_p[exp(-c)],  c = d - E_p[d]
+                              = log1p(E_p[exp(-c) - 1 + c]),  since E_p[c] = 0
 
-The last form adds up what is never negative, so that a divergence of 1e-6 nats survives float32, in which
-E_p[log p - log q] loses it among logarithms of the size of 10.
-N = tokens, V = vocabulary.
+The last form sums non-negative terms, so a divergence of 1e-6 nats survives float32; the first form loses it to
+cancellation. N = tokens, V = vocabulary.
 """
 
 from dataclasses import dataclass, field
@@ -19,19 +18,19 @@ from numpy.typing import NDArray
 
 Row = NDArray[np.float32]
 
-_LARGE = 8.0  # from a |c| like this on the divergence is large, the plain form exact enough, and exp(-c) is not safe
+_LARGE = 8.0  # for a |c| this large the plain form is exact enough, and exp(-c) may overflow
 
 
 @dataclass(slots=True)
 class Divergence:
-    """Of each token scored, in order of the text."""
+    """Figures of each scored token, in order of the text."""
 
     kl: list[float] = field(default_factory=list)
     """KL(reference || other), nats."""
     agrees: list[float] = field(default_factory=list)
-    """1.0 where both find the same token likeliest, else 0.0."""
+    """1.0 if both have the same most likely token, else 0.0."""
     reference_nll: list[float] = field(default_factory=list)
-    """-log p of the token that the text goes on with."""
+    """-log p of the text's next token."""
     nll: list[float] = field(default_factory=list)
     """-log q of it."""
 
@@ -44,13 +43,13 @@ class Divergence:
 
 
 def divergence(reference: mx.array, other: mx.array, targets: mx.array) -> Divergence:
-    """reference, other: logits (N, V) of the same rows; targets (N,): the tokens that the text goes on with.
+    """Compare logits (N, V) of the same rows; targets (N,): the text's next tokens.
 
-    Row by row in NumPy, which takes a twentieth of MLX's time on a CPU.
+    NumPy row by row takes a twentieth of MLX's time on a CPU.
     """
     found = Divergence()
     a, b = (np.array(logits.astype(mx.float32), copy=False) for logits in (reference, other))
-    with np.errstate(all="ignore"):  # of tokens that are never said
+    with np.errstate(all="ignore"):  # tokens of zero probability
         for p_logits, q_logits, target in zip(a, b, cast(list[int], targets.tolist()), strict=True):
             log_p, log_q = _log_softmax(p_logits), _log_softmax(q_logits)
             found.kl.append(max(_kl(log_p, log_q, p_logits - q_logits), 0.0))

@@ -1,8 +1,8 @@
-"""Figures of a divergence, with 95 % intervals from a block bootstrap.
+"""Figures of a divergence with 95 % intervals from a block bootstrap.
 
-Neighbouring tokens of a text are alike, so blocks of BLOCK of them are drawn with replacement, not single ones
-(Carlstein, "The Use of Subseries Values", Annals of Statistics 14(3), 1986). What was measured of the same tokens in
-several conditions (depths, phases) is drawn together: a hard passage is hard in all of them.
+Neighbouring tokens are correlated, so blocks of BLOCK tokens are drawn with replacement (Carlstein, "The Use of
+Subseries Values", Annals of Statistics 14(3), 1986). All conditions (depths, phases) of a token are drawn together,
+since a hard passage is hard in all of them.
 """
 
 import math
@@ -24,7 +24,7 @@ _Block = TypeVar("_Block")
 
 
 def figures(conditions: Sequence[Divergence]) -> dict[str, Any]:
-    """All figures of what was measured of one text in one or more conditions, of which each scored the same tokens."""
+    """Return all figures of one text in one or more conditions that score the same tokens."""
     kl = [found.kl for found in conditions]
     more = [[b - a for a, b in zip(found.reference_nll, found.nll, strict=True)] for found in conditions]
     reference_nll = fmean(list(chain.from_iterable(found.reference_nll for found in conditions)))
@@ -42,15 +42,16 @@ def figures(conditions: Sequence[Divergence]) -> dict[str, Any]:
 
 
 def mean_figure(rows: Sequence[Sequence[float]]) -> Figure:
-    """The mean of rows (conditions, tokens)."""
+    """Return the mean of rows (conditions, tokens)."""
     blocks = [(math.fsum(block), len(block)) for block in _blocks(rows)]
     return _figure(blocks, lambda drawn: sum(total for total, _ in drawn) / sum(count for _, count in drawn))
 
 
 def tail_figure(rows: Sequence[Sequence[float]], q: float = TAIL) -> Figure:
-    """The quantile `q` of rows (conditions, tokens), interpolated."""
+    """Return the interpolated quantile `q` of rows (conditions, tokens)."""
     most = max(map(len, rows)) * len(rows)
-    kept = math.ceil((1 - q) * 2 * most) + 2  # of a block, what may be at or above the quantile of any resample
+    # per block: upper bound of values at or above the quantile in any resample
+    kept = math.ceil((1 - q) * 2 * most) + 2
     blocks = [(sorted(block)[-kept:], len(block)) for block in _blocks(rows)]
 
     def tail(drawn: Sequence[tuple[list[float], int]]) -> float:
@@ -67,6 +68,6 @@ def _figure(blocks: Sequence[_Block], statistic: Callable[[Sequence[_Block]], fl
 
 
 def _blocks(rows: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Rows (conditions, tokens) in blocks of BLOCK tokens of all conditions, the last one with what is left."""
+    """Cut rows (conditions, tokens) into blocks of BLOCK tokens; the last one may be shorter."""
     length = max(map(len, rows))
     return [[value for row in rows for value in row[at : at + BLOCK]] for at in range(0, length, BLOCK)]

@@ -1,9 +1,7 @@
-"""A text put through a network by the engine's own passes, with the logits of every row that is scored.
+"""Teacher forcing: a given text through a network by the engine's own passes, with the logits of scored rows.
 
-Contract: `begin` prefills a context; `score` feeds a text on top of it and gives logits row by row, in either phase:
-decode steps of a token, or prefill chunks; afterwards the cache holds the context again. What is fed is given, never
-chosen, so all networks see the same text whatever they would have said themselves.
-T = tokens, V = vocabulary.
+`begin` prefills a context. `score` feeds a text behind it, as decode steps or prefill chunks, and yields logits; the
+cache then holds the context again. All networks see the same tokens. T = tokens, V = vocabulary.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,11 +14,11 @@ from headrace.runtime.engine.prefill import ChunkSizer, prefill
 from headrace.runtime.network import Network
 from headrace.runtime.ops import Phase
 
-CHUNK = 128  # rows whose logits are given at once: with a vocabulary of 256k they take 128 MiB
+CHUNK = 128  # rows of logits at a time: 128 MiB with a vocabulary of 256k
 
 
 class Forced:
-    """One network, fed at most `limit` tokens. `tick` is called between passes, and may raise to end everything."""
+    """One network, fed at most `limit` tokens. tick: called between passes; may raise to stop."""
 
     def __init__(self, network: Network[Any], limit: int, tick: Callable[[], None] = lambda: None) -> None:
         self.network = network
@@ -40,7 +38,7 @@ class Forced:
         self._cache.mark()
 
     def score(self, fed: Sequence[int], phase: Phase) -> Iterator[mx.array]:
-        """Feed tokens behind the context, one by one or in chunks; logits (T, V) for CHUNK of them at a time."""
+        """Feed tokens behind the context, one by one or in chunks; yield logits (T, V), CHUNK rows at a time."""
         for at in range(0, len(fed), CHUNK):
             piece = fed[at : at + CHUNK]
             passes = [[token] for token in piece] if phase == "decode" else [piece]
@@ -48,7 +46,7 @@ class Forced:
         self._go_back()
 
     def end(self) -> None:
-        """Give the cache back."""
+        """Release the cache."""
         if self._cache is not None:
             self._cache.close()
             self._cache = None

@@ -1,4 +1,4 @@
-"""The document of `headrace bench --quality`, whose schema is docs/quality-json.md."""
+"""The document of `headrace bench --quality`; its schema is docs/quality-json.md."""
 
 import hashlib
 import shlex
@@ -29,7 +29,7 @@ def document(
     *,
     interrupted: bool,
 ) -> Document:
-    """Of what is found. `notes`: what was left out, and why."""
+    """Return the document. notes: variants left out, and why."""
     file = options.text or SHIPPED
     return {
         "schema": SCHEMA,
@@ -49,7 +49,7 @@ def document(
 
 
 def _entries(variant: Variant, reference: LoadedModel) -> list[Document]:
-    """All conditions of a variant taken together, then each by itself."""
+    """Return a variant's entries: all conditions together, then each by itself."""
     cost, usual = variant.network.cost, reference.network.cost
     facts = {
         "variant": variant.name,

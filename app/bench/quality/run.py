@@ -1,7 +1,7 @@
-"""`headrace bench --quality` from options to the document: load, put the text through, account.
+"""One quality run: load the networks, put the text through, build the document.
 
-All networks go through the text side by side, a piece of it at a time, so logits are held of one piece only. A
-condition is a depth and a phase; interrupted by Ctrl-C, those that are done become the document all the same.
+All networks take the text side by side in pieces, so only a piece's logits are in memory. A condition is a depth and a
+phase. After Ctrl-C the finished conditions become the document.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
 
 def run(options: Options) -> Document:
-    """Do it. Raises HeadraceError for what cannot be loaded or compared, KeyboardInterrupt before anything is done."""
+    """Run it. Raises HeadraceError for models that do not load or compare, KeyboardInterrupt before any result."""
     asked_formats = None if options.kv is None else [kv_format(name) for name in dict.fromkeys(options.kv)]
     text = read_text(options.text)
     reference, *others = [_load(name, options.force) for name in (options.model, *dict.fromkeys(options.against))]
@@ -56,9 +56,9 @@ def run(options: Options) -> Document:
 
 
 def _formats(network: Network[Any], asked: Sequence[KVFormat] | None, notes: list[str]) -> list[Variant]:
-    """`network` with K/V in each format. asked None: in every packed one that it can have, a note for each other.
+    """Return `network` with K/V in each format. asked None: all packed ones, with a note for each unsupported one.
 
-    Raises UsageError for a format that was asked for and cannot be had, or where none can.
+    Raises UsageError if a requested format is unsupported, or all are.
     """
     if asked is not None:
         return [Variant(kind.name, "kv", with_kv(network, kind)) for kind in asked]
@@ -79,7 +79,7 @@ def _formats(network: Network[Any], asked: Sequence[KVFormat] | None, notes: lis
 def measure(
     reference: Network[Any], variants: Sequence[Variant], found: dict[int, Passage], progress: ProgressLine
 ) -> None:
-    """Put every passage through all of them, in every phase; a variant's `found` has the conditions that are done."""
+    """Put every passage through all networks in every phase; a variant's `found` holds the finished conditions."""
     limit = max(len(passage.context) + len(passage.fed) for passage in found.values())
     networks = [reference, *(variant.network for variant in variants)]
     forced = [Forced(network, limit, progress.tick) for network in networks]
@@ -109,7 +109,7 @@ def _load(name: str | None, force: bool) -> LoadedModel:
 
 
 def _check_vocabulary(reference: LoadedModel, other: LoadedModel) -> None:
-    """Raises UsageError where a token of one is another of the other, or none."""
+    """Raise UsageError unless both tokenizers have the same vocabulary."""
     sizes = [model.network.vocab_size for model in (reference, other)]
     if sizes[0] != sizes[1] or not reference.tokenizer.same_vocabulary(other.tokenizer):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""A quality document for people and other programs: table, Markdown, CSV, JSON lines."""
+"""A quality document as table, Markdown, CSV or JSON lines."""
 
 import csv
 import io
@@ -15,7 +15,7 @@ _Cell = Callable[[Document], str]
 
 
 def show(document: Document, width: int | None) -> None:
-    """A table of at most `width` cells and the circumstances, on standard output."""
+    """Print a table of at most `width` cells and the circumstances."""
     from rich.text import Text
 
     results = document["results"]
@@ -28,7 +28,7 @@ def show(document: Document, width: int | None) -> None:
 
 
 def markdown(document: Document) -> str:
-    """A table and the circumstances, to paste into an issue."""
+    """Return a table and the circumstances, to paste into an issue."""
     columns = _columns()
     rows = [[name for name, _, _ in columns], ["---", "---", *["---:"] * (len(columns) - 2)]]
     rows += [[cell(entry) for _, _, cell in columns] for entry in document["results"]]
@@ -37,7 +37,7 @@ def markdown(document: Document) -> str:
 
 
 def csv_text(document: Document) -> str:
-    """A row for each entry of results, nested figures as `kl_mean.low`."""
+    """Return a row for each result, nested figures as `kl_mean.low`."""
     rows = [{"model": document["reference"]["name"], **flat(entry)} for entry in document["results"]]
     out = io.StringIO()
     writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
@@ -47,13 +47,13 @@ def csv_text(document: Document) -> str:
 
 
 def json_lines(document: Document) -> str:
-    """A line for each entry of results, each with what it was measured on."""
+    """Return a line for each result, with model and text."""
     shared = {key: document[key] for key in ("schema", "created", "command", "device", "reference", "versions")}
     return "\n".join(json.dumps({**shared, **entry}) for entry in document["results"])
 
 
 def circumstances(document: Document) -> list[str]:
-    """What was held against what, and how, in lines."""
+    """Return lines on reference, text and settings."""
     perplexity = document["results"][0]["reference_perplexity"]
     text, kernels = document["text"], document["device"]["kernels"].get("kernels", "?")
     return [
@@ -68,7 +68,7 @@ def circumstances(document: Document) -> list[str]:
 
 
 def _columns() -> list[tuple[str, int, _Cell]]:
-    """(heading, when it leaves where room ends, its cell)."""
+    """Return (heading, priority to leave when narrow, cell) per column."""
     return [
         ("", 0, lambda entry: entry["variant"]),
         ("at", 0, _condition),
@@ -97,7 +97,7 @@ def _interval(figure: dict[str, float], form: Callable[[float], str]) -> str:
 
 
 def _bytes(entry: Document) -> str:
-    """What is less of: of K/V a token, or of weights a step."""
+    """Return the saved bytes: of K/V per token, or of weights per step."""
     if entry["kind"] == "weights":
         return f"{format_bytes(entry['weight_bytes_per_step'])} a step"
     return f"{format_bytes(entry['kv_bytes_per_token'])} a token, {entry['kv_bytes_ratio']:.2f}x"

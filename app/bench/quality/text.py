@@ -1,7 +1,6 @@
-"""The text that is scored: `assets/quality_text.txt`, or a file of one's own, in the tokens of a model.
+"""The scored text in a model's tokens: `assets/quality_text.txt` or a file.
 
-The tokens that are scored are the last ones of the text and the same at every depth; only how much of the text goes
-before them differs. So a figure changes with the depth because of the depth.
+The scored tokens are the last ones of the text, the same at every depth; only the context before them differs.
 """
 
 import io
@@ -20,7 +19,7 @@ DEPTHS, SCORED = (0, 1024, 4096), 512
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """What is put through: `context` first, then `fed`, behind each of which the text goes on with one of `targets`."""
+    """A context and the tokens fed behind it; `targets` are the next tokens of each."""
 
     context: list[int]
     fed: list[int]
@@ -28,7 +27,7 @@ class Passage:
 
 
 def read_text(file: Path | None) -> str:
-    """The text of a file, None for the one shipped. Raises UsageError for one that cannot be read."""
+    """Return the text of a file, None for the shipped one. Raises UsageError for an unreadable file."""
     file = file or SHIPPED
     try:
         return io.StringIO(read_bounded(file, PROMPT).decode("utf-8"), newline=None).read()  # any line ends
@@ -39,11 +38,10 @@ def read_text(file: Path | None) -> str:
 def passages(
     text: str, tokenizer: Tokenizer, depths: Sequence[int], scored: int, room: int, *, asked: bool
 ) -> dict[int, Passage]:
-    """By depth: so many tokens before the last `scored` ones. `room`: tokens that the model takes at most.
+    """Return a passage per depth: that many tokens before the last `scored` ones. room: the model's context limit.
 
-    A model that wants a BOS token gets it first, as one of the context or, with none, as what the text begins behind.
-    Depths for which text or room is too short are left out, unless `asked` for. Raises UsageError then, and where not
-    a single one is left.
+    A BOS token goes first, in the context or before the text. Depths without enough text or room are left out, unless
+    `asked` for. Raises UsageError then, and if no depth is left.
     """
     ids = tokenizer.encode(text)
     opening = tokenizer.encode_prompt("")  # BOS, or nothing

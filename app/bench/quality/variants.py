@@ -1,4 +1,4 @@
-"""What a run of `bench --quality` is asked for, and what it fills in. No model is loaded for it."""
+"""Options and variants of a quality run; no model is loaded for them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,9 +16,11 @@ Condition = tuple[int, Phase]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`kv`: names of formats, held against the K/V that the model has by default; None: all packed ones it can have,
-    or none where there is `against`. `against`: other models, held against it. `depths` None: DEPTHS, as far as text
-    and model go."""
+    """Options of a run.
+
+    kv: formats to compare with the default K/V; None: all packed ones, or none if `against` is set. against: models to
+    compare with. depths: None means DEPTHS, as far as text and model go.
+    """
 
     model: str | None
     kv: Sequence[str] | None = None
@@ -31,7 +33,7 @@ class Options:
 
 @dataclass(slots=True)
 class Variant:
-    """What is held against the reference."""
+    """A format or model compared with the reference."""
 
     name: str
     kind: Literal["kv", "weights"]

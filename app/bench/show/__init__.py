@@ -1,1 +1,1 @@
-"""Showing what was measured: tables, live progress, text formats, the HTML report."""
+"""Views of benchmark documents: tables, live progress, text formats, the HTML report."""

@@ -1,8 +1,8 @@
-"""The report's plots, drawn by matplotlib as SVG that takes its colours from the page.
+"""Plots of the report: SVG drawn by matplotlib, in the page's colours.
 
-Every colour is drawn as a placeholder and replaced by a CSS variable, so one drawing reads well in light and in dark.
-Text stays text, and every drawing says in words what it shows. Each function takes entries of a benchmark document and
-gives SVG, or None if there is nothing to draw.
+Colours are drawn as placeholders and replaced by CSS variables, so one drawing serves light and dark pages. Text stays
+text, and each drawing has a description. Each function takes entries of a benchmark document and returns SVG, or None
+without data.
 """
 
 import io
@@ -24,13 +24,13 @@ SERIES = tuple(f"#0a0a{index:02x}" for index in range(1, 7))
 _VARIABLES = {INK: "var(--ink)", FAINT: "var(--faint)"} | {
     colour: f"var(--series-{index})" for index, colour in enumerate(SERIES, 1)
 }
-_WIDTH, _HEIGHT = 5.4, 3.6  # inches; the page scales the drawing, on a telephone to two thirds
+_WIDTH, _HEIGHT = 5.4, 3.6  # inches; the page scales the drawing, on a phone to two thirds
 _LEGEND_LINE = 0.22  # inches
-_LONG_NAME = 28  # characters; of longer ones no two fit beside each other
+_LONG_NAME = 28  # characters; longer legend names get a line each
 
 
 def speed_by_depth(results: Sequence[Entry]) -> str | None:
-    """Decode speed against depth, the 95 % interval as a band, the roofline of our own engine above it."""
+    """Plot decode speed by depth with 95 % intervals and our engine's roofline."""
     groups = _by_engine([entry for entry in results if _is_decode(entry)])
     if not groups:
         return None
@@ -60,7 +60,7 @@ def speed_by_depth(results: Sequence[Entry]) -> str | None:
 
 
 def latency_distribution(results: Sequence[Entry]) -> str | None:
-    """What share of decode steps was done within so many milliseconds: the distribution, tails and all."""
+    """Plot the cumulative distribution of step latencies."""
     shown = [entry for entry in results if _is_decode(entry) and _latencies(entry)]
     if not shown:
         return None
@@ -82,9 +82,7 @@ def latency_distribution(results: Sequence[Entry]) -> str | None:
 
 
 def roofline(results: Sequence[Entry], peak_gb_s: float | None, ceiling_gflop_s: float | None) -> str | None:
-    """Arithmetic done against arithmetic per byte. The slope is the memory's limit, the level line that of arithmetic:
-    every test is a point below them.
-    """
+    """Plot FLOP/s by FLOP per byte, with the limits of memory and of arithmetic."""
     shown = [entry for entry in results if entry["arithmetic_intensity"] and entry["achieved_gflop_s"]]
     if not shown or not peak_gb_s:
         return None
@@ -93,7 +91,7 @@ def roofline(results: Sequence[Entry], peak_gb_s: float | None, ceiling_gflop_s:
         intensities = [entry["arithmetic_intensity"] for entry in shown]
         least, most = min(intensities) / 2, max(intensities) * 2
         if ceiling_gflop_s:
-            most = max(most, 2 * ceiling_gflop_s / peak_gb_s)  # beyond the ridge, so that the level line is seen
+            most = max(most, 2 * ceiling_gflop_s / peak_gb_s)  # beyond the ridge, so that the level line shows
         ridge = min(most, ceiling_gflop_s / peak_gb_s) if ceiling_gflop_s else most
         axes.plot([least, ridge], [least * peak_gb_s, ridge * peak_gb_s], color=INK, linestyle="--",
                   label=f"memory: {peak_gb_s:.1f} GB/s")  # fmt: skip
@@ -122,7 +120,7 @@ def roofline(results: Sequence[Entry], peak_gb_s: float | None, ceiling_gflop_s:
 
 
 def bytes_per_step(results: Sequence[Entry]) -> str | None:
-    """What a decode step reads: weights, and the cache on top."""
+    """Plot the bytes read per decode step: weights, and the cache on top."""
     shown = [entry for entry in results if _is_decode(entry) and entry["kv_bytes_per_step"] is not None]
     if not shown:
         return None
@@ -145,7 +143,7 @@ def bytes_per_step(results: Sequence[Entry]) -> str | None:
 
 
 def comparison(ratios: Sequence[Entry]) -> str | None:
-    """How many times a peer's speed, with the 95 % interval; the line is a draw."""
+    """Plot speeds over a peer's with 95 % intervals; the line is a draw."""
     if not ratios:
         return None
 
@@ -166,7 +164,7 @@ def comparison(ratios: Sequence[Entry]) -> str | None:
 
 
 def parts(profile: Entry) -> str:
-    """One step's time by part."""
+    """Plot one step's time by part."""
 
     def draw(axes: Any) -> None:
         names, values = list(profile["parts_ms"]), list(profile["parts_ms"].values())
@@ -182,7 +180,7 @@ def parts(profile: Entry) -> str:
 
 
 def _svg(draw: Callable[[Any], None], in_words: str, rows: int | None = None) -> str:
-    """A drawing as an <svg> element, `in_words` for who cannot see it. `rows`: bars, which decide the height.
+    """Return a drawing as an <svg> element with the description `in_words`. rows: number of bars, for the height.
 
     The legend stands above the axes, where it covers nothing.
     """
@@ -215,11 +213,11 @@ def _svg(draw: Callable[[Any], None], in_words: str, rows: int | None = None) ->
 
 
 def _inline(svg: str, in_words: str) -> str:
-    """The <svg> element alone, in the page's colours and font, with ids no other drawing has."""
+    """Return the bare <svg> element with the page's colours and font, and unique ids."""
     svg = svg[svg.index("<svg") :].replace("<svg", f'<svg role="img" aria-label="{escape(in_words)}"', 1)
     for placeholder, variable in _VARIABLES.items():
         svg = svg.replace(placeholder, variable)
-    # An attribute cannot hold a variable in every browser, a style can; matplotlib writes styles for all but text.
+    # Not every browser allows variables in attributes, all do in styles; matplotlib writes styles for all but text.
     svg = re.sub(r'(fill|stroke)="(var\([^)]*\))"', r'style="\1: \2"', svg)
     svg = re.sub(r"font(?:-family)?: ?[^;\"]*'?(?:DejaVu Sans|sans-serif)[^;\"]*", "font-family: inherit", svg)
     mark = f"c{zlib.crc32(svg.encode()):08x}-"
@@ -239,7 +237,7 @@ def _bar_name(entry: Entry, shown: Sequence[Entry]) -> str:
 
 
 def _is_decode(entry: Entry) -> bool:
-    """One sequence that decodes: batches are in the table."""
+    """Return whether the entry is a decode of one sequence."""
     return bool(entry["generated_tokens"]) and not entry["prompt_tokens"] and entry.get("batch", 1) == 1
 
 

@@ -1,4 +1,4 @@
-"""A comparison on a terminal, and as plain lines elsewhere. Only what is significant stands out."""
+"""A comparison as a terminal table or plain lines. Only significant differences are highlighted."""
 
 import sys
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def show(comparison: dict[str, Any]) -> None:
 
 
 def lines(comparison: dict[str, Any]) -> list[str]:
-    """The same without a terminal."""
+    """Return it as plain lines."""
     table = table_lines(_columns(comparison), None, rule=False)
     return [*(line.plain for line in table), *_notes(comparison), _conclusion(comparison)]
 

@@ -1,4 +1,4 @@
-"""A run's document as text for other places: Markdown for an issue, CSV for a spreadsheet, JSON lines for a pipe."""
+"""A run's document as text: Markdown, CSV, JSON lines, and the lines shared by all views."""
 
 import csv
 import io
@@ -43,7 +43,7 @@ _NESTED = {
 
 
 def markdown(document: Document) -> str:
-    """Tables and the circumstances, to paste into an issue."""
+    """Return tables and the circumstances, to paste into an issue."""
     several = len(_engines(document)) > 1
     together = any(entry.get("batch", 1) > 1 for entry in document["results"])
     workloads = [entry for entry in document["results"] if entry.get("speculation")]
@@ -57,7 +57,7 @@ def markdown(document: Document) -> str:
 
 
 def _markdown_table(rows: list[dict[str, str]]) -> list[str]:
-    """Their keys are the head; no lines for no rows."""
+    """Return a table headed by the rows' keys; nothing without rows."""
     if not rows:
         return []
     head = list(rows[0])
@@ -66,7 +66,7 @@ def _markdown_table(rows: list[dict[str, str]]) -> list[str]:
 
 
 def circumstances(document: Document) -> list[str]:
-    """Machine, model, versions, step cost, ratios and notes, a line each."""
+    """Return lines on machine, model, versions, step cost, ratios and notes."""
     device, model = document["device"], document["model"]
     versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
     return [
@@ -90,7 +90,7 @@ def circumstances(document: Document) -> list[str]:
 
 
 def model_line(model: Document) -> str:
-    """What a step reads of it, and how most of it is stored."""
+    """Describe a model: bytes read per step, and its most common format."""
     formats = list(model["quantization"] or {})
     stored = f", {'mostly ' if len(formats) > 1 else ''}{formats[0]}" if formats else ""
     return (
@@ -126,7 +126,7 @@ def ratio_line(ratio: Document) -> str:
 
 
 def kv_ratio_line(ratio: Document) -> str:
-    """One format of K/V against another: `tg128 @ d4096: tiny q8 1.30x of tiny f16 (1.25 to 1.36)`."""
+    """Format a ratio of K/V formats: `tg128 @ d4096: tiny q8 1.30x of tiny f16 (1.25 to 1.36)`."""
     return (
         f"{label(ratio)}: {ratio['model']} {ratio['ratio']:.2f}x of {ratio['over']} ({ratio['low']:.2f} to "
         f"{ratio['high']:.2f})"
@@ -134,7 +134,7 @@ def kv_ratio_line(ratio: Document) -> str:
 
 
 def scaling_line(scaled: Document) -> str:
-    """A batch against one sequence: `tg128 x8: 4.20x of one (4.10 to 4.31), a step takes 1.90x`."""
+    """Format a batch against one sequence: `tg128 x8: 4.20x of one (4.10 to 4.31), a step takes 1.90x`."""
     several, step = scaled["speedup"], scaled["step_time"]
     return (
         f"{label(scaled)} ({scaled['engine']}): {several['mean']:.2f}x of one sequence ({several['low']:.2f} to "
@@ -143,12 +143,12 @@ def scaling_line(scaled: Document) -> str:
 
 
 def arrivals(document: Document) -> list[Document]:
-    """The tests in which a prompt joins others."""
+    """Return the tests in which a prompt joins others."""
     return [entry for entry in document["results"] if entry.get("arrival")]
 
 
 def arrival_line(entry: Document) -> str:
-    """What joining does to both sides: `... : ITL p95 9.1 to 18.0 ms, 1.98x (1.90 to 2.10); ...`."""
+    """Format an arrival: `... : ITL p95 9.1 to 18.0 ms, 1.98x (1.90 to 2.10); ...`."""
     found, speed = entry["arrival"], entry["tokens_per_second"]["mean"]
     stretch, share = found["itl_p95_ratio"], found["of_speed_alone"]
     return (
@@ -160,13 +160,13 @@ def arrival_line(entry: Document) -> str:
 
 
 def speculation_lines(document: Document) -> list[str]:
-    """What guessing costs here, and whether it changed a word; nothing where no workload was measured."""
+    """Return lines on the cost of speculation and on changed tokens, if workloads were measured."""
     costs, identity = document.get("run_costs"), document.get("identity")
     return [*([break_even_line(costs)] if costs else []), *([identity_line(identity)] if identity else [])]
 
 
 def break_even_line(costs: Document) -> str:
-    """`break-even: a step with 1 guess takes 1.10x, which pays from a chance of 10 % that a guess is right; ...`."""
+    """Format the acceptance rates from which draft tokens pay, by draft length."""
     shown = [row for row in costs["guesses"] if row["guesses"] in _SHOWN_GUESSES]
     parts = [
         f"{row['guesses']} guess{'es' if row['guesses'] > 1 else ''} {row['cost']:.2f}x a step, from {_chance(row)}"
@@ -180,7 +180,7 @@ def _chance(row: Document) -> str:
 
 
 def identity_line(identity: Document) -> str:
-    """Whether answers were the same with speculation and without, and what was to be expected."""
+    """Report whether answers with and without speculation were equal, and whether they must be."""
     if not identity["differs"]:
         return f"speculation changed no token in any of {identity['tests']} tests"
     line = f"speculation changed tokens in {len(identity['differs'])} of {identity['tests']} tests"
@@ -192,9 +192,9 @@ def identity_line(identity: Document) -> str:
 
 
 def csv_text(document: Document) -> str:
-    """One row per test, nested figures as `itl_ms.p50`; the machine is in every row, so files can be joined.
+    """Return one row per test, nested figures as `itl_ms.p50`, with the machine in every row.
 
-    The columns are the same whatever was measured; a figure that a test does not have is an empty cell.
+    The columns are always the same; absent figures are empty cells.
     """
     device = {f"device.{key}": document["device"][key] for key in ("name", "backend", "measured_peak_gb_s")}
     skipped = ("repetitions", "samples", "notes")
@@ -216,7 +216,7 @@ def csv_text(document: Document) -> str:
 
 
 def json_lines(document: Document) -> str:
-    """One line per test, each with the machine, the model and the versions beside its figures."""
+    """Return one line per test, each with machine, model and versions."""
     models = {model["name"]: model for model in document.get("models") or [document["model"]]}
     shared = {key: document[key] for key in ("schema", "created", "command", "device", "versions")}
     return "\n".join(
@@ -225,7 +225,7 @@ def json_lines(document: Document) -> str:
 
 
 def gain_interval(entry: Document) -> str:
-    """Of a workload's gain, as `1.95–2.10`."""
+    """Format the interval of a workload's gain: `1.95–2.10`."""
     ratio = entry["speculation"]["ratio"]
     return f"{ratio['low']:.2f}–{ratio['high']:.2f}"
 
@@ -248,12 +248,12 @@ def _workload_row(entry: Document, *, several: bool) -> dict[str, str]:
 
 
 def _parts(key: str, value: Any) -> Any:
-    """A figure that has parts with all of them also where it is null."""
+    """Give a figure its parts, also where it is null."""
     return dict.fromkeys(_NESTED[key]) if value is None and key in _NESTED else value
 
 
 def flat(values: Document, prefix: str = "") -> Document:
-    """Nested dictionaries as dotted keys."""
+    """Flatten nested dictionaries to dotted keys."""
     found: Document = {}
     for key, value in values.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -261,13 +261,13 @@ def flat(values: Document, prefix: str = "") -> Document:
 
 
 def _digest(model: Document) -> str:
-    """Of the file the model came from, or else of its headers."""
+    """Return the hash of the model's file, or else of its headers."""
     whole = model.get("sha256")
     return f"{whole[:12]}" if whole else f"{str(model.get('headers_sha256'))[:12]} (headers)"
 
 
 def shown_mbu(entry: Document) -> float | None:
-    """Of the memory speed right around each repetition; of the run's peak where nobody read it."""
+    """Return MBU against the memory speed around each repetition, or else against the run's peak."""
     paired: float | None = (entry["mbu_paired"] or {}).get("mean")
     peak: float | None = entry["mbu"]
     return peak if paired is None else paired

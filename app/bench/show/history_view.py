@@ -1,4 +1,4 @@
-"""The saved runs as a table, and every test's speed over time as a row of blocks with a zero baseline."""
+"""Saved runs as a table, and each test's speed over time as block bars from zero."""
 
 import sys
 from typing import Any
@@ -15,7 +15,7 @@ _LAST = 24  # runs in a row of blocks
 
 
 def show_history(kept: History) -> None:
-    """Print runs, newest last, then the tests that were measured more than once."""
+    """Print runs, newest last, then the tests measured more than once."""
     runs = list(kept.documents())
     if not runs:
         print("No runs are saved yet. `headrace bench --save` keeps one.")
@@ -29,7 +29,7 @@ def show_history(kept: History) -> None:
     screen, width = console(), table_width(sys.stdout)
     columns = _columns(runs)
     rows = table_lines(columns, width, header=False)
-    each = len(rows) // len(runs)  # lines of a run: more than one where there is little room
+    each = len(rows) // len(runs)  # lines per run: more than one on narrow terminals
     print_lines([Text(), *table_lines(columns, width)[: -len(rows)]])
     for number, (_, document) in enumerate(runs):
         print_lines(rows[number * each : (number + 1) * each])
@@ -66,14 +66,14 @@ def _series_columns(series: dict[tuple[str, str], list[float]]) -> list[Column]:
 
 
 def blocks(speeds: list[float]) -> str:
-    """The last speeds as bars from zero to the largest."""
+    """Draw the last speeds as bars from zero to the largest."""
     shown = speeds[-_LAST:]
     top = max(shown)
     return "".join(_BLOCKS[max(1, round(speed / top * (len(_BLOCKS) - 1)))] for speed in shown)
 
 
 def _circumstances(document: dict[str, Any]) -> tuple[str, str, str]:
-    """When, model, device."""
+    """Return when, model and device."""
     return document["created"][:16].replace("T", " "), document["model"]["name"], document["device"]["name"]
 
 
@@ -87,7 +87,7 @@ def _tests(document: dict[str, Any]) -> list[str]:
 
 
 def _wrapped(tests: list[str], width: int) -> list[str]:
-    """Lines of tests; one and its figure stay together."""
+    """Wrap tests into lines; a test and its figure stay together."""
     lines = tests[:1]
     for test in tests[1:]:
         if len(f"{lines[-1]} · {test}") <= width:
@@ -98,7 +98,7 @@ def _wrapped(tests: list[str], width: int) -> list[str]:
 
 
 def _series(runs: Runs) -> dict[tuple[str, str], list[float]]:
-    """Mean speeds by test and device, oldest first."""
+    """Return mean speeds by test and device, oldest first."""
     series: dict[tuple[str, str], list[float]] = {}
     for _, document in runs:
         for entry in document["results"]:

@@ -1,6 +1,6 @@
-"""A run while it runs: the table filling up, what is being measured, a bar and the time left. On stderr only.
+"""Live view of a run on stderr: the table so far, the current test, a bar and the time left.
 
-Drawn where stderr is a terminal; elsewhere a line when the warm-up or a round begins, and now and then while it lasts.
+Without a terminal, a line when the warm-up or a round begins, and regularly while it lasts.
 """
 
 import sys
@@ -17,12 +17,12 @@ from headrace.runtime.metrics.units import format_long
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_LINE_SECONDS = 10.0  # how often a log hears of the same round
+_LINE_SECONDS = 10.0  # interval between log lines of one round
 
 
 @contextmanager
 def live_view() -> Iterator[Show]:
-    """A function to call with every `Progress`; the view is gone when the block ends."""
+    """Yield a function to call with every `Progress`; the view ends with the block."""
     if not can_redraw(sys.stderr):
         yield _Lines()
         return
@@ -32,12 +32,12 @@ def live_view() -> Iterator[Show]:
     try:
         with Live(console=screen, transient=True, refresh_per_second=4) as live:
             yield lambda progress, results: live.update(_view(progress, results(), screen.width), refresh=True)
-    finally:  # an interrupt may have come while the view was being taken down
+    finally:  # an interrupt may come while the view is being taken down
         screen.show_cursor()
 
 
 class _Lines:
-    """Progress for a log."""
+    """Progress as log lines."""
 
     def __init__(self) -> None:
         self._round: int | None = None

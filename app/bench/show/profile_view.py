@@ -1,4 +1,4 @@
-"""A step's parts on a terminal: a bar, milliseconds and share each, and how well they add up."""
+"""A step's parts: bar, milliseconds and share of each, and the closure of their sum."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -7,11 +7,11 @@ if TYPE_CHECKING:
 
 _BAR = 24
 _BARS_FROM = 76  # columns
-CLOSURE = 0.10  # parts that miss the step by more do not explain it
+CLOSURE = 0.10  # largest gap between the parts' sum and the step that counts as explained
 
 
 def profile_rows(profile: dict[str, Any], width: int) -> list[tuple[str, "Text"]]:
-    """(label, text) rows for the facts below the table; bars where the terminal has room for them."""
+    """Return (label, text) rows for a table; bars if the terminal is wide enough."""
     from rich.text import Text
 
     total = sum(profile["parts_ms"].values())
@@ -35,6 +35,6 @@ def headline(profile: dict[str, Any]) -> str:
 
 
 def profile_lines(profile: dict[str, Any]) -> list[str]:
-    """The same as plain text."""
+    """Return the profile as plain text."""
     parts = ", ".join(f"{name} {milliseconds:.3f} ms" for name, milliseconds in profile["parts_ms"].items())
     return [headline(profile), parts]

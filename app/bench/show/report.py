@@ -1,4 +1,4 @@
-"""`--report`: a run as one self-contained page with plots. No script, no font, nothing fetched."""
+"""`--report`: a run as one self-contained HTML page with plots, without scripts or fetched parts."""
 
 import os
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ footer { font-size: .85rem; } footer ul { padding-left: 1.2rem; } footer li { ma
 
 
 def check_report_path(path: Path) -> None:
-    """Raises UsageError if no page could be drawn or written there: asked before a run, which takes minutes."""
+    """Raise UsageError if no page could be drawn or written; called before a run, which takes minutes."""
     if find_spec("matplotlib") is None:
         raise UsageError("--report draws with matplotlib, which is not installed", "`pip install matplotlib`")
     folder = path.parent
@@ -65,7 +65,7 @@ def check_report_path(path: Path) -> None:
 
 
 def html(document: Document) -> str:
-    """The page."""
+    """Return the page."""
     from headrace.app.bench.show import charts
 
     plots = _plots(document, charts)
@@ -118,7 +118,7 @@ def _plots(document: Document, charts: Any) -> list[str]:
 
 
 def _tiles(document: Document) -> str:
-    """The figures to remember: of the first decode test, and of the first prefill."""
+    """Return the headline figures: of the first decode test and the first prefill."""
     own = [entry for entry in document["results"] if entry["engine"] == "headrace"]
     decode = next((entry for entry in own if entry["generated_tokens"] and not entry["prompt_tokens"]), None)
     prefill = next((entry for entry in own if not entry["generated_tokens"]), None)
@@ -140,7 +140,7 @@ def _tiles(document: Document) -> str:
 def _table(results: Sequence[Document]) -> str:
     head = ("test", "engine", "tok/s", "each", "sd", "95 % interval", "p50 ms", "p95", "p99", "max", "TTFT ms", "GB/s",
             "MBU", "roofline", "FLOP/byte", "memory")  # fmt: skip
-    titles = ("", "", *head[2:])  # of a cell by itself, on a narrow screen; the first two need none
+    titles = ("", "", *head[2:])  # labels of cells on narrow screens; the first two need none
     rows = "".join(
         f"<tr>{''.join(_cell(name, cell) for name, cell in zip(titles, _cells(entry), strict=True))}</tr>"
         for entry in results

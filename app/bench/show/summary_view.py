@@ -1,4 +1,4 @@
-"""A finished run on a terminal: machine and model, the table, and what follows from it."""
+"""A finished run on a terminal: machine, model, table and notes."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -78,12 +78,12 @@ def _facts(document: dict[str, Any], width: int) -> list[tuple[str, "Text"]]:
 
 
 def _broken(document: dict[str, Any], line: str) -> bool:
-    """Whether the line says that speculation changed what it must not."""
+    """Return whether the line reports tokens wrongly changed by speculation."""
     return bool((document.get("identity") or {}).get("broken")) and "must not be" in line
 
 
 def _test_notes(results: list[dict[str, Any]]) -> list[str]:
-    """Notes that belong to tests, each said once."""
+    """Return the tests' notes, each once."""
     tests: dict[str, list[str]] = {}
     for entry in results:
         for note in entry["notes"]:

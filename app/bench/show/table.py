@@ -1,6 +1,6 @@
-"""The results as people see them on a terminal: tables that fit 40 columns and say more on wider ones.
+"""Result tables for terminals of 40 columns and more.
 
-Made from entries of the JSON document, so a run in progress, a finished one and a saved one look alike.
+Made from entries of the JSON document, so running, finished and saved runs look alike.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ _BAR = 6
 
 
 def results_table(results: Sequence[Entry], width: int) -> "Group":
-    """All tests, a table for every engine and model; columns by importance until `width` is used up."""
+    """Return all tests, a table per engine and model; columns by importance up to `width`."""
     from rich.console import Group
     from rich.text import Text
 
@@ -37,7 +37,7 @@ def results_table(results: Sequence[Entry], width: int) -> "Group":
 
 
 def mbu_bar(value: float | None) -> "Text":
-    """How much of the memory's speed was used. Red: hardly any, or more than there is, which makes no sense."""
+    """Draw the share of memory bandwidth used. Red: very little, or more than the peak."""
     from rich.text import Text
 
     if value is None:
@@ -48,14 +48,14 @@ def mbu_bar(value: float | None) -> "Text":
 
 
 def speed_text(value: float | None) -> str:
-    """Three significant digits, so that columns stay narrow from 0.5 to 50,000."""
+    """Format a speed with three significant digits, from 0.5 to 50,000."""
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
 def _columns(results: Sequence[Entry]) -> list[Column]:
-    """The figures of one engine and model. Details leave first where room ends, then the bar, then by importance."""
+    """Return the columns of one engine and model, with their priorities when narrow."""
 
     def column(name: str, leaves: int, cell: Callable[[Entry], Cell], *, right: bool = True) -> Column:
         return Column(name, [cell(entry) for entry in results], leaves, right)
@@ -82,7 +82,7 @@ def _columns(results: Sequence[Entry]) -> list[Column]:
 
 
 def _workload_columns(results: Sequence[Entry]) -> list[Column]:
-    """Of answers with speculation and without: what it gave, and how much was guessed right."""
+    """Return the columns of workloads: gain and accepted draft tokens."""
 
     def column(name: str, leaves: int, cell: Callable[[Entry], Cell], *, right: bool = True) -> Column:
         return Column(name, [cell(entry) for entry in results], leaves, right)
@@ -104,7 +104,7 @@ def _workload_columns(results: Sequence[Entry]) -> list[Column]:
 
 
 def _gain(entry: Entry) -> "Text":
-    """Green where speculation is faster for sure, red where it is slower for sure."""
+    """Format the gain: green if significantly faster, red if slower."""
     from rich.text import Text
 
     ratio = entry["speculation"]["ratio"]
@@ -119,7 +119,7 @@ def _speed(entry: Entry) -> "Text":
 
 
 def _each(entry: Entry) -> str:
-    """Of one sequence, where several decode together."""
+    """Return the speed per sequence, if several decode together."""
     return speed_text(entry.get("tokens_per_second_each")) if entry.get("batch", 1) > 1 else ""
 
 

@@ -1,8 +1,7 @@
-"""Programs that run in a peer's Python, not in ours: each file stands alone and imports nothing of headrace.
+"""Programs that run in a peer's Python; each file stands alone and imports nothing of headrace.
 
-Protocol, one JSON object a line: the child prints {"ready": version, "threads": N, "threads_batch": N, "settings": {}}
-once loaded, with what the library itself says it uses (null: it does not say), then answers every request
-{"prompt": P, "generate": N, "depth": D} on standard input with clock readings or {"error": text}. Tests of several
-sequences come with "batch": B, to a child that has them. A child that tunes gets "tune": true with the first request of
-every test, and may take its time to find what is fastest for it.
+Protocol, one JSON object per line: once loaded the child prints {"ready": version, "threads": N, "threads_batch": N,
+"settings": {}} with the library's own values (null: unknown). It answers every request {"prompt": P, "generate": N,
+"depth": D} on standard input with clock readings or {"error": text}. A request for several sequences has "batch": B.
+The first request of a test has "tune": true for a child that tunes; it may take its time to find the fastest settings.
 """

@@ -1,13 +1,10 @@
-"""llama.cpp through llama-cpp-python's bindings. Run as: python llama_cpp_child.py MODEL.gguf CONTEXT THREADS KV_TYPE
+"""llama.cpp through llama-cpp-python. Usage: python llama_cpp_child.py MODEL.gguf CONTEXT THREADS KV_TYPE
 
-Tokens are chosen greedily by llama.cpp's own sampler, as a chat would. THREADS are used for prompts and for decoding:
-left to itself the binding would decode on half of the cores. On a CPU flash attention is faster for prompts and slower
-for decoding at depth, so every test gets whichever is faster for it; but for K/V in 8 bits (KV_TYPE q8_0, else f16),
-whose values take flash attention. All else is as llama.cpp's own programs have it,
-which the binding's defaults are not. Several sequences share one `llama_decode` a step, each with a part of the K/V of
-its own, as its server has it. Workloads are answered with the binding's prompt lookup decoding, with as many guesses as
-are faster for them: what its documentation gives for CPUs, or its default. One JSON line in, one out: see
-`app.bench.measure.children`.
+Tokens are chosen greedily by llama.cpp's own sampler. THREADS apply to prompts and decoding; by default the binding
+decodes on half of the cores. Each test uses flash attention or not, whichever is faster; K/V in 8 bits (KV_TYPE q8_0,
+else f16) needs it. Other settings are those of llama.cpp's own programs, which differ from the binding's defaults.
+Several sequences share one `llama_decode` per step, as in its server. Workloads use the binding's prompt lookup
+decoding with the faster of two draft lengths. Protocol: `app.bench.measure.children`.
 """
 
 import json
@@ -19,13 +16,13 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-KV_TYPES = {"f16": 1, "q8_0": 8}  # ggml's numbers of them
-BATCH, UBATCH = 2048, 512  # tokens llama.cpp takes at once, and computes at once: its defaults
-GUESSES = (2, 10)  # of prompt lookup decoding: what its documentation gives for CPUs, and its default
+KV_TYPES = {"f16": 1, "q8_0": 8}  # ggml's type numbers
+BATCH, UBATCH = 2048, 512  # llama.cpp's default batch and micro-batch, in tokens
+GUESSES = (2, 10)  # draft lengths of prompt lookup decoding: its documentation's for CPUs, and its default
 
 
 class Tuned:
-    """A model with flash attention and without; a test is measured with the one that was faster when it was tuned."""
+    """A model with and without flash attention; each test uses the one that was faster in tuning."""
 
     def __init__(self, library: Any, path: str, context: int, threads: int, kv: str) -> None:
         self._library = library
@@ -38,7 +35,7 @@ class Tuned:
         self._lookup: Lookup | None = None
 
     def setup(self) -> dict[str, Any]:
-        """What the contexts say they use; the mapped file is a default that nothing here changes."""
+        """Return the contexts' own settings; memory mapping is llama.cpp's default."""
         library, ctx = self._library, self._ways[0].ctx
         return {
             "threads": min(library.llama_n_threads(way.ctx) for way in self._ways),
@@ -73,14 +70,14 @@ class Tuned:
         return self._parallel[way, batch].measure(generate, depth)
 
     def answer(self, tokens: list[int], generate: int, stop: list[int], **how: Any) -> dict[str, Any]:
-        """Times of a whole answer with prompt lookup decoding; see `Lookup.measure`."""
+        """Return clock readings of a whole answer with prompt lookup decoding; see `Lookup.measure`."""
         if self._lookup is None:
             self._lookup = self._open_lookup()
         return self._lookup.measure(tokens, generate, frozenset(stop), **how)
 
 
 class Lookup:
-    """Answers workloads, with whatever way was fastest for each when it was tuned: guesses, flash attention or not."""
+    """Workloads, each with the draft length and attention that were fastest in tuning."""
 
     def __init__(self, library: Any, path: str, context: int, threads: int, kv: int, flashes: tuple[bool, ...]) -> None:
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
@@ -100,7 +97,7 @@ class Lookup:
     def measure(
         self, tokens: list[int], generate: int, stop: frozenset[int], temperature: float = 0.0, tune: bool = False
     ) -> dict[str, Any]:
-        """Times of the answer's tokens, up to `generate` of them or to one of `stop`."""
+        """Return clock readings of the answer's tokens, up to `generate` of them or one of `stop`."""
         test = (*tokens, round(temperature))
         if not tune:
             return self._run(*self._best.get(test, self._ways[0]), tokens, generate, stop, temperature)
@@ -127,7 +124,7 @@ class Lookup:
 
 
 class LlamaCpp:
-    """One context and one sequence. Its cache holds the beginning of a random text, so that depths can be shared."""
+    """One context and one sequence. The cache holds a prefix of one random text, shared by all depths."""
 
     def __init__(self, library: Any, path: str, context: int, threads: int, kv: int, *, flash: bool) -> None:
         self._library = library
@@ -144,7 +141,7 @@ class LlamaCpp:
         self._filled = 0
 
     def measure(self, prompt: int, generate: int, depth: int) -> dict[str, Any]:
-        """Times of `prompt` tokens (0: one) fed after `depth` others, then `generate` tokens (0: one) chosen."""
+        """Return times of `prompt` tokens (0: one) fed after `depth` others, then `generate` tokens (0: one) chosen."""
         library, ctx = self._library, self.ctx
         self._fill(depth)
         fed = self._tokens(prompt or 1)
@@ -174,7 +171,7 @@ class LlamaCpp:
         return [self._draw.randrange(self._llama.n_vocab()) for _ in range(count)]
 
     def _fill(self, depth: int) -> None:
-        """The first `depth` tokens of the random text in the cache, and nothing else."""
+        """Leave exactly the first `depth` tokens of the random text in the cache."""
         self._filled = min(self._filled, depth)
         self._library.llama_memory_seq_rm(self._memory, -1, self._filled, -1)
         if self._filled < depth:
@@ -195,7 +192,7 @@ class LlamaCpp:
 
 
 class Parallel:
-    """Several sequences of another context's model and settings, decoding together; depths are kept as there."""
+    """Several sequences that decode together, with another context's model and settings."""
 
     def __init__(self, library: Any, way: LlamaCpp, sequences: int) -> None:
         self._library = library
@@ -215,7 +212,7 @@ class Parallel:
         self._filled = 0
 
     def measure(self, generate: int, depth: int) -> dict[str, Any]:
-        """Times of `generate` tokens chosen by every sequence after `depth` others and one that is fed."""
+        """Return times of `generate` tokens per sequence after `depth` cached tokens and one fed."""
         self._fill(depth)
         chosen = self._step(self._tokens(len(self._base)), depth)
         arrivals = [time.perf_counter()]
@@ -243,13 +240,13 @@ class Parallel:
         self._library.llama_synchronize(self._ctx)
 
     def _step(self, tokens: list[int], position: int) -> list[int]:
-        """One token of every sequence in, the next of each out."""
+        """Feed one token per sequence and return the next ones."""
         self._decode([(token, position, sequence) for sequence, token in enumerate(tokens)], every=True)
         sample = self._library.llama_sampler_sample
         return [int(sample(self._sampler, self._ctx, row)) for row in range(len(tokens))]
 
     def _decode(self, rows: list[tuple[int, int, int]], *, every: bool = False) -> None:
-        """rows: (token, position, sequence). every: logits of all of them, else of none but the last."""
+        """Decode rows of (token, position, sequence). every: compute logits of all rows, else of the last."""
         batch = self._batch
         batch.n_tokens = len(rows)
         for row, (token, position, sequence) in enumerate(rows):
@@ -262,7 +259,7 @@ class Parallel:
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever the library prints must not look like an answer
+    os.dup2(2, 1)  # keeps the library's prints off the protocol's stream
 
     import llama_cpp
 

@@ -1,8 +1,7 @@
-"""mlx-lm, measured from outside its public generator. Run as: python mlx_lm_child.py MODEL_DIRECTORY
+"""mlx-lm through its public generator. Usage: python mlx_lm_child.py MODEL_DIRECTORY
 
-Its generator is called as its users call it: prefill in steps of its own size, wired memory raised by itself. Several
-sequences go through its batch generator. MLX takes no number of threads and tells none. One JSON line in, one out: see
-`app.bench.measure.children`.
+It runs as users call it: its own prefill step size, its own wired memory limit. Several sequences use its batch
+generator. MLX has no thread setting. Protocol: `app.bench.measure.children`.
 """
 
 import json
@@ -15,20 +14,20 @@ from typing import Any
 
 
 class MlxLm:
-    """One model, and a cache for every depth that was asked for."""
+    """One model, with a cache for every depth used."""
 
     def __init__(self, directory: str) -> None:
         from mlx_lm import load
 
         self._model, self._tokenizer = load(directory)[:2]
-        self._tokenizer._eos_token_ids = {}  # as its own benchmark does: nothing ends a generation early
+        self._tokenizer._eos_token_ids = {}  # as in its own benchmark: no early end
         self._draw = random.Random(1)
         self._vocabulary = len(self._tokenizer.get_vocab())
         self._caches: dict[int, Any] = {}
-        self._bases: dict[int, list[Any]] = {}  # caches of sequences to be batched, by depth; never appended to
+        self._bases: dict[int, list[Any]] = {}  # caches for batches, by depth; never appended to
 
     def setup(self) -> dict[str, Any]:
-        """What it uses; its generator's own defaults, read from its signature."""
+        """Return the generator's own defaults, read from its signature."""
         import inspect
 
         import mlx.core as mx
@@ -44,7 +43,7 @@ class MlxLm:
         return {"threads": None, "threads_batch": None, "settings": settings}
 
     def measure(self, prompt: int, generate: int, depth: int, batch: int = 1) -> dict[str, Any]:
-        """Times of `prompt` tokens (0: one) fed after `depth` others, then `generate` tokens (0: one) chosen."""
+        """Return times of `prompt` tokens (0: one) fed after `depth` others, then `generate` tokens (0: one) chosen."""
         if batch > 1:
             return self._together(generate, depth, batch)
         cache = self._cache_at(depth)
@@ -58,7 +57,7 @@ class MlxLm:
         arrivals = arrivals[: generate or 1]  # its last response repeats the last token
         own = None
         if generate and not prompt:
-            # It divides all tokens by the time after the first; ours are the intervals.
+            # mlx-lm divides all tokens by the time after the first; these are intervals.
             own = last.generation_tps * (generate - 1) / generate
         elif prompt and not generate:
             own = last.prompt_tps
@@ -70,12 +69,12 @@ class MlxLm:
         }
 
     def _together(self, generate: int, depth: int, batch: int) -> dict[str, Any]:
-        """Times of `generate` tokens of every one of `batch` sequences, since all of them decode."""
+        """Return times of `generate` tokens per sequence, from when all `batch` sequences decode."""
         from mlx_lm.generate import BatchGenerator
 
         caches = self._batch_caches(depth, batch)
         prompts = [[self._draw.randrange(self._vocabulary)] for _ in caches]
-        ahead = generate + 2 * batch  # what the first may say before the last begins
+        ahead = generate + 2 * batch  # bound on the first one's tokens before the last one decodes
         generator = BatchGenerator(self._model, max_tokens=ahead, completion_batch_size=batch)
         arrivals: list[float] = []
         try:
@@ -96,7 +95,7 @@ class MlxLm:
         }
 
     def _batch_caches(self, depth: int, batch: int) -> list[Any]:
-        """A cache a sequence, with `depth` tokens of its own; the generator copies what is in them."""
+        """Return a cache per sequence with `depth` tokens of its own; the generator copies them."""
         from mlx_lm.models.cache import make_prompt_cache
 
         if not depth:
@@ -113,7 +112,7 @@ class MlxLm:
         return stream_generate(self._model, self._tokenizer, tokens, max_tokens=generate, prompt_cache=cache)
 
     def _cache_at(self, depth: int) -> Any:
-        """A cache with `depth` tokens in it, from the last time where it can be trimmed back."""
+        """Return a cache with `depth` tokens, the previous one if it can be trimmed."""
         from mlx_lm.models.cache import can_trim_prompt_cache, trim_prompt_cache
 
         kept = self._caches.pop(depth, None)
@@ -123,7 +122,7 @@ class MlxLm:
         return self._filled(depth)
 
     def _filled(self, depth: int) -> Any:
-        """A new cache with `depth` random tokens in it."""
+        """Return a new cache with `depth` random tokens."""
         from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 
         fresh = make_prompt_cache(self._model)
@@ -136,7 +135,7 @@ class MlxLm:
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever the library prints must not look like an answer
+    os.dup2(2, 1)  # keeps the library's prints off the protocol's stream
 
     from importlib.metadata import version
 
