@@ -1,4 +1,4 @@
-"""The versions that a figure depends on, read from package metadata without importing anything."""
+"""Installed versions and origin of headrace and its dependencies, from package metadata alone."""
 
 import json
 import platform
@@ -8,11 +8,11 @@ from urllib.parse import unquote, urlsplit
 
 PACKAGES = ("headrace", "mlx", "mlx-lm", "tokenizers")
 NOT_INSTALLED = "source tree, not installed"
-"""Said of headrace where it has no metadata."""
+"""Version text of a headrace without metadata."""
 
 
 def versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
-    """Package name -> version, python included; packages that are not installed are left out."""
+    """Return versions by package name, python included; missing packages are left out."""
     found = {"python": platform.python_version()}
     for name in packages:
         try:
@@ -23,9 +23,9 @@ def versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
 
 
 def own_source() -> str:
-    """What pip takes to install headrace again: the folder, file or repository that it was installed from.
+    """Return pip's argument to reinstall headrace: its folder, file or repository.
 
-    It is on no package index, so no command may name it there. In words where the metadata does not say.
+    headrace is on no package index, so hints must not name one. Without metadata, a description in words.
     """
     try:
         recorded = json.loads(metadata.distribution("headrace").read_text("direct_url.json") or "{}")
@@ -41,12 +41,14 @@ def own_source() -> str:
 
 
 def shadowed() -> Path | None:
-    """The folder of the installed headrace where another one runs: Python looks into the folder it is started in first,
-    and a clone has one, without kernels unless it was installed with -e."""
+    """Return the folder of an installed headrace that the clone in the current folder hides, if any.
+
+    Python prefers the current folder; a clone there has no kernels unless it was installed with -e.
+    """
     try:
         installed = Path(str(metadata.distribution("headrace").locate_file("headrace")))
     except metadata.PackageNotFoundError:
         return None
     here = Path(__file__).parents[1]
-    whole = (installed / "__init__.py").is_file()  # -e leaves the kernels alone there, if anything
+    whole = (installed / "__init__.py").is_file()  # an editable install leaves at most the kernels there
     return installed if whole and not installed.samefile(here) else None

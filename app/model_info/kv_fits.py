@@ -1,4 +1,4 @@
-"""How much context fits into memory in each format that K/V can have here: a figure of every list of models."""
+"""Longest context that fits into memory in each K/V format."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -9,13 +9,13 @@ if TYPE_CHECKING:
     from headrace.models.cost.step_shape import StepShape
 
 Fits = dict[str, int]
-"""Tokens by name of a format, up to what the model was made for; 0 where the weights alone do not fit."""
+"""Tokens by format name, up to the model's limit; 0 if the weights do not fit."""
 
 
 def kv_fits(shape: "StepShape", usable: int | None, *, packs: bool) -> Fits | None:
-    """With `usable` bytes for weights, K/V and all else; None where that is not known.
+    """Return the context that fits into `usable` bytes; None if `usable` is unknown.
 
-    packs: whether formats other than f16 can be had, as far as that depends on more than the size of heads.
+    packs: the model allows formats other than f16, as far as head sizes do.
     """
     if usable is None:
         return None
@@ -28,7 +28,7 @@ def kv_fits(shape: "StepShape", usable: int | None, *, packs: bool) -> Fits | No
 
 
 def usable_memory() -> int | None:
-    """Bytes that a model may take here now; None where the machine does not say."""
+    """Return the bytes available to a model now; None if unknown."""
     from headrace.runtime.machine.memory import budget
 
     found = budget()
@@ -36,7 +36,7 @@ def usable_memory() -> int | None:
 
 
 def fits_text(fits: Mapping[str, int] | None, most: int | None) -> str:
-    """In words: `all 8,192`, `f16 41,200 · q8 all`, `nothing`; empty where it is not known."""
+    """Format for prose: `all 8,192`, `f16 41,200 · q8 all`, `nothing`; empty if unknown."""
     if not fits:
         return ""
     if not any(fits.values()):
@@ -47,7 +47,7 @@ def fits_text(fits: Mapping[str, int] | None, most: int | None) -> str:
 
 
 def fits_short(fits: Mapping[str, int] | None, most: int | None) -> str:
-    """For a column headed by the names: `134k/252k/all`, `all`, `-` where nothing fits or it is not known."""
+    """Format for a column: `134k/252k/all`, `all`, `-` if nothing fits or it is unknown."""
     if not fits or not any(fits.values()):
         return "-"
     counts = [tokens for _, tokens in _telling(fits, most)]
@@ -55,6 +55,6 @@ def fits_short(fits: Mapping[str, int] | None, most: int | None) -> str:
 
 
 def _telling(fits: Mapping[str, int], most: int | None) -> list[tuple[str, int]]:
-    """Up to the first format in which everything fits: then it does in those that take less, too."""
+    """Return the formats up to the first in which everything fits."""
     last = next((number for number, tokens in enumerate(fits.values(), 1) if tokens == most), len(fits))
     return list(fits.items())[:last]

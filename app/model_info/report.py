@@ -1,7 +1,6 @@
-"""What `headrace models` knows about a model, as plain documents: catalog facts, and what a checkpoint's headers say.
+"""Model reports from the catalog and checkpoint headers, without reading weights.
 
-No weights are read and nothing is printed here. Sizes are bytes; memory is weights, a half-precision KV cache of
-MEMORY_CONTEXT tokens and what the program itself takes.
+Sizes are bytes. Memory is weights, a half-precision KV cache of MEMORY_CONTEXT tokens and the program itself.
 """
 
 from collections import Counter
@@ -32,9 +31,9 @@ Document = dict[str, Any]
 
 
 def overview(store: Store, usable: int | None = None) -> list[Document]:
-    """One document a model: first what is installed, then the rest of the catalog.
+    """Return a document per model: installed ones first, then the rest of the catalog.
 
-    usable: bytes that a model may take on this machine, for `context_fits`; None where that is not known.
+    usable: bytes available to a model on this machine, for `context_fits`; None if unknown.
     """
     catalog = load_catalog()
     stored = store.list()
@@ -44,7 +43,7 @@ def overview(store: Store, usable: int | None = None) -> list[Document]:
 
 
 def catalog_document(entry: CatalogEntry, usable: int | None = None) -> Document:
-    """All the catalog knows of a model that is not installed. usable: as for `overview`."""
+    """Return the catalog's facts of a model that is not installed. usable: as for `overview`."""
     source = entry.source
     origin = f"{source.repo} on the hub" if isinstance(source, HubRepo) else f"the package {source.requirement}"
     return {
@@ -57,11 +56,11 @@ def catalog_document(entry: CatalogEntry, usable: int | None = None) -> Document
 
 
 def checkpoint_document(model: ResolvedModel, usable: int | None = None) -> Document:
-    """All that a model's headers, configuration and origin say. Raises CheckpointError for broken files.
+    """Return a model's facts from its headers, configuration and origin. Raises CheckpointError for broken files.
 
     usable: as for `overview`.
     """
-    from headrace.models.loading.decoder_choice import (  # brings mlx, which only this question needs
+    from headrace.models.loading.decoder_choice import (  # imports mlx
         context_length,
         many_sequences,
         network_kind,
@@ -100,7 +99,7 @@ def checkpoint_document(model: ResolvedModel, usable: int | None = None) -> Docu
 
 
 def _speculates(checkpoint: Checkpoint) -> bool | None:
-    """Whether guesses can be verified; None where nothing here runs the model."""
+    """Return whether speculation is possible; None for unsupported models."""
     from headrace.models.loading.decoder_choice import verifies_drafts
 
     try:
@@ -110,9 +109,9 @@ def _speculates(checkpoint: Checkpoint) -> bool | None:
 
 
 def memory_needed(name: str | None) -> int | None:
-    """Bytes that a model takes with MEMORY_CONTEXT tokens; None where that is not known.
+    """Return the bytes of a model with MEMORY_CONTEXT tokens; None if unknown.
 
-    Raises what `resolve` raises for what is not there: nothing is fetched, no local GGUF file converted.
+    Raises `resolve`'s errors: nothing is fetched, no GGUF converted.
     """
     if isinstance(parse_source(name or DEFAULT_MODEL), LocalGGUF):
         return None
@@ -123,7 +122,7 @@ def memory_needed(name: str | None) -> int | None:
 
 
 def quantization_document(checkpoint: Checkpoint) -> Document:
-    """How many modules are stored in which format, and which modules differ from the commonest one."""
+    """Count modules by format, and list those that differ from the most common one."""
     section = checkpoint.quantization or {}
     formats: dict[str, str] = {}
     for tensor, info in checkpoint.tensors.items():
@@ -189,20 +188,20 @@ def _installed(model: StoredModel, entry: CatalogEntry | None, usable: int | Non
         document["memory_bytes"] = _memory(checkpoint, cost, at)
         document["context_fits"] = _fits(checkpoint, cost, document["context"] or MEMORY_CONTEXT, usable)
         document["quantization"] = next(iter(quantization_document(checkpoint)["formats"]), None)
-    except CheckpointError as error:  # one broken model must not hide the others
+    except CheckpointError as error:  # a broken model must not hide the others
         document["problem"] = str(error)
     if entry is None:
         return document
-    # The catalog knows it by better names; what it takes is what its headers say, as `checkpoint_document` has it.
+    # The catalog has better names; memory and context come from the headers, as in `checkpoint_document`.
     document["quantization"] = None
     return {**_available(entry, usable), **{key: value for key, value in document.items() if value is not None}}
 
 
 def _mlx_lm_network(checkpoint: Checkpoint) -> "MlxLmNetwork | None":
-    """Made, but none of its arrays is read; None where not even mlx-lm has a network for the checkpoint."""
+    """Return the network without reading arrays; None if mlx-lm does not support the model."""
     import mlx.core as mx
 
-    from headrace.models.network.mlx_lm import MlxLmNetwork  # half a second of imports, which a list does not spend
+    from headrace.models.network.mlx_lm import MlxLmNetwork  # half a second of imports, not needed by lists
 
     try:
         return MlxLmNetwork(checkpoint, device=mx.DeviceType.gpu)
@@ -211,7 +210,7 @@ def _mlx_lm_network(checkpoint: Checkpoint) -> "MlxLmNetwork | None":
 
 
 def _memory(checkpoint: Checkpoint, cost: StepCost | None, context: int) -> int | None:
-    """Bytes it takes with `context` tokens in the cache; None where the size of a token is not known."""
+    """Return the bytes of weights and `context` cached tokens; None if the size of a token is unknown."""
     if cost is None:
         return None
     shape = shape_to_run(checkpoint)
@@ -225,9 +224,9 @@ def _fits(
     usable: int | None,
     network: "MlxLmNetwork | None" = None,
 ) -> Fits | None:
-    """Context that fits in each format; in f16 alone where K/V cannot be had in another.
+    """Return the context that fits in each supported K/V format.
 
-    network: of mlx-lm's, for models that run through it; without, what these can beside f16 is not found out.
+    network: mlx-lm's network; without it, a model of mlx-lm's gets f16 alone.
     """
     if cost is None or usable is None:
         return None
@@ -250,6 +249,6 @@ def _fits(
 
 
 def _disk_bytes(path: Path) -> int:
-    """What the model takes on disk; a hub snapshot is links, whose targets count."""
+    """Return a model's bytes on disk, including the targets of a hub snapshot's links."""
     links = sum(file.stat().st_size for file in path.iterdir() if file.is_symlink() and file.exists())
     return links + directory_bytes(path)

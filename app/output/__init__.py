@@ -1,1 +1,1 @@
-"""Safe text, tables and progress on terminals, pipes and files."""
+"""Sanitised text, tables and progress on terminals, pipes and files."""

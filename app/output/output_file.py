@@ -1,4 +1,4 @@
-"""The file that a command was told to write: all of it, or what was there stays."""
+"""Output files of commands, replaced as a whole."""
 
 import errno
 import os
@@ -7,13 +7,13 @@ from pathlib import Path
 from headrace.runtime.config.replace_file import replace_file
 from headrace.runtime.errors import HeadraceError, UsageError
 
-_DISK = frozenset([errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EFBIG])  # no fault of the command line
+_DISK = frozenset([errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EFBIG])  # not the command line's fault
 
 
 def write_output(path: Path, text: str) -> None:
-    """Put `text` there, UTF-8; in place only where no other file can be put there: a device, a closed folder.
+    """Write UTF-8 text by replacement; in place only for devices and in folders that cannot be written.
 
-    Raises UsageError for a path that nothing can be written to, HeadraceError where the disk fails.
+    Raises UsageError for a bad path, HeadraceError if the disk fails.
     """
     try:
         if path.exists() and not (path.is_file() and os.access(path.parent, os.W_OK) and os.access(path, os.W_OK)):

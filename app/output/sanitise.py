@@ -1,16 +1,16 @@
-"""Makes model text safe for any terminal and any pipe, piece by piece, whatever the cut.
+"""Sanitiser of model text for terminals and pipes, independent of how the text is cut.
 
-What comes out cannot move the cursor, change colours, retitle the window, reorder what is read or hide text:
+Its output cannot move the cursor, change colours, retitle the window, reorder or hide text:
 
 - newline and tab stay; CR LF and a lone CR become a newline;
-- other C0 controls and DEL are shown as their control pictures (ESC as ␛);
-- C1 controls, bidi embeddings, overrides and isolates, line and paragraph separators and invisible characters out
-  of place are shown by number (‹U+202E›);
+- other C0 controls and DEL become their control pictures (ESC as ␛);
+- C1 controls, bidi embeddings, overrides and isolates, line and paragraph separators and misplaced
+    invisible characters become numbers (‹U+202E›);
 - lone surrogates become U+FFFD.
 
-Invisible characters stay where writing needs them: joiners, non-joiners and zero-width spaces in the scripts that use
-them, ZWJ and variation selectors in emoji, tags in flags, soft hyphens in words, direction marks (they nudge
-punctuation; they cannot reorder words). Ordinary text of every script passes unchanged, and safe text stays as it is.
+Invisible characters stay where scripts need them: joiners, non-joiners and zero-width spaces in the scripts that use
+them, ZWJ and variation selectors in emoji, tags in flags, soft hyphens in words, direction marks (they move
+punctuation but cannot reorder words). Ordinary text of every script passes unchanged, and sanitising is idempotent.
 """
 
 import re
@@ -20,7 +20,7 @@ from bisect import bisect_right
 _ZWSP, _ZWNJ, _ZWJ, _VS16, _BLACK_FLAG = "\u200b", "\u200c", "\u200d", "\ufe0f", "\U0001f3f4"
 _MAX_INVISIBLE = 8  # in a row: a subdivision flag has six tags and an end tag
 
-# Everything that needs a decision; all else passes without a look.
+# Characters that need a decision; all others pass.
 _SUSPECT = re.compile(
     "\r\n?|["
     "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u180b-\u180f\u200b-\u200d\u2028-\u202e\u2060-\u206f"
@@ -28,7 +28,7 @@ _SUSPECT = re.compile(
     "\U000e0000-\U000e0fff]"
 )
 
-# Blocks whose writing uses joiners or zero-width spaces: first and last code point, in order.
+# Blocks that use joiners or zero-width spaces: first and last code point, in order.
 _JOINING_BLOCKS = (
     (0x0590, 0x109F),  # Hebrew, Arabic, Syriac, Thaana, N'Ko, the scripts of India, Thai, Lao, Tibetan, Myanmar
     (0x1700, 0x18AF),  # Philippine scripts, Khmer, Mongolian
@@ -44,15 +44,15 @@ _BLOCK_STARTS = [first for first, _ in _JOINING_BLOCKS]
 
 
 class Sanitiser:
-    """One stream of text. Nothing is held back: every decision looks at what came before only."""
+    """One stream of text. Decisions look back only, so nothing is held back."""
 
     def __init__(self) -> None:
-        self._base = ""  # the last character shown that is not invisible
-        self._invisible = ""  # the invisible ones kept since
+        self._base = ""  # the last visible character
+        self._invisible = ""  # invisible ones kept since
         self._after_cr = False
 
     def feed(self, text: str) -> str:
-        """The safe form of the next piece."""
+        """Return the safe form of the next piece."""
         if not text:
             return ""
         start = 1 if self._after_cr and text[0] == "\n" else 0
@@ -76,7 +76,7 @@ class Sanitiser:
             self._base, self._invisible = text[-1], ""
 
     def _belongs(self, char: str) -> bool:
-        """Whether an invisible character is part of ordinary writing where it stands."""
+        """Return whether an invisible character is ordinary at this place."""
         base, before = self._base, self._invisible
         if not base or len(before) >= _MAX_INVISIBLE:
             return False
@@ -97,7 +97,7 @@ class Sanitiser:
 
 
 def sanitise(text: str) -> str:
-    """The safe form of a whole text."""
+    """Return the safe form of a whole text."""
     return Sanitiser().feed(text)
 
 

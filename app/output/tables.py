@@ -1,7 +1,7 @@
-"""Tables that fit their terminal: whole columns leave, the least telling first, and a figure is never cut.
+"""Tables that fit the terminal by dropping whole columns, the least important first.
 
-Where not even the columns that must stay fit side by side, a row becomes two lines: its first cell, and the others
-indented below it. Only a column that says so (`least`, for titles and names) is ever shortened, with an ellipsis.
+If even the fixed columns do not fit, a row becomes two lines: its first cell, and the others indented below. Only
+columns with `least` (titles, names) are shortened, with an ellipsis.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ _GAP = 2
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table. `leaves`: 0 stays; of the others the one with the highest leaves first where room ends."""
+    """A column of a table. leaves: 0 stays; otherwise the column with the highest number is dropped first."""
 
     name: str
     cells: Sequence[Cell]
     leaves: int = 0
     right: bool = True
-    least: int | None = None  # text that may be shortened to so many characters
+    least: int | None = None  # smallest width of a text that may be shortened
 
     @property
     def width(self) -> int:
@@ -39,7 +39,7 @@ class Column:
 def table_lines(
     columns: Sequence[Column], width: int | None, *, header: bool = True, rule: bool = True
 ) -> list["Text"]:
-    """The table as lines of at most `width` cells (None: as wide as it gets), with a bold header and a rule below it.
+    """Return lines of at most `width` cells (None: unlimited), with a bold header and a rule.
 
     A line is longer only if a single figure is.
     """
@@ -56,7 +56,7 @@ def table_lines(
 
 
 def print_lines(lines: Sequence["Text"], *, stderr: bool = False) -> None:
-    """Write them as they are: no wrapping, styled only where `app.output.terminal` allows it."""
+    """Print without wrapping, styled only where `app.output.terminal` allows it."""
     from headrace.app.output.terminal import console
 
     screen = console(stderr=stderr)
@@ -65,7 +65,7 @@ def print_lines(lines: Sequence["Text"], *, stderr: bool = False) -> None:
 
 
 def _fitting(columns: Sequence[Column], width: int | None) -> list[Column]:
-    """The columns that there is room for; one that is empty throughout says nothing and leaves anyway."""
+    """Return the columns that fit; an empty column that may leave is dropped anyway."""
     kept = [column for column in columns if not column.leaves or any(map(_length, column.cells))]
     while width is not None and _total([column.narrowest for column in kept]) > width:
         droppable = [column for column in kept if column.leaves]
@@ -76,7 +76,7 @@ def _fitting(columns: Sequence[Column], width: int | None) -> list[Column]:
 
 
 def _groups(columns: list[Column], width: int | None) -> list[list[Column]]:
-    """The columns that share a line: all of them where there is room, else the first alone and the others below it."""
+    """Group the columns by line: all in one, or the first alone and the others below it."""
     if width is None or _total([column.narrowest for column in columns]) <= width:
         return [columns]
     groups = [columns[:1], []]
@@ -84,12 +84,12 @@ def _groups(columns: list[Column], width: int | None) -> list[list[Column]]:
         if groups[-1] and _GAP + _total([other.narrowest for other in (*groups[-1], column)]) > width:
             groups.append([])
         groups[-1].append(column)
-    indent = Column("", [""] * len(columns[0].cells))  # its gap is what indents
+    indent = Column("", [""] * len(columns[0].cells))  # its gap indents
     return [groups[0], *([indent, *group] for group in groups[1:] if group)]
 
 
 def _line(cells: Sequence[Cell], columns: Sequence[Column], limit: int | None, style: str = "") -> "Text":
-    """One line of cells, in the columns' widths; where that is too much, text is shortened."""
+    """Return one line of cells in the columns' widths, shortening text that does not fit."""
     from rich.text import Text
 
     widths = [column.width for column in columns]
@@ -109,7 +109,7 @@ def _line(cells: Sequence[Cell], columns: Sequence[Column], limit: int | None, s
 
 
 def _shown(cell: Cell) -> Cell:
-    """What a cell with somebody else's words shows, which has its width: one line that drives no terminal."""
+    """Return a cell's sanitised text on one line."""
     return sanitise(cell).replace("\n", " ") if isinstance(cell, str) else cell
 
 

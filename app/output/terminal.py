@@ -1,7 +1,4 @@
-"""What a stream's terminal may be sent: asked here by everything that draws outside the chat.
-
-Two questions, since they have two answers: may a line be drawn over, and may text have a style (colour, bold, dim)?
-"""
+"""Capabilities of a stream's terminal: redrawing, styles, width."""
 
 import os
 import shutil
@@ -17,17 +14,17 @@ if TYPE_CHECKING:
 
 
 def can_redraw(stream: TextIO) -> bool:
-    """Whether progress can be drawn in place: on a terminal that is not TERM=dumb."""
+    """Return whether lines can be drawn over: on a terminal that is not TERM=dumb."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def may_style(stream: TextIO) -> bool:
-    """Whether text may be styled: where lines can be drawn over, unless NO_COLOR is set."""
+    """Return whether text may be styled: where lines can be drawn over, unless NO_COLOR is set."""
     return can_redraw(stream) and not os.environ.get("NO_COLOR")
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """A rich console that styles only where that is allowed; no text is read as markup or drives the terminal."""
+    """Return a rich console that sanitises text, reads no markup and styles only where allowed."""
     from rich.console import Console
 
     class Sanitised(Console):
@@ -40,5 +37,5 @@ def console(*, stderr: bool = False) -> "Console":
 
 
 def table_width(stream: TextIO) -> int | None:
-    """The columns a table may take: those of the terminal; None where nobody looks and nothing need leave."""
+    """Return the terminal's columns; None in pipes and files."""
     return shutil.get_terminal_size().columns if stream.isatty() else None

@@ -1,4 +1,4 @@
-"""Predicting speed and fit from a model's shape and a machine's bandwidth; the fits and published figures behind it."""
+"""Prediction of speed and memory from a model's shape and a machine's bandwidth."""
 
 DEFAULT_CONTEXT = 4096
-"""Tokens in the cache that a prediction is for where nobody says."""
+"""Default tokens in the cache."""

@@ -1,7 +1,7 @@
-"""Chips of the table as people write them: `M4 Max (40-core)`, `m4max`, `4090`, `rtx 3080 ti`.
+"""Chip names as users write them: `M4 Max (40-core)`, `m4max`, `4090`, `rtx 3080 ti`.
 
-Words may come in any case and run together, and vendor words may be left out. A name that fits several chips is never
-guessed at: the error lists them. A chip sold in variants that differ in bandwidth gives a target each.
+Case, spaces and vendor words do not matter. An ambiguous name is an error that lists the candidates. A chip sold with
+several bandwidths gives one target each.
 """
 
 import re
@@ -19,7 +19,7 @@ _LIST = "`headrace predict --list-chips` shows all"
 
 
 def chip_targets(text: str, memory_gb: int | None = None) -> list[Target]:
-    """Every variant of the chip that `text` names, the slowest first. Raises UsageError unless it names just one."""
+    """Return every variant of the named chip, slowest first. Raises UsageError for unknown or ambiguous names."""
     stated = _CORES.search(text)
     cores = int(stated[1]) if stated else None
     name = _named(_CORES.sub(" ", text).strip(), text.strip())
@@ -33,17 +33,17 @@ def chip_targets(text: str, memory_gb: int | None = None) -> list[Target]:
 
 
 def known_targets() -> list[Target]:
-    """Every Apple chip of the table, at its largest memory."""
+    """Return every Apple chip of the table, with its largest memory."""
     return [_target(chip, None, None) for chip in table() if chip.name.startswith("Apple")]
 
 
 def bare(name: str) -> str:
-    """A chip's name without its vendor's."""
+    """Return a chip's name without its vendor."""
     return _VENDORS.sub("", name)
 
 
 def _named(wanted: str, shown: str) -> str:
-    """The one name of the table that `wanted` means."""
+    """Return the one name of the table that `wanted` matches."""
     names = list(dict.fromkeys(chip.name for chip in table()))
     squashed = {name: "".join(_words(name)) for name in names}
     if found := [name for name in names if squashed[name] == "".join(_words(wanted))]:
@@ -79,7 +79,7 @@ def _target(chip: Chip, cores: int | None, memory_gb: int | None) -> Target:
 
 
 def _variant(chip: Chip, cores: int | None) -> str:
-    """What tells it from the others of its name."""
+    """Return the suffix that distinguishes the variant: GPU cores or memory."""
     several = any(other.name == chip.name and other is not chip for other in table())
     if chip.gpu_cores:
         shown = [cores] if cores else list(chip.gpu_cores) if several else []

@@ -1,4 +1,4 @@
-"""Predictions and the arithmetic behind them as JSON documents; every view is made from these."""
+"""JSON documents of predictions; every view is made from these."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -25,12 +25,12 @@ from headrace.runtime.ops.kv_format import FLOAT16
 
 Document = dict[str, Any]
 _SPEEDS = ("roofline", "expected")
-_NOTICEABLE = 0.005  # a smaller gain is none: it rounds to 1.00
-ENGINE = "mlx-lm"  # whose published figures stand in for a Mac that was not measured
+_NOTICEABLE = 0.005  # smaller gains round to 1.00
+ENGINE = "mlx-lm"  # its published figures apply to Macs that were not measured
 
 
 def prediction(name: str, shape: StepShape, targets: Sequence[Target], contexts: Sequence[int]) -> Document:
-    """One model on every target at every context, and what would make it faster on the first target."""
+    """Predict one model on every target at every context, and the gain of each change on the first target."""
     assumed = assumptions(ENGINE)
     first, longest = targets[0], max(contexts)
     return {
@@ -57,7 +57,7 @@ def prediction(name: str, shape: StepShape, targets: Sequence[Target], contexts:
 def users_prediction(
     name: str, shape: StepShape, targets: Sequence[Target], users: Sequence[int], context: int
 ) -> Document:
-    """One model for several users at a time on every target, each with `context` tokens of their own."""
+    """Predict one model for several users at a time, each with `context` tokens."""
     assumed = assumptions(ENGINE)
     return {
         "model": _model(name, shape),
@@ -84,7 +84,7 @@ def users_prediction(
 def acceptance_prediction(
     name: str, shape: StepShape, targets: Sequence[Target], context: int, chance: float
 ) -> Document:
-    """What guesses that are right with this chance would give on every target, by how many there are in a step."""
+    """Predict speculative decoding with this acceptance rate on every target, by draft tokens per step."""
     assumed = assumptions(ENGINE)
     return {
         "model": _model(name, shape),
@@ -106,7 +106,7 @@ def _unknown_speed(targets: Sequence[Target]) -> bool:
 
 
 def _guessing(shape: StepShape, target: Target, assumed: Assumptions, context: int, chance: float) -> Document:
-    """`best` is the number of guesses that gives most; 0 where none pays."""
+    """Return one target's entry; `best` is the best number of draft tokens, 0 if none pays."""
     alone, expected = verifying_seconds(shape, target, assumed, context, 0)
     costs = {count: verifying_seconds(shape, target, assumed, context, count)[0] / alone for count in GUESSES}
     best, gain = best_guesses(costs, chance)
@@ -133,13 +133,13 @@ def _guessing(shape: StepShape, target: Target, assumed: Assumptions, context: i
 
 
 def _shared(found: Prediction) -> Document:
-    """`expected` and `roofline` are of all users together."""
+    """Return a prediction with speeds in total and per user."""
     each = {f"{key}_per_user": None if (v := getattr(found, key)) is None else v / found.batch for key in _SPEEDS}
     return {**asdict(found), **each}
 
 
 def catalog_fit(target: Target, context: int) -> Document:
-    """Every catalog model on one target, smallest first."""
+    """Predict every catalog model on one target, smallest first."""
     assumed = assumptions(ENGINE)
     rows = []
     for entry in load_catalog().values():
@@ -163,7 +163,7 @@ def catalog_fit(target: Target, context: int) -> Document:
 
 
 def explanation(name: str, shape: StepShape, *, past: int, prefill: int) -> Document:
-    """Every read of one decode step with `past` entries in the cache, beside a prefill of `prefill` tokens."""
+    """List every read of a decode step with `past` cached entries, and of a prefill of `prefill` tokens."""
     step, fed = shape.step(past), shape.prefill(prefill)
     return {
         "model": _model(name, shape),
@@ -175,7 +175,7 @@ def explanation(name: str, shape: StepShape, *, past: int, prefill: int) -> Docu
 
 
 def known_chips() -> list[Document]:
-    """Every chip of the table: vendors' figures, and where they stand."""
+    """Return the chip table with sources."""
     return [
         {
             "name": bare(chip.name),
@@ -238,7 +238,7 @@ def _fit(fit: MeasuredFit) -> Document:
 
 
 def _improvements(shape: StepShape, target: Target, context: int) -> list[Document]:
-    """The levers that make it faster; `gain` is how many times."""
+    """Return the changes that make it faster; `gain` is the speed-up."""
     as_is, found = _lever(shape, target, context, 1), []
     for lever in levers(shape):
         changed = _lever(lever.shape, target, context, lever.batch)

@@ -1,9 +1,8 @@
-"""The step-cost fits of this machine's recent benchmarks, for predictions: one small file in the cache folder.
+"""Step-cost fits of recent benchmarks on this machine, for predictions; one file in the cache folder.
 
-Whatever else runs on a machine only ever makes a step slower, so a prediction takes the fastest of the recent fits,
-and one whose run met a busy or throttled machine only where there is no other. A line through noise may promise more
-than memory can give: a fit faster than the measured peak, from too few depths or from rounds that disagree is refused.
-Fits are kept by machine and kernels.
+Other load only slows steps down, so predictions use the fastest recent fit, and one from a busy or throttled machine
+only if there is no other. A fit is refused if it beats the measured peak, has too few depths, or comes from rounds
+that disagree. Fits are kept per machine and kernels.
 """
 
 import math
@@ -19,17 +18,14 @@ from headrace.runtime.config.paths import cache_dir
 from headrace.runtime.machine.hardware import Machine
 from headrace.runtime.machine.peaks import cached_peak
 
-MIN_POINTS = 3  # through two every line fits
-NOISE = 0.05  # what a point may be off the line, or sure to, as a fraction
-KEPT = 8  # runs: enough to outlast a busy hour, few enough to follow a change of the machine
+MIN_POINTS = 3  # any line fits two points
+NOISE = 0.05  # largest deviation of a point from the line, as a fraction
+KEPT = 8  # runs: outlasts a busy hour, follows changes of the machine
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFit:
-    """A fit of `points` tests and the run it is from. created: UTC, ISO 8601.
-
-    step_bytes: what that run's steps moved on average.
-    """
+    """A fit and its run. created: UTC, ISO 8601. points: number of tests. step_bytes: their mean bytes per step."""
 
     fixed_s: float
     bytes_per_second: float
@@ -40,18 +36,18 @@ class MeasuredFit:
     points: int = 0
 
     def seconds(self, nbytes: float) -> float:
-        """The expected time of a step that moves `nbytes`."""
+        """Return the expected time of a step that moves `nbytes`."""
         return StepCostFit(self.fixed_s, self.bytes_per_second, ()).seconds(nbytes)
 
     @property
     def usable(self) -> bool:
-        """Whether it can be true: no negative cost, nothing infinite, points enough."""
+        """Return whether the fit is possible: finite, not negative, enough points."""
         sizes = (self.bytes_per_second, self.step_bytes)
         return self.points >= MIN_POINTS and 0 <= self.fixed_s < math.inf and all(0 < size < math.inf for size in sizes)
 
 
 def refusal(document: dict[str, Any], peak_gb_s: float | None) -> str | None:
-    """Why the fit of a benchmark is none to predict with; None where it is good, or there is none at all."""
+    """Return the reason to refuse a benchmark's fit; None for a good fit or none."""
     found = document["step_cost"]
     if found is None:
         return None
@@ -74,9 +70,9 @@ def refusal(document: dict[str, Any], peak_gb_s: float | None) -> str | None:
 
 
 def remember(host: Machine, document: dict[str, Any], *, quiet: bool) -> str | None:
-    """Keep the fit of a benchmark, or say why not. A cache that cannot be written is no error.
+    """Store a benchmark's fit or return the reason for refusal. A cache that cannot be written is no error.
 
-    document: see docs/bench-json.md. quiet: nothing was known to slow the machine down during that run.
+    document: see docs/bench-json.md. quiet: nothing is known to have slowed the machine during the run.
     """
     peak = cached_peak(host)
     found, reason = document["step_cost"], refusal(document, peak.gb_s if peak else None)
@@ -100,7 +96,7 @@ def remember(host: Machine, document: dict[str, Any], *, quiet: bool) -> str | N
 
 
 def remembered(host: Machine) -> MeasuredFit | None:
-    """The fit to trust of those measured here with the kernels that are active now, if there is any."""
+    """Return the best fit for this machine and the active kernels, if any."""
     peak = cached_peak(host)
     kept = _fits(read_cache(_path()).get(_key(host)))
     kept = [fit for fit in kept if peak is None or fit.bytes_per_second <= peak.bytes_per_second]
@@ -112,7 +108,7 @@ def remembered(host: Machine) -> MeasuredFit | None:
 
 
 def _fits(stored: object) -> list[MeasuredFit]:
-    """What of a file that anything may have happened to is a usable fit."""
+    """Return the usable fits of a file with arbitrary content."""
     found = []
     for entry in stored if isinstance(stored, list) else []:
         try:

@@ -1,8 +1,8 @@
-"""How fast would it be, and would it fit? From a model's shape and a chip's bandwidth, before anything is downloaded.
+"""Predicted decode speed and memory of a model's shape on a chip.
 
-Roofline: the peak over the bytes of a step; nothing is faster. Expected: with the step-cost fit measured on this very
-machine where there is one, otherwise with constants that hold for mlx-lm on published Apple figures
-(`app.predict.published`). On chips those figures say nothing about, only the roofline is given.
+Roofline: peak bandwidth over bytes per step, an upper bound. Expected: from this machine's own step-cost fit, or else
+from constants fitted to published mlx-lm figures on Apple chips (`app.predict.published`). Other chips get the
+roofline only.
 """
 
 from collections.abc import Sequence
@@ -15,15 +15,15 @@ from headrace.models.cost.costs import working_memory
 from headrace.models.cost.step_shape import StepShape
 from headrace.runtime.ops.kv_format import Q8, KVFormat
 
-# macOS lets a GPU use about three quarters of the memory unless told otherwise (recommendedMaxWorkingSetSize).
+# By default macOS gives the GPU about three quarters of memory (recommendedMaxWorkingSetSize).
 USABLE_SHARE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Something to predict for. bandwidth in bytes per second; memory is what weights and cache may use, in bytes.
+    """A machine to predict for. bandwidth: bytes per second. memory: bytes for weights and cache.
 
-    flops: the most FLOP/s it multiplies with; None: unknown, and no limit of a prediction.
+    flops: peak FLOP/s of matrix products; None is unknown and limits nothing.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Target:
     memory: int | None
     apple: bool
     fit: MeasuredFit | None = None
-    measured: bool = False  # bandwidth and FLOP/s are measured here, not the vendor's figures
+    measured: bool = False  # bandwidth and FLOP/s measured here, not the vendor's
     flops: float | None = None
 
 
@@ -40,9 +40,9 @@ Bound = Literal["weights", "K/V", "compute"]
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One shape on one target with `context` entries in the cache. Expected is None where nothing supports a figure.
+    """One shape on one target with `context` cached tokens. expected: None without measured or published figures.
 
-    step_bytes: those of the weights and those of all sequences' K/V. bound: what takes longest at the roofline.
+    step_bytes: weights and all sequences' K/V. bound: the largest term of the roofline.
     """
 
     context: int
@@ -59,7 +59,7 @@ class Prediction:
 
 
 def predict(shape: StepShape, target: Target, assumed: Assumptions, context: int, batch: int = 1) -> Prediction:
-    """Tokens per second of all `batch` sequences together, each with `context` tokens in the cache."""
+    """Predict the total speed of `batch` sequences, each with `context` tokens in the cache."""
     cost = shape.cost
     weights = shape.weight_bytes(batch)
     kv = batch * (cost.kv_bytes_read(context) + cost.kv_bytes_written())
@@ -67,7 +67,7 @@ def predict(shape: StepShape, target: Target, assumed: Assumptions, context: int
     computing = flops / target.flops if target.flops else 0.0
     least = max((weights + kv) / target.bandwidth, computing)
     seconds = step_seconds(shape, target, assumed, weights + kv)
-    if seconds is not None:  # nothing is faster than the roofline
+    if seconds is not None:  # the roofline is an upper bound
         seconds = max(seconds, least)
     memory = shape.resident_bytes + batch * cost.kv_bytes(context) + working_memory(shape, on_gpu=target.apple)
     return Prediction(
@@ -88,10 +88,10 @@ def predict(shape: StepShape, target: Target, assumed: Assumptions, context: int
 def verifying_seconds(
     shape: StepShape, target: Target, assumed: Assumptions, context: int, guesses: int
 ) -> tuple[float, bool]:
-    """(time of a step that verifies so many guesses, whether it is expected and not just the roofline's).
+    """Return (time of a step that verifies so many draft tokens, whether it is expected rather than roofline).
 
-    It reads the weights and K/V once for all its rows. The arithmetic of guesses, as far as the target's speed at it is
-    known, comes on top: for one token it hides behind the memory, for several it does not for sure.
+    Weights and K/V are read once for all rows. The draft tokens' arithmetic is added where the target's FLOP/s are
+    known: for one token it hides behind memory, for several it may not.
     """
     cost, rows = shape.cost, 1 + guesses
     nbytes = shape.weight_bytes(rows) + cost.kv_bytes_read(context + guesses) + rows * cost.kv_bytes_written()
@@ -102,14 +102,14 @@ def verifying_seconds(
 
 
 def step_seconds(shape: StepShape, target: Target, assumed: Assumptions, nbytes: float) -> float | None:
-    """The expected time of a step that moves `nbytes`; a fit of this machine goes before published constants."""
+    """Return the expected time of a step that moves `nbytes`, from this machine's fit or published constants."""
     if target.fit is not None:
         return target.fit.seconds(nbytes)
     return assumed.seconds(nbytes, shape.layers, target.bandwidth) if target.apple else None
 
 
 def largest_context(shape: StepShape, target: Target) -> int | None:
-    """The longest context that fits and that the model was made for; 0 if the weights alone do not fit."""
+    """Return the longest context that fits, up to the model's limit; 0 if the weights do not fit."""
     if target.memory is None:
         return None
     room = target.memory - shape.resident_bytes - working_memory(shape, on_gpu=target.apple)
@@ -117,7 +117,7 @@ def largest_context(shape: StepShape, target: Target) -> int | None:
 
 
 def most_sequences(shape: StepShape, target: Target, context: int) -> int | None:
-    """How many sequences of `context` tokens fit side by side; 0 if the weights alone do not; None if unknown."""
+    """Return how many sequences of `context` tokens fit; 0 if the weights do not; None if unknown."""
     if target.memory is None:
         return None
     room = target.memory - shape.resident_bytes - working_memory(shape, on_gpu=target.apple)
@@ -126,7 +126,7 @@ def most_sequences(shape: StepShape, target: Target, context: int) -> int | None
 
 @dataclass(frozen=True, slots=True)
 class Lever:
-    """What one change would give: the shape after it, and how many sequences share a step."""
+    """A change: the shape after it, and the number of sequences per step."""
 
     name: str
     shape: StepShape
@@ -134,7 +134,7 @@ class Lever:
 
 
 def levers(shape: StepShape) -> list[Lever]:
-    """What can be changed: fewer bits, a smaller cache, sharing a step. Which of it helps depends on the model."""
+    """Return possible changes: fewer bits, a smaller cache, batching."""
     return [
         Lever("weights at 8 bits", shape.stored_at(8)),
         Lever("weights at 4 bits", shape.stored_at(4)),
@@ -144,7 +144,7 @@ def levers(shape: StepShape) -> list[Lever]:
 
 
 def fitting_kv(shape: StepShape, target: Target, context: int, sequences: int = 1) -> KVFormat:
-    """The best format in which so many sequences of `context` tokens fit; the smallest where they do in none."""
+    """Return the first K/V format in which the sequences fit, or the smallest."""
     for kind in shape.kv_formats:
         most = most_sequences(shape.with_kv(kind), target, context)
         if most is None or most >= sequences:
@@ -153,12 +153,12 @@ def fitting_kv(shape: StepShape, target: Target, context: int, sequences: int = 
 
 
 def _eight_bits(shape: StepShape) -> list[KVFormat]:
-    """What would store K/V in 8 bits; empty where they are in few bits, or cannot be."""
+    """Return the 8-bit K/V format; nothing if K/V are packed already or cannot be."""
     return [] if shape.kv_format.packed else [kind for kind in shape.kv_formats if kind.name == Q8.name]
 
 
 def summarise_assumptions(targets: Sequence[Target], assumed: Assumptions, kv: KVFormat) -> list[str]:
-    """The lines that say what the figures rest on."""
+    """Return lines on the basis of the figures."""
     lines = [f"K/V stored as {kv.name}"] if kv.packed else []
     if fit := next((target.fit for target in targets if target.fit), None):
         lines += [

@@ -1,4 +1,4 @@
-"""What others measured (assets/published.toml), and the two constants per engine that predictions take from it."""
+"""Published decode speeds (assets/published.toml), and two constants per engine fitted to them."""
 
 import tomllib
 from collections.abc import Sequence
@@ -15,20 +15,20 @@ from headrace.runtime.metrics.cost import quantized_bytes
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """t = layers * layer_s + bytes / (efficiency * nominal bandwidth), as one engine does it on Apple GPUs."""
+    """An engine on Apple GPUs: t = layers * layer_s + bytes / (efficiency * nominal bandwidth)."""
 
     engine: str
     efficiency: float
     layer_s: float
 
     def seconds(self, nbytes: float, layers: int, bandwidth: float) -> float:
-        """A step's time; `bandwidth` is nominal, in bytes per second."""
+        """Return a step's time; `bandwidth` is nominal, in bytes per second."""
         return layers * self.layer_s + nbytes / (self.efficiency * bandwidth)
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedPoint:
-    """One published decode speed, with what a prediction of it needs."""
+    """One published decode speed, with the inputs of its prediction."""
 
     engine: str
     model: str
@@ -43,18 +43,18 @@ class PublishedPoint:
 
 
 def assumptions(engine: str) -> Assumptions:
-    """The constants for `engine` (`mlx-lm` or `llama.cpp`)."""
+    """Return the constants of `mlx-lm` or `llama.cpp`."""
     row = _file()["engines"][engine]
     return Assumptions(engine, row["efficiency"], row["layer_us"] * 1e-6)
 
 
 def points() -> Sequence[PublishedPoint]:
-    """Every published figure."""
+    """Return every published figure."""
     return [point for series in _file()["series"] for row in series["rows"] for point in _points(series, row)]
 
 
 def error(point: PublishedPoint, assumed: Assumptions) -> float:
-    """Predicted over published, less one."""
+    """Return predicted over published, less one."""
     return 1 / assumed.seconds(point.nbytes, point.layers, point.bandwidth) / point.tokens_per_second - 1
 
 
@@ -82,7 +82,7 @@ def _points(series: dict[str, Any], row: list[Any]) -> list[PublishedPoint]:
 
 
 def _step_bytes(shape: StepShape, stored_as: str, depth: int) -> float:
-    """Bytes of a step with the weights in another engine's format."""
+    """Return the bytes of a step with the weights in another engine's format."""
     cost = shape.cost
     weights = sum(matrix.count * matrix.weights for matrix in shape.matrices)
     return cost.step_bytes(depth) - cost.weight_bytes + shape.vector_bytes + _stored_bytes(weights, stored_as)

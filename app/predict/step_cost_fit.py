@@ -1,19 +1,19 @@
-"""The step-cost model: t = t0 + bytes / bandwidth, fitted to decode tests whose steps move different amounts.
+"""Step-cost model t = t0 + bytes / bandwidth, fitted to decode tests of different depths.
 
-t0 is what a step costs before the first byte (dispatch, selection, synchronisation), the bandwidth is what the bytes
-beyond that really get. Least squares of the relative error, so that short steps count as much as long ones.
+t0 is the fixed cost per step: dispatch, selection, synchronisation. Relative least squares, so that short steps count
+as much as long ones.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-SPREAD = 1.15  # the most bytes over the fewest; below that a line has no second point
+SPREAD = 1.15  # smallest ratio of most to fewest bytes that determines a line
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One decode test: bytes a step moves, seconds it takes."""
+    """One decode test: bytes and seconds per step."""
 
     label: str
     nbytes: float
@@ -22,22 +22,22 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class StepCostFit:
-    """`fixed_s` may come out negative: then the data contradict the model, and `document` says so."""
+    """A fitted line. A negative `fixed_s` contradicts the model; `document` reports that."""
 
     fixed_s: float
     bytes_per_second: float
     points: Sequence[Point]
 
     def seconds(self, nbytes: float) -> float:
-        """The time of a step that moves `nbytes`."""
+        """Return the time of a step that moves `nbytes`."""
         return self.fixed_s + nbytes / self.bytes_per_second
 
     def residual(self, point: Point) -> float:
-        """Measured over fitted, less one."""
+        """Return measured over fitted, less one."""
         return point.seconds / self.seconds(point.nbytes) - 1
 
     def document(self) -> dict[str, Any]:
-        """As in the JSON document."""
+        """Return the fit as in the JSON document."""
         notes = []
         if self.fixed_s < 0:
             notes.append("a negative fixed cost: the steps differ by more than the bytes they move")
@@ -54,7 +54,7 @@ class StepCostFit:
 
 
 def fit_step_cost(points: Sequence[Point]) -> StepCostFit | None:
-    """The line through the points; None where they are too few, too close, or say that more bytes take less time."""
+    """Fit a line to the points; None if they are too few, too close or falling."""
     if len(points) < 2 or max(p.nbytes for p in points) < SPREAD * min(p.nbytes for p in points):
         return None
     weights = [1 / p.seconds**2 for p in points]
@@ -68,7 +68,7 @@ def fit_step_cost(points: Sequence[Point]) -> StepCostFit | None:
 
 
 def points_of(results: Sequence[dict[str, Any]], engine: str) -> list[Point]:
-    """The decode tests of one engine: the median step of each, which stalls do not move."""
+    """Return one engine's decode tests by their median step, which is robust to stalls."""
     return [
         Point(
             f"{entry['model']} {entry['test']} @ d{entry['depth']}",
@@ -79,5 +79,5 @@ def points_of(results: Sequence[dict[str, Any]], engine: str) -> list[Point]:
         if entry["engine"] == engine
         and not entry["prompt_tokens"]
         and entry["kv_bytes_per_step"] is not None
-        and entry.get("batch", 1) == 1  # a batch's step is held up by arithmetic too
+        and entry.get("batch", 1) == 1  # a batch's step may be bound by arithmetic
     ]

@@ -1,4 +1,4 @@
-"""What a prediction is made for: the chips somebody named, or this machine as it was measured."""
+"""Prediction targets: named chips, or this machine as measured."""
 
 from headrace.app.predict.chip_names import chip_targets, known_targets
 from headrace.app.predict.fit_store import remembered
@@ -13,9 +13,9 @@ from headrace.runtime.machine.peaks import cached_peak
 def targets_for(
     chips: tuple[str, ...], memory: int | None, *, others: bool = True, compute: bool = False
 ) -> list[Target]:
-    """The chips asked for; without any, this machine, and with `others` the Apple chips of the table.
+    """Return the named chips, or this machine, with the Apple chips of the table if `others`.
 
-    compute: measure how fast this machine multiplies if that never was.
+    compute: also measure this machine's FLOP/s, unless known.
     """
     if chips:
         return list(dict.fromkeys(target for chip in chips for target in chip_targets(chip, memory)))
@@ -24,7 +24,7 @@ def targets_for(
 
 
 def _this_machine(*, compute: bool) -> Target | None:
-    """This machine at its measured peak (measured now if it never was), with its own step-cost fit if there is one."""
+    """Return this machine with its measured peak (measured now if unknown) and its step-cost fit."""
     host = machine()
     room = budget(host)
     peak = cached_peak(host) or measure_peak(host=host)

@@ -1,4 +1,4 @@
-"""Predictions on the screen: tables that fit the terminal, the same ones whole and without colour elsewhere."""
+"""Predictions as terminal tables, or in full and without colour elsewhere."""
 
 import sys
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _FITS = {True: "yes", False: "no", None: "?"}
 
 
 def show_prediction(document: Document) -> None:
-    """One row a target, then what would help."""
+    """Print a row per target, then the changes that help."""
     model, targets, contexts = document["model"], document["targets"], document["contexts"]
     found = [target["predictions"] for target in targets]
     speeds = []
@@ -38,7 +38,7 @@ def show_prediction(document: Document) -> None:
 
 
 def show_users(document: Document) -> None:
-    """One row a target and number of users: what fits, how fast for all and for each, and what holds it up."""
+    """Print a row per target and number of users: memory, total and per-user speed, and the bottleneck."""
     rows = [(target, found) for target in document["targets"] for found in target["predictions"]]
     _head(document["model"])
     names = [target["name"] if found is target["predictions"][0] else "" for target, found in rows]
@@ -64,7 +64,7 @@ def show_users(document: Document) -> None:
 
 
 def show_acceptance(document: Document) -> None:
-    """One row a target: what guessing gives there, and from which chance on it does."""
+    """Print a row per target: the gain of speculation, and the acceptance rate from which it pays."""
     targets = document["targets"]
     best = [next((row for row in target["guesses"] if row["guesses"] == target["best"]), None) for target in targets]
     _head(document["model"])
@@ -103,7 +103,7 @@ def _pays_from(target: Document, guesses: int) -> str:
 
 
 def show_fit(document: Document) -> None:
-    """One row a model: whether it fits, how fast, how far."""
+    """Print a row per model: memory, speed, largest context."""
     from rich.text import Text
 
     target, rows = document["target"], document["models"]
@@ -131,7 +131,7 @@ def show_fit(document: Document) -> None:
 
 
 def show_chips(chips: list[Document]) -> None:
-    """One row a chip."""
+    """Print a row per chip."""
     _print_table(
         Column("chip", [chip["name"] for chip in chips], right=False),
         Column("GPU cores", [" / ".join(map(str, chip["gpu_cores"])) for chip in chips], leaves=1),
@@ -158,7 +158,7 @@ def _chip(name: str) -> "Text":
 
 
 def show_explanation(document: Document) -> None:
-    """Every read of a step, then of a prefill."""
+    """Print every read of a step, then of a prefill."""
     _head(document["model"])
     _cost_table(f"One decode step with {document['past']:,} tokens in the cache", document["step"])
     _cost_table(f"Prefill of {document['prefill_tokens']:,} tokens", document["prefill"])
@@ -238,7 +238,7 @@ def _context(target: Document, model: Document) -> str:
 
 
 def _short(value: float) -> str:
-    """Three significant digits: a prediction has no more."""
+    """Return three significant digits, a prediction's precision."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
@@ -255,7 +255,7 @@ def _notes(lines: list[str]) -> None:
 
 
 def _screen() -> "Console":
-    """Standard output; where nobody looks, lines are not wrapped."""
+    """Return a console on standard output that never wraps in pipes and files."""
     screen = console()
     if not screen.is_terminal:
         screen.soft_wrap = True

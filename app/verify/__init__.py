@@ -1,1 +1,1 @@
-"""`headrace verify`: whether an answer depends on who is beside it, on this machine and with this model."""
+"""`headrace verify`: checks that an answer is the same alone and in a batch, on this machine."""

@@ -1,6 +1,6 @@
-"""The identity checks: what every sequence says alone is what it says in any company.
+"""Identity checks: every answer alone against the same answer in batches.
 
-A check serves the same requests in another way and holds every answer against the first: tokens, logits, K/V.
+Each check serves the same requests in another way and compares tokens, logits and K/V with the first.
 """
 
 import random
@@ -21,11 +21,11 @@ from headrace.runtime.machine.hardware import machine
 from headrace.runtime.ops import BLOCK, native
 from headrace.runtime.sampling.params import SamplingParams
 
-LENGTHS = (1, 129, 40, 250, 9, 64, 17, 200)  # of prompts: below, at and beyond what blocks and caches are cut into
-SOME = 8  # sequences where more would tell no more
-SHARERS = 4  # sequences that begin alike
-CROWD = 6  # sequences for whose growth there is too little memory
-WHOLE = 512  # tokens: more than any prompt has
+LENGTHS = (1, 129, 40, 250, 9, 64, 17, 200)  # prompt lengths around the sizes of blocks and caches
+SOME = 8  # sequences, where more add nothing
+SHARERS = 4  # sequences with a common prefix
+CROWD = 6  # sequences that outgrow a small KV pool
+WHOLE = 512  # tokens, longer than any prompt
 
 
 Begin = Callable[[int, int, str], None]
@@ -33,7 +33,7 @@ Begin = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much to check. `tokens`: of every answer."""
+    """Size of a verification. tokens: per answer."""
 
     tokens: int = 24
     sequences: int = 16
@@ -42,10 +42,10 @@ class Plan:
 
 @dataclass(slots=True)
 class Row:
-    """A check and what came of it.
+    """One check and its result.
 
-    verdict: `equal` (every bit), `close` (tokens equal, log probabilities within the tolerance), `near ties` (and
-    tokens that were almost as likely flipped), `differs`. comparisons: one per sequence.
+    verdict: `equal` (every bit), `close` (tokens equal, log probabilities within tolerance), `near ties` (only nearly
+    equally likely tokens flipped), `differs`. comparisons: one per sequence.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Row:
         return self.verdict != "differs"
 
     def document(self) -> dict[str, Any]:
-        """As an entry of `checks` in the JSON document."""
+        """Return the entry of `checks` in the JSON document."""
         return {
             "name": self.name,
             "result": self.verdict,
@@ -80,7 +80,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """serve: the answers in the order of `expected`, and a line on what happened. cut: those may end at any time."""
+    """A way to serve. serve: returns answers in the order of `expected`, and a remark. cut: they may end early."""
 
     name: str
     serve: Callable[[], Served]
@@ -89,7 +89,7 @@ class Check:
 
 
 class Verification:
-    """The checks of one model. Raises UsageError where its context is too short for them."""
+    """The checks of one model. Raises UsageError if its context is too short for them."""
 
     def __init__(self, loaded: LoadedModel, expected: Expectation, plan: Plan, tick: Tick = lambda: None) -> None:
         limit = min(loaded.context_limit, 2 * CHUNK + plan.tokens)
@@ -102,7 +102,7 @@ class Verification:
             return [draw.randrange(vocabulary) for _ in range(max(1, min(count, limit - plan.tokens)))]
 
         def request(prompt: list[int], number: int) -> Request:
-            # Drawn tokens may differ by more than a near-tie where bits do: those are for where they must not.
+            # Sampled tokens may differ beyond near-ties wherever bits may, so only exact models are sampled.
             drawn = SamplingParams(temperature=0.8, top_p=0.95, seed=number)
             sampling = drawn if expected.exact and number % 2 else SamplingParams()
             return Request(prompt, max_tokens=plan.tokens, sampling=sampling, logprobs=TOP)
@@ -121,7 +121,7 @@ class Verification:
         self._sharers = Serving(loaded.network, sharers, limit, tick)
 
     def run(self, begin: Begin = lambda *_: None) -> Iterator[Row]:
-        """What came of each check; `begin(number, of, name)` is called before it."""
+        """Run every check; `begin(number, of, name)` is called before each."""
         names = [check.name for check in self._checks([], [], [])]
         begin(0, len(names), "what each says alone")
         (alone, _), (crowd, _), (sharers, _) = (it.one_by_one() for it in (self._all, self._crowd, self._sharers))
@@ -137,7 +137,8 @@ class Verification:
         for size in (2, 4, 8, 16):
             if size <= most:
                 serving = self._some if size <= SOME else self._all
-                together = partial(serving.together, size, FixedPace(lambda: CHUNK))  # or the fast ones end alone
+                # otherwise the fast ones end alone
+                together = partial(serving.together, size, FixedPace(lambda: CHUNK))
                 yield Check(f"{size} at a time", together, alone[: len(serving.requests)])
         if most > 1:
             joining = partial(self._all.joining, most, seed)

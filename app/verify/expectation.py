@@ -1,7 +1,7 @@
-"""What may be expected of a model on this machine: the same bits, or numbers that are close.
+"""Expected precision of a model on this machine: equal bits, or close numbers.
 
-The native kernels give a row the same bits whatever is beside it where activations are rounded (docs/kernels.md).
-Elsewhere the kernel chosen for a pass, and with it the order of its sums, depends on how many rows the pass has.
+The native kernels give a row the same bits in any batch where activations are rounded (docs/kernels.md). Elsewhere the
+kernel, and the order of its sums, depends on the number of rows.
 """
 
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ from headrace.runtime.ops import native
 from headrace.runtime.ops.kv_format import BFLOAT16, FLOAT16, FLOAT32
 
 _ROUNDED_BITS = (2, 4, 8)
-# How far log probabilities may be apart that are computed in another order, by the type that most is rounded to.
+# Tolerance of log probabilities computed in another order, by the type of most roundings.
 _TOLERANCE = {FLOAT32.name: 0.01, FLOAT16.name: 0.1, BFLOAT16.name: 0.5}
 
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """exact: bit for bit; else log probabilities within `tolerance`, and other tokens only at near-ties."""
+    """exact: equal bits. Else log probabilities within `tolerance`, and flips at near-ties only."""
 
     exact: bool
     tolerance: float
@@ -30,7 +30,7 @@ class Expectation:
 
 
 def expectation(loaded: LoadedModel) -> Expectation:
-    """What this model's rows keep here, and why."""
+    """Return the expectation for this model here, with a reason."""
     chosen = ops.select()
     reason = _inexact(loaded, chosen.name)
     if reason is None:
@@ -41,7 +41,7 @@ def expectation(loaded: LoadedModel) -> Expectation:
 
 
 def _inexact(loaded: LoadedModel, kernels: str) -> str | None:
-    """Why bits may depend on the number of rows; None if they may not."""
+    """Return the reason why bits may depend on the number of rows; None if they may not."""
     if loaded.kind != "headrace":
         return "mlx-lm's model classes"
     if kernels != native.name:
@@ -55,7 +55,7 @@ def _inexact(loaded: LoadedModel, kernels: str) -> str | None:
 
 
 def _float32_modules(checkpoint: Checkpoint) -> Iterator[str]:
-    """Projections whose activations are not rounded: plain weights, 3, 5 and 6 bits, mxfp8."""
+    """Return projections with unrounded activations: plain weights, 3, 5 and 6 bits, mxfp8."""
     section = checkpoint.quantization or {}
     tied = not any(name.endswith("lm_head.weight") for name in checkpoint.tensors)
     for name, info in checkpoint.tensors.items():

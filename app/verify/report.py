@@ -1,4 +1,4 @@
-"""What a verification found, as a table for people and as a document for programs."""
+"""A verification as table and as JSON document."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from headrace.runtime import ops
 from headrace.runtime.ops import native
 
 SCHEMA = "headrace-verify/1"
-_FLIPS = 10  # that people are shown
+_FLIPS = 10  # shown in the table's notes
 _STYLES = {"equal": "green", "close": "green", "near ties": "yellow", "differs": "bold red"}
 
 Document = dict[str, Any]
@@ -21,7 +21,7 @@ Document = dict[str, Any]
 def document(
     loaded: LoadedModel, expected: Expectation, plan: Plan, rows: Sequence[Row], *, interrupted: bool
 ) -> Document:
-    """As docs/verify.md describes it. Tokens of flips come with their text."""
+    """Return the document described in docs/verify.md. Flipped tokens come with their text."""
     from headrace.app.versions import versions
 
     checks = [row.document() for row in rows]
@@ -49,7 +49,7 @@ def document(
 
 
 def show(found: Document, width: int | None) -> None:
-    """A line per check on standard output, then what is to be said of them."""
+    """Print a line per check on standard output, then the summary."""
     from rich.text import Text
 
     checks = found["checks"]
@@ -68,7 +68,7 @@ def show(found: Document, width: int | None) -> None:
 
 
 def summary(found: Document) -> list[str]:
-    """What came of it, in lines."""
+    """Return the summary's lines."""
     checks = found["checks"]
     compared = f"tokens, all logits, the log probabilities of the {found['top']} likeliest at every step"
     entries = " and the K/V of every entry" if any(check["kv_entries"] for check in checks) else ""
@@ -90,7 +90,7 @@ def summary(found: Document) -> list[str]:
 
 
 def gap_text(gap: float) -> str:
-    """Of natural logarithms."""
+    """Format a difference of natural logarithms."""
     return f"{gap:.2g}" if gap else "0"
 
 

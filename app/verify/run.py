@@ -1,4 +1,4 @@
-"""A verification from model to document; Ctrl-C ends it with what is done."""
+"""A verification from model to document; Ctrl-C ends it with the finished checks."""
 
 from headrace.app.output.progress_line import ProgressLine
 from headrace.app.verify.checks import Plan, Row, Verification
@@ -8,7 +8,7 @@ from headrace.models.loading.load import LoadedModel
 
 
 def verify(loaded: LoadedModel, plan: Plan) -> Document:
-    """Do all checks, showing how it goes. Raises UsageError for a context too short, and what the engine raises."""
+    """Run all checks with progress on stderr. Raises UsageError for too short a context, and the engine's errors."""
     expected, rows, interrupted = expectation(loaded), list[Row](), False
     progress = ProgressLine("check")
     try:

@@ -1,6 +1,6 @@
-"""Ways to serve the same requests: alone, together, joining and leaving, stepping back, in other chunks, from disk.
+"""Ways to serve the same requests: alone, batched, joining, preempted, in other chunks, from disk.
 
-Each gives the traces of all sequences, in their order, and a line on what happened.
+Each returns the traces of all sequences, in order, and a remark.
 """
 
 import random
@@ -25,11 +25,11 @@ from headrace.runtime.ops import Phase
 
 Served = tuple[list[Trace], str]
 Tick = Callable[[], None]
-"""Called between steps; may raise to end everything."""
+"""Called between steps; may raise to stop."""
 
 
 class FixedPace(Pace):
-    """Prompts in pieces of as many tokens as `draw` says, whatever the measured speed."""
+    """A chunk budget drawn by `draw`, independent of measured speed."""
 
     def __init__(self, draw: Callable[[], int]) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class FixedPace(Pace):
 
 
 class Serving:
-    """One network and the requests to be answered by it, of at most `limit` entries each."""
+    """One network and the requests to serve, each of at most `limit` cache entries."""
 
     def __init__(self, network: Network[Any], requests: Row[Request], limit: int, tick: Tick) -> None:
         self.network = network
@@ -50,11 +50,11 @@ class Serving:
 
     @property
     def in_blocks(self) -> bool:
-        """Whether K/V are kept in blocks, which can go to disk."""
+        """Whether K/V are paged, and so can go to disk."""
         return Engine(self.network, context_limit=self.limit).caches.pool is not None
 
     def one_by_one(self) -> Served:
-        """Each with an engine that serves nobody else, and without guesses: all others may guess."""
+        """Serve each by its own engine without speculation; other ways may speculate."""
         traces = []
         for request in self.requests:
             engine = Engine(self.network, context_limit=self.limit)
@@ -62,7 +62,7 @@ class Serving:
         return traces, ""
 
     def generated(self) -> Served:
-        """As the chat and `run` ask: `generate`."""
+        """Serve each through `generate`, as the chat and `run` do."""
         traces = []
         for request in self.requests:
             engine = Engine(self.network, context_limit=self.limit)
@@ -73,20 +73,20 @@ class Serving:
         return traces, ""
 
     def together(self, most: int, pace: Pace | None = None) -> Served:
-        """All submitted at once, at most `most` of them served at a time: as some end, others join."""
+        """Submit all at once with at most `most` running; others join as some end."""
         engine = Engine(self.network, context_limit=self.limit, most_running=most, pace=pace)
         sequences = [engine.submit(request) for request in self.requests]
         return self._drive(engine, sequences), ""
 
     def joining(self, most: int, seed: int) -> Served:
-        """Submitted at any time; a third ends early, a third is cancelled. What there is of those is to be compared.
+        """Submit at random times; a third ends early, a third is cancelled. Partial answers are compared.
 
-        Now and then there is no memory for a pass, so that somebody steps back.
+        Some passes lack memory, so that sequences are preempted.
         """
         draw = random.Random(seed)
         engine = Engine(_Short(self.network, draw), context_limit=self.limit, most_running=most)
         traces = [Trace(len(request.prompt)) for request in self.requests]
-        fates = [number % 3 for number in range(len(traces))]  # 0: as it is, 1: ends early, 2: is cancelled
+        fates = [number % 3 for number in range(len(traces))]  # 0: unchanged, 1: ends early, 2: cancelled
         draw.shuffle(fates)
         to_come = list(range(len(traces)))
         draw.shuffle(to_come)
@@ -111,10 +111,10 @@ class Serving:
         return traces, f"{note}, stepped back {watch.times} times"
 
     def stepping_back(self, most: int) -> Served:
-        """With memory for too few, so that the youngest step back and are fed again what they had.
+        """Serve with too little memory, so that the youngest are preempted and prefilled again.
 
-        Prompts end a little before a piece of memory does. Half of them are let in, with room for all but one to grow,
-        and are read in one pass, so that all want to at about the same time.
+        Prompts end shortly before a block does. Half are admitted, with memory for all but one to grow, and prefilled
+        in one pass, so that all need a block at about the same time.
         """
         at_once = FixedPace(lambda: len(self.requests) * CHUNK)
         memory = self._memory(2 * (len(self.requests) // 2) - 1)
@@ -125,7 +125,7 @@ class Serving:
         return traces, f"stepped back {watch.times} times" if watch.times else "nobody had to step back"
 
     def sharing(self, prompt: Row[int]) -> Served:
-        """After another request that begins with `prompt`: as turns of a chat, then side by side."""
+        """Serve after a request that begins with `prompt`: as turns of a chat, then in a batch."""
         engine = Engine(self.network, context_limit=self.limit, keep_prefix=True)
         turns: list[Trace] = []
         for request in [replace(self.requests[0], prompt=[*prompt, 0]), *self.requests]:
@@ -139,7 +139,7 @@ class Serving:
         return [*turns[1:], *traces], f"{reused} prompt tokens of those side by side were there already"
 
     def restarted(self) -> Served:
-        """Answered, kept on disk, and answered side by side by another engine that begins with what was kept."""
+        """Serve, store on disk, and serve as a batch by another engine that loads the stored prefixes."""
         before, after = (Engine(self.network, context_limit=self.limit, keep_prefix=True) for _ in range(2))
         assert before.caches.pool is not None
         assert after.caches.pool is not None
@@ -157,7 +157,7 @@ class Serving:
         return traces, f"{sum(sequence.reused for sequence in sequences)} prompt tokens came from disk"
 
     def _memory(self, pieces: int) -> int:
-        """Bytes for so many pieces of K/V, and never less than one sequence may take."""
+        """Return the bytes of so many blocks, at least those of one sequence."""
         return max(self.network.cost.kv_bytes(pieces * CHUNK), self.network.cost.kv_bytes(self.limit))
 
     def _drive(self, engine: Engine, sequences: Row[Sequence], between: Tick = lambda: None) -> list[Trace]:
@@ -187,14 +187,14 @@ class _Short:
 
 
 class _Stepping:
-    """Counts how often sequences step back."""
+    """Counts preemptions."""
 
     def __init__(self) -> None:
         self.times = 0
         self._now: set[Sequence] = set()
 
     def look(self, sequences: Iterable[Sequence]) -> None:
-        """To be called after every step."""
+        """Count new preemptions; called after every step."""
         now = {sequence for sequence in sequences if sequence.state == "preempted"}
         self.times += len(now - self._now)
         self._now = now
@@ -202,5 +202,5 @@ class _Stepping:
 
 def _note(trace: Trace, sequence: Sequence, event: Event) -> None:
     trace.add(event)
-    if isinstance(event, Finished) and sequence.cache is not None:  # it is put away in the next step
+    if isinstance(event, Finished) and sequence.cache is not None:  # its cache is released in the next step
         trace.see(sequence.cache)

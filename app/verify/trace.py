@@ -1,7 +1,7 @@
-"""What a sequence said, token by token, what it left in the KV cache, and whether both are as they were before.
+"""Traces of answers: tokens, log probabilities and digests of K/V, and their comparison.
 
-Of every step the log probabilities of the chosen token and the TOP likeliest are kept, and a digest of all logits of
-the row; of every entry of the cache, where it is in blocks, a digest of its bytes in all layers.
+Per step: log probabilities of the chosen token and the TOP most likely, and a digest of the row's logits. Per entry of
+a paged cache: a digest of its bytes in all layers.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ TOP = 8
 
 @dataclass(slots=True)
 class Trace:
-    """A sequence's answer, as far as it got, to a prompt of so many tokens."""
+    """A sequence's answer so far. prompt: tokens of its prompt."""
 
     prompt: int = 0
     tokens: list[int] = field(default_factory=list)
@@ -28,7 +28,7 @@ class Trace:
     entries: dict[tuple[int, int], bytes] = field(default_factory=dict)  # (layer group, position) -> digest of K/V
 
     def add(self, event: Event) -> None:
-        """What an event of the sequence brought. Raises what it failed with."""
+        """Add an event of the sequence. Raises the error of a failed one."""
         if isinstance(event, Failed):
             raise event.error
         if isinstance(event, Step):
@@ -37,7 +37,7 @@ class Trace:
             self.logprobs += event.logprobs
 
     def see(self, cache: Any) -> None:
-        """The committed entries of the sequence's cache, before it is put away; packed ones where a block is full."""
+        """Digest the committed entries of a paged cache before its release; packed ones by full block."""
         if not isinstance(cache, PagedCache):
             return
         for group, table in enumerate(cache.tables):
@@ -53,14 +53,14 @@ class Trace:
 
 
 def _rows(held: mx.array) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Entries (L, 2, Hkv, n, D) -> their bytes (n, ...), one row each."""
+    """Return the bytes (n, ...) of entries (L, 2, Hkv, n, D), one row each."""
     rows = mx.contiguous(mx.moveaxis(held, 3, 0)).reshape(held.shape[3], -1)
     return np.array(rows.view(mx.uint8))
 
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """Where another token was chosen. margin: by how much the first had been likelier; None: by more than TOP tell."""
+    """A position where another token was chosen. margin: in nats; None if the token is not among the TOP."""
 
     sequence: int
     position: int
@@ -71,10 +71,9 @@ class Flip:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two answers to one request. gap: the largest of log probabilities (natural logarithms).
+    """Two answers to one request. gap: largest difference of log probabilities (natural logarithms).
 
-    tokens, entries: compared. missing: tokens that should have been there. changed: the positions of entries of the
-    cache whose bytes differ.
+    tokens, entries: compared. missing: difference in length. changed: positions of cache entries with different bytes.
     """
 
     tokens: int
@@ -87,9 +86,9 @@ class Comparison:
 
 
 def compare(sequence: int, expected: Trace, got: Trace, *, cut: bool = False) -> Comparison:
-    """Hold `got` against `expected`, up to the first token that differs: what follows is the answer to another text.
+    """Compare up to the first different token; later tokens continue another text.
 
-    cut: it was to end at any time, so that only what there is counts.
+    cut: `got` may end early, so missing tokens do not count.
     """
     same, gap, flip, count = True, 0.0, None, 0
     for position, (token, other) in enumerate(zip(expected.tokens, got.tokens, strict=False)):
@@ -107,7 +106,7 @@ def compare(sequence: int, expected: Trace, got: Trace, *, cut: bool = False) ->
     short = 0 if cut or flip else max(0, len(expected.tokens) - len(got.tokens))
     more = max(0, len(got.tokens) - len(expected.tokens)) if not flip else 0
     entries = expected.entries.keys() & got.entries.keys()
-    if flip:  # what follows are entries of other tokens
+    if flip:  # later entries belong to other tokens
         entries = {place for place in entries if place[1] < got.prompt + flip.position}
     changed = sorted({place[1] for place in entries if expected.entries[place] != got.entries[place]})
     same = same and not short and not more and not changed
