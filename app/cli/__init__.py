@@ -1,1 +1,1 @@
-"""The command line: one file a command, and what only commands use. Prints, parses arguments, sets exit codes."""
+"""The command line: one file per command, and helpers that only commands use."""

@@ -1,13 +1,14 @@
-"""`headrace bench`: measure this machine; compare two measurements; look at earlier ones.
+"""`headrace bench`: measurements of this machine, their comparison and history.
 
-Options in, `app.bench` does the work, results out: the table on a terminal, Markdown elsewhere, or one of the formats
-asked for. Ctrl-C prints what is done and exits with 130.
+Results are a table on a terminal and Markdown elsewhere, or the form asked for. Ctrl-C prints the results so far and
+exits with 130.
 """
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -17,8 +18,46 @@ from headrace.app.cli.json_output import print_json
 from headrace.app.cli.say import say
 from headrace.runtime.errors import EngineError, UsageError
 
-_LENGTHS = ("-p", "-n", "-d", "--pg", "--arrivals")  # of what is measured without --speculate
+if TYPE_CHECKING:
+    from headrace.app.bench.measure.peers import Peer
+    from headrace.app.bench.measure.plan import Test
+    from headrace.app.bench.measure.run import Options
+
+_LENGTHS = ("-p", "-n", "-d", "--pg", "--arrivals")  # not with --speculate
 FORMATS = ("table", "md", "csv", "json", "jsonl")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """The options of `headrace bench`, named as click names them."""
+
+    models: tuple[str, ...]
+    prompts: str
+    generates: str
+    depths: str
+    batches: str
+    arrivals: str
+    speculate: bool
+    workloads: tuple[str, ...]
+    draft: str | None
+    combined: bool
+    repetitions: int | None
+    threads: int | None
+    peer_threads: int | None
+    peers: tuple[str, ...]
+    llama_python: str | None
+    llama_model: str | None
+    mlx_python: str | None
+    quality: bool
+    kv: str | None
+    against: tuple[str, ...]
+    text: Path | None
+    profile: bool
+    form: Literal["table", "md", "csv", "json", "jsonl"] | None
+    as_json: bool
+    report: Path | None
+    save: bool
+    force: bool
 
 
 @click.group(invoke_without_command=True)
@@ -27,84 +66,97 @@ FORMATS = ("table", "md", "csv", "json", "jsonl")
     multiple=True,
     metavar="MODEL",
     shell_complete=model_names,
-    help="As for run, HEADRACE_MODEL and settings included. Repeatable.",
+    help="Model, as for run; repeatable [HEADRACE_MODEL or settings].",
 )
 @click.option("-p", "--prompt", "prompts", default="512", metavar="N,...", help="Prompt lengths to prefill [512].")
-@click.option("-n", "--generate", "generates", default="128", metavar="N,...", help="How many tokens to decode [128].")
+@click.option(
+    "-n", "--generate", "generates", default="128", metavar="N,...", help="Numbers of tokens to decode [128]."
+)
 @click.option("-d", "--depth", "depths", default="0", metavar="N,...", help="Tokens already in the KV cache [0].")
 @click.option("--batch", "batches", default="1", metavar="N,...", help="Sequences that decode together [1].")
-@click.option("--arrivals", default="0", metavar="N,...", help="Prompts that join others, which decode [none].")
-@click.option("--speculate", is_flag=True, help="Measure what speculation gives, on the workloads made for that.")
-@click.option("--workload", "workloads", multiple=True, metavar="NAME", help="One of them alone. Repeatable.")
+@click.option("--arrivals", default="0", metavar="N,...", help="Prompt lengths that join decoding sequences [none].")
+@click.option("--speculate", is_flag=True, help="Gain of speculative decoding, on its workloads.")
 @click.option(
-    "--draft", metavar="MODEL", shell_complete=model_names, help="What guesses for -m, not what was said before."
+    "--workload", "workloads", multiple=True, metavar="NAME", help="Workload of --speculate; repeatable [all]."
 )
-@click.option("--pg/--no-pg", "combined", default=True, help="Also test prompt + generation [yes].")
-@click.option("-r", "--repetitions", type=click.IntRange(1), metavar="N", help="Rounds [5, more where it is noisy].")
+@click.option("--draft", metavar="MODEL", shell_complete=model_names, help="Draft model for --speculate [n-grams].")
+@click.option("--pg/--no-pg", "combined", default=True, help="Test of prompt and generation together [yes].")
+@click.option("-r", "--repetitions", type=click.IntRange(1), metavar="N", help="Rounds [5, more if noisy].")
 @click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="CPU threads of every engine [cores].")
-@click.option("--peer-threads", type=click.IntRange(1, 1024), metavar="N", help="Another number for the peers.")
+@click.option("--peer-threads", type=click.IntRange(1, 1024), metavar="N", help="CPU threads of the peers [--threads].")
 @click.option(
     "--vs",
     "peers",
     multiple=True,
     type=click.Choice(["mlx-lm", "llama.cpp"]),
     metavar="PEER",
-    help="mlx-lm or llama.cpp. Repeatable.",
+    help="Peer to compare with: mlx-lm or llama.cpp; repeatable.",
 )
-@click.option("--llama-python", metavar="PYTHON", help="One with llama-cpp-python, for llama-bench.")
-@click.option("--llama-model", metavar="FILE", help="What llama.cpp reads, if -m is no GGUF.")
-@click.option("--mlx-python", metavar="PYTHON", help="One with mlx-lm, for this one.")
-@click.option("--quality", is_flag=True, help="What formats of K/V do to what the model says, instead of speed.")
-@click.option("--kv", metavar="FORMAT,...", help="How K/V are stored: f16, q8, k8v4, q4, or auto; several: compared.")
-@click.option("--against", multiple=True, metavar="MODEL", help="With --quality: also other weights. Repeatable.")
-@click.option("--text", type=Path, metavar="FILE", help="With --quality: another text than the one shipped.")
-@click.option("--profile", is_flag=True, help="Attribute one step's time to its parts.")
-@click.option("-o", "--output", "form", metavar="FORM", type=click.Choice(FORMATS), help="table, md, csv, json, jsonl.")
-@click.option("--json", "as_json", is_flag=True, help="As -o json: one JSON document.")
-@click.option("--report", type=Path, metavar="FILE", help="Write a page with plots.")
+@click.option(
+    "--llama-python", metavar="PYTHON", help="Python interpreter that has llama-cpp-python [llama-bench is used]."
+)
+@click.option("--llama-model", metavar="FILE", help="GGUF file for llama.cpp [-m].")
+@click.option("--mlx-python", metavar="PYTHON", help="Python interpreter that has mlx-lm [this one].")
+@click.option("--quality", is_flag=True, help="Effect of K/V formats on the logits, instead of speed.")
+@click.option("--kv", metavar="FORMAT,...", help="K/V formats to compare: f16, q8, k8v4, q4; or auto [settings].")
+@click.option("--against", multiple=True, metavar="MODEL", help="Other weights for --quality; repeatable.")
+@click.option("--text", type=Path, metavar="FILE", help="Text for --quality [a shipped one].")
+@click.option("--profile", is_flag=True, help="Time of one step by part.")
+@click.option(
+    *("-o", "--output", "form"),
+    metavar="FORM",
+    type=click.Choice(FORMATS),
+    help="Output form: table, md, csv, json or jsonl [table; md in pipes].",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document, as -o json.")
+@click.option("--report", type=Path, metavar="FILE", help="HTML page with plots.")
 @click.option("--save", is_flag=True, help="Keep the results for `headrace bench history`.")
 @click.option("--force", is_flag=True, help="Load even if memory looks too small.")
 @click.pass_context
 def bench(ctx: click.Context, /, **options: Any) -> int:
-    """Measure prefill and decode speed, and how close decoding comes to the memory's limit.
+    """Measure prefill and decode speed, and the share of memory bandwidth that decoding reaches.
 
-    With --speculate: answers with speculation and without, side by side. Exit code 1 if it changed a token where that
-    must not be.
+    With --speculate, compares answers with and without speculation. Exit code 1 if it changed a token that must not
+    change.
     """
     if ctx.invoked_subcommand is not None:
         return 0
-    if options["quality"]:
+    given = BenchOptions(**options)
+    if given.quality:
         from headrace.app.cli.bench_quality import bench_quality
 
-        return bench_quality(ctx, options)
-    if options.pop("against") or options.pop("text"):
+        return bench_quality(ctx, given)
+    _check_modes(ctx, given)
+    return _measure(given)
+
+
+def _check_modes(ctx: click.Context, given: BenchOptions) -> None:
+    """Raise UsageError for options that belong to --quality or --speculate, or do not go with it."""
+    if given.against or given.text:
         raise UsageError("--against and --text go with --quality")
-    del options["quality"]
-    if options["workloads"] and not options["speculate"]:
+    if given.speculate:
+        named = {option: str(parameter.name) for parameter in ctx.command.params for option in parameter.opts}
+        typed = (name for name in _LENGTHS if on_command_line(ctx, named[name]))
+        if (length := next(typed, None)) is not None:
+            raise UsageError(f"--speculate measures workloads of fixed lengths: leave {length} out")
+        return
+    if given.workloads:
         raise UsageError("--workload goes with --speculate")
-    if options["draft"] is not None and not options["speculate"]:
+    if given.draft is not None:
         raise UsageError("--draft goes with --speculate")
-    if options["speculate"] and (given := [name for name in _LENGTHS if _given(ctx, name)]):
-        raise UsageError(f"--speculate measures workloads, which have lengths of their own: leave {given[0]} out")
-    return _bench(**options)
 
 
-def _given(ctx: click.Context, option: str) -> bool:
-    """Whether the command line has it."""
-    name = next(name for name, options in _parameters(ctx) if option in options)
+def on_command_line(ctx: click.Context, name: str) -> bool:
+    """Return whether the parameter was set on the command line."""
     return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-
-
-def _parameters(ctx: click.Context) -> list[tuple[str, list[str]]]:
-    return [(str(parameter.name), parameter.opts) for parameter in ctx.command.params]
 
 
 @bench.command()
 @click.argument("a", type=click.Path(exists=True, dir_okay=False))
 @click.argument("b", type=click.Path(exists=True, dir_okay=False))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def compare(a: str, b: str, as_json: bool) -> int:
-    """Say which tests of B differ significantly from A. Exit code 1 if any test of B is slower."""
+    """List the tests in which B differs significantly from A. Exit code 1 if any test of B is slower."""
     from headrace.app.bench.compare.documents import compare_documents
     from headrace.app.bench.compare.stored import read_document
     from headrace.app.bench.show.compare_view import lines, show
@@ -121,10 +173,10 @@ def compare(a: str, b: str, as_json: bool) -> int:
 
 @bench.command()
 @click.option("--show", "number", type=click.IntRange(1), metavar="ID", help="Show this run again.")
-@click.option("--delete", type=click.IntRange(1), metavar="ID", help="Forget this run.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
+@click.option("--delete", type=click.IntRange(1), metavar="ID", help="Delete this run.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON list.")
 def history(number: int | None, delete: int | None, as_json: bool) -> None:
-    """List the saved runs, and how each test's speed went over time."""
+    """List the saved runs, and each test's speed over time."""
     from headrace.app.bench.compare.history import History
     from headrace.app.bench.show.history_view import show_history
 
@@ -139,81 +191,22 @@ def history(number: int | None, delete: int | None, as_json: bool) -> None:
             show_history(kept)
 
 
-def _bench(
-    models: tuple[str, ...],
-    prompts: str,
-    generates: str,
-    depths: str,
-    batches: str,
-    arrivals: str,
-    speculate: bool,
-    workloads: tuple[str, ...],
-    draft: str | None,
-    combined: bool,
-    repetitions: int | None,
-    threads: int | None,
-    peer_threads: int | None,
-    kv: str | None,
-    form: str | None,
-    as_json: bool,
-    report: Path | None,
-    save: bool,
-    profile: bool,
-    force: bool,
-    **peer_options: Any,
-) -> int:
-    from headrace.app.bench.measure.kv_formats import check_formats
-    from headrace.app.bench.measure.plan import parse_counts, plan, plan_speculation
-    from headrace.app.bench.measure.run import Options, run
-    from headrace.app.bench.measure.workloads import chosen_workloads
+def _measure(given: BenchOptions) -> int:
+    """Run the benchmark, print, report and save it; return the exit code."""
+    from headrace.app.bench.measure.run import run
     from headrace.app.bench.show.live import live_view
-    from headrace.app.config.settings import chosen_model, load_settings
 
-    together = parse_counts(batches, "--batch")
-    joining = parse_counts(arrivals, "--arrivals")
-    if any(joining) and peer_options["peers"]:
-        raise UsageError("--arrivals is measured with headrace alone: leave --vs out")
-    if speculate and peer_options["peers"]:
-        _check_guessing_peers(together, **peer_options)
-    elif max(together) > 1 and peer_options["peers"]:
-        _check_batch_peers(**peer_options)
-    tests = (
-        plan_speculation(chosen_workloads(workloads), together)
-        if speculate
-        else plan(
-            parse_counts(prompts, "-p"),
-            parse_counts(generates, "-n"),
-            parse_counts(depths, "-d"),
-            combined=combined,
-            batches=together,
-            arrivals=joining,
-        )
-    )
-    settings = load_settings()
-    formats = list(dict.fromkeys(name.strip() for name in (kv or settings.chat.kv).split(",")))
-    check_formats(formats, peer_options["peers"])
-    options = Options(
-        models=models or (chosen_model(None, settings),),
-        tests=tests,
-        rounds=repetitions,
-        threads=threads,
-        peer_threads=peer_threads,
-        force=force,
-        profile=profile,
-        peers=_peers(models, peer_threads, formats[0], **peer_options),
-        kv=formats,
-        draft=draft,
-    )
-    if report is not None:
+    options = _run_options(given)
+    if given.report is not None:
         from headrace.app.bench.show.report import check_report_path
 
-        check_report_path(report)
+        check_report_path(given.report)
     with live_view() as show:
         document = run(options, show)
-    _print(document, "json" if as_json else form)
-    if report is not None:
-        _write_report(document, report)
-    if save:
+    _print(document, "json" if given.as_json else given.form)
+    if given.report is not None:
+        _write_report(document, given.report)
+    if given.save:
         from headrace.app.bench.compare.history import History
 
         with History() as kept:
@@ -224,8 +217,69 @@ def _bench(
     return 1 if (document["identity"] or {}).get("broken") else 0
 
 
+def _run_options(given: BenchOptions) -> "Options":
+    """Check the options and plan the run. Raises UsageError."""
+    from headrace.app.bench.measure.kv_formats import check_formats
+    from headrace.app.bench.measure.run import Options
+    from headrace.app.config.settings import chosen_model, load_settings
+
+    tests = _tests(given)
+    settings = load_settings()
+    formats = list(dict.fromkeys(name.strip() for name in (given.kv or settings.chat.kv).split(",")))
+    check_formats(formats, given.peers)
+    return Options(
+        models=given.models or (chosen_model(None, settings),),
+        tests=tests,
+        rounds=given.repetitions,
+        threads=given.threads,
+        peer_threads=given.peer_threads,
+        force=given.force,
+        profile=given.profile,
+        peers=_peers(given, formats[0]),
+        kv=formats,
+        draft=given.draft,
+    )
+
+
+def _tests(given: BenchOptions) -> "list[Test]":
+    from headrace.app.bench.measure.plan import parse_counts, plan, plan_speculation
+    from headrace.app.bench.measure.workloads import chosen_workloads
+
+    batches = parse_counts(given.batches, "--batch")
+    arrivals = parse_counts(given.arrivals, "--arrivals")
+    _check_peers(given, batches, arrivals)
+    if given.speculate:
+        return plan_speculation(chosen_workloads(given.workloads), batches)
+    return plan(
+        parse_counts(given.prompts, "-p"),
+        parse_counts(given.generates, "-n"),
+        parse_counts(given.depths, "-d"),
+        combined=given.combined,
+        batches=batches,
+        arrivals=arrivals,
+    )
+
+
+def _check_peers(given: BenchOptions, batches: Sequence[int], arrivals: Sequence[int]) -> None:
+    """Raise UsageError for tests that a peer cannot run."""
+    if not given.peers:
+        return
+    if any(arrivals):
+        raise UsageError("--arrivals is measured with headrace alone: leave --vs out")
+    no_python = "llama.cpp" in given.peers and given.llama_python is None
+    if given.speculate:
+        if "mlx-lm" in given.peers:
+            raise UsageError("mlx-lm has no prompt lookup decoding: --speculate goes with --vs llama.cpp")
+        if no_python:
+            raise UsageError("llama-bench has no prompt lookup decoding", "--llama-python PYTHON has it")
+        if max(batches) > 1:
+            raise UsageError("llama-cpp-python's prompt lookup takes one sequence: leave --batch out")
+    elif max(batches) > 1 and no_python:
+        raise UsageError("llama-bench has no parallel sequences", "--llama-python PYTHON has them")
+
+
 def _require_peers(document: dict[str, Any], engines: list[str]) -> None:
-    """Raises EngineError for a comparison that was asked for and did not happen."""
+    """Raise EngineError if a requested peer was not measured."""
     measured = {entry["engine"] for entry in document["results"]}
     for engine in engines:
         if engine not in measured:
@@ -233,48 +287,21 @@ def _require_peers(document: dict[str, Any], engines: list[str]) -> None:
             raise EngineError(f"not compared with {engine}: {reason.partition(': ')[2]}")
 
 
-def _check_batch_peers(peers: tuple[str, ...], llama_python: str | None, **_others: Any) -> None:
-    """Raises UsageError for a peer whose sequences cannot be measured together."""
-    if "llama.cpp" in peers and llama_python is None:
-        raise UsageError("llama-bench has no parallel sequences", "--llama-python PYTHON names one that has")
-
-
-def _check_guessing_peers(
-    together: Sequence[int], peers: tuple[str, ...], llama_python: str | None, **_others: Any
-) -> None:
-    """Raises UsageError for a peer that has no prompt lookup, or not as it is asked for."""
-    if "mlx-lm" in peers:
-        raise UsageError("mlx-lm has no prompt lookup to compare with: --speculate goes with --vs llama.cpp")
-    if llama_python is None:
-        raise UsageError("llama-bench has no prompt lookup", "--llama-python PYTHON names one that has")
-    if max(together) > 1:
-        raise UsageError("llama-cpp-python's prompt lookup takes one sequence: leave --batch out")
-
-
-def _peers(
-    models: tuple[str, ...],
-    peer_threads: int | None,
-    kv: str,
-    peers: tuple[str, ...],
-    llama_python: str | None,
-    llama_model: str | None,
-    mlx_python: str | None,
-) -> list[Any]:
+def _peers(given: BenchOptions, kv: str) -> "list[Peer]":
     from headrace.app.bench.measure.peers import Peer
 
-    if peer_threads and not peers:
+    if given.peer_threads and not given.peers:
         raise UsageError("--peer-threads goes with --vs")
-    if (llama_python or llama_model) and "llama.cpp" not in peers:
+    if (given.llama_python or given.llama_model) and "llama.cpp" not in given.peers:
         raise UsageError("--llama-python and --llama-model go with --vs llama.cpp")
-    if llama_model and not Path(llama_model).is_file():
-        raise UsageError(f"no such file: {llama_model}")
-    gguf = llama_model or next((model for model in models[:1] if model.lower().endswith(".gguf")), None)
-    known = {"mlx-lm": Peer("mlx-lm", mlx_python), "llama.cpp": Peer("llama.cpp", llama_python, gguf, kv)}
-    return [known[name] for name in dict.fromkeys(peers)]
+    if given.llama_model and not Path(given.llama_model).is_file():
+        raise UsageError(f"no such file: {given.llama_model}")
+    gguf = given.llama_model or next((model for model in given.models[:1] if model.lower().endswith(".gguf")), None)
+    known = {"mlx-lm": Peer("mlx-lm", given.mlx_python), "llama.cpp": Peer("llama.cpp", given.llama_python, gguf, kv)}
+    return [known[name] for name in dict.fromkeys(given.peers)]
 
 
 def _print(document: dict[str, Any], form: str | None) -> None:
-    """On standard output, in the form asked for."""
     from headrace.app.bench.show import formats
     from headrace.app.bench.show.summary_view import show
 

@@ -1,4 +1,4 @@
-"""A benchmark's document on standard output, in the form asked for."""
+"""Output of benchmark documents: table, JSON or another text form."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ def print_document(
     table: Callable[[Document], None],
     writers: Mapping[str, Callable[[Document], str]],
 ) -> None:
-    """form: "table", "json" or one of `writers`; None: the table on a terminal, "md" elsewhere."""
+    """Print the document. form: "table", "json" or one of `writers`; None: the table on a terminal, "md" elsewhere."""
     form = form or ("table" if sys.stdout.isatty() else "md")
     if form == "table":
         table(document)

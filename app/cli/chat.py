@@ -1,10 +1,12 @@
-"""`headrace chat`: opens the chat on a terminal. Says what to use instead where there is no terminal.
+"""`headrace chat`: the chat on a terminal.
 
-The first frame comes before the model: this module imports what draws it, the engine starts in its own process.
+The first frame comes before the model: the engine starts in its own process.
 """
 
 import os
 import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +17,23 @@ from headrace.app.cli.say import say
 from headrace.app.config.kv_option import kv_option
 from headrace.runtime.errors import UsageError
 
+if TYPE_CHECKING:
+    from headrace.app.config.settings import Settings
+    from headrace.app.sessions.records import Session
+    from headrace.app.sessions.store import SessionStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions:
+    """The options of `headrace chat`, named as click names them."""
+
+    model: str | None
+    resume: str | None
+    context: int | None
+    kv: str | None
+    speculate: str | None
+    draft: str | None
+
 
 @click.command()
 @click.option(
@@ -22,59 +41,44 @@ from headrace.runtime.errors import UsageError
     "--model",
     metavar="MODEL",
     shell_complete=model_names,
-    help="Catalog name, local directory, .gguf file or hub id; with --resume, the session goes on with it.",
+    help="Catalog name, directory, .gguf file or hub id [HEADRACE_MODEL or settings].",
 )
-@click.option("--resume", metavar="ID", help="Go on with a session: its id, the beginning of it, or `last`.")
-@click.option(
-    "--context", type=click.IntRange(1), help="Context limit in tokens. Default: what model and memory allow."
-)
+@click.option("--resume", metavar="ID", help="Session to continue: its id, the beginning of it, or `last`.")
+@click.option("--context", type=click.IntRange(1), help="Context limit in tokens [the largest for model and memory].")
 @kv_option
 @answer_option("speculate")
 @draft_option
-def chat(
-    model: str | None, resume: str | None, context: int | None, kv: str | None, speculate: str | None, draft: str | None
-) -> int:
-    """Chat in the terminal, with the decode loop in view.
+def chat(**options: Any) -> int:
+    """Chat in the terminal and watch the decode loop.
 
-    F1 shows all keys and commands. New sessions begin with what the settings file says, which `headrace paths` finds
-    and writes. HEADRACE_MODEL names another model for them, and -m goes before both.
+    F1 shows all keys and commands. New sessions start from the settings file, whose path `headrace paths` shows.
+    HEADRACE_MODEL overrides its model, and -m overrides both.
     """
-    # The screen is drawn on standard error, as textual does on every Unix.
+    # textual draws on standard error on every Unix.
     if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
         raise UsageError("the chat needs a terminal", "`headrace run PROMPT` works in pipes and scripts")
     if os.environ.get("TERM", "") in ("", "dumb"):
         raise UsageError(
-            "this terminal cannot draw the chat (TERM is dumb)", "`headrace run PROMPT` needs nothing of it"
+            "this terminal cannot draw the chat (TERM is dumb)", "`headrace run PROMPT` works on any terminal"
         )
-    from headrace.app.config.settings import chosen_model, load_settings
+    from headrace.app.config.settings import load_settings
     from headrace.app.engine.client import EngineClient
     from headrace.app.sessions.unsaved import store_for_chat
     from headrace.app.tui.app import HeadraceApp
     from headrace.app.tui.metrics.machine_watch import MachineWatch
 
+    given = ChatOptions(**options)
     settings = load_settings()
-    draft = chosen_draft(draft, settings.chat.draft, speculate)
-    chosen = {} if speculate is None else {"speculate": speculate}
+    draft = chosen_draft(given.draft, settings.chat.draft, given.speculate)
     with store_for_chat() as (store, unsaved):
-        if resume is not None:
-            session = store.find(resume)
-            if model is not None:
-                session = store.set_model(session.id, model)
-            if chosen:
-                session = store.set_sampling(session.id, {**session.sampling, **chosen})
-        else:
-            session = store.create(
-                model=chosen_model(model, settings),
-                system=settings.chat.system,
-                sampling={**settings.sampling_given, **chosen},
-            )
+        session = _session(store, given, settings)
         engines = [EngineClient(draft)]
 
         def second_engine() -> EngineClient:
             engines.append(EngineClient(draft))
             return engines[-1]
 
-        limit = context or settings.chat.context or None
+        limit = given.context or settings.chat.context or None
         watch = MachineWatch(lambda: [os.getpid(), *(engine.pid for engine in engines if engine.pid)])
         app = HeadraceApp(
             engines[0],
@@ -82,7 +86,7 @@ def chat(
             session,
             settings=settings,
             context=limit,
-            kv=kv or settings.chat.kv,
+            kv=given.kv or settings.chat.kv,
             warning=unsaved,
             watch=watch,
             second_engine=second_engine,
@@ -96,3 +100,19 @@ def chat(
     if app.state.store_error is not None:
         raise app.state.store_error
     return app.return_code or 0
+
+
+def _session(store: "SessionStore", given: ChatOptions, settings: "Settings") -> "Session":
+    """Resume the session asked for, with the model and options given, or create one."""
+    from headrace.app.config.settings import chosen_model
+
+    chosen = {} if given.speculate is None else {"speculate": given.speculate}
+    if given.resume is None:
+        sampling = {**settings.sampling_given, **chosen}
+        return store.create(model=chosen_model(given.model, settings), system=settings.chat.system, sampling=sampling)
+    session = store.find(given.resume)
+    if given.model is not None:
+        session = store.set_model(session.id, given.model)
+    if chosen:
+        session = store.set_sampling(session.id, {**session.sampling, **chosen})
+    return session

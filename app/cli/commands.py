@@ -1,7 +1,7 @@
-"""The `headrace` command: names of subcommands, exit codes, and how errors look. Imports nothing heavy.
+"""The `headrace` command: subcommands, exit codes and error messages. Imports nothing heavy.
 
-A subcommand's module is imported when it is run, so `headrace --help` needs neither mlx nor textual. Exit codes:
-0 done, 1 failed, 2 usage error, 130 interrupted (129 and 143, for signals that end it, are `app.cli.main`'s).
+A subcommand's module is imported when it runs, so `headrace --help` needs neither mlx nor textual. Exit codes: 0 done,
+1 failed, 2 usage error, 130 interrupted; `app.cli.main` adds 129 and 143 for signals.
 """
 
 import contextlib
@@ -21,17 +21,21 @@ PROGRAM = "headrace"
 
 # name -> (module, attribute, one line for --help)
 _COMMANDS = {
-    "chat": ("headrace.app.cli.chat", "chat", "Chat in the terminal, with the decode loop in view (the default)."),
+    "chat": ("headrace.app.cli.chat", "chat", "Chat in the terminal and watch the decode loop (the default)."),
     "run": ("headrace.app.cli.run", "run", "Answer one prompt, streamed to standard output."),
-    "batch": ("headrace.app.cli.batch", "batch", "Answer a file of requests, many side by side."),
-    "bench": ("headrace.app.cli.bench", "bench", "Measure how fast this machine decodes, and how close to its limit."),
-    "verify": ("headrace.app.cli.verify", "verify", "Check that answers do not depend on who is beside them."),
+    "batch": ("headrace.app.cli.batch", "batch", "Answer a file of requests, many at a time."),
+    "bench": (
+        "headrace.app.cli.bench",
+        "bench",
+        "Measure prefill and decode speed, and the share of memory bandwidth used.",
+    ),
+    "verify": ("headrace.app.cli.verify", "verify", "Check that an answer is the same alone and in a batch."),
     "predict": (
         "headrace.app.cli.predict",
         "predict",
-        "Say how fast a model would decode on a chip, before fetching it.",
+        "Predict a model's decode speed on this machine or other chips.",
     ),
-    "fit": ("headrace.app.cli.predict", "fit", "Say which models fit this machine, and how fast each would be."),
+    "fit": ("headrace.app.cli.predict", "fit", "List the catalog models that fit this machine."),
     "models": ("headrace.app.cli.models", "models", "List, fetch, inspect and remove models."),
     "sessions": (
         "headrace.app.cli.sessions",
@@ -41,26 +45,26 @@ _COMMANDS = {
     "pull": ("headrace.app.cli.models", "pull", "Short for `models pull`."),
     "list": ("headrace.app.cli.models", "list_models", "Short for `models list`."),
     "rm": ("headrace.app.cli.models", "rm", "Short for `models rm`."),
-    "paths": ("headrace.app.cli.paths", "paths", "Show where headrace keeps its files."),
-    "doctor": ("headrace.app.cli.doctor", "doctor", "Show what headrace knows about this machine, and what is wrong."),
-    "completion": ("headrace.app.cli.completion", "completion", "Let bash, zsh or fish complete headrace's commands."),
+    "paths": ("headrace.app.cli.paths", "paths", "Show the locations of headrace's files."),
+    "doctor": ("headrace.app.cli.doctor", "doctor", "Show this machine's hardware, software and any problems."),
+    "completion": ("headrace.app.cli.completion", "completion", "Print a completion script for bash, zsh or fish."),
 }
 
 
 class _LazyGroup(click.Group):
-    """A group that imports a subcommand only to run it or to show its own help.
+    """A group that imports a subcommand only to run it or to show its help.
 
-    Without a command it is the chat on a terminal, and `run` where text is piped in; the options of either may follow.
+    Without a command it is `chat` on a terminal and `run` otherwise; options of both may follow.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        command = self._command_meant(ctx, args)
+        command = self._implied_command(ctx, args)
         return super().parse_args(ctx, [command, *args] if command else args)
 
-    def _command_meant(self, ctx: click.Context, args: list[str]) -> str | None:
-        """The command that is left out in `args`; None where one is named, or none can be meant."""
+    def _implied_command(self, ctx: click.Context, args: list[str]) -> str | None:
+        """Return the command omitted in `args`; None if one is named or none fits."""
         if not args:
-            if ctx.resilient_parsing:  # the shell asks what could stand here
+            if ctx.resilient_parsing:  # shell completion
                 return None
             return "chat" if _on_a_terminal() else None if sys.stdin.isatty() else "run"
         name = args[0].partition("=")[0]
@@ -90,7 +94,7 @@ class _LazyGroup(click.Group):
 
             near = get_close_matches(args[0], _COMMANDS, n=1)
             hint = f"did you mean {near[0]}?" if near else "`headrace run PROMPT` answers a prompt"
-            raise UsageError(f"No such command {args[0]!r:.80}", f"{hint}; `headrace --help` lists the commands")
+            raise UsageError(f"no such command: {args[0]!r:.80}", f"{hint}; `headrace --help` lists the commands")
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -102,8 +106,8 @@ class _LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError as error:  # not standard output's; click would exit without a word
-            raise HeadraceError("a connection to another process broke") from error
+        except BrokenPipeError as error:  # on another pipe than standard output; click would exit silently
+            raise HeadraceError("the connection to another process broke") from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -131,12 +135,12 @@ def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) ->
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Show the version."
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="The version."
 )
 def cli() -> None:
-    """Run a quantized language model on this machine and see how its decode loop behaves.
+    """Run a quantized language model on this machine and watch its decode loop.
 
-    Without a command: the chat on a terminal, an answer to what is piped in elsewhere; with the options of either.
+    Without a command, opens the chat on a terminal and otherwise answers piped text; options of both work.
     """
     for line in environment.check():
         _complain(line, None)
@@ -147,13 +151,13 @@ def _on_a_terminal() -> bool:
 
 
 def _takes(command: click.Command, option: str) -> bool:
-    """Whether the command has this option; of short ones the value may follow at once."""
+    """Return whether the command has the option; a short one may carry its value."""
     names = {name for param in command.params if isinstance(param, click.Option) for name in param.opts}
     return option in names or (not option.startswith("--") and option[:2] in names)
 
 
 def run_command_line() -> int:
-    """Do what the arguments say; the exit code. Every error but an interrupt ends here, in one line and a hint."""
+    """Run the command line and return its exit code. Every error but an interrupt becomes one line and a hint."""
     try:
         code = cli.main(prog_name=PROGRAM, standalone_mode=False)
         sys.stdout.flush()
@@ -172,10 +176,10 @@ def run_command_line() -> int:
         return 2
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else PROGRAM
-        _complain(_of_click(error), f"`{command} --help` shows the options")
+        _complain(_click_text(error), f"`{command} --help` shows the options")
         return error.exit_code
     except click.ClickException as error:
-        _complain(_of_click(error), None)
+        _complain(_click_text(error), None)
         return error.exit_code
     except HeadraceError as error:
         _debug_traceback()
@@ -188,7 +192,7 @@ def run_command_line() -> int:
     return code if isinstance(code, int) else 0
 
 
-def _of_click(error: click.ClickException) -> str:
+def _click_text(error: click.ClickException) -> str:
     return " ".join(error.format_message().split()).removesuffix(".")
 
 
@@ -197,13 +201,13 @@ def _one_line(message: str) -> str:
 
 
 def _complain(message: str, hint: str | None) -> None:
-    with contextlib.suppress(OSError):  # nobody may be listening there either
+    with contextlib.suppress(OSError):  # standard error may be closed, too
         say(f"headrace: {_one_line(message)}", err=True)
         if hint:
             say(f"  hint: {_one_line(hint)}", err=True)
 
 
 def _debug_traceback() -> None:
-    with contextlib.suppress(UsageError):  # a value that means nothing, which is what is being said
+    with contextlib.suppress(UsageError):  # the error to report may be about HEADRACE_DEBUG itself
         if environment.debug():
             traceback.print_exc()

@@ -1,7 +1,7 @@
-"""`headrace completion`: the script that makes a shell complete headrace's commands, options and model names.
+"""`headrace completion`: shell completion of commands, options and model names.
 
-The shell asks the program itself at every Tab, so nothing here imports more than names need: the catalog and the
-store's entries, no mlx, no network. What cannot be read is not offered; a Tab never shows an error.
+The shell runs headrace at every Tab, so this imports only the catalog and the store, no mlx. Unreadable entries are
+left out; a Tab never shows an error.
 """
 
 import click
@@ -16,7 +16,7 @@ _PATH_MARKS = ("/", ".", "~")
 @click.command()
 @click.argument("shell", type=click.Choice(_SHELLS))
 def completion(shell: str) -> None:
-    """Print what makes SHELL (bash, zsh or fish) complete commands, options and model names.
+    """Print SHELL's completion script for commands, options and model names (bash, zsh or fish).
 
     \b
     bash, in ~/.bashrc:  eval "$(headrace completion bash)"
@@ -31,7 +31,7 @@ def completion(shell: str) -> None:
 
 
 def model_names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """What `-m` may be: names from the store and the catalog; files where it looks like a path or like nothing else."""
+    """Complete `-m`: installed and catalog names; files if the text looks like a path or matches no name."""
     from headrace.models.registry.catalog import load_catalog
 
     catalog = load_catalog()
@@ -44,12 +44,12 @@ def model_names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -
 
 
 def installed_names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """The names of what the store has."""
+    """Complete installed models."""
     return [name for name in _installed() if name.startswith(incomplete)]
 
 
 def _installed() -> list[str]:
-    """As `-m` takes them: a hub repository's entry is called org--name."""
+    """Return names as `-m` takes them; the store calls a hub repository org--name."""
     from headrace.models.registry.store import Store
 
     try:

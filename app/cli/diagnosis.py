@@ -1,7 +1,7 @@
-"""What `headrace doctor` knows: facts gathered from every layer into one `Report`, and what is wrong in it.
+"""Facts and findings of `headrace doctor`.
 
-Gathering never raises: a part that cannot be asked (MLX does not load, say) becomes a finding. Judging
-(`findings`) is a pure function of the report. Drawing is `app.cli.doctor`'s business.
+`gather` never raises: a failing part (MLX does not load, say) becomes a finding. `findings` is a pure function of the
+report. `app.cli.doctor` prints both.
 """
 
 import os
@@ -22,14 +22,14 @@ from headrace.runtime.machine.peaks import Peak
 from headrace.runtime.metrics.units import format_bytes, format_rate
 
 PACKAGES = ("headrace", "mlx", "mlx-lm", "tokenizers", "gguf", "huggingface_hub", "textual", "matplotlib")
-_LITTLE_MEMORY = 1 << 30  # bytes: not even a 1 B model at 4 bits with its cache
+_LITTLE_MEMORY = 1 << 30  # bytes: less than a 1 B model at 4 bits with its cache
 _LITTLE_DISK = 1 << 30
 _MUCH_SWAP = 1 << 30
 
 
 @dataclass(frozen=True)
 class Place:
-    """A directory headrace uses (it may not exist yet): can it be written, how much room is left?"""
+    """A directory of headrace's, which may not exist yet."""
 
     name: str
     path: Path
@@ -39,7 +39,7 @@ class Place:
 
 @dataclass(frozen=True)
 class DefaultModel:
-    """The model a bare `headrace run` uses. `path` is None until it is installed."""
+    """The model of a bare `headrace run`. path: None until it is installed."""
 
     name: str
     path: Path | None
@@ -47,7 +47,7 @@ class DefaultModel:
 
 @dataclass(frozen=True)
 class Report:
-    """All facts of one doctor's visit; None means unknown or not applicable."""
+    """All facts; None means unknown or not applicable."""
 
     machine: Machine | None
     budget: Budget | None
@@ -63,9 +63,9 @@ class Report:
     compiler: str | None
     nvidia_driver: bool
     failures: list[Finding] = field(default_factory=list)
-    """What went wrong while gathering."""
+    """Failures while gathering."""
     user_files: dict[str, str] = field(default_factory=dict)
-    """settings, sessions, models: a line about each."""
+    """A line each about settings, sessions and models."""
 
     @property
     def os_name(self) -> str:
@@ -75,7 +75,7 @@ class Report:
 
 
 def gather(calibrate: bool = False, progress: Callable[[float], None] | None = None) -> Report:
-    """Ask everything. Measures the bandwidth when asked to, or when it never was (about a second)."""
+    """Gather all facts. Measures the memory bandwidth on request, or if it is unknown (about a second)."""
     from headrace.runtime.machine import bandwidth, hardware, memory, peaks
 
     found = versions(PACKAGES)
@@ -113,7 +113,7 @@ def gather(calibrate: bool = False, progress: Callable[[float], None] | None = N
 
 
 def findings(report: Report) -> list[Finding]:
-    """Everything that is wrong, broken things first."""
+    """Return all problems, broken things first."""
     found = [*report.failures, *_software(report), *_places_findings(report)]
     if report.machine:
         found += [*_backend(report, report.machine), *_kernels(report, report.machine), *_speed(report)]
@@ -127,8 +127,8 @@ def _software(report: Report) -> list[Finding]:
     if missing:
         found.append(Finding("broken", f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)}"))
     if report.system.get("sysctl.proc_translated") == "1":
-        what = "this Python is built for Intel and runs translated (Rosetta): the GPU is out of reach"
-        found.append(Finding("broken", what, "install an arm64 Python, then headrace into it"))
+        what = "this Python is built for Intel and runs under Rosetta, without access to the GPU"
+        found.append(Finding("broken", what, "install headrace into an arm64 Python"))
     return found
 
 
@@ -136,11 +136,11 @@ def _places_findings(report: Report) -> list[Finding]:
     found = []
     for place in report.places:
         if not place.writable:
-            do = "make it writable, or set HEADRACE_HOME to a folder that is"
+            do = "make it writable, or set HEADRACE_HOME to a writable folder"
             found.append(Finding("broken", f"cannot write to {place.path}", do))
         elif place.name == "models" and place.free_bytes is not None and place.free_bytes < _LITTLE_DISK:
             what = f"only {format_bytes(place.free_bytes)} of disk left for models"
-            found.append(Finding("advice", what, "free some space, or set HEADRACE_HOME to a larger disk"))
+            found.append(Finding("advice", what, "free some space, or set HEADRACE_HOME to a folder on a larger disk"))
     return found
 
 
@@ -152,7 +152,7 @@ def _backend(report: Report, host: Machine) -> list[Finding]:
         return [Finding("advice", "an NVIDIA GPU is present, but MLX runs on the CPU", do)]
     if report.system.get("machdep.cpu.brand_string", "").startswith("Apple"):
         what = "MLX runs on the CPU although this Mac has a GPU"
-        return [Finding("advice", what, "run outside a virtual machine, with the mlx package from PyPI")]
+        return [Finding("advice", what, "run outside a virtual machine, with mlx from PyPI")]
     return []
 
 
@@ -163,7 +163,7 @@ def _kernels(report: Report, host: Machine) -> list[Finding]:
     if environment.reference_kernels():
         do = "unset HEADRACE_KERNELS"
     elif (installed := shadowed()) is not None:
-        do = f"what runs is the clone in this folder: the installed one, {installed}, runs from any other"
+        do = f"run headrace from another folder: the clone in this one hides the installed {installed}"
     elif report.compiler is None:
         do = "install a C++ compiler (g++ or clang++), then reinstall headrace"
     else:
@@ -176,27 +176,25 @@ def _speed(report: Report) -> list[Finding]:
     if report.power.on_battery:
         found.append(Finding("advice", "running on battery: macOS may slow the GPU down", "plug the charger in"))
     if report.power.low_power_mode:
-        do = "turn it off in System Settings, Battery"
-        found.append(Finding("advice", "low power mode is on: decode runs far below its limit", do))
+        do = "turn it off in System Settings > Battery"
+        found.append(Finding("advice", "low power mode is on: decoding is slowed down", do))
     if report.power.throttled or report.power.thermal_pressure == "moderate":
-        what = "hot and throttled" if report.power.throttled else "warm, and the system begins to slow it down"
-        found.append(
-            Finding("advice", f"the machine is {what}: figures taken now are too low", "let it cool down first")
-        )
+        what = "hot and throttled" if report.power.throttled else "warm and may be slowed down"
+        found.append(Finding("advice", f"the machine is {what}: measurements now are too low", "let it cool down"))
     nominal = report.machine.nominal_bandwidth if report.machine else None
     if nominal and report.peak and report.peak.bytes_per_second < nominal / 2:
-        what = f"measured {format_rate(report.peak.bytes_per_second)} is under half of the nominal bandwidth"
-        found.append(Finding("advice", what, "close what else runs, then: headrace doctor --calibrate"))
+        what = f"memory bandwidth: {format_rate(report.peak.bytes_per_second)} measured, under half of nominal"
+        found.append(Finding("advice", what, "close other programs, then run `headrace doctor --calibrate`"))
     return found
 
 
 def _memory(report: Report) -> list[Finding]:
     found = []
     if report.budget and report.budget.usable < _LITTLE_MEMORY:
-        what = f"little memory: weights and KV cache may take {format_bytes(report.budget.usable)} now"
-        found.append(Finding("advice", what, "close other programs, or raise the container's limit"))
+        what = f"little memory: {format_bytes(report.budget.usable)} free for weights and KV cache"
+        found.append(Finding("advice", what, "close other programs, or raise the container's memory limit"))
     if (report.swap_used or 0) > _MUCH_SWAP:
-        what = f"{format_bytes(report.swap_used or 0)} of swap is in use: weights may end up on disk"
+        what = f"{format_bytes(report.swap_used or 0)} of swap in use: weights may be swapped to disk"
         found.append(Finding("advice", what, "close other programs"))
     return found
 
@@ -209,7 +207,7 @@ def _places() -> list[Place]:
 
 
 def _place(name: str, path: Path) -> Place:
-    """Judged by the nearest folder that exists: it is where the missing ones would be made."""
+    """Judge a folder by its nearest existing parent, where it would be created."""
     existing = next((folder for folder in (path, *path.parents) if folder.exists()), Path("/"))
     writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
     try:
@@ -226,7 +224,7 @@ def _default_model() -> DefaultModel:
 
     try:
         model = Store().get(DEFAULT_MODEL)
-    except HeadraceError:  # one of the findings about models
+    except HeadraceError:  # reported by `models_state`
         model = None
     return DefaultModel(DEFAULT_MODEL, model.path if model else None)
 

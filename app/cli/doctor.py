@@ -1,7 +1,6 @@
-"""`headrace doctor`: the machine, its bandwidth, what runs on it, and what is wrong, on one screen or as JSON.
+"""`headrace doctor`: machine, bandwidth, software and problems, on one screen or as JSON.
 
-Exit code 0 when nothing is broken, 1 when something is. Colours and layout only where `app.output.terminal` allows.
-Facts and judgement come from `app.cli.diagnosis`; this module only draws them.
+Exit code 1 if something is broken. `app.cli.diagnosis` gathers the facts; this module prints them.
 """
 
 import os
@@ -20,7 +19,7 @@ from headrace.runtime.machine.hardware_text import core_kinds
 from headrace.runtime.machine.peaks import RECENT_DAYS
 from headrace.runtime.metrics.units import format_bytes, format_rate
 
-# Instruction sets that decide how fast the CPU kernels are, by their Linux flag; the first hit of a group is shown.
+# Instruction sets that matter to the CPU kernels, by Linux flag; the first hit of a group is shown.
 _ISA_GROUPS = (
     (("avx512f", "AVX-512"), ("avx2", "AVX2")),
     (("avx512_vnni", "VNNI"), ("avx_vnni", "VNNI")),
@@ -36,10 +35,10 @@ Rows = list[tuple[str, str]]
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@click.option("--calibrate", is_flag=True, help="Measure the memory bandwidth again (about a second).")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.option("--calibrate", is_flag=True, help="New measurement of the memory bandwidth (about a second).")
 def doctor(as_json: bool, calibrate: bool) -> None:
-    """Show what headrace knows about this machine, and what is wrong."""
+    """Show this machine's hardware, software and folders, and any problems. Exit code 1 if something is broken."""
     report = gather(calibrate, _show_progress)
     found = findings(report)
     if as_json:
@@ -60,7 +59,7 @@ def _show_progress(done: float) -> None:
 
 
 def sections(report: Report) -> list[tuple[str, Rows]]:
-    """The report as titled rows of (label, text), in reading order."""
+    """Return the report as titled rows of (label, text)."""
     return [
         ("Machine", _machine_rows(report)),
         ("Memory bandwidth", _bandwidth_rows(report)),
@@ -72,7 +71,7 @@ def sections(report: Report) -> list[tuple[str, Rows]]:
 
 
 def document(report: Report, found: list[Finding]) -> dict[str, Any]:
-    """The report as JSON types: sizes in bytes, rates in GB/s (1e9), unknown is null."""
+    """Return the report as JSON types: sizes in bytes, rates in GB/s (1e9), unknown is null."""
     host, chip = report.machine, report.machine.chip if report.machine else None
     return {
         "ok": all(finding.severity != "broken" for finding in found),
@@ -128,7 +127,7 @@ def _bandwidth_rows(report: Report) -> Rows:
     if peak := report.peak:
         when = f"{peak.measured_at[:10]} {peak.measured_at[11:16]} UTC"
         rows.append(("measured", f"{format_rate(peak.bytes_per_second)}  ({peak.method}; {when})"))
-        rows.append(("", f"the fastest measurement of the last {RECENT_DAYS} days"))
+        rows.append(("", f"fastest of the last {RECENT_DAYS} days"))
         rows.append(("range", f"median {format_rate(peak.median)}, best {format_rate(peak.best)}"))
     else:
         rows.append(("measured", "never"))
@@ -175,7 +174,7 @@ def _draw(titled: list[tuple[str, Rows]], found: list[Finding]) -> None:
             table.add_row(label, Text(value))
         console.print(Padding(table, (0, 0, 1, 2)))
     if not found:
-        console.print(Text("✓ Nothing is wrong.", style="bold green"))
+        console.print(Text("✓ No problems found.", style="bold green"))
     for finding in found:
         style = "bold red" if finding.severity == "broken" else "bold yellow"
         table = Table.grid(padding=(0, 1))
@@ -190,7 +189,7 @@ def _plain(titled: list[tuple[str, Rows]], found: list[Finding]) -> str:
         lines += [title, *(f"  {label:<{_LABEL}}  {value}".rstrip() for label, value in rows), ""]
     for finding in found:
         lines += [f"{finding.severity}: {finding.what}", f"  -> {finding.do}"]
-    return "\n".join(lines if found else [*lines, "Nothing is wrong."])
+    return "\n".join(lines if found else [*lines, "No problems found."])
 
 
 def _isa(flags: frozenset[str]) -> str:

@@ -1,4 +1,4 @@
-"""One thing that `headrace doctor` finds wrong."""
+"""A problem found by `headrace doctor`."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Finding:
-    """Something wrong and what to do about it. `broken` keeps headrace from working, `advice` costs speed."""
+    """A problem and its remedy. `broken` keeps headrace from working, `advice` costs speed."""
 
     severity: Literal["broken", "advice"]
     what: str

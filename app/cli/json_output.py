@@ -1,4 +1,4 @@
-"""JSON on standard output, the same way for every command: indented by two, ASCII, one document."""
+"""JSON on standard output: indented by two, ASCII, one document."""
 
 import json
 from typing import Any
@@ -7,10 +7,10 @@ import click
 
 
 def json_text(document: Any) -> str:
-    """As every command prints it. ASCII: text from models cannot drive a terminal, and any encoding can write it."""
+    """Return the document's text. ASCII cannot drive a terminal and fits any encoding."""
     return json.dumps(document, indent=2)
 
 
 def print_json(document: Any) -> None:
-    """Write `document` and a newline."""
+    """Print `document` and a newline."""
     click.echo(json_text(document))

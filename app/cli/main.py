@@ -1,7 +1,7 @@
-"""The `headrace` process: usable streams, clean ends on signals, an exit code. What it does is in `app.cli.commands`.
+"""The `headrace` process: streams, signals and the exit code. `app.cli.commands` does the rest.
 
-Ctrl-C ends with 130 and never with a traceback, however early, late or often it comes; SIGTERM and SIGHUP unwind the
-stack as an exit does, so that downloads in other processes are ended and half-built models deleted.
+Ctrl-C exits with 130, never with a traceback. SIGTERM and SIGHUP unwind the stack, so that child processes end and
+half-built models are deleted.
 """
 
 import atexit
@@ -13,16 +13,16 @@ from types import FrameType, TracebackType
 
 _INTERRUPTED = 128 + signal.SIGINT
 _SOON_S = 0.002
-_PATIENCE_S = 2.0  # with threads that do not notice that their work is not wanted any more
+_PATIENCE_S = 2.0  # for threads that do not stop
 
 
 def main() -> None:
-    """Run the command line and leave with its exit code."""
+    """Run the command line and exit with its code."""
     code = _INTERRUPTED
     try:
         sys.excepthook, sys.unraisablehook = _uncaught, _swallowed
         for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) == signal.SIG_DFL:  # nohup has it ignored
+            if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
                 signal.signal(number, _leave)
         try:
             code = _run()
@@ -36,16 +36,16 @@ def main() -> None:
 
 
 def _end_soon(code: int) -> None:
-    """What is left is the interpreter's own end, which waits for threads: not long if a signal asked for it."""
+    """Bound the interpreter's own end, which waits for threads, if a signal asked for it."""
 
     def leave(_number: int, _frame: FrameType | None) -> None:
         os._exit(code)
 
     for number in (signal.SIGINT, signal.SIGALRM):
         signal.signal(number, leave)
-        atexit.register(signal.signal, number, signal.SIG_IGN)  # Python's last act would be to have them kill
+        atexit.register(signal.signal, number, signal.SIG_IGN)  # before Python restores the default, which would kill
     if code > 128:
-        # Again and again: one that comes as the main thread begins to wait for another does not wake it.
+        # Repeats: a signal does not wake a main thread that just begins to join another.
         signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S, _PATIENCE_S)
 
 
@@ -54,27 +54,27 @@ def _run() -> int:
 
     prepare_streams()
     from headrace.app.cli.commands import (
-        run_command_line,  # within reach of the handlers, since importing it takes a while
+        run_command_line,  # inside the signal handlers, since the import takes a while
     )
 
     return run_command_line()
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_IGN)  # a second one would cut the cleaning up short
+    signal.signal(number, signal.SIG_IGN)  # a second signal would interrupt the cleanup
     sys.exit(128 + number)
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """An interrupt between two of `main`'s own instructions."""
+    """Ignore an interrupt between two of `main`'s own instructions."""
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
 
 
 def _swallowed(unraisable: "sys.UnraisableHookArgs") -> None:
-    """A signal that came while a finalizer ran, which nothing can leave by raising: raise it again, outside.
+    """Raise an exit or interrupt again if it came during a finalizer, which cannot propagate it.
 
-    Of a temporary folder that a failing disk does not let go nobody hears: the command says what failed of its own.
+    OSErrors of finalizers (a temporary folder on a failing disk) are shown with HEADRACE_DEBUG only.
     """
     error = unraisable.exc_value
     if isinstance(error, OSError):

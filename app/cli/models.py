@@ -1,7 +1,6 @@
-"""`headrace models`: list, pull, show, rm and path. Facts come from `app.model_info.report`.
+"""`headrace models`: list, pull, show, path, rm and verify. Facts come from `app.model_info.report`.
 
-Everything has --json except what prints one path or asks a question. Names, licences and origins come from
-downloaded files: they are printed without control characters.
+Names, licences and origins come from downloaded files, so they are printed without control characters.
 """
 
 import sys
@@ -29,16 +28,16 @@ from headrace.runtime.metrics.units import format_bytes
 
 _LABEL = 14
 _SEQUENCES = {
-    "batched": "several at once share a pass (`batch`, `run --samples`)",
-    "steps": "several at once share a pass to decode, and take turns with their prompts",
-    "turns": "several at once take turns, a pass each",
+    "batched": "several share each pass (`batch`, `run --samples`)",
+    "steps": "several share decode passes; prompts take turns",
+    "turns": "several take turns, one pass each",
 }
-_SPECULATES = {
-    True: "can guess tokens ahead",
-    False: "off: what was guessed wrong cannot be taken back",
-    None: "not known: nothing here runs the model",
+_SPECULATION = {
+    True: "supported",
+    False: "off: the cache cannot drop rejected draft tokens",
+    None: "unknown: the model's architecture is not supported",
 }
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 
 
 @click.group()
@@ -52,7 +51,7 @@ models.add_command(verify)
 @models.command("list")
 @_json_option
 def list_models(as_json: bool) -> None:
-    """Show what is installed and what the catalog offers, with the memory each needs."""
+    """List installed models and the catalog, with the memory each needs."""
     rows = overview(Store(), usable_memory())
     if as_json:
         print_json(rows)
@@ -61,9 +60,9 @@ def list_models(as_json: bool) -> None:
     for row in rows:
         if problem := row.get("problem"):
             click.echo(_clean(f"{row['name']}: {problem}"))
-    click.echo(f"\nMEMORY: weights and KV cache for {_tokens(MEMORY_CONTEXT)} tokens, and the program itself.")
+    click.echo(f"\nMEMORY: weights, KV cache of {_tokens(MEMORY_CONTEXT)} tokens, and the program itself.")
     if any(row["context_fits"] for row in rows):
-        click.echo("FITS: tokens of context in the memory that is free now, by how K/V are stored (--kv).")
+        click.echo("FITS: tokens of context in the memory free now, by K/V format (--kv).")
 
 
 def _columns(rows: list[Document]) -> list[Column]:
@@ -83,7 +82,7 @@ def _columns(rows: list[Document]) -> list[Column]:
 
 
 def _formats(rows: list[Document]) -> list[str]:
-    """The names of those that any row has, in their order."""
+    """Return the K/V formats of the row with most of them."""
     return max((list(row["context_fits"] or ()) for row in rows), key=len, default=[])
 
 
@@ -93,15 +92,17 @@ def _size(row: Document) -> str:
 
 @models.command()
 @click.argument("name", required=False, shell_complete=model_names)
-@click.option("--quantize", type=int, metavar="BITS", help="Keep a copy of a plain checkpoint in 2 3 4 5 6 or 8 bits.")
-@click.option("--group-size", type=int, help="Weights per scale, for --quantize: 32, 64 (the default) or 128.")
-@click.option("--as", "kept_as", metavar="NEW_NAME", help="Name of that copy. Default: NAME and the width.")
-@click.option("-q", "--quiet", is_flag=True, help="Nothing but errors.")
+@click.option(
+    "--quantize", type=int, metavar="BITS", help="Quantized copy of a plain checkpoint: 2, 3, 4, 5, 6 or 8 bits."
+)
+@click.option("--group-size", type=int, help="Weights per scale for --quantize: 32, 64 or 128 [64].")
+@click.option("--as", "kept_as", metavar="NEW_NAME", help="Name of the quantized copy [NAME and the bits].")
+@click.option("-q", "--quiet", is_flag=True, help="Errors only.")
 @_json_option
 def pull(
     name: str | None, quantize: int | None, group_size: int | None, kept_as: str | None, quiet: bool, as_json: bool
 ) -> None:
-    """Fetch NAME (default: the default model), or bring it up to date."""
+    """Fetch or update the model NAME (default: the default model)."""
     if kept_as is not None and quantize is None:
         raise UsageError("--as names the copy that --quantize makes")
     if group_size is not None and quantize is None:
@@ -120,7 +121,7 @@ def pull(
 @click.argument("name", required=False, shell_complete=model_names)
 @_json_option
 def show(name: str | None, as_json: bool) -> None:
-    """Show what NAME is made of and what a step of it costs, without loading it."""
+    """Show the format, size and cost per step of NAME, without loading it."""
     document = _document(name)
     if as_json:
         print_json(document)
@@ -140,7 +141,7 @@ def path(name: str | None) -> None:
 @click.argument("name", shell_complete=installed_names)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def rm(name: str, yes: bool) -> None:
-    """Remove NAME from this machine, its files in the hub's cache included. Exit code 1 if the answer is no."""
+    """Remove NAME and its files in the hub's cache. Exit code 1 if declined."""
     store = Store()
     entry = stored_name(name)
     if entry is None or not store.has(entry):
@@ -166,7 +167,8 @@ def rm(name: str, yes: bool) -> None:
 def _keep_quantized(
     model: ResolvedModel, bits: int, group_size: int, kept_as: str | None, progress: Progress
 ) -> ResolvedModel:
-    from headrace.models.checkpoint.quantization import Quantization  # imports mlx, as the other subcommands need not
+    # imports mlx, which the other subcommands do not need
+    from headrace.models.checkpoint.quantization import Quantization
     from headrace.models.loading.keep_quantized import keep_quantized
 
     kept = keep_quantized(model, Quantization(bits, group_size), name=kept_as, progress=progress)
@@ -174,7 +176,7 @@ def _keep_quantized(
 
 
 def _hub_commit(store: Store, entry: str) -> tuple[str, str]:
-    """Repository and commit of a model that came from the hub, else two empty strings."""
+    """Return repository and commit of a hub model, else two empty strings."""
     try:
         model = store.get(entry)
     except CheckpointError:  # a broken entry can still be removed
@@ -184,7 +186,7 @@ def _hub_commit(store: Store, entry: str) -> tuple[str, str]:
 
 
 def _document(name: str | None) -> Document:
-    """Of an installed model or local file what its headers say, of any other catalog entry what the catalog says."""
+    """Return the headers' facts of an installed or local model, the catalog's of any other."""
     source = parse_source(name) if name is not None else None
     if isinstance(source, CatalogName) and Store().get(source.name) is None:
         from headrace.models.registry.catalog import find
@@ -194,7 +196,7 @@ def _document(name: str | None) -> Document:
 
 
 def _local(name: str | None) -> ResolvedModel:
-    """The model without any download; a .gguf file that is new to the store is converted."""
+    """Return the model without a download; a new .gguf file is converted."""
     with drawn_progress() as progress:
         return resolve(name, progress=progress, fetch=False)
 
@@ -211,7 +213,7 @@ def _rows(document: Document) -> list[tuple[str, str]]:
             ("Directory", document["path"]),
             ("Architecture", f"{document['architecture']}, run by {decoder}"),
             ("Sequences", _SEQUENCES[document["sequences"]]),
-            ("Speculation", _SPECULATES[document["speculates"]]),
+            ("Speculation", _SPECULATION[document["speculates"]]),
             ("On disk", format_bytes(document["disk_bytes"])),
         ]
     rows.append(("Context", f"{_tokens(document['context'])} tokens"))

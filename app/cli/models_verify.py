@@ -1,4 +1,4 @@
-"""`headrace models verify`: read installed models again and compare them with their checksums. Exit 1 on damage."""
+"""`headrace models verify`: installed files against their checksums. Exit code 1 on damage."""
 
 from typing import Any
 
@@ -15,14 +15,14 @@ from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError, HeadraceError, ModelNotFoundError
 from headrace.runtime.metrics.units import format_bytes
 
-_UNRECORDED = "not checked: it was installed before checksums were kept (`headrace models rm` and `pull` renew it)"
+_UNRECORDED = "not checked: installed without checksums (`headrace models rm` and `pull` add them)"
 
 
 @click.command()
 @click.argument("name", required=False, shell_complete=installed_names)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def verify(name: str | None, as_json: bool) -> None:
-    """Compare the files of NAME (default: of every installed model) with the checksums of their installation."""
+    """Compare NAME's files with their checksums (default: all installed models). Exit code 1 on damage."""
     store = Store()
     names = [_installed(store, name)] if name is not None else list(store.names())
     found = []
@@ -37,26 +37,26 @@ def verify(name: str | None, as_json: bool) -> None:
         click.echo("no model is installed", err=True)
     damaged = [row["name"] for row in found if row["state"] == "damaged"]
     if damaged:
-        hint = f"`headrace models rm {damaged[0]}` removes it; fetching it then installs it anew"
+        hint = f"`headrace models rm {damaged[0]}` and `headrace models pull` install it again"
         raise CheckpointError(f"damaged: {', '.join(damaged)}", hint)
 
 
 def _installed(store: Store, name: str) -> str:
     entry = stored_name(name)
     if entry is None or not store.has(entry):
-        raise ModelNotFoundError(f"{name} is not installed", "`headrace models list` shows what is")
+        raise ModelNotFoundError(f"{name} is not installed", "`headrace models list` shows installed models")
     return entry
 
 
 def _checked(store: Store, name: str, progress: Progress) -> dict[str, Any]:
-    """{name, path, state: whole, damaged or unrecorded, files, bytes, problems}."""
+    """Return {name, path, state: whole, damaged or unrecorded, files, bytes, problems}."""
     row: dict[str, Any] = {"name": name, "path": None, "state": "damaged", "files": 0, "bytes": 0, "problems": []}
     try:
         model = store.get(name)
     except HeadraceError as error:
         return {**row, "problems": [str(error)]}
     if model is None:
-        return {**row, "problems": ["its files are gone"]}
+        return {**row, "problems": ["its files are missing"]}
     row["path"] = str(model.path)
     files = recorded_files(model.origin)
     if files is None:

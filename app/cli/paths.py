@@ -1,4 +1,4 @@
-"""`headrace paths`: where settings, sessions, models, caches and logs are."""
+"""`headrace paths`: locations of settings, sessions, models, caches and logs."""
 
 import click
 
@@ -12,13 +12,13 @@ from headrace.runtime.config.paths import cache_dir, kept_chats_dir
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@click.option("--write-settings", is_flag=True, help="Create the settings file, every setting documented.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.option("--write-settings", is_flag=True, help="New settings file with every setting documented.")
 def paths(as_json: bool, write_settings: bool) -> None:
-    """Show where headrace keeps its files. HEADRACE_HOME=DIR moves all of them under one folder."""
+    """Show the locations of headrace's files. HEADRACE_HOME=DIR moves all of them to one folder."""
     if write_settings:
         written = write_default()
-        click.echo(f"{settings_path()} {'is written' if written else 'exists already'}", err=True)
+        click.echo(f"{settings_path()} {'written' if written else 'exists already'}", err=True)
     places = {
         "settings": settings_path(),
         "presets": presets_path(),
@@ -32,4 +32,4 @@ def paths(as_json: bool, write_settings: bool) -> None:
         print_json({name.replace(" ", "_"): str(path) for name, path in places.items()})
         return
     for name, path in places.items():
-        click.echo(f"{name:<12}{path}{'' if path.exists() else '  (not there yet)'}")
+        click.echo(f"{name:<12}{path}{'' if path.exists() else '  (not created yet)'}")

@@ -1,10 +1,8 @@
-"""`headrace predict`: how fast a model would decode, and whether it fits, from its shape alone.
-
-`headrace fit`: the same question turned round, for every model of the catalog on one machine.
-"""
+"""`headrace predict` and `headrace fit`: speed and memory of a model on a machine, from its shape alone."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,88 +16,98 @@ if TYPE_CHECKING:
     from headrace.models.cost.step_shape import StepShape
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictOptions:
+    """The options of `headrace predict`, named as click names them."""
+
+    model: str | None
+    chips: tuple[str, ...]
+    list_chips: bool
+    memory: int | None
+    contexts: str
+    kv: str | None
+    users: str | None
+    acceptance: float | None
+    explain: bool
+    prefill: int
+    as_json: bool
+
+
 @click.command()
-@click.option("-m", "--model", metavar="MODEL", help="As for run; nothing but a config is ever fetched.")
-@click.option("--chip", "chips", multiple=True, metavar="CHIP", help='Such as "M4 Max", m4max, 4090. Repeatable.')
-@click.option("--list-chips", is_flag=True, help="List the chips that are known.")
+@click.option("-m", "--model", metavar="MODEL", help="Model, as for run; only its configuration is ever fetched.")
 @click.option(
-    "--memory", type=click.IntRange(1, 4096), metavar="GB", help="Memory of the chips. Default: the most sold."
+    "--chip", "chips", multiple=True, metavar="CHIP", help='"M4 Max", m4max, 4090 ...; repeatable [this one].'
 )
+@click.option("--list-chips", is_flag=True, help="List of known chips.")
+@click.option("--memory", type=click.IntRange(1, 4096), metavar="GB", help="Memory of the chips [the largest sold].")
 @click.option(
     "--context",
     "contexts",
     default=str(DEFAULT_CONTEXT),
-    show_default=True,
     metavar="N,...",
-    help="Tokens in the cache.",
+    help=f"Tokens in the cache [{DEFAULT_CONTEXT}].",
 )
 @kv_option
-@click.option("--users", metavar="N,...", help="So many at a time, each with --context tokens of their own.")
+@click.option("--users", metavar="N,...", help="Numbers of users at a time, each with --context tokens.")
 @click.option(
-    "--acceptance",
-    type=float,
-    metavar="P",
-    help="What speculation gives, if a guess is right with chance P, 0 to 1.",
+    "--acceptance", type=float, metavar="P", help="Gain of speculation if draft tokens are accepted at rate P, 0 to 1."
 )
-@click.option("--explain", is_flag=True, help="List every matrix and cache read of a step, and of a prefill.")
-@click.option("--prefill", "prefill", type=click.IntRange(1), default=512, show_default=True, help="For --explain.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def predict(
-    model: str | None,
-    chips: tuple[str, ...],
-    list_chips: bool,
-    memory: int | None,
-    contexts: str,
-    kv: str | None,
-    users: str | None,
-    acceptance: float | None,
-    explain: bool,
-    prefill: int,
-    as_json: bool,
-) -> None:
-    """Say how fast MODEL would decode on this machine or other chips, what limits it, and what would help."""
-    if list_chips:
-        _list_chips(as_json)
+@click.option("--explain", is_flag=True, help="List of every matrix and cache read of a step and a prefill.")
+@click.option("--prefill", "prefill", type=click.IntRange(1), default=512, help="Prefill length for --explain [512].")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def predict(**options: Any) -> None:
+    """Predict decode speed, its limit and possible gains, on this machine or other chips."""
+    given = PredictOptions(**options)
+    if given.list_chips:
+        _list_chips(given.as_json)
         return
+    document = _document(given)
+    if given.as_json:
+        print_json(document)
+        return
+    from headrace.app.predict import view
+
+    if given.acceptance is not None:
+        view.show_acceptance(document)
+    elif given.users:
+        view.show_users(document)
+    elif given.explain:
+        view.show_explanation(document)
+    else:
+        view.show_prediction(document)
+
+
+def _document(given: PredictOptions) -> dict[str, Any]:
+    """Return the document for the options. Raises UsageError, and what finding the model raises."""
     from headrace.app.bench.measure.plan import parse_counts
     from headrace.app.config.settings import chosen_model, load_settings
     from headrace.app.predict.document import acceptance_prediction, explanation, prediction, users_prediction
     from headrace.app.predict.targets import targets_for
     from headrace.models.registry.find_shape import find_shape
 
-    counts = parse_counts(contexts, "--context")
-    together = None if users is None else _users(users, counts, explain=explain)
-    if acceptance is not None:
-        _check_acceptance(acceptance, counts, other=explain or users is not None)
+    counts = parse_counts(given.contexts, "--context")
+    users = None if given.users is None else _users(given.users, counts, explain=given.explain)
+    if given.acceptance is not None:
+        _check_acceptance(given.acceptance, counts, other=given.explain or users is not None)
     settings = load_settings()
-    name, shape = find_shape(chosen_model(model, settings))
+    name, shape = find_shape(chosen_model(given.model, settings))
     asked = [min(context, shape.context_length - 1) for context in counts]
-    others, compute = together is None, together is not None or acceptance is not None
-    targets = [] if explain else targets_for(chips, memory, others=others, compute=compute)
-    shape = _stored(shape, kv or settings.chat.kv, targets, max(asked), max(together or [1]))
-    if together is not None:
-        document = users_prediction(name, shape, targets, together, asked[0])
-    elif acceptance is not None:
-        document = acceptance_prediction(name, shape, targets, asked[0], acceptance)
-    elif explain:
-        document = explanation(name, shape, past=asked[-1], prefill=prefill)
-    else:
-        document = prediction(name, shape, targets, list(dict.fromkeys(asked)))
-    if as_json:
-        print_json(document)
-        return
-    from headrace.app.predict import view
-
-    if acceptance is not None:
-        view.show_acceptance(document)
-    else:
-        (view.show_users if users else view.show_explanation if explain else view.show_prediction)(document)
+    compute = users is not None or given.acceptance is not None
+    targets = [] if given.explain else targets_for(given.chips, given.memory, others=users is None, compute=compute)
+    shape = _stored(shape, given.kv or settings.chat.kv, targets, max(asked), max(users or [1]))
+    if users is not None:
+        return users_prediction(name, shape, targets, users, asked[0])
+    if given.acceptance is not None:
+        return acceptance_prediction(name, shape, targets, asked[0], given.acceptance)
+    if given.explain:
+        return explanation(name, shape, past=asked[-1], prefill=given.prefill)
+    return prediction(name, shape, targets, list(dict.fromkeys(asked)))
 
 
 def _stored(shape: "StepShape", kv: str, targets: "Sequence[Target]", context: int, sequences: int) -> "StepShape":
-    """With K/V as asked; `auto`: as so many sequences with `context` tokens fit on the first target.
+    """Return the shape with K/V in format `kv`; `auto`: one in which the sequences fit on the first target.
 
-    Raises UsageError for a format that is none, or that nothing stores this model's K/V as.
+    Raises UsageError for a format that the model cannot have.
     """
     from headrace.app.predict.prediction import fitting_kv
     from headrace.runtime.ops.kv_format import FLOAT16, kv_format
@@ -108,8 +116,8 @@ def _stored(shape: "StepShape", kv: str, targets: "Sequence[Target]", context: i
         known = kv_format(kv)
         if (stored := next((kind for kind in shape.kv_formats if kind.name == kv), None)) is None:
             raise UsageError(
-                f"this model's K/V cannot be {known.name}",
-                f"what they can be: {', '.join(kind.name for kind in shape.kv_formats)}",
+                f"--kv {known.name}: not possible for this model",
+                f"use one of {', '.join(kind.name for kind in shape.kv_formats)}",
             )
         return shape.with_kv(stored)
     return shape.with_kv(fitting_kv(shape, targets[0], context, sequences) if targets else FLOAT16)
@@ -117,13 +125,13 @@ def _stored(shape: "StepShape", kv: str, targets: "Sequence[Target]", context: i
 
 def _check_acceptance(acceptance: float, contexts: Sequence[int], *, other: bool) -> None:
     if not 0 <= acceptance <= 1:
-        raise UsageError("--acceptance is a chance, from 0 to 1")
+        raise UsageError("--acceptance must be a rate from 0 to 1")
     if len(contexts) > 1 or other:
         raise UsageError("--acceptance goes with one --context, and not with --users or --explain")
 
 
 def _users(users: str, contexts: Sequence[int], *, explain: bool) -> list[int]:
-    """How many at a time, each number once. Raises UsageError."""
+    """Return the distinct numbers of users. Raises UsageError."""
     from headrace.app.bench.measure.plan import parse_counts
 
     counts = list(dict.fromkeys(parse_counts(users, "--users")))
@@ -135,14 +143,14 @@ def _users(users: str, contexts: Sequence[int], *, explain: bool) -> list[int]:
 
 
 @click.command()
-@click.option("--chip", metavar="CHIP", help="Another machine than this one.")
-@click.option("--memory", type=click.IntRange(1, 4096), metavar="GB", help="Its memory.")
+@click.option("--chip", metavar="CHIP", help="Chip to fit [this machine].")
+@click.option("--memory", type=click.IntRange(1, 4096), metavar="GB", help="Memory of the chip [the largest sold].")
 @click.option(
-    "--context", type=click.IntRange(0), default=DEFAULT_CONTEXT, show_default=True, help="Tokens in the cache."
+    "--context", type=click.IntRange(0), default=DEFAULT_CONTEXT, help=f"Tokens in the cache [{DEFAULT_CONTEXT}]."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def fit(chip: str | None, memory: int | None, context: int, as_json: bool) -> None:
-    """Say which models of the catalog fit this machine, and how fast each would be."""
+    """List the catalog models that fit this machine, with the predicted speed of each."""
     from headrace.app.predict.document import catalog_fit
     from headrace.app.predict.targets import targets_for
 

@@ -1,4 +1,4 @@
-"""Lines for people: whatever name, title or path of somebody else's is in them, they do nothing to a terminal."""
+"""Sanitised lines on standard output and error."""
 
 import click
 

@@ -1,7 +1,6 @@
-"""`headrace sessions`: list, show, rename, rm, search, export, doctor. The store knows sessions; this asks and draws.
+"""`headrace sessions`: list, show, rename, rm, search, export, doctor.
 
-SESSION is an id, the beginning of one, or `last`. Texts come from models: they are printed without anything a
-terminal would act on.
+SESSION is an id, its beginning, or `last`. Stored texts are sanitised before they are printed.
 """
 
 import sys
@@ -26,7 +25,7 @@ from headrace.app.sessions.search import search as search_sessions
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import SessionError, UsageError
 
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 
 
 @click.group()
@@ -35,10 +34,10 @@ def sessions() -> None:
 
 
 @sessions.command("list")
-@click.option("-n", "--limit", type=click.IntRange(1), help="At most this many.")
+@click.option("-n", "--limit", type=click.IntRange(1), help="Maximum number of conversations [all].")
 @_json_option
 def list_sessions(limit: int | None, as_json: bool) -> None:
-    """List conversations, the one used last first."""
+    """List conversations, most recently used first."""
     with _store() as store:
         entries = store.sessions(limit)
     if as_json:
@@ -61,18 +60,20 @@ def list_sessions(limit: int | None, as_json: bool) -> None:
 @click.argument("session")
 @_json_option
 def show(session: str, as_json: bool) -> None:
-    """Print the conversation SESSION."""
+    """Print the conversation SESSION as Markdown."""
     _export(session, "json" if as_json else "markdown", None)
 
 
 @sessions.command()
 @click.argument("session")
-@click.option("--format", "form", type=click.Choice(["markdown", "json"]), default="markdown", show_default=True)
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="A new file. Default: stdout.")
-@click.option("--force", is_flag=True, help="Overwrite the file.")
-@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option(
+    *("--format", "form"), type=click.Choice(["markdown", "json"]), default="markdown", help="File format [markdown]."
+)
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="New file [stdout].")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+@click.option("--json", "as_json", is_flag=True, help="Same as --format json.")
 def export(session: str, form: str, output: Path | None, force: bool, as_json: bool) -> None:
-    """Write SESSION as Markdown (the branch shown) or JSON (all branches)."""
+    """Write SESSION as Markdown (the current branch) or JSON (all branches)."""
     if output is not None and output.exists() and not force:
         raise UsageError(f"{output} exists already", "--force overwrites it")
     _export(session, "json" if as_json else form, output)
@@ -83,26 +84,28 @@ def export(session: str, form: str, output: Path | None, force: bool, as_json: b
 @click.argument("title")
 @_json_option
 def rename(session: str, title: str, as_json: bool) -> None:
-    """Give SESSION a TITLE."""
+    """Set SESSION's title to TITLE."""
     with _store() as store:
         renamed = store.rename(store.find(session).id, title)
     if as_json:
         print_json(asdict(renamed))
     else:
-        click.echo(f"{renamed.id} is now called {_one_line(renamed.title)}")
+        click.echo(f"{renamed.id} renamed to {_one_line(renamed.title)}")
 
 
 @sessions.command()
 @click.argument("session")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Delete without asking.")
 @_json_option
 def rm(session: str, yes: bool, as_json: bool) -> None:
-    """Delete SESSION with all its branches. Exit code 1 if the answer is no."""
+    """Delete SESSION with all branches. Exit code 1 if declined."""
     with _store() as store:
         found = store.find(session)
         if not yes:
             if not sys.stdin.isatty():
-                raise UsageError(f"nobody is there to confirm deleting {found.id}", "--yes deletes without asking")
+                raise UsageError(
+                    f"cannot ask before deleting {found.id}: stdin is no terminal", "--yes deletes without asking"
+                )
             confirm(f"Delete {found.id} ({_one_line(found.title)})?")
         store.delete(found.id)
     forget_kept_chats()
@@ -114,10 +117,10 @@ def rm(session: str, yes: bool, as_json: bool) -> None:
 
 @sessions.command()
 @click.argument("words", nargs=-1, required=True)
-@click.option("-n", "--limit", type=click.IntRange(1), default=50, show_default=True, help="At most this many.")
+@click.option("-n", "--limit", type=click.IntRange(1), default=50, help="Maximum number of messages [50].")
 @_json_option
 def search(words: tuple[str, ...], limit: int, as_json: bool) -> None:
-    """Find messages that hold all WORDS, on all branches. Exit code 1 when there is none."""
+    """Find messages that contain all WORDS, on all branches. Exit code 1 if none does."""
     with _store() as store:
         hits = search_sessions(store, " ".join(words), limit)
     if as_json:
@@ -130,15 +133,17 @@ def search(words: tuple[str, ...], limit: int, as_json: bool) -> None:
 
 
 @sessions.command()
-@click.option("--export", "output", type=click.Path(dir_okay=False, path_type=Path), help="A new file for all of it.")
+@click.option(
+    "--export", "output", type=click.Path(dir_okay=False, path_type=Path), help="New file for everything readable."
+)
 @_json_option
 def doctor(output: Path | None, as_json: bool) -> None:
-    """Say what of the stored conversations is damaged, and export, as JSON, what can be read. Changes nothing.
+    """List damaged conversations, and export readable ones as JSON. Changes nothing.
 
-    Exit code 1 when something is damaged.
+    Exit code 1 if something is damaged.
     """
     if output is not None and output.exists():
-        raise UsageError(f"{output} exists already", "another name writes another file")
+        raise UsageError(f"{output} exists already", "choose another name")
     with _store() as store:
         found = examine(store)
     if output is not None:
@@ -166,13 +171,13 @@ def doctor(output: Path | None, as_json: bool) -> None:
         for one, message in damages:
             where = f"session {_one_line(one.session.id)}, message {message.id}"
             click.echo(f"{where}: {', '.join(message.damaged)} damaged")
-        where = f", all that can be read of them in {output}" if output is not None else ""
+        where = f"; everything readable is in {output}" if output is not None else ""
         count = len(found.sessions)
         said = f"{count} conversation{'' if count == 1 else 's'} with {messages} message{'' if messages == 1 else 's'}"
         click.echo(f"{said}{where}")
     if found.is_damaged:
-        hint = None if output is not None else "`headrace sessions doctor --export FILE` saves what can be read"
-        raise SessionError("some of the stored conversations are damaged", hint)
+        hint = None if output is not None else "`headrace sessions doctor --export FILE` saves everything readable"
+        raise SessionError("some stored conversations are damaged", hint)
 
 
 def _export(name: str, form: str, output: Path | None) -> None:

@@ -1,8 +1,8 @@
-"""Standard input, output and error as the program may rely on them, whatever the caller left of them.
+"""Standard streams that are always open, with distinct errors for standard output.
 
-A descriptor 0, 1 or 2 that was closed is opened on the null device, or the next file opened (a model's weights) would
-get its number. Standard output tells its own failures from everybody else's: a reader that left raises
-`ReaderGoneError`, a full disk `OutputError`. What its encoding cannot write is escaped, as on standard error.
+A closed descriptor 0, 1 or 2 is opened on the null device; otherwise the next opened file would get its number.
+Writing to standard output raises `ReaderGoneError` if the reader closed it, else `OutputError`. Characters its
+encoding lacks are escaped.
 """
 
 import codecs
@@ -13,15 +13,15 @@ import sys
 from headrace.runtime.errors import HeadraceError
 
 _ESCAPED = "headrace-escaped"
-_STRICT = ("strict", "surrogateescape")  # what Python chooses by itself; anything else was asked for
+_STRICT = ("strict", "surrogateescape")  # Python's own choices; others were set by the user
 
 
 class ReaderGoneError(Exception):
-    """Whoever read standard output closed it. Not an OSError: click would exit with 1 on those by itself."""
+    """The reader closed standard output. Not an OSError, for which click would exit with 1."""
 
 
 class OutputError(HeadraceError):
-    """Standard output could not be written."""
+    """Standard output cannot be written."""
 
 
 class _Output(io.FileIO):
@@ -35,7 +35,7 @@ class _Output(io.FileIO):
 
 
 def prepare_streams() -> None:
-    """Make all three streams usable. Call it before anything opens a file."""
+    """Make all three streams usable, before any file is opened."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -56,7 +56,7 @@ def prepare_streams() -> None:
 
 
 def _escape(error: UnicodeError) -> tuple[str | bytes, int]:
-    """A byte of a file's name that is no text goes out as it came in; what cannot be encoded as \\xNN, \\uNNNN."""
+    """Pass undecodable bytes of a file name through; write other characters as \\xNN or \\uNNNN."""
     try:
         return codecs.lookup_error("surrogateescape")(error)
     except UnicodeError:
@@ -64,5 +64,5 @@ def _escape(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 def silence_stdout() -> None:
-    """Standard output cannot be written any more: keep the interpreter's last flush from complaining."""
+    """Redirect standard output to the null device, so that the interpreter's last flush does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,6 +1,6 @@
-"""What `headrace doctor` looks at of the user's own files: settings, conversations, installed models.
+"""State of the user's files for `headrace doctor`: settings, conversations, installed models.
 
-Each question gives one line for the report and what is wrong, if anything; none raises, writes or takes long.
+Each function returns one line and any problems; none raises, writes or takes long.
 """
 
 import sqlite3
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class State:
-    """A line about some files, and what is wrong with them."""
+    """A line about some files, and problems with them."""
 
     text: str
     findings: list[Finding] = field(default_factory=list)
 
 
 def settings_state() -> State:
-    """Whether the settings file is understood, and how much it sets."""
+    """Check the settings file and count its changes from the defaults."""
     from headrace.app.config.settings import Settings, load_settings, settings_path
 
     path = settings_path()
     try:
         settings = load_settings(path)
     except HeadraceError as error:
-        return State("not understood", [Finding("broken", str(error), error.hint or f"correct or delete {path}")])
+        return State("invalid", [Finding("broken", str(error), error.hint or f"correct or delete {path}")])
     if not path.exists():
-        return State("none: the defaults apply")
+        return State("no file: defaults apply")
     usual = Settings()
     changed = sum(
         getattr(getattr(settings, section.name), one.name) != getattr(getattr(usual, section.name), one.name)
@@ -43,7 +43,7 @@ def settings_state() -> State:
 
 
 def sessions_state() -> State:
-    """Whether the conversations can be read and their file is whole."""
+    """Check that the conversations are readable and their file is intact."""
     from headrace.app.sessions.database import Database
     from headrace.app.sessions.store import database_path
 
@@ -53,22 +53,22 @@ def sessions_state() -> State:
     try:
         database = Database(path)
         try:
-            said = [str(row[0]) for row in database.rows("PRAGMA quick_check")]
+            report = [str(row[0]) for row in database.rows("PRAGMA quick_check")]
             (count,) = database.rows("SELECT count(*) FROM sessions")[0]
         finally:
             database.close()
     except (HeadraceError, sqlite3.Error) as error:
-        hint = getattr(error, "hint", None) or f"move {path} away to begin anew"
-        return State("cannot be read", [Finding("broken", str(error), hint)])
-    if said != ["ok"]:
-        what = f"the conversations in {path} are damaged: {said[0]}"
-        hint = "`headrace sessions doctor --export FILE` saves what can be read"
+        hint = getattr(error, "hint", None) or f"move {path} away to start with an empty one"
+        return State("unreadable", [Finding("broken", str(error), hint)])
+    if report != ["ok"]:
+        what = f"the conversations in {path} are damaged: {report[0]}"
+        hint = "`headrace sessions doctor --export FILE` saves everything readable"
         return State("damaged", [Finding("broken", what, hint)])
-    return State(f"{count} kept")
+    return State(f"{count} stored")
 
 
 def models_state() -> State:
-    """Whether every installed model is there: headers, and the sizes its files were installed with."""
+    """Check every installed model's headers and file sizes."""
     from headrace.models.registry.store import Store
 
     store, found, unrecorded = Store(), [], 0
@@ -80,11 +80,11 @@ def models_state() -> State:
     if not store.names():
         return State("none yet")
     doubt = f", {unrecorded} without checksums" if unrecorded else ""
-    return State(f"{len(store.names())} installed{doubt}; `headrace models verify` reads them whole", found)
+    return State(f"{len(store.names())} installed{doubt}; `headrace models verify` checks their contents", found)
 
 
 def _check_model(store: "Store", name: str) -> bool:
-    """Whether there are checksums of it. An error says what is wrong with it, and what to do."""
+    """Return whether the model has checksums. Raises CheckpointError with the problem and a hint."""
     from headrace.models.checkpoint.validation import check_sound, damaged
     from headrace.models.registry.checksums import recorded_files, size_problems
 

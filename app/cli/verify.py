@@ -1,4 +1,4 @@
-"""`headrace verify`: does an answer depend on who is beside it? Exit code 1 if it does, 130 after Ctrl-C."""
+"""`headrace verify`: answers alone against answers in batches. Exit code 1 if they differ, 130 after Ctrl-C."""
 
 import sys
 
@@ -10,17 +10,22 @@ from headrace.app.config.kv_option import kv_option
 
 
 @click.command()
-@click.option("-m", "--model", metavar="MODEL", shell_complete=model_names, help="As for run.")
-@click.option("--tokens", type=click.IntRange(2, 1 << 20), default=24, metavar="N", help="Of every answer [24].")
-@click.option("--sequences", type=click.IntRange(1, 256), default=16, metavar="N", help="Side by side [16].")
-@click.option("--seed", type=click.IntRange(0), default=0, metavar="N", help="Of the prompts and who joins when [0].")
+@click.option(
+    "-m", "--model", metavar="MODEL", shell_complete=model_names, help="Model, as for run [HEADRACE_MODEL or settings]."
+)
+@click.option("--tokens", type=click.IntRange(2, 1 << 20), default=24, metavar="N", help="Tokens per answer [24].")
+@click.option("--sequences", type=click.IntRange(1, 256), default=16, metavar="N", help="Sequences in a batch [16].")
+@click.option("--seed", type=click.IntRange(0), default=0, metavar="N", help="Seed of prompts and joining times [0].")
 @kv_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.option("--force", is_flag=True, help="Load even if memory looks too small.")
 def verify(
     model: str | None, tokens: int, sequences: int, seed: int, kv: str | None, as_json: bool, force: bool
 ) -> int:
-    """Check that what a sequence says does not depend on others, on chunks of its prompt, or on threads."""
+    """Check that an answer is the same alone and in a batch, for any prompt chunks or threads.
+
+    Exit code 1 if an answer differs.
+    """
     from headrace.app.cli.load_for_answers import load_noted, resolved_model
     from headrace.app.config.settings import chosen_model, load_settings
     from headrace.app.output.terminal import table_width
